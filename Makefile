@@ -1,0 +1,37 @@
+# Everything runs in .venv, made anew when pyproject.toml or constraints.txt change.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/installed-$(shell cat pyproject.toml constraints.txt | sha256sum | cut -c1-16)
+export HF_HUB_OFFLINE = 1
+export TOKENIZERS_PARALLELISM = false
+
+.PHONY: demo test lint types mutants torture clean
+
+demo: $(STAMP)
+	$(BIN)/rekindle demo $(DEMO_FLAGS)
+
+test: $(STAMP)
+	$(BIN)/python -m pytest $(TESTS)
+
+lint: $(STAMP)
+	$(BIN)/ruff check src tests tools
+	$(BIN)/ruff format --check src tests tools
+
+types: $(STAMP)
+	$(BIN)/mypy
+
+mutants: $(STAMP)
+	$(BIN)/python tools/mutants.py
+
+torture: $(STAMP)
+	$(BIN)/python tools/torture.py
+
+clean:
+	rm -rf $(VENV) dist build .pytest_cache .mypy_cache .ruff_cache .hypothesis
+
+$(STAMP):
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[serve,dev]'
+	rm -f $(VENV)/installed-*
+	touch $@

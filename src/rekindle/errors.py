@@ -1,0 +1,65 @@
+"""Every error Rekindle raises on purpose, split by whose fault it is.
+
+    RekindleError
+    ├── BadRequest            the caller's: 400, names the parameter
+    │   ├── PromptTooLong     the prompt does not fit the context
+    │   └── NotFound          404: no such agent or model
+    ├── ConfigError           the operator's: a flag, variable or file
+    ├── ModelRefused          the model cannot be served; says why and what would fit
+    ├── StoreError            the directory's
+    │   └── StoreLocked       another process holds it
+    ├── Overloaded            ours, for now: 503 with a time to come back
+    └── RequestFailed         one request failed alone; the others go on
+
+A message says what is wrong and what to do. Broken invariants are asserts, shortages are values; neither is here.
+"""
+
+from __future__ import annotations
+
+
+class RekindleError(Exception):
+    """Root of the errors raised on purpose."""
+
+
+class BadRequest(RekindleError):
+    """The request cannot be served as it stands; `param` names the field to change, if one is to blame."""
+
+    def __init__(self, message: str, *, param: str | None = None) -> None:
+        super().__init__(message)
+        self.param = param
+
+
+class PromptTooLong(BadRequest):
+    """The prompt (with at least one token of answer) does not fit the context."""
+
+
+class NotFound(BadRequest):
+    """What the request names does not exist."""
+
+
+class ConfigError(RekindleError):
+    """A setting is unknown, malformed or contradicts another."""
+
+
+class ModelRefused(RekindleError):
+    """The model cannot be loaded or served right; the message gives the reason and what would fit."""
+
+
+class StoreError(RekindleError):
+    """The store's directory cannot be used."""
+
+
+class StoreLocked(StoreError):
+    """Another process has the store open."""
+
+
+class Overloaded(RekindleError):
+    """Not even one request of this size fits now; try again after `retry_after_s` seconds."""
+
+    def __init__(self, message: str, *, retry_after_s: float) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+
+
+class RequestFailed(RekindleError):
+    """This request failed inside the engine; no other one was touched."""

@@ -1,0 +1,105 @@
+"""Settings: precedence, sizes, and refusals that say what to do."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from rekindle.config import ServerSettings, Settings, StoreSettings, parse_size
+from rekindle.errors import ConfigError
+
+
+def test_flags_win_over_variables_over_the_file_over_defaults(tmp_path: Path) -> None:
+    path = tmp_path / "rekindle.toml"
+    path.write_text('port = 1\nkv = "bf16"\nhot_bytes = "2GiB"\nmax_stall_s = 0.5\n')
+    env = {"REKINDLE_PORT": "2", "REKINDLE_KV": "q4h", "PATH": "/bin"}
+    settings = Settings.load({"port": 3, "kv": None}, env, path)
+    assert settings.server.port == 3
+    assert settings.model.kv == "q4h"
+    assert settings.cache.hot_bytes == 2 << 30
+    assert settings.engine.max_stall_s == 0.5
+    assert settings.cache.block_tokens == 64
+
+
+def test_nothing_given_is_all_defaults() -> None:
+    assert Settings.load() == Settings()
+
+
+def test_the_environment_may_name_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "x.toml"
+    path.write_text("threads = 2")
+    assert Settings.load({}, {"REKINDLE_CONFIG": str(path)}).model.threads == 2
+
+
+def test_store_is_a_directory_or_off(tmp_path: Path) -> None:
+    assert Settings.load({"store": str(tmp_path)}).store == StoreSettings(dir=tmp_path, enabled=True)
+    assert not Settings.load({"store": "off"}).store.enabled
+    assert Settings.load({"store": tmp_path}, {"REKINDLE_STORE": "off"}).store.enabled
+    assert StoreSettings().directory().is_absolute()
+
+
+@pytest.mark.parametrize(
+    ("text", "wanted"),
+    [(4096, 4096), ("4096", 4096), ("512MB", 512_000_000), ("4GiB", 4 << 30), ("1.5 kib", 1536), ("2tb", 2 * 10**12)],
+)
+def test_sizes(text: int | str, wanted: int) -> None:
+    assert parse_size(text) == wanted
+
+
+@pytest.mark.parametrize("text", ["", "4G", "-1", "many", "1 GiB GiB", True])
+def test_what_is_no_size_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match="size"):
+        parse_size(text)
+
+
+@pytest.mark.parametrize(
+    ("flags", "named"),
+    [
+        ({"hot_byte": 1}, "did you mean hot_bytes"),
+        ({"kv": "int8"}, "kv: must be one of auto, q4h, bf16, fp32"),
+        ({"port": "many"}, "port: must be int"),
+        ({"port": 70000}, "port"),
+        ({"threads": 0}, "threads must be at least 1"),
+        ({"threads": 1.5}, "threads: must be int"),
+        ({"open": "perhaps"}, "open: must be true or false"),
+        ({"block_tokens": 48}, "block_tokens"),
+        ({"max_stall_s": 0}, "max_stall_s"),
+        ({"max_stall_s": 2}, "max_step_s"),
+        ({"model": " "}, "model is empty"),
+        ({"store": ""}, "store: is empty"),
+        ({"host": "0.0.0.0"}, "REKINDLE_API_KEY"),
+        ({"api_key": ""}, "api_key is empty"),
+    ],
+)
+def test_refusals_name_the_setting(flags: dict[str, object], named: str) -> None:
+    with pytest.raises(ConfigError, match=named):
+        Settings.load(flags)
+
+
+def test_unknown_variables_and_keys_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="environment: unknown setting 'hotbytes'"):
+        Settings.load({}, {"REKINDLE_HOTBYTES": "1"})
+    path = tmp_path / "x.toml"
+    path.write_text("[server]\nport = 1")
+    with pytest.raises(ConfigError, match="config file: unknown setting 'server'"):
+        Settings.load({}, {}, path)
+    path.write_text("port = ")
+    with pytest.raises(ConfigError, match="config file"):
+        Settings.load({}, {}, path)
+    with pytest.raises(ConfigError, match="config file"):
+        Settings.load({}, {}, tmp_path / "missing.toml")
+
+
+def test_off_loopback_needs_a_key_or_open() -> None:
+    for host in ("127.0.0.1", "::1", "localhost", "127.0.0.2"):
+        ServerSettings(host=host)
+    ServerSettings(host="0.0.0.0", api_key="secret")
+    ServerSettings(host="0.0.0.0", open=True)
+    for host in ("0.0.0.0", "::", "example.org", "10.0.0.1"):
+        with pytest.raises(ConfigError, match="--open"):
+            ServerSettings(host=host)
+
+
+def test_a_key_is_not_printed() -> None:
+    assert "hunter2" not in repr(ServerSettings(api_key="hunter2"))
