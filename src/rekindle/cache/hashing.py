@@ -1,0 +1,64 @@
+"""Names of blocks: BLAKE2b-256, chained over everything that must agree before KV may be shared.
+
+Owns the three digests and how their input is laid out; they name files on disk, so they never change. A name stands for
+token ids, not for bytes of KV. Whoever finds a block by name still compares the ids.
+
+    root = H("rekindle.root";  fingerprint, namespace, cache_salt, secret: each a u64 length, then its bytes)
+    full = H("rekindle.block"; parent, ids as u32)        the first block's parent is the root, integers little-endian
+    tail = H("rekindle.tail";  parent, ids as u32)        fewer ids than a block holds
+"""
+
+from __future__ import annotations
+
+from hashlib import blake2b
+from typing import NewType
+
+import numpy as np
+import numpy.typing as npt
+
+BlockHash = NewType("BlockHash", bytes)
+TokenIds = npt.NDArray[np.uint32]
+
+HASH_BYTES = 32
+
+
+def root_hash(*, fingerprint: bytes, namespace: str, cache_salt: str, secret: bytes) -> BlockHash:
+    """Return the parent of every first block of one namespace, salt and store, under one fingerprint."""
+    digest = blake2b(digest_size=HASH_BYTES, person=b"rekindle.root")
+    for field in (fingerprint, namespace.encode(), cache_salt.encode(), secret):
+        digest.update(len(field).to_bytes(8, "little"))
+        digest.update(field)
+    return BlockHash(digest.digest())
+
+
+def id_bytes(ids: TokenIds) -> bytes:
+    """Return the ids as they are hashed, compared and stored: u32 little-endian, one after the other."""
+    assert ids.dtype == np.uint32 and ids.ndim == 1, f"token ids must be u32 [n], not {ids.dtype} {ids.shape}"
+    return ids.astype("<u4", copy=False).tobytes()
+
+
+def block_hash(parent: BlockHash, ids: TokenIds) -> BlockHash:
+    """Return the name of the full block that holds `ids` after `parent`."""
+    return _chained(b"rekindle.block", parent, id_bytes(ids))
+
+
+def tail_name(parent: BlockHash, ids: TokenIds) -> BlockHash:
+    """Return the key under which a partial block is kept; never equal to a full block's name."""
+    return _chained(b"rekindle.tail", parent, id_bytes(ids))
+
+
+def chain_hashes(root: BlockHash, ids: TokenIds, block_tokens: int) -> list[BlockHash]:
+    """Return the names of all full blocks of `ids`, in order; ids of a partial last block are left out."""
+    data = id_bytes(ids)
+    step = 4 * block_tokens
+    names: list[BlockHash] = []
+    parent = root
+    for start in range(0, len(data) - step + 1, step):
+        parent = _chained(b"rekindle.block", parent, data[start : start + step])
+        names.append(parent)
+    return names
+
+
+def _chained(person: bytes, parent: BlockHash, data: bytes) -> BlockHash:
+    assert len(parent) == HASH_BYTES, f"a parent has {HASH_BYTES} bytes, not {len(parent)}"
+    return BlockHash(blake2b(parent + data, digest_size=HASH_BYTES, person=person).digest())
