@@ -1,0 +1,235 @@
+"""Which stored ids a prompt can keep: found by text, decided by stored ids.
+
+Owns the known branches by agent and, in its index, by text. Knows neither blocks nor tensors; its answer is ids and a
+byte to encode the rest from, so it cannot go stale. Single owner: the intake.
+
+    stored key  |.....system.....|...user...|..reply..|
+    prompt key  |.....system.....|...user..X.........
+                                          ^ common prefix: no token whose byte end lies behind it is kept
+                                   ^ safe cut: where encoding the prompt's rest cannot disagree with the whole
+
+The ids of a request are `branch.ids[:num_tokens]` and the encoding of the prompt from `resume_byte` on; they spell the
+prompt, and in canonical mode they are its encoding. Stepping back to a safe cut costs tokenising, not KV: blocks are
+found by ids afterwards.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+
+from rekindle.cache.radix import common_prefix
+from rekindle.cache.text_index import StoredBranch, TextIndex
+from rekindle.text.vocabulary import MARK, on_boundary
+
+if TYPE_CHECKING:
+    from rekindle.text.prompt import PromptEncoder, RenderedPrompt
+
+__all__ = ["Difference", "Matcher", "StoredBranch", "TextMatch"]
+
+Relation = Literal["exact", "extend", "diverge", "none"]
+Source = Literal["own", "shared"]
+Mode = Literal["continuation", "canonical"]
+# Of equally long shared texts the latest may have an odd reply early on; a few more are looked at.
+NUM_SHARED_CANDIDATES = 4
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Difference:
+    """Where the prompt leaves the stored text it agrees with longest, and whose text that is."""
+
+    position: int
+    stored_key: bytes
+    source: Source
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TextMatch:
+    """What a prompt shares with stored branches.
+
+    `relation` compares texts: with the agent's own branches when it has any, else with the best in the namespace;
+    "diverge" needs `min_reuse_tokens` in common. `branch`, `source` and `num_tokens` say where ids come from, which may
+    be another agent's branch even when the agent has its own. `mode`: kept ids stay as sampled, or equal a fresh
+    encoding. `difference` is None where the texts agree and where nothing is stored. `seconds`: what matching took.
+    """
+
+    relation: Relation
+    source: Source | None
+    branch: StoredBranch | None
+    num_tokens: int
+    resume_byte: int
+    matched_bytes: int
+    mode: Mode
+    difference: Difference | None
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Candidate:
+    """A branch beside the prompt: bytes in common, and how many leading tokens end inside them."""
+
+    branch: StoredBranch
+    source: Source
+    mode: Mode
+    key: bytes
+    matched: int
+    ends: np.ndarray  # of the leading tokens, at least all that end inside `matched`
+    num_usable: int
+
+    @property
+    def usable_bytes(self) -> int:
+        return int(self.ends[self.num_usable - 1]) if self.num_usable else 0
+
+    @property
+    def whole(self) -> bool:
+        """Whether all of the branch's text stands in the prompt."""
+        return len(self.ends) == len(self.branch.ids) and (not len(self.ends) or int(self.ends[-1]) == self.matched)
+
+    def relation(self, prompt_key: bytes, min_reuse_tokens: int) -> Relation:
+        if self.matched == len(prompt_key):
+            return "exact"
+        if self.whole:
+            return "extend"
+        return "diverge" if self.num_usable >= min_reuse_tokens else "none"
+
+
+class Matcher:
+    """Stored branches by agent and by text. `encoder` gives keys, byte ends and safe cuts."""
+
+    def __init__(
+        self,
+        encoder: PromptEncoder,
+        *,
+        min_reuse_tokens: int = 16,
+        max_index_bytes: int = 256 << 20,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self.index = TextIndex(encoder.key_of, max_bytes=max_index_bytes)
+        self._encoder = encoder
+        self._min_reuse_tokens = min_reuse_tokens
+        self._clock = clock
+        self._agents: dict[tuple[str, str | None], dict[int, StoredBranch]] = {}
+
+    def add(self, branch: StoredBranch) -> None:
+        """Make a branch findable, in place of the one of the same number; O(its length)."""
+        self.remove(branch.namespace, branch.agent, branch.branch)
+        self._agents.setdefault((branch.namespace, branch.agent), {})[branch.branch] = branch
+        self.index.put(branch)
+
+    def remove(self, namespace: str, agent: str | None, branch: int) -> None:
+        """Forget a branch; nothing happens when it is not known."""
+        mine = self._agents.get((namespace, agent), {})
+        gone = mine.pop(branch, None)
+        if gone is not None:
+            self.index.drop(gone)
+        if not mine:
+            self._agents.pop((namespace, agent), None)
+
+    def match(self, namespace: str, agent: str | None, prompt: RenderedPrompt, mode: Mode | None = None) -> TextMatch:
+        """Find the branch of which the prompt keeps most tokens, the agent's own when equal.
+
+        `mode` None: own ids stay as sampled, those of another agent are kept as far as they are canonical.
+        """
+        began = self._clock()
+        key = prompt.key
+        mine = list(self._agents.get((namespace, agent), {}).values()) if agent is not None else []
+        compared = [(common_prefix(key, self.index.key(branch)), branch) for branch in mine]
+        own = self._best(compared, key, "own", mode or "continuation")
+        floor = own.usable_bytes if own is not None else 0
+        nearest = self.index.nearest(namespace, key, NUM_SHARED_CANDIDATES + len(mine))
+        others = [(length, branch) for length, branch in nearest if length > floor and branch not in mine]
+        shared = self._best(others, key, "shared", mode or "canonical")
+        return self._answer(key, own, shared, mode, began)
+
+    def check(self) -> None:
+        """Assert that the index agrees with its keys and holds known branches only."""
+        self.index.check()
+        known = {branch for mine in self._agents.values() for branch in mine.values()}
+        assert all(branch in known for branch in self.index), "the index holds a branch that was removed"
+        for (namespace, agent), mine in self._agents.items():
+            assert mine, f"agent {agent!r} without branches is kept"
+            for number, branch in mine.items():
+                where = (branch.namespace, branch.agent, branch.branch)
+                assert where == (namespace, agent, number), f"branch {where} stands under {(namespace, agent, number)}"
+
+    def _best(
+        self, compared: Iterable[tuple[int, StoredBranch]], key: bytes, source: Source, mode: Mode
+    ) -> _Candidate | None:
+        """The branch with most usable tokens. Byte ends cost O(length), so those that cannot win are not looked at."""
+        best: _Candidate | None = None
+        for matched, branch in sorted(compared, key=lambda pair: (-pair[0], len(pair[1].ids))):
+            if best is not None and matched <= best.usable_bytes:
+                break
+            candidate = self._candidate(branch, key, matched, source, mode)
+            if best is None or candidate.num_usable > best.num_usable:
+                best = candidate
+        return best
+
+    def _candidate(self, branch: StoredBranch, key: bytes, matched: int, source: Source, mode: Mode) -> _Candidate:
+        # Every token has a byte at least: more than `matched` of them cannot end inside.
+        ends = self._encoder.byte_ends(branch.ids[: matched + 1])
+        num = int(np.searchsorted(ends, matched, side="right"))
+        if mode == "canonical":
+            num = min(num, branch.canonical_tokens)
+        while num and not on_boundary(key, int(ends[num - 1])):
+            num -= 1
+        return _Candidate(branch, source, mode, self.index.key(branch), matched, ends, num)
+
+    def _answer(
+        self, key: bytes, own: _Candidate | None, shared: _Candidate | None, mode: Mode | None, began: float
+    ) -> TextMatch:
+        least = self._min_reuse_tokens
+        spoken_of = own or shared
+        relation = spoken_of.relation(key, least) if spoken_of is not None else "none"
+        difference = None
+        if spoken_of is not None and relation in ("diverge", "none"):
+            difference = Difference(spoken_of.matched, spoken_of.key, spoken_of.source)
+        fit = [found for found in (own, shared) if found is not None and found.relation(key, least) != "none"]
+        chosen = max(fit, key=lambda found: found.num_usable, default=None)
+        if chosen is None:
+            kept = mode or ("continuation" if own is not None else "canonical")
+            return TextMatch(relation, None, None, 0, 0, 0, kept, difference, self._clock() - began)
+        self.index.use(chosen.branch)
+        num_tokens, resume_byte = self._cut(chosen, key)
+        return TextMatch(
+            relation=relation,
+            source=chosen.source,
+            branch=chosen.branch,
+            num_tokens=num_tokens,
+            resume_byte=resume_byte,
+            matched_bytes=chosen.matched,
+            mode=chosen.mode,
+            difference=difference,
+            seconds=self._clock() - began,
+        )
+
+    def _cut(self, found: _Candidate, key: bytes) -> tuple[int, int]:
+        """How many ids to keep and the byte they end at: all usable ones where a text ends there, else a safe cut."""
+        end = found.usable_bytes
+        if _text_ends(found, key, end):
+            return found.num_usable, end
+        ends = found.ends[: found.num_usable]
+        for cut in self._encoder.safe_cuts(key, end, found.matched):
+            num = int(np.searchsorted(ends, cut, side="right"))
+            if num and int(ends[num - 1]) == cut:
+                return num, cut
+        return 0, 0
+
+
+def _text_ends(found: _Candidate, key: bytes, end: int) -> bool:
+    """Whether the text that ends at `end` ends there in prompt and branch alike, so that no token reaches across.
+
+    True where a control token comes next in both, or in the prompt when the branch is over. A prompt that is over (sent
+    again) also counts: its ids stay as sampled; to be canonical, the branch's text has to end there too.
+    """
+    ends_in_prompt = end == len(key) or key[end] == MARK[0]
+    if end < found.matched:
+        return ends_in_prompt
+    ends_in_branch = found.whole or (end < len(found.key) and found.key[end] == MARK[0])
+    if end == len(key) and found.mode == "continuation":
+        return True
+    return ends_in_prompt and ends_in_branch

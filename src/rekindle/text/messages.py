@@ -1,0 +1,202 @@
+"""Conversations as callers send them, normalised once.
+
+Owns what a message may look like: content parts become text, null becomes empty, `developer` becomes `system`, tool
+arguments stay the string the model generated. What cannot be served is refused with the index of the message and what
+to do about it. Knows no template and no token, only the one character that prompts may not contain: the guard.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rekindle.errors import BadRequest
+
+# A Unicode noncharacter: never assigned, so no text loses anything when it is refused. See text/controls.
+GUARD = "\ufdd0"
+ROLES = ("system", "user", "assistant", "tool")
+TEXT_PARTS = ("text", "input_text", "output_text")
+REASONING_KEYS = ("reasoning_content", "reasoning", "thinking")
+KNOWN_KEYS = frozenset(("role", "content", "name", "tool_calls", "tool_call_id", *REASONING_KEYS))
+# What clients echo from an answer; it says nothing that a prompt could hold.
+ECHOED_KEYS = frozenset(("refusal", "annotations", "audio", "function_call", "id", "index", "status"))
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """A call the model made; `arguments` verbatim as generated, usually a JSON object."""
+
+    id: str | None
+    name: str
+    arguments: str
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """One message of a conversation, its content plain text."""
+
+    role: str
+    content: str
+    name: str | None = None
+    tool_calls: tuple[ToolCall, ...] = ()
+    tool_call_id: str | None = None
+    reasoning: str | None = None
+
+
+class Arguments(dict[str, Any]):
+    """Tool arguments as a template sees them: an object, whose JSON is the text the model generated."""
+
+    def __init__(self, value: Mapping[str, Any], verbatim: str) -> None:
+        super().__init__(value)
+        self.verbatim = verbatim
+
+
+def normalise_messages(raw: Any) -> tuple[Message, ...]:
+    """Return a list of JSON messages in the one form everything else works on.
+
+    Raises BadRequest, naming the index, for roles, parts, keys and characters that cannot be served.
+    """
+    if isinstance(raw, str | bytes) or not isinstance(raw, Sequence):
+        raise BadRequest("messages must be a list of objects with role and content", param="messages")
+    if not raw:
+        raise BadRequest("messages is empty: send at least one message", param="messages")
+    return tuple(_message(item, f"messages[{index}]") for index, item in enumerate(raw))
+
+
+def check_text(text: str, where: str) -> str:
+    """Return `text` if it can stand in a prompt: no half of a surrogate pair, no guard character."""
+    if GUARD in text:
+        raise BadRequest(f"{where} contains U+FDD0, a noncharacter used internally: remove it", param=where)
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        what = f"U+{ord(text[error.start]):04X} at character {error.start}"
+        message = f"{where} contains half of a surrogate pair ({what}): send well-formed Unicode"
+        raise BadRequest(message, param=where) from None
+    return text
+
+
+def check_json(value: Any, where: str) -> None:
+    """Apply `check_text` to every string of a JSON value, keys included."""
+    if isinstance(value, str):
+        check_text(value, where)
+    elif isinstance(value, Mapping):
+        for key, item in value.items():
+            check_json(key, where)
+            check_json(item, where)
+    elif isinstance(value, list | tuple):
+        for item in value:
+            check_json(item, where)
+
+
+def map_strings(value: Any, change: Callable[[str], str]) -> Any:
+    """Return a JSON value with every string in it changed, keys included."""
+    if isinstance(value, str):
+        return change(value)
+    if isinstance(value, Mapping):
+        return {change(str(key)): map_strings(item, change) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [map_strings(item, change) for item in value]
+    return value
+
+
+def arguments_for_template(arguments: str, change: Callable[[str], str]) -> Any:
+    """Tool arguments as an object where they are one, else the string; `change` is applied to every string."""
+    try:
+        value = json.loads(arguments) if arguments.strip() else {}
+    except ValueError:
+        value = None
+    if not isinstance(value, dict):
+        return change(arguments)
+    return Arguments(map_strings(value, change), change(arguments) if arguments.strip() else "{}")
+
+
+def _message(item: Any, where: str) -> Message:
+    if not isinstance(item, Mapping):
+        raise BadRequest(f"{where} must be an object with role and content", param=where)
+    _check_keys(item, where)
+    role = item.get("role")
+    role = "system" if role == "developer" else role
+    if role not in ROLES:
+        known = ", ".join(ROLES)
+        raise BadRequest(f"{where}.role is {item.get('role')!r}: use one of {known}, developer", param=f"{where}.role")
+    calls = _tool_calls(item.get("tool_calls"), where)
+    if calls and role != "assistant":
+        raise BadRequest(f"{where}.tool_calls: only assistant messages call tools", param=f"{where}.tool_calls")
+    reasoning = next((item[key] for key in REASONING_KEYS if item.get(key) is not None), None)
+    return Message(
+        role=role,
+        content=_content(item.get("content"), f"{where}.content"),
+        name=_optional_text(item.get("name"), f"{where}.name"),
+        tool_calls=calls,
+        tool_call_id=_optional_text(item.get("tool_call_id"), f"{where}.tool_call_id"),
+        reasoning=_optional_text(reasoning, f"{where}.reasoning_content"),
+    )
+
+
+def _check_keys(item: Mapping[str, Any], where: str) -> None:
+    for key in item:
+        if key not in KNOWN_KEYS and key not in ECHOED_KEYS and item[key] not in (None, [], {}, ""):
+            raise BadRequest(f"{where}.{key} is not supported: leave it out", param=f"{where}.{key}")
+    if item.get("function_call"):
+        raise BadRequest(f"{where}.function_call is the old form: use tool_calls", param=f"{where}.function_call")
+
+
+def _optional_text(value: Any, where: str) -> str | None:
+    if value is None:
+        return None
+    if not isinstance(value, str):
+        raise BadRequest(f"{where} must be a string, not {type(value).__name__}", param=where)
+    return check_text(value, where)
+
+
+def _content(value: Any, where: str) -> str:
+    """Content as one text; several text parts are joined by a newline, as paragraphs."""
+    if value is None:
+        return ""
+    if isinstance(value, str):
+        return check_text(value, where)
+    if not isinstance(value, list | tuple):
+        raise BadRequest(f"{where} must be a string or a list of parts, not {type(value).__name__}", param=where)
+    return "\n".join(_part(part, f"{where}[{index}]") for index, part in enumerate(value))
+
+
+def _part(part: Any, where: str) -> str:
+    if isinstance(part, str):
+        return check_text(part, where)
+    kind = part.get("type", "text" if "text" in part else None) if isinstance(part, Mapping) else None
+    if isinstance(part, Mapping) and kind in TEXT_PARTS and isinstance(part.get("text"), str):
+        return check_text(part["text"], where)
+    if isinstance(part, Mapping) and kind == "refusal" and isinstance(part.get("refusal"), str):
+        return check_text(part["refusal"], where)
+    raise BadRequest(f"{where} is of type {kind!r}: this server takes text parts only; send its text", param=where)
+
+
+def _tool_calls(value: Any, where: str) -> tuple[ToolCall, ...]:
+    if value is None:
+        return ()
+    if not isinstance(value, list | tuple):
+        raise BadRequest(f"{where}.tool_calls must be a list", param=f"{where}.tool_calls")
+    return tuple(_tool_call(call, f"{where}.tool_calls[{index}]") for index, call in enumerate(value))
+
+
+def _tool_call(call: Any, where: str) -> ToolCall:
+    function = call.get("function", call) if isinstance(call, Mapping) else None
+    if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
+        raise BadRequest(f"{where} must be an object with function.name and function.arguments", param=where)
+    arguments = function.get("arguments")
+    if arguments is None:
+        arguments = ""
+    elif isinstance(arguments, Mapping):
+        arguments = json.dumps(arguments, ensure_ascii=False)
+    elif not isinstance(arguments, str):
+        raise BadRequest(f"{where}.function.arguments must be a JSON string or an object", param=where)
+    check_text(arguments, f"{where}.function.arguments")
+    with contextlib.suppress(json.JSONDecodeError):
+        # JSON escapes can spell what the text itself does not hold.
+        check_json(json.loads(arguments), f"{where}.function.arguments")
+    call_id = _optional_text(call.get("id"), f"{where}.id")
+    return ToolCall(call_id, check_text(function["name"], f"{where}.function.name"), arguments)

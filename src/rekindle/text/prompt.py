@@ -1,0 +1,266 @@
+"""Prompts as bytes and ids: the one place where messages become a rendered prompt and a prompt becomes token ids.
+
+Owns which tokens are control tokens and what is added around a sequence: nothing for chat, whose template writes what
+it wants; the leading tokens once for completions; trailing tokens never. Knows no blocks and no branches. The key of a
+prompt says everything: it is cut at control tokens, and what stands between is encoded as text.
+
+Always true: `key_of(encode(prompt)) == prompt.key`, and encoding from a safe cut on gives the end of the whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from rekindle.text.controls import AddedToken, ControlTokens, find_control_tokens
+from rekindle.text.messages import Message, arguments_for_template, check_json, check_text, map_strings
+from rekindle.text.template import ChatTemplate, read_config, special_token_names
+from rekindle.text.tokenizer import Prefix, TextTokenizer, TokenizerFile
+from rekindle.text.vocabulary import CODE_BYTES, MARK, Vocabulary, control_code, control_id, on_boundary
+
+
+@dataclass(frozen=True, slots=True)
+class RenderedPrompt:
+    """A prompt as comparable bytes (see text/vocabulary)."""
+
+    key: bytes
+
+
+class PromptEncoder:
+    """Renders, encodes and spells for one tokenizer and template. Immutable: any thread may use it."""
+
+    def __init__(self, file: TokenizerFile, config: Mapping[str, Any], template: ChatTemplate) -> None:
+        controls = find_control_tokens(_added_tokens(file, config), template.literals())
+        self.template = template
+        self.controls = ControlTokens(controls)
+        self.digest = file.digest
+        self._tokenizer = TextTokenizer(file, controls)
+        self._leading = _leading_ids(file, config, self.controls)
+
+    @classmethod
+    def from_dir(cls, directory: Path, *, clock: Callable[[], datetime] = datetime.now) -> PromptEncoder:
+        """Read tokenizer.json, tokenizer_config.json and chat_template.jinja. Raises ModelRefused."""
+        file = TokenizerFile.from_dir(directory)
+        return cls(file, read_config(directory), ChatTemplate.from_dir(directory, clock=clock))
+
+    @property
+    def vocabulary(self) -> Vocabulary:
+        """What each id spells."""
+        return self._tokenizer.vocabulary
+
+    @property
+    def vocab_size(self) -> int:
+        """One more than the greatest id."""
+        return self.vocabulary.size
+
+    @property
+    def prefix(self) -> Prefix:
+        """Where the tokenizer puts a space before a text."""
+        return self._tokenizer.prefix
+
+    @property
+    def compares_text(self) -> bool:
+        """False where the tokenizer changes text too much: then prompts are compared by ids."""
+        return not self._tokenizer.opaque
+
+    def render_chat(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Any] | None = None,
+        *,
+        add_generation_prompt: bool = True,
+        **template_kwargs: Any,
+    ) -> RenderedPrompt:
+        """Render a conversation. Raises BadRequest where the template refuses it."""
+        guard = self.controls.guard
+        check_json(tools, "tools")
+        text = self.template.render(
+            [self._for_template(message) for message in messages],
+            map_strings(tools, guard),
+            add_generation_prompt=add_generation_prompt,
+            **{name: map_strings(value, guard) for name, value in template_kwargs.items()},
+        )
+        return self._prompt(self.controls.split(text))
+
+    def render_text(self, text: str) -> RenderedPrompt:
+        """Render a completion's prompt: spelled control tokens are tokens; leading tokens come first, once."""
+        pieces = self.controls.split(check_text(text, "prompt"))
+        leading = list(self._leading)
+        if pieces[: len(leading)] == leading:
+            return self._prompt(pieces, starts_after=len(leading))
+        return self._prompt([*leading, *pieces], starts_after=len(leading))
+
+    def encode(self, prompt: RenderedPrompt) -> np.ndarray:
+        """The ids of the whole prompt [tokens], uint32."""
+        return self._encode_key(prompt.key)
+
+    def encode_rest(self, prompt: RenderedPrompt, resume_byte: int) -> np.ndarray:
+        """The ids of the prompt from a byte of its key on, adding nothing; equal to the whole's end at safe cuts."""
+        assert on_boundary(prompt.key, resume_byte), f"byte {resume_byte} is inside a character"
+        return self._encode_key(prompt.key[resume_byte:])
+
+    def key_of(self, ids: Sequence[int] | np.ndarray) -> bytes:
+        """The key that ids spell, up to the first byte that is not UTF-8."""
+        return self.vocabulary.key(ids)
+
+    def byte_ends(self, ids: np.ndarray) -> np.ndarray:
+        """Where each token ends in the key [tokens], int64."""
+        return self.vocabulary.byte_ends(ids)
+
+    def safe_cuts(self, key: bytes, limit: int, divergence: int) -> Iterator[int]:
+        """Bytes at or before `limit` where encoding may resume, last first (see text/splitters)."""
+        return self._tokenizer.cuts.before(key, limit, divergence)
+
+    def canonical_tokens(self, ids: np.ndarray, *, known: int = 0) -> int:
+        """How many leading ids equal a fresh encoding of the text all of them spell.
+
+        `known` ids were encoded by us in one go: only what follows their last control token is encoded again.
+        """
+        marks = self.vocabulary.control_positions(ids[:known])
+        start = int(marks[-1]) if len(marks) else 0
+        rest = ids[start:]
+        fresh = self._encode_key(self._spelled(rest))
+        num = min(len(fresh), len(rest))
+        differ = np.flatnonzero(fresh[:num] != rest[:num])
+        return start + (int(differ[0]) if len(differ) else num)
+
+    def decode(self, ids: Sequence[int] | np.ndarray) -> str:
+        """What a reader sees: without tokens flagged special, bad bytes as U+FFFD."""
+        return b"".join(self.vocabulary.shown(int(token_id)) for token_id in ids).decode("utf-8", "replace")
+
+    def readable(self, key: bytes) -> str:
+        """A piece of a key for people: control tokens spelled out, halves of characters dropped."""
+        names = {token.id: token.content for token in self.controls.tokens}
+        text, ids = [], []
+        for piece in _pieces(key):
+            if isinstance(piece, bytes):
+                text.append(piece.decode("utf-8", "ignore"))
+            elif self.compares_text:
+                text.append(names.get(piece, f"<{piece}>"))
+            else:
+                ids.append(piece)
+        return "".join(text) if self.compares_text else self.decode(ids)
+
+    def message_ends(self, prompt: RenderedPrompt, messages: Sequence[Message]) -> list[int]:
+        """Where each message's content ends in the key, best effort: one that is not found ends where it begins.
+
+        Of content that the template shortened, the last line is looked for.
+        """
+        ends, end = [], 0
+        for message in messages:
+            for text in (message.content, *(call.arguments for call in message.tool_calls)):
+                for part in (text, text.strip().rpartition("\n")[2]):
+                    needle = self.content_key(message, part)
+                    at = prompt.key.find(needle, end) if needle else -1
+                    if at >= 0:
+                        end = at + len(needle)
+                        break
+            ends.append(end)
+        return ends
+
+    def content_key(self, message: Message, text: str) -> bytes:
+        """How `text` of this message stands in keys, blanks at its ends aside."""
+        guard = self.controls.guard_reply if message.role == "assistant" else self.controls.guard
+        return self._prompt(self.controls.split(guard(text.strip()))).key.strip(b" ")
+
+    def _for_template(self, message: Message) -> dict[str, Any]:
+        """A message as templates expect it, every look-alike of a control token guarded."""
+        guard, reply = self.controls.guard, self.controls.guard_reply
+        content = reply(message.content) if message.role == "assistant" else guard(message.content)
+        result: dict[str, Any] = {"role": message.role, "content": content}
+        if message.name is not None:
+            result["name"] = self.controls.guard_name(message.name)
+        if message.tool_call_id is not None:
+            result["tool_call_id"] = guard(message.tool_call_id)
+        if message.reasoning is not None:
+            result["reasoning_content"] = result["thinking"] = reply(message.reasoning)
+        if message.tool_calls:
+            result["tool_calls"] = [
+                {
+                    "id": guard(call.id or ""),
+                    "type": "function",
+                    "function": {
+                        "name": self.controls.guard_name(call.name),
+                        "arguments": arguments_for_template(call.arguments, guard),
+                    },
+                }
+                for call in message.tool_calls
+            ]
+        return result
+
+    def _prompt(self, pieces: Sequence[str | int], *, starts_after: int = 0) -> RenderedPrompt:
+        """Join pieces to a key. The text behind the first `starts_after` pieces is the first of the prompt."""
+        parts = []
+        for index, piece in enumerate(pieces):
+            if isinstance(piece, int):
+                parts.append(control_code(piece))
+            else:
+                text = self._tokenizer.normalise(piece, at_start=index == starts_after)
+                parts.append(text.encode("utf-8") if self.compares_text else self._codes(text))
+        return RenderedPrompt(b"".join(parts))
+
+    def _codes(self, text: str) -> bytes:
+        (ids,) = self._tokenizer.encode([text])
+        return self.vocabulary.key(ids)
+
+    def _spelled(self, ids: np.ndarray) -> bytes:
+        """The key of a fresh encoding's text: for tokenizers compared by ids, text has to be decoded first."""
+        if self.compares_text:
+            return self.key_of(ids)
+        pieces: list[str | int] = []
+        start = 0
+        for at in [*self.vocabulary.control_positions(ids), len(ids)]:
+            pieces += [self.decode(ids[start:at])] if start < at else []
+            pieces += [int(ids[at])] if at < len(ids) else []
+            start = int(at) + 1
+        return b"".join(control_code(piece) if isinstance(piece, int) else self._codes(piece) for piece in pieces)
+
+    def _encode_key(self, key: bytes) -> np.ndarray:
+        pieces = list(_pieces(key))
+        encoded = iter(self._tokenizer.encode([piece.decode("utf-8") for piece in pieces if isinstance(piece, bytes)]))
+        parts = [next(encoded) if isinstance(piece, bytes) else np.array([piece], dtype=np.uint32) for piece in pieces]
+        return np.concatenate(parts) if parts else np.zeros(0, dtype=np.uint32)
+
+
+def _pieces(key: bytes) -> Iterator[bytes | int]:
+    """The texts and control ids of a key that begins on a boundary, in order; no empty text."""
+    first, *others = key.split(MARK)
+    if first:
+        yield first
+    for part in others:
+        if len(part) >= CODE_BYTES - 1:
+            yield control_id(part)
+        if len(part) > CODE_BYTES - 1:
+            yield part[CODE_BYTES - 1 :]
+
+
+def _added_tokens(file: TokenizerFile, config: Mapping[str, Any]) -> list[AddedToken]:
+    """The file's added tokens; those the config names as special are special, also when only the model has them."""
+    named = set(special_token_names(config).values())
+    for entry in ("additional_special_tokens", "extra_special_tokens"):
+        values = config.get(entry) or ()
+        for value in values.values() if isinstance(values, Mapping) else values:
+            named.add(str(value.get("content") if isinstance(value, Mapping) else value))
+    flagged = [
+        AddedToken(token.id, token.content, True, token.lstrip, token.rstrip, token.single_word, token.normalized)
+        if token.content in named
+        else token
+        for token in file.added
+    ]
+    added = {token.content for token in file.added}
+    extra = [AddedToken(file.words[word], word, True) for word in named - added if word in file.words]
+    return sorted([*flagged, *extra], key=lambda token: token.id)
+
+
+def _leading_ids(file: TokenizerFile, config: Mapping[str, Any], controls: ControlTokens) -> tuple[int, ...]:
+    """What stands before a completion: by the post-processor, or by `add_bos_token` of the config."""
+    leading = file.leading_ids()
+    if leading or not config.get("add_bos_token"):
+        return leading
+    bos = controls.by_content.get(special_token_names(config).get("bos_token", ""))
+    return (bos.id,) if bos is not None else ()

@@ -1,0 +1,172 @@
+"""Where tokenising can be resumed inside a text without changing what the whole would give.
+
+A *safe cut* is a place where the tokenizer starts afresh whatever stands before it: next to a control token, and, for
+splitters known to look no further than this assumes, the start of a pre-token that contains a non-space character and
+ends strictly before the first difference. Only such a pre-token is settled: what follows may lengthen the last one, and
+runs of blanks are cut differently by what comes after them.
+
+Long texts are not split from their start. In every known pattern no pre-token holds a space behind another character,
+so a space behind a visible ASCII character begins one; splitting a window from such a place gives the same pre-tokens.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from tokenizers import pre_tokenizers
+
+from rekindle.text.controls import WHITE_SPACE, AddedToken
+from rekindle.text.vocabulary import CODE_BYTES, MARK, on_boundary
+
+_CONTRACTION = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
+_UPPER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]"
+_LOWER = r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+_CASED = r"[^\r\n\p{L}\p{N}]?" + _UPPER + "*" + _LOWER + "+"
+_CAPS = r"[^\r\n\p{L}\p{N}]?" + _UPPER + "+" + _LOWER + "*"
+_BLANKS = r"\s*[\r\n]+|\s+(?!\S)|\s+"
+_PUNCTUATION = r" ?[^\s\p{L}\p{N}]+[\r\n"
+_PUNCTUATION_QWEN = r" ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*"
+_PUNCTUATED = r"""[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+"""
+
+KNOWN_PATTERNS = frozenset(
+    (
+        # GPT-2
+        r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+",
+        # cl100k (Llama 3, GLM 4), Qwen 2 and 3, Qwen 3.5
+        rf"{_CONTRACTION}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}{{1,3}}|{_PUNCTUATION}]*|{_BLANKS}",
+        rf"{_CONTRACTION}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}|{_PUNCTUATION}]*|{_BLANKS}",
+        rf"{_CONTRACTION}|[^\r\n\p{{L}}\p{{N}}]?[\p{{L}}\p{{M}}]+|\p{{N}}|{_PUNCTUATION_QWEN}|{_BLANKS}",
+        # o200k, Tekken
+        rf"{_CASED}{_CONTRACTION}?|{_CAPS}{_CONTRACTION}?|\p{{N}}{{1,3}}|{_PUNCTUATION}/]*|{_BLANKS}",
+        rf"{_CASED}|{_CAPS}|\p{{N}}|{_PUNCTUATION}/]*|{_BLANKS}",
+        # DeepSeek V3: three splits, one after the other
+        r"\p{N}{1,3}",
+        r"[一-龥぀-ゟ゠-ヿ]+",
+        rf"{_PUNCTUATED}|[^\r\n\p{{L}}\p{{P}}\p{{S}}]?[\p{{L}}\p{{M}}]+| ?[\p{{P}}\p{{S}}]+[\r\n]*|{_BLANKS}",
+    )
+)
+_RESUMABLE = re.compile(rb"[\x21-\x7e](?=\x20)")
+_FIRST_WINDOW = 512
+
+
+def is_known(pre_tokenizer: Mapping[str, Any] | None) -> bool:
+    """Whether the pre_tokenizer of a tokenizer.json cuts text only in ways that `SafeCuts` understands."""
+    if pre_tokenizer is None:
+        return False
+    parts = pre_tokenizer["pretokenizers"] if pre_tokenizer["type"] == "Sequence" else [pre_tokenizer]
+    return all(_is_known_part(part) for part in parts) and any(_cuts(part) for part in parts)
+
+
+def _is_known_part(part: Mapping[str, Any]) -> bool:
+    match part["type"]:
+        case "ByteLevel" | "Digits":
+            return True
+        case "Metaspace":
+            return bool(part.get("split", True))
+        case "Split":
+            pattern = part["pattern"].get("Regex")
+            return pattern in KNOWN_PATTERNS and part["behavior"] == "Isolated" and not part.get("invert", False)
+    return False
+
+
+def _cuts(part: Mapping[str, Any]) -> bool:
+    """Whether this part alone keeps every pre-token from holding a space behind another character."""
+    if part["type"] == "ByteLevel":
+        return bool(part.get("use_regex", True))
+    return part["type"] == "Metaspace" or (part["type"] == "Split" and r"\s+" in part["pattern"].get("Regex", ""))
+
+
+class SafeCuts:
+    """Finds safe cuts in keys. `splitter` is None where only control tokens are safe.
+
+    Added tokens that are text (`kept`) are matched before splitting: no cut lies inside one, each is its own pre-token.
+    """
+
+    def __init__(self, splitter: pre_tokenizers.PreTokenizer | None, kept: Sequence[AddedToken] = ()) -> None:
+        spellings = sorted((token.content.encode() for token in kept), key=len, reverse=True)
+        odd = any(token.single_word or _RESUMABLE.search(token.content.encode()) for token in kept)
+        self._splitter = None if odd else splitter
+        self._kept = re.compile(b"|".join(map(re.escape, spellings))) if spellings else None
+        self._longest_kept = max(map(len, spellings), default=0)
+        self._kept_beginnings = {text[:size] for text in spellings for size in range(1, len(text))}
+
+    def before(self, key: bytes, limit: int, divergence: int) -> Iterator[int]:
+        """Yield safe cuts at or before byte `limit`, last first; key and stored text agree up to `divergence`.
+
+        The last one yielded is next to a control token or 0: a token boundary in whatever ids spell this text.
+        """
+        mark = key.rfind(MARK, 0, limit)
+        segment = mark + CODE_BYTES if mark >= 0 else 0
+        if segment > limit:
+            yield mark
+            return
+        if self._splitter is not None:
+            settled = self._settled(key, segment, divergence)
+            yield from self._pre_tokens(self._splitter, key, segment, min(limit, settled), settled)
+        yield segment
+
+    def _settled(self, key: bytes, segment: int, divergence: int) -> int:
+        """Where the text ends that is the same text in both: an added token that may have begun is not settled."""
+        for size in range(min(self._longest_kept - 1, divergence - segment), 0, -1):
+            if key[divergence - size : divergence] in self._kept_beginnings:
+                return divergence - size
+        return divergence
+
+    def _pre_tokens(
+        self, splitter: pre_tokenizers.PreTokenizer, key: bytes, segment: int, limit: int, divergence: int
+    ) -> Iterator[int]:
+        """Yield starts of settled pre-tokens in (segment, limit], last first, from windows of growing size."""
+        below, size = limit + 1, _FIRST_WINDOW
+        while below > segment + 1:
+            start = self._resumable(key, segment, limit - size, limit)
+            end = min(divergence, limit + size)
+            mark = key.find(MARK, limit, end)
+            end = mark if mark >= 0 else end
+            while not on_boundary(key, end):
+                end -= 1
+            if start is not None:
+                for at, text in reversed(list(self._split(splitter, key, start, end))):
+                    settled = mark >= 0 or at + len(text.encode()) < end
+                    if segment < at < below and settled and text.strip(WHITE_SPACE):
+                        below = at
+                        yield at
+            if start == segment:
+                return
+            size *= 8
+
+    def _resumable(self, key: bytes, segment: int, earliest: int, limit: int) -> int | None:
+        """The first place from `earliest` on where a pre-token begins in any case; None: look further back."""
+        if earliest <= segment:
+            return segment
+        found = _RESUMABLE.search(key, earliest, limit)
+        return found.end() if found else None
+
+    def _split(
+        self, splitter: pre_tokenizers.PreTokenizer, key: bytes, start: int, end: int
+    ) -> Iterator[tuple[int, str]]:
+        """Yield (byte offset, text) of the pre-tokens of key[start:end], in order."""
+        at = start
+        # One that begins in this window and ends behind it counts as well.
+        whole = key.find(MARK, end)
+        last = min(end + self._longest_kept, whole if whole >= 0 else len(key))
+        for found in self._kept.finditer(key, start, last) if self._kept else ():
+            if found.start() >= end:
+                break
+            yield from _pre_tokens_of(splitter, key[at : found.start()], at)
+            if found.end() > end:
+                return
+            yield found.start(), found.group().decode()
+            at = found.end()
+        yield from _pre_tokens_of(splitter, key[at:end], at)
+
+
+def _pre_tokens_of(splitter: pre_tokenizers.PreTokenizer, data: bytes, at: int) -> Iterator[tuple[int, str]]:
+    text = data.decode("utf-8", "ignore")
+    done = 0
+    for _, (first, last) in splitter.pre_tokenize_str(text):
+        at += len(text[done:first].encode())
+        yield at, text[first:last]
+        at += len(text[first:last].encode())
+        done = last

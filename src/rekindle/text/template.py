@@ -1,0 +1,192 @@
+"""Chat templates, rendered the way transformers renders them.
+
+Owns the Jinja environment: sandboxed and immutable, `trim_blocks` and `lstrip_blocks`, loop controls, the `generation`
+tag, `tojson` that keeps non-ASCII, `raise_exception`, `strftime_now` by a clock that is passed in. Knows no tokens: it
+gets guarded values and gives guarded text back. Everything a template may fail with becomes BadRequest, for whether it
+fails depends on the conversation.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import jinja2
+import jinja2.exceptions
+import jinja2.ext
+import jinja2.nodes
+import jinja2.parser
+import jinja2.sandbox
+import jinja2.utils
+
+from rekindle.errors import BadRequest, ModelRefused
+from rekindle.text.messages import GUARD, Arguments
+
+TEMPLATE_FILE = "chat_template.jinja"
+CONFIG_FILE = "tokenizer_config.json"
+_GENERATION_TAGS = {"generation"}
+
+
+class _Generation(jinja2.ext.Extension):
+    """`{% generation %}` marks replies for training; here its body is rendered and nothing else."""
+
+    tags = _GENERATION_TAGS
+
+    def parse(self, parser: jinja2.parser.Parser) -> list[jinja2.nodes.Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+class _Namespace(jinja2.utils.Namespace):
+    """Jinja's namespace without names that begin with an underscore: they reach into Python."""
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        if name.startswith("_"):
+            raise jinja2.exceptions.SecurityError(f"a chat template may not set {name!r}")
+        super().__setitem__(name, value)
+
+
+class ChatTemplate:
+    """One or more named Jinja templates (`default`, `tool_use`) and the special tokens they may print.
+
+    A directory without a template gives a ChatTemplate without sources: rendering it is refused, completions work.
+    """
+
+    def __init__(
+        self,
+        sources: Mapping[str, str],
+        special_tokens: Mapping[str, str],
+        *,
+        clock: Callable[[], datetime] = datetime.now,
+    ) -> None:
+        self.sources = dict(sources)
+        self.special_tokens = dict(special_tokens)
+        self._clock = clock
+        self._environment = self._make_environment()
+        self._compiled = {name: self._compile(source) for name, source in self.sources.items()}
+
+    @classmethod
+    def from_dir(cls, directory: Path, *, clock: Callable[[], datetime] = datetime.now) -> ChatTemplate:
+        """Read `chat_template.jinja`, else `chat_template` of tokenizer_config.json; special tokens from the latter."""
+        config = read_config(directory)
+        sources: dict[str, str] = {}
+        entry = config.get("chat_template")
+        if isinstance(entry, str):
+            sources["default"] = entry
+        elif isinstance(entry, list):
+            sources = {str(item["name"]): str(item["template"]) for item in entry}
+        path = directory / TEMPLATE_FILE
+        if path.is_file():
+            sources["default"] = path.read_text(encoding="utf-8")
+        return cls(sources, special_token_names(config), clock=clock)
+
+    def with_clock(self, clock: Callable[[], datetime]) -> ChatTemplate:
+        """The same template at another time."""
+        return ChatTemplate(self.sources, self.special_tokens, clock=clock)
+
+    def literals(self) -> frozenset[str]:
+        """Every piece of text and every string constant the templates may print."""
+        found: set[str] = set()
+        for source in self.sources.values():
+            tree = self._environment.parse(source)
+            found |= {node.data for node in tree.find_all(jinja2.nodes.TemplateData)}
+            found |= {node.value for node in tree.find_all(jinja2.nodes.Const) if isinstance(node.value, str)}
+        return frozenset(found)
+
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Any] | None = None,
+        *,
+        add_generation_prompt: bool = True,
+        **variables: Any,
+    ) -> str:
+        """Return the text of a conversation. Raises BadRequest where the template refuses or fails on it."""
+        if not self._compiled:
+            raise BadRequest("this model has no chat template: use /v1/completions, or add chat_template.jinja")
+        name = "tool_use" if tools and "tool_use" in self._compiled else "default"
+        if name not in self._compiled:
+            known = ", ".join(sorted(self._compiled))
+            raise BadRequest(f"this model has no template named default (only {known}): add chat_template.jinja")
+        values = {
+            **self.special_tokens,
+            **variables,
+            "messages": [dict(message) for message in messages],
+            "tools": list(tools) if tools else None,
+            "documents": variables.get("documents"),
+            "add_generation_prompt": add_generation_prompt,
+        }
+        try:
+            return self._compiled[name].render(values)
+        except jinja2.TemplateError as error:
+            message = f"the model's chat template refuses this conversation: {error.message or error}"
+            raise BadRequest(message, param="messages") from error
+        except (TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError) as error:
+            message = f"the model's chat template fails on this conversation: {type(error).__name__}: {error}"
+            raise BadRequest(message, param="messages") from error
+
+    def _compile(self, source: str) -> jinja2.Template:
+        try:
+            return self._environment.from_string(source)
+        except jinja2.TemplateSyntaxError as error:
+            raise ModelRefused(f"the chat template cannot be parsed, line {error.lineno}: {error.message}") from error
+
+    def _make_environment(self) -> jinja2.Environment:
+        environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
+            trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, jinja2.ext.loopcontrols]
+        )
+        environment.filters["tojson"] = _tojson
+        environment.globals["raise_exception"] = _raise_exception
+        # The type itself would hand templates its attributes.
+        environment.globals["dict"] = lambda *pairs, **items: dict(*pairs, **items)
+        environment.globals["namespace"] = _Namespace
+        environment.globals["strftime_now"] = lambda form: self._clock().strftime(form)
+        return environment
+
+
+def read_config(directory: Path) -> dict[str, Any]:
+    """tokenizer_config.json as a dict, empty when there is none."""
+    path = directory / CONFIG_FILE
+    if not path.is_file():
+        return {}
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ModelRefused(f"{path.name} is not JSON: {error}") from error
+    return config if isinstance(config, dict) else {}
+
+
+def special_token_names(config: Mapping[str, Any]) -> dict[str, str]:
+    """`bos_token`, `eos_token` and so on with their spelling; entries are strings or objects with `content`."""
+    named = {}
+    for name, value in config.items():
+        if name.endswith("_token"):
+            content = value.get("content") if isinstance(value, Mapping) else value
+            if isinstance(content, str):
+                named[name] = content
+    return named
+
+
+def _raise_exception(message: str) -> str:
+    raise jinja2.TemplateError(message)
+
+
+def _tojson(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | str | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """JSON without HTML escapes. Tool arguments on their own come out as the model generated them."""
+    if isinstance(value, Arguments) and not (ensure_ascii or indent or separators or sort_keys):
+        return value.verbatim
+    text = json.dumps(value, ensure_ascii=False, indent=indent, separators=separators, sort_keys=sort_keys)
+    if ensure_ascii:
+        # An escaped guard would stay in the prompt: everything else is escaped.
+        text = re.sub(rf"[^\x00-\x7f{GUARD}]", lambda found: json.dumps(found.group())[1:-1], text)
+    return text

@@ -1,0 +1,167 @@
+"""Explanations name the message, the texts and the likely cause, and quote stored text only to its owner."""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+import pytest
+
+from rekindle.cache.explain import Explanation, explain
+from rekindle.cache.matcher import Matcher, StoredBranch
+from rekindle.text.messages import Message
+from rekindle.text.prompt import PromptEncoder, RenderedPrompt
+from tests.text import factories
+from tests.text.factories import encoder_of, make_encoder
+
+RULES = "You are kind and brief, and you know the rules of this house by heart. " * 4
+CHAT = [
+    Message("system", RULES),
+    Message("user", "What is the first rule?"),
+    Message("assistant", "Be kind to guests."),
+    Message("user", "And the second?"),
+]
+
+
+def run(
+    encoder: PromptEncoder,
+    before: list[Message],
+    after: list[Message],
+    *,
+    reply: str = "",
+    agent: str = "a",
+    later: PromptEncoder | None = None,
+) -> Explanation | None:
+    """Store a prompt and its reply for agent "a", then explain what another prompt of `agent` is matched to."""
+    spelled = encoder.render_chat(before).key + encoder.render_text(reply).key
+    ids = encoder.encode(RenderedPrompt(spelled))
+    matcher = Matcher(encoder)
+    matcher.add(StoredBranch("ns", "a", 0, ids, len(ids)))
+    prompt = (later or encoder).render_chat(after)
+    return explain(matcher.match("ns", agent, prompt), prompt, after, encoder=encoder)
+
+
+def test_nothing_to_explain() -> None:
+    encoder = encoder_of("cl100k")
+    assert run(encoder, CHAT[:2], CHAT[:2]) is None
+    assert run(encoder, CHAT[:2], CHAT, reply="Be kind to guests.") is None
+
+
+def test_edited_text() -> None:
+    changed = [*CHAT[:1], Message("user", "What is the last rule?"), *CHAT[2:]]
+    found = run(encoder_of("cl100k"), CHAT, changed)
+    assert found is not None
+    assert (found.cause, found.message_index) == ("text_differs", 1)
+    assert found.stored is not None and found.stored.startswith("What is the first rule?<|end|>")
+    assert found.sent is not None and found.sent.startswith("What is the last rule?<|end|>")
+    assert "message 1" in found.detail
+
+
+@pytest.mark.parametrize("moved", [[*CHAT[:2], Message("user", "One more thing.")], [CHAT[0], *CHAT[3:]]])
+def test_messages_added_or_removed(moved: list[Message]) -> None:
+    found = run(encoder_of("cl100k"), CHAT, moved)
+    assert found is not None
+    assert found.cause == "text_differs"
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("It is 2024-05-06 10:30:12 UTC.", "It is 2024-05-07 09:01:59 UTC."),
+        ("Today: Monday, 6 May 2024", "Today: Tuesday, 17 June 2024"),
+        ("Current date: May 6, 2024.", "Current date: Jan 31, 2025."),
+        ("ts=1715000000123", "ts=1715009999456"),
+        ("at 2024-05-06T10:30:12.123Z", "at 2025-01-01T00:00:00Z"),
+    ],
+)
+def test_date_lines(old: str, new: str) -> None:
+    before = [Message("system", f"{RULES}\n{old}\nBe kind."), *CHAT[1:]]
+    after = [Message("system", f"{RULES}\n{new}\nBe kind."), *CHAT[1:]]
+    found = run(encoder_of("cl100k"), before, after)
+    assert found is not None
+    assert (found.cause, found.message_index) == ("date_line", 0)
+    other = run(encoder_of("cl100k"), before, [Message("system", f"{RULES}\n{new} Or not.\nBe kind."), *CHAT[1:]])
+    assert other is not None
+    assert other.cause == "text_differs"
+
+
+def test_date_by_the_template() -> None:
+    today = make_encoder("cl100k", factories.DATED, moment=datetime(2024, 5, 6))
+    tomorrow = make_encoder("cl100k", factories.DATED, moment=datetime(2024, 5, 7))
+    found = run(today, CHAT, CHAT, later=tomorrow)
+    assert found is not None
+    assert found.cause == "date_line"
+
+
+@pytest.mark.parametrize(
+    ("template", "reply", "sent_back"),
+    [
+        (
+            factories.STRIPS_THINKING,
+            "<think>\nhm, guests\n</think>\n\nBe kind.",
+            "<think>\nhm, guests\n</think>\n\nBe kind.",
+        ),
+        (factories.STRIPS_THINKING, "<think>\nhm, guests\n</think>\n\nBe kind.", "Be kind."),
+        (factories.TRIMS, " Be kind. \n", " Be kind. \n"),
+    ],
+)
+def test_templates_that_rewrite_replies(template: str, reply: str, sent_back: str) -> None:
+    after = [*CHAT[:2], Message("assistant", sent_back), Message("user", "And the second?")]
+    found = run(encoder_of("cl100k", template), CHAT[:2], after, reply=reply)
+    assert found is not None
+    assert (found.cause, found.message_index) == ("template_rewrote_history", 2)
+
+
+def test_templates_that_move_the_system_prompt() -> None:
+    after = [*CHAT, Message("assistant", "Be brief."), Message("user", "Thanks.")]
+    encoder = encoder_of("cl100k", factories.MOVES_SYSTEM)
+    rules_last = [Message("system", "Only two rules."), *CHAT[1:]]
+    found = run(
+        encoder,
+        [Message("system", "Only two rules."), Message("user", RULES)],
+        [*rules_last[:1], Message("user", RULES), *after[2:]],
+    )
+    assert found is not None
+    assert found.cause == "template_rewrote_history"
+
+
+def test_shared_text_is_not_quoted() -> None:
+    secret = [Message("system", RULES), Message("user", "My password is swordfish.")]
+    found = run(encoder_of("cl100k"), secret, CHAT, agent="b")
+    assert found is not None
+    assert (found.cause, found.message_index, found.stored) == ("not_stored", 1, None)
+    assert "swordfish" not in repr(found)
+
+
+def test_nothing_stored_and_what_the_engine_knows() -> None:
+    encoder = encoder_of("cl100k")
+    prompt = encoder.render_chat(CHAT)
+    match = Matcher(encoder).match("ns", "a", prompt)
+    found = explain(match, prompt, CHAT, encoder=encoder)
+    assert found is not None
+    assert found.cause == "not_stored"
+    for cause in ("evicted", "not_stored", "other_fingerprint"):
+        told = explain(match, prompt, CHAT, encoder=encoder, known=cause)
+        assert told is not None
+        assert told.cause == cause
+
+
+def test_completions_and_differences_inside_characters() -> None:
+    encoder = encoder_of("gpt2")
+    matcher = Matcher(encoder)
+    ids = encoder.encode(encoder.render_text("word " * 30 + "🙂 smile"))
+    matcher.add(StoredBranch("ns", "a", 0, ids, len(ids)))
+    prompt = encoder.render_text("word " * 30 + "🙃 frown")
+    found = explain(matcher.match("ns", "a", prompt), prompt, None, encoder=encoder)
+    assert found is not None
+    assert found.message_index is None
+    assert found.stored is not None and found.stored.endswith("🙂 smile")
+    assert found.sent is not None and found.sent.endswith("🙃 frown")
+
+
+def test_opaque_text_is_still_readable() -> None:
+    encoder = encoder_of("lower")
+    changed = [*CHAT[:1], Message("user", "something else entirely"), *CHAT[2:]]
+    found = run(encoder, CHAT, changed)
+    assert found is not None
+    assert (found.cause, found.message_index) == ("text_differs", 1)
+    assert found.sent is not None and "something else" in found.sent
