@@ -1,0 +1,133 @@
+"""The bytes of all hot blocks: per part one uint8 tensor [num_blocks, payload_bytes], layers are strided views of it.
+
+Knows nothing of what a block means, who holds it or whether it is free. Invariant (`check` shows it): whatever lies in
+any block decodes to finite numbers, so attention may read past a sequence's end and mask the result.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rekindle.kv.q4h import LARGEST_BYTE, SMALLEST_BYTE
+from rekindle.spec import KVLayout, LayerSpec, Section
+
+TORCH_DTYPES = {
+    "u32": torch.int32,
+    "u8": torch.uint8,
+    "bf16": torch.bfloat16,
+    "fp32": torch.float32,
+    "fp64": torch.float64,
+}
+_WORD_BYTES = 8  # blocks are gathered in int64
+
+
+@dataclass(frozen=True, slots=True)
+class LayerView:
+    """One layer's bytes: whole rows as int64 [num_blocks, n], every section as [num_blocks, heads, token, ...].
+
+    `heads` are the indices 0, 1, ... by which rows are written.
+    """
+
+    spec: LayerSpec
+    heads: Tensor
+    rows: Tensor
+    k: tuple[Tensor, ...]
+    v: tuple[Tensor, ...]
+    k_sections: tuple[Section, ...]
+    v_sections: tuple[Section, ...]
+
+    def within(self, rows: Tensor, section: Section, dtype: torch.dtype) -> Tensor:
+        """The section as `dtype` [blocks, heads, n] inside `rows` [blocks, int64], gathered from `self.rows`."""
+        start = section.offset - self.k_sections[0].offset
+        words = rows[:, start // _WORD_BYTES : (start + section.num_bytes) // _WORD_BYTES]
+        return words.view(dtype).reshape(rows.shape[0], section.shape[0], -1)
+
+
+class KVArena:
+    """Hot bytes of `num_blocks` blocks on `device`, zero at first; pages are touched as blocks are used."""
+
+    def __init__(self, layout: KVLayout, num_blocks: int, device: torch.device | str = "cpu") -> None:
+        self.layout = layout
+        self.num_blocks = num_blocks
+        self.device = torch.device(device)
+        with torch.inference_mode(False):
+            self.parts = tuple(
+                torch.zeros(num_blocks, part.payload_bytes, dtype=torch.uint8, device=self.device)
+                for part in layout.parts
+            )
+            self._layers = {
+                spec.index: self._layer_view(part, position)
+                for part, part_layout in enumerate(layout.parts)
+                for position, spec in enumerate(part_layout.layers)
+            }
+
+    def _layer_view(self, part: int, position: int) -> LayerView:
+        layout, rows = self.layout.parts[part], self.parts[part]
+        sections = layout.sections[position]
+        first, last = sections.k[0], sections.v[-1]
+        columns = slice(first.offset // _WORD_BYTES, (last.offset + last.num_bytes) // _WORD_BYTES)
+        return LayerView(
+            spec=layout.layers[position],
+            heads=torch.arange(layout.layers[position].num_kv_heads, device=self.device),
+            rows=rows.view(torch.int64)[:, columns],
+            k=tuple(_section_view(rows, section) for section in sections.k),
+            v=tuple(_section_view(rows, section) for section in sections.v),
+            k_sections=sections.k,
+            v_sections=sections.v,
+        )
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(part.numel() for part in self.parts)
+
+    def layer(self, layer_index: int) -> LayerView:
+        """The views of the layer with this index in the model; KeyError where that layer keeps no KV."""
+        return self._layers[layer_index]
+
+    def copy_tokens(self, source: int, target: int, num_tokens: int) -> None:
+        """Copy the first `num_tokens` tokens of all parts; the rest of `target` stays as it is."""
+        for layer in self._layers.values():
+            for section in (*layer.k, *layer.v):
+                section[target, :, :num_tokens].copy_(section[source, :, :num_tokens])
+
+    def read(self, block: int, part: int, num_tokens: int, out: np.ndarray) -> None:
+        """Copy a part's payload into `out` uint8 [payload_bytes], bytes beyond `num_tokens` tokens as zeros."""
+        torch.from_numpy(out).copy_(self.parts[part][block])
+        if num_tokens == self.layout.block_tokens:
+            return
+        for layer in self.layout.parts[part].sections:
+            for section in (*layer.k, *layer.v):
+                heads, tokens, _ = section.shape
+                section_bytes = out[section.offset : section.offset + section.num_bytes]
+                section_bytes.reshape(heads, tokens, -1)[:, num_tokens:] = 0
+
+    def write(self, block: int, part: int, data: np.ndarray) -> None:
+        """Replace a part's payload by `data` uint8 [payload_bytes] (may be read-only), which `read` made once."""
+        row = self.parts[part][block]
+        if self.device.type == "cpu":
+            np.copyto(row.numpy(), data)
+        else:
+            row.copy_(torch.from_numpy(data.copy()))
+
+    def check(self) -> None:
+        """Assert that every block of every layer decodes to finite numbers."""
+        for index, layer in self._layers.items():
+            for name, sections in (("K", layer.k), ("V", layer.v)):
+                if len(sections) == 2:
+                    scale_bytes = sections[1]
+                    good = (scale_bytes == 0) | (scale_bytes >= SMALLEST_BYTE) & (scale_bytes <= LARGEST_BYTE)
+                else:
+                    good = sections[0].isfinite()
+                bad = (~good.flatten(1).all(1)).nonzero()
+                assert not len(bad), f"layer {index}: {name} of block {int(bad[0])} does not decode to finite numbers"
+
+
+def _section_view(rows: Tensor, section: Section) -> Tensor:
+    dtype = TORCH_DTYPES[section.dtype]
+    start = section.offset // dtype.itemsize
+    typed = rows.view(dtype)[:, start : start + section.num_bytes // dtype.itemsize]
+    return typed.view(-1, *section.shape)

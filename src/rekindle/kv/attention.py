@@ -1,0 +1,201 @@
+"""Attention over blocks: encodes a step's K and V into the arena, then attends to nothing but what is stored there.
+
+Knows no sequences beyond the plan. What it computes for a row is the same, bit for bit, whatever else is in the step
+and however the context was cut into steps. That rests on four rules:
+
+- the context is a whole number of tiles of 512 tokens from position 0, the rest of the last masked with -inf;
+- every matrix product has a multiple of 4 rows;
+- the sum over the context runs inside a tile by one matrix product, over tiles in order, in fp32 (fp64 for fp64);
+- what lies behind the mask is finite, so that it adds exact zeros.
+
+Keys and values of a range are decoded to the compute dtype [kv heads, tokens, dim] where they stay in cache; those in
+Q4H stay rotated, their dimensions in the order in which codes unpack, and queries and outputs take the rotation.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from rekindle.kv import q4h
+from rekindle.kv.arena import KVArena, LayerView
+from rekindle.kv.decode import Decoder
+from rekindle.kv.plan import TILE, AttentionPlan, QueryPiece, ScoreShape
+from rekindle.kv.scratch import Scratch
+
+SINK_COLUMNS = 64  # a multiple of every vector length
+COMPUTE_DTYPES = (torch.bfloat16, torch.float32, torch.float64)
+
+
+@dataclass(frozen=True, slots=True)
+class Scoring:
+    """What turns products of queries and keys into weights; `sinks` one logit per query head."""
+
+    scaling: float
+    window: int | None
+    softcap: float | None
+    sinks: Tensor | None
+
+
+class PagedAttention:
+    """Attention of one model over one arena, on the thread that owns both."""
+
+    def __init__(self, arena: KVArena) -> None:
+        self.arena = arena
+        self._scratch = Scratch(arena.device)
+        self._rotator = q4h.Rotator(arena.device)
+        self._decoder = Decoder(arena.layout.block_tokens, self._scratch)
+
+    def write(self, layer_index: int, k: Tensor, v: Tensor, plan: AttentionPlan) -> None:
+        """Store the step's K [rows, kv heads, dk] and V [rows, kv heads, dv] where the plan says.
+
+        A row that is not finite is recorded in the plan (`failed_spans`); its request fails and its blocks must not be
+        committed. ValueError for shapes that are not the layer's.
+        """
+        layer = self.arena.layer(layer_index)
+        spec = layer.spec
+        if k.shape != (plan.num_rows, spec.num_kv_heads, spec.k_dim) or v.shape != (*k.shape[:2], spec.v_dim):
+            raise ValueError(f"layer {layer_index}: K {tuple(k.shape)}, V {tuple(v.shape)} for {plan.num_rows} rows")
+        if spec.k_format == spec.v_format == "q4h" and spec.k_dim == spec.v_dim:
+            rotated = self._rotator.rotate(torch.stack((k, v)))  # half the small operations
+            self._store_q4h(layer, layer.k, rotated[0], plan)
+            self._store_q4h(layer, layer.v, rotated[1], plan)
+            return
+        for sections, values in ((layer.k, k), (layer.v, v)):
+            if len(sections) == 2:
+                self._store_q4h(layer, sections, self._rotator.rotate(values), plan)
+            else:
+                self._store_native(layer, sections[0], values, plan)
+
+    def _store_q4h(self, layer: LayerView, sections: tuple[Tensor, ...], rotated: Tensor, plan: AttentionPlan) -> None:
+        group = rotated.shape[-1] // sections[1].shape[-1]
+        words, scale_bytes, absmax = q4h.encode(rotated, group)
+        torch.maximum(plan.worst, absmax.flatten(1).amax(1), out=plan.worst)
+        self._scatter(layer, sections[0], words, plan)
+        self._scatter(layer, sections[1], scale_bytes, plan)
+
+    def _store_native(self, layer: LayerView, section: Tensor, values: Tensor, plan: AttentionPlan) -> None:
+        stored = values.to(section.dtype)
+        torch.maximum(plan.worst, stored.abs().flatten(1).amax(1), out=plan.worst)
+        self._scatter(layer, section, torch.nan_to_num(stored, nan=0.0, posinf=0.0, neginf=0.0), plan)
+
+    def _scatter(self, layer: LayerView, section: Tensor, values: Tensor, plan: AttentionPlan) -> None:
+        if plan.num_written:
+            chosen = values if plan.written is None else values.index_select(0, plan.written)
+            section.index_put_((plan.target_blocks, layer.heads, plan.target_offsets), chosen)
+
+    def attend(
+        self,
+        layer_index: int,
+        q: Tensor,
+        plan: AttentionPlan,
+        *,
+        scaling: float,
+        window: int | None = None,
+        softcap: float | None = None,
+        sinks: Tensor | None = None,
+    ) -> Tensor:
+        """Attend with q [rows, heads, dk] to what is stored; [rows, heads, dv] in q's dtype, zeros for spare rows.
+
+        ValueError for a dtype, window or number of heads that the layer does not have.
+        """
+        layer = self.arena.layer(layer_index)
+        self._refuse_misfit(layer, q, window)
+        heads_per_kv = q.shape[1] // layer.spec.num_kv_heads
+        shape = ScoreShape(heads_per_kv, layer.spec.num_kv_heads, window, q.dtype)
+        scoring = Scoring(scaling, window, softcap, sinks)
+        queries = self._prepare_queries(layer, q, scaling if softcap is None else scaling / softcap)
+        wide = torch.float64 if q.dtype == torch.float64 else torch.float32
+        outputs = torch.zeros(*q.shape[:2], layer.spec.v_dim, dtype=wide, device=q.device)
+        for query_range in plan.ranges(shape):
+            keys, values = self._decoder.decode(layer, query_range, q.dtype)
+            for piece in query_range.pieces:
+                self._attend_piece(queries, keys, values, piece, scoring, outputs)
+        if layer.spec.v_format == "q4h":
+            outputs = outputs @ q4h.output_rotation(layer.spec.v_dim, wide, q.device)
+        return outputs.to(q.dtype)
+
+    def _refuse_misfit(self, layer: LayerView, q: Tensor, window: int | None) -> None:
+        spec = layer.spec
+        if q.dtype not in COMPUTE_DTYPES:
+            raise ValueError(f"attention computes in bf16, fp32 or fp64, not {q.dtype}")
+        if q.shape[1] % spec.num_kv_heads or q.shape[2] != spec.k_dim:
+            raise ValueError(
+                f"layer {spec.index} has {spec.num_kv_heads} K/V heads of size {spec.k_dim}, queries {tuple(q.shape)}"
+            )
+        if window != spec.window:
+            raise ValueError(f"layer {spec.index} keeps a window of {spec.window}, attention asks for {window}")
+
+    def _prepare_queries(self, layer: LayerView, q: Tensor, scaling: float) -> Tensor:
+        """Scaled queries, rotated as the keys are."""
+        wide = torch.float64 if q.dtype == torch.float64 else torch.float32
+        if layer.spec.k_format == "q4h":
+            matrix = q4h.query_rotation(layer.spec.k_dim, scaling, wide, q.device)
+            return (q.to(wide) @ matrix).to(q.dtype)
+        return (q.to(wide) * scaling).to(q.dtype)
+
+    def _attend_piece(
+        self, queries: Tensor, keys: Tensor, values: Tensor, piece: QueryPiece, scoring: Scoring, outputs: Tensor
+    ) -> None:
+        kv_heads, num_context, _ = keys.shape
+        rows = slice(piece.row, piece.row + piece.num_rows)
+        num_padded = piece.mask.shape[0]
+        folded = self._fold(queries[rows], kv_heads, num_padded)
+        scores = self._scratch.take("scores", keys.dtype, kv_heads, num_padded, num_context)
+        torch.bmm(folded, keys.transpose(1, 2), out=scores)
+        if scoring.softcap is not None:
+            scores.tanh_().mul_(scoring.softcap)
+        scores[:, :, piece.masked_from :].add_(piece.mask)
+        weights = self._weights(scores, scoring.sinks)
+        summed = self._weigh(weights, values)
+        num_folded = outputs.shape[1] // kv_heads * piece.num_rows
+        unfolded = summed[:, :num_folded].unflatten(1, (piece.num_rows, -1)).transpose(0, 1)
+        outputs[rows].unflatten(1, (kv_heads, -1)).copy_(unfolded)
+
+    def _fold(self, queries: Tensor, kv_heads: int, num_padded: int) -> Tensor:
+        """Queries [rows, heads, d] of one piece as [kv heads, padded rows * heads per kv, d]."""
+        num_rows, heads, dim = queries.shape
+        folded = self._scratch.take("queries", queries.dtype, kv_heads, num_padded, dim)
+        per_head = folded[:, : num_rows * (heads // kv_heads)].unflatten(1, (num_rows, -1))
+        per_head.copy_(queries.unflatten(1, (kv_heads, -1)).transpose(0, 1))
+        return folded
+
+    def _weights(self, scores: Tensor, sinks: Tensor | None) -> Tensor:
+        """Softmax over the context, and over the sink where there is one; [kv heads, rows, context]."""
+        if sinks is None:
+            return torch.softmax(scores, -1, out=self._scratch.take("weights", scores.dtype, *scores.shape))
+        kv_heads, num_rows, num_context = scores.shape
+        # The sink stands behind the context in columns of its own, so lanes of the sum hold what they held.
+        wide = self._scratch.take("scores and sinks", scores.dtype, kv_heads, num_rows, num_context + SINK_COLUMNS)
+        wide[:, :, :num_context].copy_(scores)
+        wide[:, :, num_context:].fill_(-torch.inf)
+        per_head = sinks.to(scores.dtype).view(kv_heads, -1)
+        wide[:, :, num_context] = per_head.repeat(1, -(-num_rows // per_head.shape[1]))[:, :num_rows]
+        weights = torch.softmax(wide, -1, out=self._scratch.take("weights", scores.dtype, *wide.shape))
+        return weights[:, :, :num_context]
+
+    def _weigh(self, weights: Tensor, values: Tensor) -> Tensor:
+        """Sum of values by weights: per tile a product, over tiles in order, wide; [kv heads, rows, dv]."""
+        kv_heads, num_rows, num_context = weights.shape
+        tiles, dim = num_context // TILE, values.shape[-1]
+        if not weights.is_contiguous() or tiles > 1:
+            # The scores have become weights: their memory is free.
+            by_tile = self._scratch.take("scores", weights.dtype, kv_heads, tiles, num_rows, TILE)
+            by_tile.copy_(weights.unflatten(2, (tiles, TILE)).transpose(1, 2))
+            weights = by_tile
+        products = self._scratch.take("products", values.dtype, kv_heads * tiles, num_rows, dim)
+        torch.bmm(weights.view(-1, num_rows, TILE), values.view(-1, TILE, dim), out=products)
+        wide = torch.float64 if values.dtype == torch.float64 else torch.float32
+        summed = self._scratch.take("sums", wide, kv_heads, num_rows, dim)
+        per_tile = products.view(kv_heads, tiles, num_rows, dim)
+        summed.copy_(per_tile[:, 0])
+        for tile in range(1, tiles):
+            summed.add_(per_tile[:, tile])
+        return summed
+
+    def check(self) -> None:
+        """Assert that whatever attention may read behind a mask is finite: the arena, decoded keys and values."""
+        self.arena.check()
+        self._scratch.check("keys", "values")

@@ -1,0 +1,75 @@
+"""Decodes the blocks of a query range to K and V in the compute dtype, in a few passes over cached memory.
+
+Owns the order of dimensions that this leaves (`q4h.unpacking_order`). Sixteen codes are one int64: its low nibbles and
+its high nibbles become eight bytes each by a shift and a mask, and a byte 2 * code minus 15 is the level. The arena's
+row of a layer is gathered first, 3 to 9 kB a block.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from rekindle.kv import q4h
+from rekindle.kv.arena import TORCH_DTYPES, LayerView
+from rekindle.kv.plan import QueryRange
+from rekindle.kv.scratch import Scratch
+from rekindle.spec import Section, group_size
+
+_TWICE_LOW_NIBBLES = 0x1E1E1E1E1E1E1E1E
+_CODES_PER_INT64 = 16
+
+
+class Decoder:
+    """Reads blocks of `block_tokens` tokens through scratch memory."""
+
+    def __init__(self, block_tokens: int, scratch: Scratch) -> None:
+        self._block_tokens = block_tokens
+        self._scratch = scratch
+
+    def decode(self, layer: LayerView, query_range: QueryRange, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """K [kv heads, context, dk] and V [kv heads, context, dv]; beyond the range's blocks finite, undefined."""
+        blocks = query_range.blocks
+        rows = self._scratch.take("rows", torch.int64, len(blocks), layer.rows.shape[1])
+        torch.index_select(layer.rows, 0, blocks, out=rows)
+        tokens = query_range.num_context
+        keys = self._scratch.take("keys", dtype, layer.spec.num_kv_heads, tokens, layer.spec.k_dim)
+        values = self._scratch.take("values", dtype, layer.spec.num_kv_heads, tokens, layer.spec.v_dim)
+        self._decode_sections(layer, rows, layer.k_sections, "k", keys)
+        self._decode_sections(layer, rows, layer.v_sections, "v", values)
+        return keys, values
+
+    def _decode_sections(
+        self, layer: LayerView, rows: Tensor, sections: tuple[Section, ...], kind: Literal["k", "v"], out: Tensor
+    ) -> None:
+        num_tokens = rows.shape[0] * self._block_tokens
+        filled = out[:, :num_tokens].unflatten(1, (rows.shape[0], -1)).flatten(2)  # [heads, blocks, tokens * dim]
+        if len(sections) == 1:
+            stored = layer.within(rows, sections[0], TORCH_DTYPES[sections[0].dtype])
+            filled.copy_(stored.transpose(0, 1))
+            return
+        steps = self._steps(layer.within(rows, sections[1], torch.uint8), group_size(kind, out.shape[-1]), out.dtype)
+        levels = self._levels(layer.within(rows, sections[0], torch.int64), out.dtype)
+        torch.mul(levels, steps, out=filled)
+
+    def _steps(self, scale_bytes: Tensor, group: int, dtype: torch.dtype) -> Tensor:
+        """scale/16 for every value, [heads, blocks, values], of bytes [blocks, heads, groups]."""
+        num_blocks, heads, groups = scale_bytes.shape
+        index = self._scratch.take("scale index", torch.int32, heads, num_blocks, groups)
+        index.copy_(scale_bytes.transpose(0, 1))
+        steps = self._scratch.take("steps", dtype, heads * num_blocks * groups, group)
+        torch.index_select(q4h.step_table(group, dtype, scale_bytes.device), 0, index.view(-1), out=steps)
+        return steps.view(heads, num_blocks, groups * group)
+
+    def _levels(self, words: Tensor, dtype: torch.dtype) -> Tensor:
+        """2 * code - 15 for every value, [heads, blocks, values], of int64 words [blocks, heads, n]."""
+        num_blocks, heads, count = words.shape
+        nibbles = self._scratch.take("nibbles", torch.int64, heads, num_blocks, count, 2)
+        by_head = words.transpose(0, 1)
+        torch.bitwise_left_shift(by_head, 1, out=nibbles[..., 0])
+        torch.bitwise_right_shift(by_head, 3, out=nibbles[..., 1])
+        in_bytes = nibbles.bitwise_and_(_TWICE_LOW_NIBBLES).view(torch.int8)
+        levels = self._scratch.take("levels", dtype, heads, num_blocks, count * _CODES_PER_INT64)
+        return levels.copy_(in_bytes.sub_(15).view(levels.shape))

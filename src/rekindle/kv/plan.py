@@ -1,0 +1,195 @@
+"""One step's rows against the block tables: which bytes each row writes and which it may read.
+
+Built once per step and shared by all layers; masks are made at first use and kept per window. Knows no layer's bytes.
+
+    a sequence       |<------ context tiles of TILE tokens, from position 0 ------>|
+    its rows                                   [start ......... start + num_rows)
+    a query range    rows of one sequence whose positions lie in one tile, with the tiles that they may see
+    a piece          at most so many rows of a range that their scores stay small; bits do not depend on the cut
+
+Ranges end at tile borders, so no row attends to more than one tile of masked positions, and a row's context always
+starts at a multiple of TILE, whatever else is computed beside it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rekindle.spec import KVLayout
+
+TILE = 512
+ROW_MULTIPLE = 4  # matrix products change their bits below 4 rows
+MAX_SCORES = 1 << 21  # of a piece, all heads: 4 MiB in bf16; from 1 to 4 M scores the cost per score is the same
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceSpan:
+    """Rows `start .. start + num_rows` of a sequence whose positions lie in `blocks`.
+
+    Rows at positions below `num_stored` are computed, not written: their KV stands in the blocks already.
+    """
+
+    blocks: Sequence[int]
+    start: int
+    num_rows: int
+    num_stored: int
+
+
+@dataclass(frozen=True, slots=True)
+class QueryPiece:
+    """Rows `row .. row + num_rows` of the step; `mask` [folded rows, context - masked_from] holds 0 or -inf."""
+
+    row: int
+    num_rows: int
+    mask: Tensor
+    masked_from: int
+
+
+@dataclass(frozen=True, slots=True)
+class QueryRange:
+    """Pieces that see the same context: `blocks` int32 [n] from position `first`, padded to `num_context` tokens."""
+
+    blocks: Tensor
+    first: int
+    num_context: int
+    pieces: tuple[QueryPiece, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ScoreShape:
+    """What masks depend on besides the rows: query heads per K/V head, K/V heads, window and dtype of the scores."""
+
+    heads_per_kv: int
+    num_kv_heads: int
+    window: int | None
+    dtype: torch.dtype
+
+
+@dataclass(frozen=True, slots=True)
+class _Rows:
+    """Positions `position .. until` of a sequence, which are the step's rows from `row` on."""
+
+    row: int
+    position: int
+    until: int
+
+    def part(self, position: int, num_rows: int) -> _Rows:
+        return _Rows(self.row + position - self.position, position, min(self.until, position + num_rows))
+
+
+class AttentionPlan:
+    """Where a step's rows are written and what they see; `worst` collects the largest magnitude met in each row."""
+
+    def __init__(self, spans: Sequence[SequenceSpan], layout: KVLayout, num_rows: int, device: torch.device) -> None:
+        self.spans = tuple(spans)
+        self.num_rows = num_rows
+        self.block_tokens = layout.block_tokens
+        self.device = device
+        positions, blocks, written = self._rows()
+        row_index = np.flatnonzero(written)
+        # Rows that all are written, as in most steps, need no gather: `written` is None then.
+        everything = len(row_index) == num_rows
+        with torch.inference_mode(False):
+            self.written = None if everything else torch.from_numpy(row_index).to(device)
+            self.target_blocks = torch.from_numpy(blocks[row_index, None]).to(device)
+            self.target_offsets = torch.from_numpy(positions[row_index, None] % self.block_tokens).to(device)
+            self.worst = torch.zeros(num_rows, device=device)
+        self.num_written = len(row_index)
+        self._ranges: dict[ScoreShape, tuple[QueryRange, ...]] = {}
+
+    @classmethod
+    def build(
+        cls, spans: Sequence[SequenceSpan], layout: KVLayout, num_rows: int, device: torch.device | str
+    ) -> AttentionPlan:
+        """Plan rows in the order of `spans`, filled up to `num_rows` (a multiple of 4) by rows that nothing reads.
+
+        ValueError where rows do not fit, a span is empty, or blocks are missing for its positions.
+        """
+        used = sum(span.num_rows for span in spans)
+        if num_rows % ROW_MULTIPLE or used > num_rows:
+            raise ValueError(f"{used} rows do not fit a step of {num_rows}, which must be a multiple of {ROW_MULTIPLE}")
+        for span in spans:
+            if span.num_rows < 1 or span.start < 0:
+                raise ValueError(f"a span needs at least one row from position 0 on: {span.num_rows} at {span.start}")
+            if len(span.blocks) * layout.block_tokens < span.start + span.num_rows:
+                raise ValueError(f"{len(span.blocks)} blocks do not hold position {span.start + span.num_rows - 1}")
+        return cls(spans, layout, num_rows, torch.device(device))
+
+    def _rows(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Position, block and "is written" of every row."""
+        positions = np.zeros(self.num_rows, np.int64)
+        blocks = np.zeros(self.num_rows, np.int64)
+        written = np.zeros(self.num_rows, bool)
+        row = 0
+        for span in self.spans:
+            own = slice(row, row + span.num_rows)
+            positions[own] = np.arange(span.start, span.start + span.num_rows)
+            first, last = span.start // self.block_tokens, positions[own.stop - 1] // self.block_tokens
+            table = np.asarray(span.blocks[first : last + 1], np.int64)
+            blocks[own] = table[positions[own] // self.block_tokens - first]
+            written[own] = positions[own] >= span.num_stored
+            row = own.stop
+        return positions, blocks, written
+
+    def failed_spans(self) -> list[int]:
+        """Spans with a K or V that is not finite; ask once, after the step's last layer (waits for the device)."""
+        bad = (~self.worst.isfinite()).tolist()
+        failed, row = [], 0
+        for index, span in enumerate(self.spans):
+            if any(bad[row : row + span.num_rows]):
+                failed.append(index)
+            row += span.num_rows
+        return failed
+
+    def ranges(self, shape: ScoreShape) -> tuple[QueryRange, ...]:
+        """The query ranges of all spans, masks included; made once per shape."""
+        if shape not in self._ranges:
+            with torch.inference_mode(False):
+                self._ranges[shape] = tuple(self._make_ranges(shape))
+        return self._ranges[shape]
+
+    def _make_ranges(self, shape: ScoreShape) -> list[QueryRange]:
+        ranges, row = [], 0
+        for span in self.spans:
+            position, end = span.start, span.start + span.num_rows
+            while position < end:
+                until = min(end, (position // TILE + 1) * TILE)
+                ranges.append(self._range(span, _Rows(row, position, until), shape))
+                row += until - position
+                position = until
+        return ranges
+
+    def _range(self, span: SequenceSpan, rows: _Rows, shape: ScoreShape) -> QueryRange:
+        oldest = 0 if shape.window is None else max(0, rows.position - shape.window + 1)
+        first = oldest // TILE * TILE
+        num_context = -(-rows.until // TILE) * TILE - first
+        table = span.blocks[first // self.block_tokens : -(-rows.until // self.block_tokens)]
+        per_piece = MAX_SCORES // (num_context * shape.heads_per_kv * shape.num_kv_heads)
+        per_piece = max(ROW_MULTIPLE, per_piece // ROW_MULTIPLE * ROW_MULTIPLE)
+        pieces = tuple(
+            self._piece(rows.part(start, per_piece), first, num_context, shape=shape)
+            for start in range(rows.position, rows.until, per_piece)
+        )
+        blocks = torch.tensor(np.asarray(table, np.int32), device=self.device)
+        return QueryRange(blocks, first, num_context, pieces)
+
+    def _piece(self, rows: _Rows, first: int, num_context: int, *, shape: ScoreShape) -> QueryPiece:
+        """Rows are folded as (row, query head of the K/V head), then repeat the last row up to a multiple of 4."""
+        num_rows = rows.until - rows.position
+        num_folded = num_rows * shape.heads_per_kv
+        padded = -(-num_folded // ROW_MULTIPLE) * ROW_MULTIPLE
+        folded = torch.arange(padded, device=self.device).clamp_(max=num_folded - 1)
+        positions = (folded // shape.heads_per_kv + rows.position).unsqueeze(1)
+        # Without a window every row sees all positions before the piece: no need to mask those.
+        masked_from = (rows.position - first) // 64 * 64 if shape.window is None else 0
+        context = torch.arange(first + masked_from, first + num_context, device=self.device)
+        hidden = context > positions
+        if shape.window is not None:
+            hidden |= context <= positions - shape.window
+        mask = torch.zeros(hidden.shape, dtype=shape.dtype, device=self.device)
+        return QueryPiece(rows.row, num_rows, mask.masked_fill_(hidden, -torch.inf), masked_from)

@@ -1,0 +1,98 @@
+"""A made-up layer's rows, run through arena, plan and attention in whatever steps a test asks for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from rekindle.kv.arena import KVArena
+from rekindle.kv.attention import PagedAttention
+from rekindle.kv.plan import AttentionPlan, SequenceSpan
+from rekindle.spec import Format, KVLayout, LayerSpec
+
+BLOCK_TOKENS = 32
+
+
+@dataclass(frozen=True)
+class Layer:
+    """Shape, formats and scoring of the one layer that a test runs."""
+
+    dtype: torch.dtype
+    k_format: Format = "q4h"
+    v_format: Format = "q4h"
+    k_dim: int = 64
+    v_dim: int = 64
+    kv_heads: int = 2
+    heads: int = 6
+    window: int | None = None
+    softcap: float | None = None
+    sinks: bool = False
+
+    @property
+    def layout(self) -> KVLayout:
+        spec = LayerSpec(5, self.kv_heads, self.k_dim, self.v_dim, self.window, self.k_format, self.v_format)
+        return KVLayout(BLOCK_TOKENS, (spec,))
+
+    @property
+    def scoring(self) -> dict[str, object]:
+        sinks = torch.linspace(-2, 2, self.heads).to(self.dtype) if self.sinks else None
+        return {"scaling": 1.5 * self.k_dim**-0.5, "window": self.window, "softcap": self.softcap, "sinks": sinks}
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Queries, keys and values of the positions 0 .. n of one sequence."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+
+    @classmethod
+    def random(cls, layer: Layer, num_tokens: int, seed: int = 0) -> Rows:
+        generator = torch.Generator().manual_seed(seed)
+
+        def draw(heads: int, dim: int) -> Tensor:
+            return torch.randn(num_tokens, heads, dim, generator=generator).to(layer.dtype)
+
+        return cls(draw(layer.heads, layer.k_dim), draw(layer.kv_heads, layer.k_dim), draw(layer.kv_heads, layer.v_dim))
+
+
+def scattered_blocks(num_tokens: int, num_blocks: int, seed: int = 0) -> list[int]:
+    needed = -(-num_tokens // BLOCK_TOKENS)
+    return torch.randperm(num_blocks, generator=torch.Generator().manual_seed(seed))[:needed].tolist()
+
+
+def step(
+    attention: PagedAttention, layer: Layer, spans: Sequence[SequenceSpan], rows: Sequence[Rows], spare: int = 0
+) -> tuple[list[Tensor], AttentionPlan]:
+    """One step of all spans with `spare` times 4 extra dummy rows; outputs per span, and the plan."""
+    used = sum(span.num_rows for span in spans)
+    num_rows = -(-used // 4) * 4 + 4 * spare
+    packed = []
+    for name in ("q", "k", "v"):
+        parts = [getattr(r, name)[s.start : s.start + s.num_rows] for s, r in zip(spans, rows, strict=True)]
+        dummy = torch.full((num_rows - used, *parts[0].shape[1:]), 3.0, dtype=layer.dtype)
+        packed.append(torch.cat([*parts, dummy]))
+    plan = AttentionPlan.build(spans, attention.arena.layout, num_rows, "cpu")
+    attention.write(5, packed[1], packed[2], plan)
+    out = attention.attend(5, packed[0], plan, **layer.scoring)
+    assert not out[used:].any()
+    return list(out[:used].split([span.num_rows for span in spans])), plan
+
+
+def in_chunks(
+    attention: PagedAttention, layer: Layer, rows: Rows, blocks: Sequence[int], cuts: Sequence[int]
+) -> Tensor:
+    """Compute a sequence in steps that end at `cuts`; outputs of all rows."""
+    outputs, start = [], 0
+    for end in cuts:
+        outputs += step(attention, layer, [SequenceSpan(blocks, start, end - start, start)], [rows])[0]
+        start = end
+    return torch.cat(outputs)
+
+
+def block_bytes(arena: KVArena, blocks: Sequence[int]) -> Tensor:
+    return arena.parts[0][list(blocks)]
