@@ -1,0 +1,125 @@
+"""The store's directory on disk: who may use it, and its secret.
+
+    DIR/secret                32 random bytes, made once, shared by all models
+    DIR/FINGERPRINT/lock      held by the one process that uses this model's blocks; says which
+    DIR/FINGERPRINT/          index.db, blocks-PART-NNN.safetensors
+
+Owns these names. Two processes may use one DIR with different models. The lock is the kernel's and ends with its
+process, however that ends.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+from pathlib import Path
+
+import numpy as np
+
+from rekindle.errors import StoreError, StoreLocked
+from rekindle.store.sync import FileSystem
+
+SECRET_BYTES = 32
+
+
+class StoreDirectory:
+    """The locked sub-directory of one fingerprint."""
+
+    def __init__(self, path: Path, secret: bytes, lock: int, fs: FileSystem) -> None:
+        self.path = path
+        self.secret = secret
+        self._lock: int | None = lock
+        self._fs = fs
+
+    @classmethod
+    def claim(cls, directory: Path, fingerprint: bytes, fs: FileSystem) -> StoreDirectory:
+        """Make what is missing and take the lock.
+
+        StoreLocked if another process has it, StoreError if the directory cannot be used.
+        """
+        try:
+            directory = directory.resolve()
+            fs.make_directory(directory)
+            secret = _secret(directory, fs)
+            path = directory / fingerprint.hex()
+            fs.make_directory(path)
+            for name in ("index.db", "index.db-wal", "index.db-shm"):
+                if (path / name).is_symlink():
+                    raise StoreError(f"{path / name} is a symbolic link; the store does not follow it: remove it")
+            lock = _take_lock(path, fs)
+            # SQLite would make it with the umask's permissions, and gives its other files those of this one
+            fs.close_file(fs.open_file(path / "index.db", "create"))
+        except OSError as error:
+            raise StoreError(
+                f"the store's directory {directory} cannot be used: {error.strerror or error}; "
+                "check its permissions, or choose another with --store"
+            ) from error
+        return cls(path, secret, lock, fs)
+
+    @property
+    def index_path(self) -> Path:
+        """The index's file."""
+        return self.path / "index.db"
+
+    def has_shards(self) -> bool:
+        """Whether records were ever written here."""
+        return any(self.path.glob("blocks-*.safetensors"))
+
+    def set_index_aside(self) -> Path:
+        """Rename a damaged index so that a new one can be made; return where it is now."""
+        number = sum(1 for _ in self.path.glob("index.db.damaged-*"))
+        kept = self.path / f"index.db.damaged-{number}"
+        self._fs.rename(self.index_path, kept)
+        for suffix in ("-wal", "-shm"):
+            with contextlib.suppress(FileNotFoundError):
+                self._fs.rename(self.path / f"index.db{suffix}", self.path / f"{kept.name}{suffix}")
+        self._fs.close_file(self._fs.open_file(self.index_path, "create"))
+        return kept
+
+    def release(self) -> None:
+        """Let another process have it."""
+        if self._lock is not None:
+            self._fs.close_file(self._lock)
+        self._lock = None
+
+
+def _take_lock(path: Path, fs: FileSystem) -> int:
+    fd = fs.open_file(path / "lock", "create")
+    if fs.lock(fd, "refuse"):
+        fs.resize(fd, 0)
+        fs.write(fd, 0, f"process {os.getpid()}\n".encode())
+        return fd
+    who = np.zeros(64, dtype=np.uint8)
+    count = fs.read(fd, 0, who)
+    fs.close_file(fd)
+    raise StoreLocked(
+        f"{path} is in use by {who[:count].tobytes().decode(errors='replace').strip() or 'another process'}; "
+        "stop it, or choose another directory with --store"
+    )
+
+
+def _secret(directory: Path, fs: FileSystem) -> bytes:
+    """The secret, made at first use: written aside and renamed whole, under a lock so that two makers agree."""
+    path, aside = directory / "secret", directory / "secret.new"
+    if not path.exists():
+        fd = fs.open_file(aside, "create")
+        try:
+            fs.lock(fd, "wait")
+            if not path.exists():
+                fs.resize(fd, 0)
+                fs.write(fd, 0, secrets.token_bytes(SECRET_BYTES))
+                fs.sync_data(fd)
+                fs.rename(aside, path)
+        finally:
+            fs.close_file(fd)
+    fd = fs.open_file(path, "existing")
+    try:
+        secret = np.zeros(SECRET_BYTES, dtype=np.uint8)
+        if fs.size(fd) != SECRET_BYTES or fs.read(fd, 0, secret) != SECRET_BYTES:
+            raise StoreError(
+                f"{path} is damaged, so nothing stored in {directory} can be found; restore it or remove the directory"
+            )
+    finally:
+        fs.close_file(fd)
+    return secret.tobytes()

@@ -1,0 +1,104 @@
+"""The reader threads: records from disk to whoever asked, each verified before it is handed over.
+
+Owns one buffer per thread and the figures of loading. A load is answered by one thread, in order, and ends at the first
+record that is not exactly what its location says. Damage is said once per block, and is never an error of the load.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from rekindle.store.records import BadRecord
+from rekindle.store.shards import Shards
+from rekindle.store.values import Location
+
+logger = logging.getLogger(__name__)
+
+Bytes = npt.NDArray[np.uint8]
+Deliver = Callable[[int, int, Bytes], object]
+Done = Callable[[int], object]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LoadJob:
+    """Blocks to read in order, where their payloads go, and whom to tell how many came."""
+
+    locations: tuple[Location, ...]
+    deliver: Deliver
+    done: Done
+
+
+class Readers:
+    """`num_threads` threads that answer loads. `report_bad(location, reason)` is called from them."""
+
+    def __init__(self, shards: Shards, num_threads: int, report_bad: Callable[[Location, str], object]) -> None:
+        self._shards = shards
+        self._num_threads = num_threads
+        self._report_bad = report_bad
+        self._queue: queue.SimpleQueue[LoadJob | None] = queue.SimpleQueue()
+        self._stopping = threading.Event()
+        self._threads: list[threading.Thread] = []
+
+    def start(self) -> None:
+        """Begin to answer."""
+        for number in range(self._num_threads):
+            thread = threading.Thread(target=self._run, name=f"rekindle-store-reader-{number}", daemon=True)
+            thread.start()
+            self._threads.append(thread)
+
+    def stop(self) -> None:
+        """Answer what is under way with what has come, all else with nothing, then end the threads."""
+        self._stopping.set()
+        for _ in self._threads:
+            self._queue.put(None)
+        for thread in self._threads:
+            thread.join()
+
+    def put(self, locations: Sequence[Location], deliver: Deliver, done: Done) -> None:
+        """Queue a load."""
+        self._queue.put(LoadJob(tuple(locations), deliver, done))
+
+    def _run(self) -> None:
+        buffers = [np.empty(f.record_bytes, dtype=np.uint8) for f in self._shards.formats]
+        while (job := self._queue.get()) is not None:
+            try:
+                job.done(self._hand_over_all(job, buffers))
+            except Exception:
+                logger.exception("a receiver of loaded blocks failed")
+
+    def _hand_over_all(self, job: LoadJob, buffers: Sequence[Bytes]) -> int:
+        """Deliver blocks in order as far as they are good and taken; return how many."""
+        for number, location in enumerate(job.locations):
+            if self._stopping.is_set():
+                return number
+            try:
+                payloads = [read_record(self._shards, location, part, buffer) for part, buffer in enumerate(buffers)]
+                for part, payload in enumerate(payloads):
+                    job.deliver(number, part, payload)
+            except BadRecord as bad:
+                self._report_bad(location, str(bad))
+                return number
+            except Exception:
+                logger.exception("block %s could not be delivered", location.name.hex())
+                return number
+        return len(job.locations)
+
+
+def read_record(shards: Shards, location: Location, part: int, buffer: Bytes) -> Bytes:
+    """The payload of a block's part, as a view of `buffer` [record_bytes]; BadRecord unless it is what is expected."""
+    shards.read(part, location.slots[part], buffer)
+    block = shards.formats[part].decode(buffer)
+    if shards.formats[part].payload_crc(buffer) != location.crcs[part]:
+        raise BadRecord("holds an older writing of the block")
+    if (block.name, block.parent, block.root) != (location.name, location.parent, location.root):
+        raise BadRecord("holds another block")
+    if not np.array_equal(block.ids, location.ids):
+        raise BadRecord("holds other token ids")
+    return block.data

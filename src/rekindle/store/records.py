@@ -1,0 +1,144 @@
+"""The record: one part of one block as it lies on disk, describing itself.
+
+Owns every offset inside a record and both checksums; knows no files. A record is a whole number of 4 KiB pages:
+
+    | fixed fields | formats u8 [layers] | ids u32 [block_tokens] | zeros | header crc | payload | zeros |
+    0                                                                     header_bytes            record_bytes
+
+Formats are one byte a layer, K in the high half, V in the low one. The header crc covers the header before it, the
+payload crc (a field of the header) everything behind it, so every bit of a record is under a checksum. CRC-32 finds
+every single flip and every burst up to 32 bits; a torn record passes by chance in 1 of 2^32, and its name, ids and
+checksum are compared with the index besides. zlib does 4.5 GB/s, twice as fast as SHA-256 with hardware support.
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from rekindle.cache.hashing import BlockHash, id_bytes
+from rekindle.kv.payload import BlockPayload
+from rekindle.spec import SECTION_ALIGN, Format, KVLayout
+
+Bytes = npt.NDArray[np.uint8]
+
+PAGE = 4096
+MAGIC = b"RKBLOCK\n"
+RECORD_VERSION = 1
+# magic, version, part, header bytes, block tokens, tokens, layers, payload crc, payload bytes, layout digest,
+# name, parent, root
+_FIXED = struct.Struct("<8sHHIIIIIQ32s32s32s32s")
+_CRC = struct.Struct("<I")
+_FORMAT_CODES: dict[Format, int] = {"q4h": 1, "bf16": 2, "fp32": 3, "fp64": 4}
+
+
+class BadRecord(Exception):
+    """The bytes are not the whole, unchanged record that was expected; the message says what differs."""
+
+
+@dataclass(frozen=True, slots=True)
+class RecordFormat:
+    """Sizes and constants of the records of one part."""
+
+    part: int
+    block_tokens: int
+    payload_bytes: int
+    layout_digest: bytes
+    formats: bytes
+
+    @classmethod
+    def of(cls, layout: KVLayout, part: int) -> RecordFormat:
+        """The format that `layout` gives its part."""
+        wanted = layout.parts[part]
+        formats = bytes(_FORMAT_CODES[layer.k_format] << 4 | _FORMAT_CODES[layer.v_format] for layer in wanted.layers)
+        return cls(part, layout.block_tokens, wanted.payload_bytes, layout.digest, formats)
+
+    @property
+    def _ids_offset(self) -> int:
+        return -(-(_FIXED.size + len(self.formats)) // 4) * 4
+
+    @property
+    def header_bytes(self) -> int:
+        """Where the payload begins."""
+        end = self._ids_offset + 4 * self.block_tokens + _CRC.size
+        return -(-end // SECTION_ALIGN) * SECTION_ALIGN
+
+    @property
+    def record_bytes(self) -> int:
+        """Size of a record and of its slot."""
+        return -(-(self.header_bytes + self.payload_bytes) // PAGE) * PAGE
+
+    def payload(self, record: Bytes) -> Bytes:
+        """The payload inside a record's buffer [record_bytes], as a view [payload_bytes]."""
+        return record[self.header_bytes : self.header_bytes + self.payload_bytes]
+
+    def payload_crc(self, record: Bytes) -> int:
+        """The payload checksum that a record states."""
+        return int(_FIXED.unpack_from(record.data)[7])
+
+    def encode(self, block: BlockPayload, record: Bytes) -> int:
+        """Write the record into `record` [record_bytes], where `block.data` may lie already; return the payload crc."""
+        assert record.nbytes == self.record_bytes, f"a record has {self.record_bytes} bytes, not {record.nbytes}"
+        assert block.part == self.part, f"a payload of part {block.part} as a record of part {self.part}"
+        assert 0 < block.num_tokens == len(block.ids) <= self.block_tokens, f"{len(block.ids)} ids in a block"
+        payload = self.payload(record)
+        if not np.may_share_memory(payload, block.data):
+            payload[:] = block.data
+        record[self.header_bytes + self.payload_bytes :] = 0
+        payload_crc = zlib.crc32(record[self.header_bytes :].data)
+        head = bytearray(self.header_bytes - _CRC.size)
+        _FIXED.pack_into(
+            head,
+            0,
+            *self._constants(),
+            block.num_tokens,
+            len(self.formats),
+            payload_crc,
+            self.payload_bytes,
+            self.layout_digest,
+            block.name,
+            block.parent,
+            block.root,
+        )
+        head[_FIXED.size : _FIXED.size + len(self.formats)] = self.formats
+        ids = id_bytes(block.ids)
+        head[self._ids_offset : self._ids_offset + len(ids)] = ids
+        record[: self.header_bytes] = np.frombuffer(head + _CRC.pack(zlib.crc32(head)), dtype=np.uint8)
+        return payload_crc
+
+    def decode(self, record: Bytes) -> BlockPayload:
+        """The block in `record` [record_bytes]; its data is a view. BadRecord if any bit is not as it was encoded."""
+        if bytes(record[: len(MAGIC)]) != MAGIC:
+            raise BadRecord("no record here")
+        head, end = record[: self.header_bytes - _CRC.size], self.header_bytes
+        if zlib.crc32(head.data) != _CRC.unpack_from(record.data, end - _CRC.size)[0]:
+            raise BadRecord("header checksum differs")
+        fields = _FIXED.unpack_from(head.data)
+        num_tokens, num_layers, payload_crc, payload_bytes, digest, name, parent, root = fields[5:]
+        formats = bytes(head[_FIXED.size : _FIXED.size + num_layers])
+        if (fields[:5], payload_bytes, digest, formats) != (
+            self._constants(),
+            self.payload_bytes,
+            self.layout_digest,
+            self.formats,
+        ):
+            raise BadRecord("written for another layout")
+        if zlib.crc32(record[end:].data) != payload_crc:
+            raise BadRecord("payload checksum differs")
+        ids = np.frombuffer(head[self._ids_offset :], dtype="<u4", count=num_tokens).astype(np.uint32)
+        return BlockPayload(
+            name=BlockHash(name),
+            parent=BlockHash(parent),
+            root=BlockHash(root),
+            part=self.part,
+            ids=ids,
+            num_tokens=num_tokens,
+            data=self.payload(record),
+        )
+
+    def _constants(self) -> tuple[bytes, int, int, int, int]:
+        return MAGIC, RECORD_VERSION, self.part, self.header_bytes, self.block_tokens

@@ -1,0 +1,163 @@
+"""The files that hold records: `blocks-PART-NNN.safetensors`, fixed slots, about 256 MiB each.
+
+Owns where a slot lies. Which slots are in use, the index knows. Each file is a valid safetensors file with one tensor
+U8 `[slots, record_bytes]` whose data begin on a page; it is created sparse, so an empty slot takes no space. Slots of a
+part are numbered through all its files. Reading is open to all threads; only the writer thread writes.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from rekindle.store.records import PAGE, BadRecord, RecordFormat
+from rekindle.store.sync import FileSystem
+
+Bytes = npt.NDArray[np.uint8]
+
+SHARD_BYTES = 256 << 20
+
+
+def shard_header(slots: int, record: RecordFormat) -> bytes:
+    """The head of a safetensors file: u64 length, then JSON padded with spaces to a whole page."""
+    described = {
+        "__metadata__": {
+            "format": "rekindle-blocks",
+            "part": str(record.part),
+            "payload_offset": str(record.header_bytes),
+            "payload_bytes": str(record.payload_bytes),
+        },
+        "blocks": {
+            "dtype": "U8",
+            "shape": [slots, record.record_bytes],
+            "data_offsets": [0, slots * record.record_bytes],
+        },
+    }
+    text = json.dumps(described).encode()
+    length = -(-(8 + len(text)) // PAGE) * PAGE - 8
+    return length.to_bytes(8, "little") + text.ljust(length)
+
+
+def found_slots(directory: Path, record: RecordFormat, fs: FileSystem) -> int | None:
+    """How many slots the first file of a part was made for; None if there is none or its head is not ours."""
+    try:
+        fd = fs.open_file(directory / f"blocks-{record.part}-000.safetensors", "existing")
+    except OSError:
+        return None
+    try:
+        header_bytes = len(shard_header(1, record))
+        slots = (fs.size(fd) - header_bytes) // record.record_bytes
+        expected = shard_header(max(slots, 1), record)
+        found = np.zeros(len(expected), dtype=np.uint8)
+        fs.read(fd, 0, found)
+        return slots if found.tobytes() == expected else None
+    finally:
+        fs.close_file(fd)
+
+
+class Shards:
+    """All record files of one fingerprint. `slots_per_shard` is one number per part and never changes afterwards."""
+
+    def __init__(
+        self, directory: Path, formats: Sequence[RecordFormat], slots_per_shard: Sequence[int], fs: FileSystem
+    ) -> None:
+        self.formats = tuple(formats)
+        self.slots_per_shard = tuple(slots_per_shard)
+        self._directory = directory
+        self._fs = fs
+        self._headers = [shard_header(s, f) for s, f in zip(slots_per_shard, formats, strict=True)]
+        self._files: dict[tuple[int, int], int] = {}
+        self._ready: set[tuple[int, int]] = set()
+        self._unsynced: set[tuple[int, int]] = set()
+        self._new_names = False
+        self._lock = threading.Lock()
+
+    def read(self, part: int, slot: int, out: Bytes) -> None:
+        """Fill `out` [record_bytes] with what lies in the slot; BadRecord if it cannot be read in full."""
+        try:
+            fd, offset = self._place(part, slot)
+            count = self._fs.read(fd, offset, out)
+        except OSError as error:
+            raise BadRecord(f"cannot be read: {error}") from error
+        if count < out.nbytes:
+            raise BadRecord(f"the file ends after {count} of {out.nbytes} bytes")
+
+    def write(self, part: int, slot: int, record: Bytes) -> None:
+        """Write a record [record_bytes], durable after `sync`. Makes the file, or mends its head and size, first."""
+        shard = (part, slot // self.slots_per_shard[part])
+        if shard not in self._ready:
+            self._make_ready(shard)
+        fd, offset = self._place(part, slot)
+        self._unsynced.add(shard)
+        self._fs.write(fd, offset, record)
+
+    def sync(self) -> None:
+        """Make all that was written durable. After a failure nothing written since the last success may be trusted."""
+        touched, self._unsynced = self._unsynced, set()
+        for shard in sorted(touched):
+            self._fs.sync_data(self._files[shard])
+        if self._new_names:
+            self._fs.sync_directory(self._directory)
+            self._new_names = False
+
+    def punch(self, slots: Sequence[tuple[int, int]]) -> None:
+        """Make these (part, slot) read as zeros and give their space back; neighbours at once, 0.5 ms a hole."""
+        start, count = (-1, -1), 0
+        for part, slot in [*sorted(slots), (-1, -1)]:
+            if (part, slot) == (start[0], start[1] + count) and slot % self.slots_per_shard[part]:
+                count += 1
+                continue
+            if count:
+                fd, offset = self._place(*start)
+                self._fs.punch(fd, offset, count * self.formats[start[0]].record_bytes)
+            start, count = (part, slot), 1
+
+    def slots(self, part: int) -> Iterator[int]:
+        """All slots of a part that have a place in a file, in order."""
+        paths = self._directory.glob(f"blocks-{part}-*.safetensors")
+        for shard in sorted(int(path.stem.rsplit("-", 1)[1]) for path in paths):
+            yield from range(shard * self.slots_per_shard[part], (shard + 1) * self.slots_per_shard[part])
+
+    def close(self) -> None:
+        """Close all files."""
+        with self._lock:
+            files, self._files = self._files, {}
+        for fd in files.values():
+            self._fs.close_file(fd)
+
+    def _path(self, shard: tuple[int, int]) -> Path:
+        return self._directory / f"blocks-{shard[0]}-{shard[1]:03d}.safetensors"
+
+    def _place(self, part: int, slot: int) -> tuple[int, int]:
+        """The open file and the offset of a slot."""
+        number, row = divmod(slot, self.slots_per_shard[part])
+        offset = len(self._headers[part]) + row * self.formats[part].record_bytes
+        with self._lock:
+            fd = self._files.get((part, number))
+            if fd is None:
+                fd = self._files[part, number] = self._fs.open_file(self._path((part, number)), "existing")
+        return fd, offset
+
+    def _make_ready(self, shard: tuple[int, int]) -> None:
+        """See to it that the file exists with its full size and the right head."""
+        part = shard[0]
+        header = self._headers[part]
+        num_bytes = len(header) + self.slots_per_shard[part] * self.formats[part].record_bytes
+        with self._lock:
+            if shard not in self._files:
+                self._new_names = self._new_names or not self._path(shard).exists()
+                self._files[shard] = self._fs.open_file(self._path(shard), "create")
+            fd = self._files[shard]
+        if self._fs.size(fd) != num_bytes:
+            self._fs.resize(fd, num_bytes)
+        found = np.zeros(len(header), dtype=np.uint8)
+        self._fs.read(fd, 0, found)
+        if found.tobytes() != header:
+            self._fs.write(fd, 0, header)
+        self._unsynced.add(shard)
+        self._ready.add(shard)

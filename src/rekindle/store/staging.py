@@ -1,0 +1,80 @@
+"""The staging buffer: where blocks wait for the writer, so that the pool need not pin them for a disk write.
+
+Owns a fixed amount of memory, cut into rows of one block each (the records of all its parts, side by side). The engine
+thread fills rows, the writer gives them back. Memory is touched only as far as it was ever used.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from rekindle.cache.hashing import BlockHash, TokenIds
+from rekindle.store.records import RecordFormat
+from rekindle.store.values import StagedBlock
+
+Bytes = npt.NDArray[np.uint8]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class WaitingBlock:
+    """A block whose payloads lie in `records` (one buffer [record_bytes] per part), to be written under its name."""
+
+    name: BlockHash
+    parent: BlockHash
+    root: BlockHash
+    ids: TokenIds
+    row: int
+    records: tuple[Bytes, ...]
+
+
+class StagingBuffer:
+    """`num_bytes` of memory for blocks that wait, at least two rows."""
+
+    def __init__(self, formats: Sequence[RecordFormat], num_bytes: int) -> None:
+        self._formats = tuple(formats)
+        sizes = [f.record_bytes for f in formats]
+        self._ends = np.cumsum([0, *sizes]).tolist()
+        self.num_rows = max(2, num_bytes // sum(sizes))
+        self._memory = np.empty((self.num_rows, sum(sizes)), dtype=np.uint8)
+        self._free = list(reversed(range(self.num_rows)))
+        self._lock = threading.Lock()
+
+    @property
+    def num_waiting(self) -> int:
+        """Rows in use."""
+        return self.num_rows - len(self._free)
+
+    def take(self, block: StagedBlock) -> WaitingBlock | None:
+        """Copy the block into a free row; None if there is none."""
+        with self._lock:
+            if not self._free:
+                return None
+            row = self._free.pop()
+        ends = self._ends
+        records = tuple(self._memory[row, ends[part] : ends[part + 1]] for part in range(len(self._formats)))
+        try:
+            for part, (record, record_format) in enumerate(zip(records, self._formats, strict=True)):
+                block.fill(part, record_format.payload(record))
+        except BaseException:
+            self._give(row)
+            raise
+        return WaitingBlock(block.name, block.parent, block.root, block.ids.copy(), row, records)
+
+    def give_back(self, block: WaitingBlock) -> None:
+        """Free the block's row; its records must not be touched afterwards."""
+        self._give(block.row)
+
+    def _give(self, row: int) -> None:
+        with self._lock:
+            self._free.append(row)
+
+    def check(self) -> None:
+        """Assert that no row is free twice."""
+        with self._lock:
+            assert len(set(self._free)) == len(self._free), "a staging row is free twice"
+            assert set(self._free) <= set(range(self.num_rows)), "a staging row does not exist"

@@ -1,0 +1,166 @@
+"""The one module that touches files: opens, writes, makes durable, punches holes, renames, locks.
+
+Owns how bytes become durable on each system, and that no symlink is followed below the store's directory and nobody but
+its owner may read it (0700/0600). Knows nothing of what the bytes mean. Files are plain descriptors, so that the
+recording file system of the crash tests can stand in its place. SQLite writes its own files and is not routed here.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import fcntl
+import os
+import struct
+import sys
+from pathlib import Path
+from typing import Literal, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+Bytes = npt.NDArray[np.uint8]
+Access = Literal["existing", "create"]
+
+_NOFOLLOW = os.O_NOFOLLOW | os.O_CLOEXEC
+_KEEP_SIZE, _PUNCH_HOLE = 0x01, 0x02
+_UNSUPPORTED = (errno.EOPNOTSUPP, errno.ENOSYS, errno.ENOTTY, errno.EINVAL)
+_ZEROS = bytes(1 << 16)
+
+
+class FileSystem(Protocol):
+    """What the store needs of a file system. All methods raise OSError."""
+
+    def make_directory(self, path: Path) -> None:
+        """Make it (0700) and its missing parents, durably; one that is there stays as it is."""
+
+    def open_file(self, path: Path, access: Access) -> int:
+        """Open for reading and writing; "create" makes a missing file (0600)."""
+
+    def close_file(self, fd: int) -> None: ...
+
+    def size(self, fd: int) -> int: ...
+
+    def resize(self, fd: int, num_bytes: int) -> None:
+        """Cut or grow; what grows reads as zeros and takes no space."""
+
+    def read(self, fd: int, offset: int, out: Bytes) -> int:
+        """Fill `out` from `offset` on; return the bytes read, fewer only at the end of the file."""
+
+    def write(self, fd: int, offset: int, data: Bytes | bytes) -> None:
+        """Write all of it."""
+
+    def sync_data(self, fd: int) -> None:
+        """Return when everything written to the file is durable."""
+
+    def punch(self, fd: int, offset: int, num_bytes: int) -> None:
+        """Make the range read as zeros, and give its space back where the system can."""
+
+    def sync_directory(self, path: Path) -> None:
+        """Make names created or renamed in the directory durable."""
+
+    def rename(self, old: Path, new: Path) -> None:
+        """Rename within one directory, durably."""
+
+    def lock(self, fd: int, wait: Literal["wait", "refuse"]) -> bool:
+        """Lock the open file until it is closed; False where another holder keeps it and `wait` is "refuse"."""
+
+    def free_bytes(self, path: Path) -> int: ...
+
+
+class OsFileSystem:
+    """The real one."""
+
+    def make_directory(self, path: Path) -> None:
+        if path.is_dir():
+            if path.is_symlink():
+                raise OSError(errno.ELOOP, "is a symbolic link", str(path))
+            return
+        if not path.parent.exists():
+            self.make_directory(path.parent)
+        path.mkdir(mode=0o700, exist_ok=True)
+        self.sync_directory(path.parent)
+
+    def open_file(self, path: Path, access: Access) -> int:
+        flags = os.O_RDWR | _NOFOLLOW | (os.O_CREAT if access == "create" else 0)
+        return os.open(path, flags, 0o600)
+
+    def close_file(self, fd: int) -> None:
+        os.close(fd)
+
+    def size(self, fd: int) -> int:
+        return os.fstat(fd).st_size
+
+    def resize(self, fd: int, num_bytes: int) -> None:
+        os.ftruncate(fd, num_bytes)
+
+    def read(self, fd: int, offset: int, out: Bytes) -> int:
+        done = 0
+        while done < out.nbytes:
+            count = os.preadv(fd, [out.data[done:]], offset + done)
+            if count == 0:
+                break
+            done += count
+        return done
+
+    def write(self, fd: int, offset: int, data: Bytes | bytes) -> None:
+        view, done = (memoryview(data) if isinstance(data, bytes) else data.data), 0
+        while done < view.nbytes:
+            done += os.pwrite(fd, view[done:], offset + done)
+
+    def sync_data(self, fd: int) -> None:
+        if sys.platform == "darwin":
+            # fsync there only reaches the drive's own buffer
+            fcntl.fcntl(fd, fcntl.F_FULLFSYNC)
+        else:
+            os.fdatasync(fd)
+
+    def punch(self, fd: int, offset: int, num_bytes: int) -> None:
+        try:
+            _punch_hole(fd, offset, num_bytes)
+        except OSError as error:
+            if error.errno not in _UNSUPPORTED:
+                raise
+            self.write_zeros(fd, offset, num_bytes)
+
+    def write_zeros(self, fd: int, offset: int, num_bytes: int) -> None:
+        """What `punch` does where holes are unknown: the range reads as zeros but keeps its space."""
+        for start in range(0, num_bytes, len(_ZEROS)):
+            self.write(fd, offset + start, _ZEROS[: num_bytes - start])
+
+    def sync_directory(self, path: Path) -> None:
+        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | _NOFOLLOW)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+
+    def rename(self, old: Path, new: Path) -> None:
+        os.rename(old, new)
+        self.sync_directory(new.parent)
+
+    def lock(self, fd: int, wait: Literal["wait", "refuse"]) -> bool:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | (fcntl.LOCK_NB if wait == "refuse" else 0))
+        except BlockingIOError:
+            return False
+        return True
+
+    def free_bytes(self, path: Path) -> int:
+        stat = os.statvfs(path)
+        return stat.f_bavail * stat.f_frsize
+
+
+def _punch_hole(fd: int, offset: int, num_bytes: int) -> None:
+    """Give the range back; raises OSError with one of `_UNSUPPORTED` where that cannot be done."""
+    if sys.platform == "darwin":
+        fcntl.fcntl(fd, 99, struct.pack("=IIqq", 0, 0, offset, num_bytes))  # F_PUNCHHOLE of <sys/fcntl.h>
+        return
+    libc = ctypes.CDLL(None, use_errno=True)
+    fallocate = getattr(libc, "fallocate64", None) or getattr(libc, "fallocate", None)
+    if fallocate is None:
+        raise OSError(errno.ENOSYS, "no fallocate")
+    fallocate.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
+    if fallocate(fd, _PUNCH_HOLE | _KEEP_SIZE, offset, num_bytes) != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))

@@ -1,0 +1,257 @@
+"""The warm tier: blocks and sequences of one model on disk, durable soon after they are made, warm after a restart.
+
+Owns the directory: its lock, its secret, one sub-directory per fingerprint, and the threads. Who knows what inside:
+
+    index     name → slot, sequence → head (ledger: changes of it)      staging  blocks that wait
+    shards    slot → bytes              records  bytes → block           writer, readers  the threads
+
+Nothing here raises into a request: what is damaged, missing or cannot be read counts as "not there". Saving runs behind
+the engine and never holds it up. Any thread may call any method, except that blocks are staged by one.
+"""
+
+from __future__ import annotations
+
+import logging
+import sqlite3
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeout
+from pathlib import Path
+from typing import Literal, TypeVar
+
+import numpy as np
+
+from rekindle.cache.hashing import BlockHash, TokenIds
+from rekindle.config import StoreSettings
+from rekindle.spec import KVLayout
+from rekindle.store.check import check_index, damaged_blocks
+from rekindle.store.directory import StoreDirectory
+from rekindle.store.opening import OpenedStore, open_store
+from rekindle.store.readers import Deliver, Done, Readers
+from rekindle.store.shards import SHARD_BYTES
+from rekindle.store.staging import StagingBuffer
+from rekindle.store.sync import FileSystem, OsFileSystem
+from rekindle.store.values import Location, SequenceRecord, StagedBlock, StoreStats
+from rekindle.store.writer import Clock, OnSaved, Writer
+
+__all__ = ["Location", "SequenceRecord", "StagedBlock", "StoreStats", "WarmStore"]
+
+logger = logging.getLogger(__name__)
+T = TypeVar("T")
+
+MAX_DISK_BYTES = 50 * 10**9
+DISK_SHARE = 0.2
+
+
+class WarmStore:
+    """The open store of one fingerprint. Make it with `open`, then `start`; `close` saves all that waits."""
+
+    def __init__(self, parts: OpenedStore, settings: StoreSettings, clock: Clock, disk_bytes: int) -> None:
+        self.secret = parts.place.secret
+        self._parts = parts
+        self._index = parts.index
+        self._block_tokens = parts.shards.formats[0].block_tokens
+        self._staging = StagingBuffer(parts.shards.formats, settings.staging_bytes)
+        self._writer = Writer(parts.ledger, parts.shards, self._staging, disk_bytes=disk_bytes, clock=clock)
+        self._readers = Readers(parts.shards, settings.readers, self._found_bad)
+        self.closed = False
+        self._unsaved_evicted = 0
+        self._bad_records = 0
+        self._index_trouble = False
+
+    @classmethod
+    def open(
+        cls,
+        directory: Path,
+        *,
+        fingerprint: bytes,
+        layout: KVLayout,
+        settings: StoreSettings,
+        fs: FileSystem | None = None,
+        clock: Clock = time.time,
+        shard_bytes: int = SHARD_BYTES,
+    ) -> WarmStore:
+        """Open or make the store of `fingerprint` below `directory`; reads the sequences' index, no records.
+
+        StoreLocked if another process has it, StoreError if the directory cannot be used. A damaged index is set aside
+        and made anew from the records. `clock` gives wall time, kept as last use.
+        """
+        fs = fs or OsFileSystem()
+        place = StoreDirectory.claim(directory, fingerprint, fs)
+        try:
+            parts = open_store(place, layout, shard_bytes, fs, clock)
+            disk_bytes = settings.disk_bytes
+            if disk_bytes is None:
+                used = sum(f.record_bytes * parts.ledger.num_used(f.part) for f in parts.shards.formats)
+                disk_bytes = int(min(MAX_DISK_BYTES, DISK_SHARE * (fs.free_bytes(place.path) + used)))
+            return cls(parts, settings, clock, disk_bytes)
+        except BaseException:
+            place.release()
+            raise
+
+    @property
+    def on_saved(self) -> OnSaved:
+        """Called by the writer as `on_saved(namespace, agent, branch, num_tokens)` when a turn is durable."""
+        return self._writer.on_saved
+
+    @on_saved.setter
+    def on_saved(self, call: OnSaved) -> None:
+        self._writer.on_saved = call
+
+    def start(self) -> None:
+        """Start the threads."""
+        self._writer.start()
+        self._readers.start()
+
+    def flush(self, timeout_s: float | None = None) -> bool:
+        """Wait until all that was staged and ordered before is durable (or has failed); False if that took too long."""
+        try:
+            self._writer.order(lambda ledger: None).result(timeout_s)
+        except FutureTimeout:
+            return False
+        return True
+
+    def close(self) -> None:
+        """Save what waits, end loads under way with what they have, let the directory go. Closing twice is safe."""
+        if self.closed:
+            return
+        self.closed = True
+        self._readers.stop()
+        self._writer.stop()
+        self._parts.close()
+
+    def stage(self, block: StagedBlock) -> bool:
+        """Copy a block, full or tail, to be saved; False if there is no room now: offer it again later.
+
+        Parents come before children. A block that is on disk already is not written again; one whose parent is not
+        there is dropped and counted (`blocks_orphaned`).
+        """
+        waiting = self._staging.take(block)
+        if waiting is None:
+            return False
+        self._writer.put(waiting)
+        return True
+
+    def skip(self, name: BlockHash) -> None:
+        """Count a block that left memory before it could be staged; what stands on it will not be saved."""
+        logger.debug("block %s was evicted before it was saved", name.hex())
+        self._unsaved_evicted += 1
+
+    def save_turn(self, turn: SequenceRecord, tail: StagedBlock | None = None) -> bool:
+        """Queue a branch's new end, behind the blocks staged before; False if there is no room for `tail` now.
+
+        Forking is saving the same end for another agent, rewinding is saving an earlier one. Its old tail, and blocks
+        that only its old end used, are freed by the same transaction. Where the head is not on disk by then the branch
+        stays as it was (`turns_unsaved`).
+        """
+        if tail is not None and not self.stage(tail):
+            return False
+        self._writer.put(turn)
+        return True
+
+    def num_known(self, names: Sequence[BlockHash]) -> int:
+        """How many leading blocks of a chain are on disk or queued: what comes after is to be staged (again).
+
+        Asks from the end, as whatever is there has its parents there, so it is cheap for a chain that is there.
+        """
+        for count in range(len(names), 0, -1):
+            if self._writer.is_pending(names[count - 1]) or self.contains(names[count - 1]):
+                return count
+        return 0
+
+    def contains(self, name: BlockHash) -> bool:
+        """Whether the block is on disk, whole as far as is known."""
+        location = self._ask(lambda: self._index.location(name), None)
+        return location is not None and not self._writer.is_bad(name)
+
+    def locate(self, names: Sequence[BlockHash], *, parent: BlockHash, ids: TokenIds) -> list[Location]:
+        """The leading run of full blocks that are on disk, with all parts, and hold exactly `ids` after `parent`."""
+        assert len(ids) == len(names) * self._block_tokens, f"{len(names)} full blocks of {len(ids)} ids"
+        nothing: list[Location] = []
+        found = self._ask(lambda: self._index.chain(names, parent, ids), nothing)
+        for number, location in enumerate(found):
+            if self._writer.is_bad(location.name):
+                return found[:number]
+        return found
+
+    def child(self, parent: BlockHash, ids: TokenIds) -> tuple[Location, int] | None:
+        """The block after `parent`, full or tail, that shares the most leading ids, at least one, with how many."""
+        found = self._ask(lambda: self._index.nearest_child(parent, ids), None)
+        return None if found is None or self._writer.is_bad(found[0].name) else found
+
+    def load(self, locations: Sequence[Location], deliver: Deliver, done: Done) -> None:
+        """Read blocks on a reader thread: `deliver(i, part, payload)` for each in order, then `done(num_good)`, once.
+
+        Only what is whole, and holds what its location says, is delivered; the first that is not ends the load.
+        `payload` [payload_bytes] is valid only during the call.
+        """
+        self._readers.put(locations, deliver, done)
+
+    def sequences(self) -> list[SequenceRecord]:
+        """Every branch of every agent, without ids."""
+        return self._ask(self._index.sequences, [])
+
+    def sequence_ids(self, record: SequenceRecord) -> TokenIds:
+        """The token ids of a branch [num_tokens]; none if its blocks have gone since."""
+        ids = self._ask(lambda: self._index.ids(record, self._block_tokens), None)
+        return np.empty(0, dtype=np.uint32) if ids is None else ids
+
+    def delete(self, namespace: str, agent: str, branch: int | None = None) -> Future[int]:
+        """Forget a branch (or all of an agent) and what only it used; the number of slots freed, once durable."""
+        return self._writer.order(lambda ledger: ledger.delete(namespace, agent, branch))
+
+    def stats(self) -> StoreStats:
+        """Figures; counters since `open`."""
+        num_agents, num_sequences = self._ask(self._index.counts, (0, 0))
+        counts = self._writer.counts
+        return StoreStats(
+            num_agents=num_agents,
+            num_sequences=num_sequences,
+            num_blocks=self._writer.num_blocks,
+            used_bytes=self._writer.used_bytes,
+            disk_bytes=self._writer.disk_bytes,
+            bytes_written=counts["bytes_written"],
+            blocks_written=counts["blocks_written"],
+            turns_saved=counts["turns_saved"],
+            turns_unsaved=counts["turns_unsaved"],
+            blocks_refused=counts["blocks_refused"],
+            blocks_orphaned=counts["blocks_orphaned"],
+            unsaved_evicted=self._unsaved_evicted,
+            bad_records=self._bad_records,
+            failed_saves=counts["failed_saves"],
+            queue_length=self._writer.queue_length,
+            last_error=self._writer.last_error,
+        )
+
+    def check(self, records: Literal["index", "records"] = "index") -> None:
+        """Assert that everything on disk agrees, with "records" also every record; for a store with nothing queued."""
+        self._staging.check()
+        check_index(self._index, self._block_tokens, self.secret)
+        self._writer.check(self._index)
+        if records == "records":
+            damaged = [f"{name.hex()}: {reason}" for name, reason in damaged_blocks(self._index, self._parts.shards)]
+            assert not damaged, f"{len(damaged)} damaged blocks, first: {damaged[0]}"
+
+    def _found_bad(self, location: Location, reason: str) -> None:
+        """A record did not verify: if the block still lies there it is damaged, else it only moved meanwhile."""
+        now = self._ask(lambda: self._index.location(location.name), None)
+        if now is None or now.slots != location.slots or self._writer.is_bad(location.name):
+            return
+        self._bad_records += 1
+        self._writer.mark_bad(location.name)
+        logger.warning("block %s is damaged on disk and will be computed again: %s", location.name.hex(), reason)
+
+    def _ask(self, question: Callable[[], T], otherwise: T) -> T:
+        """The index's answer; where it cannot be read, `otherwise`, said once."""
+        try:
+            return question()
+        except sqlite3.Error as error:
+            if not self._index_trouble:
+                logger.error(
+                    "the store's index cannot be read, what it names counts as not there: %s. If its file index.db is "
+                    "moved away while nothing runs, it is made anew from the records.",
+                    error,
+                )
+            self._index_trouble = True
+            return otherwise

@@ -1,0 +1,142 @@
+"""Tiny blocks for the store's tests: a layout of two parts, chains of ids, payloads that follow from them."""
+
+from __future__ import annotations
+
+import tempfile
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from rekindle.cache.hashing import BlockHash, chain_hashes, root_hash, tail_name
+from rekindle.config import StoreSettings
+from rekindle.spec import KVLayout, LayerSpec
+from rekindle.store.records import RecordFormat
+from rekindle.store.sync import FileSystem
+from rekindle.store.warm import Location, SequenceRecord, StagedBlock, WarmStore
+
+SIZE = 16
+LAYOUT = KVLayout(
+    SIZE,
+    (
+        LayerSpec(0, 1, 1, 1, None, "fp32", "fp32"),
+        LayerSpec(1, 1, 2, 1, 32, "bf16", "fp32"),
+        LayerSpec(2, 1, 16, 16, None, "q4h", "q4h"),
+    ),
+)
+BLOCK_BYTES = sum(RecordFormat.of(LAYOUT, part.index).record_bytes for part in LAYOUT.parts)
+FINGERPRINT = bytes(range(32))
+
+
+def open_store(
+    directory: Path, *, fs: FileSystem | None = None, shard_bytes: int = 1 << 15, **settings: int
+) -> WarmStore:
+    """An open store of the tiny layout, not started; few slots a shard, so that several are in play."""
+    return WarmStore.open(
+        directory,
+        fingerprint=FINGERPRINT,
+        layout=LAYOUT,
+        settings=StoreSettings(**{"staging_bytes": 1 << 20, "disk_bytes": 1 << 24, **settings}),
+        fs=fs,
+        clock=lambda: 100.0,
+        shard_bytes=shard_bytes,
+    )
+
+
+def fast_directory() -> Path:
+    """A new directory, in memory where the system has such a place: these tests sync thousands of times."""
+    memory = Path("/dev/shm")
+    return Path(tempfile.mkdtemp(dir=memory if memory.is_dir() else None))
+
+
+def payload_of(name: bytes, part: int) -> np.ndarray:
+    """The bytes a block has in these tests: they follow from its name."""
+    seed = int.from_bytes(name[:8], "little") + part
+    return np.random.default_rng(seed).integers(0, 256, LAYOUT.parts[part].payload_bytes, dtype=np.uint8)
+
+
+@dataclass(frozen=True)
+class Chain:
+    """Blocks of a run of ids: full ones, then perhaps a tail."""
+
+    root: BlockHash
+    ids: np.ndarray
+
+    @classmethod
+    def of(cls, store: WarmStore, ids: Sequence[int], namespace: str = "default") -> Chain:
+        root = root_hash(fingerprint=FINGERPRINT, namespace=namespace, cache_salt="", secret=store.secret)
+        return cls(root, np.array(ids, dtype=np.uint32))
+
+    @property
+    def full_names(self) -> list[BlockHash]:
+        return chain_hashes(self.root, self.ids, SIZE)
+
+    @property
+    def blocks(self) -> list[StagedBlock]:
+        names = list(self.full_names)
+        parents = [self.root, *names]
+        if len(self.ids) % SIZE:
+            names.append(tail_name(parents[-1], self.ids[len(names) * SIZE :]))
+        return [
+            StagedBlock(name, parent, self.root, self.ids[i * SIZE : (i + 1) * SIZE], _filler(name))
+            for i, (name, parent) in enumerate(zip(names, parents, strict=False))
+        ]
+
+    @property
+    def head(self) -> BlockHash:
+        return self.blocks[-1].name if len(self.ids) else self.root
+
+    def record(
+        self, agent: str, branch: int = 0, namespace: str = "default", num_tokens: int | None = None
+    ) -> SequenceRecord:
+        """The branch that ends where this chain does."""
+        count = len(self.ids) if num_tokens is None else num_tokens
+        return SequenceRecord(namespace, agent, branch, self.root, self.head, count, count, 5.0, (count,))
+
+
+def _filler(name: bytes):
+    return lambda part, out: np.copyto(out, payload_of(name, part))
+
+
+def save(store: WarmStore, chain: Chain, agent: str = "ann", branch: int = 0, *, flush: bool = True) -> None:
+    """Stage all blocks of a chain and move the agent's branch to its end."""
+    for block in chain.blocks:
+        while not store.stage(block):
+            assert store.flush(10)
+    assert store.save_turn(chain.record(agent, branch))
+    if flush:
+        assert store.flush(10)
+
+
+def load(store: WarmStore, locations: Sequence[Location]) -> list[list[np.ndarray]]:
+    """Payloads per block and part, as far as the load came; checked against the blocks' names."""
+    parts: dict[tuple[int, int], np.ndarray] = {}
+    counts: list[int] = []
+    ended = threading.Event()
+
+    def done(num_good: int) -> None:
+        counts.append(num_good)
+        ended.set()
+
+    store.load(locations, lambda i, part, data: parts.__setitem__((i, part), data.copy()), done)
+    assert ended.wait(10)
+    assert len(counts) == 1
+    loaded = [[parts[i, part] for part in range(len(LAYOUT.parts))] for i in range(counts[0])]
+    for location, payloads in zip(locations, loaded, strict=False):
+        for part, payload in enumerate(payloads):
+            assert np.array_equal(payload, payload_of(location.name, part)), "a wrong payload was delivered"
+    return loaded
+
+
+def warm_tokens(store: WarmStore, chain: Chain) -> int:
+    """How many leading tokens of the chain can really be loaded, its tail included."""
+    names = chain.full_names
+    found = store.locate(names, parent=chain.root, ids=chain.ids[: len(names) * SIZE])
+    count = len(load(store, found)) * SIZE
+    if count == len(names) * SIZE < len(chain.ids):
+        child = store.child(names[-1] if names else chain.root, chain.ids[count:])
+        if child is not None and load(store, [child[0]]):
+            count += child[1]
+    return count
