@@ -1,0 +1,168 @@
+"""The seam to `transformers`: one attention function, registered by name, and one `Cache` facade.
+
+A step travels through the model's forward inside the facade, whose `update()` hands K and V to the step and returns its
+inputs; the facade itself goes as the cache and as the keyword `rekindle_step`, which reaches the attention function.
+Attention finds the layer whose KV it shall use by the identity of the tensors it receives: a model that changes K or V
+after `update()` (latent attention) is refused, one whose later layers share the KV of earlier ones works.
+
+Nothing is dropped silently: a keyword that is neither implemented nor known to be harmless refuses the model.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from transformers import AttentionInterface
+from transformers.cache_utils import Cache
+
+from rekindle.errors import ModelRefused
+
+ATTENTION_NAME = "rekindle"
+STEP_KEYWORD = "rekindle_step"
+HARMLESS = frozenset(
+    "position_ids cache_position use_cache output_attentions output_hidden_states output_router_logits return_dict "
+    "logits_to_keep position_embeddings".split()
+)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class AttentionCall:
+    """What one attention layer asks for: rows q [rows, heads, dim] over the KV of layer `kv_index`."""
+
+    layer_index: int
+    kv_index: int
+    q: torch.Tensor
+    scaling: float
+    window: int | None
+    softcap: float | None
+    sinks: torch.Tensor | None  # [heads]
+    module: Any
+
+
+class Step(Protocol):
+    """One pass through the model: what happens to the K and V of each layer, and how rows attend."""
+
+    def write(self, layer_index: int, k: torch.Tensor, v: torch.Tensor) -> None:
+        """Take K and V, both [rows, kv_heads, dim], of one layer."""
+
+    def attend(self, call: AttentionCall) -> torch.Tensor:
+        """The attention output [rows, heads, v_dim] of one layer."""
+
+
+class StepCache(Cache):
+    """The cache the model sees during one step: it stores nothing itself and hands K and V to the step."""
+
+    def __init__(self, step: Step) -> None:
+        super().__init__(layers=[])
+        self.step = step
+        self.written: dict[int, tuple[int, torch.Tensor, torch.Tensor]] = {}  # by id(k): layer, k, v (kept alive)
+
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *args: Any, **kwargs: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Hand K and V [1, kv_heads, rows, dim] of one layer to the step; return them as they are."""
+        shapes = key_states.shape, value_states.shape
+        if any(len(shape) != 4 or shape[0] != 1 for shape in shapes) or shapes[0][1:3] != shapes[1][1:3]:
+            raise ModelRefused(f"layer {layer_idx} caches tensors of shapes {shapes}, not K and V per head")
+        self.step.write(layer_idx, key_states[0].transpose(0, 1), value_states[0].transpose(0, 1))
+        self.written[id(key_states)] = (layer_idx, key_states, value_states)
+        return key_states, value_states
+
+    def kv_layer(self, key: torch.Tensor, value: torch.Tensor) -> int | None:
+        """The layer that wrote exactly these tensors in this step, or None."""
+        found = self.written.get(id(key))
+        return found[0] if found is not None and found[1] is key and found[2] is value else None
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        """0: positions are given to the model, never counted by it."""
+        return 0
+
+    def get_query_offset(self, layer_idx: int = 0) -> int:
+        """0, as `get_seq_length`."""
+        return 0
+
+    def get_mask_sizes(self, query_length: int, layer_idx: int) -> tuple[int, int]:
+        """Refuse: a model that builds masks itself does not go through our attention."""
+        raise ModelRefused("the model builds its own attention masks, which our attention would not see")
+
+    def _refuse_state(self, *args: Any, **kwargs: Any) -> Any:
+        raise ModelRefused(
+            "the model has recurrent or convolutional layers, whose state is not KV per token; "
+            "models with full and sliding-window attention only are served"
+        )
+
+    get_conv_state = update_conv_state = get_recurrent_state = update_recurrent_state = _refuse_state
+    has_previous_state = is_recording_past = update_indexer = _refuse_state
+
+
+def rekindle_attention(
+    module: Any,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None = None,
+    **kwargs: Any,
+) -> tuple[torch.Tensor, None]:
+    """Attend by the step in `kwargs`: query [1, heads, rows, dim] -> [1, rows, heads, v_dim]."""
+    cache = kwargs.pop(STEP_KEYWORD, None)
+    if cache is None:
+        raise ModelRefused("the model does not pass keywords on to its attention, so no step can reach it")
+    if attention_mask is not None:
+        raise ModelRefused("the model adds its own mask or bias to attention scores")
+    call = _read_call(module, query, kwargs, cache.kv_layer(key, value))
+    return cache.step.attend(call)[None], None
+
+
+def _read_call(module: Any, query: torch.Tensor, kwargs: dict[str, Any], kv_index: int | None) -> AttentionCall:
+    """Check every argument of an attention call; raise for whatever would be dropped."""
+    layer_index = getattr(module, "layer_idx", None)
+    if layer_index is None:
+        raise ModelRefused(f"{type(module).__name__} does not say which layer it is")
+    if kv_index is None:
+        raise ModelRefused(
+            f"layer {layer_index} attends to other tensors than it caches (latent attention, MLA, as in DeepSeek); "
+            "models that cache K and V per head are served"
+        )
+    scaling, window = kwargs.pop("scaling", None), kwargs.pop("sliding_window", None)
+    softcap, sinks = kwargs.pop("softcap", None), kwargs.pop("s_aux", None)
+    if kwargs.pop("dropout", 0.0) or kwargs.pop("is_causal", True) is False:
+        raise ModelRefused(f"layer {layer_index} asks for dropout or for attention that is not causal")
+    unknown = sorted(name for name, value in kwargs.items() if value is not None and name not in HARMLESS)
+    if unknown:
+        raise ModelRefused(f"layer {layer_index} passes {', '.join(unknown)} to attention, which is not implemented")
+    return AttentionCall(
+        layer_index=int(layer_index),
+        kv_index=kv_index,
+        q=query[0].transpose(0, 1),
+        scaling=float(scaling) if scaling is not None else query.shape[-1] ** -0.5,
+        window=int(window) if window else None,
+        softcap=float(softcap) if softcap else None,
+        sinks=sinks,
+        module=module,
+    )
+
+
+def register_attention() -> None:
+    """Make `attn_implementation="rekindle"` known to transformers; must come before loading. Safe to repeat."""
+    AttentionInterface.register(ATTENTION_NAME, rekindle_attention)
+
+
+def run_model(
+    model: Any, step: Step, input_ids: torch.Tensor, position_ids: torch.Tensor, logit_rows: torch.Tensor
+) -> torch.Tensor:
+    """One packed pass: ids and positions [1, rows] -> logits [len(logit_rows), vocab] of the rows asked for."""
+    cache = StepCache(step)
+    output = model(
+        input_ids=input_ids,
+        position_ids=position_ids,
+        past_key_values=cache,
+        use_cache=True,
+        logits_to_keep=logit_rows,
+        **{STEP_KEYWORD: cache},
+    )
+    logits: torch.Tensor = output.logits[0]
+    if len(logits) != len(logit_rows):  # a head that knows no `logits_to_keep` gives every row
+        logits = logits[logit_rows]
+    return logits

@@ -1,0 +1,133 @@
+"""Where a model's files are and what they hold, read without loading a single weight.
+
+Owns: the model's directory (bundled, local, or fetched from the hub), the list of weight files, their tensors' sizes
+from the safetensors headers. Pickled weights are never read.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from rekindle.errors import ModelRefused
+
+POCKET_NAME = "pocket"
+SMALL_FILES = ["*.json", "*.jinja", "tokenizer.model"]
+ITEM_BYTES = {"F64": 8, "F32": 4, "BF16": 2, "F16": 2, "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U8": 1, "BOOL": 1}
+FLOATS = frozenset({"F64", "F32", "BF16", "F16"})
+HEADER_LIMIT_BYTES = 100_000_000  # the format's own bound
+Header = Mapping[str, Any]  # of a safetensors file: tensor name -> {dtype, shape, data_offsets}
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A model as named by the user: a display name and, unless it is a directory, the hub repository to fetch."""
+
+    name: str
+    directory: Path | None
+    revision: str | None = None
+
+    @classmethod
+    def find(cls, model: str | None, revision: str | None) -> Source:
+        """None: the bundled model; an existing directory; else a hub name `owner/name`."""
+        if model is None or model == POCKET_NAME:
+            return cls(POCKET_NAME, Path(str(resources.files("rekindle.pocket"))) / "model")
+        path = Path(model).expanduser()
+        if path.is_dir():
+            return cls(path.absolute().name, path.absolute())
+        if path.is_absolute() or model.startswith((".", "~")) or model.count("/") > 1:
+            raise ModelRefused(f"{model}: there is no such directory")
+        return cls(model, None, revision)
+
+    def fetch_description(self) -> Path:
+        """The directory with the model's small files (config, tokenizer, template)."""
+        return self.directory or _snapshot(self, SMALL_FILES)
+
+    def fetch(self) -> Path:
+        """The directory with everything, weights included; downloads what the local hub cache lacks."""
+        return self.directory or _snapshot(self, [*SMALL_FILES, "*.safetensors"])
+
+
+def _snapshot(source: Source, patterns: list[str]) -> Path:
+    """Fetch files from the hub; every way it fails says what to do."""
+    from huggingface_hub import errors, snapshot_download
+
+    name = source.name
+    try:
+        return Path(snapshot_download(name, revision=source.revision, allow_patterns=patterns))
+    except errors.GatedRepoError as error:
+        raise ModelRefused(
+            f"{name} is gated: accept its terms at https://huggingface.co/{name}, "
+            "then set HF_TOKEN or run `hf auth login`"
+        ) from error
+    except errors.RevisionNotFoundError as error:
+        raise ModelRefused(f"{name} has no revision {source.revision!r}") from error
+    except errors.RepositoryNotFoundError as error:
+        raise ModelRefused(
+            f"{name} is neither a directory here nor a model on the hub (if it is private, set HF_TOKEN)"
+        ) from error
+    except errors.HFValidationError as error:
+        raise ModelRefused(f"{name!r} is neither a directory nor a hub name of the form owner/name") from error
+    except (errors.LocalEntryNotFoundError, errors.OfflineModeIsEnabled, errors.HfHubHTTPError, OSError) as error:
+        raise ModelRefused(
+            f"{name} is not in the local hub cache and the hub cannot be reached (offline?): fetch it where there is a "
+            f"network with `hf download {name}`, or name a local directory"
+        ) from error
+
+
+def weight_files(directory: Path) -> list[Path]:
+    """The safetensors files that make up the model, in order of name; ModelRefused if there are none or one lacks."""
+    index = directory / "model.safetensors.index.json"
+    if index.is_file():
+        names = sorted(set(json.loads(index.read_text("utf-8"))["weight_map"].values()))
+        missing = [name for name in names if not (directory / name).is_file()]
+        if missing:
+            raise ModelRefused(f"{directory} lacks {len(missing)} of {len(names)} weight files, first {missing[0]}")
+        return [directory / name for name in names]
+    single = directory / "model.safetensors"
+    if not single.is_file():
+        raise ModelRefused(f"{directory} has no model.safetensors; other forms (pickles, GGUF) are not read")
+    return [single]
+
+
+def adapter_files(directory: Path) -> list[Path]:
+    """The files of a PEFT adapter beside the weights, which `transformers` applies while loading."""
+    found = sorted(directory.glob("adapter_*"))
+    return found if directory / "adapter_config.json" in found else []
+
+
+def read_headers(files: list[Path]) -> list[Header]:
+    """The headers of all files; ModelRefused where one is damaged."""
+    return [_read_header(path) for path in files]
+
+
+def _read_header(path: Path) -> Header:
+    with path.open("rb") as file:
+        size = int.from_bytes(file.read(8), "little")
+        if not 2 <= size <= min(HEADER_LIMIT_BYTES, path.stat().st_size):
+            raise ModelRefused(f"{path} is not a safetensors file or is cut short (a Git LFS pointer?)")
+        try:
+            header: dict[str, Any] = json.loads(file.read(size))
+        except ValueError as error:
+            raise ModelRefused(f"{path}: damaged safetensors header") from error
+    header.pop("__metadata__", None)
+    end = max((entry["data_offsets"][1] for entry in header.values()), default=0)
+    if path.stat().st_size != 8 + size + end:
+        raise ModelRefused(f"{path} has {path.stat().st_size} bytes where its header promises {8 + size + end}")
+    return header
+
+
+def expected_bytes(headers: list[Header], float_bytes: int | None) -> int:
+    """Bytes of all tensors in the files, floats counted at `float_bytes` each where it is given."""
+    total = 0
+    for header in headers:
+        for entry in header.values():
+            start, end = entry["data_offsets"]
+            kind = entry["dtype"]
+            scale = float_bytes / ITEM_BYTES[kind] if float_bytes and kind in FLOATS else 1.0
+            total += int((end - start) * scale)
+    return total

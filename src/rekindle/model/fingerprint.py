@@ -1,0 +1,124 @@
+"""The fingerprint: a digest of everything that must agree before stored KV may be used again.
+
+In: weight files and adapters, the config that reaches the forward pass, `quantization_config`, compute dtype, RoPE
+regime, tokenizer file, the KV layout, the version of the format. Out: template, device, threads, kernels, and names.
+
+Weight files are read once; their digests are remembered by path, size, mtime and inode. A file of the hub cache is
+named by its own SHA-256 and is not read at all.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from rekindle.errors import ModelRefused
+from rekindle.spec import FORMAT_VERSION, KVLayout
+
+CHUNK_BYTES = 1 << 22
+BLOB_NAME = re.compile(r"[0-9a-f]{64}")
+# Of no consequence for K and V: names, versions, the choice of kernels, training, generation.
+CONFIG_NOISE = frozenset(
+    "_name_or_path name_or_path transformers_version architectures dtype torch_dtype use_cache attn_implementation "
+    "_attn_implementation _attn_implementation_internal _experts_implementation experts_implementation "
+    "initializer_range bos_token_id eos_token_id pad_token_id sep_token_id id2label label2id problem_type "
+    "output_attentions output_hidden_states return_dict chunk_size_feed_forward task_specific_params pretraining_tp "
+    "router_aux_loss_coef attention_dropout hidden_dropout resid_pdrop embd_pdrop attn_pdrop".split()
+)
+
+
+class DigestCache:
+    """SHA-256 of files, remembered in one small JSON file (`path` None: not at all)."""
+
+    def __init__(self, path: Path | None) -> None:
+        self._path = path
+        self._known: dict[str, dict[str, Any]] = {}
+        if path is not None and path.is_file():
+            try:
+                self._known = dict(json.loads(path.read_text("utf-8")))
+            except ValueError:
+                self._known = {}  # damaged: everything is read again and the file rewritten
+
+    def digest(self, file: Path) -> str:
+        """The hex SHA-256 of a file; reads it (about 2 GB/s) only when it changed since it was last seen."""
+        target = file.resolve()
+        if target.parent.name == "blobs" and BLOB_NAME.fullmatch(target.name):
+            return target.name
+        stat = target.stat()
+        seen = {"size": stat.st_size, "mtime_ns": stat.st_mtime_ns, "inode": stat.st_ino}
+        known = self._known.get(str(target), {})
+        if {name: known.get(name) for name in seen} != seen:
+            known = {**seen, "sha256": _sha256(target)}
+            self._known[str(target)] = known
+            self._save()
+        return str(known["sha256"])
+
+    def _save(self) -> None:
+        if self._path is None:
+            return
+        self._path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        write_json(self._path, self._known)
+
+    def check(self) -> None:
+        """Every remembered digest has the form of one."""
+        for path, known in self._known.items():
+            assert BLOB_NAME.fullmatch(str(known.get("sha256"))), f"{path}: {known}"
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Replace a JSON file in one step, so that a reader sees the old one or the new one."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    temporary.write_text(json.dumps(value, indent=1, sort_keys=True), "utf-8")
+    temporary.replace(path)
+
+
+def _sha256(path: Path) -> str:
+    hasher = hashlib.sha256()
+    with path.open("rb") as file:
+        while chunk := file.read(CHUNK_BYTES):
+            hasher.update(chunk)
+    return hasher.hexdigest()
+
+
+def tokenizer_digest(directory: Path, cache: DigestCache) -> str:
+    """The digest of tokenizer.json, the only tokenizer file that is read."""
+    path = directory / "tokenizer.json"
+    if not path.is_file():
+        raise ModelRefused(f"{directory} has no tokenizer.json (AutoTokenizer can convert and save one)")
+    return cache.digest(path)
+
+
+def forward_config(config: Any) -> dict[str, Any]:
+    """The config without what cannot reach K and V, sub-configs included."""
+    return _without_noise(json.loads(json.dumps(config.to_dict(), default=str)))
+
+
+def _without_noise(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _without_noise(item) for name, item in value.items() if name not in CONFIG_NOISE}
+    return [_without_noise(item) for item in value] if isinstance(value, list) else value
+
+
+def model_identity(*, weights: Iterable[str], config: Any, dtype: torch.dtype, rope: str, tokenizer: str) -> bytes:
+    """32 bytes that name what computes the KV, before it is decided how KV is stored."""
+    described = {
+        "weights": sorted(weights),
+        "config": forward_config(config),
+        "dtype": str(dtype),
+        "rope": rope,
+        "tokenizer": tokenizer,
+        "format": FORMAT_VERSION,
+    }
+    return hashlib.blake2b(json.dumps(described, sort_keys=True).encode(), digest_size=32).digest()
+
+
+def fingerprint(identity: bytes, layout: KVLayout) -> bytes:
+    """32 bytes of the model's identity and of how its KV is stored."""
+    return hashlib.blake2b(identity + layout.digest, digest_size=32, person=b"rekindle.model").digest()

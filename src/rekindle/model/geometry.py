@@ -1,0 +1,193 @@
+"""What a loaded model does with K and V, found by watching one forward pass instead of by names.
+
+A probe pass records every `update` and every attention call. Names in the config are used only to refuse what a short
+pass cannot show: windows that attention is never told of, chunked layers, RoPE that changes with the length.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from rekindle.errors import ModelRefused
+from rekindle.model.adapter import AttentionCall, run_model
+
+SERVED_LAYERS = frozenset({"full_attention", "sliding_attention", "attention"})
+CHANGING_ROPE = frozenset({"dynamic", "longrope", "su"})
+K_NAMES = re.compile(r"(^|_)(k|kv|qkv)(_|\d|$)|key|qkv|c_attn", re.IGNORECASE)
+
+
+@dataclass(frozen=True, slots=True)
+class LayerGeometry:
+    """One layer that caches KV. `window` None: full attention; `k_bias`: its K projection adds a bias."""
+
+    index: int
+    num_kv_heads: int
+    k_dim: int
+    v_dim: int
+    window: int | None
+    has_sinks: bool
+    k_bias: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Geometry:
+    """The KV layers in order, the dtype of K and V, the width of the logits."""
+
+    layers: tuple[LayerGeometry, ...]
+    dtype: torch.dtype
+    vocab_size: int
+
+
+class ProbeStep:
+    """Records shapes and arguments; answers every attention call with zeros."""
+
+    def __init__(self) -> None:
+        self.shapes: dict[int, tuple[int, int, int]] = {}
+        self.calls: list[AttentionCall] = []
+        self.dtypes: set[torch.dtype] = set()
+
+    def write(self, layer_index: int, k: torch.Tensor, v: torch.Tensor) -> None:
+        """Remember (heads, k_dim, v_dim) of the layer."""
+        if layer_index in self.shapes:
+            raise ModelRefused(f"layer {layer_index} caches KV twice in one pass")
+        self.shapes[layer_index] = (k.shape[1], k.shape[2], v.shape[2])
+        self.dtypes |= {k.dtype, v.dtype}
+
+    def attend(self, call: AttentionCall) -> torch.Tensor:
+        """Remember the call; zeros of the right shape."""
+        self.calls.append(call)
+        rows, heads, _ = call.q.shape
+        return call.q.new_zeros(rows, heads, self.shapes[call.kv_index][2])
+
+
+def probe(model: Any) -> Geometry:
+    """Run four tokens through the model and read off its KV layers; ModelRefused if they cannot be served."""
+    step = ProbeStep()
+    rows = torch.arange(4, device=model.device)
+    with torch.inference_mode():
+        logits = run_model(model, step, rows[None], rows[None], rows)
+    if not step.calls or not step.shapes:
+        raise ModelRefused(f"{type(model).__name__} does not call attention through the interface of transformers")
+    if len(step.dtypes) != 1:
+        raise ModelRefused(f"K and V come in several dtypes: {sorted(map(str, step.dtypes))}")
+    _check_every_layer(model, step)
+    layers = tuple(_layer(step, index) for index in sorted(step.shapes))
+    _check_windows(model.config, step)
+    return Geometry(layers, step.dtypes.pop(), int(logits.shape[-1]))
+
+
+def _check_every_layer(model: Any, step: ProbeStep) -> None:
+    """Every layer the config counts must have attended; one that did not does something else."""
+    expected = int(text_config(model.config).num_hidden_layers)
+    missing = sorted(set(range(expected)) - {call.layer_index for call in step.calls})
+    if missing:
+        raise ModelRefused(
+            f"layers {missing[:4]} of {type(model).__name__} do not use attention with a KV cache (recurrent or "
+            "convolutional layers?); models with full and sliding-window attention only are served"
+        )
+
+
+def _layer(step: ProbeStep, index: int) -> LayerGeometry:
+    """Everything that attends to one layer's KV must agree on the window."""
+    calls = [call for call in step.calls if call.kv_index == index]
+    windows = {call.window for call in calls}
+    if len(windows) != 1:
+        raise ModelRefused(f"the KV of layer {index} is attended to with windows {sorted(map(str, windows))}")
+    heads, k_dim, v_dim = step.shapes[index]
+    if any(call.q.shape[-1] != k_dim or call.q.shape[1] % heads for call in calls):
+        raise ModelRefused(f"layer {index}: queries of shape {tuple(calls[0].q.shape)} do not fit its {heads} KV heads")
+    owner = next((call for call in calls if call.layer_index == index), calls[0])
+    return LayerGeometry(
+        index=index,
+        num_kv_heads=heads,
+        k_dim=k_dim,
+        v_dim=v_dim,
+        window=windows.pop(),
+        has_sinks=any(call.sinks is not None for call in calls),
+        k_bias=has_k_bias(owner.module, heads, k_dim, v_dim, owner.q.shape[1]),
+    )
+
+
+def has_k_bias(attention: Any, num_kv_heads: int, k_dim: int, v_dim: int, num_heads: int) -> bool:
+    """Whether a projection inside `attention` that makes K adds a bias; by name, by output size where no name tells."""
+    k_size, v_size = num_kv_heads * k_dim, num_kv_heads * v_dim
+    sizes = {k_size, k_size + v_size, num_heads * k_dim + k_size + v_size}
+    projections = list(_biases(attention))
+    named = [bias for name, bias in projections if K_NAMES.search(name)]
+    if named:
+        return any(bias is not None for bias in named)
+    return any(bias is not None and bias.shape[-1] in sizes for _, bias in projections)
+
+
+def _biases(attention: Any) -> Iterator[tuple[str, torch.Tensor | None]]:
+    """Child projections by name with their bias; norms (weights of one dimension, no bias) are not projections."""
+    for name, child in attention.named_modules():
+        if name and hasattr(child, "bias") and "norm" not in type(child).__name__.lower():
+            bias = child.bias
+            yield name.rsplit(".", 1)[-1], bias if isinstance(bias, torch.Tensor) else None
+
+
+def text_config(config: Any) -> Any:
+    """The part of the config that describes the language model."""
+    return config.get_text_config() if hasattr(config, "get_text_config") else config
+
+
+def _check_windows(config: Any, step: ProbeStep) -> None:
+    """A layer the config calls sliding must tell attention its window, and the others must not."""
+    kinds = getattr(text_config(config), "layer_types", None)
+    if not kinds:
+        return
+    for call in step.calls:
+        kind = kinds[call.layer_index]
+        if (kind == "sliding_attention") != (call.window is not None):
+            raise ModelRefused(f"layer {call.layer_index} is {kind} but asks attention for window {call.window}")
+
+
+def rope_regime(config: Any, max_context: int | None) -> tuple[str, int]:
+    """The RoPE types in use and the longest context served with them.
+
+    `dynamic` and `longrope` change with the length of the prompt, so K cached at one length is wrong at another; they
+    are served only within the context below which they do not change, and only when `max_context` says so.
+    """
+    text = text_config(config)
+    longest = int(getattr(text, "max_position_embeddings", None) or 0)
+    if longest <= 0:
+        raise ModelRefused("config.json has no max_position_embeddings, so the longest context is not known")
+    kinds = []
+    for rope in _ropes(getattr(text, "rope_parameters", None)):
+        kind = str(rope.get("rope_type", "default"))
+        kinds.append(kind)
+        if kind in CHANGING_ROPE:
+            steady = int(rope.get("original_max_position_embeddings") or longest)
+            if max_context is None or max_context > steady:
+                raise ModelRefused(
+                    f"RoPE of type {kind} changes with the length of the prompt, so cached K would be wrong at another "
+                    f"length; --max-context {steady} serves the model where it does not change"
+                )
+            longest = min(longest, steady)
+    return ",".join(sorted(set(kinds))) or "none", min(longest, max_context or longest)
+
+
+def _ropes(parameters: Any) -> Iterator[dict[str, Any]]:
+    """The RoPE settings, one or one per layer type."""
+    if isinstance(parameters, dict) and parameters:
+        nested = [value for value in parameters.values() if isinstance(value, dict) and "rope_theta" in value]
+        yield from nested or [parameters]
+
+
+def refuse_by_config(config: Any) -> None:
+    """Refuse what the config alone shows, before any weights are fetched or read."""
+    text = text_config(config)
+    if getattr(config, "is_encoder_decoder", False):
+        raise ModelRefused(f"{config.model_type} is an encoder-decoder model; decoder-only language models are served")
+    others = sorted(set(getattr(text, "layer_types", None) or ()) - SERVED_LAYERS)
+    if others:
+        raise ModelRefused(
+            f"{config.model_type} has layers of kind {', '.join(others)}; only models whose layers are all full or "
+            "sliding-window attention are served (Llama, Qwen 2 and 3, Mistral, Gemma, Phi, gpt-oss, ...)"
+        )

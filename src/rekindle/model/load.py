@@ -1,0 +1,234 @@
+"""From a model's name to a loaded model that was proven to work: `load_model`.
+
+Order: find the files, refuse by config, load the weights unchanged (a `quantization_config` passes through and no
+dtype is forced on it), compare what was loaded with what the files hold, watch a probe pass, run the trial forward,
+choose the formats, run the self-test. What cannot be served ends as ModelRefused with the reason and what would fit.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from rekindle.config import ModelSettings
+from rekindle.errors import ConfigError, ModelRefused
+from rekindle.model import checkpoint, experts, formats, geometry, trial
+from rekindle.model.adapter import ATTENTION_NAME, register_attention
+from rekindle.model.fingerprint import DigestCache, fingerprint, model_identity, tokenizer_digest
+from rekindle.spec import KVLayout, ModelSpec
+
+log = logging.getLogger(__name__)
+DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
+WHAT_FITS = (
+    "models that use the attention interface of transformers are served (Llama, Qwen 2 and 3, Mistral, Gemma, Phi, "
+    "gpt-oss, ...)"
+)
+BYTES_SLACK = 1.05  # tied weights and small buffers
+LOAD_ERRORS = (ValueError, LookupError, TypeError, AttributeError, OSError, RuntimeError, ImportError, SafetensorError)
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """A model ready to run, what the engine knows of it, and what was found while loading."""
+
+    model: Any
+    spec: ModelSpec
+    directory: Path
+    device: str
+    dtype: torch.dtype
+    promise: trial.Promise
+    formats: tuple[formats.LayerFormats, ...]
+    notes: tuple[str, ...]  # for the banner
+
+
+def load_model(
+    settings: ModelSettings,
+    *,
+    block_tokens: int,
+    max_context: int | None,
+    format_map_dir: Path | None,
+    compute_dtype: torch.dtype | None = None,
+) -> LoadedModel:
+    """Load, prove and describe a model.
+
+    `format_map_dir` keeps digests of weight files and what the self-check decided (None: nothing is remembered).
+    `compute_dtype` overrides the setting; float64 serves as the exact reference.
+    """
+    register_attention()
+    check_device(settings.device)
+    if settings.threads is not None:
+        torch.set_num_threads(settings.threads)
+    source = checkpoint.Source.find(settings.model, settings.revision)
+    config = read_config(source.fetch_description())
+    geometry.refuse_by_config(config)
+    rope, longest = geometry.rope_regime(config, max_context)
+    directory = source.fetch()
+    digests = DigestCache(format_map_dir / "digests.json" if format_map_dir else None)
+    tokenizer = tokenizer_digest(directory, digests)
+    model, notes = load_weights(directory, config, settings, compute_dtype)
+    with refusing(f"{type(model).__name__} cannot run packed sequences with given positions", "; " + WHAT_FITS):
+        found = geometry.probe(model)
+    files = [*checkpoint.weight_files(directory), *checkpoint.adapter_files(directory)]
+    identity = model_identity(
+        weights=[digests.digest(file) for file in files],
+        config=config,
+        dtype=found.dtype,
+        rope=rope,
+        tokenizer=tokenizer,
+    )
+    native = formats.forced_formats(found, formats.native_format(found.dtype))
+    spec = ModelSpec(
+        name=source.name,
+        architecture=type(model).__name__,
+        vocab_size=found.vocab_size,
+        max_context=longest,
+        eos_ids=eos_ids(directory, config),
+        fingerprint=identity,
+        layout=KVLayout(block_tokens, formats.layer_specs(found, native)),
+    )
+    draft = LoadedModel(model, spec, directory, settings.device, found.dtype, "close", native, tuple(notes))
+    with refusing(f"the trial forward of {spec.architecture} failed"):
+        trial.trial_forward(draft, found.dtype)
+    return _prove(_with_formats(draft, found, settings, identity, format_map_dir))
+
+
+def _with_formats(
+    draft: LoadedModel, found: geometry.Geometry, settings: ModelSettings, identity: bytes, format_map_dir: Path | None
+) -> LoadedModel:
+    """Choose each layer's formats and give the model its final layout and fingerprint."""
+    if settings.kv == "auto":
+        map_path = format_map_dir / f"formats-{identity.hex()[:32]}.json" if format_map_dir else None
+        chosen = formats.auto_formats(
+            found, lambda: formats.measure_divergence(draft.model, found, draft.spec.max_context), map_path
+        )
+    else:
+        chosen = formats.forced_formats(found, settings.kv)
+    layout = KVLayout(draft.spec.layout.block_tokens, formats.layer_specs(found, chosen))
+    spec = replace(draft.spec, layout=layout, fingerprint=fingerprint(identity, layout))
+    return replace(draft, spec=spec, formats=chosen, notes=(*draft.notes, f"KV: {formats.summary(chosen)}"))
+
+
+def _prove(loaded: LoadedModel) -> LoadedModel:
+    promise, finding = trial.self_test(loaded)
+    log.info("%s: %s (%s)", loaded.spec.name, promise, finding)
+    return replace(loaded, promise=promise, notes=(*loaded.notes, f"self-test: {promise}; {finding}"))
+
+
+def read_config(directory: Path) -> Any:
+    """The model's config; ModelRefused where transformers does not know the architecture or code would be trusted."""
+    if not (directory / "config.json").is_file():
+        raise ModelRefused(f"{directory} has no config.json: it is not a model directory of transformers")
+    with refusing(f"{directory}: transformers cannot read its config"):
+        return AutoConfig.from_pretrained(directory, trust_remote_code=False)
+
+
+def load_weights(
+    directory: Path, config: Any, settings: ModelSettings, compute_dtype: torch.dtype | None
+) -> tuple[Any, list[str]]:
+    """The model in eval mode on its device, and notes on what differs from the files."""
+    files = checkpoint.weight_files(directory)
+    if checkpoint.adapter_files(directory) and importlib.util.find_spec("peft") is None:
+        raise ModelRefused(f"{directory} holds a PEFT adapter: merge it into the weights, or install peft")
+    headers = checkpoint.read_headers(files)
+    quantised = getattr(config, "quantization_config", None) is not None
+    dtype, notes = _wanted_dtype(config, settings, compute_dtype, quantised)
+    placed = {"device_map": {"": settings.device}} if quantised and settings.device != "cpu" else {}
+    with refusing(f"{config.model_type} cannot be loaded with attention of ours", "; " + WHAT_FITS):
+        model, report = AutoModelForCausalLM.from_pretrained(
+            directory,
+            config=config,
+            dtype=dtype,
+            attn_implementation=ATTENTION_NAME,
+            trust_remote_code=False,
+            use_safetensors=True,
+            output_loading_info=True,
+            **placed,
+        )
+        if not placed:
+            model.to(settings.device)
+    model.eval()
+    if settings.device == "cpu":
+        experts.use_padded_experts(model)
+    notes += check_loaded(model, report, headers, None if quantised else model.dtype)
+    return model, notes
+
+
+def _wanted_dtype(
+    config: Any, settings: ModelSettings, compute_dtype: torch.dtype | None, quantised: bool
+) -> tuple[torch.dtype | str, list[str]]:
+    """The dtype to ask transformers for, and a note where it is not what the checkpoint or the user says."""
+    if quantised:
+        ignored = settings.dtype != "auto" or compute_dtype is not None
+        return "auto", ["--dtype is ignored: the checkpoint is quantised and brings its own"] if ignored else []
+    if compute_dtype is not None:
+        return compute_dtype, []
+    if settings.dtype != "auto":
+        return DTYPES[settings.dtype], []
+    if getattr(geometry.text_config(config), "dtype", None) == torch.float16:
+        return torch.float32, ["the checkpoint is fp16: loaded as fp32 (--dtype bf16 takes half the memory)"]
+    return "auto", []
+
+
+def check_loaded(
+    model: Any, report: dict[str, Any], headers: list[checkpoint.Header], dtype: torch.dtype | None
+) -> list[str]:
+    """Compare what was loaded with what the files hold; `dtype` None: a quantised checkpoint.
+
+    Missing or misshapen weights would be random ones: refused. Others become notes.
+    """
+    missing = sorted([*report.get("missing_keys", ()), *(str(x) for x in report.get("mismatched_keys", ()))])
+    if missing:
+        raise ModelRefused(f"the checkpoint lacks {len(missing)} weights of {type(model).__name__}, first {missing[0]}")
+    notes = []
+    unexpected = sorted(report.get("unexpected_keys", ()))
+    if unexpected:
+        notes.append(f"{len(unexpected)} tensors of the checkpoint are not used, first {unexpected[0]}")
+    loaded = loaded_bytes(model)
+    expected = checkpoint.expected_bytes(headers, dtype.itemsize if dtype else None)
+    if loaded > expected * BYTES_SLACK:
+        why = "a quantiser skipped layers" if dtype is None else "some weights were loaded wider than stored"
+        notes.append(f"weights take {loaded:,} bytes where the files hold {expected:,}: {why}")
+    return notes
+
+
+def loaded_bytes(model: Any) -> int:
+    """Bytes of all parameters, each storage once."""
+    storages = [parameter.untyped_storage() for parameter in model.parameters()]
+    return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
+
+
+def eos_ids(directory: Path, config: Any) -> frozenset[int]:
+    """The ids that end an answer: of generation_config.json, else of the config."""
+    path = directory / "generation_config.json"
+    value = json.loads(path.read_text("utf-8")).get("eos_token_id") if path.is_file() else None
+    if value is None:
+        value = getattr(geometry.text_config(config), "eos_token_id", None)
+    return frozenset(value if isinstance(value, list) else [] if value is None else [value])
+
+
+@contextmanager
+def refusing(what: str, advice: str = "") -> Iterator[None]:
+    """Turn whatever transformers or a model's code raises into ModelRefused: what failed, why, what would fit."""
+    try:
+        yield
+    except LOAD_ERRORS as error:
+        lines = str(error).strip().splitlines() or [""]
+        raise ModelRefused(f"{what}: {type(error).__name__}: {lines[0][:300]}{advice}") from error
+
+
+def check_device(name: str) -> None:
+    """ConfigError unless torch can put a tensor there."""
+    try:
+        torch.zeros(1, device=name)
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        raise ConfigError(f"--device {name} cannot be used by this torch: {str(error).splitlines()[0]}") from error

@@ -1,0 +1,89 @@
+"""The only caller of the transformers model while serving: a list of sequence steps in, logits out.
+
+Owns the paged attention over the arena. Every step stands alone: nothing is kept between two calls but the arena's
+bytes. KV that is not finite is reported per sequence step, so that one request fails and not the batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import torch
+
+from rekindle.kv.arena import KVArena
+from rekindle.kv.attention import PagedAttention
+from rekindle.kv.plan import AttentionPlan
+from rekindle.model.adapter import AttentionCall, run_model
+from rekindle.model.batch import ForwardBatch
+from rekindle.model.batch import SequenceStep as SequenceStep
+
+if TYPE_CHECKING:
+    from rekindle.model.load import LoadedModel
+
+
+class PagedStep:
+    """Writes each layer's K and V to the arena, then attends to what is stored there."""
+
+    def __init__(self, paged: PagedAttention, plan: AttentionPlan) -> None:
+        self._paged, self._plan = paged, plan
+
+    def write(self, layer_index: int, k: torch.Tensor, v: torch.Tensor) -> None:
+        """Encode and scatter K and V [rows, kv_heads, dim]."""
+        self._paged.write(layer_index, k, v, self._plan)
+
+    def attend(self, call: AttentionCall) -> torch.Tensor:
+        """Attend to stored KV: [rows, heads, v_dim]. fp16, which only quantised checkpoints keep, attends in fp32."""
+        attended = self._paged.attend(
+            call.kv_index,
+            call.q.float() if call.q.dtype == torch.float16 else call.q,
+            self._plan,
+            scaling=call.scaling,
+            window=call.window,
+            softcap=call.softcap,
+            sinks=call.sinks,
+        )
+        return attended.to(call.q.dtype)
+
+
+class ModelRunner:
+    """Runs steps of one loaded model over one arena; used by one thread."""
+
+    def __init__(self, loaded: LoadedModel, arena: KVArena) -> None:
+        self._model = loaded.model
+        self._arena = arena
+        self._paged = PagedAttention(arena)
+        self._device = torch.device(loaded.device)
+        self.failed_steps: tuple[int, ...] = ()  # of the last forward: steps whose KV or logits were not finite
+
+    def forward(self, steps: Sequence[SequenceStep]) -> torch.Tensor:
+        """Logits [rows asked for, vocab], fp32 (fp64 where the model is), in the order of the steps.
+
+        K and V of all rows at positions `num_stored` and later are in the arena when this returns.
+        """
+        batch = ForwardBatch.build(steps, self._device)
+        with torch.inference_mode():
+            plan = AttentionPlan.build(batch.spans, self._arena.layout, batch.num_rows, self._device)
+            step = PagedStep(self._paged, plan)
+            logits = run_model(self._model, step, batch.input_ids, batch.position_ids, batch.logit_rows)
+            logits = logits[: batch.num_logits]
+            if logits.dtype != torch.float64:
+                logits = logits.float()
+            self.failed_steps = _failed_steps(steps, plan.failed_spans(), logits)
+        return logits
+
+    def check(self) -> None:
+        """The runner and its attention serve the same arena."""
+        assert self._arena.layout.layers, "an arena without layers"
+
+
+def _failed_steps(steps: Sequence[SequenceStep], failed_spans: list[int], logits: torch.Tensor) -> tuple[int, ...]:
+    """Indices of the steps with KV that is not finite, or with logits from which no token can be taken."""
+    failed = set(failed_spans)
+    sound, at = torch.isfinite(logits.amax(dim=-1)).tolist(), 0
+    for index, step in enumerate(steps):
+        asked = {"none": 0, "last": 1, "all": step.num_rows}[step.logits]
+        if not all(sound[at : at + asked]):
+            failed.add(index)
+        at += asked
+    return tuple(sorted(failed))

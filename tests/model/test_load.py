@@ -1,0 +1,69 @@
+"""Loading whole directories: the bundled model, dtypes, notes, what the self-test promises."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from rekindle.config import ModelSettings
+from rekindle.model import checkpoint
+from rekindle.model.load import load_model
+from tests.model.helpers import Bench, Loader, random_ids, reference_logits
+from tests.tiny_models import END_ID, EXACT_KINDS
+
+
+def test_the_bundled_model_is_the_default() -> None:
+    loaded = load_model(ModelSettings(), block_tokens=64, max_context=None, format_map_dir=None)
+    assert (loaded.spec.name, loaded.dtype, loaded.spec.max_context) == ("pocket", torch.bfloat16, 4096)
+    assert loaded.spec.layout.formats() == {"q4h/q4h": 8}
+    assert loaded.promise == "bitwise"
+    assert loaded.spec.eos_ids and (loaded.directory / "config.json").is_file()
+
+
+@pytest.mark.parametrize("kind", EXACT_KINDS)
+@pytest.mark.parametrize("dtype", ["fp64", "fp32", "bf16"])
+def test_every_kind_and_dtype_is_bitwise_on_a_cpu(load: Loader, kind: str, dtype: str) -> None:
+    loaded = load(kind, dtype)
+    assert loaded.promise == "bitwise", loaded.notes
+    assert loaded.spec.layout.formats() == {"q4h/q4h": 3}
+    assert loaded.spec.eos_ids == {END_ID} and loaded.spec.max_context == 1024
+
+
+def test_loaded_weights_compute_what_the_files_say(load: Loader) -> None:
+    loaded = load("qwen3", "fp64", kv="fp32")
+    ids = random_ids(30)
+    ours = Bench(loaded).forward(("a", ids))[0]
+    theirs = reference_logits(loaded.model, ids)
+    assert ours.dtype == torch.float64 and (ours - theirs).abs().max() < 1e-4 * theirs.abs().max()
+
+
+def test_max_context_is_the_smaller_of_the_two(load: Loader) -> None:
+    assert load("llama", max_context=512).spec.max_context == 512
+    assert load("llama", max_context=9999).spec.max_context == 1024
+    assert load("llama", max_context=20).spec.max_context == 20
+
+
+def test_fp16_checkpoints_are_widened_and_said_so(model_dir: Callable[..., Path], tmp_path: Path) -> None:
+    directory = Path(shutil.copytree(model_dir("llama"), tmp_path / "half"))
+    weights = {name: tensor.half() for name, tensor in load_file(directory / "model.safetensors").items()}
+    save_file(weights, directory / "model.safetensors", {"format": "pt"})
+    config = json.loads((directory / "config.json").read_text("utf-8"))
+    (directory / "config.json").write_text(json.dumps({**config, "dtype": "float16"}), "utf-8")
+    loaded = load_model(ModelSettings(model=str(directory)), block_tokens=16, max_context=None, format_map_dir=None)
+    assert loaded.dtype == torch.float32
+    assert any("fp16" in note for note in loaded.notes)
+    assert not any("where the files hold" in note for note in loaded.notes)
+
+
+def test_expected_bytes_count_floats_at_the_compute_width(model_dir: Callable[..., Path]) -> None:
+    files = checkpoint.weight_files(model_dir("llama", "bf16"))
+    count = sum(tensor.numel() for tensor in load_file(files[0]).values())
+    headers = checkpoint.read_headers(files)
+    assert checkpoint.expected_bytes(headers, None) == checkpoint.expected_bytes(headers, 2) == 2 * count
+    assert checkpoint.expected_bytes(headers, 8) == 8 * count
