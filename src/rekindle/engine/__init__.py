@@ -1,0 +1,1 @@
+"""Requests over time: intake, prefix cache, scheduler, the step loop, and the public `Engine`."""

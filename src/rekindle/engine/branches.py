@@ -1,0 +1,166 @@
+"""Agents as trees of branches: which sequences an agent remembers, and what a finished turn does to them.
+
+Owned by the intake thread. Holds no text and no KV: ids of recently used branches only, the others' are read from
+the store's index when somebody asks. An agent keeps at most `max_branches`; the least recently used goes first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from rekindle.cache.hashing import BlockHash
+from rekindle.engine.request import FinishedTurn
+
+# No caller can send this character in an id, so generated names never meet given ones.
+HIDDEN_PREFIX = "\x01"
+
+
+@dataclass(frozen=True, slots=True)
+class Branch:
+    """One stored sequence of an agent. `ids` and `names` are None until somebody needs them after a restart."""
+
+    namespace: str
+    agent: str
+    number: int
+    root: BlockHash
+    head: BlockHash
+    num_tokens: int
+    canonical_tokens: int
+    saved_tokens: int
+    last_use: float
+    turn_ends: tuple[int, ...]
+    ids: np.ndarray | None
+    names: tuple[BlockHash, ...] | None
+
+
+@dataclass(frozen=True, slots=True)
+class TurnEnd:
+    """What a finished turn did: the branch that now holds it, the one it extended, and the branches that went."""
+
+    branch: Branch
+    extended: Branch | None = None
+    dropped: tuple[Branch, ...] = ()
+
+
+def is_prefix(shorter: np.ndarray, longer: np.ndarray) -> bool:
+    """Whether `longer` begins with all of `shorter`."""
+    return len(shorter) <= len(longer) and bool(np.array_equal(shorter, longer[: len(shorter)]))
+
+
+def common_prefix(a: np.ndarray, b: np.ndarray) -> int:
+    """How many leading ids agree."""
+    n = min(len(a), len(b))
+    differ = np.flatnonzero(a[:n] != b[:n])
+    return int(differ[0]) if len(differ) else n
+
+
+def _earlier_turns(ends: tuple[int, ...], shared: int, num_replies: int | None) -> tuple[int, ...]:
+    """Where the turns before a new one end, from those of the branch it shares `shared` tokens with.
+
+    A prompt of messages says how many replies stand in it. One that was rendered otherwise than it was generated
+    leaves the old branch before its own end; that turn then ends where the two part.
+    """
+    if num_replies is None:
+        return tuple(end for end in ends if end <= shared)
+    return tuple(min(end, shared) for end in ends[:num_replies])
+
+
+class BranchBook:
+    """Every agent's branches by (namespace, agent)."""
+
+    def __init__(self, *, max_branches: int) -> None:
+        self._agents: dict[tuple[str, str], dict[int, Branch]] = {}
+        self._max_branches = max_branches
+
+    def put(self, branch: Branch) -> None:
+        """Add or replace one branch."""
+        self._agents.setdefault((branch.namespace, branch.agent), {})[branch.number] = branch
+
+    def get(self, namespace: str, agent: str, number: int) -> Branch | None:
+        """One branch, or None."""
+        return self._agents.get((namespace, agent), {}).get(number)
+
+    def of(self, namespace: str, agent: str) -> list[Branch]:
+        """An agent's branches, most recently used first; empty if it has none."""
+        mine = self._agents.get((namespace, agent), {})
+        return sorted(mine.values(), key=lambda branch: -branch.last_use)
+
+    def agents(self, namespace: str | None = None) -> Iterator[tuple[str, str]]:
+        """(namespace, agent) of every named agent, or of one namespace."""
+        for space, agent in self._agents:
+            if (namespace is None or space == namespace) and not agent.startswith(HIDDEN_PREFIX):
+                yield space, agent
+
+    def branches(self) -> Iterable[Branch]:
+        """All branches of all agents, hidden ones too."""
+        return [branch for mine in self._agents.values() for branch in mine.values()]
+
+    def drop(self, namespace: str, agent: str) -> list[Branch]:
+        """Forget an agent; return what it had."""
+        return list(self._agents.pop((namespace, agent), {}).values())
+
+    def remove(self, branch: Branch) -> None:
+        """Forget one branch, and the agent with its last one."""
+        mine = self._agents[branch.namespace, branch.agent]
+        del mine[branch.number]
+        if not mine:
+            del self._agents[branch.namespace, branch.agent]
+
+    def mark_saved(self, namespace: str, agent: str, number: int, num_tokens: int) -> None:
+        """A transaction has returned: this much of the branch is durable (if it still is that branch)."""
+        branch = self.get(namespace, agent, number)
+        if branch is not None:
+            self.put(replace(branch, saved_tokens=min(num_tokens, branch.num_tokens)))
+
+    def check(self) -> None:
+        """Assert that every branch stands under its own name and number and within the limit."""
+        for (namespace, agent), mine in self._agents.items():
+            assert 0 < len(mine) <= self._max_branches, f"agent {agent!r} has {len(mine)} branches"
+            for number, branch in mine.items():
+                where = (branch.namespace, branch.agent, branch.number)
+                assert where == (namespace, agent, number), f"branch {where} stands under {(namespace, agent, number)}"
+                assert branch.saved_tokens <= branch.num_tokens, f"branch {where} has more saved than it holds"
+                assert branch.ids is None or len(branch.ids) == branch.num_tokens, f"branch {where} lost ids"
+
+    def end_turn(self, turn: FinishedTurn, *, canonical_tokens: int, now: float) -> TurnEnd:
+        """Continue the branch that the turn's ids extend, or start another; never overwrite a concurrent one.
+
+        A turn that is wholly inside a branch already adds nothing and only marks it used.
+        """
+        mine = [branch for branch in self.of(turn.namespace, turn.agent) if branch.ids is not None]
+        inside = next((b for b in mine if b.ids is not None and is_prefix(turn.ids, b.ids)), None)
+        if inside is not None:
+            used = replace(inside, last_use=now)
+            self.put(used)
+            return TurnEnd(used)
+        extended = max(
+            (b for b in mine if b.ids is not None and is_prefix(b.ids, turn.ids)),
+            key=lambda b: b.num_tokens,
+            default=None,
+        )
+        nearest = max(mine, key=lambda b: common_prefix(b.ids, turn.ids) if b.ids is not None else 0, default=None)
+        shared = common_prefix(nearest.ids, turn.ids) if nearest is not None and nearest.ids is not None else 0
+        earlier = _earlier_turns(nearest.turn_ends if nearest is not None else (), shared, turn.num_replies)
+        numbers = self._agents.get((turn.namespace, turn.agent), {})
+        branch = Branch(
+            namespace=turn.namespace,
+            agent=turn.agent,
+            number=extended.number if extended is not None else max(numbers, default=-1) + 1,
+            root=turn.root,
+            head=turn.head,
+            num_tokens=len(turn.ids),
+            canonical_tokens=canonical_tokens,
+            saved_tokens=extended.saved_tokens if extended is not None else 0,
+            last_use=now,
+            turn_ends=(*earlier, len(turn.ids)),
+            ids=turn.ids,
+            names=turn.names,
+        )
+        self.put(branch)
+        dropped = self.of(turn.namespace, turn.agent)[self._max_branches :]
+        for old in dropped:
+            self.remove(old)
+        return TurnEnd(branch, extended, tuple(dropped))

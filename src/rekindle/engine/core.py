@@ -1,0 +1,294 @@
+"""One step at a time: admit, plan, run, sample, tell.
+
+Owns the scheduler, the prefix cache and the runner; called from one thread only. A failing request fails alone: a
+step that raises is run again one request at a time, and whoever raises alone is the one to fail.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+
+import torch
+
+from rekindle.cache.hashing import BlockHash
+from rekindle.engine.prefix_cache import Load, PrefixCache
+from rekindle.engine.request import FinishedTurn, Request, State
+from rekindle.engine.scheduler import Chunk, Scheduler
+from rekindle.engine.types import Delta, FinishReason, Report
+from rekindle.errors import Overloaded, RekindleError, RequestFailed
+from rekindle.model.batch import SequenceStep
+from rekindle.model.runner import ModelRunner
+from rekindle.model.sampler import sample
+
+logger = logging.getLogger(__name__)
+
+
+class EngineCore:
+    """The engine without its thread. `on_turn` is told of every ended sequence worth remembering."""
+
+    def __init__(
+        self,
+        *,
+        runner: ModelRunner,
+        cache: PrefixCache,
+        scheduler: Scheduler,
+        eos_ids: frozenset[int],
+        min_reuse_tokens: int,
+        on_turn: Callable[[FinishedTurn], None],
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self.cache = cache
+        self.scheduler = scheduler
+        self.num_steps = 0
+        self.num_preemptions = 0
+        self.prompt_tokens = 0
+        self.reused_tokens = 0
+        self.forward_s = 0.0
+        self.sample_s = 0.0
+        self.step_s = 0.0
+        self._runner = runner
+        self._eos_ids = eos_ids
+        self._min_reuse_tokens = min_reuse_tokens
+        self._on_turn = on_turn
+        self._clock = clock
+
+    def add(self, request: Request) -> None:
+        """Queue a request; it starts in one of the next steps."""
+        self.scheduler.add(request)
+
+    def finish_load(self, load: Load, num_good: int) -> None:
+        """A reader reported: what it brought is published; the request attaches again."""
+        self.cache.finish_load(load, num_good)
+        request = load.request
+        request.marks.load_s += self._clock() - request.marks.load_started
+        if request.state is State.LOADING:
+            self.scheduler.move(request, State.WAITING)
+
+    @property
+    def idle(self) -> bool:
+        """Nothing runs and nothing waits for a step (loads and saves may be under way)."""
+        return not self.scheduler.running and not self.scheduler.waiting
+
+    def step(self) -> None:
+        """Everything that can be done now: at most one forward pass."""
+        began = self._clock()
+        self._drop_cancelled()
+        self._admit(began)
+        chunks = self._with_room(self.scheduler.plan(began))
+        if chunks:
+            self._run(chunks)
+            self.num_steps += 1
+            self.step_s += self._clock() - began
+        self.cache.saving.pump()
+
+    def _drop_cancelled(self) -> None:
+        scheduler = self.scheduler
+        for request in [*scheduler.waiting, *scheduler.loading, *scheduler.running]:
+            if request.cancelled.is_set():
+                self._finish(request, "cancelled")
+
+    def _computing(self) -> set[BlockHash]:
+        """Names of the prompt blocks that running requests are about to fill; derived anew every step."""
+        names: set[BlockHash] = set()
+        for request in self.scheduler.running:
+            if request.reuse != "off":
+                size = request.block_tokens
+                names.update(request.name(i) for i in range(request.num_computed // size, request.num_prompt // size))
+        return names
+
+    def _admit(self, now: float) -> None:
+        """Start waiting requests while there is room for them; who waits for another's blocks is passed over."""
+        if not self.scheduler.waiting:
+            return
+        computing = self._computing()
+        for request in self.scheduler.picks(self.scheduler.waiting, now):
+            if not self.scheduler.has_room:
+                return
+            answer = self.cache.attach(request, computing)
+            if answer == "loading":
+                request.marks.load_started = self._clock()
+                self.scheduler.move(request, State.LOADING)
+            elif answer == "ready":
+                self._start(request, computing)
+
+    def _start(self, request: Request, computing: set[BlockHash]) -> None:
+        pool, size = self.cache.pool, request.block_tokens
+        needed = -(-(request.num_tokens + 1) // size)
+        if needed > pool.num_blocks:
+            self._fail(request, Overloaded("the hot memory is too small for this request", retry_after_s=60.0))
+            return
+        short = needed - len(request.table.blocks) > pool.num_free + pool.num_cached
+        if short and (self.scheduler.running or self.scheduler.loading):
+            request.table.release()
+            request.num_computed = 0
+            return
+        if request.marks.admitted is None:
+            request.marks.admitted = self._clock()
+            self.prompt_tokens += request.num_prompt
+            self.reused_tokens += request.hot_tokens + request.warm_tokens
+        self.scheduler.move(request, State.RUNNING)
+        if request.reuse != "off":
+            computing.update(request.name(i) for i in range(request.num_computed // size, request.num_prompt // size))
+
+    def _with_room(self, chunks: Sequence[Chunk]) -> list[Chunk]:
+        """The chunks whose blocks could be reserved; the youngest requests are preempted for the others."""
+        kept: list[Chunk] = []
+        for chunk in chunks:
+            if chunk.request.state is not State.RUNNING:
+                continue
+            while not self.cache.prepare(chunk.request, chunk.start + chunk.num_rows):
+                others = [r for r in self.scheduler.running if r is not chunk.request]
+                if not others:
+                    self._fail(chunk.request, Overloaded("the hot memory is full", retry_after_s=1.0))
+                    break
+                victim = self.scheduler.youngest(self.scheduler.running)
+                self._preempt(victim)
+                kept = [other for other in kept if other.request is not victim]
+                if victim is chunk.request:
+                    break
+            else:
+                kept.append(chunk)
+        return kept
+
+    def _preempt(self, request: Request) -> None:
+        """Take a running request's blocks; its full ones stay cached, and it starts over from them."""
+        self.num_preemptions += 1
+        request.num_preemptions += 1
+        self.cache.detach(request)
+        request.num_computed = 0
+        self.scheduler.move(request, State.WAITING)
+
+    def _run(self, chunks: list[Chunk]) -> None:
+        began = self._clock()
+        try:
+            logits, bad = self._forward(chunks)
+        except Exception as error:
+            # Border: whatever the model's code raises must end one request, not the engine.
+            if len(chunks) == 1:
+                logger.exception("request %s failed in its forward pass", chunks[0].request.id)
+                self._fail(chunks[0].request, RequestFailed(f"the forward pass failed: {error}"))
+                return
+            for chunk in chunks:
+                self._run([chunk])
+            return
+        took = self._clock() - began
+        self.forward_s += took
+        rows = sum(chunk.num_rows for chunk in chunks)
+        contexts = sum(chunk.num_rows * (chunk.start + chunk.num_rows // 2) for chunk in chunks)
+        self.scheduler.costs.observe(rows=rows, row_contexts=contexts, seconds=took)
+        self._advance(chunks, logits, bad)
+
+    def _forward(self, chunks: Sequence[Chunk]) -> tuple[torch.Tensor, frozenset[int]]:
+        """Logits [finishing chunks, vocab] and the positions in `chunks` whose KV was not finite."""
+        steps = [
+            SequenceStep(
+                token_ids=chunk.request.token_ids[chunk.start : chunk.start + chunk.num_rows],
+                start=chunk.start,
+                blocks=chunk.request.table.blocks,
+                num_stored=chunk.request.table.num_tokens,
+                logits="last" if chunk.finishes else "none",
+            )
+            for chunk in chunks
+        ]
+        logits = self._runner.forward(steps)
+        return logits, frozenset(self._runner.failed_steps)
+
+    def _advance(self, chunks: Sequence[Chunk], logits: torch.Tensor, bad: frozenset[int]) -> None:
+        """Publish what the pass computed, sample where a sequence is complete, tell the callers."""
+        finishing: list[Request] = []
+        keep: list[int] = []
+        row = 0
+        for index, chunk in enumerate(chunks):
+            request = chunk.request
+            wants = chunk.finishes
+            if index in bad:
+                self._fail(request, RequestFailed("the model produced KV that is not finite; nothing of it was kept"))
+            else:
+                request.num_computed = chunk.start + chunk.num_rows
+                self.cache.publish(request)
+                if wants:
+                    finishing.append(request)
+                    keep.append(row)
+            row += wants
+        if not finishing:
+            return
+        began = self._clock()
+        tokens = self._sample(logits if len(keep) == row else logits[keep], finishing)
+        self.sample_s += self._clock() - began
+        for request, token in zip(finishing, tokens, strict=True):
+            if isinstance(token, RekindleError):
+                self._fail(request, token)
+            else:
+                self._emit(request, token)
+
+    def _sample(self, logits: torch.Tensor, requests: Sequence[Request]) -> list[int | RekindleError]:
+        """The next token of each request; where one cannot be drawn, the error for that request alone."""
+        try:
+            return list(sample(logits, [request.sampler for request in requests]))
+        except RekindleError as error:
+            if len(requests) == 1:
+                return [error]
+            return [self._sample(logits[row : row + 1], [request])[0] for row, request in enumerate(requests)]
+
+    def _emit(self, request: Request, token: int) -> None:
+        first = request.marks.first_token is None
+        if first:
+            request.marks.first_token = self._clock()
+        if token in self._eos_ids:
+            self._finish(request, "stop")
+            return
+        request.append(token)
+        text = request.stream.push(token)
+        if request.stream.stopped:
+            self._finish(request, "stop", text=text, token=token)
+        elif request.num_generated >= request.max_new_tokens:
+            self._finish(request, "length", text=text, token=token)
+        else:
+            report = self._report(request) if first else None
+            request.generation.put(Delta(text, (token,), report=report))
+
+    def _finish(self, request: Request, reason: FinishReason, *, text: str = "", token: int | None = None) -> None:
+        """End a request: remember its sequence, then say the last delta, so that the next turn finds it."""
+        ids, names = request.ids[: request.table.num_tokens].copy(), tuple(request.table.names)
+        head = self.cache.detach(request)
+        self.scheduler.move(request, State.FINISHED)
+        if len(ids) and request.reuse != "off" and (reason != "cancelled" or request.num_generated):
+            self._on_turn(
+                FinishedTurn(
+                    namespace=request.namespace,
+                    agent=request.agent,
+                    root=request.root,
+                    ids=ids,
+                    names=names,
+                    head=head.name,
+                    head_tokens=head.num_tokens,
+                    num_replies=request.num_replies,
+                    canonical_prompt=request.canonical_tokens,
+                )
+            )
+        text += request.stream.finish()
+        last = Delta(text, () if token is None else (token,), finish_reason=reason, report=self._report(request))
+        request.generation.put(last)
+
+    def _fail(self, request: Request, error: RekindleError) -> None:
+        """End a request with an error; its published blocks stay cached."""
+        self.cache.detach(request)
+        self.scheduler.move(request, State.FINISHED)
+        request.generation.put(error)
+
+    def fail_all(self, error: RekindleError) -> None:
+        """End everything that runs or waits (the engine is closing)."""
+        for request in [*self.scheduler.waiting, *self.scheduler.loading, *self.scheduler.running]:
+            self._fail(request, error)
+
+    def _report(self, request: Request) -> Report:
+        return request.report(now=self._clock(), min_reuse_tokens=self._min_reuse_tokens)
+
+    def check(self) -> None:
+        """Assert what must hold between steps: queues, pool, and that only running requests hold blocks."""
+        self.scheduler.check()
+        self.cache.check()
+        for request in [*self.scheduler.waiting, *self.scheduler.loading]:
+            assert not request.table.blocks, f"request {request.id} waits and holds blocks"

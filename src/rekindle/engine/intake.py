@@ -1,0 +1,105 @@
+"""Before and after the engine: requests become token ids here, finished turns become memories.
+
+Owns the thread on which templates, matching and tokenising run, the matcher and the branch book; the server and the
+library use the same one. Work arrives as closures over frozen values and is done in order, so a turn that ended is
+known before the next request of its agent is matched. In idle time the text index is filled from the store.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import TypeVar
+
+from rekindle.engine.generation import Generation
+from rekindle.engine.memory import AgentMemory
+from rekindle.engine.preparing import Preparer
+from rekindle.engine.request import FinishedTurn
+from rekindle.engine.types import GenerationRequest
+from rekindle.errors import RekindleError, RequestFailed
+
+logger = logging.getLogger(__name__)
+T = TypeVar("T")
+
+
+class Intake:
+    """One thread that prepares requests and remembers turns."""
+
+    def __init__(
+        self, *, preparer: Preparer, memory: AgentMemory, clock: Callable[[], float] = time.perf_counter
+    ) -> None:
+        self._preparer = preparer
+        self._memory = memory
+        self._clock = clock
+        self._inbox: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name="rekindle-intake", daemon=True)
+
+    def start(self) -> None:
+        """Begin working; what was queued before is done first."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Finish what is queued and end the thread."""
+        self._inbox.put(None)
+        if self._thread.is_alive():
+            self._thread.join()
+
+    def submit(self, request: GenerationRequest, generation: Generation) -> None:
+        """Prepare a request and hand it to the engine; what is wrong with it arrives through the generation."""
+        submitted = self._clock()
+        self._inbox.put(lambda: self._prepare(request, generation, submitted))
+
+    def turn_ended(self, turn: FinishedTurn) -> None:
+        """Remember a finished turn (called by the engine before the caller hears of the end)."""
+        self._inbox.put(lambda: self._memory.end_turn(turn))
+
+    def turn_saved(self, namespace: str, agent: str, branch: int, num_tokens: int) -> None:
+        """Note what the store has made durable."""
+        self._inbox.put(lambda: self._memory.book.mark_saved(namespace, agent, branch, num_tokens))
+
+    def call(self, run: Callable[[], T]) -> Future[T]:
+        """Run something on the intake thread, after all that was queued before."""
+        future: Future[T] = Future()
+
+        def answer() -> None:
+            try:
+                future.set_result(run())
+            except Exception as error:
+                # Border: the error belongs to whoever waits on the future.
+                future.set_exception(error)
+
+        self._inbox.put(answer)
+        return future
+
+    def _prepare(self, request: GenerationRequest, generation: Generation, submitted: float) -> None:
+        if generation.cancel_asked:
+            generation.put(RequestFailed("cancelled before it began"))
+            return
+        try:
+            self._preparer.prepare(request, generation, submitted)
+        except RekindleError as error:
+            generation.put(error)
+        except Exception as error:
+            # Border: a template or tokenizer that fails ends this request only.
+            logger.exception("request %s could not be prepared", generation.id)
+            generation.put(RequestFailed(f"the prompt could not be prepared: {error}"))
+
+    def _run(self) -> None:
+        filling = True
+        while True:
+            try:
+                work = self._inbox.get(block=not filling)
+            except queue.Empty:
+                filling = self._memory.index_one_more()
+                continue
+            if work is None:
+                return
+            try:
+                work()
+            except Exception:
+                # Border: a turn that cannot be remembered costs its reuse, never the intake.
+                logger.exception("the intake failed on one item")

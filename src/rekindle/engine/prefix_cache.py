@@ -1,0 +1,269 @@
+"""Blocks for requests: found hot, loaded from warm, published when full, handed to the store.
+
+Owns the pool, the arena and the loads under way; only the engine thread calls it, except
+`KVArena.write` into the target rows of a load, which belong to that load until its reader reports.
+
+    attach   hot full blocks, then warm ones (a `Load`), then the child with the longest common ids, shared
+    publish  after the forward pass: newly full blocks get their names and are queued for the store, parents first
+    detach   the end of a request: the tail gets its name, references go, everything stays cached
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from rekindle.cache.hashing import BlockHash, root_hash, tail_name
+from rekindle.cache.pool import BlockPool
+from rekindle.cache.table import BlockTable
+from rekindle.engine.request import Request
+from rekindle.engine.saving import SaveQueue
+from rekindle.kv.arena import KVArena
+from rekindle.store.warm import Location, WarmStore
+
+Attached = Literal["ready", "wait", "loading"]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Load:
+    """Blocks on their way from disk. Owns its target blocks, and holds what stands before them, until it reports."""
+
+    request: Request
+    locations: tuple[Location, ...]
+    targets: tuple[int, ...]
+    held: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """The block a sequence ends in, full, tail or longer than the sequence, and how much of the sequence it covers."""
+
+    name: BlockHash
+    num_tokens: int
+
+
+class PrefixCache:
+    """Finds, loads, publishes and saves the blocks of requests. `report_load` is called from reader threads."""
+
+    def __init__(
+        self,
+        *,
+        pool: BlockPool,
+        arena: KVArena,
+        store: WarmStore | None,
+        fingerprint: bytes,
+        secret: bytes,
+        min_reuse_tokens: int,
+        report_load: Callable[[Load, int], None],
+    ) -> None:
+        self.pool = pool
+        self.arena = arena
+        self.saving = SaveQueue(pool=pool, arena=arena, store=store)
+        self._store = store
+        self._fingerprint = fingerprint
+        self._secret = secret
+        self._min_reuse_tokens = min_reuse_tokens
+        self._report_load = report_load
+        self._loads: dict[BlockHash, Load] = {}
+
+    def root(self, namespace: str, cache_salt: str = "") -> BlockHash:
+        """The parent of a sequence's first block: model, tenant, salt and store."""
+        return root_hash(fingerprint=self._fingerprint, namespace=namespace, cache_salt=cache_salt, secret=self._secret)
+
+    def attach(self, request: Request, computing: Collection[BlockHash]) -> Attached:
+        """Give the request the longest stored prefix of its ids.
+
+        "ready": its table holds what there is (perhaps nothing). "wait": its next block is being loaded or is in
+        `computing`; ask again next step. "loading": a load was started for it and will report.
+        """
+        assert not request.table.blocks, "attach comes before any block"
+        if request.reuse == "off":
+            return "ready"
+        size = self.pool.block_tokens
+        hot = self.pool.try_reuse_prefix(request.root, request.ids)
+        following: list[Location] = []
+        if len(hot) < request.num_tokens // size:
+            following_name = request.name(len(hot))
+            if following_name in self._loads or following_name in computing:
+                return self._let_go(hot, "wait")
+            following = self._warm(request, len(hot))
+        rest = request.ids[len(hot) * size : (len(hot) + 1) * size]
+        parent = request.parent_of(len(hot))
+        child = self.pool.find_child(parent, rest) if len(rest) else None
+        if not following and len(rest) and self._store is not None:
+            nearest = self._store.child(parent, rest)
+            if nearest is not None and nearest[1] > (child[1] if child else 0):
+                if nearest[0].name in self._loads:
+                    return self._let_go(hot, "wait")
+                if nearest[0].name not in request.tried_loads:
+                    following = [nearest[0]]
+        if following and self._start_load(request, hot, following):
+            return "loading"
+        if child is not None:
+            self.pool.share(child[0])
+        self._adopt(request, hot, child)
+        return "ready"
+
+    def _let_go(self, blocks: Sequence[int], answer: Attached) -> Attached:
+        for block in reversed(blocks):
+            self.pool.release(block)
+        return answer
+
+    def _warm(self, request: Request, first: int) -> list[Location]:
+        """Where the full blocks from `first` on lie on disk, as far as an unbroken run goes."""
+        if self._store is None or request.name(first) in request.tried_loads:
+            return []
+        size = self.pool.block_tokens
+        last = request.num_tokens // size
+        names = [request.name(index) for index in range(first, last)]
+        found = self._store.locate(names, parent=request.parent_of(first), ids=request.ids[first * size : last * size])
+        for index, location in enumerate(found):
+            if location.name in self._loads or location.name in request.tried_loads:
+                return list(found[:index])
+        return list(found)
+
+    def _adopt(self, request: Request, hot: list[int], child: tuple[int, int] | None) -> None:
+        """Take shared blocks into the table and count what was reused; too little is let go again."""
+        size = self.pool.block_tokens
+        stored = len(hot) * size + (child[1] if child else 0)
+        blocks = [*hot, child[0]] if child else hot
+        if stored < min(self._min_reuse_tokens, request.num_prompt - 1):
+            self._let_go(blocks, "ready")
+            blocks, stored = [], 0
+        if blocks:
+            request.table.append_shared(blocks, stored)
+        request.num_computed = min(stored, request.num_tokens - 1)
+        if request.marks.admitted is not None:
+            return  # preempted: what it reused at first is what it reports
+        reused = min(stored, request.num_prompt - 1)
+        request.warm_tokens = 0
+        for index, block in enumerate(blocks):
+            covered = min((index + 1) * size, reused) - index * size
+            if covered > 0 and self.pool.name(block) in request.loaded:
+                request.warm_tokens += covered
+        request.hot_tokens = reused - request.warm_tokens
+
+    def _start_load(self, request: Request, hot: list[int], locations: list[Location]) -> bool:
+        """Reserve targets and hand the reading to the store; False when not one block is free for it."""
+        assert self._store is not None
+        targets: list[int] = []
+        for _ in locations:
+            block = self.pool.allocate()
+            if block is None:
+                break
+            targets.append(block)
+        if not targets:
+            return False
+        load = Load(request, tuple(locations[: len(targets)]), tuple(targets), tuple(hot))
+        for location in load.locations:
+            self._loads[location.name] = load
+
+        def deliver(index: int, part: int, payload: np.ndarray) -> None:
+            self.arena.write(targets[index], part, payload)
+
+        self._store.load(load.locations, deliver, lambda num_good: self._report_load(load, num_good))
+        return True
+
+    def finish_load(self, load: Load, num_good: int) -> None:
+        """Publish what arrived whole, give back the rest; a bad record ends the run and is not tried again."""
+        for index, (location, target) in enumerate(zip(load.locations, load.targets, strict=True)):
+            del self._loads[location.name]
+            if index >= num_good:
+                self.pool.release(target)
+                continue
+            ids = np.asarray(location.ids, dtype=np.uint32)
+            if len(ids) == self.pool.block_tokens:
+                block = self.pool.commit(target, location.name, location.parent, ids)
+            else:
+                block = self.pool.commit_tail(target, location.parent, ids)
+            load.request.loaded.add(location.name)
+            self.pool.release(block)
+        if num_good < len(load.locations):
+            load.request.tried_loads.add(load.locations[num_good].name)
+        self._let_go(load.held, "ready")
+
+    def prepare(self, request: Request, num_tokens: int) -> bool:
+        """Room for positions [0, num_tokens), the shared tail copied if it will be written; False on a shortage."""
+        copies = request.table.prepare(num_tokens)
+        if copies is None:
+            return False
+        for copy in copies:
+            self.arena.copy_tokens(copy.source, copy.target, copy.num_tokens)
+        return True
+
+    def publish(self, request: Request) -> None:
+        """Name the blocks that the last forward pass filled. Private runs (`reuse` off) publish nothing."""
+        table = request.table
+        num_stored = max(table.num_tokens, request.num_computed)
+        if request.reuse == "off":
+            table.num_tokens = num_stored
+            return
+        for published in table.publish(request.ids[:num_stored], request.root):
+            self.saving.add_block(published, request.root)
+
+    def detach(self, request: Request) -> Head:
+        """Name the tail, drop all references; return what a stored sequence stands on (the root if nothing)."""
+        table = request.table
+        sealed = None
+        if table.blocks and request.reuse != "off":
+            self.saving.add_missing(table, request.root)
+            sealed = table.seal(request.ids[: table.num_tokens], request.root)
+        if sealed is not None:
+            self.saving.add_block(sealed, request.root)
+            head = Head(sealed.name, table.num_tokens)
+        else:
+            head = self._head_inside(request)
+        table.release()
+        return head
+
+    def _head_inside(self, request: Request) -> Head:
+        """The head of a sequence that ends with a full block, or inside a longer one that was there already."""
+        table = request.table
+        last = self.pool.name(table.blocks[-1]) if table.blocks else None
+        if last is not None and len(table.names) >= len(table.blocks) - 1:
+            return Head(last, table.num_tokens)
+        return Head(table.head(request.root), len(table.names) * self.pool.block_tokens)
+
+    def evict_chain(self, root: BlockHash, ids: np.ndarray, names: Sequence[BlockHash]) -> int:
+        """Drop the blocks of a sequence from memory, last first, as far as nobody else stands on them."""
+        freed = 0
+        for block in reversed(self._hot_blocks(root, ids, names)):
+            if not self.pool.evict(block):
+                break
+            freed += 1
+        return freed
+
+    def num_hot_tokens(self, root: BlockHash, ids: np.ndarray, names: Sequence[BlockHash]) -> int:
+        """How many leading tokens of a sequence are in memory under its own names."""
+        return min(len(self._hot_blocks(root, ids, names)) * self.pool.block_tokens, len(ids))
+
+    def _hot_blocks(self, root: BlockHash, ids: np.ndarray, names: Sequence[BlockHash]) -> list[int]:
+        """The leading blocks of a sequence that are in memory, its tail too; looking is no use of them."""
+        size, blocks = self.pool.block_tokens, []
+        rest = ids[len(names) * size :]
+        tail = [tail_name(names[-1] if names else root, rest)] if len(rest) else []
+        for index, name in enumerate([*names, *tail]):
+            block = self.pool.peek(name, ids[index * size : (index + 1) * size])
+            if block is None:
+                break
+            blocks.append(block)
+        return blocks
+
+    def demote(self, root: BlockHash, ids: np.ndarray, names: Sequence[BlockHash], *, num_kept: int) -> None:
+        """Let a superseded sequence leave memory before all others, but for its first `num_kept` blocks."""
+        for block in reversed(self._hot_blocks(root, ids, names)[num_kept:]):
+            self.pool.demote(block)
+
+    def check(self) -> None:
+        """Assert that pool and loads agree."""
+        self.pool.check()
+        for load in self._loads.values():
+            for target in load.targets:
+                assert self.pool.refs(target) >= 1, f"target {target} of a load is held by nobody"
+
+    def new_table(self) -> BlockTable:
+        """An empty table on this pool."""
+        return BlockTable(self.pool)

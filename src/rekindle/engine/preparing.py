@@ -1,0 +1,173 @@
+"""From a caller's request to one the engine can run: render, match, encode what is new, check that it fits.
+
+Runs on the intake thread. Decides the ids of the prompt (stored ids of the matched branch, then a fresh encoding of the
+rest), the agent an unnamed conversation belongs to, and how much of the reply fits.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from rekindle.cache.explain import explain
+from rekindle.cache.hashing import BlockHash
+from rekindle.cache.matcher import TextMatch
+from rekindle.cache.table import BlockTable
+from rekindle.engine.branches import HIDDEN_PREFIX
+from rekindle.engine.generation import Generation
+from rekindle.engine.memory import AgentMemory
+from rekindle.engine.request import NO_MATCH, Marks, MatchFacts, Request
+from rekindle.engine.types import GenerationRequest, Reuse
+from rekindle.errors import BadRequest, PromptTooLong
+from rekindle.model.sampler import SamplerState
+from rekindle.text.prompt import PromptEncoder, RenderedPrompt
+from rekindle.text.stream import TextStream
+
+
+@dataclass(frozen=True, slots=True)
+class PromptLimits:
+    """What a prompt may be: tokens of context, ids below `vocab_size`."""
+
+    max_context: int
+    vocab_size: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Prompt:
+    """The ids to run, what they were matched to, and whose memory they belong to."""
+
+    ids: np.ndarray
+    agent: str
+    reuse: Reuse
+    facts: MatchFacts
+    canonical_tokens: int  # how many of the ids are known to be a fresh encoding
+
+
+class Preparer:
+    """Turns `GenerationRequest`s into `Request`s and passes them to `submit`."""
+
+    def __init__(
+        self,
+        *,
+        encoder: PromptEncoder,
+        memory: AgentMemory,
+        limits: PromptLimits,
+        block_tokens: int,
+        reuse: str,
+        root: Callable[[str], BlockHash],
+        new_table: Callable[[], BlockTable],
+        submit: Callable[[Request], None],
+        wake: Callable[[], None],
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self._encoder = encoder
+        self._memory = memory
+        self._limits = limits
+        self._block_tokens = block_tokens
+        self._reuse = reuse
+        self._root = root
+        self._new_table = new_table
+        self._submit = submit
+        self._wake = wake
+        self._clock = clock
+
+    def prepare(self, asked: GenerationRequest, generation: Generation, submitted: float) -> None:
+        """Match, encode and hand over; raises BadRequest for what cannot be run."""
+        began = self._clock()
+        prompt = self._prompt(asked)
+        params = asked.params
+        most = self._limits.max_context - len(prompt.ids)
+        if most < 1:
+            raise PromptTooLong(
+                f"the prompt has {len(prompt.ids)} tokens and the context holds {self._limits.max_context}: "
+                "shorten the prompt or serve with a larger --max-context",
+                param="messages",
+            )
+        request = Request(
+            namespace=asked.namespace,
+            agent=prompt.agent,
+            prompt_ids=prompt.ids,
+            root=self._root(asked.namespace),
+            block_tokens=self._block_tokens,
+            params=params,
+            max_new_tokens=min(most, params.max_tokens) if params.max_tokens is not None else most,
+            reuse=prompt.reuse,
+            facts=prompt.facts,
+            generation=generation,
+            canonical_tokens=prompt.canonical_tokens,
+            num_replies=_num_replies(asked),
+            stream=TextStream(self._encoder, params.stop, after=int(prompt.ids[-1])),
+            sampler=SamplerState.create(params, lambda: secrets.randbits(63)),
+            marks=Marks(submitted=submitted, match_s=self._clock() - began),
+            table=self._new_table(),
+        )
+        generation.prompt_ids = tuple(int(token) for token in prompt.ids)
+
+        def cancel() -> None:
+            request.cancelled.set()
+            self._wake()
+
+        generation.on_cancel(cancel)
+        self._submit(request)
+
+    def _prompt(self, asked: GenerationRequest) -> _Prompt:
+        agent = asked.agent or HIDDEN_PREFIX + secrets.token_hex(8)
+        off = self._reuse == "off" or asked.reuse == "off"
+        if asked.token_ids is not None:
+            ids = self._checked(asked.token_ids)
+            return _Prompt(ids, agent, "off" if off else asked.reuse or "canonical", NO_MATCH, 0)
+        rendered = self._render(asked)
+        if off:
+            ids = self._encoder.encode(rendered)
+            return _Prompt(ids, agent, "off", NO_MATCH, len(ids))
+        if asked.agent is not None:
+            self._memory.know_agent(asked.namespace, asked.agent)
+        mode = asked.reuse if asked.reuse != "off" else None
+        match = self._memory.matcher.match(asked.namespace, asked.agent, rendered, mode)
+        if match.branch is None or match.num_tokens == 0:
+            ids = self._encoder.encode(rendered)
+        else:
+            ids = np.concatenate(
+                [match.branch.ids[: match.num_tokens], self._encoder.encode_rest(rendered, match.resume_byte)]
+            )
+        if asked.agent is None and _goes_on(match):
+            assert match.branch is not None and match.branch.agent is not None
+            agent = match.branch.agent
+        facts = MatchFacts(
+            relation=match.relation,
+            source=match.source,
+            matched_bytes=match.matched_bytes,
+            num_tokens=match.num_tokens,
+            explanation=explain(match, rendered, asked.messages, encoder=self._encoder),
+        )
+        sound = match.branch is None or match.num_tokens <= match.branch.canonical_tokens
+        canonical = len(ids) if sound or match.branch is None else match.branch.canonical_tokens
+        return _Prompt(ids, agent, match.mode, facts, canonical)
+
+    def _render(self, asked: GenerationRequest) -> RenderedPrompt:
+        if asked.messages is not None:
+            return self._encoder.render_chat(asked.messages, asked.tools)
+        assert asked.text is not None
+        return self._encoder.render_text(asked.text)
+
+    def _checked(self, token_ids: tuple[int, ...]) -> np.ndarray:
+        if not token_ids:
+            raise BadRequest("the prompt has no tokens", param="token_ids")
+        if not all(0 <= token < self._limits.vocab_size for token in token_ids):
+            raise BadRequest(f"token ids must lie in 0 to {self._limits.vocab_size - 1}", param="token_ids")
+        return np.asarray(token_ids, dtype=np.uint32)
+
+
+def _num_replies(asked: GenerationRequest) -> int | None:
+    return None if asked.messages is None else sum(message.role == "assistant" for message in asked.messages)
+
+
+def _goes_on(match: TextMatch) -> bool:
+    """Whether an unnamed prompt continues an unnamed conversation."""
+    branch = match.branch
+    hidden = branch is not None and branch.agent is not None and branch.agent.startswith(HIDDEN_PREFIX)
+    return hidden and match.relation in ("exact", "extend")

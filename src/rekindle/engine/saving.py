@@ -1,0 +1,112 @@
+"""Write-behind: blocks and turns on their way from hot memory to the store, in the order they must arrive.
+
+Owns the queue of what the store has not taken yet. Queued blocks are not pinned: one that is evicted before there was
+room for it in the staging buffer is counted, and its descendants are not saved. Called by the engine thread only; never
+waits.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+
+import numpy as np
+
+from rekindle.cache.hashing import BlockHash
+from rekindle.cache.pool import BlockPool
+from rekindle.cache.table import BlockTable, Published
+from rekindle.kv.arena import KVArena
+from rekindle.store.warm import SequenceRecord, StagedBlock, WarmStore
+
+
+@dataclass(frozen=True, slots=True)
+class _QueuedBlock:
+    published: Published
+    root: BlockHash
+    ids: np.ndarray
+
+
+@dataclass(frozen=True, slots=True)
+class Forgotten:
+    """A branch that the store is to forget (None: the whole agent), behind all that was queued before."""
+
+    namespace: str
+    agent: str
+    branch: int | None = None
+
+
+SaveOrder = SequenceRecord | Forgotten
+
+
+class SaveQueue:
+    """Parents before children, blocks before the turn that stands on them. Without a store nothing is queued."""
+
+    def __init__(self, *, pool: BlockPool, arena: KVArena, store: WarmStore | None) -> None:
+        self.unsaved_evicted = 0
+        self._pool = pool
+        self._arena = arena
+        self._store = store
+        self._items: deque[_QueuedBlock | SaveOrder] = deque()
+        self._queued: set[BlockHash] = set()
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def add_block(self, published: Published, root: BlockHash) -> None:
+        """Queue a block that has just got its name."""
+        if self._store is not None:
+            self._items.append(_QueuedBlock(published, root, self._pool.ids(published.block)))
+            self._queued.add(published.name)
+
+    def add_missing(self, table: BlockTable, root: BlockHash) -> None:
+        """Queue the full blocks of a sequence that are neither on disk nor on their way there.
+
+        Each was queued when it was published; an agent that was deleted since, or a save that failed, takes blocks
+        that others stand on off the disk. Costs one look-up where nothing is missing.
+        """
+        if self._store is None:
+            return
+        num_here = len(table.names)
+        while num_here and table.names[num_here - 1] not in self._queued:
+            if self._store.num_known(table.names[num_here - 1 : num_here]):
+                break
+            num_here -= 1
+        for index in range(num_here, len(table.names)):
+            if table.names[index] not in self._queued:
+                parent = table.names[index - 1] if index else root
+                self.add_block(
+                    Published(table.blocks[index], table.names[index], parent, self._pool.block_tokens), root
+                )
+
+    def add(self, order: SaveOrder) -> None:
+        """Queue a sequence behind the blocks it stands on, or the end of one behind its last save."""
+        if self._store is not None:
+            self._items.append(order)
+
+    def pump(self) -> None:
+        """Hand over what there is room for: blocks are copied to the staging buffer, turns follow them."""
+        store = self._store
+        while self._items and store is not None:
+            item = self._items[0]
+            if isinstance(item, SequenceRecord):
+                store.save_turn(item)
+            elif isinstance(item, Forgotten):
+                store.delete(item.namespace, item.agent, item.branch)
+            elif self._pool.name(item.published.block) != item.published.name:
+                self.unsaved_evicted += 1
+                store.skip(item.published.name)
+            elif not store.stage(self._staged(item)):
+                return
+            self._items.popleft()
+            if isinstance(item, _QueuedBlock):
+                self._queued.discard(item.published.name)
+
+    def _staged(self, item: _QueuedBlock) -> StagedBlock:
+        block, num_tokens = item.published.block, item.published.num_tokens
+        return StagedBlock(
+            name=item.published.name,
+            parent=item.published.parent,
+            root=item.root,
+            ids=item.ids,
+            fill=lambda part, out: self._arena.read(block, part, num_tokens, out),
+        )

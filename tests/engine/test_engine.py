@@ -1,0 +1,258 @@
+"""The library as its users see it: agents that remember, share, fork, rewind, survive a restart, and fail alone."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rekindle.engine.api import Engine
+from rekindle.engine.types import ChatResult, GenerationRequest
+from rekindle.errors import BadRequest, NotFound, PromptTooLong, RekindleError
+from tests.tiny_models import tiny_model_dir
+
+SYSTEM = {"role": "system", "content": "You are a careful assistant. Answer in one short sentence, and remember. " * 2}
+Start = Callable[..., Engine]
+
+
+def user(text: str) -> dict[str, str]:
+    return {"role": "user", "content": text}
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_model_dir("llama", "fp32", tmp_path_factory.mktemp("engine"))
+
+
+@pytest.fixture
+def start(model: Path, tmp_path: Path) -> Iterator[Start]:
+    engines: list[Engine] = []
+
+    def make(**settings: Any) -> Engine:
+        given = {"threads": 1, "hot_bytes": 4 << 20, "block_tokens": 16, "store": str(tmp_path / "store"), **settings}
+        engines.append(Engine.from_pretrained(str(model), **given))
+        return engines[-1]
+
+    yield make
+    for engine in engines:
+        engine.close()
+
+
+def talk(engine: Engine, agent: str | None, history: list[dict[str, str]], text: str, **options: Any) -> ChatResult:
+    """One greedy turn; the history grows by question and answer."""
+    history.append(user(text))
+    result = engine.chat(agent, history, temperature=0.0, max_tokens=options.pop("max_tokens", 7), **options)
+    history.append({"role": "assistant", "content": result.text})
+    return result
+
+
+def test_turns_extend_and_the_answer_is_that_of_a_cold_run(start: Start) -> None:
+    engine, history = start(), [SYSTEM]
+    first = talk(engine, "ada", history, "What did she say?")
+    second = talk(engine, "ada", history, "And then?")
+    assert first.report.outcome == "miss" and first.report.source is None
+    assert second.report.outcome in ("extend", "diverge") and second.report.source == "own"
+    assert second.report.reused_tokens >= first.report.prompt_tokens - 16
+    cold = engine.submit(
+        GenerationRequest(
+            token_ids=second.prompt_ids,
+            reuse="off",
+            params=GenerationRequest(text="").params.__class__(temperature=0.0, max_tokens=7),
+        )
+    ).result()
+    assert cold.report.reused_tokens == 0
+    assert cold.token_ids == second.token_ids
+    engine.check()
+
+
+def test_the_same_prompt_again_is_exact(start: Start) -> None:
+    engine = start()
+    history = [SYSTEM, user("Hello!")]
+    first = engine.chat("ada", history, temperature=0.0, max_tokens=5)
+    again = engine.chat("ada", history, temperature=0.0, max_tokens=5)
+    assert again.report.outcome == "exact"
+    assert again.report.computed_tokens == 1
+    assert again.token_ids == first.token_ids
+
+
+def test_agents_share_blocks_of_a_common_opening(start: Start) -> None:
+    engine = start()
+    talk(engine, "ada", [SYSTEM], "Hello!")
+    shared = talk(engine, "bob", [SYSTEM], "The red box?")
+    assert shared.report.source == "shared" and shared.report.outcome == "diverge"
+    assert shared.report.reused_tokens >= 48
+    assert {info.agent for info in engine.agents()} == {"ada", "bob"}
+
+
+def test_a_restart_finds_every_agent_warm(start: Start) -> None:
+    engine, history = start(), [SYSTEM]
+    talk(engine, "ada", history, "The lighthouse keeper?")
+    assert engine.flush()
+    saved = engine.agent("ada")
+    assert saved.saved_tokens == saved.num_tokens > 0
+    engine.close()
+    again = start()
+    assert again.num_warm_agents == 1
+    result = talk(again, "ada", history, "And the number?")
+    assert result.report.warm_tokens == result.report.reused_tokens >= saved.num_tokens - 16
+    assert result.report.hot_tokens == 0
+    again.check()
+
+
+def test_evicted_to_disk_and_back(start: Start) -> None:
+    engine, history = start(), [SYSTEM]
+    talk(engine, "ada", history, "Hello!")
+    assert engine.evict("ada") > 0
+    assert engine.agent("ada").hot_tokens == 0
+    assert talk(engine, "ada", history, "Still there?").report.warm_tokens > 0
+    with pytest.raises(NotFound, match="nobody"):
+        engine.evict("nobody")
+
+
+def test_fork_shares_and_rewind_takes_back(start: Start) -> None:
+    engine, history = start(), [SYSTEM]
+    talk(engine, "ada", history, "One?")
+    before = list(history)
+    length = engine.agent("ada").num_tokens
+    talk(engine, "ada", history, "Two?")
+    engine.fork("ada", "eve")
+    assert talk(engine, "eve", list(history), "Three?").report.source == "own"
+    with pytest.raises(BadRequest, match="memory already"):
+        engine.fork("ada", "eve")
+    left = engine.rewind("ada", 1)
+    assert length - 16 <= left <= length  # the reply may be spelled otherwise when it comes back
+    after = talk(engine, "ada", before, "Another?")
+    assert after.report.reused_tokens >= left - 16
+    with pytest.raises(BadRequest, match="cannot be taken back"):
+        engine.rewind("ada", 9)
+    engine.check()
+
+
+def test_a_rewound_agent_is_warm_at_its_shorter_length_after_a_restart(start: Start) -> None:
+    engine, history = start(), [SYSTEM]
+    talk(engine, "ada", history, "One?")
+    length = engine.agent("ada").num_tokens
+    talk(engine, "ada", history, "Two?")
+    engine.rewind("ada", 1)
+    engine.close()
+    assert start().agent("ada").num_tokens == length
+
+
+def test_deleted_agents_are_gone_on_every_tier(start: Start) -> None:
+    engine = start()
+    talk(engine, "ada", [SYSTEM], "Hello!")
+    engine.flush()
+    engine.delete("ada")
+    assert engine.agents() == []
+    assert talk(engine, "bob", [SYSTEM], "Hello!").report.outcome == "miss"
+    engine.check()
+    engine.close()
+    assert {info.agent for info in start().agents()} == {"bob"}
+
+
+def test_unnamed_conversations_go_on_by_their_text_and_are_not_listed(start: Start) -> None:
+    engine, history = start(), [SYSTEM]
+    talk(engine, None, history, "Hello!")
+    assert talk(engine, None, history, "And?").report.reused_tokens >= 48
+    assert engine.agents() == []
+
+
+def test_parallel_agents_in_different_states_answer_as_alone(start: Start) -> None:
+    engine = start()
+    histories = {f"agent{i}": [SYSTEM, user("What " * (i * 9 + 1) + "?")] for i in range(6)}
+    alone = {
+        name: engine.chat(None, history, temperature=0.0, max_tokens=9, reuse="off").token_ids
+        for name, history in histories.items()
+    }
+    generations = {
+        name: engine.stream(name, history, temperature=0.0, max_tokens=9) for name, history in histories.items()
+    }
+    together = {name: generation.result().token_ids for name, generation in generations.items()}
+    assert together == alone
+    engine.check()
+
+
+def test_sync_async_and_streamed_answers_agree(start: Start) -> None:
+    engine, history = start(), [SYSTEM, user("Größe?")]
+    options: dict[str, Any] = {"temperature": 0.0, "max_tokens": 12}
+    whole = engine.chat("a", history, **options)
+    streamed = list(engine.stream("b", history, **options))
+
+    async def both() -> tuple[ChatResult, list[str]]:
+        result = await engine.achat("c", history, **options)
+        return result, [delta.text async for delta in engine.astream("d", history, **options)]
+
+    awaited, texts = asyncio.run(both())
+    assert "".join(delta.text for delta in streamed) == whole.text == awaited.text == "".join(texts)
+    assert streamed[-1].finish_reason in ("stop", "length") and streamed[-1].report is not None
+    assert streamed[0].report is not None, "headers need the report with the first delta"
+
+
+def test_sampling_with_a_seed_does_not_depend_on_neighbours(start: Start) -> None:
+    engine, history = start(), [SYSTEM, user("Say something.")]
+    options: dict[str, Any] = {"temperature": 1.0, "seed": 7, "max_tokens": 12}
+    alone = engine.chat("a", history, **options).token_ids
+    others = [engine.stream(f"o{i}", [SYSTEM, user("Hm " * i)], temperature=1.0, max_tokens=12) for i in range(4)]
+    assert engine.chat("b", history, **options).token_ids == alone
+    for other in others:
+        other.result()
+
+
+def test_cancelling_frees_everything(start: Start) -> None:
+    engine = start()
+    generation = engine.stream("ada", [SYSTEM, user("Go on for long.")], temperature=1.0)
+    next(iter(generation))
+    generation.cancel()
+    assert generation.result().finish_reason == "cancelled"
+    assert engine.stats().num_held_blocks == 0
+    engine.check()
+
+
+def test_bad_requests_fail_alone_and_say_what_to_do(start: Start) -> None:
+    engine = start()
+    running = engine.stream("ada", [SYSTEM, user("Hello!")], temperature=0.0, max_tokens=20)
+    with pytest.raises(PromptTooLong, match="max-context"):
+        engine.chat("bob", [user("word " * 5000)])
+    with pytest.raises(BadRequest):
+        engine.chat("bob", [{"role": "wizard", "content": 3}])
+    with pytest.raises(BadRequest, match="token ids"):
+        engine.submit(GenerationRequest(token_ids=(10**6,))).result()
+    assert running.result().finish_reason in ("stop", "length")
+    assert engine.stats().num_held_blocks == 0
+
+
+def test_more_sequences_than_memory_take_turns(start: Start) -> None:
+    engine = start(hot_bytes=400_000)
+    threads, results = [], {}
+
+    def run(name: str) -> None:
+        results[name] = engine.chat(name, [SYSTEM, user(f"I am {name}. " * 8)], temperature=0.0, max_tokens=20)
+
+    for index in range(8):
+        threads.append(threading.Thread(target=run, args=(f"agent{index}",)))
+        threads[-1].start()
+    for thread in threads:
+        thread.join(120)
+    assert len(results) == 8
+    engine.check()
+    assert engine.stats().num_held_blocks == 0
+
+
+def test_reuse_off_for_all_keeps_nothing(start: Start) -> None:
+    engine, history = start(reuse="off"), [SYSTEM]
+    talk(engine, "ada", history, "Hello!")
+    result = talk(engine, "ada", history, "Again?")
+    assert (result.report.reuse, result.report.reused_tokens) == ("off", 0)
+    assert engine.stats().num_cached_blocks == 0 and engine.agents() == []
+
+
+def test_a_closed_engine_says_so(start: Start) -> None:
+    engine = start()
+    engine.close()
+    engine.close()
+    with pytest.raises(RekindleError, match="not running"):
+        engine.agents()

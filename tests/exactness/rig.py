@@ -1,0 +1,202 @@
+"""An engine core without threads, stepped by the test, over a tiny model: every path KV can come to be on.
+
+`generate` runs ids through it and returns the answer; `stored` reads back the block bytes of a sequence.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from rekindle.cache.pool import BlockPool
+from rekindle.config import EngineSettings, ModelSettings, StoreSettings
+from rekindle.engine.core import EngineCore
+from rekindle.engine.costs import StepCosts
+from rekindle.engine.generation import Generation
+from rekindle.engine.prefix_cache import Load, PrefixCache
+from rekindle.engine.request import NO_MATCH, FinishedTurn, Marks, Request, State
+from rekindle.engine.scheduler import Scheduler
+from rekindle.engine.types import ChatResult
+from rekindle.kv.arena import KVArena
+from rekindle.model.load import LoadedModel, load_model
+from rekindle.model.runner import ModelRunner
+from rekindle.model.sampler import SamplerState, SamplingParams
+from rekindle.store.sync import FileSystem
+from rekindle.store.values import SequenceRecord
+from rekindle.store.warm import WarmStore
+from rekindle.text.prompt import PromptEncoder
+from rekindle.text.stream import TextStream
+from tests.tiny_models import DTYPES
+
+BLOCK_TOKENS = 16
+SECRET = b"s" * 32
+
+
+def load(directory: Path, dtype: str, kv: str) -> LoadedModel:
+    """`kv` "native" keeps K and V as computed, also in float64, which no flag offers."""
+    kept: Any = dtype if kv == "native" else kv
+    settings = ModelSettings(model=str(directory), kv=kept, threads=1)
+    compute = DTYPES[dtype]
+    return load_model(settings, block_tokens=BLOCK_TOKENS, max_context=None, format_map_dir=None, compute_dtype=compute)
+
+
+@dataclass
+class Rig:
+    """One core over one loaded model. `max_chunk_tokens` is the largest chunk; `store_dir` adds a warm tier."""
+
+    loaded: LoadedModel
+    num_blocks: int = 96
+    max_chunk_tokens: int = 512
+    store_dir: Path | None = None
+    fs: FileSystem | None = None
+    turns: list[FinishedTurn] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        layout = self.loaded.spec.layout
+        self.arena = KVArena(layout, self.num_blocks, "cpu")
+        self.runner = ModelRunner(self.loaded, self.arena)
+        self.pool = BlockPool(self.num_blocks, layout.block_tokens)
+        self.encoder = PromptEncoder.from_dir(self.loaded.directory)
+        self.reports: list[tuple[Load, int]] = []
+        self.store: WarmStore | None = None
+        if self.store_dir is not None:
+            fingerprint = self.loaded.spec.fingerprint
+            settings = StoreSettings(dir=self.store_dir)
+            self.store = WarmStore.open(
+                self.store_dir, fingerprint=fingerprint, layout=layout, settings=settings, fs=self.fs
+            )
+            self.store.start()
+        self.cache = PrefixCache(
+            pool=self.pool,
+            arena=self.arena,
+            store=self.store,
+            fingerprint=self.loaded.spec.fingerprint,
+            secret=self.store.secret if self.store else SECRET,
+            min_reuse_tokens=1,
+            report_load=lambda load, good: self.reports.append((load, good)),
+        )
+        # Steps are planned by size here, not by time: the bound is out of reach.
+        settings = EngineSettings(max_stall_s=1e6, max_step_s=1e6)
+        self.scheduler = Scheduler(settings, StepCosts(), max_chunk_tokens=self.max_chunk_tokens)
+        self.core = EngineCore(
+            runner=self.runner,
+            cache=self.cache,
+            scheduler=self.scheduler,
+            eos_ids=frozenset(),
+            min_reuse_tokens=1,
+            on_turn=self.turns.append,
+        )
+
+    def request(self, ids: Sequence[int], new_tokens: int, reuse: str = "continuation") -> Request:
+        """Queue a greedy request for `new_tokens` tokens."""
+        params = SamplingParams(max_tokens=new_tokens, temperature=0.0)
+        request = Request(
+            namespace="default",
+            agent="a",
+            prompt_ids=np.asarray(ids, dtype=np.uint32),
+            root=self.cache.root("default"),
+            block_tokens=self.loaded.spec.layout.block_tokens,
+            params=params,
+            max_new_tokens=new_tokens,
+            reuse=reuse,  # type: ignore[arg-type]
+            facts=NO_MATCH,
+            canonical_tokens=0,
+            num_replies=None,
+            generation=Generation(),
+            stream=TextStream(self.encoder, ()),
+            sampler=SamplerState.create(params, lambda: 0),
+            marks=Marks(submitted=time.perf_counter()),
+            table=self.cache.new_table(),
+        )
+        self.core.add(request)
+        return request
+
+    def step(self) -> None:
+        """One step of the core, loads that have reported first; every invariant holds after it."""
+        while self.reports:
+            self.core.finish_load(*self.reports.pop(0))
+        self.core.step()
+        self.core.check()
+
+    def finish(self, *requests: Request) -> list[ChatResult]:
+        """Step until these have ended."""
+        for _ in range(100_000):
+            if all(request.state is State.FINISHED for request in requests):
+                return [request.generation.result() for request in requests]
+            self.step()
+        raise AssertionError("requests do not end")
+
+    def generate(self, ids: Sequence[int], new_tokens: int, reuse: str = "continuation") -> ChatResult:
+        """The greedy answer to `ids`."""
+        return self.finish(self.request(ids, new_tokens, reuse))[0]
+
+    def stored(self, ids: Sequence[int]) -> list[bytes]:
+        """Bytes of every block of the sequence, part by part; asserts that all of it is in memory."""
+        array, size = np.asarray(ids, dtype=np.uint32), self.pool.block_tokens
+        root = self.cache.root("default")
+        blocks = self.pool.try_reuse_prefix(root, array)
+        assert len(blocks) == len(array) // size, f"{len(blocks)} blocks of {len(array)} tokens are in memory"
+        read = [self._read(block, size) for block in blocks]
+        rest = array[len(blocks) * size :]
+        if len(rest):
+            parent = self.pool.name(blocks[-1]) if blocks else root
+            assert parent is not None
+            child = self.pool.find_child(parent, rest)
+            assert child is not None and child[1] == len(rest), "the tail is not in memory"
+            read.append(self._read(child[0], len(rest)))
+        self.pool.release_all(blocks)
+        return read
+
+    def _read(self, block: int, num_tokens: int) -> bytes:
+        parts = []
+        for part in self.loaded.spec.layout.parts:
+            out = np.zeros(part.payload_bytes, dtype=np.uint8)
+            self.arena.read(block, part.index, num_tokens, out)
+            parts.append(out.tobytes())
+        return b"".join(parts)
+
+    def save(self) -> None:
+        """Make every finished turn durable, as the intake would."""
+        assert self.store is not None
+        for number, turn in enumerate(self.turns):
+            self.cache.saving.add(
+                SequenceRecord("default", f"a{number}", 0, turn.root, turn.head, turn.head_tokens, 0, float(number))
+            )
+        while len(self.cache.saving):
+            self.step()
+            time.sleep(0.001)
+        assert self.store.flush(30.0)
+
+    def reopened(self) -> Rig:
+        """A new process, as far as the cache can tell: empty memory on the same directory."""
+        self.save()
+        assert self.store is not None
+        self.store.close()
+        return Rig(self.loaded, self.num_blocks, self.max_chunk_tokens, self.store_dir)
+
+    def close(self) -> None:
+        if self.store is not None:
+            self.store.close()
+
+    def logits(self, ids: Sequence[int], pieces: Sequence[int]) -> torch.Tensor:
+        """Teacher-forced logits [len(ids), vocab], run in these pieces on private blocks."""
+        from rekindle.model.runner import SequenceStep
+
+        table = self.cache.new_table()
+        assert table.prepare(len(ids)) == []
+        rows, start = [], 0
+        for piece in pieces:
+            step = SequenceStep(
+                np.asarray(ids[start : start + piece], dtype=np.uint32), start, table.blocks, start, logits="all"
+            )
+            rows.append(self.runner.forward([step]))
+            start += piece
+        assert start == len(ids)
+        table.release()
+        return torch.cat(rows)
