@@ -1,0 +1,30 @@
+"""The process of one arm: `python -m rekindle.bench.child JOB`, JOB as JSON; see `rekindle.bench.job`."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterator
+
+from rekindle.bench import arms, transformers_arm
+from rekindle.bench.job import MARK, Job
+from rekindle.bench.record import Measurement
+
+ARMS: dict[str, Callable[[Job], Iterator[Measurement]]] = {
+    "hot": arms.hot,
+    "warm": arms.warm,
+    "memory": arms.memory,
+    "transformers": transformers_arm.speed,
+    "transformers memory": transformers_arm.memory,
+}
+
+
+def main() -> None:
+    """Run the job and print a line per measurement as it comes."""
+    job = Job(**json.loads(sys.argv[1]))
+    for found in ARMS[job.arm](job):
+        print(MARK + json.dumps(found.as_dict()), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,140 @@
+"""A server process and a client for it, as the demo and the benchmarks use them.
+
+The process is a real `rekindle serve` with a port of its own; the client speaks plain HTTP with the standard library
+and takes its own time of the first token.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rekindle.errors import RekindleError, RequestFailed
+
+START_S = 300.0  # a large model on a slow disk
+HOST = "127.0.0.1"
+
+
+def free_port() -> int:
+    """A port nobody listens on right now."""
+    with socket.socket() as probe:
+        probe.bind((HOST, 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """One answer: text, ids of prompt and reply, the `rekindle` object, seconds to the first token as seen here."""
+
+    text: str
+    prompt_ids: list[int]
+    completion_ids: list[int]
+    report: dict[str, Any]
+    first_token_s: float
+
+
+class Client:
+    """Requests to one server; a connection each, so that a killed server leaves nothing behind."""
+
+    def __init__(self, port: int) -> None:
+        self._port = port
+
+    def json(self, method: str, path: str) -> Any:
+        """The JSON answer to a request without a body; RequestFailed with what the server says."""
+        with self._send(method, path, None, {}) as response:
+            return json.loads(response.read())
+
+    def chat(self, messages: Sequence[Mapping[str, Any]], *, agent: str | None = None, **parameters: Any) -> Reply:
+        """Stream a greedy answer to its end; `rekindle` may be among the parameters."""
+        options = {"return_ids": True, **parameters.pop("rekindle", {})}
+        body = {"messages": messages, "temperature": 0, "stream": True, "rekindle": options, **parameters}
+        started = time.perf_counter()
+        first, texts, report = None, [], None
+        with self._send("POST", "/v1/chat/completions", body, {"X-Agent-ID": agent} if agent else {}) as response:
+            for chunk in _events(response):
+                if "error" in chunk:
+                    raise RequestFailed(chunk["error"]["message"])
+                first = first or time.perf_counter() - started
+                texts.append(chunk["choices"][0]["delta"].get("content", ""))
+                report = chunk.get("rekindle")
+        if report is None:
+            raise RequestFailed("the stream ended without its last chunk")
+        return Reply("".join(texts), report.pop("prompt_ids"), report.pop("completion_ids"), report, first or 0.0)
+
+    def _send(self, method: str, path: str, body: Any, headers: Mapping[str, str]) -> http.client.HTTPResponse:
+        connection = http.client.HTTPConnection(HOST, self._port, timeout=START_S)
+        connection.request(
+            method,
+            path,
+            body=None if body is None else json.dumps(body),
+            headers={"Content-Type": "application/json", "Connection": "close", **headers},
+        )
+        response = connection.getresponse()
+        if response.status != 200:
+            raise RequestFailed(f"{method} {path}: {response.status} {response.read().decode(errors='replace')}")
+        return response
+
+
+def _events(response: http.client.HTTPResponse) -> Iterator[dict[str, Any]]:
+    for line in response:
+        data = line.decode().removeprefix("data: ").strip()
+        if data and data != "[DONE]":
+            yield json.loads(data)
+
+
+class ServerProcess:
+    """`rekindle serve` as a child; a context manager that never leaves one running."""
+
+    def __init__(self, flags: Sequence[str], *, log: Path) -> None:
+        self.port = free_port()
+        self._log = log
+        command = [sys.executable, "-m", "rekindle.cli", "serve", *flags, "--host", HOST, "--port", str(self.port)]
+        with log.open("ab") as sink:
+            self._process = subprocess.Popen(command, stdout=sink, stderr=sink, env=os.environ)
+
+    def wait_ready(self) -> Client:
+        """A client, once the server answers; RekindleError with the end of its log if it does not."""
+        client, deadline = Client(self.port), time.monotonic() + START_S
+        while time.monotonic() < deadline and self._process.poll() is None:
+            try:
+                client.json("GET", "/health/ready")
+                return client
+            except (OSError, RequestFailed):
+                time.sleep(0.05)
+        raise RekindleError(f"the server did not start:\n{self.log_tail()}")
+
+    def log_tail(self, lines: int = 15) -> str:
+        """The last lines it wrote."""
+        return "\n".join(self._log.read_text(errors="replace").splitlines()[-lines:])
+
+    def kill(self) -> None:
+        """kill -9, and wait for it to be gone."""
+        self._process.kill()
+        self._process.wait()
+
+    def stop(self) -> int:
+        """SIGTERM, and its exit code."""
+        self._process.send_signal(signal.SIGTERM)
+        return self.wait_end()
+
+    def wait_end(self) -> int:
+        """Its exit code, once it has ended by itself."""
+        return self._process.wait(timeout=60)
+
+    def __enter__(self) -> ServerProcess:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._process.poll() is None:
+            self.kill()

@@ -1,0 +1,61 @@
+"""How much memory this process has at most had, and the kernel's file cache, on Linux and as far as others tell."""
+
+from __future__ import annotations
+
+import os
+import resource
+import sys
+from pathlib import Path
+
+STATUS = Path("/proc/self/status")
+CLEAR = Path("/proc/self/clear_refs")
+
+
+def forget_peak() -> None:
+    """Let the peak begin anew at what is in use now, where the system can (Linux); elsewhere it stays."""
+    try:
+        CLEAR.write_text("5")
+    except OSError:
+        return
+
+
+def peak_bytes() -> int:
+    """The most resident memory since start, or since `forget_peak`."""
+    try:
+        return _status("VmHWM")
+    except OSError:
+        unit = 1 if sys.platform == "darwin" else 1024
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+
+
+def resident_bytes() -> int:
+    """Resident memory now; the peak where the system does not tell."""
+    try:
+        return _status("VmRSS")
+    except OSError:
+        return peak_bytes()
+
+
+def _status(name: str) -> int:
+    for line in STATUS.read_text().splitlines():
+        if line.startswith(name + ":"):
+            return int(line.split()[1]) * 1024
+    raise OSError(f"{STATUS} has no {name}")
+
+
+def drop_file_cache(directory: Path) -> int:
+    """Write out every file below `directory` and ask the kernel to forget its pages; return how many files.
+
+    Only these files: the file cache as a whole belongs to everybody on the machine.
+    """
+    if not hasattr(os, "posix_fadvise"):
+        return 0
+    files = [path for path in directory.rglob("*") if path.is_file()]
+    for path in files:
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+        finally:
+            os.close(descriptor)
+    return len(files)

@@ -1,0 +1,143 @@
+"""Recall of the bundled model by distance: native KV, 4-bit KV in memory, 4-bit KV back from disk.
+
+    rekindle bench recall --cases 40
+
+Every arm answers the same questions about facts told so many words before. The conversation up to its last turn is
+computed first and the question is asked on top of what was stored, in the third arm by a new engine on the same
+directory. Answers count when they are equal to the sentence that the conversation calls for.
+"""
+
+from __future__ import annotations
+
+import random
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal
+
+from rich.console import Console
+from rich.progress import Progress
+from rich.table import Table
+
+from rekindle.bench.record import Measurement, Origin, append_lines
+from rekindle.config import Settings
+from rekindle.engine.api import Engine
+from rekindle.errors import PromptTooLong
+from rekindle.pocket.conversations import Chat, recall_case
+
+DISTANCES = (50, 200, 600, 1200, 2000)
+MAX_ANSWER_TOKENS = 28
+KV = Literal["bf16", "q4h"]
+ARMS = ("native", "4 bits, hot", "4 bits, after a restart")
+
+
+@dataclass(frozen=True, slots=True)
+class RecallBench:
+    """Questions per distance (in words), the seed they are drawn from, and where JSON lines go."""
+
+    cases: int = 20
+    seed: int = 10_000
+    distances: tuple[int, ...] = DISTANCES
+    out: Path | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Question:
+    distance: int
+    agent: str
+    chat: Chat
+
+
+@dataclass(slots=True)
+class _Score:
+    """Answers at one distance in one arm."""
+
+    right: int = 0
+    asked: int = 0
+    reused_tokens: int = 0
+    prompt_tokens: int = 0
+
+
+def _questions(bench: RecallBench) -> list[_Question]:
+    found = []
+    for distance in bench.distances:
+        chooser = random.Random(bench.seed + distance)
+        found += [_Question(distance, f"{distance}-{i}", recall_case(chooser, distance)) for i in range(bench.cases)]
+    return found
+
+
+@contextmanager
+def _engine(settings: Settings, kv: KV, directory: Path) -> Iterator[Engine]:
+    model = replace(settings.model, kv=kv)
+    store = replace(settings.store, dir=directory, enabled=True)
+    with Engine(replace(settings, model=model, store=store)) as engine:
+        yield engine
+
+
+def _prime(engine: Engine, question: _Question) -> bool:
+    """Compute the conversation up to its last turn; False when it does not fit the context."""
+    try:
+        engine.chat(question.agent, question.chat["messages"][:-2], temperature=0.0, max_tokens=1)
+    except PromptTooLong:
+        return False
+    return True
+
+
+def _ask(engine: Engine, question: _Question, score: _Score) -> None:
+    try:
+        reply = engine.chat(question.agent, question.chat["messages"], temperature=0.0, max_tokens=MAX_ANSWER_TOKENS)
+    except PromptTooLong:
+        return
+    score.asked += 1
+    score.right += reply.text.strip() == question.chat["answer"]
+    score.reused_tokens += reply.report.reused_tokens
+    score.prompt_tokens += reply.report.prompt_tokens
+
+
+def _arm(settings: Settings, arm: str, questions: Sequence[_Question], tick: Progress) -> dict[int, _Score]:
+    scores = {question.distance: _Score() for question in questions}
+    task = tick.add_task(arm, total=2 * len(questions))
+    with tempfile.TemporaryDirectory(prefix="rekindle-recall-") as directory:
+        kv: KV = "bf16" if arm == "native" else "q4h"
+        place = Path(directory)
+        with _engine(settings, kv, place) as engine:
+            primed = []
+            for question in questions:
+                primed += [question] if _prime(engine, question) else []
+                tick.advance(task)
+            if arm != "4 bits, after a restart":
+                for question in primed:
+                    _ask(engine, question, scores[question.distance])
+                    tick.advance(task)
+                return scores
+        with _engine(settings, kv, place) as engine:
+            for question in primed:
+                _ask(engine, question, scores[question.distance])
+                tick.advance(task)
+    return scores
+
+
+def run_recall(settings: Settings, bench: RecallBench, console: Console) -> int:
+    """Ask every arm, print the table, append lines if wanted; 0."""
+    questions = _questions(bench)
+    with Progress(console=console, transient=True) as tick:
+        results = {arm: _arm(settings, arm, questions, tick) for arm in ARMS}
+    table = Table("words between", *ARMS, "reused", title=f"recall, {bench.cases} questions a row")
+    measurements = []
+    for distance in bench.distances:
+        cells = []
+        for arm in ARMS:
+            score = results[arm][distance]
+            cells.append(f"{score.right}/{score.asked}" if score.asked else "too long")
+            if score.asked:
+                share = score.right / score.asked
+                measurements.append(Measurement(f"recall at {distance} words", arm, "share", (share,)))
+        reused = sum(results[arm][distance].reused_tokens for arm in ARMS)
+        prompts = sum(results[arm][distance].prompt_tokens for arm in ARMS)
+        table.add_row(f"{distance:,}", *cells, f"{reused / prompts:.0%}" if prompts else "")
+    console.print(table)
+    if bench.out is not None:
+        append_lines(bench.out, Origin.here("recall", {"cases": bench.cases, "seed": bench.seed}), measurements)
+    return 0

@@ -1,0 +1,141 @@
+"""What a benchmark measured, and on what: values with median and range, as JSON lines that say where they come from.
+
+Owns the form of a line. Knows nothing of how anything was measured.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import statistics
+import subprocess
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from rekindle import __version__
+
+PACKAGES = ("torch", "transformers", "tokenizers", "numpy")
+
+
+@dataclass(frozen=True, slots=True)
+class Measurement:
+    """One measure of one arm: a value per repeat, in `unit`; `detail` says what was done (tokens, outcome)."""
+
+    measure: str
+    arm: str
+    unit: str
+    values: tuple[float, ...]
+    detail: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        assert self.values, f"{self.measure} of {self.arm} has no values"
+
+    @property
+    def median(self) -> float:
+        """The middle value."""
+        return statistics.median(self.values)
+
+    def as_dict(self) -> dict[str, Any]:
+        """The line without its origin; `from_dict` takes it back."""
+        return {
+            "measure": self.measure,
+            "arm": self.arm,
+            "unit": self.unit,
+            "median": self.median,
+            "min": min(self.values),
+            "max": max(self.values),
+            "values": list(self.values),
+            "detail": dict(self.detail),
+        }
+
+    @classmethod
+    def from_dict(cls, line: Mapping[str, Any]) -> Measurement:
+        """What `as_dict` gave, through JSON."""
+        return cls(line["measure"], line["arm"], line["unit"], tuple(line["values"]), line["detail"])
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Where a line comes from: command, code, machine, versions, settings, day."""
+
+    bench: str
+    settings: Mapping[str, Any]
+    commit: str
+    machine: Mapping[str, Any]
+    versions: Mapping[str, str]
+    date: str
+
+    @classmethod
+    def here(cls, bench: str, settings: Mapping[str, Any]) -> Origin:
+        """This code on this machine, now."""
+        return cls(bench, settings, commit(), machine(), versions(), time.strftime("%Y-%m-%d"))
+
+    def line(self, measurement: Measurement) -> str:
+        """One line of JSON."""
+        origin = {
+            "commit": self.commit,
+            "date": self.date,
+            "machine": dict(self.machine),
+            "versions": dict(self.versions),
+            "settings": dict(self.settings),
+        }
+        return json.dumps({"bench": self.bench, **measurement.as_dict(), **origin})
+
+
+def commit() -> str:
+    """The commit of the checkout this package lies in, with "+changes" if there are any; else its version."""
+    here = Path(__file__).parent
+    try:
+        head = _git(here, "rev-parse", "HEAD")
+        changes = _git(here, "status", "--porcelain")
+    except (OSError, subprocess.CalledProcessError):
+        return f"version {__version__}"
+    return head + ("+changes" if changes else "")
+
+
+def _git(directory: Path, *arguments: str) -> str:
+    done = subprocess.run(["git", "-C", str(directory), *arguments], check=True, capture_output=True, text=True)
+    return done.stdout.strip()
+
+
+def machine() -> dict[str, Any]:
+    """Processor, cores this process may use, memory in bytes, system."""
+    return {
+        "processor": _processor(),
+        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "memory_bytes": os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"),
+        "system": platform.platform(),
+    }
+
+
+def _processor() -> str:
+    try:
+        text = Path("/proc/cpuinfo").read_text()
+    except OSError:
+        return platform.processor() or platform.machine()
+    names = [line.partition(":")[2].strip() for line in text.splitlines() if line.startswith("model name")]
+    return names[0] if names else platform.machine()
+
+
+def versions() -> dict[str, str]:
+    """Python's, ours, and those of the packages that decide the speed."""
+    found = {"python": platform.python_version(), "rekindle": __version__}
+    for package in PACKAGES:
+        try:
+            found[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            found[package] = "not installed"
+    return found
+
+
+def append_lines(path: Path, origin: Origin, measurements: Iterable[Measurement]) -> None:
+    """Add one line per measurement to a file."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a", encoding="utf-8") as file:
+        for measurement in measurements:
+            file.write(origin.line(measurement) + "\n")

@@ -1,0 +1,122 @@
+"""The baseline of `rekindle bench engine`: `transformers` alone with a DynamicCache, on the ids of the same texts.
+
+It is given ids, not text, and keeps its cache in memory: no matching, no tokenising, no scheduling, no store.
+"""
+
+from __future__ import annotations
+
+import copy
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM, DynamicCache
+
+from rekindle.bench.job import Job
+from rekindle.bench.memory import forget_peak, peak_bytes, resident_bytes
+from rekindle.bench.record import Measurement
+from rekindle.bench.requests import WARM_UP_TOKENS, workload_of
+from rekindle.model.checkpoint import Source
+from rekindle.model.load import DTYPES
+
+ARM = "transformers"
+NUM_STREAMS = (1, 4)
+
+
+def load(job: Job) -> Any:
+    """The model as `from_pretrained` gives it, in the dtype that was asked for."""
+    settings = job.settings().model
+    if settings.threads is not None:
+        torch.set_num_threads(settings.threads)
+    directory = Source.find(settings.model, settings.revision).fetch()
+    model = AutoModelForCausalLM.from_pretrained(directory, dtype=DTYPES.get(settings.dtype, "auto"))
+    return model.to(settings.device).eval()
+
+
+class Baseline:
+    """One model; every method is one measured piece of work and gives the greedy next tokens [batch]."""
+
+    def __init__(self, model: Any) -> None:
+        self._model = model
+
+    def run(self, ids: torch.Tensor, cache: Any) -> torch.Tensor:
+        """Compute ids [batch, rows] on top of the cache."""
+        output = self._model(input_ids=ids, past_key_values=cache, use_cache=True, logits_to_keep=1)
+        tokens: torch.Tensor = output.logits[:, -1].argmax(dim=-1)
+        return tokens
+
+    def cold(self, ids: torch.Tensor) -> Any:
+        """A cache that holds the ids."""
+        cache = DynamicCache(config=self._model.config)
+        self.run(ids, cache)
+        return cache
+
+    def decode(self, token: torch.Tensor, cache: Any, count: int) -> None:
+        """So many greedy steps from tokens [batch]."""
+        for _ in range(count):
+            token = self.run(token[:, None], cache)
+
+    def check(self) -> None:
+        """It is in eval mode."""
+        assert not self._model.training
+
+
+def seconds(work: Callable[[], object]) -> float:
+    """How long it took."""
+    began = time.perf_counter()
+    work()
+    return time.perf_counter() - began
+
+
+def speed(job: Job) -> Iterator[Measurement]:
+    """Cold, +extension, the same prompt again, and decoding, on the ids of our arm's texts."""
+    baseline, workload = Baseline(load(job)), workload_of(job)
+    base = torch.tensor(workload.ids(workload.base(0)).astype("int64"))[None]
+    longer = workload.ids(workload.extended(workload.base(0), job.extension, 0))
+    extension = torch.tensor(longer[base.shape[1] :].astype("int64"))[None]
+    with torch.inference_mode():
+        baseline.cold(base[:, :WARM_UP_TOKENS])
+        times = [seconds(lambda: baseline.cold(base)) for _ in range(job.repeats)]
+        yield Measurement("cold", ARM, "s", tuple(times), {"prompt_tokens": base.shape[1]})
+        full, without_last = baseline.cold(base), baseline.cold(base[:, :-1])
+        times = [on_copy(full, lambda cache: baseline.run(extension, cache)) for _ in range(job.repeats)]
+        yield Measurement("hot EXTEND", ARM, "s", tuple(times), {"computed_tokens": extension.shape[1]})
+        times = [on_copy(without_last, lambda cache: baseline.run(base[:, -1:], cache)) for _ in range(job.repeats)]
+        yield Measurement("hot EXACT", ARM, "s", tuple(times), {"computed_tokens": 1})
+        for count in NUM_STREAMS:
+            yield decode(job, baseline, full, base[0, -1:].expand(count))
+
+
+def on_copy(cache: Any, work: Callable[[Any], object]) -> float:
+    """How long work on a copy of the cache took, copying apart."""
+    twin = copy.deepcopy(cache)
+    return seconds(lambda: work(twin))
+
+
+def decode(job: Job, baseline: Baseline, full: Any, tokens: torch.Tensor) -> Measurement:
+    """Tokens per second of a batch in which every sequence has the context to itself."""
+    count = len(tokens)
+    rates = []
+    for _ in range(job.repeats):
+        cache = copy.deepcopy(full)
+        cache.batch_repeat_interleave(count)
+        baseline.decode(tokens, cache, 1)  # the first step grows the cache's tensors
+        began = time.perf_counter()
+        baseline.decode(tokens, cache, job.decode_tokens)
+        rates.append(count * job.decode_tokens / (time.perf_counter() - began))
+    return Measurement(f"decode, {count} streams", ARM, "tok/s", tuple(rates), {"context": job.context})
+
+
+def memory(job: Job) -> Iterator[Measurement]:
+    """Peak memory of a cold prompt in one piece, above what the loaded model holds."""
+    baseline, workload = Baseline(load(job)), workload_of(job)
+    base = torch.tensor(workload.ids(workload.base(0)).astype("int64"))[None]
+    with torch.inference_mode():
+        baseline.cold(base[:, :WARM_UP_TOKENS])
+        forget_peak()
+        before = resident_bytes()
+        baseline.cold(base)
+        peak = peak_bytes()
+    detail = {"resident_before_bytes": before, "peak_bytes": peak}
+    yield Measurement("peak memory of a cold prompt, one piece", ARM, "MiB", ((peak - before) / 2**20,), detail)

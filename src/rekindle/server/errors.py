@@ -1,0 +1,86 @@
+"""How errors leave the server: one status per kind, always in OpenAI's shape.
+
+    {"error": {"message": ..., "type": ..., "param": ..., "code": ...}}
+
+Owns the mapping from the errors of `rekindle.errors`; adds the few that only HTTP knows.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from fastapi import Request
+from fastapi.responses import JSONResponse
+from starlette.exceptions import HTTPException
+
+from rekindle.errors import BadRequest, NotFound, Overloaded, PromptTooLong, RekindleError
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """An error as the client sees it."""
+
+    status: int
+    type: str
+    message: str
+    param: str | None = None
+    code: str | None = None
+    retry_after_s: float | None = None
+
+    def body(self) -> dict[str, Any]:
+        """The JSON body in OpenAI's shape."""
+        return {"error": {"message": self.message, "type": self.type, "param": self.param, "code": self.code}}
+
+    def headers(self) -> dict[str, str]:
+        """`Retry-After` in whole seconds, rounded up, where it helps to come back; the challenge of a 401."""
+        headers = {}
+        if self.retry_after_s is not None:
+            headers["Retry-After"] = str(max(1, math.ceil(self.retry_after_s)))
+        if self.status == 401:
+            headers["WWW-Authenticate"] = "Bearer"
+        return headers
+
+    def response(self) -> JSONResponse:
+        """The whole response."""
+        return JSONResponse(self.body(), self.status, self.headers())
+
+
+class HttpError(RekindleError):
+    """An error that only HTTP knows: who may come in, how large a body may be."""
+
+    def __init__(self, problem: Problem) -> None:
+        super().__init__(problem.message)
+        self.problem = problem
+
+
+def invalid(status: int, message: str, *, param: str | None = None, code: str | None = None) -> HttpError:
+    """The caller's fault, with this status."""
+    return HttpError(Problem(status, "invalid_request_error", message, param, code))
+
+
+def problem_of(error: Exception) -> Problem:
+    """What to tell the client; what was not raised on purpose says no more than that."""
+    message = str(error)
+    if isinstance(error, HttpError):
+        return error.problem
+    if isinstance(error, NotFound):
+        return Problem(404, "invalid_request_error", message, error.param, "not_found")
+    if isinstance(error, PromptTooLong):
+        return Problem(400, "invalid_request_error", message, error.param or "messages", "context_length_exceeded")
+    if isinstance(error, BadRequest):
+        return Problem(400, "invalid_request_error", message, error.param)
+    if isinstance(error, Overloaded):
+        return Problem(503, "server_error", message, code="overloaded", retry_after_s=error.retry_after_s)
+    if isinstance(error, RekindleError):
+        return Problem(500, "server_error", message)
+    if isinstance(error, HTTPException):
+        kind = "invalid_request_error" if error.status_code < 500 else "server_error"
+        return Problem(error.status_code, kind, str(error.detail))
+    return Problem(500, "server_error", "the server failed on this request; its log says how")
+
+
+async def on_error(_: Request, error: Exception) -> JSONResponse:
+    """Exception handler of the app."""
+    return problem_of(error).response()

@@ -1,0 +1,53 @@
+"""One line per request for the person who watches the server.
+
+Owns the running price of a prompt token, from which the time saved is estimated. Nothing parses these lines.
+"""
+
+from __future__ import annotations
+
+import logging
+
+from rekindle.engine.types import FinishReason, Report
+
+logger = logging.getLogger("rekindle.server")
+_PRICED_TOKENS = 16  # shorter prefills measure the step, not the tokens
+
+
+class RequestLog:
+    """Writes the line; `price_ms` is the measured cost of one computed prompt token, None until one was."""
+
+    def __init__(self) -> None:
+        self._computed_tokens = 0
+        self._prefill_ms = 0.0
+
+    @property
+    def price_ms(self) -> float | None:
+        """Milliseconds per computed prompt token so far."""
+        return self._prefill_ms / self._computed_tokens if self._computed_tokens else None
+
+    def finished(self, number: int, agent: str | None, report: Report, reason: FinishReason) -> None:
+        """Log one finished request and learn its price."""
+        if report.computed_tokens >= _PRICED_TOKENS:
+            self._computed_tokens += report.computed_tokens
+            self._prefill_ms += report.timings.prefill_ms
+        logger.info("#%d %s", number, self.line(agent, report, reason))
+
+    def line(self, agent: str | None, report: Report, reason: FinishReason) -> str:
+        """Agent, outcome, reused of prompt, tier, first token, time saved, and why not more."""
+        parts = [
+            f"{agent or 'unnamed'}: {report.outcome}" if report.reuse != "off" else f"{agent or 'unnamed'}: reuse off",
+            f"reused {report.reused_tokens:,} of {report.prompt_tokens:,}{self._tiers(report)}",
+            f"first token {report.timings.first_token_ms:,.0f} ms",
+        ]
+        if report.reused_tokens and self.price_ms is not None:
+            parts.append(f"saved about {report.reused_tokens * self.price_ms:,.0f} ms")
+        parts.append("cancelled" if reason == "cancelled" else f"{report.completion_tokens:,} tokens out")
+        if report.explanation is not None:
+            parts.append(f"because: {report.explanation.cause.replace('_', ' ')}")
+        return ", ".join(parts)
+
+    @staticmethod
+    def _tiers(report: Report) -> str:
+        if report.hot_tokens and report.warm_tokens:
+            return f" ({report.hot_tokens:,} hot, {report.warm_tokens:,} warm)"
+        return " hot" if report.hot_tokens else " warm" if report.warm_tokens else ""

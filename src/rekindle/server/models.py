@@ -1,0 +1,47 @@
+"""The one model that is served: its names and what is told of it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rekindle.engine.api import Engine
+from rekindle.errors import NotFound
+
+DEFAULT = "default"
+
+
+class ServedModel:
+    """Answers to the served name, to what it was loaded from, and to `default`."""
+
+    def __init__(self, engine: Engine, *, alias: str | None, name: str | None, created: int) -> None:
+        self._engine = engine
+        self._created = created
+        self.name = name or engine.spec.name
+        self._names = {self.name, engine.spec.name, DEFAULT} | ({alias} if alias else set())
+
+    def require(self, name: str | None) -> None:
+        """NotFound unless `name` is one of ours; None means the served model."""
+        if name is not None and name not in self._names:
+            raise NotFound(f"model {name!r} is not served here; {self.name!r} is", param="model")
+
+    def described(self) -> dict[str, Any]:
+        """The entry of /v1/models; sizes of KV are bytes per token over whole blocks."""
+        spec = self._engine.spec
+        layout = spec.layout
+        return {
+            "id": self.name,
+            "object": "model",
+            "created": self._created,
+            "owned_by": "rekindle",
+            "max_model_len": self._engine.max_context,
+            "rekindle": {
+                "architecture": spec.architecture,
+                "kv_formats": layout.formats(),
+                "kv_bytes_per_token": layout.block_bytes / layout.block_tokens,
+                "kv_bytes_per_token_16bit": sum(
+                    2 * layer.num_kv_heads * (layer.k_dim + layer.v_dim) for layer in layout.layers
+                ),
+                "block_tokens": layout.block_tokens,
+                "promise": self._engine.promise,
+            },
+        }

@@ -1,0 +1,74 @@
+"""Server-sent events, and a client that hangs up.
+
+Owns the rule that a disconnect cancels the generation, also while its prompt is still being prefilled.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from rekindle.engine.generation import Generation
+from rekindle.engine.types import Delta
+
+DONE = b"data: [DONE]\n\n"
+
+
+def event(payload: Any) -> bytes:
+    """One event; JSON has no line breaks, so one data line holds it."""
+    return b"data: " + json.dumps(payload, ensure_ascii=False, separators=(",", ":")).encode() + b"\n\n"
+
+
+class EventStream(Response):
+    """A response that sends events as they come and closes its source however it ends."""
+
+    media_type = "text/event-stream"
+
+    def __init__(self, events: AsyncGenerator[bytes, None], *, headers: dict[str, str]) -> None:
+        super().__init__(headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no", **headers})
+        del self.headers["content-length"]
+        self._events = events
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send head, events, end. Watching for a disconnect is the source's business."""
+        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        try:
+            async for chunk in self._events:
+                await send({"type": "http.response.body", "body": chunk, "more_body": True})
+            await send({"type": "http.response.body", "body": b""})
+        finally:
+            await self._events.aclose()
+
+
+@asynccontextmanager
+async def cancel_on_disconnect(request: Request, generation: Generation) -> AsyncIterator[None]:
+    """Within this context a client that hangs up cancels the generation; leaving it early does, too.
+
+    The request's body must have been read: what arrives after it is only the disconnect.
+    """
+
+    async def watch() -> None:
+        while (await request.receive())["type"] != "http.disconnect":
+            pass
+        generation.cancel()
+
+    task = asyncio.create_task(watch())
+    try:
+        yield
+    finally:
+        task.cancel()
+        generation.cancel()
+
+
+async def watched(request: Request, generation: Generation) -> AsyncGenerator[Delta, None]:
+    """The deltas of a generation that ends when its client does."""
+    async with cancel_on_disconnect(request, generation):
+        async for delta in generation:
+            yield delta

@@ -1,0 +1,98 @@
+"""A dozen SIGKILLs at random moments: the store opens, passes its check, and every durable turn is warm.
+
+The server runs in a forked process whose imports are done already, so that a dozen of them take a minute.
+"""
+
+from __future__ import annotations
+
+import http.client
+import multiprocessing
+import random
+import threading
+import time
+from pathlib import Path
+
+from rekindle import Engine
+from rekindle.bench.client import Client, free_port
+from rekindle.config import Settings
+from rekindle.errors import RequestFailed
+from rekindle.pocket import conversations
+from rekindle.server.serve import run_server
+
+NUM_KILLS = 12
+NUM_AGENTS = 2
+Said = list[dict[str, str]]
+
+
+def settings_of(store: Path, port: int) -> Settings:
+    return Settings.load({"store": store, "port": port, "threads": 1, "hot_bytes": "32MiB"})
+
+
+def serve(store: Path, port: int) -> None:
+    settings = settings_of(store, port)
+    with Engine(settings) as engine:
+        run_server(engine, settings, lambda banner: None)
+
+
+def talk(client: Client, agent: str, seed: int, durable: dict[str, Said]) -> None:
+    """Turn after turn until the server is gone; a prompt is durable once its agent's tokens are all saved."""
+    r = random.Random(seed)
+    said: Said = [{"role": "system", "content": conversations.story(random.Random(0), 30)}]
+    memory = conversations.Memory("Nadia", "archivist")
+    try:
+        while True:
+            said.append({"role": "user", "content": f"Remember that {conversations.fact(r, memory)[1]}."})
+            reply = client.chat(said, agent=agent, max_tokens=12)
+            while (info := client.json("GET", f"/v1/agents/{agent}"))["saved_tokens"] < info["num_tokens"]:
+                time.sleep(0.001)
+            durable[agent] = [*said]
+            said.append({"role": "assistant", "content": reply.text})
+    except (OSError, http.client.HTTPException, RequestFailed):
+        return
+
+
+def kill_while_talking(store: Path, number: int, moment_s: float) -> dict[str, Said]:
+    """Serve, let agents talk for a moment, SIGKILL; the prompts that were durable by then."""
+    port, durable = free_port(), dict[str, Said]()
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["rekindle.engine.api", "rekindle.server.serve"])
+    process = context.Process(target=serve, args=(store, port), daemon=True)
+    process.start()
+    client = Client(port)
+    while process.is_alive():
+        try:
+            client.json("GET", "/health/ready")
+            break
+        except OSError:
+            time.sleep(0.02)
+    assert process.is_alive(), "the server did not start"
+    names = [f"agent-{number}-{index}" for index in range(NUM_AGENTS)]
+    threads = [
+        threading.Thread(target=talk, args=(client, name, seed, durable))
+        for seed, name in enumerate(names, number * 100)
+    ]
+    for thread in threads:
+        thread.start()
+    time.sleep(moment_s)
+    process.kill()
+    process.join()
+    for thread in threads:
+        thread.join()
+    return durable
+
+
+def test_every_durable_turn_survives(tmp_path: Path) -> None:
+    r = random.Random(5)
+    num_durable = 0
+    for number in range(NUM_KILLS):
+        durable = kill_while_talking(tmp_path, number, r.uniform(0.05, 2.0))
+        num_durable += len(durable)
+        with Engine(settings_of(tmp_path, 0)) as engine:
+            engine.check()
+            for agent, said in durable.items():
+                report = engine.chat(agent, said, max_tokens=1, temperature=0).report
+                assert report.outcome == "exact", (number, agent, report)
+                assert report.reused_tokens == report.prompt_tokens - 1
+                assert report.warm_tokens > 0
+            engine.check()
+    assert num_durable >= NUM_KILLS // 2, "the moments were too short to prove anything"

@@ -1,0 +1,46 @@
+"""The line a person reads."""
+
+from __future__ import annotations
+
+from rekindle.engine.types import Report, Timings
+from rekindle.server.log import RequestLog
+
+
+def report(prompt: int, hot: int, warm: int, prefill_ms: float) -> Report:
+    return Report(
+        outcome="extend" if hot + warm else "miss",
+        source="own" if hot + warm else None,
+        matched_bytes=0,
+        prompt_tokens=prompt,
+        reused_tokens=hot + warm,
+        hot_tokens=hot,
+        warm_tokens=warm,
+        computed_tokens=prompt - hot - warm,
+        completion_tokens=5,
+        reuse="continuation",
+        timings=Timings(0.0, 0.0, 0.0, prefill_ms, prefill_ms + 1),
+        explanation=None,
+    )
+
+
+def test_time_saved_is_priced_by_what_was_computed() -> None:
+    log = RequestLog()
+    warm = report(1000, 600, 300, 50.0)
+    assert "saved" not in log.line("ada", warm, "stop")
+    log.finished(1, None, report(1000, 0, 0, 500.0), "stop")
+    assert log.price_ms == 0.5
+    assert log.line("ada", warm, "stop") == (
+        "ada: extend, reused 900 of 1,000 (600 hot, 300 warm), first token 51 ms, saved about 450 ms, 5 tokens out"
+    )
+
+
+def test_short_prefills_price_nothing() -> None:
+    log = RequestLog()
+    log.finished(1, None, report(100, 95, 0, 30.0), "stop")
+    assert log.price_ms is None
+
+
+def test_the_unnamed_and_the_cancelled_are_told() -> None:
+    line = RequestLog().line(None, report(10, 0, 0, 5.0), "cancelled")
+    assert line.startswith("unnamed: miss, reused 0 of 10, first token")
+    assert line.endswith("cancelled")

@@ -1,0 +1,95 @@
+"""The wheel, in environments that know nothing of this checkout: an answer with extras, the cache without.
+
+Heavy packages are lent by the running environment instead of being installed again: all of them to the first
+environment, numpy alone to the second.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import sysconfig
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+ROOT = Path(__file__).parents[1]
+SITE = Path(np.__file__).parents[1]
+ANSWER = """
+import pathlib, sys, rekindle
+assert pathlib.Path(rekindle.__file__).is_relative_to(sys.prefix), rekindle.__file__
+from rekindle import Engine
+with Engine.from_pretrained(store=sys.argv[1], threads=1, hot_bytes="64MiB") as engine:
+    reply = engine.chat("ada", [{"role": "user", "content": "Who are you?"}], temperature=0, max_tokens=8)
+    assert reply.token_ids, reply
+    print(reply.finish_reason, reply.report.outcome)
+"""
+CACHE = """
+import importlib.util, sys
+import rekindle.cache
+missing = ["torch", "tokenizers", "transformers", "fastapi", "typer", "platformdirs"]
+assert not any(importlib.util.find_spec(name) for name in missing)
+from rekindle.cache import BlockPool
+pool = BlockPool(4, 16)
+assert pool.allocate() is not None
+print("ok")
+"""
+
+
+def run(*command: str | Path, cwd: Path) -> str:
+    """Standard output of a command that must succeed, without this checkout on its path."""
+    env = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "VIRTUAL_ENV")}
+    env |= {"HF_HUB_OFFLINE": "1", "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
+    done = subprocess.run(
+        [str(part) for part in command], cwd=cwd, env=env, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    target = tmp_path_factory.mktemp("wheel")
+    run(sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", target, cwd=ROOT)
+    (built,) = target.glob("*.whl")
+    return built
+
+
+def environment(directory: Path) -> tuple[Path, Path]:
+    """An empty environment: its Python and its site-packages."""
+    run(sys.executable, "-m", "venv", "--without-pip", directory, cwd=directory.parent)
+    scheme = {"base": str(directory), "platbase": str(directory)}
+    return directory / "bin" / "python", Path(sysconfig.get_path("purelib", "venv", scheme))
+
+
+def install(python: Path, wheel: Path, *flags: str) -> None:
+    """Without an index: what the environment lacks is an error."""
+    pip = (sys.executable, "-m", "pip", "--python", python, "install", "--quiet", "--no-index")
+    run(*pip, *flags, wheel, cwd=python.parent)
+
+
+def test_the_wheel_holds_what_it_needs(wheel: Path) -> None:
+    names = zipfile.ZipFile(wheel).namelist()
+    for wanted in ("rekindle/py.typed", "rekindle/pocket/model/model.safetensors", "rekindle/pocket/model/config.json"):
+        assert wanted in names
+    assert any(name.endswith("licenses/LICENSE") for name in names)
+    assert not [name for name in names if name.startswith(("tests", "tools"))]
+
+
+def test_an_installed_wheel_answers(wheel: Path, tmp_path: Path) -> None:
+    python, site = environment(tmp_path / "env")
+    (site / "lent.pth").write_text(f"{SITE}\n")
+    install(python, wheel, "--no-deps")
+    assert "miss" in run(python, "-c", ANSWER, tmp_path / "store", cwd=tmp_path)
+    assert "serve" in run(tmp_path / "env" / "bin" / "rekindle", "--help", cwd=tmp_path)
+
+
+def test_without_extras_the_cache_needs_numpy_alone(wheel: Path, tmp_path: Path) -> None:
+    python, site = environment(tmp_path / "env")
+    for path in SITE.glob("numpy*"):
+        (site / path.name).symlink_to(path)
+    install(python, wheel)
+    assert run(python, "-c", CACHE, cwd=tmp_path) == "ok\n"

@@ -1,0 +1,292 @@
+"""Break the code in ways that look right, and expect the tests to notice: `make mutants`.
+
+    python tools/mutants.py                # all, two at a time
+    python tools/mutants.py --only rope    # those with the word in their name
+
+Each mutant is a few exact replacements in a copy of the tree and the narrowest tests that must go red on it. First the
+same tests run on an unchanged copy and must be green, else red would say nothing. Exit code 1 when a mutant survives,
+when the text it replaces is not there (once), or when its tests do not run at all. The working tree is never touched.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+ROOT = Path(__file__).parents[1]
+COPIED = ("src", "tests", "tools", "pyproject.toml", "ARCHITECTURE.md", "README.md", "Makefile", "constraints.txt")
+TIMEOUT_S = 280
+PATHS, LOW = "tests/exactness/test_paths.py", "tests/exactness/test_low_precision.py"
+ALONE = "tests/exactness/test_against_transformers.py"
+Verdict = Literal["killed", "SURVIVED", "BROKEN"]
+
+
+@dataclass(frozen=True, slots=True)
+class Edit:
+    """Replace `old`, which must stand in `file` exactly once."""
+
+    file: str
+    old: str
+    new: str
+
+    def apply(self, tree: Path) -> None:
+        """Change the file below `tree`; ValueError if `old` is not there once."""
+        path = tree / "src" / "rekindle" / self.file
+        text = path.read_text("utf-8") if path.is_file() else ""
+        if text.count(self.old) != 1:
+            raise ValueError(f"{self.file}: found {text.count(self.old)} times: {self.old.strip()!r}")
+        path.write_text(text.replace(self.old, self.new), "utf-8")
+
+
+@dataclass(frozen=True, slots=True)
+class Mutant:
+    """One defect, and the tests (pytest node ids) of which at least one must fail."""
+
+    name: str
+    edits: tuple[Edit, ...]
+    tests: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What became of a mutant; `detail` names the first red test, or what went wrong."""
+
+    name: str
+    verdict: Verdict
+    seconds: float
+    detail: str
+
+
+def one(name: str, file: str, old: str, new: str, *tests: str) -> Mutant:
+    """A mutant of one replacement."""
+    return Mutant(name, (Edit(file, old, new),), tests)
+
+
+MUTANTS = (
+    one(
+        "position off by one after a cut",
+        "model/batch.py",
+        "np.arange(step.start, step.start + step.num_rows)",
+        "np.arange(step.start, step.start + step.num_rows) + (step.start > 0)",
+        f"{PATHS}::test_prefill_in_chunks_equals_one_piece[llama-native]",
+        f"{ALONE}::test_logits_at_every_position[fp64-sdpa-1e-12-llama]",
+    ),
+    one(
+        "position off by one in the mask",
+        "kv/plan.py",
+        "hidden = context > positions\n",
+        "hidden = context > positions + 1\n",
+        f"{ALONE}::test_logits_at_every_position[fp64-sdpa-1e-12-llama]",
+    ),
+    one(
+        "K and V swapped",
+        "kv/decode.py",
+        "        return keys, values\n",
+        "        return values, keys\n",
+        f"{ALONE}::test_logits_at_every_position[fp64-sdpa-1e-12-llama]",
+    ),
+    one(
+        "halves of V swapped",
+        "kv/decode.py",
+        "        return keys, values\n",
+        "        return keys, values.roll(values.shape[-1] // 2, -1)\n",
+        f"{ALONE}::test_logits_at_every_position[fp64-sdpa-1e-12-llama]",
+    ),
+    one(
+        "first two blocks read in the wrong order",
+        "kv/plan.py",
+        "        per_piece = MAX_SCORES",
+        "        table = [*table[1::-1], *table[2:]] if len(table) > 1 else table\n        per_piece = MAX_SCORES",
+        f"{ALONE}::test_logits_at_every_position[fp64-sdpa-1e-12-llama]",
+    ),
+    one(
+        "blocks restored in the wrong order",
+        "engine/prefix_cache.py",
+        "self.arena.write(targets[index], part, payload)",
+        "self.arena.write(targets[-1 - index], part, payload)",
+        f"{PATHS}::test_warm_after_reopening[llama-q4h]",
+    ),
+    one(
+        "window ignored",
+        "kv/plan.py",
+        "            hidden |= context <= positions - shape.window\n",
+        "            hidden |= context < 0\n",
+        f"{ALONE}::test_logits_at_every_position[fp64-sdpa-1e-12-gemma3]",
+    ),
+    one(
+        "softcap ignored",
+        "model/adapter.py",
+        "        softcap=float(softcap) if softcap else None,\n",
+        "        softcap=None,\n",
+        "tests/model/test_logits.py::test_float64_native_equals_the_model[gemma2]",
+    ),
+    one(
+        "RoPE base changed",
+        "model/load.py",
+        "    config = read_config(source.fetch_description())\n",
+        "    config = read_config(source.fetch_description())\n"
+        '    config.rope_parameters["rope_theta"] = config.rope_parameters["rope_theta"] * 2\n',
+        f"{ALONE}::test_logits_at_every_position[fp64-sdpa-1e-12-llama]",
+    ),
+    one(
+        "tail not copied on write",
+        "cache/table.py",
+        "must_copy = last < len(self.blocks) and not self.pool.is_private(self.blocks[last])",
+        "must_copy = False",
+        f"{PATHS}::test_forks_share_blocks_and_write_their_own[llama-q4h]",
+    ),
+    one(
+        "copied tail left empty",
+        "engine/prefix_cache.py",
+        "        for copy in copies:\n",
+        "        for copy in copies[:0]:\n",
+        f"{PATHS}::test_forks_share_blocks_and_write_their_own[llama-q4h]",
+    ),
+    Mutant(
+        "block of another fingerprint accepted",
+        (
+            Edit("cache/hashing.py", "for field in (fingerprint, ", 'for field in (b"", '),
+            Edit("store/directory.py", "fingerprint.hex()", '"any"'),
+        ),
+        ("tests/exactness/test_identity.py::test_kv_of_another_model_is_not_used[weights]",),
+    ),
+    one(
+        "block of another format accepted",
+        "model/load.py",
+        "fingerprint=fingerprint(identity, layout)",
+        "fingerprint=identity",
+        "tests/exactness/test_identity.py::test_kv_of_another_model_is_not_used[formats]",
+    ),
+    one(
+        "stored id replaced by re-tokenised id",
+        "engine/preparing.py",
+        "        if match.branch is None or match.num_tokens == 0:\n",
+        "        if match.branch is not None or match.num_tokens == 0:\n",
+        "tests/exactness/test_identity.py::test_sampled_ids_are_kept",
+    ),
+    one(
+        "second BOS added when resuming",
+        "text/prompt.py",
+        "        return self._encode_key(prompt.key[resume_byte:])\n",
+        "        rest = self._encode_key(prompt.key[resume_byte:])\n"
+        "        return np.concatenate([np.array(self._leading, dtype=np.uint32), rest])\n",
+        "tests/exactness/test_identity.py::test_a_resumed_prompt_has_one_bos",
+    ),
+    one(
+        "second BOS added to a rendered one",
+        "text/prompt.py",
+        "        if pieces[: len(leading)] == leading:\n",
+        "        if pieces is None:\n",
+        "tests/text/test_prompt.py::test_completions_get_leading_tokens_once[bos]",
+    ),
+    Mutant(
+        "rows not padded",
+        (
+            Edit("model/batch.py", "ROW_MULTIPLE = 4", "ROW_MULTIPLE = 1"),
+            Edit("kv/plan.py", "ROW_MULTIPLE = 4", "ROW_MULTIPLE = 1"),
+        ),
+        (f"{LOW}::test_bf16_logits_of_wide_layers_are_the_same_in_every_cut[q4h]",),
+    ),
+    one(
+        "context not padded to whole tiles",
+        "kv/plan.py",
+        "num_context = -(-rows.until // TILE) * TILE - first",
+        "num_context = -(-rows.until // 64) * 64 - first",
+        f"{LOW}::test_bytes_are_the_same_on_every_path[llama-q4h-bf16]",
+    ),
+)
+
+
+def copy_tree(target: Path) -> None:
+    """Copy what the tests need; the weights of the bundled model too."""
+    for name in COPIED:
+        source = ROOT / name
+        if source.is_dir():
+            shutil.copytree(source, target / name)
+        elif source.is_file():
+            shutil.copy2(source, target / name)
+
+
+def run_tests(tree: Path, tests: Sequence[str]) -> tuple[int, str]:
+    """pytest's exit code and output, on the code below `tree` alone."""
+    settings = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
+    environment = {**os.environ, **settings, "PYTHONPATH": f"{tree / 'src'}{os.pathsep}{tree}"}
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *dict.fromkeys(tests)]
+    try:
+        done = subprocess.run(
+            command, cwd=tree, env=environment, capture_output=True, text=True, timeout=TIMEOUT_S, check=False
+        )
+    except subprocess.TimeoutExpired:
+        return -1, f"no end after {TIMEOUT_S} s"
+    return done.returncode, done.stdout + done.stderr
+
+
+def first_red(output: str) -> str:
+    """The first failed or broken test in pytest's summary."""
+    found = re.search(r"^(?:FAILED|ERROR) (\S+)", output, re.MULTILINE)
+    return found[1].removeprefix("tests/") if found else output.strip()[-300:]
+
+
+def try_mutant(mutant: Mutant) -> Outcome:
+    """Apply a mutant to a copy and run its tests there."""
+    began = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="rekindle-mutant-") as name:
+        tree = Path(name)
+        copy_tree(tree)
+        try:
+            for edit in mutant.edits:
+                edit.apply(tree)
+        except ValueError as error:
+            return Outcome(mutant.name, "BROKEN", time.monotonic() - began, str(error))
+        code, output = run_tests(tree, mutant.tests)
+    verdicts: dict[int, Verdict] = {0: "SURVIVED", 1: "killed"}
+    verdict = verdicts.get(code, "BROKEN")
+    return Outcome(mutant.name, verdict, time.monotonic() - began, first_red(output) if code else "")
+
+
+def unchanged_is_green(mutants: Sequence[Mutant]) -> bool:
+    """Run every test that some mutant names on an unchanged copy."""
+    with tempfile.TemporaryDirectory(prefix="rekindle-mutant-") as name:
+        copy_tree(Path(name))
+        code, output = run_tests(Path(name), [test for mutant in mutants for test in mutant.tests])
+    if code:
+        print(output[-3000:])
+        print(f"the unchanged code is not green (pytest says {code}): nothing can be said about mutants")
+    return code == 0
+
+
+def main() -> int:
+    """Parse, run, report."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", default="", help="run mutants with this in their name")
+    parser.add_argument("--jobs", type=int, default=2)
+    given = parser.parse_args()
+    mutants = [mutant for mutant in MUTANTS if given.only.lower() in mutant.name.lower()]
+    if not mutants:
+        parser.error(f"no mutant has {given.only!r} in its name")
+    began = time.monotonic()
+    if not unchanged_is_green(mutants):
+        return 1
+    with ThreadPoolExecutor(given.jobs) as pool:
+        outcomes = []
+        for outcome in pool.map(try_mutant, mutants):
+            outcomes.append(outcome)
+            print(f"{outcome.verdict:<9}{outcome.seconds:5.0f} s  {outcome.name:<44}{outcome.detail}", flush=True)
+    killed = sum(outcome.verdict == "killed" for outcome in outcomes)
+    print(f"{killed} of {len(outcomes)} mutants killed in {time.monotonic() - began:.0f} s")
+    return 0 if killed == len(outcomes) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
