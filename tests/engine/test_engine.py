@@ -256,3 +256,27 @@ def test_a_closed_engine_says_so(start: Start) -> None:
     engine.close()
     with pytest.raises(RekindleError, match="not running"):
         engine.agents()
+
+
+def test_misses_say_why(start: Start, tmp_path: Path) -> None:
+    engine, history = start(), [SYSTEM]
+    first = talk(engine, "ada", history, "Hello!")
+    assert first.report.explanation is not None and first.report.explanation.cause == "not_stored"
+    edited = [SYSTEM, user("Good evening!"), *history[2:], user("And?")]
+    changed = engine.chat("ada", edited, temperature=0.0, max_tokens=2).report
+    assert changed.outcome == "diverge" and changed.explanation is not None
+    assert (changed.explanation.cause, changed.explanation.message_index) == ("text_differs", 1)
+    engine.close()
+    other = start(kv="fp32")  # another layout of the same blocks: another fingerprint
+    miss = talk(other, "ada", [SYSTEM], "Hello!").report
+    assert miss.outcome == "miss" and miss.explanation is not None
+    assert miss.explanation.cause == "other_fingerprint"
+
+
+def test_blocks_that_are_gone_everywhere_are_named_as_the_cause(start: Start) -> None:
+    engine, history = start(store="off"), [SYSTEM]
+    talk(engine, "ada", history, "Hello!")
+    assert engine.evict("ada") > 0  # without a store, out of memory is gone
+    report = talk(engine, "ada", history, "Still there?").report
+    assert report.outcome == "miss" and report.explanation is not None
+    assert report.explanation.cause == "evicted"

@@ -86,6 +86,11 @@ class AgentMemory:
             self._index(branch)
         return branch
 
+    def is_elsewhere(self, namespace: str, agent: str) -> bool:
+        """Whether an agent that has nothing here is known to another model of the same store."""
+        known = bool(self.book.of(namespace, agent))
+        return not known and self._store is not None and self._store.known_elsewhere(namespace, agent)
+
     def _stored_ids(self, branch: Branch) -> np.ndarray | None:
         if self._store is None:
             return None

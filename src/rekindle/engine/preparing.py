@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from rekindle.cache.explain import explain
+from rekindle.cache.explain import Explanation, KnownCause, explain
 from rekindle.cache.hashing import BlockHash
 from rekindle.cache.matcher import TextMatch
 from rekindle.cache.table import BlockTable
@@ -142,11 +142,16 @@ class Preparer:
             source=match.source,
             matched_bytes=match.matched_bytes,
             num_tokens=match.num_tokens,
-            explanation=explain(match, rendered, asked.messages, encoder=self._encoder),
+            explanation=self._explain(asked, match, rendered),
         )
         sound = match.branch is None or match.num_tokens <= match.branch.canonical_tokens
         canonical = len(ids) if sound or match.branch is None else match.branch.canonical_tokens
         return _Prompt(ids, agent, match.mode, facts, canonical)
+
+    def _explain(self, asked: GenerationRequest, match: TextMatch, rendered: RenderedPrompt) -> Explanation | None:
+        elsewhere = asked.agent is not None and self._memory.is_elsewhere(asked.namespace, asked.agent)
+        known: KnownCause | None = "other_fingerprint" if elsewhere else None
+        return explain(match, rendered, asked.messages, encoder=self._encoder, known=known)
 
     def _render(self, asked: GenerationRequest) -> RenderedPrompt:
         if asked.messages is not None:

@@ -30,6 +30,7 @@ from rekindle.store.directory import StoreDirectory
 from rekindle.store.opening import OpenedStore, open_store
 from rekindle.store.readers import Deliver, Done, Readers
 from rekindle.store.shards import SHARD_BYTES
+from rekindle.store.siblings import known_to_sibling
 from rekindle.store.staging import StagingBuffer
 from rekindle.store.sync import FileSystem, OsFileSystem
 from rekindle.store.values import Location, SequenceRecord, StagedBlock, StoreStats
@@ -196,6 +197,10 @@ class WarmStore:
         """The token ids of a branch [num_tokens]; none if its blocks have gone since."""
         ids = self._ask(lambda: self._index.ids(record, self._block_tokens), None)
         return np.empty(0, dtype=np.uint32) if ids is None else ids
+
+    def known_elsewhere(self, namespace: str, agent: str) -> bool:
+        """Whether another model's store in the same directory knows the agent, so that its memory is of no use here."""
+        return known_to_sibling(self._parts.place.path, namespace, agent, self.secret)
 
     def delete(self, namespace: str, agent: str, branch: int | None = None) -> Future[int]:
         """Forget a branch (or all of an agent) and what only it used; the number of slots freed, once durable."""
