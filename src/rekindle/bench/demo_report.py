@@ -111,7 +111,13 @@ def turn_line(turn: Turn) -> str:
     if turn.is_right is None:
         return line
     recall = "" if turn.is_right else f" [yellow](told: {escape(turn.line.wanted or '')})[/]"
-    return f"{line}\n[dim]         {escape(turn.line.text)} {escape(turn.reply.text.strip())}[/]{recall}"
+    return f"{line}\n[dim]         {escape(turn.line.text)} {escape(_short(turn.reply.text))}[/]{recall}"
+
+
+def _short(text: str, length: int = 60) -> str:
+    """One line of at most `length` characters."""
+    line = " ".join(text.split())
+    return line if len(line) <= length else f"{line[: length - 1]}…"
 
 
 def _ms(seconds: float) -> str:
@@ -124,7 +130,7 @@ def summary(figures: Figures) -> list[Table]:
 
 
 def _tiers(figures: Figures) -> Table:
-    title = "First token by where the memory was: median ms, and with reuse off; tokens in thousands"
+    title = "First token by where the memory was (median ms; tokens in thousands)"
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1))
     for name in ("restart", "memory", "turns", "prompt", "hot", "warm", "first", "off", "ratio"):
         table.add_column(name, justify="left" if name in ("restart", "memory") else "right", no_wrap=True)
@@ -163,6 +169,6 @@ def _costs(figures: Figures) -> Table:
     )
     store = stats["store"] or {}
     table.add_row("bytes written before the kill", f"{store.get('bytes_written', 0) / 2**20:.1f} MiB")
-    table.add_row("from kill -9 to serving again", f"{figures.restart_s:.1f} s (Python and weights included)")
+    table.add_row("from kill -9 to serving again", f"{figures.restart_s:.1f} s (with Python, weights)")
     table.add_row("recall, right of asked (not judged)", f"{sum(turn.is_right is True for turn in asked)}/{len(asked)}")
     return table

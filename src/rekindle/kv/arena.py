@@ -55,10 +55,7 @@ class KVArena:
         self.num_blocks = num_blocks
         self.device = torch.device(device)
         with torch.inference_mode(False):
-            self.parts = tuple(
-                torch.zeros(num_blocks, part.payload_bytes, dtype=torch.uint8, device=self.device)
-                for part in layout.parts
-            )
+            self.parts = tuple(_zeros(num_blocks, part.payload_bytes, self.device) for part in layout.parts)
             self._layers = {
                 spec.index: self._layer_view(part, position)
                 for part, part_layout in enumerate(layout.parts)
@@ -124,6 +121,13 @@ class KVArena:
                     good = sections[0].isfinite()
                 bad = (~good.flatten(1).all(1)).nonzero()
                 assert not len(bad), f"layer {index}: {name} of block {int(bad[0])} does not decode to finite numbers"
+
+
+def _zeros(num_blocks: int, payload_bytes: int, device: torch.device) -> Tensor:
+    """Zeros uint8 [num_blocks, payload_bytes]. On a CPU numpy asks for pages that cost nothing before they are used."""
+    if device.type == "cpu":
+        return torch.from_numpy(np.zeros((num_blocks, payload_bytes), dtype=np.uint8))
+    return torch.zeros(num_blocks, payload_bytes, dtype=torch.uint8, device=device)
 
 
 def _section_view(rows: Tensor, section: Section) -> Tensor:

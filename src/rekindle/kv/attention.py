@@ -112,7 +112,7 @@ class PagedAttention:
         for query_range in plan.ranges(shape):
             keys, values = self._decoder.decode(layer, query_range, q.dtype)
             for piece in query_range.pieces:
-                self._attend_piece(queries, keys, values, piece, scoring, outputs)
+                self._attend_piece(queries, piece, keys=keys, values=values, scoring=scoring, outputs=outputs)
         if layer.spec.v_format == "q4h":
             outputs = outputs @ q4h.output_rotation(layer.spec.v_dim, wide, q.device)
         return outputs.to(q.dtype)
@@ -137,8 +137,9 @@ class PagedAttention:
         return (q.to(wide) * scaling).to(q.dtype)
 
     def _attend_piece(
-        self, queries: Tensor, keys: Tensor, values: Tensor, piece: QueryPiece, scoring: Scoring, outputs: Tensor
+        self, queries: Tensor, piece: QueryPiece, *, keys: Tensor, values: Tensor, scoring: Scoring, outputs: Tensor
     ) -> None:
+        """Attend with the piece's rows of `queries` and put the sums into the same rows of `outputs`."""
         kv_heads, num_context, _ = keys.shape
         rows = slice(piece.row, piece.row + piece.num_rows)
         num_padded = piece.mask.shape[0]
