@@ -2,7 +2,7 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-STAMP := $(VENV)/installed-$(shell cat pyproject.toml constraints.txt | sha256sum | cut -c1-16)
+STAMP := $(VENV)/installed-$(shell cat pyproject.toml constraints.txt | (sha256sum 2>/dev/null || shasum -a 256) | cut -c1-16)
 export HF_HUB_OFFLINE = 1
 export TOKENIZERS_PARALLELISM = false
 

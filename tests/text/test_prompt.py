@@ -98,6 +98,9 @@ def test_canonical_tokens_from_what_is_known() -> None:
         ids = np.concatenate([prompt, odd_ids("cl100k", " jumps over\n\n the lazy dog", seed)])
         assert encoder.canonical_tokens(ids, known=len(prompt)) == encoder.canonical_tokens(ids)
     assert encoder.canonical_tokens(prompt[:0]) == 0
+    open_ended = encoder.encode(encoder.render_text("<|start|>The qui"))
+    ids = np.concatenate([open_ended, odd_ids("cl100k", "ck brown", 0)])
+    assert encoder.canonical_tokens(ids, known=len(open_ended)) == encoder.canonical_tokens(ids) < len(open_ended) - 1
 
 
 def test_keys_end_before_what_is_no_character() -> None:

@@ -61,7 +61,12 @@ def test_failures_are_bad_requests(source: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "source", ["{{ ''.__class__.__mro__ }}", "{% set ns = namespace() %}{% set ns.__class__ = 1 %}{{ dict.mro() }}"]
+    "source",
+    [
+        "{{ ''.__class__.__mro__ }}",
+        "{{ dict.mro() }}",
+        "{% set ns = namespace() %}{% set ns.__class__ = 1 %}",
+    ],
 )
 def test_templates_cannot_reach_python(source: str) -> None:
     template = ChatTemplate({"default": source + "reached"}, {})

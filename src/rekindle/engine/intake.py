@@ -36,6 +36,8 @@ class Intake:
         self._memory = memory
         self._clock = clock
         self._inbox: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._ended = threading.Event()
+        self._rest = threading.Lock()
         self._thread = threading.Thread(target=self._run, name="rekindle-intake", daemon=True)
 
     def start(self) -> None:
@@ -43,23 +45,25 @@ class Intake:
         self._thread.start()
 
     def stop(self) -> None:
-        """Finish what is queued and end the thread."""
+        """Finish what is queued and end the thread; calling twice is safe."""
         self._inbox.put(None)
         if self._thread.is_alive():
             self._thread.join()
+        self._ended.set()
+        self._work_off()
 
     def submit(self, request: GenerationRequest, generation: Generation) -> None:
         """Prepare a request and hand it to the engine; what is wrong with it arrives through the generation."""
         submitted = self._clock()
-        self._inbox.put(lambda: self._prepare(request, generation, submitted))
+        self._put(lambda: self._prepare(request, generation, submitted))
 
     def turn_ended(self, turn: FinishedTurn) -> None:
         """Remember a finished turn (called by the engine before the caller hears of the end)."""
-        self._inbox.put(lambda: self._memory.end_turn(turn))
+        self._put(lambda: self._memory.end_turn(turn))
 
     def turn_saved(self, namespace: str, agent: str, branch: int, num_tokens: int) -> None:
         """Note what the store has made durable."""
-        self._inbox.put(lambda: self._memory.book.mark_saved(namespace, agent, branch, num_tokens))
+        self._put(lambda: self._memory.book.mark_saved(namespace, agent, branch, num_tokens))
 
     def call(self, run: Callable[[], T]) -> Future[T]:
         """Run something on the intake thread, after all that was queued before."""
@@ -72,8 +76,24 @@ class Intake:
                 # Border: the error belongs to whoever waits on the future.
                 future.set_exception(error)
 
-        self._inbox.put(answer)
+        self._put(answer)
         return future
+
+    def _put(self, work: Callable[[], None]) -> None:
+        self._inbox.put(work)
+        if self._ended.is_set():
+            self._work_off()
+
+    def _work_off(self) -> None:
+        """Do what came after the thread had ended, one caller at a time: nobody is to wait for ever."""
+        with self._rest:
+            while True:
+                try:
+                    work = self._inbox.get_nowait()
+                except queue.Empty:
+                    return
+                if work is not None:
+                    self._do(work)
 
     def _prepare(self, request: GenerationRequest, generation: Generation, submitted: float) -> None:
         if generation.cancel_asked:
@@ -98,8 +118,12 @@ class Intake:
                 continue
             if work is None:
                 return
-            try:
-                work()
-            except Exception:
-                # Border: a turn that cannot be remembered costs its reuse, never the intake.
-                logger.exception("the intake failed on one item")
+            self._do(work)
+
+    @staticmethod
+    def _do(work: Callable[[], None]) -> None:
+        try:
+            work()
+        except Exception:
+            # Border: a turn that cannot be remembered costs its reuse, never the intake.
+            logger.exception("the intake failed on one item")

@@ -42,14 +42,18 @@ class _Wake:
     """Nothing to say but: look again (a cancel flag was set, or the thread is to stop)."""
 
 
+Message = Request | SaveOrder | _LoadReport | _Call | _Wake
+
+
 class EngineLoop:
     """Runs one `EngineCore` on a thread of its own, started by `start`."""
 
     def __init__(self, *, check_when_idle: bool = False) -> None:
-        self._inbox: queue.SimpleQueue[Request | SaveOrder | _LoadReport | _Call | _Wake] = queue.SimpleQueue()
+        self._inbox: queue.SimpleQueue[Message] = queue.SimpleQueue()
         self._core: EngineCore | None = None
         self._thread: threading.Thread | None = None
         self._stopping = threading.Event()
+        self._ended = threading.Event()
         self._check_when_idle = check_when_idle
 
     def start(self, core: EngineCore) -> None:
@@ -59,29 +63,43 @@ class EngineLoop:
         self._thread.start()
 
     def submit(self, request: Request) -> None:
-        """Hand over a request; refused with an error on its generation once the loop is stopping."""
-        if self._stopping.is_set():
-            request.generation.put(RequestFailed("the engine is closing"))
-            return
-        self._inbox.put(request)
+        """Hand over a request; it gets an error if the loop has ended."""
+        self._put(request)
 
     def wake(self) -> None:
         """Make a sleeping loop look at its requests again."""
-        self._inbox.put(_Wake())
+        self._put(_Wake())
 
     def report_load(self, load: Load, num_good: int) -> None:
         """Called by a reader thread when a load has ended."""
-        self._inbox.put(_LoadReport(load, num_good))
+        self._put(_LoadReport(load, num_good))
 
     def save(self, order: SaveOrder) -> None:
         """Queue a sequence for the store, or its end, behind the blocks published so far."""
-        self._inbox.put(order)
+        self._put(order)
 
     def call(self, run: Callable[[EngineCore], T]) -> Future[T]:
-        """Run a function on the engine thread between two steps."""
+        """Run a function on the engine thread between two steps; the future fails if the loop has ended."""
         future: Future[T] = Future()
-        self._inbox.put(_Call(run, future))
+        self._put(_Call(run, future))
         return future
+
+    def _put(self, message: Message) -> None:
+        self._inbox.put(message)
+        if self._ended.is_set():
+            self._refuse_rest()
+
+    def _refuse_rest(self) -> None:
+        """Answer what reached the inbox too late, so that nobody waits for ever. Any thread."""
+        while True:
+            try:
+                message = self._inbox.get_nowait()
+            except queue.Empty:
+                return
+            if isinstance(message, Request):
+                message.generation.put(RequestFailed("the engine was closed"))
+            elif isinstance(message, _Call):
+                message.future.set_exception(RequestFailed("the engine was closed"))
 
     def stop(self) -> None:
         """Fail what is left with an error, end the thread and wait for it; calling twice is safe."""
@@ -103,6 +121,9 @@ class EngineLoop:
                 core.fail_all(RequestFailed(f"the engine failed: {error}"))
         core.fail_all(RequestFailed("the engine was closed"))
         self._drain(core, wait=False)
+        core.fail_all(RequestFailed("the engine was closed"))
+        self._ended.set()
+        self._refuse_rest()
 
     def _timeout(self, core: EngineCore) -> float | None:
         """How long to sleep: not at all with work at hand, briefly with blocks to save, else until a message."""
@@ -122,7 +143,7 @@ class EngineLoop:
         except queue.Empty:
             return
 
-    def _handle(self, core: EngineCore, message: Request | SaveOrder | _LoadReport | _Call | _Wake) -> None:
+    def _handle(self, core: EngineCore, message: Message) -> None:
         if isinstance(message, Request):
             core.add(message)
         elif isinstance(message, SaveOrder):

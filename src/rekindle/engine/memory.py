@@ -74,12 +74,15 @@ class AgentMemory:
         return [known for branch in self.book.of(namespace, agent) if (known := self.know(branch)) is not None]
 
     def know(self, branch: Branch) -> Branch | None:
-        """The branch with its ids and in the matcher; None, and forgotten, when the store no longer has them."""
+        """The branch with its ids and in the matcher; None when the store does not give them.
+
+        Such a branch is left out of this run and stays in the store: its index may be readable again at the next start.
+        """
         if branch.ids is None:
             ids = self._stored_ids(branch)
             if ids is None:
                 logger.warning("agent %s: branch %d is not readable and starts cold", branch.agent, branch.number)
-                self.forget(branch)
+                self.book.remove(branch)
                 return None
             branch = replace(branch, ids=ids, names=tuple(chain_hashes(branch.root, ids, self._block_tokens)))
             self.book.put(branch)

@@ -141,8 +141,6 @@ class ChatTemplate:
         )
         environment.filters["tojson"] = _tojson
         environment.globals["raise_exception"] = _raise_exception
-        # The type itself would hand templates its attributes.
-        environment.globals["dict"] = lambda *pairs, **items: dict(*pairs, **items)
         environment.globals["namespace"] = _Namespace
         environment.globals["strftime_now"] = lambda form: self._clock().strftime(form)
         return environment
