@@ -25,7 +25,7 @@ mutants: $(STAMP)
 	$(BIN)/python tools/mutants.py
 
 torture: $(STAMP)
-	$(BIN)/python tools/torture.py
+	$(BIN)/python -m pytest tests/server/test_kills.py tests/store
 
 clean:
 	rm -rf $(VENV) dist build .pytest_cache .mypy_cache .ruff_cache .hypothesis

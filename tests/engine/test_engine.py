@@ -221,6 +221,9 @@ def test_bad_requests_fail_alone_and_say_what_to_do(start: Start) -> None:
         engine.chat("bob", [{"role": "wizard", "content": 3}])
     with pytest.raises(BadRequest, match="token ids"):
         engine.submit(GenerationRequest(token_ids=(10**6,))).result()
+    for nothing in (GenerationRequest(text=""), GenerationRequest(token_ids=())):
+        with pytest.raises(BadRequest, match="empty"):
+            engine.submit(nothing).result()
     assert running.result().finish_reason in ("stop", "length")
     assert engine.stats().num_held_blocks == 0
 

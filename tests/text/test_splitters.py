@@ -68,6 +68,11 @@ def test_next_to_control_tokens() -> None:
     assert list(encoder.safe_cuts(b"", 0, 0)) == [0]
 
 
+def test_a_control_token_settles_the_word_before_it() -> None:
+    key = b"it'" + control_code(3) + b"s all"
+    assert list(encoder_of("o200k").safe_cuts(key, 2, len(key))) == [2, 0]
+
+
 def test_half_a_character_settles_nothing() -> None:
     encoder = encoder_of("gpt2")
     key = "a see日".encode()

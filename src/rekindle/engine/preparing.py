@@ -80,6 +80,8 @@ class Preparer:
         began = self._clock()
         prompt = self._prompt(asked)
         params = asked.params
+        if not len(prompt.ids):
+            raise BadRequest("the prompt is empty: it has no tokens", param="messages")
         most = self._limits.max_context - len(prompt.ids)
         if most < 1:
             raise PromptTooLong(
@@ -160,8 +162,6 @@ class Preparer:
         return self._encoder.render_text(asked.text)
 
     def _checked(self, token_ids: tuple[int, ...]) -> np.ndarray:
-        if not token_ids:
-            raise BadRequest("the prompt has no tokens", param="token_ids")
         if not all(0 <= token < self._limits.vocab_size for token in token_ids):
             raise BadRequest(f"token ids must lie in 0 to {self._limits.vocab_size - 1}", param="token_ids")
         return np.asarray(token_ids, dtype=np.uint32)

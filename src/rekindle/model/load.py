@@ -25,6 +25,7 @@ from rekindle.errors import ConfigError, ModelRefused
 from rekindle.model import checkpoint, experts, formats, geometry, trial
 from rekindle.model.adapter import ATTENTION_NAME, register_attention
 from rekindle.model.fingerprint import DigestCache, fingerprint, model_identity, tokenizer_digest
+from rekindle.model.proof import Proof, ProofCache
 from rekindle.spec import KVLayout, ModelSpec
 
 log = logging.getLogger(__name__)
@@ -61,7 +62,7 @@ def load_model(
 ) -> LoadedModel:
     """Load, prove and describe a model.
 
-    `format_map_dir` keeps digests of weight files and what the self-check decided (None: nothing is remembered).
+    `format_map_dir` keeps digests of weight files, what the self-check decided and what was proved (None: nothing is).
     `compute_dtype` overrides the setting; float64 serves as the exact reference.
     """
     register_attention()
@@ -97,9 +98,26 @@ def load_model(
         layout=KVLayout(block_tokens, formats.layer_specs(found, native)),
     )
     draft = LoadedModel(model, spec, directory, settings.device, found.dtype, "close", native, tuple(notes))
-    with refusing(f"the trial forward of {spec.architecture} failed"):
-        trial.trial_forward(draft, found.dtype)
-    return _prove(_with_formats(draft, found, settings, identity, format_map_dir))
+    return _proved(draft, found, settings, format_map_dir)
+
+
+def _proved(
+    draft: LoadedModel, found: geometry.Geometry, settings: ModelSettings, format_map_dir: Path | None
+) -> LoadedModel:
+    """The model in its final formats, proved now or, under the same circumstances, at an earlier start."""
+    identity = draft.spec.fingerprint
+    proofs = ProofCache(format_map_dir, identity, settings, draft.spec.layout.block_tokens)
+    proof = proofs.read()
+    if proof is None:
+        with refusing(f"the trial forward of {draft.spec.architecture} failed"):
+            trial.trial_forward(draft, found.dtype)
+    loaded = _with_formats(draft, found, settings, identity, format_map_dir)
+    if proof is None:
+        proof = Proof(*trial.self_test(loaded))
+        proofs.write(proof)
+    log.info("%s: %s (%s)", draft.spec.name, proof.promise, proof.finding)
+    said = f"self-test: {proof.promise}; {proof.finding}"
+    return replace(loaded, promise=proof.promise, notes=(*loaded.notes, said))
 
 
 def _with_formats(
@@ -116,12 +134,6 @@ def _with_formats(
     layout = KVLayout(draft.spec.layout.block_tokens, formats.layer_specs(found, chosen))
     spec = replace(draft.spec, layout=layout, fingerprint=fingerprint(identity, layout))
     return replace(draft, spec=spec, formats=chosen, notes=(*draft.notes, f"KV: {formats.summary(chosen)}"))
-
-
-def _prove(loaded: LoadedModel) -> LoadedModel:
-    promise, finding = trial.self_test(loaded)
-    log.info("%s: %s (%s)", loaded.spec.name, promise, finding)
-    return replace(loaded, promise=promise, notes=(*loaded.notes, f"self-test: {promise}; {finding}"))
 
 
 def read_config(directory: Path) -> Any:

@@ -1,0 +1,86 @@
+"""What was proved of a model at load, and when it need not be proved again.
+
+The trial forward and the self-test cost seconds on a model of some size, and a server that was killed should be warm
+at once. A proof holds for this model with these formats, on this processor with as many threads, under these versions
+of torch and transformers, and for this very code of ours; anything else is proved anew.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import platform
+from dataclasses import asdict, dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+
+from rekindle.config import ModelSettings
+from rekindle.model.fingerprint import write_json
+from rekindle.model.trial import Promise
+
+PROVING_CODE = ("kv", "model", "spec.py")
+
+
+@dataclass(frozen=True, slots=True)
+class Proof:
+    """What may be promised of the same ids on different paths, and the finding in words."""
+
+    promise: Promise
+    finding: str
+
+
+class ProofCache:
+    """Proofs of one directory, a small file each (`directory` None: nothing is remembered)."""
+
+    def __init__(self, directory: Path | None, identity: bytes, settings: ModelSettings, block_tokens: int) -> None:
+        self._path: Path | None = None
+        if directory is not None:
+            where = _circumstances(settings, block_tokens)
+            digest = hashlib.blake2b(identity + json.dumps(where, sort_keys=True).encode(), digest_size=16)
+            self._path = directory / f"proof-{digest.hexdigest()}.json"
+
+    def read(self) -> Proof | None:
+        """The proof written earlier, None if there is none (or it cannot be read)."""
+        if self._path is None or not self._path.is_file():
+            return None
+        try:
+            return Proof(**json.loads(self._path.read_text("utf-8")))
+        except (ValueError, TypeError):
+            return None
+
+    def write(self, proof: Proof) -> None:
+        """Remember a proof for the next start."""
+        if self._path is not None:
+            self._path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            write_json(self._path, asdict(proof))
+
+
+def _circumstances(settings: ModelSettings, block_tokens: int) -> dict[str, Any]:
+    device = torch.device(settings.device)
+    on_gpu = device.type == "cuda"
+    return {
+        "code": _code_digest(),
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+        "machine": platform.machine(),
+        "processor": torch.cuda.get_device_name(device) if on_gpu else torch.backends.cpu.get_cpu_capability(),
+        "threads": torch.get_num_threads(),
+        "device": settings.device,
+        "kv": settings.kv,
+        "block_tokens": block_tokens,
+    }
+
+
+@cache
+def _code_digest() -> str:
+    """A digest of the code whose results the proof speaks of; under a millisecond."""
+    root = Path(__file__).parents[1]
+    hasher = hashlib.blake2b(digest_size=16)
+    for name in PROVING_CODE:
+        for path in sorted((root / name).rglob("*.py")) or [root / name]:
+            hasher.update(path.read_bytes())
+    return hasher.hexdigest()

@@ -1,0 +1,55 @@
+"""A model is proved once per circumstances: remembered when nothing changed, proved again when anything did."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from rekindle.config import ModelSettings
+from rekindle.model.fingerprint import write_json
+from rekindle.model.load import LoadedModel, load_model
+from rekindle.model.proof import Proof, ProofCache
+from tests.tiny_models import tiny_model_dir
+
+
+def proofs(directory: Path) -> list[Path]:
+    return sorted(directory.glob("proof-*.json"))
+
+
+def test_the_second_start_reads_what_the_first_proved(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    model, state = tiny_model_dir("llama", "fp32", tmp_path), tmp_path / "state"
+    settings = ModelSettings(model=str(model), kv="q4h", threads=1)
+
+    def load(settings: ModelSettings = settings, block_tokens: int = 16) -> LoadedModel:
+        return load_model(settings, block_tokens=block_tokens, max_context=None, format_map_dir=state)
+
+    first = load()
+    (path,) = proofs(state)
+    write_json(path, {"promise": "close", "finding": "written by the test"})
+    with caplog.at_level(logging.INFO, "rekindle"):
+        second = load()
+    assert "written by the test" in caplog.text and second.promise == "close"
+    assert second.spec == first.spec
+    assert load(block_tokens=32).promise == "bitwise" and len(proofs(state)) == 2
+    assert load(replace(settings, kv="fp32")).promise == "bitwise" and len(proofs(state)) == 3
+
+
+def test_threads_and_a_damaged_file_are_proved_again(tmp_path: Path) -> None:
+    settings = ModelSettings(threads=1)
+    torch.set_num_threads(1)
+    cache = ProofCache(tmp_path, b"i" * 32, settings, 16)
+    cache.write(Proof("bitwise", "equal"))
+    assert ProofCache(tmp_path, b"i" * 32, settings, 16).read() == Proof("bitwise", "equal")
+    assert ProofCache(tmp_path, b"j" * 32, settings, 16).read() is None
+    assert ProofCache(None, b"i" * 32, settings, 16).read() is None
+    try:
+        torch.set_num_threads(2)
+        assert ProofCache(tmp_path, b"i" * 32, settings, 16).read() is None
+    finally:
+        torch.set_num_threads(1)
+    proofs(tmp_path)[0].write_text("{")
+    assert ProofCache(tmp_path, b"i" * 32, settings, 16).read() is None
