@@ -5,8 +5,9 @@
 
 Every turn is asked twice: once as the agent, once as the same token ids with reuse off. Verdict, exit code 0 or 1:
 all replies equal their reuse-off twins before and after the restart, and the first turns after it reuse at least
-90 % of their prompts. Where the model's paths are only `close` to one another (see the banner), replies are compared
-but not judged. Recall of the facts, drawn from the printed seed, is shown beside the verdict.
+90 % of their prompts. Where the model's paths are only `close` to one another (see the banner), the self-test at start
+has measured that they stay within their bound, and replies are compared but not judged. Recall of the facts, drawn
+from the printed seed, is shown beside the verdict.
 """
 
 from __future__ import annotations

@@ -26,6 +26,7 @@ from rekindle.model import checkpoint, experts, formats, geometry, trial
 from rekindle.model.adapter import ATTENTION_NAME, register_attention
 from rekindle.model.fingerprint import DigestCache, fingerprint, model_identity, tokenizer_digest
 from rekindle.model.proof import Proof, ProofCache
+from rekindle.model.selftest import Promise, self_test
 from rekindle.spec import KVLayout, ModelSpec
 
 log = logging.getLogger(__name__)
@@ -47,7 +48,7 @@ class LoadedModel:
     directory: Path
     device: str
     dtype: torch.dtype
-    promise: trial.Promise
+    promise: Promise
     formats: tuple[formats.LayerFormats, ...]
     notes: tuple[str, ...]  # for the banner
 
@@ -113,7 +114,7 @@ def _proved(
             trial.trial_forward(draft, found.dtype)
     loaded = _with_formats(draft, found, settings, identity, format_map_dir)
     if proof is None:
-        proof = Proof(*trial.self_test(loaded))
+        proof = Proof(*self_test(loaded))
         proofs.write(proof)
     log.info("%s: %s (%s)", draft.spec.name, proof.promise, proof.finding)
     said = f"self-test: {proof.promise}; {proof.finding}"

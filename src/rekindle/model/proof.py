@@ -20,7 +20,7 @@ import transformers
 
 from rekindle.config import ModelSettings
 from rekindle.model.fingerprint import write_json
-from rekindle.model.trial import Promise
+from rekindle.model.selftest import Promise
 
 PROVING_CODE = ("kv", "model", "spec.py")
 

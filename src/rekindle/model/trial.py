@@ -1,11 +1,7 @@
-"""Two proofs at load, on the loaded weights.
+"""The trial forward at load, on the loaded weights: is our path the model's own?
 
-The trial forward: three sequences of different lengths, packed and in two chunks, through our path with native KV,
-against the model's own eager attention; other logits refuse the model. Names and flags do not find what is wrong with a
-model, this does.
-
-The self-test: one long chunk against odd pieces down to single tokens, with another sequence beside them, in the
-formats to be served; equal bytes in the arena and equal logits promise `bitwise`, anything else `close`.
+Three sequences of different lengths, packed and in two chunks, through our path with native KV, against the model's own
+eager attention; other logits refuse the model. Names and flags do not find what is wrong with a model, this does.
 """
 
 from __future__ import annotations
@@ -28,7 +24,6 @@ from rekindle.spec import ModelSpec
 if TYPE_CHECKING:
     from rekindle.model.load import LoadedModel
 
-Promise = Literal["bitwise", "close"]
 TRIAL_LENGTHS = (11, 70, 37)
 TRIAL_WINDOW_LIMIT = 256  # windows up to here are crossed by the longest trial sequence
 # Relative differences allowed; eager softmax is fp32 in every dtype. Measured: fp32 2e-6, bf16 0.005 to 0.04 (dense).
@@ -37,8 +32,6 @@ TOLERANCE = {torch.float64: 1e-4, torch.float32: 1e-3}
 LOW_PRECISION_TOLERANCE = 0.1
 MIXTURE_TOLERANCE = 0.25
 EXPERT_COUNTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
-LARGE_MODEL = 1_000_000_000
-PIECES = (1, 2, 13, 64, 1, 1, 58, 3, 127, 1, 260)
 
 
 def trial_forward(loaded: LoadedModel, dtype: torch.dtype) -> None:
@@ -83,13 +76,13 @@ def _trial_sequences(spec: ModelSpec) -> list[torch.Tensor]:
 def _packed_logits(loaded: LoadedModel, sequences: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     """Logits of every position of each sequence, computed together in two chunks."""
     layout = loaded.spec.layout
-    tables, num_blocks = _tables(layout.block_tokens, [len(ids) for ids in sequences])
+    tables, num_blocks = interleaved_tables(layout.block_tokens, [len(ids) for ids in sequences])
     runner = ModelRunner(loaded, KVArena(layout, num_blocks, loaded.model.device))
     cuts = [max(1, len(ids) * 3 // 5) for ids in sequences]
     parts: list[list[torch.Tensor]] = [[] for _ in sequences]
     for bounds in ([(0, cut) for cut in cuts], [(cut, len(ids)) for cut, ids in zip(cuts, sequences, strict=True)]):
         chosen = [index for index, (start, end) in enumerate(bounds) if end > start]
-        steps = [_step(sequences[i][slice(*bounds[i])], bounds[i][0], tables[i], "all") for i in chosen]
+        steps = [sequence_step(sequences[i][slice(*bounds[i])], bounds[i][0], tables[i], "all") for i in chosen]
         logits = runner.forward(steps)
         if runner.failed_steps:
             raise ModelRefused(
@@ -100,11 +93,13 @@ def _packed_logits(loaded: LoadedModel, sequences: Sequence[torch.Tensor]) -> li
     return [torch.cat(rows) for rows in parts]
 
 
-def _step(ids: torch.Tensor, start: int, blocks: Sequence[int], logits: Literal["none", "last", "all"]) -> SequenceStep:
+def sequence_step(
+    ids: torch.Tensor, start: int, blocks: Sequence[int], logits: Literal["none", "last", "all"]
+) -> SequenceStep:
     return SequenceStep(ids.numpy().astype(np.uint32), start, blocks, start, logits)
 
 
-def _tables(block_tokens: int, lengths: Sequence[int]) -> tuple[list[list[int]], int]:
+def interleaved_tables(block_tokens: int, lengths: Sequence[int]) -> tuple[list[list[int]], int]:
     """Block lists for sequences of these lengths, interleaved so that no sequence is contiguous; blocks in all."""
     counts = [-(-length // block_tokens) for length in lengths]
     tables: list[list[int]] = [[] for _ in lengths]
@@ -115,43 +110,3 @@ def _tables(block_tokens: int, lengths: Sequence[int]) -> tuple[list[list[int]],
                 tables[index].append(block)
                 block += 1
     return [table[::-1] for table in tables], block
-
-
-def self_test(loaded: LoadedModel) -> tuple[Promise, str]:
-    """What may be promised of the same ids on different paths, and the finding in words."""
-    num_parameters = sum(parameter.numel() for parameter in loaded.model.parameters())
-    count = min(sum(PIECES) if num_parameters < LARGE_MODEL else 150, loaded.spec.max_context)
-    layout = loaded.spec.layout
-    ids = check_tokens(loaded.spec.vocab_size, count + 9)
-    tables, num_blocks = _tables(layout.block_tokens, [count, count, 9])
-    arena = KVArena(layout, num_blocks, loaded.model.device)
-    runner = ModelRunner(loaded, arena)
-    whole = runner.forward([_step(ids[:count], 0, tables[0], "last")])[0]
-    at, pieced = 0, whole
-    for turn, piece in enumerate(PIECES):
-        end = min(at + piece, count - 1) if turn + 1 < len(PIECES) else count
-        if end > at:
-            beside = [_step(ids[count : count + 5 + turn % 4], 0, tables[2], "last")] if turn % 2 else []
-            pieced = runner.forward([*beside, _step(ids[at:end], at, tables[1], "last")])[-1]
-            at = end
-    differing, total = _differing_bytes(arena, tables[0], tables[1], count)
-    moved = float(row_errors(pieced[None], whole[None]))
-    if loaded.device.startswith("cpu") and not differing and torch.equal(pieced, whole):
-        return "bitwise", f"{count} tokens in one chunk and in odd pieces give the same bytes"
-    finding = f"{differing} of {total} bytes differ and logits by {moved:.2g}"
-    return "close", f"{count} tokens in one chunk and in odd pieces: {finding}"
-
-
-def _differing_bytes(arena: KVArena, first: Sequence[int], second: Sequence[int], count: int) -> tuple[int, int]:
-    """How many bytes of the first `count` tokens differ between two block lists, and how many there are."""
-    differing = total = 0
-    size = arena.layout.block_tokens
-    for part in arena.layout.parts:
-        one, other = np.empty((2, part.payload_bytes), dtype=np.uint8)
-        for index, (a, b) in enumerate(zip(first, second, strict=True)):
-            num_tokens = min(size, count - index * size)
-            arena.read(a, part.index, num_tokens, one)
-            arena.read(b, part.index, num_tokens, other)
-            differing += int((one != other).sum())
-            total += part.payload_bytes
-    return differing, total

@@ -1,0 +1,130 @@
+"""The self-test at load: do different paths to the same ids give the same KV, and what may be promised of it.
+
+One long chunk against odd pieces down to single tokens, with another sequence beside them, in the formats to be served.
+
+    bitwise   equal bytes in the arena and equal logits
+    close     not equal, but two paths are nearer to each other than the format is to native KV: the mean KL between
+              the paths is at most a quarter of the mean KL between the formats, over at least 512 positions
+    none      not even that
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+import torch
+
+from rekindle.kv.arena import KVArena
+from rekindle.model.formats import check_tokens, fits_q4h, native_format
+from rekindle.model.runner import ModelRunner
+from rekindle.model.trial import interleaved_tables, sequence_step
+from rekindle.spec import KVLayout, LayerSpec
+
+if TYPE_CHECKING:
+    from rekindle.model.load import LoadedModel
+
+Promise = Literal["bitwise", "close", "none"]
+LARGE_MODEL = 1_000_000_000
+PIECES = (1, 2, 13, 64, 1, 1, 58, 3, 127, 1, 260)
+CLOSE_SHARE = 0.25
+
+
+def self_test(loaded: LoadedModel) -> tuple[Promise, str]:
+    """What may be promised of the same ids on different paths, and the finding in words."""
+    num_parameters = sum(parameter.numel() for parameter in loaded.model.parameters())
+    count = min(sum(PIECES) if num_parameters < LARGE_MODEL else 150, loaded.spec.max_context)
+    differing, total, same_logits = _compare_bytes(loaded, count)
+    if loaded.device.startswith("cpu") and not differing and same_logits:
+        return "bitwise", f"{count} tokens in one chunk and in odd pieces give the same bytes"
+    paths, formats = divergences(loaded)
+    promise: Promise = "close" if paths <= CLOSE_SHARE * formats else "none"
+    return promise, (
+        f"{count} tokens in one chunk and in odd pieces: {differing} of {total} bytes differ; "
+        f"mean KL between the two {paths:.2g} nats, between 4-bit and native KV {formats:.2g}"
+    )
+
+
+def _compare_bytes(loaded: LoadedModel, count: int) -> tuple[int, int, bool]:
+    """Bytes that differ between one chunk and pieces, of how many, and whether the last logits are equal."""
+    layout = loaded.spec.layout
+    ids = check_tokens(loaded.spec.vocab_size, count + 9)
+    tables, num_blocks = interleaved_tables(layout.block_tokens, [count, count, 9])
+    arena = KVArena(layout, num_blocks, loaded.model.device)
+    runner = ModelRunner(loaded, arena)
+    whole = runner.forward([sequence_step(ids[:count], 0, tables[0], "last")])[0]
+    pieced = whole
+    for turn, (start, end) in enumerate(_bounds(count)):
+        beside = [sequence_step(ids[count : count + 5 + turn % 4], 0, tables[2], "last")] if turn % 2 else []
+        pieced = runner.forward([*beside, sequence_step(ids[start:end], start, tables[1], "last")])[-1]
+    differing, total = _differing_bytes(arena, tables[0], tables[1], count)
+    return differing, total, torch.equal(pieced, whole)
+
+
+def _bounds(count: int) -> list[tuple[int, int]]:
+    """Start and end of each piece of `count` tokens; the last takes what is left."""
+    ends = [min(int(end), count) for end in np.cumsum(PIECES)]
+    starts = [0, *ends[:-1]]
+    bounds = [(start, end) for start, end in zip(starts, ends, strict=True) if start < end]
+    return [*bounds[:-1], (bounds[-1][0], count)]
+
+
+def divergences(loaded: LoadedModel) -> tuple[float, float]:
+    """Mean KL in nats over teacher-forced positions: one chunk against pieces, and native KV against 4 bits.
+
+    Where the model is served with native KV throughout, the 4-bit format is the yardstick all the same.
+    """
+    count = min(sum(PIECES), loaded.spec.max_context)
+    ids = check_tokens(loaded.spec.vocab_size, count)
+    whole = _logits(loaded, ids, [(0, count)])
+    pieced = _logits(loaded, ids, _bounds(count))
+    other = _logits(_in_other_format(loaded), ids, [(0, count)])
+    return _mean_kl(whole, pieced), _mean_kl(other, whole)
+
+
+def _in_other_format(loaded: LoadedModel) -> LoadedModel:
+    """The model with native KV; with 4-bit KV where it is served native."""
+    native, layout = native_format(loaded.dtype), loaded.spec.layout
+    is_native = all("q4h" not in (layer.k_format, layer.v_format) for layer in layout.layers)
+
+    def changed(layer: LayerSpec) -> LayerSpec:
+        if not is_native:
+            return replace(layer, k_format=native, v_format=native)
+        return replace(
+            layer,
+            k_format="q4h" if fits_q4h("k", layer.k_dim) else layer.k_format,
+            v_format="q4h" if fits_q4h("v", layer.v_dim) else layer.v_format,
+        )
+
+    layers = tuple(changed(layer) for layer in layout.layers)
+    return replace(loaded, spec=replace(loaded.spec, layout=KVLayout(layout.block_tokens, layers)))
+
+
+def _logits(loaded: LoadedModel, ids: torch.Tensor, bounds: Sequence[tuple[int, int]]) -> torch.Tensor:
+    """Logits [len(ids), vocab] of a sequence computed in these pieces."""
+    layout = loaded.spec.layout
+    (table,), num_blocks = interleaved_tables(layout.block_tokens, [len(ids)])
+    runner = ModelRunner(loaded, KVArena(layout, num_blocks, loaded.model.device))
+    return torch.cat([runner.forward([sequence_step(ids[a:b], a, table, "all")]) for a, b in bounds])
+
+
+def _mean_kl(reference: torch.Tensor, other: torch.Tensor) -> float:
+    p, q = torch.log_softmax(reference, -1), torch.log_softmax(other, -1)
+    return float((p.exp() * (p - q)).sum(-1).mean().clamp_min(0))
+
+
+def _differing_bytes(arena: KVArena, first: Sequence[int], second: Sequence[int], count: int) -> tuple[int, int]:
+    """How many bytes of the first `count` tokens differ between two block lists, and how many there are."""
+    differing = total = 0
+    size = arena.layout.block_tokens
+    for part in arena.layout.parts:
+        one, other = np.empty((2, part.payload_bytes), dtype=np.uint8)
+        for index, (a, b) in enumerate(zip(first, second, strict=True)):
+            num_tokens = min(size, count - index * size)
+            arena.read(a, part.index, num_tokens, one)
+            arena.read(b, part.index, num_tokens, other)
+            differing += int((one != other).sum())
+            total += part.payload_bytes
+    return differing, total
