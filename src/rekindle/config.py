@@ -118,13 +118,17 @@ class StoreSettings:
 
 @dataclass(frozen=True, slots=True)
 class EngineSettings:
-    """Scheduling. `max_context` None: what the model was made for; `max_chunk_tokens` None: only time bounds it."""
+    """Scheduling. `max_context` None: what the model was made for; `max_chunk_tokens` None: only time bounds it.
+
+    `check_when_idle` re-derives every invariant of the engine whenever it runs out of work, for finding defects.
+    """
 
     max_context: int | None = None
     max_stall_s: float = 0.25
     max_step_s: float = 1.0
     max_running: int = 32
     max_chunk_tokens: int | None = None
+    check_when_idle: bool = False
 
     def __post_init__(self) -> None:
         _need_at_least(self, max_context=2, max_running=1, max_chunk_tokens=1)
@@ -172,8 +176,13 @@ class Settings:
         flags: Mapping[str, Any] | None = None,
         env: Mapping[str, str] | None = None,
         config_path: Path | None = None,
+        *,
+        defaults: Mapping[str, Any] | None = None,
     ) -> Settings:
-        """Settings of these flags (None: not given), variables (others than REKINDLE_* are not looked at) and file."""
+        """Settings of these flags (None: not given), variables (others than REKINDLE_* are not looked at) and file.
+
+        `defaults` are those of the caller, where they differ from the ones written here.
+        """
         variables = {
             name.removeprefix(ENV_PREFIX).lower(): value
             for name, value in (env or {}).items()
@@ -184,7 +193,13 @@ class Settings:
             config_path = Path(named)
         given = {name: value for name, value in (flags or {}).items() if value is not None}
         values: dict[str, dict[str, Any]] = {}
-        for source, pairs in (("config file", _read_toml(config_path)), ("environment", variables), ("flag", given)):
+        sources = (
+            ("default", defaults or {}),
+            ("config file", _read_toml(config_path)),
+            ("environment", variables),
+            ("flag", given),
+        )
+        for source, pairs in sources:
             for name, value in pairs.items():
                 section, key, parsed = _parse(source, name, value)
                 values.setdefault(section, {})[key] = parsed

@@ -1,12 +1,14 @@
 """An engine core without threads, stepped by the test, over a tiny model: every path KV can come to be on.
 
-`generate` runs ids through it and returns the answer; `stored` reads back the block bytes of a sequence.
+`generate` runs ids through it and returns the answer; `stored` reads back the block bytes of a sequence; `compute`
+runs ids past the scheduler, in any pieces.
 """
 
 from __future__ import annotations
 
+import queue
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,6 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from rekindle.cache.hashing import chain_hashes
 from rekindle.cache.pool import BlockPool
 from rekindle.config import EngineSettings, ModelSettings, StoreSettings
 from rekindle.engine.core import EngineCore
@@ -24,6 +27,7 @@ from rekindle.engine.request import NO_MATCH, FinishedTurn, Marks, Request, Stat
 from rekindle.engine.scheduler import Scheduler
 from rekindle.engine.types import ChatResult
 from rekindle.kv.arena import KVArena
+from rekindle.model.batch import SequenceStep
 from rekindle.model.load import LoadedModel, load_model
 from rekindle.model.runner import ModelRunner
 from rekindle.model.sampler import SamplerState, SamplingParams
@@ -36,6 +40,9 @@ from tests.tiny_models import DTYPES
 
 BLOCK_TOKENS = 16
 SECRET = b"s" * 32
+LOAD_TIMEOUT_S = 60.0
+# Steps are planned by size, not by time, unless a test is about time: the bound is out of reach.
+BY_SIZE = EngineSettings(max_stall_s=1e6, max_step_s=1e6)
 
 
 def load(directory: Path, dtype: str, kv: str) -> LoadedModel:
@@ -48,13 +55,20 @@ def load(directory: Path, dtype: str, kv: str) -> LoadedModel:
 
 @dataclass
 class Rig:
-    """One core over one loaded model. `max_chunk_tokens` is the largest chunk; `store_dir` adds a warm tier."""
+    """One core over one loaded model. `max_chunk_tokens` is the largest chunk; `store_dir` adds a warm tier.
+
+    `clock` is the core's. A load that ends is told to `report_load`, without one to the next step.
+    """
 
     loaded: LoadedModel
     num_blocks: int = 96
     max_chunk_tokens: int = 512
     store_dir: Path | None = None
     fs: FileSystem | None = None
+    settings: EngineSettings = BY_SIZE
+    costs: StepCosts = field(default_factory=StepCosts)
+    clock: Callable[[], float] = time.perf_counter
+    report_load: Callable[[Load, int], None] | None = None
     turns: list[FinishedTurn] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -63,7 +77,7 @@ class Rig:
         self.runner = ModelRunner(self.loaded, self.arena)
         self.pool = BlockPool(self.num_blocks, layout.block_tokens)
         self.encoder = PromptEncoder.from_dir(self.loaded.directory)
-        self.reports: list[tuple[Load, int]] = []
+        self._reports: queue.SimpleQueue[tuple[Load, int]] = queue.SimpleQueue()
         self.store: WarmStore | None = None
         if self.store_dir is not None:
             fingerprint = self.loaded.spec.fingerprint
@@ -79,11 +93,9 @@ class Rig:
             fingerprint=self.loaded.spec.fingerprint,
             secret=self.store.secret if self.store else SECRET,
             min_reuse_tokens=1,
-            report_load=lambda load, good: self.reports.append((load, good)),
+            report_load=self.report_load or (lambda load, good: self._reports.put((load, good))),
         )
-        # Steps are planned by size here, not by time: the bound is out of reach.
-        settings = EngineSettings(max_stall_s=1e6, max_step_s=1e6)
-        self.scheduler = Scheduler(settings, StepCosts(), max_chunk_tokens=self.max_chunk_tokens)
+        self.scheduler = Scheduler(self.settings, self.costs, max_chunk_tokens=self.max_chunk_tokens)
         self.core = EngineCore(
             runner=self.runner,
             cache=self.cache,
@@ -91,18 +103,24 @@ class Rig:
             eos_ids=frozenset(),
             min_reuse_tokens=1,
             on_turn=self.turns.append,
+            clock=self.clock,
         )
 
     def request(self, ids: Sequence[int], new_tokens: int, reuse: str = "continuation") -> Request:
         """Queue a greedy request for `new_tokens` tokens."""
+        request = self.unqueued(ids, new_tokens, reuse)
+        self.core.add(request)
+        return request
+
+    def unqueued(self, ids: Sequence[int], new_tokens: int, reuse: str = "continuation") -> Request:
+        """A greedy request that nobody knows of yet."""
         params = SamplingParams(max_tokens=new_tokens, temperature=0.0)
-        request = Request(
+        return Request(
             namespace="default",
             agent="a",
             prompt_ids=np.asarray(ids, dtype=np.uint32),
             root=self.cache.root("default"),
             block_tokens=self.loaded.spec.layout.block_tokens,
-            params=params,
             max_new_tokens=new_tokens,
             reuse=reuse,  # type: ignore[arg-type]
             facts=NO_MATCH,
@@ -111,24 +129,33 @@ class Rig:
             generation=Generation(),
             stream=TextStream(self.encoder, ()),
             sampler=SamplerState.create(params, lambda: 0),
-            marks=Marks(submitted=time.perf_counter()),
+            marks=Marks(submitted=self.clock()),
             table=self.cache.new_table(),
         )
-        self.core.add(request)
-        return request
 
     def step(self) -> None:
         """One step of the core, loads that have reported first; every invariant holds after it."""
-        while self.reports:
-            self.core.finish_load(*self.reports.pop(0))
+        while not self._reports.empty():
+            self.wait_for_load()
         self.core.step()
         self.core.check()
+
+    def wait_for_load(self) -> None:
+        """Take in one load, when it has ended; fails if none does in good time."""
+        self.core.finish_load(*self._reports.get(timeout=LOAD_TIMEOUT_S))
+
+    def end_loads(self) -> None:
+        """With no request left: take in the loads that nobody waits for any more, which hold blocks until then."""
+        while self.core.idle and self.pool.num_held:
+            self.wait_for_load()
 
     def finish(self, *requests: Request) -> list[ChatResult]:
         """Step until these have ended."""
         for _ in range(100_000):
             if all(request.state is State.FINISHED for request in requests):
                 return [request.generation.result() for request in requests]
+            if self.core.idle and self.scheduler.loading:
+                self.wait_for_load()
             self.step()
         raise AssertionError("requests do not end")
 
@@ -152,6 +179,11 @@ class Rig:
             read.append(self._read(child[0], len(rest)))
         self.pool.release_all(blocks)
         return read
+
+    def num_hot(self, ids: Sequence[int]) -> int:
+        """How many leading tokens of the sequence are in memory; looking is no use of them."""
+        array, root = np.asarray(ids, dtype=np.uint32), self.cache.root("default")
+        return self.cache.num_hot_tokens(root, array, chain_hashes(root, array, self.pool.block_tokens))
 
     def _read(self, block: int, num_tokens: int) -> bytes:
         parts = []
@@ -184,11 +216,9 @@ class Rig:
         if self.store is not None:
             self.store.close()
 
-    def logits(self, ids: Sequence[int], pieces: Sequence[int]) -> torch.Tensor:
-        """Teacher-forced logits [len(ids), vocab], run in these pieces on private blocks."""
-        from rekindle.model.runner import SequenceStep
-
-        table = self.cache.new_table()
+    def compute(self, ids: Sequence[int], pieces: Sequence[int]) -> tuple[torch.Tensor, list[bytes]]:
+        """Teacher-forced logits [len(ids), vocab], run in these pieces on private blocks, and the blocks' bytes."""
+        table, size = self.cache.new_table(), self.pool.block_tokens
         assert table.prepare(len(ids)) == []
         rows, start = [], 0
         for piece in pieces:
@@ -198,5 +228,10 @@ class Rig:
             rows.append(self.runner.forward([step]))
             start += piece
         assert start == len(ids)
+        read = [self._read(block, min(size, len(ids) - i * size)) for i, block in enumerate(table.blocks)]
         table.release()
-        return torch.cat(rows)
+        return torch.cat(rows), read
+
+    def logits(self, ids: Sequence[int], pieces: Sequence[int]) -> torch.Tensor:
+        """As `compute`, without the bytes."""
+        return self.compute(ids, pieces)[0]

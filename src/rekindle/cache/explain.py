@@ -59,7 +59,7 @@ def explain(
 ) -> Explanation | None:
     """Explain a match that left something to compute besides new text; None when the prompt goes on as stored."""
     if known is not None:
-        return Explanation(known, None, None, None, _KNOWN[known])
+        return explain_known(known)
     if match.relation in ("exact", "extend"):
         return None
     difference = match.difference
@@ -74,6 +74,11 @@ def explain(
     cause = _cause(difference, prompt, messages or (), index, encoder)
     detail = f"{_DETAILS[cause]} (first difference in {where}, byte {difference.position})"
     return Explanation(cause, index, _quote(difference.stored_key, difference.position, encoder), sent, detail)
+
+
+def explain_known(cause: KnownCause, what: str = "") -> Explanation:
+    """A cause that no text shows; `what` says how much it concerns."""
+    return Explanation(cause, None, None, None, f"{_KNOWN[cause]}{f' ({what})' if what else ''}")
 
 
 _DETAILS: dict[Cause, str] = {

@@ -9,7 +9,7 @@ Owns the lifetime of everything below it. Every method may be called from any th
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Any, Self
 
 from rekindle.config import Settings
@@ -153,35 +153,37 @@ class Engine:
 
     def agents(self, namespace: str | None = None) -> list[AgentInfo]:
         """Every named agent, most recently used first."""
-        parts = self._running
-        names = parts.intake.call(lambda: list(parts.memory.book.agents(namespace))).result()
-        found = [self._info(space, name) for space, name in names]
-        return sorted((info for info in found if info is not None), key=lambda info: -info.last_use)
+        book = self._running.memory.book
+        return self._infos(lambda: [book.of(space, name) for space, name in book.agents(namespace)])
 
     def agent(self, agent: str, *, namespace: str = "default") -> AgentInfo:
         """One agent's memory; raises NotFound."""
-        info = self._info(namespace, agent)
-        if info is None:
+        book = self._running.memory.book
+        found = self._infos(lambda: [book.of(namespace, agent)])
+        if not found:
             raise NotFound(f"no agent {agent!r}", param="agent")
-        return info
+        return found[0]
 
-    def _info(self, namespace: str, agent: str) -> AgentInfo | None:
+    def _infos(self, ask: Callable[[], list[list[Branch]]]) -> list[AgentInfo]:
+        """One question to the intake and one to the engine, however many agents there are."""
         parts = self._running
-        branches = parts.intake.call(lambda: parts.memory.book.of(namespace, agent)).result()
-        if not branches:
-            return None
-        longest = max(branches, key=lambda branch: branch.num_tokens)
-        hot = parts.loop.call(lambda core: _hot_tokens(core, longest)).result()
-        return AgentInfo(
-            namespace=namespace,
-            agent=agent,
-            branches=len(branches),
-            num_tokens=longest.num_tokens,
-            saved_tokens=longest.saved_tokens,
-            hot_tokens=hot,
-            warm_tokens=max(0, longest.saved_tokens - hot),
-            last_use=max(branch.last_use for branch in branches),
-        )
+        agents = [branches for branches in parts.intake.call(ask).result() if branches]
+        longest = [max(branches, key=lambda branch: branch.num_tokens) for branches in agents]
+        hot = parts.loop.call(lambda core: [_hot_tokens(core, branch) for branch in longest]).result()
+        found = [
+            AgentInfo(
+                namespace=branch.namespace,
+                agent=branch.agent,
+                branches=len(branches),
+                num_tokens=branch.num_tokens,
+                saved_tokens=branch.saved_tokens,
+                hot_tokens=num_hot,
+                warm_tokens=max(0, branch.saved_tokens - num_hot),
+                last_use=max(each.last_use for each in branches),
+            )
+            for branches, branch, num_hot in zip(agents, longest, hot, strict=True)
+        ]
+        return sorted(found, key=lambda info: -info.last_use)
 
     def evict(self, agent: str, *, namespace: str = "default") -> int:
         """Make an agent durable and drop its blocks from memory, as far as nobody shares them; return how many."""

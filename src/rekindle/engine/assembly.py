@@ -11,8 +11,10 @@ import os
 import secrets
 import time
 from collections import defaultdict
+from collections.abc import Mapping
 from concurrent.futures import TimeoutError as FutureTimeout
 from dataclasses import asdict, dataclass
+from typing import Any
 
 import torch
 
@@ -92,8 +94,9 @@ class Assembly:
             self.store.close()
 
     def stats(self) -> EngineStats:
-        """Read on the engine thread, between two steps."""
-        return self.loop.call(lambda core: _stats(core, self.store)).result()
+        """Read on the engine thread between two steps; the store's own on the caller's."""
+        store = asdict(self.store.stats()) if self.store is not None else None
+        return self.loop.call(lambda core: _stats(core, store)).result()
 
     def check(self) -> None:
         """Assert every invariant, each on the thread that owns it, after what ended is saved."""
@@ -108,9 +111,8 @@ def _left(deadline: float) -> float:
     return max(0.0, deadline - time.monotonic())
 
 
-def _stats(core: EngineCore, store: WarmStore | None) -> EngineStats:
+def _stats(core: EngineCore, store: Mapping[str, Any] | None) -> EngineStats:
     pool, scheduler = core.cache.pool, core.scheduler
-    outside_s = core.step_s - core.forward_s - core.sample_s
     return EngineStats(
         num_running=len(scheduler.running),
         num_waiting=len(scheduler.waiting) + len(scheduler.loading),
@@ -125,9 +127,8 @@ def _stats(core: EngineCore, store: WarmStore | None) -> EngineStats:
         num_preemptions=core.num_preemptions,
         prompt_tokens=core.prompt_tokens,
         reused_tokens=core.reused_tokens,
-        unsaved_evicted=core.cache.saving.unsaved_evicted,
-        step_overhead_ms=1e3 * outside_s / max(1, core.num_steps),
-        store=asdict(store.stats()) if store is not None else None,
+        step_overhead_ms=1e3 * core.outside_s / max(1, core.num_steps),
+        store=store,
     )
 
 
@@ -142,7 +143,7 @@ def assemble(settings: Settings) -> Assembly:
     )
     spec = loaded.spec
     num_blocks, max_context = _capacity(settings.cache, spec, loaded.device)
-    loop = EngineLoop()
+    loop = EngineLoop(check_when_idle=settings.engine.check_when_idle)
     store = _open_store(settings.store, spec) if use_store else None
     arena = KVArena(spec.layout, num_blocks, torch.device(loaded.device))
     cache = PrefixCache(

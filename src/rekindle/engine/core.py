@@ -45,7 +45,6 @@ class EngineCore:
         self.num_preemptions = 0
         self.prompt_tokens = 0
         self.reused_tokens = 0
-        self.forward_s = 0.0
         self.sample_s = 0.0
         self.step_s = 0.0
         self._runner = runner
@@ -65,6 +64,11 @@ class EngineCore:
         request.marks.load_s += self._clock() - request.marks.load_started
         if request.state is State.LOADING:
             self.scheduler.move(request, State.WAITING)
+
+    @property
+    def outside_s(self) -> float:
+        """Seconds of all steps that were spent neither in the model nor in the sampler."""
+        return self.step_s - self._runner.model_s - self.sample_s
 
     @property
     def idle(self) -> bool:
@@ -174,7 +178,6 @@ class EngineCore:
                 self._run([chunk])
             return
         took = self._clock() - began
-        self.forward_s += took
         rows = sum(chunk.num_rows for chunk in chunks)
         contexts = sum(chunk.num_rows * (chunk.start + chunk.num_rows // 2) for chunk in chunks)
         self.scheduler.costs.observe(rows=rows, row_contexts=contexts, seconds=took)

@@ -48,7 +48,7 @@ Message = Request | SaveOrder | _LoadReport | _Call | _Wake
 class EngineLoop:
     """Runs one `EngineCore` on a thread of its own, started by `start`."""
 
-    def __init__(self, *, check_when_idle: bool = False) -> None:
+    def __init__(self, *, check_when_idle: bool) -> None:
         self._inbox: queue.SimpleQueue[Message] = queue.SimpleQueue()
         self._core: EngineCore | None = None
         self._thread: threading.Thread | None = None

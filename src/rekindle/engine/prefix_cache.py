@@ -69,9 +69,9 @@ class PrefixCache:
         self._report_load = report_load
         self._loads: dict[BlockHash, Load] = {}
 
-    def root(self, namespace: str, cache_salt: str = "") -> BlockHash:
-        """The parent of a sequence's first block: model, tenant, salt and store."""
-        return root_hash(fingerprint=self._fingerprint, namespace=namespace, cache_salt=cache_salt, secret=self._secret)
+    def root(self, namespace: str) -> BlockHash:
+        """The parent of a sequence's first block: model, tenant and store."""
+        return root_hash(fingerprint=self._fingerprint, namespace=namespace, cache_salt="", secret=self._secret)
 
     def attach(self, request: Request, computing: Collection[BlockHash]) -> Attached:
         """Give the request the longest stored prefix of its ids.
@@ -88,7 +88,8 @@ class PrefixCache:
         if len(hot) < request.num_tokens // size:
             following_name = request.name(len(hot))
             if following_name in self._loads or following_name in computing:
-                return self._let_go(hot, "wait")
+                self.pool.release_all(hot)
+                return "wait"
             following = self._warm(request, len(hot))
         rest = request.ids[len(hot) * size : (len(hot) + 1) * size]
         parent = request.parent_of(len(hot))
@@ -97,7 +98,8 @@ class PrefixCache:
             nearest = self._store.child(parent, rest)
             if nearest is not None and nearest[1] > (child[1] if child else 0):
                 if nearest[0].name in self._loads:
-                    return self._let_go(hot, "wait")
+                    self.pool.release_all(hot)
+                    return "wait"
                 if nearest[0].name not in request.tried_loads:
                     following = [nearest[0]]
         if following and self._start_load(request, hot, following):
@@ -106,11 +108,6 @@ class PrefixCache:
             self.pool.share(child[0])
         self._adopt(request, hot, child)
         return "ready"
-
-    def _let_go(self, blocks: Sequence[int], answer: Attached) -> Attached:
-        for block in reversed(blocks):
-            self.pool.release(block)
-        return answer
 
     def _warm(self, request: Request, first: int) -> list[Location]:
         """Where the full blocks from `first` on lie on disk, as far as an unbroken run goes."""
@@ -131,7 +128,7 @@ class PrefixCache:
         stored = len(hot) * size + (child[1] if child else 0)
         blocks = [*hot, child[0]] if child else hot
         if stored < min(self._min_reuse_tokens, request.num_prompt - 1):
-            self._let_go(blocks, "ready")
+            self.pool.release_all(blocks)
             blocks, stored = [], 0
         if blocks:
             request.table.append_shared(blocks, stored)
@@ -183,7 +180,7 @@ class PrefixCache:
             self.pool.release(block)
         if num_good < len(load.locations):
             load.request.tried_loads.add(load.locations[num_good].name)
-        self._let_go(load.held, "ready")
+        self.pool.release_all(list(load.held))
 
     def prepare(self, request: Request, num_tokens: int) -> bool:
         """Room for positions [0, num_tokens), the shared tail copied if it will be written; False on a shortage."""

@@ -15,9 +15,9 @@ import numpy as np
 
 from rekindle.cache.explain import Explanation, KnownCause, explain
 from rekindle.cache.hashing import BlockHash
-from rekindle.cache.matcher import TextMatch
+from rekindle.cache.matcher import Relation, TextMatch
 from rekindle.cache.table import BlockTable
-from rekindle.engine.branches import HIDDEN_PREFIX
+from rekindle.engine.branches import HIDDEN_PREFIX, common_prefix
 from rekindle.engine.generation import Generation
 from rekindle.engine.memory import AgentMemory
 from rekindle.engine.request import NO_MATCH, Marks, MatchFacts, Request
@@ -95,7 +95,6 @@ class Preparer:
             prompt_ids=prompt.ids,
             root=self._root(asked.namespace),
             block_tokens=self._block_tokens,
-            params=params,
             max_new_tokens=min(most, params.max_tokens) if params.max_tokens is not None else most,
             reuse=prompt.reuse,
             facts=prompt.facts,
@@ -121,45 +120,65 @@ class Preparer:
         off = self._reuse == "off" or asked.reuse == "off"
         if asked.token_ids is not None:
             ids = self._checked(asked.token_ids)
-            return _Prompt(ids, agent, "off" if off else asked.reuse or "canonical", NO_MATCH, 0)
+            return _Prompt(ids, agent, "off", NO_MATCH, 0) if off else self._given_ids(asked, ids, agent)
         rendered = self._render(asked)
         if off:
             ids = self._encoder.encode(rendered)
             return _Prompt(ids, agent, "off", NO_MATCH, len(ids))
+        return self._matched(asked, rendered, agent)
+
+    def _matched(self, asked: GenerationRequest, rendered: RenderedPrompt, agent: str) -> _Prompt:
+        """Stored ids as far as the text agrees with them, a fresh encoding of the rest."""
         if asked.agent is not None:
             self._memory.know_agent(asked.namespace, asked.agent)
         mode = asked.reuse if asked.reuse != "off" else None
         match = self._memory.matcher.match(asked.namespace, asked.agent, rendered, mode)
-        if match.branch is None or match.num_tokens == 0:
+        branch = match.branch
+        if branch is None or match.num_tokens == 0:
             ids = self._encoder.encode(rendered)
+            canonical = len(ids)
         else:
-            ids = np.concatenate(
-                [match.branch.ids[: match.num_tokens], self._encoder.encode_rest(rendered, match.resume_byte)]
-            )
+            rest = self._encoder.encode_rest(rendered, match.resume_byte)
+            ids = np.concatenate([branch.ids[: match.num_tokens], rest])
+            canonical = len(ids) if match.num_tokens <= branch.canonical_tokens else branch.canonical_tokens
         if asked.agent is None and _goes_on(match):
-            assert match.branch is not None and match.branch.agent is not None
-            agent = match.branch.agent
+            assert branch is not None and branch.agent is not None
+            agent = branch.agent
         facts = MatchFacts(
             relation=match.relation,
             source=match.source,
+            has_own=asked.agent is not None and bool(self._memory.book.of(asked.namespace, asked.agent)),
             matched_bytes=match.matched_bytes,
             num_tokens=match.num_tokens,
             explanation=self._explain(asked, match, rendered),
         )
-        sound = match.branch is None or match.num_tokens <= match.branch.canonical_tokens
-        canonical = len(ids) if sound or match.branch is None else match.branch.canonical_tokens
         return _Prompt(ids, agent, match.mode, facts, canonical)
 
-    def _explain(self, asked: GenerationRequest, match: TextMatch, rendered: RenderedPrompt) -> Explanation | None:
-        elsewhere = asked.agent is not None and self._memory.is_elsewhere(asked.namespace, asked.agent)
-        known: KnownCause | None = "other_fingerprint" if elsewhere else None
-        return explain(match, rendered, asked.messages, encoder=self._encoder, known=known)
+    def _given_ids(self, asked: GenerationRequest, ids: np.ndarray, agent: str) -> _Prompt:
+        """Ids are run as they are: what they share with the agent's branches is found by ids, not by text."""
+        mine = self._memory.know_agent(asked.namespace, agent)
+        shared = {branch.number: common_prefix(branch.ids, ids) for branch in mine if branch.ids is not None}
+        nearest = max(mine, key=lambda branch: shared[branch.number], default=None)
+        if nearest is None:
+            return _Prompt(ids, agent, "continuation", NO_MATCH, 0)
+        num_tokens = shared[nearest.number]
+        relation: Relation = "exact" if num_tokens == len(ids) else "diverge"
+        if relation == "diverge" and num_tokens == nearest.num_tokens:
+            relation = "extend"
+        matched = int(self._encoder.byte_ends(ids[:num_tokens])[-1]) if num_tokens else 0
+        facts = MatchFacts(relation, "own", True, matched, num_tokens, None)
+        return _Prompt(ids, agent, "continuation", facts, min(num_tokens, nearest.canonical_tokens))
 
     def _render(self, asked: GenerationRequest) -> RenderedPrompt:
         if asked.messages is not None:
             return self._encoder.render_chat(asked.messages, asked.tools)
         assert asked.text is not None
         return self._encoder.render_text(asked.text)
+
+    def _explain(self, asked: GenerationRequest, match: TextMatch, rendered: RenderedPrompt) -> Explanation | None:
+        elsewhere = asked.agent is not None and self._memory.is_elsewhere(asked.namespace, asked.agent)
+        known: KnownCause | None = "other_fingerprint" if elsewhere else None
+        return explain(match, rendered, asked.messages, encoder=self._encoder, known=known)
 
     def _checked(self, token_ids: tuple[int, ...]) -> np.ndarray:
         if not all(0 <= token < self._limits.vocab_size for token in token_ids):

@@ -11,17 +11,17 @@ from __future__ import annotations
 
 import enum
 import threading
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
-from rekindle.cache.explain import Explanation
+from rekindle.cache.explain import Explanation, explain_known
 from rekindle.cache.hashing import BlockHash, block_hash
+from rekindle.cache.matcher import Relation
 from rekindle.cache.table import BlockTable
 from rekindle.engine.generation import Generation
 from rekindle.engine.types import Outcome, Report, Reuse, Source, Timings
-from rekindle.model.sampler import SamplerState, SamplingParams
+from rekindle.model.sampler import SamplerState
 from rekindle.text.stream import TextStream
 
 
@@ -38,14 +38,15 @@ class State(enum.Enum):
 class MatchFacts:
     """What matching by text found, before any block was looked up."""
 
-    relation: str
+    relation: Relation
     source: Source | None
+    has_own: bool  # whether the relation is to a branch of the agent itself
     matched_bytes: int
     num_tokens: int
     explanation: Explanation | None
 
 
-NO_MATCH = MatchFacts("none", None, 0, 0, None)
+NO_MATCH = MatchFacts("none", None, False, 0, 0, None)
 
 
 @dataclass(slots=True)
@@ -69,7 +70,6 @@ class Request:
     prompt_ids: np.ndarray  # uint32
     root: BlockHash
     block_tokens: int
-    params: SamplingParams
     max_new_tokens: int
     reuse: Reuse
     facts: MatchFacts
@@ -121,11 +121,6 @@ class Request:
         """Token ids of prompt and answer so far (uint32, a view)."""
         return self.token_ids[: self.num_tokens]
 
-    @property
-    def generated(self) -> Sequence[int]:
-        """Token ids of the answer so far."""
-        return [int(token) for token in self.token_ids[self.num_prompt : self.num_tokens]]
-
     def append(self, token: int) -> None:
         """Add a sampled token."""
         self.token_ids[self.num_tokens] = token
@@ -146,13 +141,17 @@ class Request:
         return self.name(index - 1) if index else self.root
 
     def outcome(self, min_reuse_tokens: int) -> Outcome:
-        """EXACT, EXTEND, DIVERGE or MISS: the relation of the texts, as far as KV was really there."""
+        """EXACT, EXTEND, DIVERGE or MISS: how the texts relate, and MISS where their KV was gone.
+
+        Said of the agent's own branches when it has any, also where more was reused from another's. Without any text
+        to compare (blocks that others computed meanwhile), what was reused speaks.
+        """
         reused = self.hot_tokens + self.warm_tokens
         if reused < min(min_reuse_tokens, self.num_prompt - 1) or reused == 0:
             return "miss"
-        if self.facts.relation == "exact" and reused == self.num_prompt - 1:
-            return "exact"
-        return "extend" if self.facts.relation in ("exact", "extend") else "diverge"
+        if self.facts.relation == "none":
+            return "miss" if self.facts.has_own else "diverge"
+        return self.facts.relation
 
     def report(self, *, now: float, min_reuse_tokens: int) -> Report:
         """What is known so far; final once the first token is out."""
@@ -164,7 +163,7 @@ class Request:
         queue_s = max(0.0, admitted - marks.submitted - marks.match_s - marks.load_s)
         return Report(
             outcome=outcome,
-            source=None if outcome == "miss" else (self.facts.source or "shared"),
+            source=(self.facts.source or "shared") if reused else None,
             matched_bytes=self.facts.matched_bytes,
             prompt_tokens=self.num_prompt,
             reused_tokens=reused,
@@ -184,13 +183,12 @@ class Request:
         )
 
     def _explanation(self, outcome: Outcome, reused: int) -> Explanation | None:
-        """Why not more: text first; where the text agreed, the KV that was no longer there."""
+        """Why not more: KV that was no longer there although the text agreed; else where the texts differ."""
         if self.reuse == "off":
             return None
-        missing = self.facts.num_tokens - reused
-        if self.facts.relation != "none" and missing >= self.block_tokens:
-            detail = f"{missing} of {self.facts.num_tokens} matched tokens were neither in memory nor on disk"
-            return Explanation(cause="evicted", message_index=None, stored=None, sent=None, detail=detail)
+        missing = min(self.facts.num_tokens, self.num_prompt - 1) - reused
+        if missing >= self.block_tokens:
+            return explain_known("evicted", f"{missing} of {self.facts.num_tokens} matched tokens")
         return self.facts.explanation if outcome in ("diverge", "miss") else None
 
 

@@ -42,7 +42,6 @@ class SaveQueue:
     """Parents before children, blocks before the turn that stands on them. Without a store nothing is queued."""
 
     def __init__(self, *, pool: BlockPool, arena: KVArena, store: WarmStore | None) -> None:
-        self.unsaved_evicted = 0
         self._pool = pool
         self._arena = arena
         self._store = store
@@ -93,7 +92,6 @@ class SaveQueue:
             elif isinstance(item, Forgotten):
                 store.delete(item.namespace, item.agent, item.branch)
             elif self._pool.name(item.published.block) != item.published.name:
-                self.unsaved_evicted += 1
                 store.skip(item.published.name)
             elif not store.stage(self._staged(item)):
                 return

@@ -6,8 +6,8 @@ picked request's `num_computed` towards its `num_tokens`:
     decodes         one row each, always
     everyone else   as many rows as fit into what is left of the bound, in the order of `picks`
 
-The bound is `max_stall_s` while another request runs or waits, else `max_step_s`; where even `MIN_CHUNK` rows take
-longer, they are run all the same and the miss is counted.
+The bound is `max_stall_s` while another request runs, loads or waits, else `max_step_s`; where even `MIN_CHUNK` rows
+take longer, they are run all the same and the miss is counted.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ class Scheduler:
         decoding = [request for request in self.running if request.num_left == 1]
         prefilling = [request for request in self.running if request.num_left > 1]
         chunks = [Chunk(request, request.num_computed, 1) for request in decoding]
-        alone = len(self.running) + len(self.waiting) == 1
+        alone = len(self.running) + len(self.waiting) + len(self.loading) == 1
         bound = self._settings.max_step_s if alone else self._settings.max_stall_s
         rows, contexts = len(chunks), sum(chunk.start for chunk in chunks)
         for request in self.picks(prefilling, now):

@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 from rekindle.cache.explain import Explanation
+from rekindle.errors import BadRequest
 from rekindle.model.sampler import SamplingParams
 from rekindle.text.messages import Message
 
@@ -40,7 +41,8 @@ class GenerationRequest:
 
     def __post_init__(self) -> None:
         given = sum(x is not None for x in (self.messages, self.text, self.token_ids))
-        assert given == 1, "give exactly one of messages, text and token_ids"
+        if given != 1:
+            raise BadRequest("give exactly one of messages, text and token_ids")
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +139,5 @@ class EngineStats:
     num_preemptions: int
     prompt_tokens: int
     reused_tokens: int
-    unsaved_evicted: int
     step_overhead_ms: float
     store: Mapping[str, Any] | None

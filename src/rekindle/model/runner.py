@@ -6,7 +6,8 @@ bytes. KV that is not finite is reported per sequence step, so that one request 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -49,7 +50,9 @@ class PagedStep:
 class ModelRunner:
     """Runs steps of one loaded model over one arena; used by one thread."""
 
-    def __init__(self, loaded: LoadedModel, arena: KVArena) -> None:
+    def __init__(self, loaded: LoadedModel, arena: KVArena, *, clock: Callable[[], float] = time.perf_counter) -> None:
+        self.model_s = 0.0  # seconds inside the model so far; on a GPU those of launching it
+        self._clock = clock
         self._model = loaded.model
         self._arena = arena
         self._paged = PagedAttention(arena)
@@ -65,7 +68,9 @@ class ModelRunner:
         with torch.inference_mode():
             plan = AttentionPlan.build(batch.spans, self._arena.layout, batch.num_rows, self._device)
             step = PagedStep(self._paged, plan)
+            began = self._clock()
             logits = run_model(self._model, step, batch.input_ids, batch.position_ids, batch.logit_rows)
+            self.model_s += self._clock() - began
             logits = logits[: batch.num_logits]
             if logits.dtype != torch.float64:
                 logits = logits.float()
