@@ -86,6 +86,7 @@ class Assembly:
 
     def close(self) -> None:
         """Graceful stop: nothing new, everything finished made durable, then the threads and the store."""
+        self.loop.refuse()
         if not self.flush(CLOSE_TIMEOUT_S):
             logger.error("not every turn could be saved within %.0f s; the unsaved ones start cold", CLOSE_TIMEOUT_S)
         self.loop.stop()

@@ -13,9 +13,9 @@ from collections.abc import Callable, Sequence
 import torch
 
 from rekindle.cache.hashing import BlockHash
-from rekindle.engine.prefix_cache import Load, PrefixCache
+from rekindle.engine.prefix_cache import Attached, Load, PrefixCache
 from rekindle.engine.request import FinishedTurn, Request, State
-from rekindle.engine.scheduler import Chunk, Scheduler
+from rekindle.engine.scheduler import LONGEST_WAIT_S, Chunk, Scheduler
 from rekindle.engine.types import Delta, FinishReason, Report
 from rekindle.errors import Overloaded, RekindleError, RequestFailed
 from rekindle.model.batch import SequenceStep
@@ -110,24 +110,27 @@ class EngineCore:
         for request in self.scheduler.picks(self.scheduler.waiting, now):
             if not self.scheduler.has_room:
                 return
-            answer = self.cache.attach(request, computing)
+            alone = not (self.scheduler.running or self.scheduler.loading or self.cache.num_loads)
+            answer = self.cache.attach(request, computing, alone=alone)
             if answer == "loading":
                 request.marks.load_started = self._clock()
                 self.scheduler.move(request, State.LOADING)
             elif answer == "ready":
-                self._start(request, computing)
+                answer = self._start(request, computing)
+            if answer == "short" and now - request.marks.submitted > LONGEST_WAIT_S:
+                return  # what others give back is kept for it, else small requests pass it by for ever
 
-    def _start(self, request: Request, computing: set[BlockHash]) -> None:
+    def _start(self, request: Request, computing: set[BlockHash]) -> Attached:
         pool, size = self.cache.pool, request.block_tokens
         needed = -(-(request.num_tokens + 1) // size)
         if needed > pool.num_blocks:
             self._fail(request, Overloaded("the hot memory is too small for this request", retry_after_s=60.0))
-            return
+            return "ready"
         short = needed - len(request.table.blocks) > pool.num_free + pool.num_cached
         if short and (self.scheduler.running or self.scheduler.loading):
             request.table.release()
             request.num_computed = 0
-            return
+            return "short"
         if request.marks.admitted is None:
             request.marks.admitted = self._clock()
             self.prompt_tokens += request.num_prompt
@@ -135,6 +138,7 @@ class EngineCore:
         self.scheduler.move(request, State.RUNNING)
         if request.reuse != "off":
             computing.update(request.name(i) for i in range(request.num_computed // size, request.num_prompt // size))
+        return "ready"
 
     def _with_room(self, chunks: Sequence[Chunk]) -> list[Chunk]:
         """The chunks whose blocks could be reserved; the youngest requests are preempted for the others."""
@@ -145,7 +149,8 @@ class EngineCore:
             while not self.cache.prepare(chunk.request, chunk.start + chunk.num_rows):
                 others = [r for r in self.scheduler.running if r is not chunk.request]
                 if not others:
-                    self._fail(chunk.request, Overloaded("the hot memory is full", retry_after_s=1.0))
+                    if not self.cache.num_loads:  # else their blocks come free when they report
+                        self._fail(chunk.request, Overloaded("the hot memory is full", retry_after_s=1.0))
                     break
                 victim = self.scheduler.youngest(self.scheduler.running)
                 self._preempt(victim)

@@ -34,7 +34,9 @@ class StepCosts:
         active = [0, 1, 2]
         solution = np.zeros(3)
         while active:
-            gram = self._gram[np.ix_(active, active)] + np.eye(len(active)) * 1e-9
+            gram = self._gram[np.ix_(active, active)]
+            # relative to the entries: steps of equally many rows make the columns collinear to the last bit
+            gram = gram + np.eye(len(active)) * 1e-9 * max(1.0, float(np.trace(gram)))
             solved = np.linalg.solve(gram, self._moment[active])
             if (solved >= 0).all():
                 solution[active] = solved

@@ -20,7 +20,7 @@ from rekindle.engine.memory import AgentMemory
 from rekindle.engine.preparing import Preparer
 from rekindle.engine.request import FinishedTurn
 from rekindle.engine.types import GenerationRequest
-from rekindle.errors import RekindleError, RequestFailed
+from rekindle.errors import BadRequest, RekindleError, RequestFailed
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -103,6 +103,8 @@ class Intake:
             self._preparer.prepare(request, generation, submitted)
         except RekindleError as error:
             generation.put(error)
+        except RecursionError:
+            generation.put(BadRequest("the request is nested too deeply"))
         except Exception as error:
             # Border: a template or tokenizer that fails ends this request only.
             logger.exception("request %s could not be prepared", generation.id)

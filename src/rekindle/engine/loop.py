@@ -53,6 +53,7 @@ class EngineLoop:
         self._core: EngineCore | None = None
         self._thread: threading.Thread | None = None
         self._stopping = threading.Event()
+        self._refusing = threading.Event()
         self._ended = threading.Event()
         self._check_when_idle = check_when_idle
 
@@ -101,6 +102,11 @@ class EngineLoop:
             elif isinstance(message, _Call):
                 message.future.set_exception(RequestFailed("the engine was closed"))
 
+    def refuse(self) -> None:
+        """Fail what runs and waits, and all requests from now on; saving and calls go on."""
+        self._refusing.set()
+        self.wake()
+
     def stop(self) -> None:
         """Fail what is left with an error, end the thread and wait for it; calling twice is safe."""
         self._stopping.set()
@@ -113,6 +119,8 @@ class EngineLoop:
             self._drain(core)
             if self._stopping.is_set():
                 break
+            if self._refusing.is_set():
+                core.fail_all(RequestFailed("the engine was closed"))
             try:
                 core.step()
             except Exception as error:

@@ -24,7 +24,7 @@ from rekindle.engine.saving import SaveQueue
 from rekindle.kv.arena import KVArena
 from rekindle.store.warm import Location, WarmStore
 
-Attached = Literal["ready", "wait", "loading"]
+Attached = Literal["ready", "wait", "short", "loading"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -69,15 +69,21 @@ class PrefixCache:
         self._report_load = report_load
         self._loads: dict[BlockHash, Load] = {}
 
+    @property
+    def num_loads(self) -> int:
+        """Blocks on their way from disk; what they hold comes free when their loads report."""
+        return len(self._loads)
+
     def root(self, namespace: str) -> BlockHash:
         """The parent of a sequence's first block: model, tenant and store."""
         return root_hash(fingerprint=self._fingerprint, namespace=namespace, cache_salt="", secret=self._secret)
 
-    def attach(self, request: Request, computing: Collection[BlockHash]) -> Attached:
+    def attach(self, request: Request, computing: Collection[BlockHash], *, alone: bool = True) -> Attached:
         """Give the request the longest stored prefix of its ids.
 
         "ready": its table holds what there is (perhaps nothing). "wait": its next block is being loaded or is in
-        `computing`; ask again next step. "loading": a load was started for it and will report.
+        `computing`; ask again next step. "loading": a load was started for it and will report. "short": what is on disk
+        for it has no room now beside the others (`alone`: there are none, so the load may take all there is).
         """
         assert not request.table.blocks, "attach comes before any block"
         if request.reuse == "off":
@@ -102,12 +108,20 @@ class PrefixCache:
                     return "wait"
                 if nearest[0].name not in request.tried_loads:
                     following = [nearest[0]]
+        if following and not alone and self._is_short(request, len(hot)):
+            self.pool.release_all(hot)
+            return "short"
         if following and self._start_load(request, hot, following):
             return "loading"
         if child is not None:
             self.pool.share(child[0])
         self._adopt(request, hot, child)
         return "ready"
+
+    def _is_short(self, request: Request, num_held: int) -> bool:
+        """Whether there is no room for the request and its next token beside the `num_held` blocks it has."""
+        needed = -(-(request.num_tokens + 1) // self.pool.block_tokens) - num_held
+        return needed > self.pool.num_free + self.pool.num_cached
 
     def _warm(self, request: Request, first: int) -> list[Location]:
         """Where the full blocks from `first` on lie on disk, as far as an unbroken run goes."""

@@ -8,6 +8,8 @@ waits.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 
 import numpy as np
@@ -47,6 +49,8 @@ class SaveQueue:
         self._store = store
         self._items: deque[_QueuedBlock | SaveOrder] = deque()
         self._queued: set[BlockHash] = set()
+        # Deletions the store has not carried out yet: what is on disk may be about to go.
+        self._ends: list[Future[int]] = []
 
     def __len__(self) -> int:
         return len(self._items)
@@ -65,17 +69,25 @@ class SaveQueue:
         """
         if self._store is None:
             return
-        num_here = len(table.names)
-        while num_here and table.names[num_here - 1] not in self._queued:
-            if self._store.num_known(table.names[num_here - 1 : num_here]):
-                break
+        for index in range(self._num_here(table.names), len(table.names)):
+            parent = table.names[index - 1] if index else root
+            self.add_block(Published(table.blocks[index], table.names[index], parent, self._pool.block_tokens), root)
+
+    def _num_here(self, names: Sequence[BlockHash]) -> int:
+        """How many leading blocks need not be queued again: all up to one that is on disk or on its way there.
+
+        While a deletion is under way nothing is certain: it may take away what these stand on.
+        """
+        assert self._store is not None
+        self._ends = [end for end in self._ends if not end.done()]
+        if self._ends or any(isinstance(item, Forgotten) for item in self._items):
+            return 0
+        num_here, certain = len(names), len(names)
+        while num_here and not self._store.contains(names[num_here - 1]):
             num_here -= 1
-        for index in range(num_here, len(table.names)):
-            if table.names[index] not in self._queued:
-                parent = table.names[index - 1] if index else root
-                self.add_block(
-                    Published(table.blocks[index], table.names[index], parent, self._pool.block_tokens), root
-                )
+            if names[num_here] not in self._queued and not self._store.num_known(names[num_here : num_here + 1]):
+                certain = num_here
+        return certain
 
     def add(self, order: SaveOrder) -> None:
         """Queue a sequence behind the blocks it stands on, or the end of one behind its last save."""
@@ -90,7 +102,7 @@ class SaveQueue:
             if isinstance(item, SequenceRecord):
                 store.save_turn(item)
             elif isinstance(item, Forgotten):
-                store.delete(item.namespace, item.agent, item.branch)
+                self._ends.append(store.delete(item.namespace, item.agent, item.branch))
             elif self._pool.name(item.published.block) != item.published.name:
                 store.skip(item.published.name)
             elif not store.stage(self._staged(item)):

@@ -126,6 +126,8 @@ class Scheduler:
         if fit < min(MIN_CHUNK, request.num_left) and first:
             self.num_stall_misses += 1
             fit = MIN_CHUNK
+        if first:
+            room = max(room, MIN_CHUNK)
         count = min(fit, room, request.num_left)
         if count >= request.num_left:
             return request.num_left

@@ -101,9 +101,10 @@ def sample(logits: torch.Tensor, states: Sequence[SamplerState]) -> list[int]:
 def _sample_row(logits: torch.Tensor, state: SamplerState) -> int:
     """Draw from one row [vocab] by inverting the cumulative distribution, candidates in order of probability."""
     params = state.params
-    scores = logits.to(device="cpu", dtype=torch.float64) / params.temperature
+    scores = logits.to(device="cpu", dtype=torch.float64)
     if not math.isfinite(float(scores.max())):
         raise RequestFailed("the model's logits are not finite: no token can be drawn")
+    scores = (scores - scores.max()) / params.temperature  # the most likely at 0: no temperature is too low
     ids = torch.arange(len(scores))
     if 0 < params.top_k < len(scores):
         ids = (scores >= scores.topk(params.top_k).values[-1]).nonzero()[:, 0]

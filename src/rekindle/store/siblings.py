@@ -19,12 +19,13 @@ def known_to_sibling(own: Path, namespace: str, agent: str, secret: bytes) -> bo
     A sibling that cannot be read counts as not knowing it: this explains, nothing depends on it.
     """
     key = agent_key(namespace, agent, secret)
-    for path in own.parent.glob("*/index.db"):
-        if path.parent == own or path.is_symlink():
-            continue
-        with contextlib.suppress(sqlite3.Error), contextlib.closing(_opened(path)) as connection:
-            if connection.execute("SELECT 1 FROM agent WHERE agent = ?", (key,)).fetchone():
-                return True
+    with contextlib.suppress(OSError):
+        for path in own.parent.glob("*/index.db"):
+            if path.parent == own or path.is_symlink():
+                continue
+            with contextlib.suppress(sqlite3.Error), contextlib.closing(_opened(path)) as connection:
+                if connection.execute("SELECT 1 FROM agent WHERE agent = ?", (key,)).fetchone():
+                    return True
     return False
 
 
