@@ -24,8 +24,11 @@ types: $(STAMP)
 mutants: $(STAMP)
 	$(BIN)/python tools/mutants.py
 
+# Hours, not minutes: a server killed hundreds of times, every state machine with thousands of runs.
+KILLS ?= 300
 torture: $(STAMP)
-	$(BIN)/python -m pytest tests/server/test_kills.py tests/store
+	KILLS=$(KILLS) HYPOTHESIS_PROFILE=torture $(BIN)/python -m pytest --timeout 0 -k 'kills or Machine or Pool or Radix or Order' \
+	  tests/server/test_kills.py tests/store tests/engine/test_core_machine.py tests/cache
 
 clean:
 	rm -rf $(VENV) dist build .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,10 +1,44 @@
-"""In CI a skipped test is a failed one: what is not run is not known to work."""
+"""What holds for all tests: their settings, their environment, how hard Hypothesis looks.
+
+In CI a skipped test is a failed one: what is not run is not known to work. Variables of the person who runs the tests
+reach neither them nor the processes they start. `HYPOTHESIS_PROFILE=torture` runs every state machine for long.
+"""
 
 from __future__ import annotations
 
 import os
 
 import pytest
+from hypothesis import HealthCheck, settings
+
+TORTURE = 40  # times as many examples of a machine, each twice as long
+
+# Speed is no part of what tests say: no deadlines.
+settings.register_profile("default", deadline=None)
+settings.register_profile("torture", deadline=None, max_examples=2_000, suppress_health_check=list(HealthCheck))
+PROFILE = os.environ.get("HYPOTHESIS_PROFILE", "default")
+settings.load_profile(PROFILE)
+
+for name in [name for name in os.environ if name.startswith("REKINDLE_")]:
+    del os.environ[name]
+
+
+def tortured(usual: settings) -> settings:
+    """A machine's own settings, made to look much longer."""
+    return settings(
+        usual,
+        max_examples=TORTURE * usual.max_examples,
+        stateful_step_count=2 * usual.stateful_step_count,
+        suppress_health_check=list(HealthCheck),
+    )
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    machines = {item.cls for item in items if isinstance(item, pytest.Function) and item.cls is not None}
+    for machine in machines:
+        usual = getattr(machine, "settings", None)
+        if PROFILE == "torture" and isinstance(usual, settings):
+            machine.settings = tortured(usual)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

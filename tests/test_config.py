@@ -22,6 +22,11 @@ def test_flags_win_over_variables_over_the_file_over_defaults(tmp_path: Path) ->
     assert settings.cache.block_tokens == 64
 
 
+def test_a_command_may_have_defaults_of_its_own() -> None:
+    assert Settings.load({}, {}, defaults={"port": 0}).server.port == 0
+    assert Settings.load({}, {"REKINDLE_PORT": "7354"}, defaults={"port": 0}).server.port == 7354
+
+
 def test_nothing_given_is_all_defaults() -> None:
     assert Settings.load() == Settings()
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import io
+import os
 from dataclasses import replace
 from typing import Any, Literal
 
+import pytest
 from rich.console import Console
 
 from rekindle.bench.client import Reply
@@ -78,9 +80,11 @@ def test_the_script_follows_from_its_seed() -> None:
         assert sum(line.wanted is not None for line in (*script.before, *script.after)) == 3
 
 
-def test_the_demo_holds_with_the_bundled_model() -> None:
+def test_the_demo_holds_with_the_bundled_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also for somebody who keeps a key in the environment."""
+    monkeypatch.setenv("REKINDLE_API_KEY", "secret")
     out = io.StringIO()
-    settings = Settings.load({"threads": 1, "hot_bytes": "256MiB"})
+    settings = Settings.load({"threads": 1, "hot_bytes": "256MiB", "port": 0}, os.environ)
     code = run_demo(settings, seed=11, console=Console(file=out, width=120))
     shown = out.getvalue()
     assert code == 0, shown

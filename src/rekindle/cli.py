@@ -1,7 +1,8 @@
 """The command line: serve, chat, demo, bench.
 
-Owns how settings become flags (one table; the same names as REKINDLE_* variables and keys of the TOML file) and how
-errors become exit codes: 2 for what the caller has to change, 1 for what failed.
+Owns how settings become flags (one table; the same names as REKINDLE_* variables and keys of the TOML file), which
+flags a command cannot honour and refuses (variables and files are written for all commands: there they are passed
+over), and how errors become exit codes: 2 for what the caller has to change, 1 for what failed.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import inspect
 import logging
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -38,6 +39,8 @@ FLAGS = {
     "reuse": "on or off [on]",
     "max_stall_s": "longest pause of a running stream for another's prompt, in seconds [0.25]",
 }
+SERVER_FLAGS = frozenset({"host", "port", "served_model_name", "open"})
+BENCH_UNUSED = SERVER_FLAGS | {"store"}  # benchmarks start with empty stores of their own, in the temporary directory
 Command = Callable[..., int]
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
 
@@ -63,28 +66,41 @@ def _setting_flags() -> list[inspect.Parameter]:
     return flags
 
 
-def with_settings(command: Command) -> Callable[..., None]:
-    """Give a command every setting as a flag. It is called with `Settings` and its own keyword parameters."""
-    own = [item for item in inspect.signature(command, eval_str=True).parameters.values() if item.name != "settings"]
-    flags = _setting_flags()
+def with_settings(
+    *, unused: Collection[str] = (), defaults: Mapping[str, Any] | None = None
+) -> Callable[[Command], Callable[..., None]]:
+    """Give a command every setting as a flag. It is called with `Settings` and its own keyword parameters.
 
-    def run(**given: Any) -> None:
-        extra = {item.name: given.pop(item.name) for item in own}
-        _exit_with(lambda: command(_load(given), **extra))
+    `unused` are flags that mean nothing to it: given, they are refused. `defaults` differ from those of `config`.
+    """
 
-    run.__name__, run.__doc__ = command.__name__, command.__doc__
-    run.__annotations__ = {item.name: item.annotation for item in (*flags, *own)}
-    vars(run)["__signature__"] = inspect.Signature([*flags, *own])
-    return run
+    def decorate(command: Command) -> Callable[..., None]:
+        parameters = inspect.signature(command, eval_str=True).parameters.values()
+        own = [item for item in parameters if item.name != "settings"]
+        flags = _setting_flags()
+
+        def run(**given: Any) -> None:
+            extra = {item.name: given.pop(item.name) for item in own}
+            _exit_with(lambda: command(_load(given, unused, defaults), **extra))
+
+        run.__name__, run.__doc__ = command.__name__, command.__doc__
+        run.__annotations__ = {item.name: item.annotation for item in (*flags, *own)}
+        vars(run)["__signature__"] = inspect.Signature([*flags, *own])
+        return run
+
+    return decorate
 
 
-def _load(given: dict[str, Any]) -> Settings:
+def _load(given: dict[str, Any], unused: Collection[str], defaults: Mapping[str, Any] | None) -> Settings:
+    refused = [f"--{name.replace('_', '-')}" for name in given if name in unused and given[name]]
+    if refused:
+        raise ConfigError(f"{', '.join(refused)}: this command has no use for it")
     bare, named, path = given.pop("bare_model"), given["model"], given.pop("config")
     if bare is not None and named is not None and bare != named:
         raise ConfigError(f"two models are named: {bare} and {named}")
     given["model"] = bare if named is None else named
     given["open"] = given["open"] or None
-    return Settings.load(given, os.environ, path)
+    return Settings.load(given, os.environ, path, defaults=defaults)
 
 
 def _exit_with(run: Callable[[], int]) -> None:
@@ -118,20 +134,21 @@ def rekindle(
 
 
 @app.command()
-@with_settings
+@with_settings()
 def serve(settings: Settings) -> int:
     """Serve a model over HTTP until a signal; what was said is on disk when it stops."""
     from rekindle.engine.api import Engine
-    from rekindle.server.serve import run_server
+    from rekindle.server.serve import open_listeners, run_server
 
     _log_to_stderr()
+    listeners = open_listeners(settings.server)
     with Engine(settings) as engine:
-        run_server(engine, settings, typer.echo)
+        run_server(engine, settings, typer.echo, listeners=listeners)
     return 0
 
 
 @app.command()
-@with_settings
+@with_settings(unused=SERVER_FLAGS)
 def chat(
     settings: Settings,
     agent: Annotated[str, typer.Option("--agent", help="whose memory to go on with")] = "me",
@@ -146,7 +163,7 @@ def chat(
 
 
 @app.command()
-@with_settings
+@with_settings(defaults={"port": 0})
 def demo(
     settings: Settings,
     seed: Annotated[int, typer.Option("--seed", help="of the facts the agents are told")] = 7,
@@ -167,7 +184,7 @@ def group() -> None:
 
 
 @bench.command("engine")
-@with_settings
+@with_settings(unused=BENCH_UNUSED)
 def bench_engine(
     settings: Settings,
     context: Annotated[int, typer.Option(help="tokens of the measured prompt")] = 4096,
@@ -179,8 +196,46 @@ def bench_engine(
     """First tokens cold, hot and warm, decoding, saving and memory, beside plain transformers."""
     from rekindle.bench.engine_bench import EngineBench, run_engine_bench
 
+    _need_reuse(settings)
     options = EngineBench(context=context, repeats=repeats, seed=seed, baseline=baseline, out=out)
     return run_engine_bench(settings, options, Console())
+
+
+@bench.command("match")
+@with_settings(unused=set(FLAGS) - {"revision"} | {"open"})
+def bench_match(
+    settings: Settings,
+    repeats: Annotated[int, typer.Option(help="how often each prompt is looked for; the median counts")] = 200,
+    short: Annotated[int, typer.Option(help="stored sequences of 2,000 tokens")] = 9_990,
+    long: Annotated[int, typer.Option(help="stored sequences of 100,000 tokens")] = 10,
+    seed: Annotated[int, typer.Option(help="of the texts")] = 0,
+    out: Annotated[Path | None, typer.Option(help="append JSON lines here instead of printing them")] = None,
+) -> int:
+    """Find the stored text that a prompt of 100,000 tokens continues, among ten thousand."""
+    from rekindle.bench.match_bench import MatchBench, run_match_bench
+
+    options = MatchBench(num_short=short, num_long=long, repeats=repeats, seed=seed, out=out)
+    return run_match_bench(settings, options, Console())
+
+
+@bench.command("recall")
+@with_settings(unused=BENCH_UNUSED | {"kv"})
+def bench_recall(
+    settings: Settings,
+    cases: Annotated[int, typer.Option(min=1, help="questions at each distance")] = 20,
+    seed: Annotated[int, typer.Option(help="of the facts")] = 10_000,
+    out: Annotated[Path | None, typer.Option(help="append JSON lines here, too")] = None,
+) -> int:
+    """What the bundled model knows of facts it was told: with native KV, 4 bits in memory, 4 bits after a restart."""
+    from rekindle.bench.recall import RecallBench, run_recall
+
+    _need_reuse(settings)
+    return run_recall(settings, RecallBench(cases=cases, seed=seed, out=out), Console())
+
+
+def _need_reuse(settings: Settings) -> None:
+    if settings.cache.reuse == "off":
+        raise ConfigError("what is measured here is reuse: --reuse off leaves nothing to measure")
 
 
 def main() -> None:

@@ -33,7 +33,7 @@ def job(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Job:
     parent = tmp_path_factory.mktemp("jobs")
     settings = Settings.load({"kv": "q4h", "threads": 1, "hot_bytes": 64 << 20})
     flags = {**flags_of(settings), "model": str(endless_copy(model, parent / "model")), "store": str(parent / "store")}
-    return Job("hot", flags, CONTEXT, repeats=2, seed=0, decode_tokens=6)
+    return Job("hot", flags, CONTEXT, repeats=2, seed=0, decode_tokens=48)
 
 
 @pytest.fixture(scope="module")

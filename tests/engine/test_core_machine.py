@@ -1,4 +1,4 @@
-"""Invariants 4, 6 and 7 under any sequence of requests, cancels and steps in a memory that is too small.
+"""Invariants 4, 6 and 7 under any sequence of requests, cancels, evictions and steps in a memory that is too small.
 
 After every step `check()` derives what pool, queues and loads must be; at the end nothing is held, and each answer is
 the one the same ids get alone.
@@ -6,8 +6,9 @@ the one the same ids get alone.
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Iterator
+import shutil
+import tempfile
+from collections.abc import Iterator, Sequence
 from functools import cache
 from pathlib import Path
 
@@ -20,8 +21,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
 from rekindle.engine.request import Request, State
 from rekindle.model.load import LoadedModel
-from rekindle.store.sync import OsFileSystem
-from rekindle.store.values import Bytes
+from tests.engine.slow_disk import SlowDisk
 from tests.exactness.rig import BLOCK_TOKENS, Rig, load
 from tests.tiny_models import tiny_model_dir
 
@@ -47,26 +47,71 @@ def alone(ids: tuple[int, ...], new_tokens: int) -> tuple[int, ...]:
     return Rig(model(), num_blocks=16).generate(ids, new_tokens).token_ids
 
 
-class CoreMachine(RuleBasedStateMachine):
-    @initialize()
-    def begin(self) -> None:
-        self.rig = Rig(model(), num_blocks=9, max_chunk_tokens=32)
+def some(seed: int, length: int) -> tuple[int, ...]:
+    return tuple(int(x) for x in np.random.default_rng(seed).integers(4, 380, length))
+
+
+class CoreRules:
+    """What both machines do with a rig: ask, cancel, step, evict, and compare each answer with one computed alone."""
+
+    rig: Rig
+
+    def begin(self, rig: Rig, said: Sequence[tuple[int, ...]] = ((7, 8, 9),)) -> None:
+        self.rig = rig
         self.started: list[tuple[Request, tuple[int, ...], int]] = []
-        self.said: list[tuple[int, ...]] = [(7, 8, 9)]
+        self.said = list(said)
+
+    def submit(self, ids: tuple[int, ...], new_tokens: int, reuse: str = "continuation") -> None:
+        self.started.append((self.rig.request(ids, new_tokens, reuse), ids, new_tokens))
+        if reuse != "off":
+            self.said.append(ids)
+
+    def earlier(self, which: int, cut: int, more: int) -> tuple[int, ...]:
+        earlier = self.said[which % len(self.said)]
+        return (*earlier[: max(1, cut)], *range(20, 20 + more))
+
+    def evict(self, which: int) -> None:
+        """Drop a finished sequence from memory, as far as nobody stands on it."""
+        if not self.rig.turns:
+            return
+        turn, pool = self.rig.turns[which % len(self.rig.turns)], self.rig.pool
+        held, free = pool.num_held, pool.num_free
+        freed = self.rig.cache.evict_chain(turn.root, turn.ids, turn.names)
+        assert (pool.num_held, pool.num_free) == (held, free + freed)
+        self.rig.core.check()
+
+    def finish(self) -> None:
+        """Every request ends with the answer its ids get alone, or the part of it that was told before a cancel."""
+        results = self.rig.finish(*[request for request, _, _ in self.started])
+        for result, (request, ids, new_tokens) in zip(results, self.started, strict=True):
+            if result.finish_reason == "length":
+                assert result.token_ids == alone(ids, new_tokens)
+            else:
+                assert result.token_ids == alone(ids, new_tokens)[: len(result.token_ids)]
+            if request.reuse == "off":
+                assert result.report.reused_tokens == 0
+        self.started.clear()
+        # A cancelled load may still be under way; it alone may hold blocks.
+        self.rig.end_loads()
+        assert self.rig.pool.num_held == 0
+
+
+class CoreMachine(RuleBasedStateMachine, CoreRules):
+    @initialize()
+    def make(self) -> None:
+        self.begin(Rig(model(), num_blocks=9, max_chunk_tokens=32))
 
     @rule(seed=st.integers(0, 4), length=st.integers(1, 60), new_tokens=st.integers(1, 20))
     def ask(self, seed: int, length: int, new_tokens: int) -> None:
-        ids = tuple(int(x) for x in np.random.default_rng(seed).integers(4, 380, length))
-        self._submit(ids, new_tokens)
+        self.submit(some(seed, length), new_tokens)
 
     @rule(which=st.integers(0, 9), cut=st.integers(0, 60), more=st.integers(1, 9), new_tokens=st.integers(1, 9))
     def ask_on(self, which: int, cut: int, more: int, new_tokens: int) -> None:
-        earlier = self.said[which % len(self.said)]
-        self._submit((*earlier[: max(1, cut)], *range(20, 20 + more)), new_tokens)
+        self.submit(self.earlier(which, cut, more), new_tokens)
 
-    def _submit(self, ids: tuple[int, ...], new_tokens: int) -> None:
-        self.started.append((self.rig.request(ids, new_tokens), ids, new_tokens))
-        self.said.append(ids)
+    @rule(which=st.integers(0, 9), cut=st.integers(0, 60), more=st.integers(1, 9), new_tokens=st.integers(1, 9))
+    def ask_without_reuse(self, which: int, cut: int, more: int, new_tokens: int) -> None:
+        self.submit(self.earlier(which, cut, more), new_tokens, "off")
 
     @rule(count=st.integers(1, 8))
     def step(self, count: int) -> None:
@@ -78,34 +123,78 @@ class CoreMachine(RuleBasedStateMachine):
         if self.started:
             self.started[which % len(self.started)][0].cancelled.set()
 
+    @rule(which=st.integers(0, 9))
+    def evict_finished(self, which: int) -> None:
+        self.evict(which)
+
+    @rule(which=st.integers(0, 9), num_kept=st.integers(0, 3))
+    def demote_finished(self, which: int, num_kept: int) -> None:
+        if self.rig.turns:
+            turn = self.rig.turns[which % len(self.rig.turns)]
+            self.rig.cache.demote(turn.root, turn.ids, turn.names, num_kept=num_kept)
+            self.rig.core.check()
+
     def teardown(self) -> None:
-        if not hasattr(self, "rig"):
+        if hasattr(self, "rig"):
+            self.finish()
+
+
+class StoreMachine(RuleBasedStateMachine, CoreRules):
+    """As above with a store behind it, which is closed and opened again in between."""
+
+    @initialize()
+    def make(self) -> None:
+        self.directory = Path(tempfile.mkdtemp(dir=_DIRECTORY[0]))
+        self.begin(Rig(model(), num_blocks=9, max_chunk_tokens=32, store_dir=self.directory))
+
+    @rule(which=st.integers(0, 9), cut=st.integers(0, 60), more=st.integers(1, 30), new_tokens=st.integers(1, 9))
+    def ask(self, which: int, cut: int, more: int, new_tokens: int) -> None:
+        self.submit(self.earlier(which, cut, more), new_tokens)
+
+    @rule(which=st.integers(0, 9), count=st.integers(0, 4))
+    def cancel_and_step(self, which: int, count: int) -> None:
+        if self.started:
+            self.started[which % len(self.started)][0].cancelled.set()
+        for _ in range(count):
+            self.rig.step()
+
+    @rule(which=st.integers(0, 9))
+    def evict_finished(self, which: int) -> None:
+        self.evict(which)
+
+    @rule(which=st.integers(0, 9), new_tokens=st.integers(1, 4))
+    def reopen_and_ask_again(self, which: int, new_tokens: int) -> None:
+        self.finish()
+        turns, store = self.rig.turns, self.rig.store
+        assert store is not None
+        self.rig.save()
+        all_saved = not store.stats().unsaved_evicted
+        self.rig.close()
+        self.begin(Rig(model(), num_blocks=9, max_chunk_tokens=32, store_dir=self.directory), said=self.said)
+        if not turns:
             return
-        results = self.rig.finish(*[request for request, _, _ in self.started])
-        for result, (_, ids, new_tokens) in zip(results, self.started, strict=True):
-            if result.finish_reason == "length":
-                assert result.token_ids == alone(ids, new_tokens)
-            else:
-                assert result.token_ids == alone(ids, new_tokens)[: len(result.token_ids)]
-        assert self.rig.pool.num_held == 0
+        turn = turns[which % len(turns)]
+        ids = (*(int(token) for token in turn.ids), 5)
+        result = self.rig.generate(ids, new_tokens)
+        assert result.token_ids == alone(ids, new_tokens)
+        if all_saved:
+            assert result.report.warm_tokens >= turn.head_tokens
+        assert result.report.hot_tokens == 0
+
+    def teardown(self) -> None:
+        if hasattr(self, "rig"):
+            self.finish()
+            assert self.rig.store is not None
+            self.rig.save()
+            self.rig.store.check()
+            self.rig.close()
+            shutil.rmtree(self.directory)
 
 
 CoreMachine.TestCase.settings = settings(max_examples=25, stateful_step_count=25, deadline=None)
 TestCoreMachine = CoreMachine.TestCase
-
-
-class SlowDisk(OsFileSystem):
-    """Reads of whole records wait until they are let go."""
-
-    def __init__(self) -> None:
-        self.reading = threading.Event()
-        self.go = threading.Event()
-
-    def read(self, fd: int, offset: int, out: Bytes) -> int:
-        if offset:  # the first page of a shard is its header
-            self.reading.set()
-            assert self.go.wait(30)
-        return super().read(fd, offset, out)
+StoreMachine.TestCase.settings = settings(max_examples=10, stateful_step_count=12, deadline=None)
+TestStoreMachine = StoreMachine.TestCase
 
 
 def test_a_cancelled_load_keeps_its_blocks_until_the_reader_is_done(tmp_path: Path) -> None:
@@ -127,9 +216,7 @@ def test_a_cancelled_load_keeps_its_blocks_until_the_reader_is_done(tmp_path: Pa
         others = [list(range(200, 240)), list(range(300, 340))]
         answers = [rig.generate(other, 4, reuse="off").token_ids for other in others]
         disk.go.set()
-        while not rig.reports:
-            pass
-        rig.step()
+        rig.end_loads()
         assert rig.pool.num_held == 0
         assert [alone(tuple(other), 4) for other in others] == answers
         again = rig.generate([*ids, 5, 6, 7], 2)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,33 +12,14 @@ import pytest
 from rekindle.engine.api import Engine
 from rekindle.engine.types import ChatResult, GenerationRequest
 from rekindle.errors import BadRequest, NotFound, PromptTooLong, RekindleError
-from tests.tiny_models import tiny_model_dir
+from rekindle.model.sampler import SamplingParams
+from tests.engine.conftest import Start
 
 SYSTEM = {"role": "system", "content": "You are a careful assistant. Answer in one short sentence, and remember. " * 2}
-Start = Callable[..., Engine]
 
 
 def user(text: str) -> dict[str, str]:
     return {"role": "user", "content": text}
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny_model_dir("llama", "fp32", tmp_path_factory.mktemp("engine"))
-
-
-@pytest.fixture
-def start(model: Path, tmp_path: Path) -> Iterator[Start]:
-    engines: list[Engine] = []
-
-    def make(**settings: Any) -> Engine:
-        given = {"threads": 1, "hot_bytes": 4 << 20, "block_tokens": 16, "store": str(tmp_path / "store"), **settings}
-        engines.append(Engine.from_pretrained(str(model), **given))
-        return engines[-1]
-
-    yield make
-    for engine in engines:
-        engine.close()
 
 
 def talk(engine: Engine, agent: str | None, history: list[dict[str, str]], text: str, **options: Any) -> ChatResult:
@@ -61,7 +41,7 @@ def test_turns_extend_and_the_answer_is_that_of_a_cold_run(start: Start) -> None
         GenerationRequest(
             token_ids=second.prompt_ids,
             reuse="off",
-            params=GenerationRequest(text="").params.__class__(temperature=0.0, max_tokens=7),
+            params=SamplingParams(temperature=0.0, max_tokens=7),
         )
     ).result()
     assert cold.report.reused_tokens == 0

@@ -1,4 +1,4 @@
-"""Tiny models of five architectures, loaded once per format and dtype."""
+"""Tiny models of five architectures, loaded once per format and dtype; engines as the engine's own tests start them."""
 
 from __future__ import annotations
 
@@ -10,8 +10,11 @@ import pytest
 import torch
 
 from rekindle.model.load import LoadedModel
+from tests.engine.conftest import start, tiny_llama
 from tests.exactness.rig import Rig, load
 from tests.tiny_models import tiny_model_dir
+
+__all__ = ["KINDS", "Loader", "MakeRig", "start", "tiny_llama"]
 
 KINDS = ("llama", "qwen3", "gemma3", "mixtral", "phi3")
 Loader = Callable[[str, str, str], LoadedModel]

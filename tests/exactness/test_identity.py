@@ -6,7 +6,6 @@ Through the public engine, because these mistakes are made where text becomes id
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,28 +15,11 @@ from rekindle.engine.api import Engine
 from rekindle.engine.types import ChatResult, GenerationRequest
 from rekindle.model.sampler import SamplingParams
 from rekindle.text.prompt import PromptEncoder
+from tests.engine.conftest import Start
 from tests.tiny_models import TOOL_ID, tiny_model_dir
 
-Start = Callable[..., Engine]
 TEXT = "The lighthouse keeper wrote the number down and went to sleep. Remember: the red box holds 4711 screws."
 MORE = " What did she say about the weather in Trondheim?"
-
-
-@pytest.fixture
-def start(tmp_path: Path) -> Iterator[Start]:
-    """Start an engine on a model directory; all engines of a test share one store, one after the other."""
-    engines: list[Engine] = []
-
-    def make(model: Path, **settings: Any) -> Engine:
-        for engine in engines:
-            engine.close()
-        given = {"threads": 1, "hot_bytes": 4 << 20, "block_tokens": 16, "store": str(tmp_path / "store"), **settings}
-        engines.append(Engine.from_pretrained(str(model), **given))
-        return engines[-1]
-
-    yield make
-    for engine in engines:
-        engine.close()
 
 
 def ask(engine: Engine, **prompt: Any) -> ChatResult:

@@ -17,7 +17,7 @@ import torch
 
 from rekindle.model.batch import SequenceStep
 from tests.exactness.conftest import KINDS, Loader, MakeRig
-from tests.exactness.rig import Rig, load
+from tests.exactness.rig import BLOCK_TOKENS, Rig, load
 from tests.exactness.test_against_transformers import reference
 from tests.exactness.test_paths import some_ids
 from tests.tiny_models import tiny_model_dir
@@ -95,8 +95,35 @@ def forked(make_rig: MakeRig, directory: Path, kind: str, dtype: str, kv: str, i
     return rig
 
 
+def preempted(make_rig: MakeRig, directory: Path, kind: str, dtype: str, kv: str, ids: list[int]) -> Rig:
+    """Thrown out at the end of its prefill by an older one that grows, and computed again where blocks were taken."""
+    rig = make_rig(kind, dtype, kv, num_blocks=-(-len(ids) // BLOCK_TOKENS) + 2, max_chunk_tokens=32)
+    older = rig.request(some_ids(31, seed=10), 40)
+    rig.step()
+    request = rig.request(ids, 1)
+    rig.finish(older)
+    assert request.num_preemptions == 1
+    assert rig.num_hot(ids) < len(ids) - BLOCK_TOKENS
+    rig.finish(request)
+    return rig
+
+
+def packed_warm(make_rig: MakeRig, directory: Path, kind: str, dtype: str, kv: str, ids: list[int]) -> Rig:
+    """From disk as far as it lies there, beside one that prefills meanwhile and one that loads as well."""
+    first = make_rig(kind, dtype, kv, store_dir=directory / "packed", max_chunk_tokens=32)
+    neighbour = some_ids(23, seed=11)
+    first.finish(first.request(ids[:59], 1), first.request(neighbour, 1))
+    rig = first.reopened()
+    requests = [rig.request(prompt, 4) for prompt in (some_ids(70, seed=12), [*neighbour, 5, 6, 7])]
+    requests.append(rig.request(ids, 1))
+    results = rig.finish(*requests)
+    assert [result.report.warm_tokens for result in results] == [0, 23, 59]
+    return rig
+
+
 PATHS: dict[str, Way] = {
-    item.__name__: item for item in (whole, chunked, extended, exact, diverged, packed, restored, forked)
+    item.__name__: item
+    for item in (whole, chunked, extended, exact, diverged, packed, restored, forked, preempted, packed_warm)
 }
 EVERY_KIND = pytest.mark.parametrize(("kind", "kv"), [(kind, kv) for kind in KINDS for kv in FORMATS])
 DTYPES = pytest.mark.parametrize("dtype", ["bf16", "fp32"])
@@ -151,11 +178,13 @@ def test_bf16_logits_of_wide_layers_are_the_same_in_every_cut(tmp_path: Path, kv
 
 
 def same_in_every_cut(rig: Rig) -> None:
-    """Teacher-forced logits of one sequence, bit for bit, however it is cut into steps."""
+    """Teacher-forced logits and KV of one sequence, bit for bit, however it is cut into steps."""
     ids = some_ids(61)
-    expected = rig.logits(ids, [61])
+    logits, blocks = rig.compute(ids, [61])
     for pieces in ([1] * 61, [2] * 30 + [1], [3] * 20 + [1], [7, 1, 13, 2, 3, 35], [60, 1]):
-        assert torch.equal(rig.logits(ids, pieces), expected), f"pieces {pieces[:6]} give other logits"
+        same_logits, same_blocks = rig.compute(ids, pieces)
+        assert torch.equal(same_logits, logits), f"pieces {pieces[:6]} give other logits"
+        assert same_blocks == blocks, f"pieces {pieces[:6]} leave other bytes"
 
 
 def continued_logits(rig: Rig, ids: Sequence[int], num_stored: int) -> torch.Tensor:

@@ -6,6 +6,7 @@ In float64, where no rounding can hide behind a tolerance: block bytes and greed
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -47,18 +48,28 @@ def test_prefill_in_chunks_equals_one_piece(make_rig: MakeRig, kind: str, kv: st
 
 
 @EVERY
-def test_odd_pieces_and_single_tokens_give_the_same_logits(make_rig: MakeRig, kind: str, kv: str) -> None:
+def test_odd_pieces_and_single_tokens_give_the_same_bytes_and_logits(make_rig: MakeRig, kind: str, kv: str) -> None:
     ids = some_ids(61)
     rig = make_rig(kind, "fp64", kv)
-    whole = rig.logits(ids, [61])
+    logits, blocks = rig.compute(ids, [61])
     for pieces in ([1] * 61, [7, 1, 13, 2, 3, 35], [60, 1], [1, 60], [31, 30]):
-        np.testing.assert_allclose(rig.logits(ids, pieces), whole, rtol=0, atol=1e-11)
+        same_logits, same_blocks = rig.compute(ids, pieces)
+        np.testing.assert_allclose(same_logits, logits, rtol=0, atol=1e-11)
+        differing = [index for index, (a, b) in enumerate(zip(same_blocks, blocks, strict=True)) if a != b]
+        assert not differing, f"pieces {pieces[:6]}: blocks {differing} have other bytes than one piece"
+
+
+def every_depth(kind: str, kv: str, length: int) -> Sequence[int]:
+    """All depths at which a prompt may leave another for one kind per format, those around block ends for the rest."""
+    if (kind, kv) in (("gemma3", "q4h"), ("llama", "native")):
+        return range(1, length)
+    return (1, 15, 16, 17, 31, 33, 47, 51)
 
 
 @EVERY
 def test_extend_exact_and_every_divergence(make_rig: MakeRig, kind: str, kv: str) -> None:
     ids = some_ids(52)
-    rig = make_rig(kind, "fp64", kv)
+    rig = make_rig(kind, "fp64", kv, num_blocks=256)
     first = rig.generate(ids, NEW)
     same(rig, ids, first.token_ids, cold(make_rig, kind, kv, ids))
 
@@ -71,7 +82,7 @@ def test_extend_exact_and_every_divergence(make_rig: MakeRig, kind: str, kv: str
     assert extended.report.reused_tokens == len(ids) + NEW - 1
     same(rig, longer, extended.token_ids, cold(make_rig, kind, kv, longer))
 
-    for depth in (1, 15, 16, 17, 31, 33, 47, 51):
+    for depth in every_depth(kind, kv, len(ids)):
         other = [*ids[:depth], *some_ids(20, seed=depth + 100)]
         diverged = rig.generate(other, NEW)
         assert diverged.report.reused_tokens == depth
@@ -96,10 +107,10 @@ def test_preempted_and_computed_again(make_rig: MakeRig, kind: str, kv: str) -> 
     prompts = [some_ids(40, seed=7), some_ids(44, seed=8)]
     rig = make_rig(kind, "fp64", kv, num_blocks=7)  # each needs 5 blocks to finish
     requests = [rig.request(prompt, 28) for prompt in prompts]
-    results = rig.finish(*requests)
-    assert rig.core.num_preemptions > 0
-    for prompt, result in zip(prompts, results, strict=True):
-        assert result.token_ids == cold(make_rig, kind, kv, prompt, 28)[0]
+    for prompt, request in zip(prompts, requests, strict=True):  # the older one is done first
+        result = rig.finish(request)[0]
+        same(rig, prompt, result.token_ids, cold(make_rig, kind, kv, prompt, 28))
+    assert [request.num_preemptions > 0 for request in requests] == [False, True]
 
 
 @EVERY
@@ -116,6 +127,29 @@ def test_warm_after_reopening(make_rig: MakeRig, tmp_path: Path, kind: str, kv: 
         same(reopened, longer, result.token_ids, cold(make_rig, kind, kv, longer))
     finally:
         reopened.close()
+
+
+@EVERY
+def test_packed_with_others_while_some_come_from_disk(make_rig: MakeRig, tmp_path: Path, kind: str, kv: str) -> None:
+    warm = [some_ids(count, seed=count) for count in (57, 32, 20)]
+    first = make_rig(kind, "fp64", kv, store_dir=tmp_path, max_chunk_tokens=32)
+    first.finish(*[first.request(prompt, 1) for prompt in warm])
+    rig = first.reopened()
+    try:
+        cold_prompts = [some_ids(count, seed=count) for count in (70, 9)]
+        prompts = [cold_prompts[0], *[[*prompt, *some_ids(7, seed=5)] for prompt in warm], cold_prompts[1]]
+        requests = [rig.request(prompts[0], NEW)]
+        rig.step()
+        requests += [rig.request(prompt, NEW) for prompt in prompts[1:]]
+        rig.step()
+        states = [request.state for request in requests]
+        assert states == [State.RUNNING, *[State.LOADING] * 3, State.RUNNING], "cold ones run while others load"
+        results = rig.finish(*requests)
+        assert [result.report.warm_tokens for result in results] == [0, 57, 32, 20, 0]
+        for prompt, result in zip(prompts, results, strict=True):
+            same(rig, prompt, result.token_ids, cold(make_rig, kind, kv, prompt))
+    finally:
+        rig.close()
 
 
 @EVERY

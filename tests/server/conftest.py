@@ -34,7 +34,8 @@ class Served:
 
 @pytest.fixture(scope="package")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    flags = {"store": tmp_path_factory.mktemp("store"), "threads": 1, "hot_bytes": "256MiB"}
+    # Small steps: a long prompt takes hundreds, so that a test can act in the middle of it.
+    flags = {"store": tmp_path_factory.mktemp("store"), "threads": 1, "hot_bytes": "256MiB", "max_chunk_tokens": 16}
     settings = Settings.load(flags)
     with Engine(settings) as engine:
         config = uvicorn.Config(create_app(engine, settings.server), port=0, log_config=None, access_log=False)

@@ -21,6 +21,7 @@ def status(settings: ServerSettings, path: str = "/v1/models", **headers: str) -
 LOCAL = ServerSettings()
 OPEN = ServerSettings(host="0.0.0.0", open=True)
 KEYED = ServerSettings(host="0.0.0.0", api_key="secret")
+KEYED_LOCAL = ServerSettings(api_key="secret")
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1:7354", "localhost", "localhost:80", "[::1]:7354", "LOCALHOST:1"])
@@ -39,7 +40,13 @@ def test_open_servers_answer_to_addresses_but_not_to_foreign_names() -> None:
     assert status(OPEN, host="evil.example") == 403
 
 
-def test_with_a_key_any_name_will_do() -> None:
+def test_on_loopback_a_key_opens_no_other_name() -> None:
+    assert status(KEYED_LOCAL, host="evil.example", authorization="Bearer secret") == 403
+    assert status(KEYED_LOCAL, host="localhost", authorization="Bearer secret") == 200
+    assert status(KEYED_LOCAL, "/health/live", host="evil.example") == 403
+
+
+def test_elsewhere_with_a_key_any_name_will_do() -> None:
     assert status(KEYED, host="llm.example", authorization="Bearer secret") == 200
     assert status(KEYED, host="llm.example", **{"x-api-key": "secret"}) == 200
 

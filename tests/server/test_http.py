@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import http.client
 import json
+import logging
 import random
+import re
 import socket
 import threading
 import time
@@ -132,16 +134,18 @@ def test_a_client_that_hangs_up_in_mid_prefill_is_cancelled(served: Served, stre
     agent = f"gone-{stream}"
     said = messages(handbook(4 + stream, 300))
     body = json.dumps({"messages": said, "stream": stream, "temperature": 0}).encode()
-    computed = served.engine.stats().prompt_tokens
+    block_tokens = served.engine.spec.layout.block_tokens
+    wanted = served.engine.stats().num_steps + 2 * block_tokens // 16 + 1  # a step has 16 tokens at most
     with socket.create_connection(("127.0.0.1", served.port)) as connection:
         head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nX-Agent-ID: {agent}\r\n"
         connection.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
-        while not (stats := served.engine.stats()).num_running and stats.prompt_tokens == computed:
+        while served.engine.stats().num_steps < wanted:
             time.sleep(0.001)
     until_idle(served)
     whole = ask(served.client(agent), said, max_tokens=1)
     report = whole.model_extra["rekindle"]
-    assert report["computed_tokens"] > 1, "the hung-up request was computed to its end"
+    assert report["prompt_tokens"] > 2_000
+    assert block_tokens < report["reused_tokens"] < 0.9 * report["prompt_tokens"]
     served.engine.check()
 
 
@@ -196,6 +200,32 @@ def test_errors_keep_their_shape(served: Served) -> None:
     assert raw(served, "GET", "/v1/models", Host="evil.example")[0] == 403
     assert raw(served, "GET", "/v1/models", Origin="https://evil.example")[0] == 403
     assert raw(served, "POST", chat, b" " * (33 << 20))[0] == 413
+
+
+def test_failures_are_logged_with_their_agent(served: Served, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "rekindle.server")
+
+    def lines() -> list[str]:
+        said = [record.getMessage() for record in caplog.records if record.name == "rekindle.server"]
+        caplog.clear()
+        return said
+
+    client = served.client("bo")
+    with pytest.raises(openai.BadRequestError):
+        ask(client, messages("Hello!"), extra_body={"best_of": None})
+    assert lines() == ["#- bo: failed with 400, unknown parameter 'best_of': it is not supported here"]
+    with pytest.raises(openai.NotFoundError):
+        ask(client, messages("Hello!"), extra_body={"model": "gpt-9"})
+    (line,) = lines()
+    assert line.startswith("#- bo: failed with 404, model 'gpt-9'")
+    for stream in (False, True):
+        with pytest.raises(openai.BadRequestError):
+            ask(client, messages(handbook(7, 600)), stream=stream)
+        (line,) = lines()
+        assert re.match(r"#\d+ bo: failed with 400, ", line)
+    ask(client, messages("Hello!"))
+    (line,) = lines()
+    assert re.match(r"#\d+ bo: \w+, reused \d+ of ", line)
 
 
 def test_a_stream_that_cannot_start_is_a_plain_error(served: Served) -> None:

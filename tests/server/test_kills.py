@@ -1,26 +1,33 @@
-"""A dozen SIGKILLs at random moments: the store opens, passes its check, and every durable turn is warm.
+"""A dozen SIGKILLs at random moments: the store opens, every record passes its check, every durable turn is warm.
 
-The server runs in a forked process whose imports are done already, so that a dozen of them take a minute.
+The moments begin with the first durable turn, however long that takes here. The server runs in a forked process whose
+imports are done already, so that a dozen of them take a minute. `KILLS=300` makes it hundreds (`make torture`).
 """
 
 from __future__ import annotations
 
 import http.client
 import multiprocessing
+import os
 import random
 import threading
 import time
 from pathlib import Path
+
+import pytest
 
 from rekindle import Engine
 from rekindle.bench.client import Client, free_port
 from rekindle.config import Settings
 from rekindle.errors import RequestFailed
 from rekindle.pocket import conversations
-from rekindle.server.serve import run_server
+from rekindle.server.serve import open_listeners, run_server
+from rekindle.spec import KVLayout
+from rekindle.store.warm import WarmStore
 
-NUM_KILLS = 12
+NUM_KILLS = int(os.environ.get("KILLS", "12"))
 NUM_AGENTS = 2
+AFTER_S = 1.5  # the last of the random moments after the first durable turn
 Said = list[dict[str, str]]
 
 
@@ -30,11 +37,12 @@ def settings_of(store: Path, port: int) -> Settings:
 
 def serve(store: Path, port: int) -> None:
     settings = settings_of(store, port)
+    listeners = open_listeners(settings.server)
     with Engine(settings) as engine:
-        run_server(engine, settings, lambda banner: None)
+        run_server(engine, settings, lambda banner: None, listeners=listeners)
 
 
-def talk(client: Client, agent: str, seed: int, durable: dict[str, Said]) -> None:
+def talk(client: Client, agent: str, seed: int, durable: dict[str, Said], first: threading.Event) -> None:
     """Turn after turn until the server is gone; a prompt is durable once its agent's tokens are all saved."""
     r = random.Random(seed)
     said: Said = [{"role": "system", "content": conversations.story(random.Random(0), 30)}]
@@ -46,14 +54,15 @@ def talk(client: Client, agent: str, seed: int, durable: dict[str, Said]) -> Non
             while (info := client.json("GET", f"/v1/agents/{agent}"))["saved_tokens"] < info["num_tokens"]:
                 time.sleep(0.001)
             durable[agent] = [*said]
+            first.set()
             said.append({"role": "assistant", "content": reply.text})
     except (OSError, http.client.HTTPException, RequestFailed):
         return
 
 
 def kill_while_talking(store: Path, number: int, moment_s: float) -> dict[str, Said]:
-    """Serve, let agents talk for a moment, SIGKILL; the prompts that were durable by then."""
-    port, durable = free_port(), dict[str, Said]()
+    """Serve until a turn is durable and a moment more, SIGKILL; the prompts that were durable by then."""
+    port, durable, first = free_port(), dict[str, Said](), threading.Event()
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["rekindle.engine.api", "rekindle.server.serve"])
     process = context.Process(target=serve, args=(store, port), daemon=True)
@@ -63,16 +72,17 @@ def kill_while_talking(store: Path, number: int, moment_s: float) -> dict[str, S
         try:
             client.json("GET", "/health/ready")
             break
-        except OSError:
+        except (OSError, http.client.HTTPException):
             time.sleep(0.02)
     assert process.is_alive(), "the server did not start"
     names = [f"agent-{number}-{index}" for index in range(NUM_AGENTS)]
     threads = [
-        threading.Thread(target=talk, args=(client, name, seed, durable))
+        threading.Thread(target=talk, args=(client, name, seed, durable, first))
         for seed, name in enumerate(names, number * 100)
     ]
     for thread in threads:
         thread.start()
+    assert first.wait(300), "no turn became durable"
     time.sleep(moment_s)
     process.kill()
     process.join()
@@ -81,12 +91,29 @@ def kill_while_talking(store: Path, number: int, moment_s: float) -> dict[str, S
     return durable
 
 
+def check_records(directory: Path, layout: KVLayout) -> None:
+    """Open what the kill left and read every record of it."""
+    (index,) = directory.glob("*/index.db")
+    fingerprint = bytes.fromhex(index.parent.name)
+    settings = settings_of(directory, 0).store
+    store = WarmStore.open(directory, fingerprint=fingerprint, layout=layout, settings=settings)
+    try:
+        store.start()
+        store.check("records")
+        assert store.stats().num_blocks > 0
+    finally:
+        store.close()
+
+
+@pytest.mark.timeout(60 * NUM_KILLS)
 def test_every_durable_turn_survives(tmp_path: Path) -> None:
     r = random.Random(5)
-    num_durable = 0
+    with Engine(Settings.load({"store": "off", "threads": 1, "hot_bytes": "32MiB"})) as engine:
+        layout = engine.spec.layout
     for number in range(NUM_KILLS):
-        durable = kill_while_talking(tmp_path, number, r.uniform(0.05, 2.0))
-        num_durable += len(durable)
+        durable = kill_while_talking(tmp_path, number, r.uniform(0.0, AFTER_S))
+        assert durable
+        check_records(tmp_path, layout)
         with Engine(settings_of(tmp_path, 0)) as engine:
             engine.check()
             for agent, said in durable.items():
@@ -95,4 +122,3 @@ def test_every_durable_turn_survives(tmp_path: Path) -> None:
                 assert report.reused_tokens == report.prompt_tokens - 1
                 assert report.warm_tokens > 0
             engine.check()
-    assert num_durable >= NUM_KILLS // 2, "the moments were too short to prove anything"

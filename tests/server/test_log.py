@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from rekindle.engine.types import Report, Timings
+from rekindle.errors import BadRequest
 from rekindle.server.log import RequestLog
 
 
@@ -26,12 +27,26 @@ def report(prompt: int, hot: int, warm: int, prefill_ms: float) -> Report:
 def test_time_saved_is_priced_by_what_was_computed() -> None:
     log = RequestLog()
     warm = report(1000, 600, 300, 50.0)
-    assert "saved" not in log.line("ada", warm, "stop")
     log.finished(1, None, report(1000, 0, 0, 500.0), "stop")
     assert log.price_ms == 0.5
     assert log.line("ada", warm, "stop") == (
         "ada: extend, reused 900 of 1,000 (600 hot, 300 warm), first token 51 ms, saved about 450 ms, 5 tokens out"
     )
+
+
+def test_the_first_warm_request_is_priced_by_its_own_prefill() -> None:
+    log = RequestLog()
+    assert "saved about 450 ms" in log.line("ada", report(1000, 0, 900, 50.0), "stop")
+    log.finished(1, None, report(110, 0, 109, 20.0), "stop")
+    assert "saved about 450 ms" in log.line("ada", report(1000, 0, 900, 50.0), "stop")
+    assert "saved" not in log.line("ada", report(10, 0, 0, 5.0), "stop")
+
+
+def test_a_failure_is_one_line_too() -> None:
+    log = RequestLog()
+    assert log.failure("ada", 400, BadRequest("no\n such thing")) == "ada: failed with 400, no such thing"
+    assert log.failure(None, 500, ValueError("bits")) == "unnamed: failed with 500, ValueError('bits')"
+    assert len(log.failure("ada", 400, BadRequest("x" * 10_000))) < 400
 
 
 def test_short_prefills_price_nothing() -> None:

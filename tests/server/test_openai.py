@@ -74,7 +74,7 @@ def test_ids_take_the_place_of_messages() -> None:
     [
         {"user": "u"}, {"metadata": {"user_id": "1"}}, {"prompt_cache_key": "k"}, {"store": False}, {"n": 1},
         {"logprobs": False}, {"frequency_penalty": 0.0}, {"response_format": {"type": "text"}}, {"tool_choice": "auto"},
-        {"seed": None}, {"parallel_tool_calls": True}, {"logit_bias": {}}, {"stop": None},
+        {"seed": None}, {"n": None}, {"user": None}, {"parallel_tool_calls": True}, {"logit_bias": {}}, {"stop": None},
     ],
 )  # fmt: skip
 def test_what_cannot_change_the_answer_is_ignored(harmless: dict[str, Any]) -> None:
@@ -91,6 +91,8 @@ def test_what_cannot_change_the_answer_is_ignored(harmless: dict[str, Any]) -> N
         ({"tool_choice": "none"}, "tool_choice"),
         ({"response_format": {"type": "json_object"}}, "response_format"),
         ({"reasoning_effort": "high"}, "reasoning_effort"),
+        ({"best_of": None}, "best_of"),
+        ({"messages": None}, "messages"),
         ({"temperature": "0.5"}, "temperature"),
         ({"temperature": -1}, "temperature"),
         ({"temperature": float("nan")}, "temperature"),

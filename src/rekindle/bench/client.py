@@ -1,7 +1,7 @@
 """A server process and a client for it, as the demo and the benchmarks use them.
 
-The process is a real `rekindle serve` with a port of its own; the client speaks plain HTTP with the standard library
-and takes its own time of the first token.
+The process is a real `rekindle serve` with exactly the settings it is given: no REKINDLE_* variable of the caller's
+reaches it. The client speaks plain HTTP with the standard library and takes its own time of the first token.
 """
 
 from __future__ import annotations
@@ -19,16 +19,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from rekindle.config import ENV_PREFIX, ServerSettings
 from rekindle.errors import RekindleError, RequestFailed
 
 START_S = 300.0  # a large model on a slow disk
 HOST = "127.0.0.1"
+ANY_ADDRESS = {"0.0.0.0": HOST, "::": "::1"}  # where to reach a server that listens everywhere
 
 
-def free_port() -> int:
-    """A port nobody listens on right now."""
-    with socket.socket() as probe:
-        probe.bind((HOST, 0))
+def free_port(host: str = HOST) -> int:
+    """A port of `host` nobody listens on right now."""
+    with socket.create_server((host, 0), family=socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
         port: int = probe.getsockname()[1]
         return port
 
@@ -47,8 +48,10 @@ class Reply:
 class Client:
     """Requests to one server; a connection each, so that a killed server leaves nothing behind."""
 
-    def __init__(self, port: int) -> None:
+    def __init__(self, port: int, *, host: str = HOST, api_key: str | None = None) -> None:
+        self._host = ANY_ADDRESS.get(host, host)
         self._port = port
+        self._key = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
 
     def json(self, method: str, path: str) -> Any:
         """The JSON answer to a request without a body; RequestFailed with what the server says."""
@@ -73,12 +76,12 @@ class Client:
         return Reply("".join(texts), report.pop("prompt_ids"), report.pop("completion_ids"), report, first or 0.0)
 
     def _send(self, method: str, path: str, body: Any, headers: Mapping[str, str]) -> http.client.HTTPResponse:
-        connection = http.client.HTTPConnection(HOST, self._port, timeout=START_S)
+        connection = http.client.HTTPConnection(self._host, self._port, timeout=START_S)
         connection.request(
             method,
             path,
             body=None if body is None else json.dumps(body),
-            headers={"Content-Type": "application/json", "Connection": "close", **headers},
+            headers={"Content-Type": "application/json", "Connection": "close", **self._key, **headers},
         )
         response = connection.getresponse()
         if response.status != 200:
@@ -94,23 +97,45 @@ def _events(response: http.client.HTTPResponse) -> Iterator[dict[str, Any]]:
 
 
 class ServerProcess:
-    """`rekindle serve` as a child; a context manager that never leaves one running."""
+    """`rekindle serve` as a child; a context manager that never leaves one running.
 
-    def __init__(self, flags: Sequence[str], *, log: Path) -> None:
-        self.port = free_port()
+    `server` is where it listens (port 0: any free one) and its key; `flags` and `variables` are the other settings,
+    the variables by their flat names.
+    """
+
+    def __init__(
+        self,
+        flags: Sequence[str] = (),
+        *,
+        log: Path,
+        server: ServerSettings | None = None,
+        variables: Mapping[str, str] | None = None,
+    ) -> None:
+        self._server = server or ServerSettings(port=0)
         self._log = log
-        command = [sys.executable, "-m", "rekindle.cli", "serve", *flags, "--host", HOST, "--port", str(self.port)]
+        self.port = self._server.port or free_port(self._server.host)
+        command = [sys.executable, "-m", "rekindle.cli", "serve", *flags]
         with log.open("ab") as sink:
-            self._process = subprocess.Popen(command, stdout=sink, stderr=sink, env=os.environ)
+            self._process = subprocess.Popen(command, stdout=sink, stderr=sink, env=self._environment(variables or {}))
+
+    def _environment(self, variables: Mapping[str, str]) -> dict[str, str]:
+        own = {name: value for name, value in os.environ.items() if not name.startswith(ENV_PREFIX)}
+        given = {**variables, "host": self._server.host, "port": str(self.port), "open": str(self._server.open).lower()}
+        for name in ("api_key", "served_model_name"):
+            value = getattr(self._server, name)
+            if value is not None:
+                given[name] = value
+        return own | {ENV_PREFIX + name.upper(): value for name, value in given.items()}
 
     def wait_ready(self) -> Client:
         """A client, once the server answers; RekindleError with the end of its log if it does not."""
-        client, deadline = Client(self.port), time.monotonic() + START_S
+        client = Client(self.port, host=self._server.host, api_key=self._server.api_key)
+        deadline = time.monotonic() + START_S
         while time.monotonic() < deadline and self._process.poll() is None:
             try:
                 client.json("GET", "/health/ready")
                 return client
-            except (OSError, RequestFailed):
+            except (OSError, http.client.HTTPException, RequestFailed):
                 time.sleep(0.05)
         raise RekindleError(f"the server did not start:\n{self.log_tail()}")
 

@@ -16,9 +16,9 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
@@ -27,6 +27,7 @@ from rekindle.bench.client import Client, Reply, ServerProcess
 from rekindle.bench.demo_report import Figures, Turn, checks, summary, turn_line
 from rekindle.bench.script import AGENTS, Line, part, system_prompt
 from rekindle.config import Settings
+from rekindle.errors import ConfigError
 
 MAX_TOKENS = 28
 SAVED_WITHIN_S = 30.0
@@ -54,24 +55,17 @@ class Conversation:
         return client.chat(self.messages, max_tokens=MAX_TOKENS, rekindle=options)
 
 
-def server_flags(settings: Settings, store: Path) -> list[str]:
-    """Flags that give a child these settings; host and port are its own."""
-    model, cache, engine = settings.model, settings.cache, settings.engine
-    given: dict[str, Any] = {
-        "model": model.model,
-        "revision": model.revision,
-        "dtype": model.dtype,
-        "device": model.device,
-        "kv": model.kv,
-        "threads": model.threads,
-        "block-tokens": cache.block_tokens,
-        "hot-bytes": cache.hot_bytes,
-        "reuse": cache.reuse,
-        "disk-bytes": settings.store.disk_bytes,
-        "max-context": engine.max_context,
-        "store": store,
+def variables(settings: Settings, store: Path) -> dict[str, str]:
+    """All settings but the server's own, on this store, by their flat names."""
+    parts = (settings.model, settings.cache, settings.store, settings.engine)
+    flat = {item.name: getattr(part, item.name) for part in parts for item in fields(part)}
+    del flat["dir"], flat["enabled"]
+    given = {**flat, "store": store}.items()
+    return {
+        name: str(value).lower() if isinstance(value, bool) else str(value)
+        for name, value in given
+        if value is not None
     }
-    return [text for name, value in given.items() if value is not None for text in (f"--{name}", str(value))]
 
 
 def wait_saved(client: Client) -> None:
@@ -88,8 +82,8 @@ class Demo:
     """One run: the conversations, the turns so far, and where they are shown."""
 
     def __init__(self, settings: Settings, *, seed: int, store: Path, progress: Progress) -> None:
-        self._flags = server_flags(settings, store)
-        self._log = store / "server.log"
+        self._settings = settings
+        self._store = store
         self._progress = progress
         self._parts = [part(agent, seed) for agent in AGENTS]
         system = {"role": "system", "content": system_prompt(seed)}
@@ -100,7 +94,7 @@ class Demo:
 
     def run(self) -> Figures:
         """Both halves with the kill between them; the figures of the whole."""
-        with ServerProcess(self._flags, log=self._log) as server:
+        with self._server() as server:
             client = server.wait_ready()
             model = client.json("GET", "/v1/models")["data"][0]
             self._half(client, "before")
@@ -111,12 +105,16 @@ class Demo:
         self._progress.console.print("[bold red]kill -9[/]; a new server on the same directory")
         self._progress.update(self._task, description="starting the server again")
         killed = time.monotonic()
-        with ServerProcess(self._flags, log=self._log) as server:
+        with self._server() as server:
             client = server.wait_ready()
             restart_s = time.monotonic() - killed
             self._half(client, "after")
             server.stop()
         return Figures(model, stats, agents, restart_s, tuple(self.turns))
+
+    def _server(self) -> ServerProcess:
+        given = variables(self._settings, self._store)
+        return ServerProcess(log=self._store / "server.log", server=self._settings.server, variables=given)
 
     def _half(self, client: Client, phase: Literal["before", "after"]) -> None:
         scripts = [script.before if phase == "before" else script.after for script in self._parts]
@@ -141,7 +139,12 @@ def _store_of(settings: Settings) -> Iterator[Path]:
 
 
 def run_demo(settings: Settings, *, seed: int, console: Console) -> int:
-    """Run it, print turns, table and verdict; 0 if the verdict holds, else 1."""
+    """Run it, print turns, table and verdict; 0 if the verdict holds, else 1.
+
+    ConfigError where the settings leave nothing to show.
+    """
+    if settings.cache.reuse == "off" or not settings.store.enabled:
+        raise ConfigError("the demo shows what is reused after a restart: it needs --reuse on and a store")
     console.print(f"Four agents, one handbook, facts drawn from seed {seed}. Each turn is asked again with reuse off.")
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with _store_of(settings) as store, Progress(*columns, console=console, transient=True) as progress:

@@ -27,8 +27,9 @@ def decoding(job: Job, engine: Engine, workload: Workload) -> Iterator[Measureme
     engine.flush()
     for count in NUM_STREAMS:
         runs = [Streams(job, engine, texts[:count]).run() for _ in range(job.repeats)]
-        rates = tuple(run.tokens_per_s for run in runs)
-        yield Measurement(f"decode, {count} streams", ARM, "tok/s", rates, {"context": job.context})
+        rates = tuple(run.tokens_per_s for run in runs if run.tokens_per_s is not None)
+        if rates:
+            yield Measurement(f"decode, {count} streams", ARM, "tok/s", rates, {"context": job.context})
         if count == max(NUM_STREAMS):
             overheads = tuple(run.overhead_ms for run in runs)
             yield Measurement("engine outside the forward, per step", ARM, "ms", overheads, {"streams": count})
@@ -36,9 +37,9 @@ def decoding(job: Job, engine: Engine, workload: Workload) -> Iterator[Measureme
 
 @dataclass(frozen=True, slots=True)
 class Decoded:
-    """One run of some streams, while all of them were decoding."""
+    """One run of some streams, while all of them were decoding; no rate where the first ended before the last began."""
 
-    tokens_per_s: float
+    tokens_per_s: float | None
     overhead_ms: float
 
 
@@ -80,10 +81,10 @@ class Streams:
             self._ends.set()
             self._decodes.release()  # once too often where it had begun: nobody waits for that one
 
-    def _rate(self) -> float:
+    def _rate(self) -> float | None:
         inner = [times[MARGIN - 1 : len(times) - 1] for times in self._times]
         begin, end = max(times[0] for times in inner), min(times[-1] for times in inner)
-        return sum(begin < at <= end for times in inner for at in times) / (end - begin)
+        return sum(begin < at <= end for times in inner for at in times) / (end - begin) if begin < end else None
 
     def check(self) -> None:
         """Every stream has a list of times, in order."""

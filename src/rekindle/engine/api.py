@@ -44,8 +44,9 @@ class Engine:
         """Load the model, open the store, start the threads. Starting twice is an error."""
         if self._parts is not None:
             raise RekindleError("this engine has been started already")
-        self._parts = assemble(self.settings)
-        self._parts.start()
+        parts = assemble(self.settings)
+        parts.start()
+        self._parts = parts
 
     def close(self) -> None:
         """Stop working, make every finished turn durable, let go of the store. Closing twice is safe."""

@@ -63,11 +63,15 @@ class Assembly:
     store: WarmStore | None
 
     def start(self) -> None:
-        """Start the threads: store, intake, engine."""
-        if self.store is not None:
-            self.store.start()
-        self.intake.start()
-        self.loop.start(self.core)
+        """Start the threads: store, intake, engine; all of them or none."""
+        try:
+            if self.store is not None:
+                self.store.start()
+            self.intake.start()
+            self.loop.start(self.core)
+        except BaseException:
+            self._stop()
+            raise
 
     def flush(self, timeout_s: float) -> bool:
         """Wait until the turns that ended before this call are durable."""
@@ -89,6 +93,9 @@ class Assembly:
         self.loop.refuse()
         if not self.flush(CLOSE_TIMEOUT_S):
             logger.error("not every turn could be saved within %.0f s; the unsaved ones start cold", CLOSE_TIMEOUT_S)
+        self._stop()
+
+    def _stop(self) -> None:
         self.loop.stop()
         self.intake.stop()
         if self.store is not None:
@@ -134,7 +141,7 @@ def _stats(core: EngineCore, store: Mapping[str, Any] | None) -> EngineStats:
 
 
 def assemble(settings: Settings) -> Assembly:
-    """Load the model, prove it, open the store, connect the parts. Raises ModelRefused, StoreError."""
+    """Load the model, prove it, open the store, connect the parts; all or nothing."""
     use_store = settings.store.enabled and settings.cache.reuse == "on"
     loaded = load_model(
         settings.model,
@@ -144,11 +151,28 @@ def assemble(settings: Settings) -> Assembly:
     )
     spec = loaded.spec
     num_blocks, max_context = _capacity(settings.cache, spec, loaded.device)
-    loop = EngineLoop(check_when_idle=settings.engine.check_when_idle)
-    store = _open_store(settings.store, spec) if use_store else None
+    encoder = PromptEncoder.from_dir(loaded.directory)
     arena = KVArena(spec.layout, num_blocks, torch.device(loaded.device))
+    store = _open_store(settings.store, spec) if use_store else None
+    try:
+        return _connect(settings, loaded, encoder, arena, store, max_context)
+    except BaseException:
+        if store is not None:
+            store.close()
+        raise
+
+
+def _connect(
+    settings: Settings,
+    loaded: LoadedModel,
+    encoder: PromptEncoder,
+    arena: KVArena,
+    store: WarmStore | None,
+    max_context: int,
+) -> Assembly:
+    spec, loop = loaded.spec, EngineLoop(check_when_idle=settings.engine.check_when_idle)
     cache = PrefixCache(
-        pool=BlockPool(num_blocks, spec.layout.block_tokens),
+        pool=BlockPool(arena.num_blocks, spec.layout.block_tokens),
         arena=arena,
         store=store,
         fingerprint=spec.fingerprint,
@@ -156,7 +180,6 @@ def assemble(settings: Settings) -> Assembly:
         min_reuse_tokens=settings.cache.min_reuse_tokens,
         report_load=loop.report_load,
     )
-    encoder = PromptEncoder.from_dir(loaded.directory)
     limits = PromptLimits(max_context, spec.vocab_size)
     memory = _memory(settings.cache, encoder, store, loop, spec.layout)
     intake = Intake(preparer=_preparer(settings, limits, encoder, memory, cache, loop), memory=memory)

@@ -70,11 +70,6 @@ class EngineCore:
         """Seconds of all steps that were spent neither in the model nor in the sampler."""
         return self.step_s - self._runner.model_s - self.sample_s
 
-    @property
-    def idle(self) -> bool:
-        """Nothing runs and nothing waits for a step (loads and saves may be under way)."""
-        return not self.scheduler.running and not self.scheduler.waiting
-
     def step(self) -> None:
         """Everything that can be done now: at most one forward pass."""
         began = self._clock()
@@ -104,11 +99,11 @@ class EngineCore:
 
     def _admit(self, now: float) -> None:
         """Start waiting requests while there is room for them; who waits for another's blocks is passed over."""
-        if not self.scheduler.waiting:
+        if not self.scheduler.waiting or not self.scheduler.has_room():
             return
         computing = self._computing()
         for request in self.scheduler.picks(self.scheduler.waiting, now):
-            if not self.scheduler.has_room:
+            if not self.scheduler.has_room():
                 return
             alone = not (self.scheduler.running or self.scheduler.loading or self.cache.num_loads)
             answer = self.cache.attach(request, computing, alone=alone)

@@ -50,7 +50,6 @@ class Scheduler:
         self._max_chunk_tokens = max_chunk_tokens
         self._num_picks = 0
 
-    @property
     def has_room(self) -> bool:
         """Whether one more request may start."""
         return len(self.running) + len(self.loading) < self._settings.max_running

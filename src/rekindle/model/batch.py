@@ -16,9 +16,7 @@ from typing import Literal
 import numpy as np
 import torch
 
-from rekindle.kv.plan import SequenceSpan
-
-ROW_MULTIPLE = 4
+from rekindle.kv.plan import ROW_MULTIPLE, SequenceSpan
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -9,13 +9,12 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
+from rekindle import pocket
 from rekindle.errors import ModelRefused
 
-POCKET_NAME = "pocket"
 SMALL_FILES = ["*.json", "*.jinja", "tokenizer.model"]
 ITEM_BYTES = {"F64": 8, "F32": 4, "BF16": 2, "F16": 2, "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U8": 1, "BOOL": 1}
 FLOATS = frozenset({"F64", "F32", "BF16", "F16"})
@@ -34,8 +33,8 @@ class Source:
     @classmethod
     def find(cls, model: str | None, revision: str | None) -> Source:
         """None: the bundled model; an existing directory; else a hub name `owner/name`."""
-        if model is None or model == POCKET_NAME:
-            return cls(POCKET_NAME, Path(str(resources.files("rekindle.pocket"))) / "model")
+        if model is None or model == pocket.NAME:
+            return cls(pocket.NAME, pocket.MODEL_DIR)
         path = Path(model).expanduser()
         if path.is_dir():
             return cls(path.absolute().name, path.absolute())

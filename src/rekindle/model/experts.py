@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
-from rekindle.model.batch import ROW_MULTIPLE
+from rekindle.kv.plan import ROW_MULTIPLE
 
 EXPERTS_NAME = "rekindle"
 

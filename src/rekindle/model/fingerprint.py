@@ -3,7 +3,7 @@
 In: weight files and adapters, the config that reaches the forward pass, `quantization_config`, compute dtype, RoPE
 regime, tokenizer file, the KV layout, the version of the format. Out: template, device, threads, kernels, and names.
 
-Weight files are read once; their digests are remembered by path, size, mtime and inode. A file of the hub cache is
+Weight files are read once; their digests are remembered by path, size, times and inode. A file of the hub cache is
 named by its own SHA-256 and is not read at all.
 """
 
@@ -52,7 +52,12 @@ class DigestCache:
         if target.parent.name == "blobs" and BLOB_NAME.fullmatch(target.name):
             return target.name
         stat = target.stat()
-        seen = {"size": stat.st_size, "mtime_ns": stat.st_mtime_ns, "inode": stat.st_ino}
+        seen = {
+            "size": stat.st_size,
+            "mtime_ns": stat.st_mtime_ns,
+            "ctime_ns": stat.st_ctime_ns,  # a copy that keeps times and length over the same file moves only this
+            "inode": stat.st_ino,
+        }
         known = self._known.get(str(target), {})
         if {name: known.get(name) for name in seen} != seen:
             known = {**seen, "sha256": _sha256(target)}

@@ -44,7 +44,14 @@ class Problem:
 
     def response(self) -> JSONResponse:
         """The whole response."""
-        return JSONResponse(self.body(), self.status, self.headers())
+        return JSONResponse(_sound(self.body()), self.status, self.headers())
+
+
+def _sound(value: Any) -> Any:
+    """The same with halves of surrogate pairs replaced: a message may quote what the caller sent."""
+    if isinstance(value, dict):
+        return {name: _sound(item) for name, item in value.items()}
+    return value.encode("utf-8", "replace").decode() if isinstance(value, str) else value
 
 
 class HttpError(RekindleError):

@@ -1,8 +1,9 @@
 """Who may come in: Host, Origin and API key, checked before any route runs.
 
 A page in somebody's browser must not reach a server on this machine. Its own site's requests carry a foreign Origin;
-a rebound DNS name carries a foreign Host. With an API key the page would need the key, so any Host is fine then.
-There are no CORS headers. Health checks need no key.
+a rebound DNS name carries a foreign Host. On loopback only this machine's names are ours, with an API key or without.
+Elsewhere a server with a key answers to any name (it cannot know them all, and a page would need the key), one without
+to addresses and its own names. There are no CORS headers. Health checks need no key.
 """
 
 from __future__ import annotations
@@ -37,20 +38,25 @@ class Guard:
     def problem(self, path: str, headers: Headers) -> Problem | None:
         """Why this request may not come in, or None."""
         host, origin = headers.get("host", ""), headers.get("origin")
-        if self._settings.api_key is None and not self._host_is_ours(host):
-            return _refused(403, f"Host {host!r} is not this server's; set an API key to serve other names")
-        if origin is not None and urlsplit(origin).netloc.lower() != host.lower():
+        if not self._host_is_ours(host):
+            return _refused(403, f"Host {host!r} is not this server's: for other names set an API key and --host")
+        if origin is not None and _netloc(origin) != host.lower():
             return _refused(403, f"requests from pages of {origin!r} are not served")
         if self._settings.api_key is not None and not path.startswith("/health/") and not self._has_key(headers):
             return _refused(401, "a valid API key is required: Authorization: Bearer KEY", code="invalid_api_key")
         return None
 
     def _host_is_ours(self, host: str) -> bool:
-        name = (urlsplit(f"//{host}").hostname or "").rstrip(".")
+        try:
+            name = (urlsplit(f"//{host}").hostname or "").rstrip(".")
+        except ValueError:
+            return False
         if name == self._settings.host.lower() or is_loopback(name):
             return True
         if is_loopback(self._settings.host):
             return False
+        if self._settings.api_key is not None:
+            return True
         # Off loopback an address is safe (rebinding needs a name), and so is the machine's own name.
         return _is_address(name) or name in (socket.gethostname().lower(), socket.getfqdn().lower())
 
@@ -62,6 +68,13 @@ class Guard:
 
 def _refused(status: int, message: str, *, code: str | None = None) -> Problem:
     return Problem(status, "authentication_error" if status == 401 else "permission_error", message, code=code)
+
+
+def _netloc(origin: str) -> str | None:
+    try:
+        return urlsplit(origin).netloc.lower()
+    except ValueError:
+        return None
 
 
 def _is_address(name: str) -> bool:

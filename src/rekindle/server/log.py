@@ -1,4 +1,4 @@
-"""One line per request for the person who watches the server.
+"""One line per request for the person who watches the server, whether it ended well or not.
 
 Owns the running price of a prompt token, from which the time saved is estimated. Nothing parses these lines.
 """
@@ -8,9 +8,12 @@ from __future__ import annotations
 import logging
 
 from rekindle.engine.types import FinishReason, Report
+from rekindle.errors import RekindleError
+from rekindle.server.errors import problem_of
 
 logger = logging.getLogger("rekindle.server")
 _PRICED_TOKENS = 16  # shorter prefills measure the step, not the tokens
+_ERROR_LENGTH = 300  # a message may quote what the client sent
 
 
 class RequestLog:
@@ -32,6 +35,19 @@ class RequestLog:
             self._prefill_ms += report.timings.prefill_ms
         logger.info("#%d %s", number, self.line(agent, report, reason))
 
+    def failed(self, number: int | None, agent: str | None, error: Exception) -> None:
+        """Log one request that has no result; `number` None: it never got as far as the engine."""
+        status = problem_of(error).status
+        level = logging.INFO if status < 500 else logging.WARNING
+        logger.log(level, "#%s %s", "-" if number is None else number, self.failure(agent, status, error))
+
+    @staticmethod
+    def failure(agent: str | None, status: int, error: Exception) -> str:
+        """Agent, status, and what was wrong, on one line."""
+        named = str(error) if isinstance(error, RekindleError) else repr(error)
+        text = " ".join(named.split())
+        return f"{agent or 'unnamed'}: failed with {status}, {text[:_ERROR_LENGTH]}"
+
     def line(self, agent: str | None, report: Report, reason: FinishReason) -> str:
         """Agent, outcome, reused of prompt, tier, first token, time saved, and why not more."""
         parts = [
@@ -39,8 +55,11 @@ class RequestLog:
             f"reused {report.reused_tokens:,} of {report.prompt_tokens:,}{self._tiers(report)}",
             f"first token {report.timings.first_token_ms:,.0f} ms",
         ]
-        if report.reused_tokens and self.price_ms is not None:
-            parts.append(f"saved about {report.reused_tokens * self.price_ms:,.0f} ms")
+        if report.reused_tokens and report.computed_tokens:
+            price_ms = self.price_ms
+            if price_ms is None:  # nothing else was computed yet: this prefill is the only measure there is
+                price_ms = report.timings.prefill_ms / report.computed_tokens
+            parts.append(f"saved about {report.reused_tokens * price_ms:,.0f} ms")
         parts.append("cancelled" if reason == "cancelled" else f"{report.completion_tokens:,} tokens out")
         if report.explanation is not None:
             parts.append(f"because: {report.explanation.cause.replace('_', ' ')}")

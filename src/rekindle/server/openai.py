@@ -90,7 +90,9 @@ def parse_chat(body: Any, *, agent: str | None, namespace: str) -> ChatCall:
     """The call a JSON body makes; BadRequest names the parameter to change."""
     if not isinstance(body, dict):
         raise BadRequest("the body must be a JSON object")
-    given = {name: value for name, value in body.items() if name not in HARMLESS and value is not None}
+    # null means "not given", but only of a parameter that is known
+    unset = {name for name in (*ChatBody.model_fields, *NEUTRAL) if body.get(name) is None}
+    given = {name: value for name, value in body.items() if name not in HARMLESS | unset}
     for name, neutral in NEUTRAL.items():
         if name in given:
             # 0 == False in Python; as JSON they are different values.

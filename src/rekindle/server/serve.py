@@ -1,25 +1,32 @@
-"""The running server: banner, signals, and a stop that loses nothing.
+"""The running server: its port, banner, signals, and a stop that loses nothing.
 
+The port is taken before the model is loaded: who cannot have it should not wait for that, and early clients wait.
 SIGTERM and SIGINT stop listening, let running answers end for a moment, then return to the caller, which flushes and
 closes the engine.
 """
 
 from __future__ import annotations
 
+import errno
 import signal
 import socket
 import textwrap
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import uvicorn
 
-from rekindle.config import Settings
+from rekindle.config import ServerSettings, Settings
 from rekindle.engine.api import Engine
-from rekindle.pocket import ABOUT
+from rekindle.errors import ConfigError
+from rekindle.model.checkpoint import Source
+from rekindle.pocket import ABOUT, is_pocket
 from rekindle.server.app import create_app
 
 INDENT = " " * 11
+NO_SUCH_FAMILY = (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT)  # "localhost" where there is no IPv6
+BACKLOG = 2048  # connections that may wait to be accepted, as uvicorn has it
 STOP_S = 5  # running answers may go on for so long after a SIGTERM
 
 
@@ -30,7 +37,8 @@ def banner(engine: Engine, settings: Settings, url: str) -> str:
     per_token = spec.layout.block_bytes / spec.layout.block_tokens
     name = settings.server.served_model_name or spec.name
     store = str(settings.store.directory()) if settings.store.enabled else "off: nothing survives a restart"
-    about = ABOUT if settings.model.model is None else ""
+    source = Source.find(settings.model.model, settings.model.revision)
+    about = ABOUT if is_pocket(source.directory) else ""
     lines = [
         f"model      {name} ({spec.architecture}), context {engine.max_context:,} tokens",
         *textwrap.wrap(about, 100, initial_indent=INDENT, subsequent_indent=INDENT),
@@ -53,17 +61,57 @@ def url_of(host: str, port: int) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
-class _Server(uvicorn.Server):
-    """Tells its port once it listens."""
+def open_listeners(settings: ServerSettings) -> list[socket.socket]:
+    """Sockets that listen on every address of the host, on one port; ConfigError if it cannot be had."""
+    listeners: list[socket.socket] = []
+    port = settings.port
+    try:
+        found = socket.getaddrinfo(settings.host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        for family, _, _, _, address in sorted(set(found)):  # IPv4 first
+            try:
+                listeners.append(_listener(family, (address[0], port, *address[2:])))
+            except OSError as error:
+                if not listeners or error.errno not in NO_SUCH_FAMILY:
+                    raise
+            port = listeners[0].getsockname()[1]
+    except OSError as error:
+        for listener in listeners:
+            listener.close()
+        raise ConfigError(f"cannot listen on {settings.host}:{settings.port}: {_reason(error)}") from error
+    return listeners
 
-    def __init__(self, config: uvicorn.Config, *, on_listening: Callable[[int], None]) -> None:
+
+def _listener(family: int, address: tuple[Any, ...]) -> socket.socket:
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # else a restart waits for old connections
+        if family == socket.AF_INET6:
+            listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        listener.bind(address)
+        listener.listen(BACKLOG)
+    except OSError:
+        listener.close()
+        raise
+    return listener
+
+
+def _reason(error: OSError) -> str:
+    if error.errno == errno.EADDRINUSE:
+        return "another program has this port; choose another --port (0 takes any free one)"
+    return error.strerror or str(error)
+
+
+class _Server(uvicorn.Server):
+    """Says when it has started."""
+
+    def __init__(self, config: uvicorn.Config, *, on_started: Callable[[], None]) -> None:
         super().__init__(config)
-        self._on_listening = on_listening
+        self._on_started = on_started
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
-        if self.started and self.servers:
-            self._on_listening(self.servers[0].sockets[0].getsockname()[1])
+        if self.started:
+            self._on_started()
 
 
 @contextmanager
@@ -78,18 +126,19 @@ def _signals_end_quietly() -> Iterator[None]:
             signal.signal(kind, handler)
 
 
-def run_server(engine: Engine, settings: Settings, say: Callable[[str], None]) -> None:
-    """Serve a started engine until a signal; `say` gets the banner once connections are accepted."""
+def run_server(
+    engine: Engine, settings: Settings, say: Callable[[str], None], *, listeners: list[socket.socket]
+) -> None:
+    """Serve a started engine until a signal; `say` gets the banner once requests are answered. Closes `listeners`."""
     server = settings.server
     config = uvicorn.Config(
         create_app(engine, server, model=settings.model.model),
-        host=server.host,
-        port=server.port,
         log_config=None,
         access_log=False,
         server_header=False,
         timeout_graceful_shutdown=STOP_S,
     )
-    listening = _Server(config, on_listening=lambda port: say(banner(engine, settings, url_of(server.host, port))))
+    url = url_of(server.host, listeners[0].getsockname()[1])
+    running = _Server(config, on_started=lambda: say(banner(engine, settings, url)))
     with _signals_end_quietly():
-        listening.run()
+        running.run(sockets=listeners)

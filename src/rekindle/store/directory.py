@@ -48,8 +48,12 @@ class StoreDirectory:
                 if (path / name).is_symlink():
                     raise StoreError(f"{path / name} is a symbolic link; the store does not follow it: remove it")
             lock = _take_lock(path, fs)
-            # SQLite would make it with the umask's permissions, and gives its other files those of this one
-            fs.close_file(fs.open_file(path / "index.db", "create"))
+            try:
+                # SQLite would make it with the umask's permissions, and gives its other files those of this one
+                fs.close_file(fs.open_file(path / "index.db", "create"))
+            except OSError:
+                fs.close_file(lock)
+                raise
         except OSError as error:
             raise StoreError(
                 f"the store's directory {directory} cannot be used: {error.strerror or error}; "

@@ -1,0 +1,40 @@
+"""Engines for the tests of this folder; `tests/exactness` takes its fixtures from here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rekindle.engine.api import Engine
+from tests.tiny_models import tiny_model_dir
+
+Start = Callable[..., Engine]
+
+
+@pytest.fixture(scope="session")
+def tiny_llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The directory of a tiny model in fp32."""
+    return tiny_model_dir("llama", "fp32", tmp_path_factory.mktemp("models"))
+
+
+@pytest.fixture
+def start(tiny_llama: Path, tmp_path: Path) -> Iterator[Start]:
+    """Start an engine on a model directory (none: a tiny llama), with settings named as the flags are.
+
+    All engines of a test share one store, so those before are closed first.
+    """
+    engines: list[Engine] = []
+
+    def make(model: Path | None = None, **settings: Any) -> Engine:
+        for engine in engines:
+            engine.close()
+        given = {"threads": 1, "hot_bytes": 4 << 20, "block_tokens": 16, "store": str(tmp_path / "store"), **settings}
+        engines.append(Engine.from_pretrained(str(model or tiny_llama), **given))
+        return engines[-1]
+
+    yield make
+    for engine in engines:
+        engine.close()

@@ -1,0 +1,230 @@
+"""Whose turn it is and how many rows it gets, on a clock that the test moves."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rekindle.cache.hashing import BlockHash
+from rekindle.cache.pool import BlockPool
+from rekindle.cache.table import BlockTable
+from rekindle.config import EngineSettings
+from rekindle.engine.generation import Generation
+from rekindle.engine.request import NO_MATCH, Marks, Request, State
+from rekindle.engine.scheduler import LONGEST_WAIT_S, MIN_CHUNK, Chunk, Scheduler
+from rekindle.model.sampler import SamplerState, SamplingParams
+from rekindle.text.prompt import PromptEncoder
+from rekindle.text.stream import TextStream
+from tests.engine.fixed_costs import FixedCosts
+from tests.tiny_models import write_tokenizer
+
+MakeRequest = Callable[..., Request]
+ROW_MS = FixedCosts(base_s=0.0, row_s=0.001, row_context_s=0.0)
+
+
+@pytest.fixture(scope="module")
+def make(tmp_path_factory: pytest.TempPathFactory) -> MakeRequest:
+    directory = tmp_path_factory.mktemp("tokenizer")
+    write_tokenizer(directory)
+    return maker(directory)
+
+
+def maker(directory: Path) -> MakeRequest:
+    encoder, pool = PromptEncoder.from_dir(directory), BlockPool(2, 16)
+    params = SamplingParams(temperature=0.0)
+    sampler = SamplerState.create(params, lambda: 0)
+
+    def make(
+        num_prompt: int,
+        *,
+        at: float = 0.0,
+        namespace: str = "default",
+        reuse: int = 0,
+        state: State = State.WAITING,
+        num_computed: int = 0,
+        max_new_tokens: int = 1,
+    ) -> Request:
+        return Request(
+            namespace=namespace,
+            agent="a",
+            prompt_ids=np.zeros(num_prompt, dtype=np.uint32),
+            root=BlockHash(b"r" * 32),
+            block_tokens=16,
+            max_new_tokens=max_new_tokens,
+            reuse="continuation",
+            facts=replace(NO_MATCH, num_tokens=reuse),
+            canonical_tokens=0,
+            num_replies=None,
+            generation=Generation(),
+            stream=TextStream(encoder, ()),
+            sampler=sampler,
+            marks=Marks(submitted=at),
+            table=BlockTable(pool),
+            state=state,
+            num_computed=num_computed,
+        )
+
+    return make
+
+
+def scheduler_of(requests: Sequence[Request], costs: FixedCosts = ROW_MS, *, largest: int = 1 << 20) -> Scheduler:
+    """A scheduler whose queues hold these requests by their states."""
+    scheduler = Scheduler(EngineSettings(), costs, max_chunk_tokens=largest)
+    for request in requests:
+        scheduler.move(request, request.state)
+    scheduler.check()
+    return scheduler
+
+
+def rows(chunks: Sequence[Chunk]) -> list[int]:
+    return [chunk.num_rows for chunk in chunks]
+
+
+def test_namespaces_take_turns_by_their_oldest_request(make: MakeRequest) -> None:
+    arrivals = "bbaabbcb"
+    requests = [make(50, at=0.1 * i, namespace=name) for i, name in enumerate(arrivals)]
+    order = scheduler_of([]).picks(requests, now=1.0)
+    assert "".join(request.namespace for request in order) == "bacbabbb"
+    assert sorted(map(id, order)) == sorted(map(id, requests))
+
+
+def test_in_a_namespace_the_longest_reuse_goes_first_and_every_fourth_time_the_oldest(make: MakeRequest) -> None:
+    requests = [make(100, at=0.1 * i, reuse=10 * i) for i in range(8)]
+    order = scheduler_of([]).picks(requests, now=1.0)
+    assert [requests.index(request) for request in order] == [7, 6, 5, 0, 4, 3, 2, 1]
+
+
+def test_once_it_runs_what_was_really_reused_counts(make: MakeRequest) -> None:
+    hoped = make(100, at=0.0, reuse=90, state=State.RUNNING, num_computed=10)
+    found = make(100, at=0.1, reuse=0, state=State.RUNNING, num_computed=60)
+    assert scheduler_of([]).picks([hoped, found], now=1.0) == [found, hoped]
+
+
+def test_who_waited_too_long_comes_before_everybody_else(make: MakeRequest) -> None:
+    first, second = make(100, at=0.0, namespace="b"), make(100, at=0.1, namespace="a")
+    just_not = make(100, at=1.0, namespace="a", reuse=10)
+    fresh = make(100, at=2.9, namespace="a", reuse=99)
+    now = just_not.marks.submitted + LONGEST_WAIT_S
+    assert scheduler_of([]).picks([fresh, just_not, second, first], now) == [first, second, fresh, just_not]
+
+
+def test_nobody_waits_longer_than_two_seconds_for_others_to_go_first(make: MakeRequest) -> None:
+    scheduler = Scheduler(EngineSettings(max_running=1), ROW_MS, max_chunk_tokens=512)
+    unlucky, now, started = make(900), 0.0, 0
+    scheduler.add(unlucky)
+    while unlucky.state is State.WAITING:
+        assert now < 10 * LONGEST_WAIT_S, "it starves"
+        while len(scheduler.waiting) < 4:  # so the fourth pick, the oldest's, never comes first
+            scheduler.add(make(100, at=now, reuse=99, num_computed=99))
+        scheduler.move(scheduler.picks(scheduler.waiting, now)[0], State.RUNNING)
+        started += 1
+        assert not scheduler.has_room()
+        (chunk,) = scheduler.plan(now)
+        now += 0.1  # what a turn of the others takes
+        if chunk.request is not unlucky:
+            scheduler.move(chunk.request, State.FINISHED)
+    assert started > 15, "others went first, so it is the wait that ended it"
+    assert now <= LONGEST_WAIT_S + 0.1 + 0.15
+
+
+@given(
+    decoding=st.lists(st.integers(1, 3000), max_size=12),
+    prefilling=st.lists(st.tuples(st.integers(0, 3000), st.integers(2, 900)), max_size=6),
+    waiting=st.booleans(),
+    base_s=st.floats(0.0, 0.2),
+    row_s=st.floats(1e-5, 0.05),
+    row_context_s=st.floats(0.0, 1e-6),
+    largest=st.integers(32, 600),
+)
+def test_a_step_holds_every_decode_and_what_fits_beside_them(
+    make: MakeRequest,
+    decoding: list[int],
+    prefilling: list[tuple[int, int]],
+    waiting: bool,
+    base_s: float,
+    row_s: float,
+    row_context_s: float,
+    largest: int,
+) -> None:
+    decodes = [make(start + 1, state=State.RUNNING, num_computed=start) for start in decoding]
+    prefills = [make(start + left, state=State.RUNNING, num_computed=start) for start, left in prefilling]
+    others = [make(10)] if waiting else []
+    costs = FixedCosts(base_s=base_s, row_s=row_s, row_context_s=row_context_s)
+    scheduler = scheduler_of([*prefills, *decodes, *others], costs, largest=largest)
+    chunks = scheduler.plan(now=1.0)
+
+    assert [(chunk.request, chunk.num_rows) for chunk in chunks[: len(decodes)]] == [(one, 1) for one in decodes]
+    beside = chunks[len(decodes) :]
+    assert len({id(chunk.request) for chunk in chunks}) == len(chunks)
+    assert bool(beside) == bool(prefills), "a prefill moves in every step"
+    for chunk in chunks:
+        assert chunk.start == chunk.request.num_computed
+        assert chunk.finishes or chunk.num_rows % MIN_CHUNK == 0 < chunk.num_rows
+        assert chunk.start + chunk.num_rows <= chunk.request.num_tokens
+    assert sum(rows(chunks)) <= largest
+
+    alone = len(scheduler.running) == 1 and not waiting
+    bound = 1.0 if alone else 0.25
+    contexts = sum(chunk.num_rows * (chunk.start + chunk.num_rows / 2) for chunk in chunks)
+    seconds = costs.predict(rows=sum(rows(chunks)), row_contexts=int(contexts))
+    if scheduler.num_stall_misses:
+        assert scheduler.num_stall_misses == 1
+        assert len(beside) == 1 and beside[0].num_rows <= MIN_CHUNK, "a step that is late anyway does the least"
+        assert seconds > 0.99 * bound
+    elif beside:
+        assert seconds <= 1.001 * bound
+
+
+@pytest.mark.parametrize(("left", "run", "misses"), [(400, 16, 1), (16, 16, 1), (5, 5, 1), (2, 2, 0)])
+def test_where_the_least_chunk_misses_the_bound_it_is_run_and_counted(
+    make: MakeRequest, left: int, run: int, misses: int
+) -> None:
+    prefill = make(100 + left, state=State.RUNNING, num_computed=100)
+    scheduler = scheduler_of([prefill, make(10)], FixedCosts(base_s=0.0, row_s=0.1, row_context_s=0.0))
+    assert rows(scheduler.plan(now=0.0)) == [run]
+    assert scheduler.num_stall_misses == misses
+
+
+def test_a_chunk_has_no_more_than_its_most_tokens_beside_the_decodes(make: MakeRequest) -> None:
+    decodes = [make(51, state=State.RUNNING, num_computed=50) for _ in range(5)]
+    prefills = [make(900, state=State.RUNNING, at=float(i)) for i in range(2)]
+    assert rows(scheduler_of(prefills[:1], largest=64).plan(now=0.0)) == [64]
+    assert rows(scheduler_of([*decodes, *prefills], largest=64).plan(now=0.0)) == [1, 1, 1, 1, 1, 48]
+    assert rows(scheduler_of(decodes, largest=3).plan(now=0.0)) == [1, 1, 1, 1, 1]
+
+
+def test_a_prefill_moves_beside_more_decodes_than_leave_room_for_a_chunk(make: MakeRequest) -> None:
+    decodes = [make(51, state=State.RUNNING, num_computed=50) for _ in range(40)]
+    prefills = [make(100, state=State.RUNNING, at=float(i)) for i in range(2)]
+    assert rows(scheduler_of([*decodes, *prefills], largest=48).plan(now=0.0)) == [*[1] * 40, MIN_CHUNK]
+
+
+def test_what_one_prefill_leaves_of_the_bound_the_next_one_gets(make: MakeRequest) -> None:
+    prefills = [make(100, state=State.RUNNING, at=float(i)) for i in range(4)]
+    assert rows(scheduler_of(prefills).plan(now=0.0)) == [100, 100, 48]
+
+
+def test_the_long_bound_is_for_who_has_the_engine_to_itself(make: MakeRequest) -> None:
+    def planned(*others: Request) -> int:
+        return rows(scheduler_of([make(2000, state=State.RUNNING), *others]).plan(now=0.0))[-1]
+
+    assert planned() == 992
+    assert planned(make(10)) == 240, "one waits"
+    assert planned(make(10, state=State.LOADING)) == 240, "one loads"
+    assert planned(make(11, state=State.RUNNING, num_computed=10)) == 240, "one decodes"
+
+
+def test_a_preempted_request_is_queued_before_the_others_and_the_youngest_gives_way(make: MakeRequest) -> None:
+    waiting = [make(10, at=float(i)) for i in range(3)]
+    scheduler = scheduler_of(waiting)
+    assert scheduler.youngest(waiting) is waiting[2]
+    preempted = make(10, at=9.0)
+    preempted.num_preemptions = 1
+    scheduler.move(preempted, State.WAITING)
+    assert scheduler.waiting == [preempted, *waiting]
