@@ -198,9 +198,13 @@ class Engine:
     def delete(self, agent: str, *, namespace: str = "default") -> None:
         """Forget an agent on every tier; blocks that others stand on stay theirs."""
         parts = self._running
-        branches = parts.intake.call(lambda: parts.memory.delete(namespace, agent)).result()
+        branches, order = parts.intake.call(lambda: parts.memory.delete(namespace, agent)).result()
         parts.loop.call(lambda core: _evict(core, branches)).result()
         self.flush()
+        error = order.done.exception() if order.done.done() else None
+        if error is not None:
+            parts.intake.call(lambda: parts.memory.restore(branches)).result()
+            raise error
 
     def flush(self, timeout_s: float = 60.0) -> bool:
         """Wait until every finished turn is durable; False if that took longer than `timeout_s`."""

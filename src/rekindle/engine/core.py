@@ -121,7 +121,9 @@ class EngineCore:
         if needed > pool.num_blocks:
             self._fail(request, Overloaded("the hot memory is too small for this request", retry_after_s=60.0))
             return "ready"
-        short = needed - len(request.table.blocks) > pool.num_free + pool.num_cached
+        # A shared tail is copied before it is written: its copy needs a block beside it.
+        copied = 1 if request.table.num_tokens % size else 0
+        short = needed + copied - len(request.table.blocks) > pool.num_free + pool.num_cached
         if short and (self.scheduler.running or self.scheduler.loading):
             request.table.release()
             request.num_computed = 0

@@ -110,13 +110,21 @@ class Intake:
             logger.exception("request %s could not be prepared", generation.id)
             generation.put(RequestFailed(f"the prompt could not be prepared: {error}"))
 
+    def _fill(self) -> bool:
+        try:
+            return self._memory.index_one_more()
+        except Exception:
+            # Border: a stored branch that cannot be taken in costs its reuse, never the intake.
+            logger.exception("a stored branch could not be made findable")
+            return True
+
     def _run(self) -> None:
         filling = True
         while True:
             try:
                 work = self._inbox.get(block=not filling)
             except queue.Empty:
-                filling = self._memory.index_one_more()
+                filling = self._fill()
                 continue
             if work is None:
                 return

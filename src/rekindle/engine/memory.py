@@ -7,7 +7,7 @@ ids come from the turn that made it, or from the store's index.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -76,13 +76,15 @@ class AgentMemory:
     def know(self, branch: Branch) -> Branch | None:
         """The branch with its ids and in the matcher; None when the store does not give them.
 
-        Such a branch is left out of this run and stays in the store: its index may be readable again at the next start.
+        It is forgotten when its blocks are gone. Where the index could only not be read it stays, under its number:
+        the next read may do better.
         """
         if branch.ids is None:
             ids = self._stored_ids(branch)
             if ids is None:
                 logger.warning("agent %s: branch %d is not readable and starts cold", branch.agent, branch.number)
-                self.book.remove(branch)
+                if self._store is None or self._store.has_lost(_record_of(branch)):
+                    self.forget(branch)
                 return None
             branch = replace(branch, ids=ids, names=tuple(chain_hashes(branch.root, ids, self._block_tokens)))
             self.book.put(branch)
@@ -134,16 +136,24 @@ class AgentMemory:
         self._unindex(branch)
         self._save(Forgotten(branch.namespace, branch.agent, branch.number))
 
-    def delete(self, namespace: str, agent: str) -> list[Branch]:
-        """Forget an agent everywhere but in hot memory; return its branches (with ids where they were at hand)."""
-        branches = self.know_agent(namespace, agent)
-        self.book.drop(namespace, agent)
+    def delete(self, namespace: str, agent: str) -> tuple[list[Branch], Forgotten]:
+        """Forget an agent everywhere but in hot memory; return its branches (with ids where they were at hand), and
+        the order whose `done` tells when the store has forgotten them, too."""
+        if not self.book.of(namespace, agent):
+            raise NotFound(f"no agent {agent!r}", param="agent")
+        self.know_agent(namespace, agent)
+        branches = self.book.drop(namespace, agent)
         for branch in branches:
             self._unindex(branch)
-        if not branches:
-            raise NotFound(f"no agent {agent!r}", param="agent")
-        self._save(Forgotten(namespace, agent))
-        return branches
+        order = Forgotten(namespace, agent)
+        self._save(order)
+        return branches, order
+
+    def restore(self, branches: Sequence[Branch]) -> None:
+        """Take back branches that the store could not forget, so that they are seen and can be deleted again."""
+        for branch in branches:
+            if self.book.get(branch.namespace, branch.agent, branch.number) is None:
+                self.book.put(replace(branch, ids=None, names=None))
 
     def fork(self, namespace: str, source: str, target: str) -> None:
         """Give `target` every branch of `source`, sharing all blocks; refused if `target` has a memory already."""

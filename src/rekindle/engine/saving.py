@@ -7,18 +7,23 @@ waits.
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 
 from rekindle.cache.hashing import BlockHash
 from rekindle.cache.pool import BlockPool
 from rekindle.cache.table import BlockTable, Published
+from rekindle.errors import StoreError
 from rekindle.kv.arena import KVArena
 from rekindle.store.warm import SequenceRecord, StagedBlock, WarmStore
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +40,7 @@ class Forgotten:
     namespace: str
     agent: str
     branch: int | None = None
+    done: Future[int] = field(default_factory=Future, compare=False)
 
 
 SaveOrder = SequenceRecord | Forgotten
@@ -102,7 +108,9 @@ class SaveQueue:
             if isinstance(item, SequenceRecord):
                 store.save_turn(item)
             elif isinstance(item, Forgotten):
-                self._ends.append(store.delete(item.namespace, item.agent, item.branch))
+                end = store.delete(item.namespace, item.agent, item.branch)
+                end.add_done_callback(partial(_tell, item))
+                self._ends.append(end)
             elif self._pool.name(item.published.block) != item.published.name:
                 store.skip(item.published.name)
             elif not store.stage(self._staged(item)):
@@ -120,3 +128,12 @@ class SaveQueue:
             ids=item.ids,
             fill=lambda part, out: self._arena.read(block, part, num_tokens, out),
         )
+
+
+def _tell(item: Forgotten, end: Future[int]) -> None:
+    error = end.exception()
+    if error is None:
+        item.done.set_result(end.result())
+    else:
+        logger.error("agent %s could not be deleted from disk: %s", item.agent, error)
+        item.done.set_exception(StoreError(f"the agent could not be deleted from disk: {error}; delete it again"))

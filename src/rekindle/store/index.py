@@ -23,6 +23,8 @@ from rekindle.store.values import Location, SequenceRecord
 logger = logging.getLogger(__name__)
 
 INDEX_VERSION = 1
+# What a question raises: SQLite has no checksums, so a row may hold anything where its column's type is expected.
+INDEX_DAMAGE = (sqlite3.Error, ValueError, TypeError, OverflowError)
 # The child index holds the ids, so that the child with the longest common ids is a neighbour of the ids asked for,
 # found in O(log n) also below a root with ten thousand children.
 _SCHEMA = f"""

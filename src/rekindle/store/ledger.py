@@ -49,6 +49,8 @@ class Ledger:
     def _reload(self) -> None:
         marks = dict(self._db.execute("SELECT key, value FROM meta"))
         self.num_slots = [marks.get(f"num_slots.{part}", 0) for part in range(self._num_parts)]
+        if not all(isinstance(mark, int) for mark in self.num_slots):
+            raise ValueError(f"marks of slots are {self.num_slots}")
         free = dict(self._db.execute("SELECT part, COUNT(*) FROM free GROUP BY part"))
         self.num_free = [free.get(part, 0) for part in range(self._num_parts)]
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from rekindle.errors import StoreError
 from rekindle.spec import KVLayout
 from rekindle.store.directory import StoreDirectory
-from rekindle.store.index import Index
+from rekindle.store.index import INDEX_DAMAGE, Index
 from rekindle.store.ledger import Ledger
 from rekindle.store.rebuild import rebuild
 from rekindle.store.records import RecordFormat
@@ -68,7 +68,7 @@ def _open_index(place: StoreDirectory, num_parts: int) -> tuple[Index, Ledger]:
     try:
         return _readable_index(place, num_parts)
     except sqlite3.DatabaseError as error:
-        if isinstance(error, sqlite3.OperationalError) and error.sqlite_errorcode != _SQLITE_ERROR:
+        if isinstance(error, sqlite3.OperationalError) and getattr(error, "sqlite_errorcode", 1) != _SQLITE_ERROR:
             raise StoreError(f"the store's index {place.index_path} cannot be opened: {error}") from error
         kept = place.set_index_aside()
         logger.error("the store's index cannot be read (%s); it was set aside as %s", error, kept)
@@ -81,7 +81,11 @@ def _readable_index(place: StoreDirectory, num_parts: int) -> tuple[Index, Ledge
     try:
         ledger = Ledger(index, place.secret)
         index.counts()
+        index.sequences()
         return index, ledger
     except sqlite3.DatabaseError:
         index.abandon()
         raise
+    except INDEX_DAMAGE as error:
+        index.abandon()
+        raise sqlite3.DatabaseError(f"a row is damaged: {error}") from error

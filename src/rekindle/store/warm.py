@@ -12,7 +12,6 @@ the engine and never holds it up. Any thread may call any method, except that bl
 from __future__ import annotations
 
 import logging
-import sqlite3
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
@@ -27,6 +26,7 @@ from rekindle.config import StoreSettings
 from rekindle.spec import KVLayout
 from rekindle.store.check import check_index, damaged_blocks
 from rekindle.store.directory import StoreDirectory
+from rekindle.store.index import INDEX_DAMAGE
 from rekindle.store.opening import OpenedStore, open_store
 from rekindle.store.readers import Deliver, Done, Readers
 from rekindle.store.shards import SHARD_BYTES
@@ -198,6 +198,10 @@ class WarmStore:
         ids = self._ask(lambda: self._index.ids(record, self._block_tokens), None)
         return np.empty(0, dtype=np.uint32) if ids is None else ids
 
+    def has_lost(self, record: SequenceRecord) -> bool:
+        """Whether the index was read and blocks of the branch are gone; False where it could not be read."""
+        return self._ask(lambda: self._index.ids(record, self._block_tokens) is None, False)
+
     def known_elsewhere(self, namespace: str, agent: str) -> bool:
         """Whether another model's store in the same directory knows the agent, so that its memory is of no use here."""
         return known_to_sibling(self._parts.place.path, namespace, agent, self.secret)
@@ -251,7 +255,7 @@ class WarmStore:
         """The index's answer; where it cannot be read, `otherwise`, said once."""
         try:
             return question()
-        except sqlite3.Error as error:
+        except INDEX_DAMAGE as error:
             if not self._index_trouble:
                 logger.error(
                     "the store's index cannot be read, what it names counts as not there: %s. If its file index.db is "

@@ -1,0 +1,82 @@
+"""An index that cannot be read, or holds a damaged row, costs reuse: never a memory, a request or a thread."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from rekindle.engine.api import Engine
+from rekindle.errors import StoreError
+from rekindle.store.index import Index
+from rekindle.store.ledger import Ledger
+
+Start = Callable[..., Engine]
+HELLO = [{"role": "user", "content": "Remember me, please, for a while."}]
+
+
+def failing_once(monkeypatch: pytest.MonkeyPatch, kind: type, name: str, times: int) -> None:
+    real, left = getattr(kind, name), [times]
+
+    def flaky(self: object, *args: object) -> object:
+        if left[0]:
+            left[0] -= 1
+            raise sqlite3.OperationalError("unable to open database file")
+        return real(self, *args)
+
+    monkeypatch.setattr(kind, name, flaky)
+
+
+def branches(engine: Engine) -> int:
+    engine.flush()
+    return engine.agent("ada").branches
+
+
+def test_a_failed_read_of_the_index_costs_no_branch(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = start()
+    for text in ("One. ", "Two. ", "Three. "):
+        engine.chat("ada", [{"role": "user", "content": text * 9}], max_tokens=3)
+    assert branches(engine) == 3
+    engine.close()
+    failing_once(monkeypatch, Index, "ids", 3)
+    engine = start()
+    engine.chat("ada", HELLO, max_tokens=3)
+    engine.close()
+    assert branches(start()) == 4
+
+
+def test_a_deletion_that_fails_is_said_and_can_be_repeated(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = start()
+    engine.chat("ada", HELLO, max_tokens=3)
+    failing_once(monkeypatch, Ledger, "delete", 1)
+    with pytest.raises(StoreError, match="delete it again"):
+        engine.delete("ada")
+    engine.delete("ada")
+    engine.close()
+    assert start().agents() == []
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        "UPDATE block SET ids = substr(ids, 1, 5)",
+        "UPDATE block SET ids = 'abcd'",
+        "UPDATE sequence SET num_tokens = 'x'",
+        "UPDATE sequence SET turn_ends = x'010203'",
+        "UPDATE agent SET id = CAST(x'ff' AS TEXT)",
+        "UPDATE meta SET value = 'x' WHERE key = 'num_slots.0'",
+    ],
+)
+def test_a_damaged_row_reads_as_not_there(start: Start, tmp_path: Path, damage: str) -> None:
+    engine = start()
+    cold = engine.chat("ada", HELLO, max_tokens=5, temperature=0.0)
+    engine.close()
+    (path,) = tmp_path.glob("**/index.db")
+    with sqlite3.connect(path) as connection:
+        connection.execute(damage)
+    connection.close()
+    engine = start()
+    assert engine.chat("ada", HELLO, max_tokens=5, temperature=0.0).token_ids == cold.token_ids
+    assert engine.flush()
