@@ -15,6 +15,8 @@ TORTURE = 40  # times as many examples of a machine, each twice as long
 
 # Speed is no part of what tests say: no deadlines.
 settings.register_profile("default", deadline=None)
+# What lands must not depend on the luck of a seed; whoever works on it and `make torture` look further.
+settings.register_profile("ci", deadline=None, derandomize=True)
 settings.register_profile("torture", deadline=None, max_examples=2_000, suppress_health_check=list(HealthCheck))
 PROFILE = os.environ.get("HYPOTHESIS_PROFILE", "default")
 settings.load_profile(PROFILE)

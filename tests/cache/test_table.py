@@ -274,3 +274,21 @@ def common(a: tuple[int, ...], b: tuple[int, ...]) -> int:
 
 TestPool = PoolMachine.TestCase
 TestPool.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+
+
+def test_a_block_whose_name_was_forgotten_is_not_named_as_anothers_tail() -> None:
+    pool, root = BlockPool(4, BLOCK_TOKENS), ROOTS[0]
+    owner, borrower = BlockTable(pool), BlockTable(pool)
+    ids = array(list(range(BLOCK_TOKENS)))
+    owner.prepare(BLOCK_TOKENS)
+    owner.publish(ids, root)
+    found = pool.find_child(root, ids[:1])
+    assert found is not None
+    pool.share(found[0])
+    borrower.append_shared([found[0]], 1)
+    pool.forget(found[0])
+    assert borrower.seal(ids[:1], root) is None
+    for table in (owner, borrower):
+        table.check()
+        table.release()
+    pool.check()

@@ -131,8 +131,9 @@ class BlockTable:
     def seal(self, ids: TokenIds, root: BlockHash) -> Published | None:
         """Name the tail at the end of a turn, give reserved blocks back, and return the tail.
 
-        `ids` are those of all stored positions, published before. None when they end with a block, and when the last
-        rows are a part of a longer named block (nothing was computed that is not kept already) or follow a collision.
+        `ids` are those of all stored positions, published before. None when they end with a block, when the last
+        rows are a part of a longer named block (nothing was computed that is not kept already) or of one that others
+        hold without a name, and after a collision.
         """
         assert len(ids) == self.num_tokens, f"{len(ids)} ids for {self.num_tokens} stored tokens"
         self.truncate(self.num_tokens)
@@ -143,6 +144,8 @@ class BlockTable:
         name = tail_name(parent, part)
         if self.pool.name(self.blocks[-1]) not in (None, name):
             return None
+        if self.pool.name(self.blocks[-1]) is None and not self.pool.is_private(self.blocks[-1]):
+            return None  # another sequence's, whose name was forgotten: it is not ours to name
         self.blocks[-1] = self.pool.commit_tail(self.blocks[-1], parent, part)
         return Published(self.blocks[-1], name, parent, num_rows) if self.pool.name(self.blocks[-1]) == name else None
 
