@@ -276,7 +276,7 @@ TestPool = PoolMachine.TestCase
 TestPool.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
 
 
-def test_a_block_whose_name_was_forgotten_is_not_named_as_anothers_tail() -> None:
+def test_a_forgotten_block_may_be_named_again_for_its_first_rows() -> None:
     pool, root = BlockPool(4, BLOCK_TOKENS), ROOTS[0]
     owner, borrower = BlockTable(pool), BlockTable(pool)
     ids = array(list(range(BLOCK_TOKENS)))
@@ -287,7 +287,9 @@ def test_a_block_whose_name_was_forgotten_is_not_named_as_anothers_tail() -> Non
     pool.share(found[0])
     borrower.append_shared([found[0]], 1)
     pool.forget(found[0])
-    assert borrower.seal(ids[:1], root) is None
+    sealed = borrower.seal(ids[:1], root)
+    assert sealed is not None and pool.name(found[0]) == sealed.name
+    assert pool.find(block_hash(root, ids), ids) is None, "it came back under the name that was forgotten"
     for table in (owner, borrower):
         table.check()
         table.release()

@@ -131,9 +131,8 @@ class BlockTable:
     def seal(self, ids: TokenIds, root: BlockHash) -> Published | None:
         """Name the tail at the end of a turn, give reserved blocks back, and return the tail.
 
-        `ids` are those of all stored positions, published before. None when they end with a block, when the last
-        rows are a part of a longer named block (nothing was computed that is not kept already) or of one that others
-        hold without a name, and after a collision.
+        `ids` are those of all stored positions, published before. None when they end with a block, and when the last
+        rows are a part of a longer named block (nothing was computed that is not kept already) or follow a collision.
         """
         assert len(ids) == self.num_tokens, f"{len(ids)} ids for {self.num_tokens} stored tokens"
         self.truncate(self.num_tokens)
@@ -144,8 +143,6 @@ class BlockTable:
         name = tail_name(parent, part)
         if self.pool.name(self.blocks[-1]) not in (None, name):
             return None
-        if self.pool.name(self.blocks[-1]) is None and not self.pool.is_private(self.blocks[-1]):
-            return None  # another sequence's, whose name was forgotten: it is not ours to name
         self.blocks[-1] = self.pool.commit_tail(self.blocks[-1], parent, part)
         return Published(self.blocks[-1], name, parent, num_rows) if self.pool.name(self.blocks[-1]) == name else None
 
@@ -186,7 +183,10 @@ class BlockTable:
             assert self.pool.refs(block) > 0, f"block {block} of the table is held by nobody"
         for index, name in enumerate(self.names):
             block = self.blocks[index]
-            if self.pool.name(block) is None:  # forgotten meanwhile; the sequence keeps the name
+            is_full = len(self.pool.ids(block)) == block_tokens
+            if (
+                not is_full
+            ):  # forgotten meanwhile, and perhaps named again for its first rows; the sequence keeps its name
                 continue
             assert self.pool.name(block) == name, f"block {block} at {index} has another name"
             follows = index == 0 or self.pool.parent(block) == self.names[index - 1]
