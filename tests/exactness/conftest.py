@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -47,8 +48,8 @@ def make_rig(loaded: Loader) -> Iterator[MakeRig]:
     """Rigs that are closed at the end of the test."""
     rigs: list[Rig] = []
 
-    def make(kind: str, dtype: str, kv: str, **options: object) -> Rig:
-        rig = Rig(loaded(kind, dtype, kv), **options)  # type: ignore[arg-type]
+    def make(kind: str, dtype: str, kv: str, **options: Any) -> Rig:
+        rig = Rig(loaded(kind, dtype, kv), **options)
         rigs.append(rig)
         return rig
 

@@ -25,7 +25,7 @@ from rekindle.engine.generation import Generation
 from rekindle.engine.prefix_cache import Load, PrefixCache
 from rekindle.engine.request import NO_MATCH, FinishedTurn, Marks, Request, State
 from rekindle.engine.scheduler import Scheduler
-from rekindle.engine.types import ChatResult
+from rekindle.engine.types import ChatResult, Reuse
 from rekindle.kv.arena import KVArena
 from rekindle.model.batch import SequenceStep
 from rekindle.model.load import LoadedModel, load_model
@@ -106,13 +106,13 @@ class Rig:
             clock=self.clock,
         )
 
-    def request(self, ids: Sequence[int], new_tokens: int, reuse: str = "continuation") -> Request:
+    def request(self, ids: Sequence[int], new_tokens: int, reuse: Reuse = "continuation") -> Request:
         """Queue a greedy request for `new_tokens` tokens."""
         request = self.unqueued(ids, new_tokens, reuse)
         self.core.add(request)
         return request
 
-    def unqueued(self, ids: Sequence[int], new_tokens: int, reuse: str = "continuation") -> Request:
+    def unqueued(self, ids: Sequence[int], new_tokens: int, reuse: Reuse = "continuation") -> Request:
         """A greedy request that nobody knows of yet."""
         params = SamplingParams(max_tokens=new_tokens, temperature=0.0)
         return Request(
@@ -122,7 +122,7 @@ class Rig:
             root=self.cache.root("default"),
             block_tokens=self.loaded.spec.layout.block_tokens,
             max_new_tokens=new_tokens,
-            reuse=reuse,  # type: ignore[arg-type]
+            reuse=reuse,
             facts=NO_MATCH,
             canonical_tokens=0,
             num_replies=None,
@@ -163,7 +163,7 @@ class Rig:
             self.step()
         raise AssertionError("requests do not end")
 
-    def generate(self, ids: Sequence[int], new_tokens: int, reuse: str = "continuation") -> ChatResult:
+    def generate(self, ids: Sequence[int], new_tokens: int, reuse: Reuse = "continuation") -> ChatResult:
         """The greedy answer to `ids`."""
         return self.finish(self.request(ids, new_tokens, reuse))[0]
 

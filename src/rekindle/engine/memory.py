@@ -206,7 +206,7 @@ class AgentMemory:
         return end
 
     def check(self) -> None:
-        """Assert that the matcher knows exactly the branches whose ids are known here."""
+        """Assert that matcher and book are each sound."""
         self.matcher.check()
         self.book.check()
 

@@ -77,10 +77,6 @@ class ModelRunner:
             self.failed_steps = _failed_steps(steps, plan.failed_spans(), logits)
         return logits
 
-    def check(self) -> None:
-        """The runner and its attention serve the same arena."""
-        assert self._arena.layout.layers, "an arena without layers"
-
 
 def _failed_steps(steps: Sequence[SequenceStep], failed_spans: list[int], logits: torch.Tensor) -> tuple[int, ...]:
     """Indices of the steps with KV that is not finite, or with logits from which no token can be taken."""

@@ -139,17 +139,14 @@ class WarmStore:
         logger.debug("block %s was evicted before it was saved", name.hex())
         self._unsaved_evicted += 1
 
-    def save_turn(self, turn: SequenceRecord, tail: StagedBlock | None = None) -> bool:
-        """Queue a branch's new end, behind the blocks staged before; False if there is no room for `tail` now.
+    def save_turn(self, turn: SequenceRecord) -> None:
+        """Queue a branch's new end, behind the blocks staged before, its tail among them.
 
         Forking is saving the same end for another agent, rewinding is saving an earlier one. Its old tail, and blocks
         that only its old end used, are freed by the same transaction. Where the head is not on disk by then the branch
         stays as it was (`turns_unsaved`).
         """
-        if tail is not None and not self.stage(tail):
-            return False
         self._writer.put(turn)
-        return True
 
     def num_known(self, names: Sequence[BlockHash]) -> int:
         """How many leading blocks of a chain are on disk or queued: what comes after is to be staged (again).
