@@ -1,0 +1,56 @@
+"""serve, chat, demo."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from rekindle.cli.settings import SERVER_FLAGS, with_settings
+from rekindle.config import Settings
+
+
+def _log_to_stderr() -> None:
+    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(message)s", datefmt="%H:%M:%S", stream=sys.stderr)
+    logging.getLogger("rekindle").setLevel(logging.INFO)
+
+
+@with_settings()
+def serve(settings: Settings) -> int:
+    """Serve a model over HTTP until a signal; what was said is on disk when it stops."""
+    from rekindle.engine.api import Engine
+    from rekindle.server.serve import open_listeners, run_server
+
+    _log_to_stderr()
+    listeners = open_listeners(settings.server)
+    with Engine(settings) as engine:
+        run_server(engine, settings, typer.echo, listeners=listeners)
+    return 0
+
+
+@with_settings(unused=SERVER_FLAGS)
+def chat(
+    settings: Settings,
+    agent: Annotated[str, typer.Option("--agent", help="whose memory to go on with")] = "me",
+) -> int:
+    """Talk to the model here, without a server; /quit or the end of input ends it."""
+    from rekindle.bench.chat import chat_loop
+    from rekindle.engine.api import Engine
+
+    with Engine(settings) as engine:
+        chat_loop(engine, agent, Console())
+    return 0
+
+
+@with_settings(defaults={"port": 0})
+def demo(
+    settings: Settings,
+    seed: Annotated[int, typer.Option("--seed", help="of the facts the agents are told")] = 7,
+) -> int:
+    """Four agents, a kill -9 between their turns, and a verdict: 0 if every reply and 90 % of the memory survived."""
+    from rekindle.bench.demo import run_demo
+
+    return run_demo(settings, seed=seed, console=Console())

@@ -1,0 +1,26 @@
+"""Every setting. Each component is handed only its own part. Knows no torch and no HTTP."""
+
+from rekindle.config.loading import ENV_PREFIX, Settings
+from rekindle.config.parts import (
+    CacheSettings,
+    EngineSettings,
+    MiB,
+    ModelSettings,
+    ServerSettings,
+    StoreSettings,
+    is_loopback,
+)
+from rekindle.config.sizes import parse_size
+
+__all__ = [
+    "ENV_PREFIX",
+    "CacheSettings",
+    "EngineSettings",
+    "MiB",
+    "ModelSettings",
+    "ServerSettings",
+    "Settings",
+    "StoreSettings",
+    "is_loopback",
+    "parse_size",
+]
