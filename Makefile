@@ -24,11 +24,18 @@ types: $(STAMP)
 mutants: $(STAMP)
 	$(BIN)/python tools/mutants.py
 
-# Hours, not minutes: a server killed hundreds of times, every state machine with thousands of runs.
-KILLS ?= 300
+# Hours, not minutes: processes and servers killed, crashes of random workloads, every state machine with thousands of
+# runs, and an hour of everything at once.
+KILLS ?= 900
+SERVER_KILLS ?= 100
+CRASH_RUNS ?= 40
+HURTS ?= 2000
+SOAK_S ?= 3600
 torture: $(STAMP)
-	KILLS=$(KILLS) HYPOTHESIS_PROFILE=torture $(BIN)/python -m pytest --timeout 0 -k 'kills or Machine or Pool or Radix or Order' \
+	KILLS=$(KILLS) SERVER_KILLS=$(SERVER_KILLS) CRASH_RUNS=$(CRASH_RUNS) HURTS=$(HURTS) HYPOTHESIS_PROFILE=torture \
+	  $(BIN)/python -m pytest --timeout 0 -k 'kill or crash or survive or hurt or trace or Machine or Pool or Radix or Order' \
 	  tests/server/test_kills.py tests/store tests/engine/test_core_machine.py tests/cache
+	SOAK_S=$(SOAK_S) $(BIN)/python tools/soak.py
 
 clean:
 	rm -rf $(VENV) dist build .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -6,6 +6,7 @@ import json
 import os
 import socket
 import time
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
@@ -15,13 +16,29 @@ from typer.testing import CliRunner
 from rekindle.bench.client import ServerProcess
 from rekindle.bench.demo import variables
 from rekindle.cli import app
+from rekindle.cli.settings import FLAG_GROUPS, FLAGS, WITHOUT_FLAG
+from rekindle.cli.units import parse_duration, show_ago, show_bytes
 from rekindle.config import ServerSettings, Settings
+from rekindle.errors import ConfigError
 
 FIXED = (
     "--model --host --port --store --kv --dtype --device --block-tokens --hot-bytes --disk-bytes --max-context "
     "--threads --served-model-name --reuse --config"
 ).split()
-COMMANDS = (["serve"], ["demo"], ["bench", "engine"], ["bench", "match"], ["bench", "recall"])
+COMMANDS = (["serve"], ["doctor"], ["demo"], ["bench", "engine"], ["bench", "match"], ["bench", "recall"])
+
+VALUES = {
+    "min_reuse_ratio": 0.25,
+    "agent_ttl_s": 86400.0,
+    "anonymous_ttl_s": 60.0,
+    "stale_ttl_s": 5.0,
+    "max_waiting": 7,
+    "max_running": 3,
+    "request_timeout_s": 12.5,
+    "requests_per_minute": 9,
+    "max_body_bytes": 4096,
+    "record": Path("/no/such/day"),
+}
 
 
 def run(*arguments: str, **env: str) -> Result:
@@ -34,17 +51,80 @@ def test_fixed_names_exist(command: list[str]) -> None:
     assert [flag for flag in FIXED if f"{flag} " not in shown] == []
 
 
+def test_every_setting_is_a_flag_but_secrets() -> None:
+    names = {item.name for part in fields(Settings) for item in fields(getattr(Settings(), part.name))}
+    named_otherwise = {"dir": "store", "enabled": "store"}
+    unknown = {named_otherwise.get(name, name) for name in names} - set(FLAGS) - WITHOUT_FLAG - {"model", "open"}
+    assert unknown == set()
+    assert {"api_key", "api_keys", "admin_key"} <= WITHOUT_FLAG
+    for name in WITHOUT_FLAG:
+        result = run("serve", f"--{name.replace('_', '-')}", "x")
+        assert (result.exit_code, "No such option" in result.output) == (2, True)
+
+
+def test_help_groups_the_settings() -> None:
+    shown = run("serve", "--help").output
+    heads = [line.removesuffix(":") for line in shown.splitlines() if line.endswith(":") and not line.startswith(" ")]
+    assert heads == ["Arguments", "Options", *FLAG_GROUPS]
+    at = {name: shown.index(f"--{name.replace('_', '-')} ") for name in ("hot_bytes", "max_waiting", "record")}
+    assert shown.index("\nMemory:") < at["hot_bytes"] < shown.index("\nStore:")
+    assert shown.index("\nScheduling:") < at["max_waiting"] < shown.index("\nServer:") < at["record"]
+
+
+def test_a_flag_reaches_its_setting(tmp_path: Path) -> None:
+    given = {name: str(value) for name, value in VALUES.items()}
+    settings = Settings.load({**given, "model": "pocket"}, {})
+    for name, value in VALUES.items():
+        section = next(part for part in fields(Settings) if hasattr(getattr(settings, part.name), name))
+        assert getattr(getattr(settings, section.name), name) == value
+    flags = [text for name, value in given.items() for text in (f"--{name.replace('_', '-')}", value)]
+    result = run("serve", *flags, "--model", "/no/such/model", "--port", "0", "--store", str(tmp_path))
+    assert (result.exit_code, "/no/such/model" in result.output) == (2, True), result.output
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"), [("90", 90), ("90s", 90), ("15m", 900), ("8h", 28800), ("1.5d", 129600), ("2W", 1209600)]
+)
+def test_durations(text: str, seconds: float) -> None:
+    assert parse_duration(text) == seconds
+
+
+@pytest.mark.parametrize("text", ["", "h", "8 hours", "-3d", "1e3s", "nan", "8h30m"])
+def test_what_is_no_duration(text: str) -> None:
+    with pytest.raises(ConfigError, match="90s, 15m, 8h or 30d"):
+        parse_duration(text)
+
+
+def test_moments_and_sizes() -> None:
+    assert [show_ago(1000.0, now) for now in (1000.2, 1059, 1061, 8300, 1000 + 40 * 86400, 5)] == [
+        "just now",
+        "59 s ago",
+        "1 min ago",
+        "2 h ago",
+        "40 d ago",
+        "just now",
+    ]
+    assert [show_bytes(count) for count in (0, 1023, 1536, 5 << 30, 3 << 41)] == [
+        "0 B",
+        "1023 B",
+        "1.5 KiB",
+        "5.0 GiB",
+        "6.0 TiB",
+    ]
+
+
 @pytest.mark.parametrize(
     ("arguments", "named"),
     [
         ("demo --reuse off", "--reuse on"),
         ("demo --store off", "a store"),
+        ("demo --record day.jsonl --stop-s 1", "--stop-s, --record"),
         ("bench engine --reuse off", "--reuse off"),
         ("bench recall --reuse off", "--reuse off"),
         ("bench engine --port 1", "--port"),
         ("bench engine --store x", "--store"),
         ("bench recall --kv q4h", "--kv"),
-        ("bench match --hot-bytes 1GiB --threads 2", "--hot-bytes, --threads"),
+        ("bench match --hot-bytes 1GiB --threads 2", "--threads, --hot-bytes"),
         ("chat --host localhost --open", "--host, --open"),
     ],
 )

@@ -108,3 +108,45 @@ def test_off_loopback_needs_a_key_or_open() -> None:
 
 def test_a_key_is_not_printed() -> None:
     assert "hunter2" not in repr(ServerSettings(api_key="hunter2"))
+
+
+def test_keys_open_namespaces(tmp_path: Path) -> None:
+    path = tmp_path / "rekindle.toml"
+    path.write_text('admin_key = "root"\n[api_keys]\nleft = "l1"\nright = "r1"\n')
+    server = Settings.load({}, {}, path).server
+    assert (dict(server.api_keys), server.admin_key) == ({"left": "l1", "right": "r1"}, "root")
+    assert server.namespaces() == ("default", "left", "right")
+    server = Settings.load({}, {"REKINDLE_API_KEYS": "left=a=b, right=c,"}).server
+    assert dict(server.api_keys) == {"left": "a=b", "right": "c"}
+    assert ServerSettings().namespaces() == ServerSettings(api_keys={"default": "x"}).namespaces() == ("default",)
+    assert ServerSettings(host="0.0.0.0", api_keys={"left": "x"}).needs_key
+    assert "hunter2" not in repr(ServerSettings(api_keys={"left": "hunter2"}, admin_key="hunter22"))
+
+
+@pytest.mark.parametrize(
+    ("flags", "named"),
+    [
+        ({"api_keys": "left"}, "must be name=key"),
+        ({"api_keys": "left=a,left=b"}, "given twice"),
+        ({"api_keys": {"left": 1}}, "must be a string"),
+        ({"api_keys": 3}, "must be a table"),
+        ({"api_keys": {"left": "a", "right": "a"}}, "left and api_keys: right are the same"),
+        ({"api_keys": {"left": "a"}, "api_key": "a"}, "are the same key"),
+        ({"api_keys": {"left": "a"}, "admin_key": "a"}, "are the same key"),
+        ({"api_keys": {"default": "a"}, "api_key": "b"}, "keep one"),
+        ({"api_keys": {"left": ""}}, "left is empty"),
+        ({"api_keys": {"../left": "a"}}, "is no name"),
+        ({"api_keys": {"": "a"}}, "is no name"),
+        ({"api_key": "a b"}, "visible ASCII"),
+        ({"admin_key": "schlüssel"}, "visible ASCII"),
+        ({"host": "0.0.0.0", "admin_key": "a"}, "REKINDLE_API_KEY"),
+        ({"requests_per_minute": 0}, "requests_per_minute"),
+        ({"read_timeout_s": 0}, "read_timeout_s"),
+        ({"stop_s": -1}, "stop_s"),
+        ({"record": ""}, "record: is empty"),
+    ],
+)
+def test_refusals_of_a_server_name_the_setting(flags: dict[str, object], named: str) -> None:
+    with pytest.raises(ConfigError, match=named) as caught:
+        Settings.load(flags)
+    assert "=b" not in str(caught.value)

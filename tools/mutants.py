@@ -29,6 +29,8 @@ COPIED = ("src", "tests", "tools", "pyproject.toml", "ARCHITECTURE.md", "README.
 TIMEOUT_S = 280
 PATHS, LOW = "tests/exactness/test_paths.py", "tests/exactness/test_low_precision.py"
 ALONE = "tests/exactness/test_against_transformers.py"
+CRASHES = "tests/store/test_crash.py::test_saved_turns_survive_a_crash_at_any_moment"
+RETENTION, TRACES = "tests/store/test_retention.py", "tests/store/test_purge_traces.py"
 Verdict = Literal["killed", "SURVIVED", "BROKEN"]
 
 
@@ -203,6 +205,111 @@ MUTANTS = (
         "num_context = -(-rows.until // TILE) * TILE - first",
         "num_context = -(-rows.until // 64) * 64 - first",
         f"{LOW}::test_bytes_are_the_same_on_every_path[llama-q4h-bf16]",
+    ),
+    one("shards never synced", "store/writer.py", "        self._shards.sync()\n", "", CRASHES),
+    Mutant(
+        "committed before it is synced",
+        (
+            Edit("store/writer.py", "        self._shards.sync()\n", ""),
+            Edit(
+                "store/writer.py",
+                "        with self._lock:\n            self._bad -= ",
+                "        self._shards.sync()\n        with self._lock:\n            self._bad -= ",
+            ),
+        ),
+        (CRASHES,),
+    ),
+    one(
+        "names of new shards not synced",
+        "store/shards.py",
+        "            self._fs.sync_directory(self._directory)\n",
+        "",
+        CRASHES,
+    ),
+    one(
+        "holes punched before the commit",
+        "store/writer.py",
+        "            self._ledger.touch(touched, now)\n        with self._lock:",
+        "            self._ledger.touch(touched, now)\n            self.room.give_back(freed)\n"
+        "        with self._lock:",
+        CRASHES,
+    ),
+    one(
+        "said saved before it is",
+        "store/writer.py",
+        "            self._ledger.move(saved)\n",
+        "            self._ledger.move(saved)\n            for turn in saved:\n"
+        "                self.on_saved(turn.namespace, turn.agent, turn.branch, turn.num_tokens)\n",
+        CRASHES,
+    ),
+    one(
+        "a parent evicted before its child",
+        "store/retention.py",
+        "            lru.add(name, None if parent == root else parent)\n",
+        "            lru.add(name, None)\n",
+        f"{RETENTION}::test_a_shared_prefix_leaves_last",
+        f"{RETENTION}::test_a_branch_is_shortened_from_its_end_and_that_is_told",
+    ),
+    one(
+        "a pinned chain evicted",
+        "store/retention.py",
+        "        if pinned_until >= now:\n",
+        "        if pinned_until == now:\n",
+        f"{RETENTION}::test_a_pin_holds_the_whole_chain",
+    ),
+    one(
+        "parents of the batch not held",
+        "store/retention.py",
+        "        elif name in self._held:\n",
+        "        elif name == now:\n",
+        f"{RETENTION}::test_a_batch_longer_than_the_budget_keeps_its_own_beginning",
+        f"{RETENTION}::test_a_branch_that_fills_the_disk_is_not_shortened_for_its_own_next_turn",
+    ),
+    Mutant(
+        "a clock that went back obeyed",
+        (
+            Edit("store/retention.py", "+ min(max(0.0, last_use), now)\n", "+ max(0.0, last_use)\n"),
+            Edit("store/ledger.py", "        self._db.execute(query, (max(0.0, now - JUST_BEFORE_S), now))\n", ""),
+        ),
+        (f"{RETENTION}::test_a_use_in_the_future_makes_nobody_immortal", "tests/store/test_clock.py"),
+    ),
+    Mutant(
+        "purged slots not zeroed",
+        (
+            Edit("store/purging.py", "        parts.shards.punch(freed)\n", ""),
+            Edit("store/purging.py", "    return parts.shards.is_zero(*slot, buffer)\n", "    return True\n"),
+            Edit("store/room.py", "            self._shards.punch(freed)\n", "            pass\n"),
+        ),
+        (TRACES,),
+    ),
+    one(
+        "log of the index not emptied in a purge",
+        "store/purging.py",
+        "        parts.index.truncate_wal()\n",
+        "",
+        TRACES,
+    ),
+    one(
+        "list of agents ignores the namespace",
+        "engine/api.py",
+        "book.agents(namespace)",
+        "book.agents(None)",
+        "tests/hostile/test_namespaces.py::test_no_answer_to_the_other_tenant_holds_a_word",
+        "tests/hostile/test_namespaces.py::test_another_tenants_agent_does_not_exist",
+    ),
+    one(
+        "presence counted like frequency",
+        "model/adjustments.py",
+        ".to(torch.float64) + params.presence_penalty",
+        ".to(torch.float64) * (1 + params.presence_penalty)",
+        "tests/model/test_adjustments.py",
+    ),
+    one(
+        "repetition penalty on the reply alone",
+        "model/adjustments.py",
+        "np.concatenate([history.prompt, history.reply])",
+        "history.reply",
+        "tests/model/test_adjustments.py",
     ),
 )
 

@@ -9,6 +9,8 @@
     ├── StoreError            the directory's
     │   └── StoreLocked       another process holds it
     ├── Overloaded            ours, for now: 503 with a time to come back
+    ├── Timeout               the request took longer than the operator allows
+    ├── Cancelled             nobody wants the reply any more
     └── RequestFailed         one request failed alone; the others go on
 
 A message says what is wrong and what to do. Broken invariants are asserts, shortages are values; neither is here.
@@ -54,11 +56,19 @@ class StoreLocked(StoreError):
 
 
 class Overloaded(RekindleError):
-    """Not even one request of this size fits now; try again after `retry_after_s` seconds."""
+    """No room for this request now, in memory or in the queue; try again after `retry_after_s` seconds."""
 
     def __init__(self, message: str, *, retry_after_s: float) -> None:
         super().__init__(message)
         self.retry_after_s = retry_after_s
+
+
+class Timeout(RekindleError):
+    """The request was stopped because it was not finished in time; what it had computed is kept."""
+
+
+class Cancelled(RekindleError):
+    """The request was cancelled before anything was known of it; once it has begun, a last delta says so instead."""
 
 
 class RequestFailed(RekindleError):

@@ -12,7 +12,7 @@ import pytest
 from rekindle.engine.api import Engine
 from rekindle.engine.types import ChatResult, GenerationRequest
 from rekindle.errors import BadRequest, NotFound, PromptTooLong, RekindleError
-from rekindle.model.sampler import SamplingParams
+from rekindle.model.params import SamplingParams
 from tests.engine.conftest import Start
 
 SYSTEM = {"role": "system", "content": "You are a careful assistant. Answer in one short sentence, and remember. " * 2}

@@ -7,7 +7,7 @@ from typing import Any
 
 from rekindle.engine.api import Engine
 from rekindle.engine.types import GenerationRequest, Report
-from rekindle.model.sampler import SamplingParams
+from rekindle.model.params import SamplingParams
 
 Start = Callable[..., Engine]
 OPENING = "You are a careful assistant. Answer in one short sentence, and remember what you are told. " * 2

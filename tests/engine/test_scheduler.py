@@ -18,7 +18,8 @@ from rekindle.config import EngineSettings
 from rekindle.engine.generation import Generation
 from rekindle.engine.request import NO_MATCH, Marks, Request, State
 from rekindle.engine.scheduler import LONGEST_WAIT_S, MIN_CHUNK, Chunk, Scheduler
-from rekindle.model.sampler import SamplerState, SamplingParams
+from rekindle.model.params import SamplingParams
+from rekindle.model.sampler import SamplerState
 from rekindle.text.prompt import PromptEncoder
 from rekindle.text.stream import TextStream
 from tests.engine.fixed_costs import FixedCosts
@@ -228,3 +229,29 @@ def test_a_preempted_request_is_queued_before_the_others_and_the_youngest_gives_
     preempted.num_preemptions = 1
     scheduler.move(preempted, State.WAITING)
     assert scheduler.waiting == [preempted, *waiting]
+
+
+def picks_one_by_one(requests: Sequence[Request]) -> list[Request]:
+    """The order inside one namespace as it is defined: the least to compute of all that are left, or the oldest."""
+    left, order = list(requests), []
+    while left:
+        oldest = len(order) % 4 == 3
+        order.append(
+            left[0] if oldest else min(left, key=lambda request: request.num_tokens - request.facts.num_tokens)
+        )
+        left.remove(order[-1])
+    return order
+
+
+def test_a_thousand_that_wait_are_looked_at_once_each(make: MakeRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    requests = [make(64, at=0.001 * i, reuse=7 * i % 60) for i in range(1000)]
+    looked_at: list[Request] = []
+    work = Scheduler._work
+
+    def counted(request: Request) -> int:
+        looked_at.append(request)
+        return work(request)
+
+    monkeypatch.setattr(Scheduler, "_work", staticmethod(counted))
+    assert scheduler_of([]).picks(requests, now=1.0) == picks_one_by_one(requests)
+    assert len(looked_at) == 1000

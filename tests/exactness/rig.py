@@ -29,8 +29,9 @@ from rekindle.engine.types import ChatResult, Reuse
 from rekindle.kv.arena import KVArena
 from rekindle.model.batch import SequenceStep
 from rekindle.model.load import LoadedModel, load_model
+from rekindle.model.params import SamplingParams
 from rekindle.model.runner import ModelRunner
-from rekindle.model.sampler import SamplerState, SamplingParams
+from rekindle.model.sampler import SamplerState
 from rekindle.store.sync import FileSystem
 from rekindle.store.values import SequenceRecord
 from rekindle.store.warm import WarmStore
@@ -100,21 +101,24 @@ class Rig:
             runner=self.runner,
             cache=self.cache,
             scheduler=self.scheduler,
-            eos_ids=frozenset(),
             min_reuse_tokens=1,
             on_turn=self.turns.append,
             clock=self.clock,
         )
 
-    def request(self, ids: Sequence[int], new_tokens: int, reuse: Reuse = "continuation") -> Request:
-        """Queue a greedy request for `new_tokens` tokens."""
-        request = self.unqueued(ids, new_tokens, reuse)
+    def request(
+        self, ids: Sequence[int] | np.ndarray, new_tokens: int, reuse: Reuse = "continuation", **params: Any
+    ) -> Request:
+        """Queue a request for `new_tokens` tokens, greedy unless `params` say otherwise."""
+        request = self.unqueued(ids, new_tokens, reuse, **params)
         self.core.add(request)
         return request
 
-    def unqueued(self, ids: Sequence[int], new_tokens: int, reuse: Reuse = "continuation") -> Request:
-        """A greedy request that nobody knows of yet."""
-        params = SamplingParams(max_tokens=new_tokens, temperature=0.0)
+    def unqueued(
+        self, ids: Sequence[int] | np.ndarray, new_tokens: int, reuse: Reuse = "continuation", **given: Any
+    ) -> Request:
+        """A request that nobody knows of yet. Requests on the very same array of ids are prepared together."""
+        params = SamplingParams(**{"max_tokens": new_tokens, "temperature": 0.0, **given})
         return Request(
             namespace="default",
             agent="a",

@@ -13,7 +13,7 @@ import pytest
 
 from rekindle.engine.api import Engine
 from rekindle.engine.types import ChatResult, GenerationRequest
-from rekindle.model.sampler import SamplingParams
+from rekindle.model.params import SamplingParams
 from rekindle.text.prompt import PromptEncoder
 from tests.engine.conftest import Start
 from tests.tiny_models import TOOL_ID, tiny_model_dir

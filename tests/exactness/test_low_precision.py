@@ -96,11 +96,11 @@ def forked(make_rig: MakeRig, directory: Path, kind: str, dtype: str, kv: str, i
 
 
 def preempted(make_rig: MakeRig, directory: Path, kind: str, dtype: str, kv: str, ids: list[int]) -> Rig:
-    """Thrown out at the end of its prefill by an older one that grows, and computed again where blocks were taken."""
-    rig = make_rig(kind, dtype, kv, num_blocks=-(-len(ids) // BLOCK_TOKENS) + 2, max_chunk_tokens=32)
-    older = rig.request(some_ids(31, seed=10), 40)
+    """Thrown out while it answers by an older one that grows, and computed again where blocks were taken."""
+    rig = make_rig(kind, dtype, kv, num_blocks=-(-len(ids) // BLOCK_TOKENS) + 4, max_chunk_tokens=32)
+    older = rig.request(some_ids(31, seed=10), 70)
     rig.step()
-    request = rig.request(ids, 1)
+    request = rig.request(ids, 30)
     rig.finish(older)
     assert request.num_preemptions == 1
     assert rig.num_hot(ids) < len(ids) - BLOCK_TOKENS

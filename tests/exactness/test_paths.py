@@ -105,7 +105,7 @@ def test_packed_with_others(make_rig: MakeRig, kind: str, kv: str) -> None:
 @EVERY
 def test_preempted_and_computed_again(make_rig: MakeRig, kind: str, kv: str) -> None:
     prompts = [some_ids(40, seed=7), some_ids(44, seed=8)]
-    rig = make_rig(kind, "fp64", kv, num_blocks=7)  # each needs 5 blocks to finish
+    rig = make_rig(kind, "fp64", kv, num_blocks=8)  # 4 each to go on for a block, 5 to finish
     requests = [rig.request(prompt, 28) for prompt in prompts]
     for prompt, request in zip(prompts, requests, strict=True):  # the older one is done first
         result = rig.finish(request)[0]

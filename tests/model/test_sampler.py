@@ -4,17 +4,30 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from rekindle.errors import BadRequest, RequestFailed
-from rekindle.model.sampler import SamplerState, SamplingParams, sample
+from rekindle.model.adjustments import History
+from rekindle.model.params import SamplingParams
+from rekindle.model.sampler import SamplerState, sample
 
 
 def state(seed: int = 0, **params: Any) -> SamplerState:
     return SamplerState.create(SamplingParams(**params), lambda: seed)
+
+
+def at(index: int) -> list[History]:
+    """The place of token `index` of one reply."""
+    return [History(np.zeros(0, dtype=np.uint32), np.zeros(index, dtype=np.uint32))]
+
+
+def drawn(logits: torch.Tensor, state: SamplerState, count: int) -> list[int]:
+    """`count` draws from the same row, as tokens 0, 1, ... of one reply."""
+    return [sample(logits, [state], at(index))[0] for index in range(count)]
 
 
 def random_logits(rows: int, vocab: int, seed: int = 0) -> torch.Tensor:
@@ -37,6 +50,25 @@ def random_logits(rows: int, vocab: int, seed: int = 0) -> torch.Tensor:
         ({"stop": ("",)}, "stop"),
         ({"stop": tuple("abcdefghi")}, "stop"),
         ({"stop": ["a"]}, "stop"),
+        ({"min_p": 1.1}, "min_p"),
+        ({"min_p": "0.1"}, "min_p"),
+        ({"presence_penalty": 2.1}, "presence_penalty"),
+        ({"frequency_penalty": float("nan")}, "frequency_penalty"),
+        ({"repetition_penalty": 0}, "repetition_penalty"),
+        ({"repetition_penalty": float("inf")}, "repetition_penalty"),
+        ({"logit_bias": {1: 2.0}}, "logit_bias"),
+        ({"logit_bias": ((1, 101.0),)}, "logit_bias"),
+        ({"logit_bias": ((-1, 1.0),)}, "logit_bias"),
+        ({"logit_bias": ((1, 1.0), (1, 2.0))}, "logit_bias"),
+        ({"logit_bias": tuple((i, 1.0) for i in range(1025))}, "logit_bias"),
+        ({"logprobs": 21}, "logprobs"),
+        ({"logprobs": True}, "logprobs"),
+        ({"stop_token_ids": [1]}, "stop_token_ids"),
+        ({"stop_token_ids": (-1,)}, "stop_token_ids"),
+        ({"stop_token_ids": tuple(range(65))}, "stop_token_ids"),
+        ({"ignore_eos": 1}, "ignore_eos"),
+        ({"min_tokens": -1}, "min_tokens"),
+        ({"max_tokens": 3, "min_tokens": 4}, "min_tokens"),
     ],
 )
 def test_bad_parameters_are_refused_by_name(params: dict[str, Any], param: str) -> None:
@@ -64,11 +96,9 @@ def test_tokens_do_not_depend_on_the_batch_or_on_other_requests() -> None:
 
 def test_a_preempted_request_draws_the_same_numbers_again() -> None:
     logits = random_logits(20, 97)
-    first, again = state(seed=3), state(seed=3)
-    tokens = [sample(logits[i : i + 1], [first])[0] for i in range(20)]
-    again.num_drawn = 12
-    assert [sample(logits[i : i + 1], [again])[0] for i in range(12, 20)] == tokens[12:]
-    assert tokens != [sample(logits[i : i + 1], [state(seed=4)])[0] for i in range(20)]
+    tokens = [sample(logits[i : i + 1], [state(seed=3)], at(i))[0] for i in range(20)]
+    assert [sample(logits[i : i + 1], [state(seed=3)], at(i))[0] for i in range(12, 20)] == tokens[12:]
+    assert tokens != [sample(logits[i : i + 1], [state(seed=4)], at(i))[0] for i in range(20)]
 
 
 def naive_support(logits: list[float], temperature: float, top_k: int, top_p: float) -> set[int]:
@@ -100,10 +130,8 @@ def test_only_ids_inside_top_k_and_top_p_are_drawn(
 ) -> None:
     support = naive_support(logits, temperature, top_k, top_p)
     rows = torch.tensor([logits])
-    drawn = state(seed=1, temperature=temperature, top_k=top_k, top_p=top_p)
-    seen = {sample(rows, [drawn])[0] for _ in range(60)}
+    seen = set(drawn(rows, state(seed=1, temperature=temperature, top_k=top_k, top_p=top_p), 60))
     assert seen <= support
-    drawn.check()
 
 
 @pytest.mark.parametrize("spread", [0.0, 0.5, 3.0])
@@ -111,8 +139,7 @@ def test_only_ids_inside_top_k_and_top_p_are_drawn(
 def test_the_nucleus_of_a_large_vocabulary_is_the_naive_one(spread: float, top_p: float) -> None:
     logits = (random_logits(1, 3000) * spread).round(decimals=1)
     support = naive_support(logits[0].double().tolist(), 1.0, 0, top_p)
-    drawing = state(seed=2, top_p=top_p)
-    seen = {sample(logits, [drawing])[0] for _ in range(100)}
+    seen = set(drawn(logits, state(seed=2, top_p=top_p), 100))
     assert seen <= support
     if len(support) <= 3:
         assert seen == support
@@ -120,10 +147,9 @@ def test_the_nucleus_of_a_large_vocabulary_is_the_naive_one(spread: float, top_p
 
 def test_frequencies_follow_the_probabilities() -> None:
     logits = torch.tensor([[0.0, 1.0, 2.0, -1.0]])
-    drawing = state(seed=11, temperature=0.7)
     counts = torch.zeros(4)
-    for _ in range(4000):
-        counts[sample(logits, [drawing])[0]] += 1
+    for token in drawn(logits, state(seed=11, temperature=0.7), 4000):
+        counts[token] += 1
     expected = torch.softmax(logits[0] / 0.7, 0) * 4000
     assert float(((counts - expected).square() / expected).sum()) < 16.3  # chi-square, 3 degrees, p = 0.001
 
@@ -133,13 +159,14 @@ def test_a_seed_may_be_negative_and_entropy_is_asked_only_without_one() -> None:
     made = SamplerState.create(SamplingParams(seed=-5), lambda: asked.append(1) or 7)
     assert made.seed == -5 and not asked
     assert SamplerState.create(SamplingParams(), lambda: 7).seed == 7
-    assert 0 <= made.draw() < 1
+    assert 0 <= made.draw(0) < 1 and made.draw(0) != made.draw(1)
 
 
 def test_logits_that_are_not_finite_fail_the_request() -> None:
-    for params in ({}, {"top_p": 0.5}, {"top_k": 2}):
-        with pytest.raises(RequestFailed):
-            sample(torch.full((1, 4), float("nan")), [state(**params)])
+    for params in ({}, {"top_p": 0.5}, {"top_k": 2}, {"temperature": 0.0}):
+        for bad in (float("nan"), float("inf")):
+            with pytest.raises(RequestFailed):
+                sample(torch.tensor([[1.0, bad, 2.0, 3.0]]), [state(**params)])
 
 
 def test_float64_logits_are_used_as_they_are() -> None:

@@ -2,17 +2,42 @@
 
 from __future__ import annotations
 
+import http.client
+import json
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import openai
 import pytest
 import uvicorn
 
 from rekindle import Engine
-from rekindle.config import Settings
-from rekindle.server.app import create_app
+from rekindle.config import ServerSettings, Settings
+from rekindle.server.app import App, create_app
+from rekindle.server.connections import ConnectionConfig
+
+
+@dataclass(frozen=True)
+class Answer:
+    """Status, headers in lower case, and the body as it came."""
+
+    status: int
+    headers: Mapping[str, str]
+    body: bytes
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.body)
+
+    @property
+    def error(self) -> dict[str, Any]:
+        """The error, in OpenAI's shape."""
+        found: dict[str, Any] = self.json["error"]
+        assert set(found) == {"message", "type", "param", "code"}
+        return found
 
 
 @dataclass(frozen=True)
@@ -21,6 +46,13 @@ class Served:
 
     engine: Engine
     port: int
+    app: App
+    server: uvicorn.Server
+
+    def num_connections(self) -> int:
+        """Connections that are open, those that were turned away too."""
+        assert isinstance(self.server.config, ConnectionConfig)
+        return len(self.server.server_state.connections) + self.server.config.num_refused
 
     @property
     def url(self) -> str:
@@ -31,6 +63,38 @@ class Served:
         headers = {"X-Agent-ID": agent} if agent else {}
         return openai.OpenAI(base_url=f"{self.url}/v1", api_key="unused", default_headers=headers, max_retries=0)
 
+    def send(self, method: str, path: str, body: Any = None, *, key: str | None = None, **headers: str) -> Answer:
+        """One request over its own connection; `body` is sent as JSON, `x_agent_id="a"` as X-Agent-ID."""
+        named = {name.replace("_", "-"): value for name, value in headers.items()}
+        if key is not None:
+            named["Authorization"] = f"Bearer {key}"
+        data = body if isinstance(body, bytes | None) else json.dumps(body).encode()
+        with closing(http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)) as connection:
+            connection.request(method, path, body=data, headers=named)
+            response = connection.getresponse()
+            return Answer(response.status, {k.lower(): v for k, v in response.getheaders()}, response.read())
+
+    def chat(self, text: str, *, key: str | None = None, agent: str | None = None, **more: Any) -> Answer:
+        """A short greedy reply to one message."""
+        body = {"messages": [{"role": "user", "content": text}], "temperature": 0, "max_tokens": 4, **more}
+        return self.send("POST", "/v1/chat/completions", body, key=key, **({"x_agent_id": agent} if agent else {}))
+
+
+@contextmanager
+def serving(engine: Engine, settings: ServerSettings) -> Iterator[Served]:
+    """A server over `engine` with other settings, on a port of its own."""
+    with closing(create_app(engine, settings)) as app:
+        server = uvicorn.Server(ConnectionConfig(app, settings, port=0))
+        started = threading.Event()
+        thread = threading.Thread(target=_run, args=(server, started))
+        thread.start()
+        assert started.wait(30)
+        try:
+            yield Served(engine, server.servers[0].sockets[0].getsockname()[1], app, server)
+        finally:
+            server.should_exit = True
+            thread.join()
+
 
 @pytest.fixture(scope="package")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
@@ -38,15 +102,8 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     flags = {"store": tmp_path_factory.mktemp("store"), "threads": 1, "hot_bytes": "256MiB", "max_chunk_tokens": 16}
     settings = Settings.load(flags)
     with Engine(settings) as engine:
-        config = uvicorn.Config(create_app(engine, settings.server), port=0, log_config=None, access_log=False)
-        server = uvicorn.Server(config)
-        started = threading.Event()
-        thread = threading.Thread(target=_run, args=(server, started))
-        thread.start()
-        assert started.wait(30)
-        yield Served(engine, server.servers[0].sockets[0].getsockname()[1])
-        server.should_exit = True
-        thread.join()
+        with serving(engine, settings.server) as running:
+            yield running
         engine.check()
 
 

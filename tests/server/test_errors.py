@@ -7,7 +7,7 @@ import json
 import pytest
 from starlette.exceptions import HTTPException
 
-from rekindle.errors import BadRequest, NotFound, Overloaded, PromptTooLong, RequestFailed, StoreError
+from rekindle.errors import BadRequest, Cancelled, NotFound, Overloaded, PromptTooLong, RequestFailed, StoreError
 from rekindle.server.errors import invalid, problem_of
 
 
@@ -19,6 +19,7 @@ from rekindle.server.errors import invalid, problem_of
         (NotFound("who?", param="id"), 404, "invalid_request_error", "id", "not_found"),
         (invalid(413, "large"), 413, "invalid_request_error", None, None),
         (Overloaded("full", retry_after_s=1.2), 503, "server_error", None, "overloaded"),
+        (Cancelled("gone"), 499, "invalid_request_error", None, "cancelled"),
         (RequestFailed("sorry"), 500, "server_error", None, None),
         (StoreError("disk"), 500, "server_error", None, None),
         (HTTPException(405), 405, "invalid_request_error", None, None),

@@ -6,6 +6,8 @@ import pytest
 from starlette.datastructures import Headers
 
 from rekindle.config import ServerSettings
+from rekindle.server.caller import Access
+from rekindle.server.errors import Problem
 from rekindle.server.guard import Guard
 
 
@@ -14,8 +16,8 @@ async def nothing(*_: object) -> None:
 
 
 def status(settings: ServerSettings, path: str = "/v1/models", **headers: str) -> int:
-    problem = Guard(nothing, settings=settings).problem(path, Headers(headers))
-    return 200 if problem is None else problem.status
+    judged = Guard(nothing, settings=settings).judge(path, Headers(headers))
+    return judged.status if isinstance(judged, Problem) else 200
 
 
 LOCAL = ServerSettings()
@@ -67,3 +69,30 @@ def test_foreign_pages_are_refused(origin: str) -> None:
 
 def test_our_own_page_is_served() -> None:
     assert status(LOCAL, host="localhost:7354", origin="http://localhost:7354") == 200
+
+
+def access(settings: ServerSettings, key: str | None = None, path: str = "/v1/models") -> Access | None:
+    headers = Headers({"host": "localhost", **({"authorization": f"Bearer {key}"} if key is not None else {})})
+    judged = Guard(nothing, settings=settings).judge(path, headers)
+    return None if isinstance(judged, Problem) else judged
+
+
+def test_a_key_opens_its_namespace_and_no_other() -> None:
+    tenants = ServerSettings(api_key="d", api_keys={"left": "l", "right": "r"}, admin_key="a")
+    assert access(tenants, "l") == Access("left")
+    assert access(tenants, "r") == Access("right")
+    assert access(tenants, "d") == Access("default")
+    assert access(tenants, "a") == Access("default", is_admin=True)
+    for wrong in (None, "", "lr", "L", "l r", "left"):
+        assert access(tenants, wrong) is None
+    assert access(tenants, None, "/health/ready") == Access(has_key=False)
+    assert access(tenants, "l", "/health/ready") == Access("left")
+
+
+def test_whoever_comes_in_is_admin_where_nothing_separates_tenants() -> None:
+    assert access(ServerSettings()) == access(ServerSettings(), "unused") == Access(is_admin=True)
+    assert access(ServerSettings(api_key="d"), "d") == Access(is_admin=True)
+    assert access(ServerSettings(api_key="d", admin_key="a"), "d") == Access()
+    assert access(ServerSettings(admin_key="a")) == access(ServerSettings(admin_key="a"), "unused") == Access()
+    assert access(ServerSettings(admin_key="a"), "a") == Access(is_admin=True)
+    assert access(ServerSettings(api_keys={"left": "l"}), "l") == Access("left")

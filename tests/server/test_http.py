@@ -10,14 +10,16 @@ import re
 import socket
 import threading
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import openai
 import pytest
 
 from rekindle.bench.client import Client
+from rekindle.config import ServerSettings
 from rekindle.pocket import conversations
-from tests.server.conftest import Served
+from tests.server.conftest import Served, serving
 
 FACT = "Remember that the copper key is in the attic."
 QUESTION = "Where is the copper key?"
@@ -47,8 +49,15 @@ def raw(served: Served, method: str, path: str, body: bytes | None = None, **hea
     return answer
 
 
-def test_a_second_turn_pays_for_its_new_words_only(served: Served) -> None:
-    client = served.client("ada")
+@pytest.fixture
+def fresh(served: Served) -> Iterator[Served]:
+    """A namespace in which nobody has said a word."""
+    with serving(served.engine, ServerSettings(api_keys={"fresh": "unused"})) as running:
+        yield running
+
+
+def test_a_second_turn_pays_for_its_new_words_only(fresh: Served) -> None:
+    client = fresh.client("ada")
     first = ask(client, messages(FACT))
     assert first.usage.prompt_tokens_details.cached_tokens == 0
     assert first.model_extra["rekindle"]["outcome"] == "miss"

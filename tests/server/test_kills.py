@@ -1,7 +1,8 @@
 """A dozen SIGKILLs at random moments: the store opens, every record passes its check, every durable turn is warm.
 
 The moments begin with the first durable turn, however long that takes here. The server runs in a forked process whose
-imports are done already, so that a dozen of them take a minute. `KILLS=300` makes it hundreds (`make torture`).
+imports are done already, so that a dozen of them take a minute. `SERVER_KILLS=100` makes it a hundred (`make torture`);
+tests/store/test_killed.py kills processes that hold a store and no model, twenty times as fast.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from rekindle.server.serve import open_listeners, run_server
 from rekindle.spec import KVLayout
 from rekindle.store.warm import WarmStore
 
-NUM_KILLS = int(os.environ.get("KILLS", "12"))
+NUM_KILLS = int(os.environ.get("SERVER_KILLS", "12"))
 NUM_AGENTS = 2
 AFTER_S = 1.5  # the last of the random moments after the first durable turn
 Said = list[dict[str, str]]
@@ -106,13 +107,14 @@ def check_records(directory: Path, layout: KVLayout) -> None:
 
 
 @pytest.mark.timeout(60 * NUM_KILLS)
-def test_every_durable_turn_survives(tmp_path: Path) -> None:
-    r = random.Random(5)
+def test_every_durable_turn_survives(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    r, num_durable = random.Random(5), 0
     with Engine(Settings.load({"store": "off", "threads": 1, "hot_bytes": "32MiB"})) as engine:
         layout = engine.spec.layout
     for number in range(NUM_KILLS):
         durable = kill_while_talking(tmp_path, number, r.uniform(0.0, AFTER_S))
         assert durable
+        num_durable += len(durable)
         check_records(tmp_path, layout)
         with Engine(settings_of(tmp_path, 0)) as engine:
             engine.check()
@@ -122,3 +124,5 @@ def test_every_durable_turn_survives(tmp_path: Path) -> None:
                 assert report.reused_tokens == report.prompt_tokens - 1
                 assert report.warm_tokens > 0
             engine.check()
+    with capsys.disabled():
+        print(f"\n{NUM_KILLS} servers killed; {num_durable} durable conversations were warm after it")

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import tempfile
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -31,7 +32,14 @@ FINGERPRINT = bytes(range(32))
 
 
 def open_store(
-    directory: Path, *, fs: FileSystem | None = None, shard_bytes: int = 1 << 15, **settings: int
+    directory: Path,
+    *,
+    fs: FileSystem | None = None,
+    shard_bytes: int = 1 << 15,
+    clock: Callable[[], float] = lambda: 100.0,
+    model: str = "",
+    namespaces: Sequence[str] = ("default",),
+    **settings: float,
 ) -> WarmStore:
     """An open store of the tiny layout, not started; few slots a shard, so that several are in play."""
     return WarmStore.open(
@@ -40,8 +48,10 @@ def open_store(
         layout=LAYOUT,
         settings=StoreSettings(**{"staging_bytes": 1 << 20, "disk_bytes": 1 << 24, **settings}),
         fs=fs,
-        clock=lambda: 100.0,
+        clock=clock,
         shard_bytes=shard_bytes,
+        model=model,
+        namespaces=namespaces,
     )
 
 
@@ -89,11 +99,17 @@ class Chain:
         return self.blocks[-1].name if len(self.ids) else self.root
 
     def record(
-        self, agent: str, branch: int = 0, namespace: str = "default", num_tokens: int | None = None
+        self,
+        agent: str,
+        branch: int = 0,
+        namespace: str = "default",
+        *,
+        num_tokens: int | None = None,
+        last_use: float = 5.0,
     ) -> SequenceRecord:
         """The branch that ends where this chain does."""
         count = len(self.ids) if num_tokens is None else num_tokens
-        return SequenceRecord(namespace, agent, branch, self.root, self.head, count, count, 5.0, (count,))
+        return SequenceRecord(namespace, agent, branch, self.root, self.head, count, count, last_use, (count,))
 
 
 def _filler(name: bytes):
@@ -108,6 +124,16 @@ def save(store: WarmStore, chain: Chain, agent: str = "ann", branch: int = 0, *,
     store.save_turn(chain.record(agent, branch))
     if flush:
         assert store.flush(10)
+
+
+@contextmanager
+def one_batch(store: WarmStore) -> Iterator[None]:
+    """What is staged and saved inside is one batch of the writer, however fast it is; durable at the end."""
+    gate = threading.Event()
+    store._writer.order(lambda ledger: gate.wait(10))
+    yield
+    gate.set()
+    assert store.flush(10)
 
 
 def load(store: WarmStore, locations: Sequence[Location]) -> list[list[np.ndarray]]:

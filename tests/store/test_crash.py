@@ -1,155 +1,168 @@
-"""After a crash at any moment the store opens, agrees with itself and still has every turn it called saved."""
+"""After a crash at any moment the store opens, agrees with itself and still has every turn it called saved.
+
+The crash is put before every operation of the sync module and around every transaction, and inside what SQLite does
+with its own files; writes that were not synced are kept, dropped, torn or reordered. `CRASH_RUNS` adds workloads drawn
+at random (`make torture`).
+"""
 
 from __future__ import annotations
 
+import contextlib
+import os
 import shutil
+import sqlite3
 from collections.abc import Callable, Iterator
-from hashlib import blake2b
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from rekindle.store.shards import Shards
-from rekindle.store.writer import Writer
-from tests.store.chains import FINGERPRINT, SIZE, Chain, fast_directory, open_store, save, warm_tokens
-from tests.store.recording import Crash, RecordingFileSystem, copy_index, replay
+from rekindle.store.warm import WarmStore
+from tests.store.campaign import Campaign, drawn_actions, recorded
+from tests.store.careless import CARELESS
+from tests.store.chains import Chain, fast_directory, warm_tokens
 
-CRASHES: tuple[Crash, ...] = ("kept", "dropped", "torn", "reordered")
-
-
-class Campaign:
-    """One run of a scenario, and for each of its operations: the index at that moment and the turns saved by then.
-
-    `seen` keeps digests of what was looked at already: many crashes leave the same files.
-    """
-
-    def __init__(self, directory: Path) -> None:
-        self.directory = directory
-        self.seen: set[bytes] = set()
-        self.live = directory / "live"
-        self.place = self.live / FINGERPRINT.hex()
-        self.saved: list[dict[str, int]] = []
-        self.chains: dict[str, list[int]] = {}
-        self._now: dict[str, int] = {}
-        self.fs = RecordingFileSystem(self.place, self._before)
-
-    def _before(self, number: int) -> None:
-        copy_index(self.place, self.directory / f"index-{number}")
-        self.saved.append(dict(self._now))
-
-    def run(self) -> None:
-        store = open_store(self.live, fs=self.fs, shard_bytes=1 << 14)
-        store.on_saved = lambda namespace, agent, branch, num_tokens: self._now.__setitem__(agent, num_tokens)
-        store.start()
-        for agent, length in (
-            ("ann", 40),
-            ("bob", 50),
-            ("ann", 75),
-            ("bob", 52),
-            ("ann", 90),
-            ("cat", 33),
-            ("ann", 91),
-        ):
-            shared = list(range(20))
-            own = [1000 * ord(agent[0]) + number for number in range(length - 20)]
-            self.chains[agent] = shared + own
-            save(store, Chain.of(store, self.chains[agent]), agent)
-        self._now.pop("bob")
-        store.delete("default", "bob").result(10)
-        assert store.flush(10)
-        save(store, Chain.of(store, list(range(70))), "dan")
-        self.chains["dan"] = list(range(70))
-        self.secret = store.secret
-        self._before(len(self.fs.log))
-        store.close()
-
-    def after_crash(self, number: int, crash: Crash) -> Path | None:
-        """A directory as a crash before operation `number` may leave it; None if there was one like it before."""
-        target = self.directory / "crashed"
-        shutil.rmtree(target, ignore_errors=True)
-        copy_index(self.directory / f"index-{number}", target / self.place.name)
-        (target / "secret").write_bytes(self.secret)
-        digest = blake2b(repr(self.saved[number]).encode())
-        for path, content in replay(self.fs.log[:number], crash, np.random.default_rng(number)).items():
-            (target / self.place.name / path.name).write_bytes(content)
-        for path in sorted(target.rglob("*.*")):
-            digest.update(path.name.encode() + path.read_bytes())
-        new = digest.digest() not in self.seen
-        self.seen.add(digest.digest())
-        return target if new else None
-
-    def holds(self, number: int, crash: Crash) -> None:
-        """Open what the crash left and look."""
-        crashed = self.after_crash(number, crash)
-        if crashed is None:
-            return
-        store = open_store(crashed, shard_bytes=1 << 14)
-        store.start()
-        try:
-            store.check("records")
-            there = {record.agent: record.num_tokens for record in store.sequences()}
-            for agent, num_tokens in self.saved[number].items():
-                assert there.get(agent, 0) >= num_tokens, f"{agent} had {num_tokens} saved tokens"
-            for record in store.sequences():
-                ids = store.sequence_ids(record)
-                assert len(ids) == record.num_tokens
-                assert warm_tokens(store, Chain.of(store, ids)) == record.num_tokens
-            save(store, Chain.of(store, list(range(7, 7 + 3 * SIZE))), "after")
-            store.check("records")
-            assert store.stats().last_error is None
-        finally:
-            store.close()
+CRASH_RUNS = int(os.environ.get("CRASH_RUNS", "1"))
+NUM_ACTIONS = 12 if CRASH_RUNS == 1 else 25
+PLAIN = (
+    "turn turn turn extend fork extend rewind turn delete_branch extend delete_agent turn turn extend fork rewind"
+    " extend delete_branch turn fork delete_agent extend check"
+).split()
+FULL = (
+    "turn turn extend fork pin fill fill extend touch fill purge turn fill rewind extend fork unpin fill purge turn"
+    " extend delete_agent fill check"
+).split()
+NUM_STATES: dict[str, int] = {}
 
 
 @pytest.fixture
-def campaign() -> Iterator[Campaign]:
-    directory = fast_directory()
-    yield Campaign(directory)
-    shutil.rmtree(directory)
+def directory() -> Iterator[Path]:
+    made = fast_directory()
+    yield made
+    shutil.rmtree(made)
 
 
-def test_saved_turns_survive_a_crash_at_any_operation(campaign: Campaign) -> None:
-    campaign.run()
-    assert len(campaign.fs.log) > 60
-    for number in range(len(campaign.fs.log) + 1):
-        for crash in CRASHES:
-            campaign.holds(number, crash)
-    assert len(campaign.seen) > 100
+@pytest.fixture(scope="module", autouse=True)
+def campaign_size(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Say at the end how many states were replayed."""
+    yield
+    capture = request.config.pluginmanager.get_plugin("capturemanager")
+    with capture.global_and_fixture_disabled():
+        print(f"\ncrash campaign: {sum(NUM_STATES.values())} states opened and judged: {NUM_STATES}")
 
 
-def _without_sync(shards: Shards) -> None:
-    """A careless store: never makes its shards durable."""
-
-
-def _late_sync(self: Writer, blocks: list, turns: list, save: Callable = Writer._save) -> None:
-    """A careless store: the transaction comes first."""
-    sync, self._shards.sync = self._shards.sync, lambda: None
+def judge_all(campaign: Campaign, name: str, *, torn: int = 2) -> None:
+    """Replay every crash of a recorded run, and count them."""
     try:
-        save(self, blocks, turns)
+        campaign.crash_everywhere(np.random.default_rng(len(name)), torn=torn)
     finally:
-        self._shards.sync = sync
-    sync()
+        NUM_STATES[name] = NUM_STATES.get(name, 0) + campaign.num_states
 
 
-@pytest.mark.parametrize(
-    ("owner", "name", "careless"), [(Shards, "sync", _without_sync), (Writer, "_save", _late_sync)]
-)
-def test_a_careless_store_fails_this_test(
-    campaign: Campaign, monkeypatch: pytest.MonkeyPatch, owner: type, name: str, careless: Callable
-) -> None:
-    with monkeypatch.context() as patch:
-        patch.setattr(owner, name, careless)
-        campaign.run()
-    with pytest.raises(AssertionError):
-        for number in range(len(campaign.fs.log) + 1):
-            campaign.holds(number, "dropped")
+def test_saved_turns_survive_a_crash_at_any_moment(directory: Path) -> None:
+    campaign = recorded(directory, 1, PLAIN)
+    whats = {moment.what.split()[0] for moment in campaign.moments}
+    assert whats >= {"operation", "BEGIN", "COMMIT", "PRAGMA", "told"}
+    assert {operation.kind for operation in campaign.fs.log} == {
+        "create",
+        "resize",
+        "write",
+        "sync",
+        "punch",
+        "rename",
+        "names",
+    }
+    judge_all(campaign, "plain")
+    assert campaign.num_states > 500
 
 
-def test_the_open_of_a_crashed_store_is_the_same_store(campaign: Campaign) -> None:
-    campaign.run()
-    crashed = campaign.after_crash(len(campaign.fs.log), "dropped")
+def test_what_a_full_store_kept_survives(directory: Path) -> None:
+    campaign = recorded(directory, 2, FULL, disk_blocks=24)
+    assert campaign.num_evicted > 20
+    assert any(moment.pins for moment in campaign.moments) and campaign.moments[-1].purged
+    judge_all(campaign, "full", torn=1)
+    assert campaign.num_states > 500
+
+
+@pytest.mark.parametrize("seed", range(CRASH_RUNS))
+def test_any_workload_survives(directory: Path, seed: int) -> None:
+    random = np.random.default_rng(seed)
+    campaign = recorded(directory, seed, drawn_actions(random, NUM_ACTIONS), disk_blocks=int(random.integers(18, 60)))
+    judge_all(campaign, "drawn", torn=1)
+    assert campaign.num_states > 300
+
+
+@pytest.mark.parametrize("careless", CARELESS, ids=lambda careless: careless.__name__)
+def test_a_careless_store_fails_this_test(directory: Path, careless: Callable[[pytest.MonkeyPatch], None]) -> None:
+    actions = ["turn", "turn", "purge", "extend"] if "purge" in careless.__name__ else PLAIN
+    campaign = recorded(directory, 1, actions, careless=careless)
+    with pytest.raises(AssertionError, match=r"state \d+"):
+        campaign.crash_everywhere(np.random.default_rng(1))
+    assert campaign.num_states > 10, "it failed at once: the careless copy does not work at all"
+
+
+def kept_life(directory: Path) -> Campaign:
+    """A closed store with a few branches, forked and rewound."""
+    return recorded(directory / "first", 3, "turn turn extend fork turn extend rewind fork pin".split(), restart=False)
+
+
+def test_a_crash_while_opening_costs_nothing(directory: Path) -> None:
+    first = recorded(directory / "first", 4, PLAIN[:12], restart=False)
+    random = np.random.default_rng(4)
+    for number in range(0, len(first.moments), max(1, len(first.moments) // 12)):
+        moment = first.moments[number]
+        crashed = first.crashed(moment, moment.index, "torn", random)
+        if crashed is None:
+            continue
+        second = first.next_life(directory / f"second-{number}", crashed, moment)
+        with second.running():
+            pass
+        judge_all(second, "opened")
+        shutil.rmtree(second.directory)
+    assert NUM_STATES["opened"] > 50
+
+
+def test_a_crash_while_an_old_index_is_migrated_costs_nothing(directory: Path) -> None:
+    first = kept_life(directory)
+    path = first.place / "index.db"
+    with contextlib.closing(sqlite3.connect(path)) as connection:
+        connection.executescript("ALTER TABLE agent DROP COLUMN pinned_until; PRAGMA user_version = 1;")
+    first.pins.clear()
+    second = first.next_life(directory / "second", first.live)
+    with second.running() as store:
+        assert store.sequences()
+    assert any(moment.what.startswith("ALTER") for moment in second.moments)
+    judge_all(second, "migrated", torn=4)
+    assert second.num_states > 10
+
+
+def test_a_crash_while_the_index_is_made_anew_loses_no_block(directory: Path) -> None:
+    first = kept_life(directory)
+    chains = [(key[0], ids) for key, branch in first.branches.items() for ids in first.versions[key][branch.low :][:1]]
+    (first.place / "index.db").write_bytes(b"no database" * 999)
+    first.branches.clear()
+    first.pins.clear()
+    second = first.next_life(directory / "second", first.live)
+
+    def blocks_are_warm(store: WarmStore) -> None:
+        for namespace, ids in chains:
+            assert warm_tokens(store, Chain.of(store, ids, namespace)) == len(ids), "blocks were lost with the index"
+
+    second.also = blocks_are_warm
+    with second.running() as store:
+        blocks_are_warm(store)
+    judge_all(second, "made anew", torn=4)
+    assert second.num_states > 10
+
+
+def test_a_crash_after_the_close_costs_nothing(directory: Path) -> None:
+    campaign = recorded(directory, 1, PLAIN)
+    last = campaign.moments[-1]
+    crashed = campaign.crashed(last, last.index, "dropped", np.random.default_rng(0))
     assert crashed is not None
-    store = open_store(crashed, shard_bytes=1 << 14)
-    assert {record.agent for record in store.sequences()} == {"ann", "cat", "dan"}
+    assert any(branch.required for branch in last.branches.values())
+    store = campaign.open(crashed)
+    store.start()
+    found = {(record.namespace, record.agent, record.branch): record.num_tokens for record in store.sequences()}
+    assert found == {key: branch.required for key, branch in last.branches.items() if branch.required}
     store.close()

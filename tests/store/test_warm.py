@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import logging
+import math
 import os
 import sqlite3
 import stat
@@ -206,6 +207,8 @@ def test_a_failing_save_is_said_once_and_harms_nothing(
             save(store, Chain.of(store, range(number, number + 60)), "bob")
     assert len([r for r in caplog.records if "SAVING FAILED" in r.message]) == 1
     stats = store.stats()
+    assert not stats.saving_ok and stats.first_error_at == 100.0
+    assert stats.first_error is not None and os.strerror(error) in stats.first_error
     assert (stats.failed_saves >= 3, stats.turns_unsaved, stats.turns_saved) == (True, 3, 1)
     assert stats.last_error is not None and os.strerror(error) in stats.last_error
     assert warm_tokens(store, first) == 2 * SIZE
@@ -214,9 +217,26 @@ def test_a_failing_save_is_said_once_and_harms_nothing(
     again = Chain.of(store, range(60))
     assert store.num_known(again.full_names) == 2
     save(store, again, "bob")
-    assert store.stats().last_error is None
+    assert store.stats().last_error is None and store.stats().saving_ok
     assert warm_tokens(store, again) == 60
     store.check("records")
+    fs.error = errno.EROFS
+    caplog.clear()
+    with caplog.at_level(logging.ERROR):
+        for number in range(2):
+            save(store, Chain.of(store, range(300 + number, 400)), "cat")
+    assert len([r for r in caplog.records if "SAVING FAILED" in r.message]) == 1, "failing anew is said anew"
+    stats = store.stats()
+    assert not stats.saving_ok and stats.first_error is not None and os.strerror(errno.EROFS) in stats.first_error
+
+
+def test_what_is_read_is_counted(opened: Opened) -> None:
+    store = opened()
+    chain = Chain.of(store, range(3 * SIZE))
+    save(store, chain)
+    assert (store.stats().blocks_read, store.stats().bytes_read) == (0, 0)
+    assert warm_tokens(store, chain) == 3 * SIZE
+    assert (store.stats().blocks_read, store.stats().bytes_read) == (3, 3 * BLOCK_BYTES)
 
 
 def test_a_failing_transaction_leaves_nothing_behind(opened: Opened, tmp_path: Path) -> None:
@@ -243,6 +263,7 @@ def test_a_full_store_refuses_and_says_so(opened: Opened, caplog: pytest.LogCapt
     store = opened(disk_bytes=6 * BLOCK_BYTES)
     small = Chain.of(store, range(2 * SIZE))
     save(store, small)
+    assert store.pin("default", "ann", math.inf).result(10)
     with caplog.at_level(logging.WARNING):
         save(store, Chain.of(store, [5] * 10 * SIZE), "bob")
         save(store, Chain.of(store, [6] * 10 * SIZE), "cat")

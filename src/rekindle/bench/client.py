@@ -127,6 +127,11 @@ class ServerProcess:
                 given[name] = value
         return own | {ENV_PREFIX + name.upper(): value for name, value in given.items()}
 
+    @property
+    def pid(self) -> int:
+        """Its process id."""
+        return self._process.pid
+
     def wait_ready(self) -> Client:
         """A client, once the server answers; RekindleError with the end of its log if it does not."""
         client = Client(self.port, host=self._server.host, api_key=self._server.api_key)

@@ -19,7 +19,7 @@ from rich.table import Table
 
 from rekindle.bench.endless import endless_copy
 from rekindle.bench.job import Job, flags_of, run_job
-from rekindle.bench.record import Measurement, Origin, append_lines
+from rekindle.bench.record import Measurement, Origin, deliver
 from rekindle.config import Settings
 from rekindle.errors import ConfigError
 from rekindle.model.checkpoint import Source
@@ -62,12 +62,7 @@ def run_engine_bench(settings: Settings, options: EngineBench, console: Console)
     console.print(table(measured))
     described = {**flags, **asdict(options), "out": None}
     origin = Origin.here("engine", described)
-    if options.out is not None:
-        append_lines(options.out, origin, measured)
-        console.print(f"{len(measured)} lines added to {options.out}")
-    else:
-        for measurement in measured:
-            print(origin.line(measurement))
+    deliver(measured, origin, options.out, console)
     return 0
 
 

@@ -19,7 +19,7 @@ from rich.console import Console
 from rich.table import Table
 
 from rekindle.bench.memory import resident_bytes
-from rekindle.bench.record import Measurement, Origin, append_lines
+from rekindle.bench.record import Measurement, Origin, deliver
 from rekindle.bench.workload import WORDS
 from rekindle.cache.matcher import Matcher, StoredBranch
 from rekindle.config import Settings
@@ -162,11 +162,7 @@ def run_match_bench(settings: Settings, options: MatchBench, console: Console) -
     console.print(table(measured))
     console.print(f"{number:,} sequences stored in {filled_s:.1f} s, in {grown_bytes / 2**20:,.0f} MiB with their ids")
     origin = Origin.here("match", {**asdict(options), "out": None, "grown_bytes": grown_bytes})
-    if options.out is not None:
-        append_lines(options.out, origin, measured)
-    else:
-        for item in measured:
-            print(origin.line(item))
+    deliver(measured, origin, options.out, console)
     return 0
 
 

@@ -28,19 +28,19 @@ def peak_bytes() -> int:
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 
-def resident_bytes() -> int:
-    """Resident memory now; the peak where the system does not tell."""
+def resident_bytes(pid: int | None = None) -> int:
+    """Resident memory now, of this process or another; this one's peak where the system does not tell."""
     try:
-        return _status("VmRSS")
+        return _status("VmRSS", STATUS if pid is None else Path(f"/proc/{pid}/status"))
     except OSError:
         return peak_bytes()
 
 
-def _status(name: str) -> int:
-    for line in STATUS.read_text().splitlines():
+def _status(name: str, status: Path = STATUS) -> int:
+    for line in status.read_text().splitlines():
         if line.startswith(name + ":"):
             return int(line.split()[1]) * 1024
-    raise OSError(f"{STATUS} has no {name}")
+    raise OSError(f"{status} has no {name}")
 
 
 def drop_file_cache(directory: Path) -> int:

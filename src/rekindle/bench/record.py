@@ -11,11 +11,13 @@ import platform
 import statistics
 import subprocess
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
 from typing import Any
+
+from rich.console import Console
 
 from rekindle import __version__
 
@@ -139,3 +141,13 @@ def append_lines(path: Path, origin: Origin, measurements: Iterable[Measurement]
     with path.open("a", encoding="utf-8") as file:
         for measurement in measurements:
             file.write(origin.line(measurement) + "\n")
+
+
+def deliver(measurements: Sequence[Measurement], origin: Origin, out: Path | None, console: Console) -> None:
+    """Add the lines to `out` and say so; None: print them, for who reads standard output."""
+    if out is None:
+        for measurement in measurements:
+            print(origin.line(measurement))
+        return
+    append_lines(out, origin, measurements)
+    console.print(f"{len(measurements)} lines added to {out}", soft_wrap=True)

@@ -17,7 +17,7 @@ from rekindle.engine.api import Engine
 from rekindle.engine.types import GenerationRequest, Report
 from rekindle.errors import RekindleError
 from rekindle.model.checkpoint import Source
-from rekindle.model.sampler import SamplingParams
+from rekindle.model.params import SamplingParams
 from rekindle.text.prompt import PromptEncoder
 
 ARM = "rekindle"

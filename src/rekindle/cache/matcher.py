@@ -98,19 +98,24 @@ class _Candidate:
 
 
 class Matcher:
-    """Stored branches by agent and by text. `encoder` gives keys, byte ends and safe cuts."""
+    """Stored branches by agent and by text. `encoder` gives keys, byte ends and safe cuts.
+
+    Less than `min_reuse_ratio` of the prompt, in bytes, is no match.
+    """
 
     def __init__(
         self,
         encoder: PromptEncoder,
         *,
         min_reuse_tokens: int = 16,
+        min_reuse_ratio: float = 0.0,
         max_index_bytes: int = 256 << 20,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.index = TextIndex(encoder.key_of, max_bytes=max_index_bytes)
         self._encoder = encoder
         self._min_reuse_tokens = min_reuse_tokens
+        self._min_reuse_ratio = min_reuse_ratio
         self._clock = clock
         self._agents: dict[tuple[str, str | None], dict[int, StoredBranch]] = {}
 
@@ -128,6 +133,11 @@ class Matcher:
             self.index.drop(gone)
         if not mine:
             self._agents.pop((namespace, agent), None)
+
+    def is_findable(self, namespace: str, agent: str | None, branch: int) -> bool:
+        """Whether a branch is found by its text; one that is known but went over the index's budget is not."""
+        known = self._agents.get((namespace, agent), {}).get(branch)
+        return known is not None and known in self.index
 
     def match(self, namespace: str, agent: str | None, prompt: RenderedPrompt, mode: Mode | None = None) -> TextMatch:
         """Find the branch of which the prompt keeps most tokens, the agent's own when equal.
@@ -182,13 +192,12 @@ class Matcher:
     def _answer(
         self, key: bytes, own: _Candidate | None, shared: _Candidate | None, mode: Mode | None, began: float
     ) -> TextMatch:
-        least = self._min_reuse_tokens
         spoken_of = own or shared
-        relation = spoken_of.relation(key, least) if spoken_of is not None else "none"
+        relation = self._relation(spoken_of, key) if spoken_of is not None else "none"
         difference = None
         if spoken_of is not None and relation in ("diverge", "none"):
             difference = Difference(spoken_of.matched, spoken_of.key, spoken_of.source)
-        fit = [found for found in (own, shared) if found is not None and found.relation(key, least) != "none"]
+        fit = [found for found in (own, shared) if found is not None and self._relation(found, key) != "none"]
         chosen = max(fit, key=lambda found: found.num_usable, default=None)
         if chosen is None:
             kept = mode or ("continuation" if own is not None else "canonical")
@@ -206,6 +215,10 @@ class Matcher:
             difference=difference,
             seconds=self._clock() - began,
         )
+
+    def _relation(self, found: _Candidate, key: bytes) -> Relation:
+        enough = found.usable_bytes >= self._min_reuse_ratio * len(key)
+        return found.relation(key, self._min_reuse_tokens) if enough else "none"
 
     def _cut(self, found: _Candidate, key: bytes) -> tuple[int, int]:
         """How many ids to keep and the byte they end at: all usable ones where a text ends there, else a safe cut."""

@@ -41,6 +41,8 @@ class BlockPool:
         self._children: RadixTree[int] = RadixTree()  # parent ++ ids of every named block
         self._order: LeafLRU[BlockHash] = LeafLRU()  # every named block
         self._num_uses = 0
+        self._used: set[int] = set()  # handed out since `take_used_free` returned them
+        self.num_evictions = 0  # to make room; not those that were asked for
 
     @property
     def num_free(self) -> int:
@@ -80,8 +82,10 @@ class BlockPool:
             if name is None:
                 return None
             self._drop_name(self._by_name[name])
+            self.num_evictions += 1
         block = self._free.pop()
         self._refs[block] = 1
+        self._used.add(block)
         return block
 
     def allocate_many(self, count: int) -> list[int] | None:
@@ -187,6 +191,20 @@ class BlockPool:
         self._drop_name(block)
         return True
 
+    def block_of(self, name: BlockHash) -> int | None:
+        """Return the block that bears this name, whatever its ids; no use of it."""
+        return self._by_name.get(name)
+
+    def idle_blocks(self) -> list[int]:
+        """Return all cached blocks."""
+        return [block for block in self._by_name.values() if not self._refs[block]]
+
+    def take_used_free(self) -> list[int]:
+        """Return the free blocks whose bytes may be somebody's: handed out since they were last returned here."""
+        used = [block for block in self._free if block in self._used]
+        self._used.difference_update(used)
+        return used
+
     def forget(self, block: int) -> None:
         """Take the name away at once, so that nobody finds the block; it is free when its last holder lets go.
 
@@ -203,6 +221,7 @@ class BlockPool:
         self._children.check()
         free = set(self._free)
         assert len(free) == len(self._free), "a block is free twice"
+        assert self._used | free == set(range(self.num_blocks)), "a block was handed out and is not noted as used"
         for block, name in enumerate(self._names):
             is_free = not self._refs[block] and name is None
             assert self._refs[block] >= 0, f"block {block} has {self._refs[block]} references"

@@ -27,17 +27,24 @@ class StoredBranch:
 
 
 class TextIndex:
-    """Keys of branches, found by their longest common prefix with another key. `key_of` derives a key from ids."""
+    """Keys of branches, found by their longest common prefix with another key. `key_of` derives a key from ids.
+
+    `on_drop` is told each branch that leaves to make room, or does not fit at all; it must not call the index.
+    """
 
     def __init__(self, key_of: Callable[[np.ndarray], bytes], *, max_bytes: int) -> None:
         self._key_of = key_of
         self._max_bytes = max_bytes
+        self.on_drop: Callable[[StoredBranch], None] | None = None
         self._keys: OrderedDict[StoredBranch, bytes] = OrderedDict()  # least recently used first
         self._trees: dict[str, RadixTree[dict[StoredBranch, None]]] = {}
         self._key_bytes = 0
 
     def __iter__(self) -> Iterator[StoredBranch]:
         return iter(self._keys)
+
+    def __contains__(self, branch: StoredBranch) -> bool:
+        return branch in self._keys
 
     @property
     def num_bytes(self) -> int:
@@ -54,6 +61,8 @@ class TextIndex:
         assert branch not in self._keys, "a branch is indexed once"
         key = self._key_of(branch.ids)
         if 2 * len(key) + NODE_BYTES > self._max_bytes:
+            if self.on_drop is not None:
+                self.on_drop(branch)
             return key
         tree = self._trees.setdefault(branch.namespace, RadixTree())
         held = tree.get(key) or {}
@@ -62,7 +71,10 @@ class TextIndex:
         self._keys[branch] = key
         self._key_bytes += len(key)
         while self.num_bytes > self._max_bytes and len(self._keys) > 1:
-            self.drop(next(iter(self._keys)))
+            oldest = next(iter(self._keys))
+            self.drop(oldest)
+            if self.on_drop is not None:
+                self.on_drop(oldest)
         return key
 
     def drop(self, branch: StoredBranch) -> None:

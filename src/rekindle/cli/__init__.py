@@ -7,8 +7,13 @@ from typing import Annotated
 import typer
 
 from rekindle import __version__
+from rekindle.cli.agents import agents
 from rekindle.cli.benches import bench
+from rekindle.cli.caches import cache
+from rekindle.cli.doctor import doctor
 from rekindle.cli.serving import chat, demo, serve
+from rekindle.cli.settings import GroupedCommand
+from rekindle.cli.why import why
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
 
@@ -26,9 +31,10 @@ def rekindle(
     """An inference server whose agents' KV memory lasts."""
 
 
-for command in (serve, chat, demo):
-    app.command()(command)
-app.add_typer(bench, name="bench")
+for command in (serve, chat, demo, doctor, why):
+    app.command(cls=GroupedCommand)(command)
+for name, group in (("agents", agents), ("cache", cache), ("bench", bench)):
+    app.add_typer(group, name=name)
 
 
 def main() -> None:

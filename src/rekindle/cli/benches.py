@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 import typer
 from rich.console import Console
 
-from rekindle.cli.settings import BENCH_UNUSED, FLAGS, with_settings
+from rekindle.cli.settings import BENCH_UNUSED, FLAGS, exit_with, with_settings
 from rekindle.config import Settings
 from rekindle.errors import ConfigError
 
@@ -68,6 +68,119 @@ def bench_recall(
 
     _need_reuse(settings)
     return run_recall(settings, RecallBench(cases=cases, seed=seed, out=out), Console())
+
+
+@bench.command("day")
+def bench_day(
+    path: Annotated[Path, typer.Argument(metavar="OUT.jsonl", help="the file to write")],
+    seed: Annotated[int, typer.Option(help="of everything that is said and when")] = 0,
+    scale: Annotated[str, typer.Option(help="small (about 100 requests) or full (about 350)")] = "small",
+    context: Annotated[int | None, typer.Option(help="most tokens of a prompt with its reply [by scale]")] = None,
+) -> None:
+    """Make up a day of agents, with a pause, a kill, midnight and a restart, for `bench replay`."""
+
+    def run() -> int:
+        from rekindle.bench.day import DayPlan, run_day
+
+        return run_day(path, DayPlan(seed=seed, scale=scale, context=context), Console())
+
+    exit_with(run)
+
+
+@bench.command("replay")
+def bench_replay(
+    path: Annotated[Path, typer.Argument(metavar="DAY.jsonl", help="what `bench day` or `serve --record` wrote")],
+    against: Annotated[str, typer.Option(metavar="URL", help="any OpenAI-compatible server")],
+    restart_cmd: Annotated[str | None, typer.Option(help="shell command: stop the server, start it again")] = None,
+    kill_cmd: Annotated[str | None, typer.Option(help="the same with SIGKILL [--restart-cmd]")] = None,
+    speed: Annotated[float, typer.Option(help="how many times faster than recorded people think; inf: at once")] = 100,
+    mode: Annotated[Literal["live", "recorded"], typer.Option(help="whose replies stand in the prompts")] = "live",
+    model: Annotated[str | None, typer.Option(help="the name to ask for [the first the server lists]")] = None,
+    api_key_env: Annotated[str | None, typer.Option(help="variable that holds the API key")] = None,
+    cold_check: Annotated[int, typer.Option(min=0, help="replies to compare with cold ones afterwards")] = 0,
+    cold_url: Annotated[str | None, typer.Option(help="a fresh server for that [Rekindle: itself, reuse off]")] = None,
+    arm: Annotated[str | None, typer.Option(help="name of the column [model and URL]")] = None,
+    out: Annotated[Path | None, typer.Option(help="append JSON lines here; arms in it are shown, too")] = None,
+    plot: Annotated[Path | None, typer.Option(help="PNG of the seconds waited over the day")] = None,
+) -> None:
+    """Ask a recorded day again, of any OpenAI-compatible server: the seconds waited, the tokens computed."""
+
+    def run() -> int:
+        from rekindle.bench.replay import Pace
+        from rekindle.bench.replay_run import ReplayOptions, run_replay
+
+        pace = Pace(speed, mode, restart_cmd, kill_cmd)
+        options = ReplayOptions(against, pace, arm, model, api_key_env, cold_check, cold_url, out, plot)
+        return run_replay(path, options, Console())
+
+    exit_with(run)
+
+
+@bench.command("server")
+def bench_server(
+    url: Annotated[str, typer.Argument(metavar="URL", help="any OpenAI-compatible server")],
+    context: Annotated[int, typer.Option(help="tokens of the measured prompts, as the server counts them")] = 2048,
+    extension: Annotated[int, typer.Option(help="tokens of the next turn")] = 64,
+    repeats: Annotated[int, typer.Option(help="how often each measure is taken; the median counts")] = 3,
+    seed: Annotated[int, typer.Option(help="of the texts")] = 0,
+    restart_cmd: Annotated[str | None, typer.Option(help="shell command: stop the server, start it again")] = None,
+    drop_cache: Annotated[Path | None, typer.Option(help="its store: forget these files' pages after that")] = None,
+    end_token: Annotated[int | None, typer.Option(help="id that ends replies, banned in the decode measures")] = None,
+    arm: Annotated[str | None, typer.Option(help="name of the column [model and URL]")] = None,
+    model: Annotated[str | None, typer.Option(help="the name to ask for [the first the server lists]")] = None,
+    api_key_env: Annotated[str | None, typer.Option(help="variable that holds the API key")] = None,
+    out: Annotated[Path | None, typer.Option(help="append JSON lines here; arms in it are shown, too")] = None,
+    plot: Annotated[Path | None, typer.Option(help="PNG of the measures in seconds")] = None,
+) -> None:
+    """First tokens cold, hot and warm, streams side by side, arrivals and rounds of any server, from outside."""
+
+    def run() -> int:
+        from rekindle.bench.server_bench import ServerBench, run_server_bench
+
+        restart = (restart_cmd, drop_cache)
+        whom = (arm, model, api_key_env)
+        options = ServerBench(url, context, extension, repeats, seed, *restart, end_token, *whom, out, plot)
+        return run_server_bench(options, Console())
+
+    exit_with(run)
+
+
+@bench.command("fleet")
+@with_settings(unused=BENCH_UNUSED | {"hot_bytes", "disk_bytes"})
+def bench_fleet(
+    settings: Settings,
+    agents: Annotated[int, typer.Option(help="agents in all")] = 1_000,
+    tokens: Annotated[int, typer.Option(help="tokens of each agent's prompt")] = 1_000,
+    hot_agents: Annotated[int, typer.Option(help="agents that memory holds")] = 10,
+    disk_agents: Annotated[int, typer.Option(help="agents that the disk budget holds")] = 500,
+    sample: Annotated[int, typer.Option(help="agents of each kind that are asked at the end")] = 10,
+    seed: Annotated[int, typer.Option(help="of the conversations")] = 0,
+    out: Annotated[Path | None, typer.Option(help="append JSON lines here instead of printing them")] = None,
+) -> int:
+    """Many more agents than memory and disk hold: nobody refused, budgets kept, the right ones warm."""
+    from rekindle.bench.fleet import FleetBench, run_fleet
+
+    _need_reuse(settings)
+    return run_fleet(settings, FleetBench(agents, tokens, hot_agents, disk_agents, sample, seed, out), Console())
+
+
+@bench.command("restart")
+@with_settings(unused=BENCH_UNUSED | {"disk_bytes"})
+def bench_restart(
+    settings: Settings,
+    agents: Annotated[list[int] | None, typer.Option(help="agents in a store; may be repeated [1000 10000]")] = None,
+    tokens: Annotated[int, typer.Option(help="tokens of each agent's prompt")] = 256,
+    repeats: Annotated[int, typer.Option(help="how often each store is restarted; the median counts")] = 5,
+    seed: Annotated[int, typer.Option(help="of the conversations")] = 0,
+    keep: Annotated[Path | None, typer.Option(help="keep the filled stores here, and use those found here")] = None,
+    out: Annotated[Path | None, typer.Option(help="append JSON lines here instead of printing them")] = None,
+) -> int:
+    """kill -9 a server with many agents, start it again: when it serves, and when the first of them answers."""
+    from rekindle.bench.restart import RestartBench, run_restart
+
+    _need_reuse(settings)
+    options = RestartBench(tuple(agents or (1_000, 10_000)), tokens, repeats, seed, keep, out)
+    return run_restart(settings, options, Console())
 
 
 def _need_reuse(settings: Settings) -> None:

@@ -12,6 +12,8 @@ from rich.console import Console
 from rekindle.cli.settings import SERVER_FLAGS, with_settings
 from rekindle.config import Settings
 
+DEMO_SERVER = frozenset({"host", "port", "served_model_name", "open"})  # what the demo's servers are told
+
 
 def _log_to_stderr() -> None:
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(message)s", datefmt="%H:%M:%S", stream=sys.stderr)
@@ -45,7 +47,7 @@ def chat(
     return 0
 
 
-@with_settings(defaults={"port": 0})
+@with_settings(unused=SERVER_FLAGS - DEMO_SERVER, defaults={"port": 0})
 def demo(
     settings: Settings,
     seed: Annotated[int, typer.Option("--seed", help="of the facts the agents are told")] = 7,

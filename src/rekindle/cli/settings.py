@@ -13,30 +13,83 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from typer.core import TyperCommand
 
 from rekindle.config import Settings
-from rekindle.errors import ConfigError, ModelRefused, RekindleError
+from rekindle.errors import BadRequest, ConfigError, ModelRefused, RekindleError
 
-FLAGS = {
-    "revision": "branch, tag or commit of a hub model",
-    "host": "address to listen on; off loopback a key (REKINDLE_API_KEY) or --open is required [127.0.0.1]",
-    "port": "port to listen on; 0 takes any free one [7354]",
-    "store": "directory of the warm tier, or off [the user's cache directory]",
-    "kv": "auto, q4h, bf16 or fp32 [auto: 4 bits where it is safe]",
-    "dtype": "auto, bf16 or fp32 [auto: what the checkpoint has]",
-    "device": "cpu or cuda [cpu]",
-    "block_tokens": "tokens in a block: 16, 32, 64, 128 or 256 [64]",
-    "hot_bytes": "memory for hot KV, as 512MB or 4GiB [by the memory at hand]",
-    "disk_bytes": "disk for warm KV [by the free space]",
-    "max_context": "longest prompt with its answer, in tokens [the model's]",
-    "threads": "threads of the model [all cores]",
-    "served_model_name": "name in /v1/models and in answers [the model's]",
-    "reuse": "on or off [on]",
-    "max_stall_s": "longest pause of a running stream for another's prompt, in seconds [0.25]",
+FLAG_GROUPS = {
+    "Model": {
+        "revision": "branch, tag or commit of a hub model",
+        "device": "cpu or cuda [cpu]",
+        "dtype": "auto, bf16 or fp32 [auto: what the checkpoint has]",
+        "kv": "auto, q4h, bf16 or fp32 [auto: 4 bits where it is safe]",
+        "threads": "threads of the model [all cores]",
+        "max_context": "longest prompt with its answer, in tokens [the model's]",
+    },
+    "Memory": {
+        "hot_bytes": "memory for hot KV, as 512MB or 4GiB [by the memory at hand]",
+        "block_tokens": "tokens in a block: 16, 32, 64, 128 or 256 [64]",
+        "reuse": "on or off [on]",
+        "min_reuse_tokens": "fewer tokens than these are not worth reusing [16]",
+        "min_reuse_ratio": "nor is a smaller share of the prompt, 0 to 1 [0]",
+        "max_branches": "conversations kept of one agent [8]",
+        "text_index_bytes": "memory for finding prompts by their text [256MiB]",
+    },
+    "Store": {
+        "store": "directory of the warm tier, or off [the user's cache directory]",
+        "disk_bytes": "disk for warm KV [by the free space]",
+        "agent_ttl_s": "forget agents unused for so many seconds [never]",
+        "anonymous_ttl_s": "the same for conversations without a name [3600]",
+        "stale_ttl_s": "the same for other models' stores in this directory [30 days]",
+        "staging_bytes": "memory for blocks on their way to the disk [64MiB]",
+        "readers": "threads that read the store [2]",
+    },
+    "Scheduling": {
+        "max_stall_s": "longest pause of a running stream for another's prompt, in seconds [0.25]",
+        "max_step_s": "longest step when nobody else waits, in seconds [1]",
+        "max_running": "requests computed together [32]",
+        "max_waiting": "requests that may wait; more are refused with 503 [1024]",
+        "max_chunk_tokens": "prompt tokens in one step [by time alone]",
+        "request_timeout_s": "stop a request that is not done by then, in seconds [never]",
+    },
+    "Server": {
+        "host": "address to listen on; off loopback a key (REKINDLE_API_KEY) or --open is required [127.0.0.1]",
+        "port": "port to listen on; 0 takes any free one [7354]",
+        "served_model_name": "name in /v1/models and in answers [the model's]",
+        "requests_per_minute": "of each key; more are refused with 429 [no limit]",
+        "max_body_bytes": "largest request body [32MiB]",
+        "max_connections": "open at a time [1024]",
+        "read_timeout_s": "a request's head and body must keep coming, in seconds [30]",
+        "stop_s": "a stop waits so long for running answers, in seconds [5]",
+        "record": "write every request to this file or directory, to replay the day [off]",
+        "record_bytes": "a record of this size is put aside for a new one [1GiB]",
+    },
 }
-SERVER_FLAGS = frozenset({"host", "port", "served_model_name", "open"})
+# Secrets are never flags: every user of the machine can read those. The last is for finding defects.
+WITHOUT_FLAG = frozenset({"api_key", "api_keys", "admin_key", "check_when_idle"})
+FLAGS = {name: described for group in FLAG_GROUPS.values() for name, described in group.items()}
+SERVER_FLAGS = frozenset(FLAG_GROUPS["Server"]) | {"open"}
 BENCH_UNUSED = SERVER_FLAGS | {"store"}  # benchmarks start with empty stores of their own, in the temporary directory
 Command = Callable[..., int]
+
+
+class GroupedCommand(TyperCommand):
+    """A command whose help shows its options by group, its own ones first."""
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        """Write the help of all parameters."""
+        sections: dict[str, list[tuple[str, str]]] = {group: [] for group in ("Arguments", "Options", *FLAG_GROUPS)}
+        for parameter in self.get_params(ctx):
+            record = parameter.get_help_record(ctx)
+            if record is not None:
+                is_argument = parameter.param_type_name == "argument"
+                group = getattr(parameter, "rich_help_panel", None) or ("Arguments" if is_argument else "Options")
+                sections[group].append(record)
+        for group, records in sections.items():
+            if records:
+                with formatter.section(group):
+                    formatter.write_dl(records)
 
 
 def _flag(name: str, annotation: Any, default: Any = None) -> inspect.Parameter:
@@ -44,34 +97,47 @@ def _flag(name: str, annotation: Any, default: Any = None) -> inspect.Parameter:
 
 
 def _setting_flags() -> list[inspect.Parameter]:
+    """The model, every flag of the table, --open and --config."""
     text = str | None
     flags = [
         _flag("bare_model", Annotated[text, typer.Argument(metavar="[MODEL]", help="directory or hub name [bundled]")]),
-        _flag("model", Annotated[text, typer.Option("--model", help="the same as the bare MODEL")]),
+        _flag(
+            "model",
+            Annotated[text, typer.Option("--model", help="the same as the bare MODEL", rich_help_panel="Model")],
+        ),
+        *(_table_flag(name) for name in FLAGS),
     ]
-    for name, described in FLAGS.items():
-        option = f"--{name.replace('_', '-')}"
-        flags.append(_flag(name, Annotated[text, typer.Option(option, help=described)]))
-    flags.append(
-        _flag("open", Annotated[bool, typer.Option("--open", help="serve other machines without a key")], False)
-    )
+    opened = typer.Option("--open", help="serve other machines without a key", rich_help_panel="Server")
+    return [*flags, _flag("open", Annotated[bool, opened], False), _config_flag()]
+
+
+def _table_flag(name: str) -> inspect.Parameter:
+    group = next(group for group, names in FLAG_GROUPS.items() if name in names)
+    option = typer.Option(f"--{name.replace('_', '-')}", help=FLAGS[name], rich_help_panel=group)
+    return _flag(name, Annotated[str | None, option])
+
+
+def _config_flag() -> inspect.Parameter:
     where = typer.Option("--config", help="TOML file with the same names, e.g. hot_bytes = '4GiB'")
-    flags.append(_flag("config", Annotated[Path | None, where]))
-    return flags
+    return _flag("config", Annotated[Path | None, where])
 
 
 def with_settings(
-    *, unused: Collection[str] = (), defaults: Mapping[str, Any] | None = None
+    *,
+    only: Collection[str] | None = None,
+    unused: Collection[str] = (),
+    defaults: Mapping[str, Any] | None = None,
 ) -> Callable[[Command], Callable[..., None]]:
     """Give a command every setting as a flag. It is called with `Settings` and its own keyword parameters.
 
-    `unused` are flags that mean nothing to it: given, they are refused. `defaults` differ from those of `config`.
+    `only` these flags exist (None: all), for commands that load no model. `unused` are flags that mean nothing to it:
+    given, they are refused. `defaults` differ from those of `config`.
     """
 
     def decorate(command: Command) -> Callable[..., None]:
         parameters = inspect.signature(command, eval_str=True).parameters.values()
         own = [item for item in parameters if item.name != "settings"]
-        flags = _setting_flags()
+        flags = _setting_flags() if only is None else [*(_table_flag(name) for name in only), _config_flag()]
 
         def run(**given: Any) -> None:
             extra = {item.name: given.pop(item.name) for item in own}
@@ -79,7 +145,7 @@ def with_settings(
 
         run.__name__, run.__doc__ = command.__name__, command.__doc__
         run.__annotations__ = {item.name: item.annotation for item in (*flags, *own)}
-        vars(run)["__signature__"] = inspect.Signature([*flags, *own])
+        vars(run)["__signature__"] = inspect.Signature([*flags, *own] if only is None else [*own, *flags])
         return run
 
     return decorate
@@ -89,18 +155,20 @@ def _load(given: dict[str, Any], unused: Collection[str], defaults: Mapping[str,
     refused = [f"--{name.replace('_', '-')}" for name in given if name in unused and given[name]]
     if refused:
         raise ConfigError(f"{', '.join(refused)}: this command has no use for it")
-    bare, named, path = given.pop("bare_model"), given["model"], given.pop("config")
-    if bare is not None and named is not None and bare != named:
-        raise ConfigError(f"two models are named: {bare} and {named}")
-    given["model"] = bare if named is None else named
-    given["open"] = given["open"] or None
+    path = given.pop("config")
+    if "model" in given:
+        bare, named = given.pop("bare_model"), given["model"]
+        if bare is not None and named is not None and bare != named:
+            raise ConfigError(f"two models are named: {bare} and {named}")
+        given["model"] = bare if named is None else named
+        given["open"] = given["open"] or None
     return Settings.load(given, os.environ, path, defaults=defaults)
 
 
 def exit_with(run: Callable[[], int]) -> None:
     try:
         code = run()
-    except (ConfigError, ModelRefused) as error:
+    except (ConfigError, ModelRefused, BadRequest) as error:
         typer.echo(f"rekindle: {error}", err=True)
         code = 2
     except RekindleError as error:

@@ -1,5 +1,6 @@
 """Every setting. Each component is handed only its own part. Knows no torch and no HTTP."""
 
+from rekindle.config.keys import DEFAULT_NAMESPACE
 from rekindle.config.loading import ENV_PREFIX, Settings
 from rekindle.config.parts import (
     CacheSettings,
@@ -13,6 +14,7 @@ from rekindle.config.parts import (
 from rekindle.config.sizes import parse_size
 
 __all__ = [
+    "DEFAULT_NAMESPACE",
     "ENV_PREFIX",
     "CacheSettings",
     "EngineSettings",

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
+from rekindle.config.keys import parse_api_keys
 from rekindle.config.parts import CacheSettings, EngineSettings, ModelSettings, ServerSettings, StoreSettings
 from rekindle.config.sizes import parse_size
 from rekindle.errors import ConfigError
@@ -120,6 +121,8 @@ def _convert(wanted: Any, value: Any) -> Any:
     """`value` (a string, or what TOML and Python bring) as the field's type; ValueError says what would do."""
     if get_origin(wanted) in (types.UnionType, Union):
         (wanted,) = (kind for kind in get_args(wanted) if kind is not type(None))
+    if get_origin(wanted) is Mapping:
+        return parse_api_keys(value)
     if get_origin(wanted) is Literal:
         if value not in get_args(wanted):
             raise ValueError(f"must be one of {', '.join(get_args(wanted))}, not {value!r}")

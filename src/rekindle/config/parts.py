@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import ipaddress
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+from rekindle.config.keys import DEFAULT_NAMESPACE, check_keys
 from rekindle.errors import ConfigError
 
 MiB = 1 << 20
@@ -53,11 +55,15 @@ class ModelSettings:
 
 @dataclass(frozen=True, slots=True)
 class CacheSettings:
-    """Hot memory and matching. `hot_bytes` None: the engine sizes it by the memory at hand."""
+    """Hot memory and matching. `hot_bytes` None: the engine sizes it by the memory at hand.
+
+    A match is used when it has `min_reuse_tokens` and is at least `min_reuse_ratio` of the prompt.
+    """
 
     block_tokens: int = 64
     hot_bytes: int | None = None
     min_reuse_tokens: int = 16
+    min_reuse_ratio: float = 0.0
     reuse: Literal["on", "off"] = "on"
     text_index_bytes: int = 256 * MiB
     max_branches: int = 8
@@ -66,20 +72,29 @@ class CacheSettings:
         size = self.block_tokens
         _need(16 <= size <= 256 and size & (size - 1) == 0, f"block_tokens must be 16, 32, 64, 128 or 256, not {size}")
         _need_at_least(self, hot_bytes=1, min_reuse_tokens=1, text_index_bytes=1, max_branches=1)
+        _need(0 <= self.min_reuse_ratio <= 1, f"min_reuse_ratio must lie in 0 to 1, not {self.min_reuse_ratio}")
 
 
 @dataclass(frozen=True, slots=True)
 class StoreSettings:
-    """The warm tier. `dir` None: the user's cache directory; `disk_bytes` None: decided by the free space."""
+    """The warm tier. `dir` None: the user's cache directory; `disk_bytes` None: decided by the free space.
+
+    Agents that were not used for `agent_ttl_s` are forgotten (None: never), unnamed conversations after
+    `anonymous_ttl_s`, other models' stores in the same directory after `stale_ttl_s`.
+    """
 
     dir: Path | None = None
     enabled: bool = True
     disk_bytes: int | None = None
+    agent_ttl_s: float | None = None
+    anonymous_ttl_s: float = 3600.0
+    stale_ttl_s: float = 30 * 86400.0
     staging_bytes: int = 64 * MiB
     readers: int = 2
 
     def __post_init__(self) -> None:
         _need_at_least(self, disk_bytes=1, staging_bytes=1, readers=1)
+        _need_at_least(self, agent_ttl_s=1, anonymous_ttl_s=1, stale_ttl_s=0)
 
     def directory(self) -> Path:
         """`dir`, or where this system keeps a user's caches."""
@@ -94,6 +109,8 @@ class StoreSettings:
 class EngineSettings:
     """Scheduling. `max_context` None: what the model was made for; `max_chunk_tokens` None: only time bounds it.
 
+    More than `max_waiting` requests that have not begun are refused as overload. One that is not finished after
+    `request_timeout_s` is stopped and fails (None: it may take as long as it takes).
     `check_when_idle` re-derives every invariant of the engine whenever it runs out of work, for finding defects.
     """
 
@@ -102,10 +119,14 @@ class EngineSettings:
     max_step_s: float = 1.0
     max_running: int = 32
     max_chunk_tokens: int | None = None
+    max_waiting: int = 1024
+    request_timeout_s: float | None = None
     check_when_idle: bool = False
 
     def __post_init__(self) -> None:
-        _need_at_least(self, max_context=2, max_running=1, max_chunk_tokens=1)
+        _need_at_least(self, max_context=2, max_running=1, max_chunk_tokens=1, max_waiting=1)
+        timeout_s = self.request_timeout_s
+        _need(timeout_s is None or timeout_s > 0, f"request_timeout_s must be above 0, not {timeout_s}")
         _need(self.max_stall_s > 0, f"max_stall_s must be above 0, not {self.max_stall_s}")
         _need(
             self.max_step_s >= self.max_stall_s,
@@ -115,20 +136,46 @@ class EngineSettings:
 
 @dataclass(frozen=True, slots=True)
 class ServerSettings:
-    """Where to listen (port 0: any free one) and who may come in."""
+    """Where to listen (port 0: any free one), who may come in, and how much of it.
+
+    `api_key` opens the namespace `default`, each key of `api_keys` the namespace of its name, `admin_key` what
+    concerns all. A connection must have sent its request's head within `read_timeout_s`, and keep its body coming. A
+    stop waits `stop_s` for running answers. Requests are written to `record`, a file or an existing directory; one
+    that has grown to `record_bytes` is put aside and replaces the one put aside before.
+    """
 
     host: str = "127.0.0.1"
     port: int = 7354
     served_model_name: str | None = None
     api_key: str | None = field(default=None, repr=False)
+    api_keys: Mapping[str, str] = field(default_factory=dict, repr=False)
+    admin_key: str | None = field(default=None, repr=False)
     open: bool = False
+    requests_per_minute: int | None = None
+    max_body_bytes: int = 32 * MiB
+    max_connections: int = 1024
+    read_timeout_s: float = 30.0
+    stop_s: float = 5.0
+    record: Path | None = None
+    record_bytes: int = 1024 * MiB
 
     def __post_init__(self) -> None:
         _need(bool(self.host), "host is empty: write 127.0.0.1 for this machine only")
         _need(0 <= self.port <= 65535, f"port must be from 0 to 65535, not {self.port}")
         _need(self.served_model_name != "", "served_model_name is empty")
-        _need(self.api_key != "", "api_key is empty")
+        check_keys(self.api_key, self.api_keys, self.admin_key)
         _need(
-            self.open or self.api_key is not None or is_loopback(self.host),
+            self.open or self.needs_key or is_loopback(self.host),
             f"{self.host} can be reached from other machines: set REKINDLE_API_KEY, or say --open to do without a key",
         )
+        _need_at_least(self, requests_per_minute=1, max_body_bytes=1, max_connections=1, record_bytes=1, stop_s=0)
+        _need(self.read_timeout_s > 0, f"read_timeout_s must be above 0, not {self.read_timeout_s}")
+
+    @property
+    def needs_key(self) -> bool:
+        """Whether nobody comes in without a key."""
+        return self.api_key is not None or bool(self.api_keys)
+
+    def namespaces(self) -> tuple[str, ...]:
+        """Every namespace somebody may be in; `default` is one of them always."""
+        return (DEFAULT_NAMESPACE, *(name for name in self.api_keys if name != DEFAULT_NAMESPACE))

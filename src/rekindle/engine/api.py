@@ -9,19 +9,28 @@ Owns the lifetime of everything below it. Every method may be called from any th
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any, Self
 
 from rekindle.config import Settings
+from rekindle.engine import upkeep
 from rekindle.engine.assembly import Assembly, assemble
-from rekindle.engine.branches import Branch
-from rekindle.engine.core import EngineCore
 from rekindle.engine.generation import Generation
-from rekindle.engine.types import AgentInfo, ChatResult, Delta, EngineStats, GenerationRequest, Reuse
-from rekindle.errors import NotFound, RekindleError
-from rekindle.model.sampler import SamplingParams
+from rekindle.engine.types import (
+    AgentInfo,
+    ChatResult,
+    Delta,
+    EngineStats,
+    GenerationRequest,
+    Health,
+    PurgeReport,
+    Reuse,
+)
+from rekindle.errors import BadRequest, NotFound, RekindleError
+from rekindle.model.params import SamplingParams
 from rekindle.spec import ModelSpec
 from rekindle.text.messages import normalise_messages
+from rekindle.text.prompt import PromptEncoder
 
 Messages = Sequence[Mapping[str, Any]]
 
@@ -74,6 +83,11 @@ class Engine:
         return self._running.spec
 
     @property
+    def encoder(self) -> PromptEncoder:
+        """How text becomes tokens and tokens text; immutable, any thread may use it."""
+        return self._running.encoder
+
+    @property
     def notes(self) -> tuple[str, ...]:
         """What a person should know about how this model is served, one sentence each."""
         return self._running.notes
@@ -95,9 +109,20 @@ class Engine:
 
     def submit(self, request: GenerationRequest) -> Generation:
         """Queue a request; errors in it arrive through the generation."""
-        generation = Generation()
-        self._running.intake.submit(request, generation)
-        return generation
+        return self.submit_many(request, 1)[0]
+
+    def submit_many(self, request: GenerationRequest, n: int) -> list[Generation]:
+        """Queue `n` replies to one prompt, which is prepared and computed once; errors arrive through each generation.
+
+        Reply i is seeded with the request's seed + i (without one they differ at random), and each becomes a branch of
+        the agent. Raises BadRequest for more than an agent may have.
+        """
+        most = self.settings.cache.max_branches
+        if not 1 <= n <= most:
+            raise BadRequest(f"n must be from 1 to {most}, as many replies as an agent keeps", param="n")
+        generations = [Generation() for _ in range(n)]
+        self._running.intake.submit(request, generations)
+        return generations
 
     def stream(
         self,
@@ -144,67 +169,53 @@ class Engine:
 
     def fork(self, source: str, target: str, *, namespace: str = "default") -> None:
         """Give `target` everything `source` remembers; no KV is copied."""
-        memory = self._running.memory
-        self._running.intake.call(lambda: memory.fork(namespace, source, target)).result()
+        edits = self._running.edits
+        self._running.intake.call(lambda: edits.fork(namespace, source, target)).result()
 
     def rewind(self, agent: str, turns: int = 1, *, namespace: str = "default") -> int:
         """Take back an agent's last turns; return how many tokens it still remembers."""
-        memory = self._running.memory
-        return self._running.intake.call(lambda: memory.rewind(namespace, agent, turns)).result()
+        edits = self._running.edits
+        return self._running.intake.call(lambda: edits.rewind(namespace, agent, turns)).result()
 
     def agents(self, namespace: str | None = None) -> list[AgentInfo]:
         """Every named agent, most recently used first."""
         book = self._running.memory.book
-        return self._infos(lambda: [book.of(space, name) for space, name in book.agents(namespace)])
+        return upkeep.infos(self._running, lambda: [book.of(space, name) for space, name in book.agents(namespace)])
 
     def agent(self, agent: str, *, namespace: str = "default") -> AgentInfo:
         """One agent's memory; raises NotFound."""
         book = self._running.memory.book
-        found = self._infos(lambda: [book.of(namespace, agent)])
+        found = upkeep.infos(self._running, lambda: [book.of(namespace, agent)])
         if not found:
             raise NotFound(f"no agent {agent!r}", param="agent")
         return found[0]
 
-    def _infos(self, ask: Callable[[], list[list[Branch]]]) -> list[AgentInfo]:
-        """One question to the intake and one to the engine, however many agents there are."""
-        parts = self._running
-        agents = [branches for branches in parts.intake.call(ask).result() if branches]
-        longest = [max(branches, key=lambda branch: branch.num_tokens) for branches in agents]
-        hot = parts.loop.call(lambda core: [_hot_tokens(core, branch) for branch in longest]).result()
-        found = [
-            AgentInfo(
-                namespace=branch.namespace,
-                agent=branch.agent,
-                branches=len(branches),
-                num_tokens=branch.num_tokens,
-                saved_tokens=branch.saved_tokens,
-                hot_tokens=num_hot,
-                warm_tokens=max(0, branch.saved_tokens - num_hot),
-                last_use=max(each.last_use for each in branches),
-            )
-            for branches, branch, num_hot in zip(agents, longest, hot, strict=True)
-        ]
-        return sorted(found, key=lambda info: -info.last_use)
-
     def evict(self, agent: str, *, namespace: str = "default") -> int:
         """Make an agent durable and drop its blocks from memory, as far as nobody shares them; return how many."""
-        parts = self._running
-        self.flush()
-        branches = parts.intake.call(lambda: parts.memory.know_agent(namespace, agent)).result()
-        if not branches:
-            raise NotFound(f"no agent {agent!r}", param="agent")
-        return parts.loop.call(lambda core: _evict(core, branches)).result()
+        return upkeep.evict(self._running, namespace, agent)
 
     def delete(self, agent: str, *, namespace: str = "default") -> None:
-        """Forget an agent on every tier; blocks that others stand on stay theirs."""
-        parts = self._running
-        branches, order = parts.intake.call(lambda: parts.memory.delete(namespace, agent)).result()
-        parts.loop.call(lambda core: _evict(core, branches)).result()
-        self.flush()
-        error = order.done.exception() if order.done.done() else None
-        if error is not None:
-            parts.intake.call(lambda: parts.memory.restore(branches)).result()
-            raise error
+        """Forget an agent on every tier; blocks that others stand on stay theirs. StoreError if the disk refuses."""
+        upkeep.delete(self._running, namespace, agent)
+
+    def purge(self, agent: str, *, namespace: str = "default") -> PurgeReport:
+        """Forget an agent and overwrite its KV in memory and on disk; the disk is read back as proof.
+
+        Blocks that others stand on stay theirs. A request of the agent that runs meanwhile goes on, and what it leaves
+        is the beginning of the agent's new memory: purge again after it. Raises NotFound, StoreError.
+        """
+        return upkeep.purge(self._running, namespace, agent)
+
+    def pin(self, agent: str, *, ttl_s: float | None = None, namespace: str = "default") -> None:
+        """Keep an agent from being forgotten by age or for room on disk, for `ttl_s` seconds (None: for ever).
+
+        Pinning again replaces the time. Durable when this returns, where the agent is. Raises NotFound, StoreError.
+        """
+        upkeep.pin(self._running, namespace, agent, ttl_s)
+
+    def unpin(self, agent: str, *, namespace: str = "default") -> None:
+        """Let an agent be forgotten when its time comes; raises NotFound, StoreError."""
+        upkeep.unpin(self._running, namespace, agent)
 
     def flush(self, timeout_s: float = 60.0) -> bool:
         """Wait until every finished turn is durable; False if that took longer than `timeout_s`."""
@@ -214,20 +225,14 @@ class Engine:
         """Counters and gauges of this moment."""
         return self._running.stats()
 
+    def health(self) -> Health:
+        """Whether all that was promised works; if not, what does not and what to do. Never raises."""
+        parts = self._parts
+        if parts is None:
+            return Health(False, ("the engine is not running: start it",))
+        found = parts.problems()
+        return Health(not found, found)
+
     def check(self) -> None:
         """Assert every invariant of pool, queues and store."""
         self._running.check()
-
-
-def _hot_tokens(core: EngineCore, branch: Branch) -> int:
-    if branch.ids is None or branch.names is None:
-        return 0
-    return core.cache.num_hot_tokens(branch.root, branch.ids, branch.names)
-
-
-def _evict(core: EngineCore, branches: Sequence[Branch]) -> int:
-    return sum(
-        core.cache.evict_chain(branch.root, branch.ids, branch.names)
-        for branch in branches
-        if branch.ids is not None and branch.names is not None
-    )

@@ -1,37 +1,38 @@
 """Puts an engine together from its settings, and takes it apart in the order that loses nothing.
 
-Owns how much hot memory there is and how large a context it can serve; everything else is made here and owned by the
-part it is handed to.
+Everything is made here and owned by the part it is handed to.
 """
 
 from __future__ import annotations
 
 import logging
-import os
 import secrets
 import time
 from collections import defaultdict
 from collections.abc import Mapping
 from concurrent.futures import TimeoutError as FutureTimeout
 from dataclasses import asdict, dataclass
-from typing import Any
 
 import torch
 
 from rekindle.cache.matcher import Matcher
 from rekindle.cache.pool import BlockPool
-from rekindle.config import CacheSettings, Settings, StoreSettings
+from rekindle.config import CacheSettings, Settings
 from rekindle.engine.branches import Branch, BranchBook
+from rekindle.engine.capacity import capacity
 from rekindle.engine.core import EngineCore
 from rekindle.engine.costs import StepCosts
+from rekindle.engine.edits import AgentEdits
+from rekindle.engine.gauges import StorePlace, engine_stats, hot_tokens, problems
 from rekindle.engine.intake import Intake
 from rekindle.engine.loop import EngineLoop
 from rekindle.engine.memory import AgentMemory
 from rekindle.engine.prefix_cache import PrefixCache
 from rekindle.engine.preparing import Preparer, PromptLimits
+from rekindle.engine.retention import Retention, RetentionRules
 from rekindle.engine.scheduler import Scheduler
 from rekindle.engine.types import EngineStats
-from rekindle.errors import ConfigError
+from rekindle.engine.waiting import WaitingRoom
 from rekindle.kv.arena import KVArena
 from rekindle.model.load import LoadedModel, load_model
 from rekindle.model.runner import ModelRunner
@@ -42,7 +43,6 @@ from rekindle.text.prompt import PromptEncoder
 
 logger = logging.getLogger(__name__)
 
-DEFAULT_HOT_BYTES = 4 << 30
 CHUNK_TOKENS = defaultdict(lambda: 512, cuda=2048)
 CLOSE_TIMEOUT_S = 60.0
 
@@ -52,6 +52,7 @@ class Assembly:
     """The parts of a running engine, for `Engine` to speak to."""
 
     spec: ModelSpec
+    encoder: PromptEncoder
     notes: tuple[str, ...]
     promise: str
     max_context: int
@@ -60,7 +61,10 @@ class Assembly:
     loop: EngineLoop
     intake: Intake
     memory: AgentMemory
+    edits: AgentEdits
+    started: Mapping[str, float]
     store: WarmStore | None
+    place: StorePlace | None
 
     def start(self) -> None:
         """Start the threads: store, intake, engine; all of them or none."""
@@ -104,7 +108,16 @@ class Assembly:
     def stats(self) -> EngineStats:
         """Read on the engine thread between two steps; the store's own on the caller's."""
         store = asdict(self.store.stats()) if self.store is not None else None
-        return self.loop.call(lambda core: _stats(core, store)).result()
+        return self.loop.call(lambda core: engine_stats(core, self.memory.book, self.started, store)).result()
+
+    def problems(self) -> tuple[str, ...]:
+        """What does not work, a sentence each."""
+        stats = self.store.stats() if self.store is not None else None
+        return problems(stats, is_in_place=self.is_in_place(), is_running=self.loop.is_running)
+
+    def is_in_place(self) -> bool:
+        """Whether what was saved can be there still: nobody has taken the store's directory away."""
+        return self.place is None or self.place.is_there()
 
     def check(self) -> None:
         """Assert every invariant, each on the thread that owns it, after what ended is saved."""
@@ -119,27 +132,6 @@ def _left(deadline: float) -> float:
     return max(0.0, deadline - time.monotonic())
 
 
-def _stats(core: EngineCore, store: Mapping[str, Any] | None) -> EngineStats:
-    pool, scheduler = core.cache.pool, core.scheduler
-    return EngineStats(
-        num_running=len(scheduler.running),
-        num_waiting=len(scheduler.waiting) + len(scheduler.loading),
-        num_blocks=pool.num_blocks,
-        num_free_blocks=pool.num_free,
-        num_cached_blocks=pool.num_cached,
-        num_held_blocks=pool.num_held,
-        hot_bytes=core.cache.arena.num_bytes,
-        block_bytes=core.cache.arena.layout.block_bytes,
-        num_steps=core.num_steps,
-        num_stall_misses=scheduler.num_stall_misses,
-        num_preemptions=core.num_preemptions,
-        prompt_tokens=core.prompt_tokens,
-        reused_tokens=core.reused_tokens,
-        step_overhead_ms=1e3 * core.outside_s / max(1, core.num_steps),
-        store=store,
-    )
-
-
 def assemble(settings: Settings) -> Assembly:
     """Load the model, prove it, open the store, connect the parts; all or nothing."""
     use_store = settings.store.enabled and settings.cache.reuse == "on"
@@ -149,13 +141,15 @@ def assemble(settings: Settings) -> Assembly:
         max_context=settings.engine.max_context,
         format_map_dir=settings.store.directory() if use_store else None,
     )
+    started = {"weights": time.time()}
     spec = loaded.spec
-    num_blocks, max_context = _capacity(settings.cache, spec, loaded.device)
+    num_blocks, max_context = capacity(settings.cache, spec, loaded.device)
     encoder = PromptEncoder.from_dir(loaded.directory)
     arena = KVArena(spec.layout, num_blocks, torch.device(loaded.device))
-    store = _open_store(settings.store, spec) if use_store else None
+    store = _open_store(settings, spec) if use_store else None
+    started["store"] = time.time()
     try:
-        return _connect(settings, loaded, encoder, arena, store, max_context)
+        return _connect(settings, loaded, encoder, arena, store, max_context, started)
     except BaseException:
         if store is not None:
             store.close()
@@ -169,33 +163,58 @@ def _connect(
     arena: KVArena,
     store: WarmStore | None,
     max_context: int,
+    started: dict[str, float],
 ) -> Assembly:
     spec, loop = loaded.spec, EngineLoop(check_when_idle=settings.engine.check_when_idle)
-    cache = PrefixCache(
+    cache = _prefix_cache(settings.cache, spec, arena, store, loop)
+    limits = PromptLimits(max_context, spec.vocab_size, spec.eos_ids, settings.engine.request_timeout_s)
+    memory = _memory(settings.cache, encoder, store, loop, spec.layout)
+    retention = Retention(
+        memory,
+        RetentionRules(settings.store.agent_ttl_s, settings.store.anonymous_ttl_s, max_unsaved=arena.num_blocks),
+        ask_hot=lambda branches: loop.call(lambda core: hot_tokens(core.cache, branches)),
+        run=lambda work: intake.run(work),
+    )
+    intake = Intake(
+        preparer=_preparer(settings, limits, encoder, memory, cache, loop),
+        memory=memory,
+        retention=retention,
+        room=WaitingRoom(settings.engine.max_waiting),
+    )
+    if store is not None:
+        store.on_saved, store.on_lost = intake.turn_saved, intake.turn_lost
+    num_warm_agents = memory.open()
+    started["agents"] = time.time()
+    return Assembly(
+        spec=spec,
+        encoder=encoder,
+        notes=(*loaded.notes, f"template: {analyse_growth(encoder.template).summary()}"),
+        promise=loaded.promise,
+        max_context=max_context,
+        num_warm_agents=num_warm_agents,
+        core=_core(settings, loaded, ModelRunner(loaded, arena), cache, intake),
+        loop=loop,
+        intake=intake,
+        memory=memory,
+        started=started,
+        edits=AgentEdits(memory, block_tokens=spec.layout.block_tokens, now=time.time),
+        store=store,
+        place=StorePlace(settings.store.directory() / spec.fingerprint.hex()) if store is not None else None,
+    )
+
+
+def _prefix_cache(
+    settings: CacheSettings, spec: ModelSpec, arena: KVArena, store: WarmStore | None, loop: EngineLoop
+) -> PrefixCache:
+    return PrefixCache(
         pool=BlockPool(arena.num_blocks, spec.layout.block_tokens),
         arena=arena,
         store=store,
         fingerprint=spec.fingerprint,
         secret=store.secret if store is not None else secrets.token_bytes(32),
-        min_reuse_tokens=settings.cache.min_reuse_tokens,
+        min_reuse_tokens=settings.min_reuse_tokens,
+        min_reuse_ratio=settings.min_reuse_ratio,
         report_load=loop.report_load,
-    )
-    limits = PromptLimits(max_context, spec.vocab_size)
-    memory = _memory(settings.cache, encoder, store, loop, spec.layout)
-    intake = Intake(preparer=_preparer(settings, limits, encoder, memory, cache, loop), memory=memory)
-    if store is not None:
-        store.on_saved = intake.turn_saved
-    return Assembly(
-        spec=spec,
-        notes=(*loaded.notes, f"template: {analyse_growth(encoder.template).summary()}"),
-        promise=loaded.promise,
-        max_context=max_context,
-        num_warm_agents=memory.open(),
-        core=_core(settings, loaded, ModelRunner(loaded, arena), cache, intake),
-        loop=loop,
-        intake=intake,
-        memory=memory,
-        store=store,
     )
 
 
@@ -228,14 +247,20 @@ def _core(
         runner=runner,
         cache=cache,
         scheduler=Scheduler(settings.engine, StepCosts(), max_chunk_tokens=chunk),
-        eos_ids=loaded.spec.eos_ids,
         min_reuse_tokens=settings.cache.min_reuse_tokens,
         on_turn=intake.turn_ended,
     )
 
 
-def _open_store(settings: StoreSettings, spec: ModelSpec) -> WarmStore:
-    return WarmStore.open(settings.directory(), fingerprint=spec.fingerprint, layout=spec.layout, settings=settings)
+def _open_store(settings: Settings, spec: ModelSpec) -> WarmStore:
+    return WarmStore.open(
+        settings.store.directory(),
+        fingerprint=spec.fingerprint,
+        layout=spec.layout,
+        settings=settings.store,
+        model=spec.name,
+        namespaces=settings.server.namespaces(),
+    )
 
 
 def _memory(
@@ -246,6 +271,7 @@ def _memory(
         matcher=Matcher(
             encoder,
             min_reuse_tokens=settings.min_reuse_tokens,
+            min_reuse_ratio=settings.min_reuse_ratio,
             max_index_bytes=settings.text_index_bytes,
             clock=time.monotonic,
         ),
@@ -262,20 +288,3 @@ def _demote(loop: EngineLoop, branch: Branch, num_kept: int) -> None:
     ids, names = branch.ids, branch.names
     if ids is not None and names is not None:
         loop.call(lambda core: core.cache.demote(branch.root, ids, names, num_kept=num_kept))
-
-
-def _capacity(settings: CacheSettings, spec: ModelSpec, device: str) -> tuple[int, int]:
-    """Blocks in hot memory, and the tokens one request may have: the model's context, or what the blocks hold."""
-    wanted = settings.hot_bytes or min(DEFAULT_HOT_BYTES, _free_bytes(device) // 4)
-    num_blocks = wanted // spec.layout.block_bytes
-    if num_blocks < 2:
-        need = 2 * spec.layout.block_bytes
-        raise ConfigError(f"--hot-bytes {wanted} holds less than two blocks of this model: give at least {need}")
-    # One block stays for the copy of a shared tail while its original is still held.
-    return num_blocks, min(spec.max_context, (num_blocks - 1) * spec.layout.block_tokens)
-
-
-def _free_bytes(device: str) -> int:
-    if torch.device(device).type == "cuda":
-        return torch.cuda.mem_get_info(device)[0]
-    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

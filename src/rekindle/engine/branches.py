@@ -13,9 +13,9 @@ import numpy as np
 
 from rekindle.cache.hashing import BlockHash
 from rekindle.engine.request import FinishedTurn
+from rekindle.store.values import HIDDEN_PREFIX, is_anonymous
 
-# No caller can send this character in an id, so generated names never meet given ones.
-HIDDEN_PREFIX = "\x01"
+__all__ = ["HIDDEN_PREFIX", "Branch", "BranchBook", "TurnEnd", "is_anonymous"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,15 +69,33 @@ def _earlier_turns(ends: tuple[int, ...], shared: int, num_replies: int | None) 
 
 
 class BranchBook:
-    """Every agent's branches by (namespace, agent)."""
+    """Every agent's branches by (namespace, agent), and until when (wall clock) an agent is pinned.
+
+    `num_unsaved` branches have nothing durable: with their blocks in memory they are lost.
+    """
 
     def __init__(self, *, max_branches: int) -> None:
         self._agents: dict[tuple[str, str], dict[int, Branch]] = {}
+        self._pins: dict[tuple[str, str], float] = {}
         self._max_branches = max_branches
+        self.num_unsaved = 0
+
+    def __len__(self) -> int:
+        return len(self._agents)
+
+    def num_pinned(self, now: float) -> int:
+        """Agents whose pin has not run out at wall time `now`."""
+        return sum(until > now for until in list(self._pins.values()))
 
     def put(self, branch: Branch) -> None:
         """Add or replace one branch."""
-        self._agents.setdefault((branch.namespace, branch.agent), {})[branch.number] = branch
+        mine = self._agents.setdefault((branch.namespace, branch.agent), {})
+        self._uncount(mine.get(branch.number))
+        mine[branch.number] = branch
+        self.num_unsaved += not branch.saved_tokens
+
+    def _uncount(self, gone: Branch | None) -> None:
+        self.num_unsaved -= gone is not None and not gone.saved_tokens
 
     def get(self, namespace: str, agent: str, number: int) -> Branch | None:
         """One branch, or None."""
@@ -100,14 +118,38 @@ class BranchBook:
 
     def drop(self, namespace: str, agent: str) -> list[Branch]:
         """Forget an agent; return what it had."""
-        return list(self._agents.pop((namespace, agent), {}).values())
+        gone = list(self._agents.pop((namespace, agent), {}).values())
+        for branch in gone:
+            self._uncount(branch)
+        self._pins.pop((namespace, agent), None)
+        return gone
 
     def remove(self, branch: Branch) -> None:
         """Forget one branch, and the agent with its last one."""
         mine = self._agents[branch.namespace, branch.agent]
-        del mine[branch.number]
+        self._uncount(mine.pop(branch.number))
         if not mine:
-            del self._agents[branch.namespace, branch.agent]
+            self.drop(branch.namespace, branch.agent)
+
+    def everybody(self) -> list[tuple[str, str]]:
+        """(namespace, agent) of every agent, hidden ones too."""
+        return list(self._agents)
+
+    def pin(self, namespace: str, agent: str, until: float) -> None:
+        """Keep a known agent from being forgotten until then; 0 lets it go again."""
+        assert (namespace, agent) in self._agents, f"agent {agent!r} is not known"
+        if until > 0:
+            self._pins[namespace, agent] = until
+        else:
+            self._pins.pop((namespace, agent), None)
+
+    def pinned_until(self, namespace: str, agent: str, now: float) -> float | None:
+        """Until when the agent is pinned; None when it is not, or no longer."""
+        until = self._pins.get((namespace, agent))
+        if until is not None and until <= now:
+            del self._pins[namespace, agent]
+            until = None
+        return until
 
     def mark_saved(self, namespace: str, agent: str, number: int, num_tokens: int) -> None:
         """A transaction has returned: this much of the branch is durable (if it still is that branch)."""
@@ -116,7 +158,10 @@ class BranchBook:
             self.put(replace(branch, saved_tokens=min(num_tokens, branch.num_tokens)))
 
     def check(self) -> None:
-        """Assert that every branch stands under its own name and number and within the limit."""
+        """Assert that every branch stands under its own name, within the limit, and that pins are of known agents."""
+        assert self._pins.keys() <= self._agents.keys(), "an agent that is not known is pinned"
+        num_unsaved = sum(not branch.saved_tokens for branch in self.branches())
+        assert num_unsaved == self.num_unsaved, f"num_unsaved is {self.num_unsaved}, {num_unsaved} are"
         for (namespace, agent), mine in self._agents.items():
             assert 0 < len(mine) <= self._max_branches, f"agent {agent!r} has {len(mine)} branches"
             for number, branch in mine.items():

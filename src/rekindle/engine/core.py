@@ -1,4 +1,4 @@
-"""One step at a time: admit, plan, run, sample, tell.
+"""One step at a time: admit, plan, run, publish; what becomes of the logits is in `replies`.
 
 Owns the scheduler, the prefix cache and the runner; called from one thread only. A failing request fails alone: a
 step that raises is run again one request at a time, and whoever raises alone is the one to fail.
@@ -7,6 +7,7 @@ step that raises is run again one request at a time, and whoever raises alone is
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Callable, Sequence
 
@@ -14,13 +15,13 @@ import torch
 
 from rekindle.cache.hashing import BlockHash
 from rekindle.engine.prefix_cache import Attached, Load, PrefixCache
+from rekindle.engine.replies import Replies
 from rekindle.engine.request import FinishedTurn, Request, State
 from rekindle.engine.scheduler import LONGEST_WAIT_S, Chunk, Scheduler
-from rekindle.engine.types import Delta, FinishReason, Report
-from rekindle.errors import Overloaded, RekindleError, RequestFailed
+from rekindle.engine.twins import Twins, has_prompt
+from rekindle.errors import Overloaded, RekindleError, RequestFailed, Timeout
 from rekindle.model.batch import SequenceStep
 from rekindle.model.runner import ModelRunner
-from rekindle.model.sampler import sample
 
 logger = logging.getLogger(__name__)
 
@@ -34,7 +35,6 @@ class EngineCore:
         runner: ModelRunner,
         cache: PrefixCache,
         scheduler: Scheduler,
-        eos_ids: frozenset[int],
         min_reuse_tokens: int,
         on_turn: Callable[[FinishedTurn], None],
         clock: Callable[[], float] = time.perf_counter,
@@ -42,16 +42,16 @@ class EngineCore:
         self.cache = cache
         self.scheduler = scheduler
         self.num_steps = 0
+        self.num_rows = 0  # of all forward passes, also those that ran again after a preemption
         self.num_preemptions = 0
         self.prompt_tokens = 0
         self.reused_tokens = 0
-        self.sample_s = 0.0
         self.step_s = 0.0
         self._runner = runner
-        self._eos_ids = eos_ids
-        self._min_reuse_tokens = min_reuse_tokens
-        self._on_turn = on_turn
         self._clock = clock
+        self._replies = Replies(
+            cache=cache, scheduler=scheduler, min_reuse_tokens=min_reuse_tokens, on_turn=on_turn, clock=clock
+        )
 
     def add(self, request: Request) -> None:
         """Queue a request; it starts in one of the next steps."""
@@ -68,12 +68,12 @@ class EngineCore:
     @property
     def outside_s(self) -> float:
         """Seconds of all steps that were spent neither in the model nor in the sampler."""
-        return self.step_s - self._runner.model_s - self.sample_s
+        return self.step_s - self._runner.model_s - self._replies.sample_s
 
     def step(self) -> None:
         """Everything that can be done now: at most one forward pass."""
         began = self._clock()
-        self._drop_cancelled()
+        self._drop_unwanted(began)
         self._admit(began)
         chunks = self._with_room(self.scheduler.plan(began))
         if chunks:
@@ -82,11 +82,14 @@ class EngineCore:
             self.step_s += self._clock() - began
         self.cache.saving.pump()
 
-    def _drop_cancelled(self) -> None:
-        scheduler = self.scheduler
-        for request in [*scheduler.waiting, *scheduler.loading, *scheduler.running]:
+    def _drop_unwanted(self, now: float) -> None:
+        """End what was cancelled or has taken too long; what was computed for it stays."""
+        for request in self.scheduler.everybody():
             if request.cancelled.is_set():
-                self._finish(request, "cancelled")
+                self._replies.finish(request, "cancelled")
+            elif now >= request.deadline:
+                seconds = request.deadline - request.marks.submitted
+                self._replies.stop(request, Timeout(f"not finished within {seconds:g} s (--request-timeout-s)"))
 
     def _computing(self) -> set[BlockHash]:
         """Names of the prompt blocks that running requests are about to fill; derived anew every step."""
@@ -97,39 +100,58 @@ class EngineCore:
                 names.update(request.name(i) for i in range(request.num_computed // size, request.num_prompt // size))
         return names
 
+    def seconds_left(self) -> float | None:
+        """Until the first of all requests has taken too long; None where they may take as long as they take."""
+        deadline = min((request.deadline for request in self.scheduler.everybody()), default=math.inf)
+        return max(0.0, deadline - self._clock()) if deadline < math.inf else None
+
     def _admit(self, now: float) -> None:
         """Start waiting requests while there is room for them; who waits for another's blocks is passed over."""
         if not self.scheduler.waiting or not self.scheduler.has_room():
             return
-        computing = self._computing()
+        computing, twins = self._computing(), Twins([*self.scheduler.running, *self.scheduler.loading])
         for request in self.scheduler.picks(self.scheduler.waiting, now):
             if not self.scheduler.has_room():
                 return
-            alone = not (self.scheduler.running or self.scheduler.loading or self.cache.num_loads)
-            answer = self.cache.attach(request, computing, alone=alone)
+            answer = self._attach(request, computing, twins)
             if answer == "loading":
                 request.marks.load_started = self._clock()
                 self.scheduler.move(request, State.LOADING)
             elif answer == "ready":
                 answer = self._start(request, computing)
+                twins.add(request)
             if answer == "short" and now - request.marks.submitted > LONGEST_WAIT_S:
                 return  # what others give back is kept for it, else small requests pass it by for ever
 
+    def _attach(self, request: Request, computing: set[BlockHash], twins: Twins) -> Attached:
+        """What is stored of the request, or all of its prompt from a running one that has the same."""
+        twin = twins.of(request)
+        if twin is None:
+            alone = not (self.scheduler.running or self.scheduler.loading or self.cache.num_loads)
+            return self.cache.attach(request, computing, alone=alone)
+        if not has_prompt(twin):
+            return "wait"
+        self.cache.share_prompt(request, twin)
+        return "ready"
+
     def _start(self, request: Request, computing: set[BlockHash]) -> Attached:
+        """Let an attached request run, if there is room for it beside the next block of everybody who runs."""
         pool, size = self.cache.pool, request.block_tokens
         needed = -(-(request.num_tokens + 1) // size)
         if needed > pool.num_blocks:
-            self._fail(request, Overloaded("the hot memory is too small for this request", retry_after_s=60.0))
+            self._replies.fail(request, Overloaded("the hot memory is too small for this request", retry_after_s=60.0))
             return "ready"
         # A shared tail is copied before it is written: its copy needs a block beside it.
         copied = 1 if request.table.num_tokens % size else 0
-        short = needed + copied - len(request.table.blocks) > pool.num_free + pool.num_cached
+        wanted = copied + sum(each.num_blocks_ahead for each in [request, *self.scheduler.running])
+        short = wanted > pool.num_free + pool.num_cached
         if short and (self.scheduler.running or self.scheduler.loading):
             request.table.release()
             request.num_computed = 0
             return "short"
         if request.marks.admitted is None:
             request.marks.admitted = self._clock()
+            request.generation.begin()
             self.prompt_tokens += request.num_prompt
             self.reused_tokens += request.hot_tokens + request.warm_tokens
         self.scheduler.move(request, State.RUNNING)
@@ -147,7 +169,7 @@ class EngineCore:
                 others = [r for r in self.scheduler.running if r is not chunk.request]
                 if not others:
                     if not self.cache.num_loads:  # else their blocks come free when they report
-                        self._fail(chunk.request, Overloaded("the hot memory is full", retry_after_s=1.0))
+                        self._replies.fail(chunk.request, Overloaded("the hot memory is full", retry_after_s=1.0))
                     break
                 victim = self.scheduler.youngest(self.scheduler.running)
                 self._preempt(victim)
@@ -174,7 +196,7 @@ class EngineCore:
             # Border: whatever the model's code raises must end one request, not the engine.
             if len(chunks) == 1:
                 logger.exception("request %s failed in its forward pass", chunks[0].request.id)
-                self._fail(chunks[0].request, RequestFailed(f"the forward pass failed: {error}"))
+                self._replies.fail(chunks[0].request, RequestFailed(f"the forward pass failed: {error}"))
                 return
             for chunk in chunks:
                 self._run([chunk])
@@ -182,6 +204,7 @@ class EngineCore:
         took = self._clock() - began
         rows = sum(chunk.num_rows for chunk in chunks)
         contexts = sum(chunk.num_rows * (chunk.start + chunk.num_rows // 2) for chunk in chunks)
+        self.num_rows += rows
         self.scheduler.costs.observe(rows=rows, row_contexts=contexts, seconds=took)
         self._advance(chunks, logits, bad)
 
@@ -205,11 +228,12 @@ class EngineCore:
         finishing: list[Request] = []
         keep: list[int] = []
         row = 0
+        broken = RequestFailed("the model produced KV that is not finite; nothing of it was kept")
         for index, chunk in enumerate(chunks):
             request = chunk.request
             wants = chunk.finishes
             if index in bad:
-                self._fail(request, RequestFailed("the model produced KV that is not finite; nothing of it was kept"))
+                self._replies.fail(request, broken)
             else:
                 request.num_computed = chunk.start + chunk.num_rows
                 self.cache.publish(request)
@@ -217,79 +241,13 @@ class EngineCore:
                     finishing.append(request)
                     keep.append(row)
             row += wants
-        if not finishing:
-            return
-        began = self._clock()
-        tokens = self._sample(logits if len(keep) == row else logits[keep], finishing)
-        self.sample_s += self._clock() - began
-        for request, token in zip(finishing, tokens, strict=True):
-            if isinstance(token, RekindleError):
-                self._fail(request, token)
-            else:
-                self._emit(request, token)
-
-    def _sample(self, logits: torch.Tensor, requests: Sequence[Request]) -> list[int | RekindleError]:
-        """The next token of each request; where one cannot be drawn, the error for that request alone."""
-        try:
-            return list(sample(logits, [request.sampler for request in requests]))
-        except RekindleError as error:
-            if len(requests) == 1:
-                return [error]
-            return [self._sample(logits[row : row + 1], [request])[0] for row, request in enumerate(requests)]
-
-    def _emit(self, request: Request, token: int) -> None:
-        first = request.marks.first_token is None
-        if first:
-            request.marks.first_token = self._clock()
-        if token in self._eos_ids:
-            self._finish(request, "stop")
-            return
-        request.append(token)
-        text = request.stream.push(token)
-        if request.stream.stopped:
-            self._finish(request, "stop", text=text, token=token)
-        elif request.num_generated >= request.max_new_tokens:
-            self._finish(request, "length", text=text, token=token)
-        else:
-            report = self._report(request) if first else None
-            request.generation.put(Delta(text, (token,), report=report))
-
-    def _finish(self, request: Request, reason: FinishReason, *, text: str = "", token: int | None = None) -> None:
-        """End a request: remember its sequence, then say the last delta, so that the next turn finds it."""
-        ids, names = request.ids[: request.table.num_tokens].copy(), tuple(request.table.names)
-        head = self.cache.detach(request)
-        self.scheduler.move(request, State.FINISHED)
-        if len(ids) and request.reuse != "off" and (reason != "cancelled" or request.num_generated):
-            self._on_turn(
-                FinishedTurn(
-                    namespace=request.namespace,
-                    agent=request.agent,
-                    root=request.root,
-                    ids=ids,
-                    names=names,
-                    head=head.name,
-                    head_tokens=head.num_tokens,
-                    num_replies=request.num_replies,
-                    canonical_prompt=request.canonical_tokens,
-                )
-            )
-        text += request.stream.finish()
-        last = Delta(text, () if token is None else (token,), finish_reason=reason, report=self._report(request))
-        request.generation.put(last)
-
-    def _fail(self, request: Request, error: RekindleError) -> None:
-        """End a request with an error; its published blocks stay cached."""
-        self.cache.detach(request)
-        self.scheduler.move(request, State.FINISHED)
-        request.generation.put(error)
+        if finishing:
+            self._replies.continue_with(logits if len(keep) == row else logits[keep], finishing)
 
     def fail_all(self, error: RekindleError) -> None:
         """End everything that runs or waits (the engine is closing)."""
-        for request in [*self.scheduler.waiting, *self.scheduler.loading, *self.scheduler.running]:
-            self._fail(request, error)
-
-    def _report(self, request: Request) -> Report:
-        return request.report(now=self._clock(), min_reuse_tokens=self._min_reuse_tokens)
+        for request in self.scheduler.everybody():
+            self._replies.fail(request, error)
 
     def check(self) -> None:
         """Assert what must hold between steps: queues, pool, and that only running requests hold blocks."""

@@ -15,6 +15,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 
 from rekindle.engine.types import ChatResult, Delta
 from rekindle.errors import RequestFailed
+from rekindle.model.logprobs import TokenLogprob
 
 _ids = itertools.count(1)
 
@@ -30,17 +31,32 @@ class Generation:
         self._wake: Callable[[], None] | None = None
         self._cancel: Callable[[], None] | None = None
         self._cancel_asked = False
+        self._on_begin: Callable[[], None] | None = None
         self._texts: list[str] = []
         self._token_ids: list[int] = []
+        self._logprobs: list[TokenLogprob] = []
         self._last: Delta | None = None
 
     def put(self, item: Delta | BaseException) -> None:
         """Called by the engine: the next delta, or the error that ends the reply."""
+        if isinstance(item, BaseException) or item.finish_reason is not None:
+            self.begin()
         with self._lock:
             self._items.put(item)
             wake = self._wake
         if wake is not None:
             wake()
+
+    def on_begin(self, begun: Callable[[], None]) -> None:
+        """Have `begun` called once: when the work on the reply begins, or it ends before."""
+        self._on_begin = begun
+
+    def begin(self) -> None:
+        """Called by the engine: the reply waits no longer. Only the first call counts."""
+        with self._lock:
+            begun, self._on_begin = self._on_begin, None
+        if begun is not None:
+            begun()
 
     def on_cancel(self, cancel: Callable[[], None]) -> None:
         """Called by the engine: what stops the work; called at once if cancelling was asked before."""
@@ -68,6 +84,7 @@ class Generation:
             raise item
         self._texts.append(item.text)
         self._token_ids.extend(item.token_ids)
+        self._logprobs.extend(item.logprobs)
         if item.finish_reason is not None:
             self._last = item
         return item
@@ -101,7 +118,12 @@ class Generation:
         if last is None or last.finish_reason is None or last.report is None:
             raise RequestFailed("the reply ended without a finish reason")
         return ChatResult(
-            "".join(self._texts), tuple(self._token_ids), last.finish_reason, last.report, self.prompt_ids
+            "".join(self._texts),
+            tuple(self._token_ids),
+            last.finish_reason,
+            last.report,
+            self.prompt_ids,
+            tuple(self._logprobs),
         )
 
     def result(self) -> ChatResult:

@@ -2,7 +2,8 @@
 
 Owns the thread on which templates, matching and tokenising run, the matcher and the branch book; the server and the
 library use the same one. Work arrives as closures over frozen values and is done in order, so a turn that ended is
-known before the next request of its agent is matched. In idle time the text index is filled from the store.
+known before the next request of its agent is matched. In idle time the text index is filled from the store, and what
+is old or lost is forgotten.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import TypeVar
 
@@ -19,8 +20,10 @@ from rekindle.engine.generation import Generation
 from rekindle.engine.memory import AgentMemory
 from rekindle.engine.preparing import Preparer
 from rekindle.engine.request import FinishedTurn
+from rekindle.engine.retention import EVERY_S, Retention
 from rekindle.engine.types import GenerationRequest
-from rekindle.errors import BadRequest, RekindleError, RequestFailed
+from rekindle.engine.waiting import WaitingRoom
+from rekindle.errors import BadRequest, Cancelled, Overloaded, RekindleError, RequestFailed
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -30,10 +33,18 @@ class Intake:
     """One thread that prepares requests and remembers turns."""
 
     def __init__(
-        self, *, preparer: Preparer, memory: AgentMemory, clock: Callable[[], float] = time.perf_counter
+        self,
+        *,
+        preparer: Preparer,
+        memory: AgentMemory,
+        retention: Retention,
+        room: WaitingRoom,
+        clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._preparer = preparer
         self._memory = memory
+        self._retention = retention
+        self._room = room
         self._clock = clock
         self._inbox: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._ended = threading.Event()
@@ -52,18 +63,37 @@ class Intake:
         self._ended.set()
         self._work_off()
 
-    def submit(self, request: GenerationRequest, generation: Generation) -> None:
-        """Prepare a request and hand it to the engine; what is wrong with it arrives through the generation."""
+    def submit(self, request: GenerationRequest, generations: Sequence[Generation]) -> None:
+        """Prepare a request and hand it to the engine, once for each generation; what is wrong arrives through them."""
+        if not self._room.enter(len(generations)):
+            for generation in generations:
+                generation.put(Overloaded(f"{self._room.num_waiting} requests wait already", retry_after_s=1.0))
+            return
+        for generation in generations:
+            generation.on_begin(self._room.leave)
         submitted = self._clock()
-        self._put(lambda: self._prepare(request, generation, submitted))
+        self._put(lambda: self._prepare(request, generations, submitted))
 
     def turn_ended(self, turn: FinishedTurn) -> None:
         """Remember a finished turn (called by the engine before the caller hears of the end)."""
-        self._put(lambda: self._memory.end_turn(turn))
+        self._put(lambda: self._remember(turn))
+
+    def _remember(self, turn: FinishedTurn) -> None:
+        self._memory.end_turn(turn)
+        self._memory.let_go()
+        self._retention.bound()
 
     def turn_saved(self, namespace: str, agent: str, branch: int, num_tokens: int) -> None:
         """Note what the store has made durable."""
-        self._put(lambda: self._memory.book.mark_saved(namespace, agent, branch, num_tokens))
+        self._put(lambda: self._memory.saved(namespace, agent, branch, num_tokens))
+
+    def turn_lost(self, namespace: str, agent: str, branch: int, num_tokens: int) -> None:
+        """Note what the store has left of a branch."""
+        self._put(lambda: self._retention.lost(namespace, agent, branch, num_tokens))
+
+    def run(self, work: Callable[[], None]) -> None:
+        """Do something on the intake thread, after all that was queued before; nobody waits for it."""
+        self._put(work)
 
     def call(self, run: Callable[[], T]) -> Future[T]:
         """Run something on the intake thread, after all that was queued before."""
@@ -95,20 +125,23 @@ class Intake:
                 if work is not None:
                     self._do(work)
 
-    def _prepare(self, request: GenerationRequest, generation: Generation, submitted: float) -> None:
-        if generation.cancel_asked:
-            generation.put(RequestFailed("cancelled before it began"))
-            return
-        try:
-            self._preparer.prepare(request, generation, submitted)
-        except RekindleError as error:
+    def _prepare(self, request: GenerationRequest, generations: Sequence[Generation], submitted: float) -> None:
+        if all(generation.cancel_asked for generation in generations):
+            error: RekindleError = Cancelled("cancelled before it began")
+        else:
+            try:
+                self._preparer.prepare(request, generations, submitted)
+                return
+            except RekindleError as refusal:
+                error = refusal
+            except RecursionError:
+                error = BadRequest("the request is nested too deeply")
+            except Exception as failure:
+                # Border: a template or tokenizer that fails ends this request only.
+                logger.exception("request %s could not be prepared", generations[0].id)
+                error = RequestFailed(f"the prompt could not be prepared: {failure}")
+        for generation in generations:
             generation.put(error)
-        except RecursionError:
-            generation.put(BadRequest("the request is nested too deeply"))
-        except Exception as error:
-            # Border: a template or tokenizer that fails ends this request only.
-            logger.exception("request %s could not be prepared", generation.id)
-            generation.put(RequestFailed(f"the prompt could not be prepared: {error}"))
 
     def _fill(self) -> bool:
         try:
@@ -118,14 +151,29 @@ class Intake:
             logger.exception("a stored branch could not be made findable")
             return True
 
+    def _idle(self) -> float:
+        """Forget what is due to be forgotten; the seconds until there may be more to do."""
+        try:
+            self._memory.let_go()
+            return self._retention.idle()
+        except Exception:
+            # Border: what could not be forgotten stays, the intake goes on.
+            logger.exception("idle work of the intake failed")
+            return EVERY_S
+
     def _run(self) -> None:
         filling = True
         while True:
             try:
-                work = self._inbox.get(block=not filling)
+                work = self._inbox.get_nowait()
             except queue.Empty:
-                filling = self._fill()
-                continue
+                if filling:
+                    filling = self._fill()
+                    continue
+                try:
+                    work = self._inbox.get(timeout=self._idle())
+                except queue.Empty:
+                    continue
             if work is None:
                 return
             self._do(work)

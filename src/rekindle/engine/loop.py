@@ -63,6 +63,11 @@ class EngineLoop:
         self._thread = threading.Thread(target=self._run, args=(core,), name="rekindle-engine", daemon=True)
         self._thread.start()
 
+    @property
+    def is_running(self) -> bool:
+        """Whether steps are taken: it was started and has not ended."""
+        return self._thread is not None and self._thread.is_alive()
+
     def submit(self, request: Request) -> None:
         """Hand over a request; it gets an error if the loop has ended."""
         self._put(request)
@@ -134,10 +139,15 @@ class EngineLoop:
         self._refuse_rest()
 
     def _timeout(self, core: EngineCore) -> float | None:
-        """How long to sleep: not at all with work at hand, briefly with blocks to save, else until a message."""
+        """How long to sleep: not at all with work at hand, briefly with blocks to save, else until a message.
+
+        While blocks come from disk for a request that must not take for ever, until its time is up.
+        """
         if core.scheduler.running or core.scheduler.waiting:
             return 0.0
-        return _SAVE_POLL_S if len(core.cache.saving) else None
+        if len(core.cache.saving):
+            return _SAVE_POLL_S
+        return core.seconds_left() if core.scheduler.loading else None
 
     def _drain(self, core: EngineCore, *, wait: bool = True) -> None:
         timeout = self._timeout(core) if wait else 0.0

@@ -1,23 +1,24 @@
 """What agents remember: the branch book and the text matcher kept in step, and what of them goes to the store.
 
 Owned by the intake thread. A branch is known to the book always, to the matcher while its text is worth keeping; its
-ids come from the turn that made it, or from the store's index.
+ids come from the turn that made it, or from the store's index. What is durable and went over the text index's budget
+keeps no ids here: they are read again when its agent asks. What is forgotten unasked, `retention` decides.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
 
-from rekindle.cache.hashing import BlockHash, chain_hashes
+from rekindle.cache.hashing import chain_hashes
 from rekindle.cache.matcher import Matcher, StoredBranch
 from rekindle.engine.branches import Branch, BranchBook
 from rekindle.engine.request import FinishedTurn
-from rekindle.engine.saving import Forgotten, SaveOrder
-from rekindle.errors import BadRequest, NotFound
+from rekindle.engine.saving import Forgotten, Pinned, SaveOrder
+from rekindle.engine.sequences import branch_of, cut, record_of
 from rekindle.store.warm import SequenceRecord, WarmStore
 from rekindle.text.prompt import PromptEncoder
 
@@ -45,28 +46,42 @@ class AgentMemory:
         self._encoder = encoder
         self._store = store
         self._block_tokens = block_tokens
-        self._save = save
+        self.save = save
         self._demote = demote
         self._now = now
         self._to_index: list[Branch] = []
+        self._unfindable: list[StoredBranch] = []
+        matcher.index.on_drop = self._unfindable.append
+
+    @property
+    def has_store(self) -> bool:
+        """Whether anything here is durable."""
+        return self._store is not None
 
     def open(self) -> int:
         """Take in the sequences the store knows; return how many named agents are warm."""
         if self._store is None:
             return 0
+        now = self._now()
         for record in self._store.sequences():
-            self.book.put(_branch_of(record))
+            self.book.put(branch_of(replace(record, last_use=min(record.last_use, now))))
+        for (namespace, agent), until in self._store.pins().items():
+            if self.book.of(namespace, agent):
+                self.book.pin(namespace, agent, until)
         self._to_index = sorted(self.book.branches(), key=lambda branch: branch.last_use)
         return sum(1 for _ in self.book.agents())
 
     def index_one_more(self) -> bool:
-        """Make one more stored branch findable by its text, most recent first; False when nothing is left."""
+        """Make one more stored branch findable by its text, most recent first; False when none or no room is left."""
         while self._to_index:
             branch = self._to_index.pop()
             current = self.book.get(branch.namespace, branch.agent, branch.number)
             if current is not None and current.ids is None:
+                self._unfindable.clear()
                 self.know(current)
-                return True
+                if not self._unfindable:
+                    return True
+                self._to_index.clear()  # the rest would push out what was used after it
         return False
 
     def know_agent(self, namespace: str, agent: str) -> list[Branch]:
@@ -81,14 +96,17 @@ class AgentMemory:
         """
         if branch.ids is None:
             ids = self._stored_ids(branch)
+            if ids is None and (shorter := self._shorter(branch)) is not None:
+                self.book.put(shorter)
+                return self.know(shorter)
             if ids is None:
                 logger.warning("agent %s: branch %d is not readable and starts cold", branch.agent, branch.number)
-                if self._store is None or self._store.has_lost(_record_of(branch)):
+                if self._store is None or self._store.has_lost(record_of(branch)):
                     self.forget(branch)
                 return None
             branch = replace(branch, ids=ids, names=tuple(chain_hashes(branch.root, ids, self._block_tokens)))
             self.book.put(branch)
-            self._index(branch)
+            self.index(branch)
         return branch
 
     def is_elsewhere(self, namespace: str, agent: str) -> bool:
@@ -99,15 +117,79 @@ class AgentMemory:
     def _stored_ids(self, branch: Branch) -> np.ndarray | None:
         if self._store is None:
             return None
-        record = _record_of(branch)
+        record = record_of(branch)
         ids = self._store.sequence_ids(record)
         return ids if len(ids) == branch.num_tokens else None
 
-    def _index(self, branch: Branch) -> None:
+    def index(self, branch: Branch) -> None:
+        """Make a branch with ids findable by its text."""
         assert branch.ids is not None
         self.matcher.add(
             StoredBranch(branch.namespace, branch.agent, branch.number, branch.ids, branch.canonical_tokens)
         )
+
+    def let_go(self) -> None:
+        """Drop the ids of durable branches that are no longer found by their text; call it between two matches."""
+        unfindable, self._unfindable[:] = list(self._unfindable), []
+        for stored in unfindable:
+            branch = self.book.get(stored.namespace, stored.agent or "", stored.branch)
+            if branch is not None and branch.ids is stored.ids:
+                self._let_go(branch)
+
+    def _let_go(self, branch: Branch) -> None:
+        is_durable = self._store is not None and branch.saved_tokens == branch.num_tokens
+        if is_durable and not self.matcher.is_findable(branch.namespace, branch.agent, branch.number):
+            self.unindex(branch)
+            self.book.put(replace(branch, ids=None, names=None))
+
+    def saved(self, namespace: str, agent: str, number: int, num_tokens: int) -> None:
+        """A transaction has returned: this much of the branch is durable."""
+        is_first = not any(branch.saved_tokens for branch in self.book.of(namespace, agent))
+        self.book.mark_saved(namespace, agent, number, num_tokens)
+        branch = self.book.get(namespace, agent, number)
+        if branch is None:
+            return
+        until = self.book.pinned_until(namespace, agent, self._now())
+        if is_first and until is not None:  # the store did not know the agent yet when it was pinned
+            self.save(Pinned(namespace, agent, until))
+        if branch.ids is not None:
+            self._let_go(branch)
+
+    def lost(self, namespace: str, agent: str, number: int, num_tokens: int) -> bool:
+        """The store has `num_tokens` left of a branch; whether the branch is known."""
+        branch = self.book.get(namespace, agent, number)
+        if branch is not None:
+            self.book.put(replace(branch, saved_tokens=min(num_tokens, branch.num_tokens)))
+        return branch is not None
+
+    def durable(self) -> dict[tuple[str, str, int], SequenceRecord]:
+        """Every branch as the store has it now; O(all of them)."""
+        records = self._store.sequences() if self._store is not None else []
+        return {(record.namespace, record.agent, record.branch): record for record in records}
+
+    def cut(self, branch: Branch, record: SequenceRecord | None) -> None:
+        """Remember of a branch what is durable, nothing else; None: nothing is."""
+        if record is None:
+            self.forget(branch)
+            return
+        self.unindex(branch)
+        shorter = cut(branch, record, self._block_tokens)
+        self.book.put(shorter)
+        if shorter.ids is not None:
+            self.index(shorter)
+
+    def _shorter(self, branch: Branch) -> Branch | None:
+        """What the store has left of a branch that it has shortened; None where it did not."""
+        record = self.durable().get((branch.namespace, branch.agent, branch.number))
+        return branch_of(record) if record is not None and record.num_tokens < branch.num_tokens else None
+
+    def last_use(self, namespace: str, agent: str) -> float:
+        """When a known agent was used last; what lies in the future is set to now, so that it ages from here."""
+        now, branches = self._now(), self.book.of(namespace, agent)
+        for branch in branches:
+            if branch.last_use > now:
+                self.book.put(replace(branch, last_use=now))
+        return min(now, branches[0].last_use)
 
     def end_turn(self, turn: FinishedTurn) -> None:
         """Continue or start a branch for the turn, make it findable, queue it for the store."""
@@ -119,124 +201,50 @@ class AgentMemory:
             self._demote(ended.extended, len(ended.extended.names or ()))
         for old in ended.dropped:
             self._demote(old, 0)
-            self._unindex(old)
-            self._save(Forgotten(old.namespace, old.agent, old.number))
+            self.unindex(old)
+            self.save(Forgotten(old.namespace, old.agent, old.number))
         if ended.branch.ids is not turn.ids:
+            if self._store is not None:
+                self._store.touch(turn.namespace, turn.agent, ended.branch.number, ended.branch.last_use)
+            if ended.branch.saved_tokens < ended.branch.num_tokens:  # the disk gave some of it up meanwhile
+                self.save(record_of(ended.branch))
             return
-        self._index(ended.branch)
+        self.index(ended.branch)
         if turn.head_tokens:
-            self._save(replace(_record_of(ended.branch), num_tokens=turn.head_tokens))
+            self.save(replace(record_of(ended.branch), num_tokens=turn.head_tokens))
 
-    def _unindex(self, branch: Branch) -> None:
+    def unindex(self, branch: Branch) -> None:
+        """Take a branch out of the matcher; nothing happens when it is not in."""
         self.matcher.remove(branch.namespace, branch.agent, branch.number)
 
     def forget(self, branch: Branch) -> None:
-        """Drop one branch from book, matcher and store."""
+        """Drop one branch from book, matcher and store; its blocks leave memory before others."""
+        self._demote(branch, 0)
         self.book.remove(branch)
-        self._unindex(branch)
-        self._save(Forgotten(branch.namespace, branch.agent, branch.number))
+        self.unindex(branch)
+        self.save(Forgotten(branch.namespace, branch.agent, branch.number))
 
-    def delete(self, namespace: str, agent: str) -> tuple[list[Branch], Forgotten]:
-        """Forget an agent everywhere but in hot memory; return its branches (with ids where they were at hand), and
-        the order whose `done` tells when the store has forgotten them, too."""
-        if not self.book.of(namespace, agent):
-            raise NotFound(f"no agent {agent!r}", param="agent")
-        self.know_agent(namespace, agent)
+    def drop(self, namespace: str, agent: str) -> Forgotten:
+        """Forget an agent in book, matcher and store; its blocks leave memory before others."""
+        for branch in self.take_out(namespace, agent):
+            self._demote(branch, 0)
+        order = Forgotten(namespace, agent)
+        self.save(order)
+        return order
+
+    def take_out(self, namespace: str, agent: str) -> list[Branch]:
+        """Forget an agent in book and matcher alone; return what it had."""
         branches = self.book.drop(namespace, agent)
         for branch in branches:
-            self._unindex(branch)
-        order = Forgotten(namespace, agent)
-        self._save(order)
-        return branches, order
+            self.unindex(branch)
+        return branches
 
-    def restore(self, branches: Sequence[Branch]) -> None:
-        """Take back branches that the store could not forget, so that they are seen and can be deleted again."""
-        for branch in branches:
-            if self.book.get(branch.namespace, branch.agent, branch.number) is None:
-                self.book.put(replace(branch, ids=None, names=None))
-
-    def fork(self, namespace: str, source: str, target: str) -> None:
-        """Give `target` every branch of `source`, sharing all blocks; refused if `target` has a memory already."""
-        branches = self.know_agent(namespace, source)
-        if not branches:
-            raise NotFound(f"no agent {source!r} to fork from", param="agent")
-        if self.book.of(namespace, target):
-            raise BadRequest(f"agent {target!r} has a memory already: delete it or fork to another id", param="agent")
-        for branch in reversed(branches):
-            twin = replace(branch, agent=target, saved_tokens=0, last_use=self._now())
-            self.book.put(twin)
-            self._index(twin)
-            self._save(_record_of(twin))
-
-    def rewind(self, namespace: str, agent: str, turns: int) -> int:
-        """Take back the last turns of the branch used last; return the tokens that are left.
-
-        With no more turns than that left, the branch is forgotten.
-        """
-        branches = self.know_agent(namespace, agent)
-        if not branches:
-            raise NotFound(f"no agent {agent!r} to rewind", param="agent")
-        branch = branches[0]
-        if not 1 <= turns <= len(branch.turn_ends):
-            raise BadRequest(
-                f"agent {agent!r} has {len(branch.turn_ends)} turns, {turns} cannot be taken back", param="turns"
-            )
-        left = branch.turn_ends[: len(branch.turn_ends) - turns]
-        self._unindex(branch)
-        if not left:
-            self.forget(branch)
-            return 0
-        assert branch.ids is not None and branch.names is not None
-        end = left[-1]
-        last = (end - 1) // self._block_tokens
-        shorter = replace(
-            branch,
-            ids=branch.ids[:end],
-            names=branch.names[: end // self._block_tokens],
-            head=branch.names[last] if last < len(branch.names) else branch.head,
-            num_tokens=end,
-            canonical_tokens=min(branch.canonical_tokens, end),
-            saved_tokens=min(branch.saved_tokens, end),
-            turn_ends=left,
-            last_use=self._now(),
-        )
-        self.book.put(shorter)
-        self._index(shorter)
-        self._save(_record_of(shorter))
-        return end
+    def unsaved(self, since: float) -> list[Branch]:
+        """Branches used since then (wall clock) of which less is durable than is remembered."""
+        branches = self.book.branches()
+        return [branch for branch in branches if branch.saved_tokens < branch.num_tokens and branch.last_use >= since]
 
     def check(self) -> None:
         """Assert that matcher and book are each sound."""
         self.matcher.check()
         self.book.check()
-
-
-def _record_of(branch: Branch) -> SequenceRecord:
-    return SequenceRecord(
-        namespace=branch.namespace,
-        agent=branch.agent,
-        branch=branch.number,
-        root=branch.root,
-        head=branch.head,
-        num_tokens=branch.num_tokens,
-        canonical_tokens=branch.canonical_tokens,
-        last_use=branch.last_use,
-        turn_ends=branch.turn_ends,
-    )
-
-
-def _branch_of(record: SequenceRecord) -> Branch:
-    return Branch(
-        namespace=record.namespace,
-        agent=record.agent,
-        number=record.branch,
-        root=BlockHash(record.root),
-        head=BlockHash(record.head),
-        num_tokens=record.num_tokens,
-        canonical_tokens=record.canonical_tokens,
-        saved_tokens=record.num_tokens,
-        last_use=record.last_use,
-        turn_ends=record.turn_ends,
-        ids=None,
-        names=None,
-    )

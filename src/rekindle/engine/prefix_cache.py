@@ -58,6 +58,7 @@ class PrefixCache:
         secret: bytes,
         min_reuse_tokens: int,
         report_load: Callable[[Load, int], None],
+        min_reuse_ratio: float = 0.0,
     ) -> None:
         self.pool = pool
         self.arena = arena
@@ -66,6 +67,7 @@ class PrefixCache:
         self._fingerprint = fingerprint
         self._secret = secret
         self._min_reuse_tokens = min_reuse_tokens
+        self._min_reuse_ratio = min_reuse_ratio
         self._report_load = report_load
         self._loads: dict[BlockHash, Load] = {}
 
@@ -100,7 +102,7 @@ class PrefixCache:
         rest = request.ids[len(hot) * size : (len(hot) + 1) * size]
         parent = request.parent_of(len(hot))
         child = self.pool.find_child(parent, rest) if len(rest) else None
-        if not following and len(rest) and self._store is not None:
+        if not following and self._store is not None and (child[1] if child else 0) < len(rest):
             nearest = self._store.child(parent, rest)
             if nearest is not None and nearest[1] > (child[1] if child else 0):
                 if nearest[0].name in self._loads:
@@ -117,6 +119,14 @@ class PrefixCache:
             self.pool.share(child[0])
         self._adopt(request, hot, child)
         return "ready"
+
+    def share_prompt(self, request: Request, twin: Request) -> None:
+        """Give a request the blocks of one that has computed the same prompt; who writes first copies the tail."""
+        count, rest = divmod(request.num_prompt, self.pool.block_tokens)
+        blocks = twin.table.blocks[: count + (rest > 0)]
+        for block in blocks:
+            self.pool.share(block)
+        self._adopt(request, blocks[:count], (blocks[-1], rest) if rest else None)
 
     def _is_short(self, request: Request, num_held: int) -> bool:
         """Whether there is no room for the request and its next token beside the `num_held` blocks it has."""
@@ -141,7 +151,7 @@ class PrefixCache:
         size = self.pool.block_tokens
         stored = len(hot) * size + (child[1] if child else 0)
         blocks = [*hot, child[0]] if child else hot
-        if stored < min(self._min_reuse_tokens, request.num_prompt - 1):
+        if stored < self._least(request):
             self.pool.release_all(blocks)
             blocks, stored = [], 0
         if blocks:
@@ -156,6 +166,11 @@ class PrefixCache:
             if covered > 0 and self.pool.name(block) in request.loaded:
                 request.warm_tokens += covered
         request.hot_tokens = reused - request.warm_tokens
+
+    def _least(self, request: Request) -> float:
+        """Tokens that are worth reusing; a request that ran before takes back what it can of its own."""
+        ratio = self._min_reuse_ratio if request.marks.admitted is None else 0.0
+        return max(min(self._min_reuse_tokens, request.num_prompt - 1), ratio * request.num_prompt)
 
     def _start_load(self, request: Request, hot: list[int], locations: list[Location]) -> bool:
         """Reserve targets and hand the reading to the store; False when not one block is free for it."""
@@ -262,6 +277,10 @@ class PrefixCache:
                 break
             blocks.append(block)
         return blocks
+
+    def save_again(self, root: BlockHash, ids: np.ndarray, names: Sequence[BlockHash]) -> None:
+        """Queue the blocks of a sequence that are in memory and not on disk."""
+        self.saving.add_again(self._hot_blocks(root, ids, names), root)
 
     def demote(self, root: BlockHash, ids: np.ndarray, names: Sequence[BlockHash], *, num_kept: int) -> None:
         """Let a superseded sequence leave memory before all others, but for its first `num_kept` blocks."""

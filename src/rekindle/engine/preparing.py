@@ -6,10 +6,12 @@ rest), the agent an unnamed conversation belongs to, and how much of the reply f
 
 from __future__ import annotations
 
+import math
 import secrets
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 
@@ -30,10 +32,12 @@ from rekindle.text.stream import TextStream
 
 @dataclass(frozen=True, slots=True)
 class PromptLimits:
-    """What a prompt may be: tokens of context, ids below `vocab_size`."""
+    """What a request may be: tokens of context, ids below `vocab_size`, seconds it may take. `eos_ids` end a reply."""
 
     max_context: int
     vocab_size: int
+    eos_ids: frozenset[int]
+    timeout_s: float | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,11 +79,47 @@ class Preparer:
         self._wake = wake
         self._clock = clock
 
-    def prepare(self, asked: GenerationRequest, generation: Generation, submitted: float) -> None:
-        """Match, encode and hand over; raises BadRequest for what cannot be run."""
-        began = self._clock()
+    def prepare(self, asked: GenerationRequest, generations: Sequence[Generation], submitted: float) -> None:
+        """Match, encode and hand over a request for each generation, of one prompt; raises BadRequest.
+
+        Choice i is seeded with the request's seed + i, or with a random one + i.
+        """
+        began, params = self._clock(), asked.params
+        self._check_ids([token for token, _ in params.logit_bias], "logit_bias")
+        self._check_ids(params.stop_token_ids, "stop_token_ids")
         prompt = self._prompt(asked)
-        params = asked.params
+        most = self._room(prompt)
+        sampler = SamplerState.create(params, lambda: secrets.randbits(63), eos_ids=self._limits.eos_ids)
+        prompt_ids, match_s = tuple(int(token) for token in prompt.ids), self._clock() - began
+        for index, generation in enumerate(generations):
+            request = Request(
+                namespace=asked.namespace,
+                agent=prompt.agent,
+                prompt_ids=prompt.ids,
+                root=self._root(asked.namespace),
+                block_tokens=self._block_tokens,
+                max_new_tokens=min(most, params.max_tokens) if params.max_tokens is not None else most,
+                reuse=prompt.reuse,
+                facts=prompt.facts,
+                generation=generation,
+                canonical_tokens=prompt.canonical_tokens,
+                num_replies=_num_replies(asked),
+                stream=TextStream(self._encoder, () if params.min_tokens else params.stop, after=prompt_ids[-1]),
+                sampler=replace(sampler, seed=sampler.seed + index),
+                marks=Marks(submitted=submitted, match_s=match_s),
+                table=self._new_table(),
+                deadline=submitted + (self._limits.timeout_s or math.inf),
+            )
+            generation.prompt_ids = prompt_ids
+            generation.on_cancel(partial(self._cancel, request))
+            self._submit(request)
+
+    def _cancel(self, request: Request) -> None:
+        request.cancelled.set()
+        self._wake()
+
+    def _room(self, prompt: _Prompt) -> int:
+        """How many tokens of reply fit behind the prompt; PromptTooLong when not even one does."""
         if not len(prompt.ids):
             raise BadRequest("the prompt is empty: it has no tokens", param="messages")
         most = self._limits.max_context - len(prompt.ids)
@@ -89,31 +129,7 @@ class Preparer:
                 "shorten the prompt or serve with a larger --max-context",
                 param="messages",
             )
-        request = Request(
-            namespace=asked.namespace,
-            agent=prompt.agent,
-            prompt_ids=prompt.ids,
-            root=self._root(asked.namespace),
-            block_tokens=self._block_tokens,
-            max_new_tokens=min(most, params.max_tokens) if params.max_tokens is not None else most,
-            reuse=prompt.reuse,
-            facts=prompt.facts,
-            generation=generation,
-            canonical_tokens=prompt.canonical_tokens,
-            num_replies=_num_replies(asked),
-            stream=TextStream(self._encoder, params.stop, after=int(prompt.ids[-1])),
-            sampler=SamplerState.create(params, lambda: secrets.randbits(63)),
-            marks=Marks(submitted=submitted, match_s=self._clock() - began),
-            table=self._new_table(),
-        )
-        generation.prompt_ids = tuple(int(token) for token in prompt.ids)
-
-        def cancel() -> None:
-            request.cancelled.set()
-            self._wake()
-
-        generation.on_cancel(cancel)
-        self._submit(request)
+        return most
 
     def _prompt(self, asked: GenerationRequest) -> _Prompt:
         agent = asked.agent or HIDDEN_PREFIX + secrets.token_hex(8)
@@ -181,9 +197,12 @@ class Preparer:
         return explain(match, rendered, asked.messages, encoder=self._encoder, known=known)
 
     def _checked(self, token_ids: tuple[int, ...]) -> np.ndarray:
-        if not all(0 <= token < self._limits.vocab_size for token in token_ids):
-            raise BadRequest(f"token ids must lie in 0 to {self._limits.vocab_size - 1}", param="token_ids")
+        self._check_ids(token_ids, "token_ids")
         return np.asarray(token_ids, dtype=np.uint32)
+
+    def _check_ids(self, token_ids: Sequence[int], param: str) -> None:
+        if not all(0 <= token < self._limits.vocab_size for token in token_ids):
+            raise BadRequest(f"{param}: token ids must lie in 0 to {self._limits.vocab_size - 1}", param=param)
 
 
 def _num_replies(asked: GenerationRequest) -> int | None:

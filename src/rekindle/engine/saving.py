@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -22,6 +23,9 @@ from rekindle.cache.table import BlockTable, Published
 from rekindle.errors import StoreError
 from rekindle.kv.arena import KVArena
 from rekindle.store.warm import SequenceRecord, StagedBlock, WarmStore
+
+if TYPE_CHECKING:
+    from rekindle.store.warm import PurgeProof
 
 logger = logging.getLogger(__name__)
 
@@ -43,7 +47,29 @@ class Forgotten:
     done: Future[int] = field(default_factory=Future, compare=False)
 
 
-SaveOrder = SequenceRecord | Forgotten
+@dataclass(frozen=True, slots=True)
+class Purged:
+    """An agent that the store is to forget and overwrite, behind all that was queued before."""
+
+    namespace: str
+    agent: str
+    done: Future[PurgeProof] = field(default_factory=Future, compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Pinned:
+    """Until when (wall clock; infinity: for ever, 0: not at all) the store may not make room with an agent's blocks.
+
+    `done` tells whether the store knows the agent; behind its first turn it does, unless that could not be saved.
+    """
+
+    namespace: str
+    agent: str
+    until: float
+    done: Future[bool] = field(default_factory=Future, compare=False)
+
+
+SaveOrder = SequenceRecord | Forgotten | Purged | Pinned
 
 
 class SaveQueue:
@@ -56,7 +82,7 @@ class SaveQueue:
         self._items: deque[_QueuedBlock | SaveOrder] = deque()
         self._queued: set[BlockHash] = set()
         # Deletions the store has not carried out yet: what is on disk may be about to go.
-        self._ends: list[Future[int]] = []
+        self._ends: list[Future[Any]] = []
 
     def __len__(self) -> int:
         return len(self._items)
@@ -79,6 +105,14 @@ class SaveQueue:
             parent = table.names[index - 1] if index else root
             self.add_block(Published(table.blocks[index], table.names[index], parent, self._pool.block_tokens), root)
 
+    def add_again(self, blocks: Sequence[int], root: BlockHash) -> None:
+        """Queue those of these blocks, parents first, that are neither on disk nor on their way there."""
+        for block in blocks if self._store is not None else ():
+            name, parent = self._pool.name(block), self._pool.parent(block)
+            assert name is not None and parent is not None, f"block {block} has no name"
+            if name not in self._queued and self._store is not None and not self._store.num_known([name]):
+                self.add_block(Published(block, name, parent, len(self._pool.ids(block))), root)
+
     def _num_here(self, names: Sequence[BlockHash]) -> int:
         """How many leading blocks need not be queued again: all up to one that is on disk or on its way there.
 
@@ -86,13 +120,17 @@ class SaveQueue:
         """
         assert self._store is not None
         self._ends = [end for end in self._ends if not end.done()]
-        if self._ends or any(isinstance(item, Forgotten) for item in self._items):
+        if self._ends or any(isinstance(item, Forgotten | Purged) for item in self._items):
             return 0
         num_here, certain = len(names), len(names)
-        while num_here and not self._store.contains(names[num_here - 1]):
+        while num_here:
+            name = names[num_here - 1]
+            if name not in self._queued:  # else it is no use to ask the index: it cannot be there yet
+                if self._store.contains(name):
+                    break
+                if not self._store.num_known([name]):
+                    certain = num_here - 1
             num_here -= 1
-            if names[num_here] not in self._queued and not self._store.num_known(names[num_here : num_here + 1]):
-                certain = num_here
         return certain
 
     def add(self, order: SaveOrder) -> None:
@@ -107,10 +145,8 @@ class SaveQueue:
             item = self._items[0]
             if isinstance(item, SequenceRecord):
                 store.save_turn(item)
-            elif isinstance(item, Forgotten):
-                end = store.delete(item.namespace, item.agent, item.branch)
-                end.add_done_callback(partial(_tell, item))
-                self._ends.append(end)
+            elif not isinstance(item, _QueuedBlock):
+                self._order(item, store)
             elif self._pool.name(item.published.block) != item.published.name:
                 store.skip(item.published.name)
             elif not store.stage(self._staged(item)):
@@ -118,6 +154,32 @@ class SaveQueue:
             self._items.popleft()
             if isinstance(item, _QueuedBlock):
                 self._queued.discard(item.published.name)
+
+    def _order(self, item: Forgotten | Purged | Pinned, store: WarmStore) -> None:
+        if isinstance(item, Pinned):
+            store.pin(item.namespace, item.agent, item.until).add_done_callback(partial(_tell, item, "pin"))
+            return
+        end: Future[Any]
+        if isinstance(item, Forgotten):
+            end = store.delete(item.namespace, item.agent, item.branch)
+            end.add_done_callback(partial(_tell, item, "delete"))
+        else:
+            end = store.purge(item.namespace, item.agent)
+            end.add_done_callback(partial(_tell, item, "purge"))
+        self._ends.append(end)
+
+    def drop(self, order: Purged, names: Collection[BlockHash]) -> None:
+        """Take what waits before a purge out of the queue: the agent's sequences, and blocks of these names."""
+        if order not in self._items:
+            return
+        end = self._items.index(order)
+        left = [item for at, item in enumerate(self._items) if at >= end or not _is_of(item, order, names)]
+        self._items = deque(left)
+        self._queued = {item.published.name for item in left if isinstance(item, _QueuedBlock)}
+
+    def is_queued(self, name: BlockHash) -> bool:
+        """Whether the block waits here for the store."""
+        return name in self._queued
 
     def _staged(self, item: _QueuedBlock) -> StagedBlock:
         block, num_tokens = item.published.block, item.published.num_tokens
@@ -130,10 +192,19 @@ class SaveQueue:
         )
 
 
-def _tell(item: Forgotten, end: Future[int]) -> None:
+def _is_of(item: _QueuedBlock | SaveOrder, order: Purged, names: Collection[BlockHash]) -> bool:
+    if isinstance(item, _QueuedBlock):
+        return item.published.name in names
+    return isinstance(item, SequenceRecord) and (item.namespace, item.agent) == (order.namespace, order.agent)
+
+
+_DONE = {"delete": "deleted from disk", "purge": "purged from disk", "pin": "pinned on disk"}
+
+
+def _tell(item: Forgotten | Purged | Pinned, verb: str, end: Future[Any]) -> None:
     error = end.exception()
     if error is None:
         item.done.set_result(end.result())
     else:
-        logger.error("agent %s could not be deleted from disk: %s", item.agent, error)
-        item.done.set_exception(StoreError(f"the agent could not be deleted from disk: {error}; delete it again"))
+        logger.error("agent %s could not be %s: %s", item.agent, _DONE[verb], error)
+        item.done.set_exception(StoreError(f"the agent could not be {_DONE[verb]}: {error}; {verb} it again"))

@@ -12,7 +12,7 @@ take longer, they are run all the same and the miss is counted.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from rekindle.config import EngineSettings
@@ -37,6 +37,30 @@ class Chunk:
         return self.start + self.num_rows == self.request.num_tokens
 
 
+class _Line:
+    """The requests of one namespace, given oldest first: each is picked once. Sorted once, whatever the picks."""
+
+    def __init__(self, by_age: Sequence[Request], work: Callable[[Request], int]) -> None:
+        self.num_left = len(by_age)
+        self._by_age = iter(by_age)
+        self._by_work = iter(sorted(by_age, key=work))  # equals stay in order of age
+        self._picked: set[int] = set()
+
+    def oldest(self) -> Request:
+        """The one that has waited longest."""
+        return self._next(self._by_age)
+
+    def least(self) -> Request:
+        """The one with the least left to compute."""
+        return self._next(self._by_work)
+
+    def _next(self, order: Iterator[Request]) -> Request:
+        pick = next(request for request in order if id(request) not in self._picked)
+        self._picked.add(id(pick))
+        self.num_left -= 1
+        return pick
+
+
 class Scheduler:
     """Queues of one engine. Every request is in exactly one of `waiting`, `loading`, `running`."""
 
@@ -49,6 +73,12 @@ class Scheduler:
         self._settings = settings
         self._max_chunk_tokens = max_chunk_tokens
         self._num_picks = 0
+        self._num_starts = 0
+        self._last_starts: dict[str, int] = {}  # by namespace: the number of its last start
+
+    def everybody(self) -> list[Request]:
+        """Every request that has not ended."""
+        return [*self.waiting, *self.loading, *self.running]
 
     def has_room(self) -> bool:
         """Whether one more request may start."""
@@ -70,35 +100,36 @@ class Scheduler:
         request.state = state
         if state is State.RUNNING:
             self.running.append(request)
+            self._num_starts += 1
+            self._last_starts[request.namespace] = self._num_starts
         elif state is State.LOADING:
             self.loading.append(request)
         elif state is State.WAITING:
             self.add(request)
 
     def picks(self, requests: Iterable[Request], now: float) -> list[Request]:
-        """Fair order: who waited too long first; then namespaces in turn by their oldest request, and inside one
-        the longest reuse first, every fourth pick the oldest."""
+        """Fair order: who waited too long first; then namespaces in turn, and inside one the longest reuse first, every
+        fourth pick the oldest. The turn begins with the namespace that started least recently, then by oldest request.
+        """
         left = sorted(requests, key=lambda request: request.marks.submitted)
         order = [request for request in left if now - request.marks.submitted > LONGEST_WAIT_S]
         by_namespace: dict[str, list[Request]] = {}
         for request in left[len(order) :]:
             by_namespace.setdefault(request.namespace, []).append(request)
-        while by_namespace:
-            for namespace in list(by_namespace):
-                mine = by_namespace[namespace]
+        by_namespace = dict(sorted(by_namespace.items(), key=lambda item: self._last_starts.get(item[0], 0)))
+        lines = [_Line(mine, self._work) for mine in by_namespace.values()]
+        while lines:
+            for line in lines:
                 self._num_picks += 1
-                oldest = self._num_picks % 4 == 0
-                pick = mine[0] if oldest else min(mine, key=lambda request: request.num_tokens - self._reuse(request))
-                mine.remove(pick)
-                order.append(pick)
-                if not mine:
-                    del by_namespace[namespace]
+                order.append(line.least() if self._num_picks % 4 else line.oldest())
+            lines = [line for line in lines if line.num_left]
         return order
 
     @staticmethod
-    def _reuse(request: Request) -> int:
-        """Tokens that need no computing: known once it runs, expected from the match before."""
-        return request.num_computed if request.state is State.RUNNING else request.facts.num_tokens
+    def _work(request: Request) -> int:
+        """Tokens to compute: what is reused is known once it runs, and expected from the match before."""
+        reused = request.num_computed if request.state is State.RUNNING else request.facts.num_tokens
+        return request.num_tokens - reused
 
     def plan(self, now: float) -> list[Chunk]:
         """The next step; empty when nothing runs. Decodes come first, in order of arrival."""

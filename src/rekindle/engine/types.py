@@ -12,7 +12,8 @@ from typing import Any, Literal
 
 from rekindle.cache.explain import Explanation
 from rekindle.errors import BadRequest
-from rekindle.model.sampler import SamplingParams
+from rekindle.model.logprobs import TokenLogprob
+from rekindle.model.params import SamplingParams
 from rekindle.text.messages import Message
 
 Reuse = Literal["continuation", "canonical", "off"]
@@ -88,24 +89,27 @@ class Report:
 class Delta:
     """A piece of a reply: text that is final, the tokens it came from; the last one carries `finish_reason`.
 
-    `report` stands in the first delta (so that headers can be sent) and, complete, in the last.
+    `report` stands in the first delta (so that headers can be sent) and, complete, in the last. `logprobs` has an
+    entry for each of the tokens where they were asked for, and none elsewhere.
     """
 
     text: str
     token_ids: tuple[int, ...] = ()
     finish_reason: FinishReason | None = None
     report: Report | None = None
+    logprobs: tuple[TokenLogprob, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class ChatResult:
-    """A whole reply. `prompt_ids` are the ids the model really saw."""
+    """A whole reply. `prompt_ids` are the ids the model really saw; `logprobs` one for each token, where asked for."""
 
     text: str
     token_ids: tuple[int, ...]
     finish_reason: FinishReason
     report: Report
     prompt_ids: tuple[int, ...]
+    logprobs: tuple[TokenLogprob, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +124,7 @@ class AgentInfo:
     hot_tokens: int
     warm_tokens: int
     last_use: float
+    pinned_until: float | None = None  # wall clock, infinity for ever; None: not pinned
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,4 +145,30 @@ class EngineStats:
     prompt_tokens: int
     reused_tokens: int
     step_overhead_ms: float
+    num_evictions: int  # blocks that left memory to make room
+    num_agents: int  # with those of unnamed conversations
+    num_pinned_agents: int
+    started: Mapping[str, float]  # wall clock at which the weights were loaded, the store opened, its agents known
     store: Mapping[str, Any] | None
+
+
+@dataclass(frozen=True, slots=True)
+class PurgeReport:
+    """What a purge overwrote: slots and bytes on disk, read back as zeros, and blocks in memory.
+
+    `blocks_shared` blocks on disk stay: others stand on them.
+    """
+
+    agent: str
+    slots_freed: int
+    bytes_zeroed: int
+    blocks_shared: int
+    hot_blocks_zeroed: int
+
+
+@dataclass(frozen=True, slots=True)
+class Health:
+    """Whether everything works that was promised; if not, what does not and what to do, a sentence each."""
+
+    ok: bool
+    problems: tuple[str, ...] = ()

@@ -110,6 +110,16 @@ class KVArena:
         else:
             row.copy_(torch.from_numpy(data.copy()))
 
+    def wipe(self, block: int, first_token: int = 0) -> None:
+        """Overwrite a block from a token on with zeros, all parts and layers."""
+        if not first_token:
+            for part in self.parts:
+                part[block].zero_()
+            return
+        for layer in self._layers.values():
+            for section in (*layer.k, *layer.v):
+                section[block, :, first_token:] = 0
+
     def check(self) -> None:
         """Assert that every block of every layer decodes to finite numbers."""
         for index, layer in self._layers.items():

@@ -1,7 +1,8 @@
-"""From logits to token ids: greedy, temperature, top-k and top-p, in that order, as `transformers` applies them.
+"""From logits to token ids: greedy, temperature, top-k, top-p and min-p, in that order, as `transformers` applies them.
 
-A sampled request draws its n-th number from (seed, n) alone: the same request gives the same tokens whatever stands
-beside it in the batch, and after a preemption that computes it again. Ties go to the lowest id everywhere.
+What changes the scores before (bias, penalties) is in `adjustments`. A sampled request draws its n-th token from
+(seed, n) alone: the same request gives the same tokens whatever stands beside it in the batch, and after a preemption
+that computes it again. Ties go to the lowest id everywhere.
 """
 
 from __future__ import annotations
@@ -13,111 +14,95 @@ from dataclasses import dataclass
 
 import torch
 
-from rekindle.errors import BadRequest, RequestFailed
+from rekindle.errors import RequestFailed
+from rekindle.model.adjustments import NO_HISTORY, History, adjusted, adjusts
+from rekindle.model.params import SamplingParams
 
-MAX_STOPS = 8
-SEED_LIMIT = 1 << 63
+NOT_FINITE = "the model's logits are not finite: no token can be drawn"
 NUCLEUS_GUESSES = (64, 1024)  # sorting a vocabulary of 150,000 costs 14 ms, finding its 1,024 largest 1 ms
 
 
-def _need(holds: bool, param: str, message: str) -> None:
-    if not holds:
-        raise BadRequest(f"{param} {message}", param=param)
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-
-
-def _is_int(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
-
-
 @dataclass(frozen=True, slots=True)
-class SamplingParams:
-    """How one request picks its tokens. `max_tokens` None: the rest of the context; `top_k` 0: no limit."""
-
-    max_tokens: int | None = None
-    temperature: float = 1.0
-    top_p: float = 1.0
-    top_k: int = 0
-    seed: int | None = None
-    stop: tuple[str, ...] = ()
-
-    def __post_init__(self) -> None:
-        limit = self.max_tokens
-        _need(limit is None or (_is_int(limit) and limit >= 1), "max_tokens", "must be an integer ≥ 1")
-        _need(_is_number(self.temperature) and self.temperature >= 0, "temperature", "must be a number ≥ 0")
-        _need(_is_number(self.top_p) and 0 < self.top_p <= 1, "top_p", "must lie in (0, 1]")
-        _need(_is_int(self.top_k) and self.top_k >= 0, "top_k", "must be an integer ≥ 0 (0: no limit)")
-        seed_fits = self.seed is None or (_is_int(self.seed) and -SEED_LIMIT <= self.seed < SEED_LIMIT)
-        _need(seed_fits, "seed", "must be a 64-bit integer")
-        stop: object = self.stop
-        texts = isinstance(stop, tuple) and all(isinstance(text, str) and text for text in stop)
-        _need(texts and len(self.stop) <= MAX_STOPS, "stop", f"must be at most {MAX_STOPS} non-empty strings")
-
-    @property
-    def is_greedy(self) -> bool:
-        """Whether the most likely token is always taken."""
-        return self.temperature == 0 or self.top_k == 1
-
-
-@dataclass(slots=True)
 class SamplerState:
-    """One request's place in its stream of random numbers."""
+    """How one request draws: its parameters, its stream of random numbers, and the ids that end its reply."""
 
     params: SamplingParams
     seed: int
-    num_drawn: int = 0
+    ends: frozenset[int] = frozenset()
 
     @classmethod
-    def create(cls, params: SamplingParams, entropy: Callable[[], int]) -> SamplerState:
-        """The state before the first token; `entropy` gives the seed where the request brings none."""
-        return cls(params, entropy() if params.seed is None else params.seed)
+    def create(
+        cls, params: SamplingParams, entropy: Callable[[], int], *, eos_ids: frozenset[int] = frozenset()
+    ) -> SamplerState:
+        """The state of a request; `entropy` gives the seed where it brings none, `eos_ids` are the model's."""
+        ends = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else eos_ids)
+        return cls(params, entropy() if params.seed is None else params.seed, ends)
 
-    def draw(self) -> float:
-        """The next uniform number in [0, 1): a hash of seed and count, so it can be drawn again."""
-        text = b"%d %d" % (self.seed, self.num_drawn)
-        self.num_drawn += 1
+    @property
+    def needs_history(self) -> bool:
+        """Whether its tokens depend on more of those before than their number."""
+        return adjusts(self.params)
+
+    def draw(self, index: int) -> float:
+        """The uniform number in [0, 1) for token `index` of the reply: a hash, so it can be drawn again."""
+        text = b"%d %d" % (self.seed, index)
         return (int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little") >> 11) * 2.0**-53
 
-    def check(self) -> None:
-        """A state never counts below zero."""
-        assert self.num_drawn >= 0, f"{self.num_drawn} numbers drawn"
 
+def sample(
+    logits: torch.Tensor, states: Sequence[SamplerState], histories: Sequence[History] | None = None
+) -> list[int]:
+    """The next token id for each row of `logits` [rows, vocab]; None: every row is at the start of its reply.
 
-def sample(logits: torch.Tensor, states: Sequence[SamplerState]) -> list[int]:
-    """The next token id for each row of `logits` [rows, vocab]; greedy rows cost one argmax together."""
+    Greedy rows without adjustments cost one argmax together. Raises RequestFailed for logits that are not finite.
+    """
     assert logits.shape[0] == len(states), f"{logits.shape[0]} rows for {len(states)} requests"
+    histories = histories if histories is not None else [NO_HISTORY] * len(states)
+    assert len(histories) == len(states), f"{len(histories)} histories for {len(states)} requests"
     if not states:
         return []
-    chosen: list[int] = logits.argmax(dim=-1).tolist()
-    for row, state in enumerate(states):
-        if not state.params.is_greedy:
-            chosen[row] = _sample_row(logits[row], state)
+    best = logits.argmax(dim=-1)
+    if not logits.gather(1, best[:, None]).isfinite().all():  # one that is not a number counts as the largest
+        raise RequestFailed(NOT_FINITE)
+    chosen: list[int] = best.tolist()
+    for row, (state, history) in enumerate(zip(states, histories, strict=True)):
+        if state.needs_history or not state.params.is_greedy:
+            chosen[row] = _sample_row(logits[row], state, history)
     return chosen
 
 
-def _sample_row(logits: torch.Tensor, state: SamplerState) -> int:
+def _sample_row(logits: torch.Tensor, state: SamplerState, history: History) -> int:
     """Draw from one row [vocab] by inverting the cumulative distribution, candidates in order of probability."""
     params = state.params
     scores = logits.to(device="cpu", dtype=torch.float64)
+    if state.needs_history:
+        scores = adjusted(scores, params, history, state.ends)
     if not math.isfinite(float(scores.max())):
-        raise RequestFailed("the model's logits are not finite: no token can be drawn")
+        raise RequestFailed(NOT_FINITE)
+    if params.is_greedy:
+        return int(scores.argmax())
     scores = (scores - scores.max()) / params.temperature  # the most likely at 0: no temperature is too low
-    ids = torch.arange(len(scores))
-    if 0 < params.top_k < len(scores):
-        ids = (scores >= scores.topk(params.top_k).values[-1]).nonzero()[:, 0]
-        ids = ids[scores[ids].sort(descending=True, stable=True).indices[: params.top_k]]
+    ids = _within_top_k(scores, params.top_k)
     weights = torch.softmax(scores[ids], dim=0)
     if params.top_p < 1:
         order = _most_likely(weights, params.top_p)
         inside = weights[order].cumsum(0) - weights[order] < params.top_p
         ids, weights = ids[order[inside]], weights[order[inside]]
+    if params.min_p > 0:
+        likely = weights >= params.min_p * weights.max()
+        ids, weights = ids[likely], weights[likely]
     total = weights.cumsum(0)
-    drawn = state.draw()
+    drawn = state.draw(len(history.reply))
     at = int(torch.searchsorted(total, drawn * float(total[-1]), right=True))
     return int(ids[min(at, len(ids) - 1)])
+
+
+def _within_top_k(scores: torch.Tensor, top_k: int) -> torch.Tensor:
+    """Ids of the `top_k` largest scores, ties by id, descending; all of them by id where there is no limit."""
+    if not 0 < top_k < len(scores):
+        return torch.arange(len(scores))
+    ids = (scores >= scores.topk(top_k).values[-1]).nonzero()[:, 0]
+    return ids[scores[ids].sort(descending=True, stable=True).indices[:top_k]]
 
 
 def _most_likely(weights: torch.Tensor, mass: float) -> torch.Tensor:

@@ -1,84 +1,203 @@
-"""Agents over HTTP: how a request names one, and what can be seen and done of their memories.
+"""Agents over HTTP: what can be seen and done of their memories, each within the namespace of its key.
 
-An id is any UTF-8 of 1 to 256 bytes without control characters, percent-encoded in headers and URLs. It steers
-placement, never access.
+An id is percent-encoded in URLs and looked at as it was spelled, so that a slash inside of one stays inside.
 """
 
 from __future__ import annotations
 
-import unicodedata
+import math
 from dataclasses import asdict
-from typing import Any
-from urllib.parse import unquote_to_bytes
+from typing import Annotated, Any
 
-from fastapi import APIRouter, Request
-from starlette.datastructures import Headers
+from fastapi import APIRouter, Depends, Path, Query, Request
+from pydantic import BaseModel, ConfigDict, Field
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from rekindle.engine.api import Engine
 from rekindle.engine.types import AgentInfo
-from rekindle.server.errors import invalid
+from rekindle.server.caller import access_of, check_agent_id, decode_agent_id
+from rekindle.server.errors import needs_admin
+from rekindle.server.history import History
 
-MAX_ID_BYTES = 256
-NAMESPACE = "default"
-HEADERS = ("x-agent-id", "x-session-id")
-_PREFIX, _EVICT = b"/v1/agents/", b"/evict"
-
-
-def decode_agent_id(raw: bytes, *, where: str) -> str:
-    """The id spelled by these percent-encoded bytes; a 400 that says what an id may be."""
-    spelled = unquote_to_bytes(raw)
-    try:
-        agent = spelled.decode()
-    except UnicodeDecodeError:
-        raise invalid(400, f"{where}: the agent's id is not UTF-8", param=where) from None
-    if not 1 <= len(spelled) <= MAX_ID_BYTES:
-        raise invalid(400, f"{where}: an agent's id has 1 to {MAX_ID_BYTES} bytes, not {len(spelled)}", param=where)
-    if any(unicodedata.category(character) == "Cc" for character in agent):
-        raise invalid(400, f"{where}: an agent's id has no control characters", param=where)
-    return agent
+PREFIX = "/v1/agents"
+ALL = "*"
 
 
-def agent_of(headers: Headers) -> str | None:
-    """The agent a request names, or None: then it is found by its text alone."""
-    for name in HEADERS:
-        value = headers.get(name)
-        if value is not None:
-            return decode_agent_id(value.encode("latin-1"), where=name)
-    return None
+class SpelledPaths:
+    """ASGI middleware: paths of agents are matched as they were sent, not decoded."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Put the path as it was sent where routes look for it."""
+        if scope["type"] == "http" and scope["path"].startswith(f"{PREFIX}/"):
+            scope["path"] = scope["raw_path"].decode("latin-1")
+        await self._app(scope, receive, send)
 
 
-def _agent_in_path(request: Request, *, suffix: bytes = b"") -> str:
-    raw: bytes = request.scope["raw_path"]
-    return decode_agent_id(raw.removeprefix(_PREFIX).removesuffix(suffix), where="id")
+async def _namespace(
+    request: Request,
+    namespace: Annotated[str | None, Query(description="another namespace than the key's, for admins")] = None,
+) -> str:
+    access = access_of(request)
+    if namespace is None or namespace == access.namespace:
+        return access.namespace
+    if not access.is_admin:
+        raise needs_admin("another namespace")
+    return namespace
 
 
-def _described(info: AgentInfo) -> dict[str, Any]:
-    described = asdict(info)
-    return {"id": described.pop("agent"), "object": "agent", **described}
+async def _agent(id: Annotated[str, Path(description="the agent's id, percent-encoded")]) -> str:
+    return decode_agent_id(id.encode("latin-1"), where="id")
 
 
-def agents_router(engine: Engine) -> APIRouter:
+Namespace = Annotated[str, Depends(_namespace)]
+Agent = Annotated[str, Depends(_agent)]
+
+
+class _Body(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+
+class PinBody(_Body):
+    """For how long; null or nothing: until it is unpinned."""
+
+    ttl_s: float | None = Field(default=None, gt=0, allow_inf_nan=False)
+
+
+class ForkBody(_Body):
+    """The id of the agent that is to remember the same, as it is, not percent-encoded."""
+
+    target: str
+
+
+class RewindBody(_Body):
+    """How many turns to take back."""
+
+    turns: int = Field(default=1, ge=1)
+
+
+class AgentEntry(BaseModel):
+    """What an agent remembers: tokens of its longest branch, how many are durable, and where they lie."""
+
+    model_config = ConfigDict(extra="allow")
+    id: str
+    object: str = "agent"
+    namespace: str
+    branches: int
+    num_tokens: int
+    saved_tokens: int
+    hot_tokens: int
+    warm_tokens: int
+    last_use: float = Field(description="Unix seconds")
+    pinned: bool
+    pinned_until: float | None = Field(description="Unix seconds; null: for ever, or not pinned")
+
+
+class AgentList(BaseModel):
+    """Agents, the last used first."""
+
+    object: str = "list"
+    data: list[AgentEntry]
+
+
+def described(info: AgentInfo, **more: Any) -> dict[str, Any]:
+    """An agent as JSON; "for ever" is null, which JSON can spell."""
+    fields = asdict(info)
+    until = fields.pop("pinned_until")
+    finite = until if until is not None and math.isfinite(until) else None
+    return {
+        "id": fields.pop("agent"),
+        "object": "agent",
+        **fields,
+        "pinned": until is not None,
+        "pinned_until": finite,
+        **more,
+    }
+
+
+def agents_router(engine: Engine, history: History) -> APIRouter:
     """Routes under /v1/agents. Plain functions: they run in worker threads and may wait for the engine."""
-    router = APIRouter(prefix="/v1/agents")
-
-    @router.get("")
-    def list_agents() -> dict[str, Any]:
-        return {"object": "list", "data": [_described(info) for info in engine.agents(NAMESPACE)]}
-
-    @router.post("/{id:path}/evict")
-    def evict_agent(request: Request) -> dict[str, Any]:
-        agent = _agent_in_path(request, suffix=_EVICT)
-        num_blocks = engine.evict(agent, namespace=NAMESPACE)
-        return {**_described(engine.agent(agent, namespace=NAMESPACE)), "evicted_blocks": num_blocks}
-
-    @router.get("/{id:path}")
-    def show_agent(request: Request) -> dict[str, Any]:
-        return _described(engine.agent(_agent_in_path(request), namespace=NAMESPACE))
-
-    @router.delete("/{id:path}")
-    def delete_agent(request: Request) -> dict[str, Any]:
-        agent = _agent_in_path(request)
-        engine.delete(agent, namespace=NAMESPACE)
-        return {"id": agent, "object": "agent", "deleted": True}
-
+    router = APIRouter(prefix=PREFIX, tags=["agents"])
+    _looking(router, engine, history)
+    _keeping(router, engine)
+    _changing(router, engine, history)
     return router
+
+
+def _shown(engine: Engine, agent: str, namespace: str, **more: Any) -> dict[str, Any]:
+    return described(engine.agent(agent, namespace=namespace), **more)
+
+
+def _looking(router: APIRouter, engine: Engine, history: History) -> None:
+    @router.get("", response_model=AgentList)
+    def list_agents(namespace: Namespace) -> dict[str, Any]:
+        """Every named agent of the namespace, the last used first; with namespace=* those of all."""
+        found = engine.agents(None if namespace == ALL else namespace)
+        return {"object": "list", "data": [described(info) for info in found]}
+
+    @router.get("/{id}", response_model=AgentEntry)
+    def show_agent(agent: Agent, namespace: Namespace) -> dict[str, Any]:
+        """One agent's memory."""
+        return _shown(engine, agent, namespace)
+
+    @router.get("/{id}/why")
+    def why(agent: Agent, namespace: Namespace) -> dict[str, Any]:
+        """The agent's last requests, the newest first: what was reused, from where, how long it took and why.
+
+        Also of one that remembers nothing (its requests failed, or asked for no reuse).
+        """
+        entries = history.of(namespace, agent)
+        if not entries:
+            engine.agent(agent, namespace=namespace)
+        return {"id": agent, "object": "list", "data": entries}
+
+
+def _keeping(router: APIRouter, engine: Engine) -> None:
+    @router.post("/{id}/evict", response_model=AgentEntry)
+    def evict_agent(agent: Agent, namespace: Namespace) -> dict[str, Any]:
+        """Make an agent durable and drop its blocks from memory, as far as nobody shares them."""
+        num_blocks = engine.evict(agent, namespace=namespace)
+        return _shown(engine, agent, namespace, evicted_blocks=num_blocks)
+
+    @router.post("/{id}/pin", response_model=AgentEntry)
+    def pin_agent(agent: Agent, namespace: Namespace, body: PinBody | None = None) -> dict[str, Any]:
+        """Keep an agent on disk whatever else needs room, for a time or for ever."""
+        engine.pin(agent, ttl_s=body.ttl_s if body else None, namespace=namespace)
+        return _shown(engine, agent, namespace)
+
+    @router.delete("/{id}/pin", response_model=AgentEntry)
+    def unpin_agent(agent: Agent, namespace: Namespace) -> dict[str, Any]:
+        """Let an agent go the way of all others again."""
+        engine.unpin(agent, namespace=namespace)
+        return _shown(engine, agent, namespace)
+
+
+def _changing(router: APIRouter, engine: Engine, history: History) -> None:
+    @router.post("/{id}/fork", response_model=AgentEntry)
+    def fork_agent(agent: Agent, namespace: Namespace, body: ForkBody) -> dict[str, Any]:
+        """Give another agent all that this one remembers; nothing is copied. Answers with the new one."""
+        target = check_agent_id(body.target, where="target")
+        engine.fork(agent, target, namespace=namespace)
+        return _shown(engine, target, namespace)
+
+    @router.post("/{id}/rewind")
+    def rewind_agent(agent: Agent, namespace: Namespace, body: RewindBody) -> dict[str, Any]:
+        """Take back an agent's last turns; says how many tokens it still remembers. With 0 it is forgotten."""
+        num_tokens = engine.rewind(agent, body.turns, namespace=namespace)
+        return {"id": agent, "object": "agent", "num_tokens": num_tokens}
+
+    @router.post("/{id}/purge")
+    def purge_agent(agent: Agent, namespace: Namespace) -> dict[str, Any]:
+        """Delete an agent and prove it: its bytes on disk and in memory are overwritten with zeros and read back."""
+        report = asdict(engine.purge(agent, namespace=namespace))
+        history.forget(namespace, agent)
+        return {"id": report.pop("agent"), "object": "agent", "purged": True, **report}
+
+    @router.delete("/{id}")
+    def delete_agent(agent: Agent, namespace: Namespace) -> dict[str, Any]:
+        """Forget an agent on every tier; what others stand on stays theirs."""
+        engine.delete(agent, namespace=namespace)
+        history.forget(namespace, agent)
+        return {"id": agent, "object": "agent", "deleted": True}

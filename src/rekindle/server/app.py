@@ -1,70 +1,99 @@
 """The web application: routes over one engine.
 
-Owns which route does what; the dialects spell, the guard refuses, the engine works. The event loop only speaks HTTP:
-nothing here waits for the engine but by `await` or in a worker thread.
+Owns which route does what, who follows requests, and in which order a request passes the guards. The dialects spell,
+the engine works. The event loop only speaks HTTP: nothing here waits for the engine but by `await` or in a worker
+thread.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import asdict
-from typing import Any
 
-from fastapi import APIRouter, FastAPI
-from fastapi.responses import JSONResponse
+from fastapi import FastAPI
+from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 
 from rekindle.config import ServerSettings
 from rekindle.engine.api import Engine
 from rekindle.errors import RekindleError
-from rekindle.server.agents import agents_router
+from rekindle.server.agents import SpelledPaths, agents_router
 from rekindle.server.chat import ChatRoute
+from rekindle.server.completions import CompletionRoute
 from rekindle.server.errors import on_error
+from rekindle.server.gauges import EngineCollector
 from rekindle.server.guard import Guard
+from rekindle.server.history import History
+from rekindle.server.info import figures_router, health_router, models_router, tokens_router
+from rekindle.server.limits import Door, Limits
 from rekindle.server.log import RequestLog
+from rekindle.server.metrics import Counted, Metrics
 from rekindle.server.models import ServedModel
+from rekindle.server.observer import Everybody, Observer
+from rekindle.server.recording import Recorder
+from rekindle.server.schema import schema_router
+from rekindle.text.tools import find_tool_format
 
 
-def _info_router(engine: Engine, model: ServedModel) -> APIRouter:
-    router = APIRouter()
+class App(FastAPI):
+    """The application, with the door that a stop closes and the recorder that it ends."""
 
-    @router.get("/v1/models")
-    def list_models() -> dict[str, Any]:
-        return {"object": "list", "data": [model.described()]}
+    def __init__(self, door: Door, recorder: Recorder | None) -> None:
+        super().__init__(
+            title="Rekindle",
+            docs_url=None,
+            redoc_url=None,
+            openapi_url=None,
+            redirect_slashes=False,
+            strict_content_type=False,  # the guard refuses foreign pages, which are what that rule is against
+        )
+        self.door = door
+        self.recorder = recorder
 
-    @router.get("/v1/models/{name:path}")
-    def show_model(name: str) -> dict[str, Any]:
-        model.require(name)
-        return model.described()
-
-    @router.get("/v1/stats")
-    def stats() -> dict[str, Any]:
-        return asdict(engine.stats())
-
-    @router.get("/health/live")
-    async def live() -> dict[str, str]:
-        return {"status": "ok"}
-
-    @router.get("/health/ready")
-    def ready() -> JSONResponse:
-        stats = engine.stats()
-        return JSONResponse({"status": "ok", "running": stats.num_running, "waiting": stats.num_waiting})
-
-    return router
+    def close(self) -> None:
+        """Write out what is still to be recorded."""
+        if self.recorder is not None:
+            self.recorder.close()
 
 
 def create_app(
     engine: Engine, settings: ServerSettings, *, model: str | None = None, clock: Callable[[], float] = time.time
-) -> FastAPI:
-    """The application over a started engine; `model` is the path or hub name it was loaded from."""
+) -> App:
+    """The application over a started engine; `model` is the path or hub name it was loaded from. Close it."""
     served = ServedModel(engine, alias=model, name=settings.served_model_name, created=int(clock()))
-    app = FastAPI(title="Rekindle", docs_url=None, redoc_url=None, openapi_url=None)
-    chat = ChatRoute(engine, served, RequestLog(), clock=clock)
+    metrics, history = Metrics(served.name), History(clock=clock)
+    metrics.registry.register(EngineCollector(engine, served.name))
+    recorder = _recorder(engine, settings, served.name)
+    observers: list[Observer] = [RequestLog(), metrics, history, *([recorder] if recorder else [])]
+    app = App(Door(), recorder)
+    everybody = Everybody(observers)
+    chat = ChatRoute(engine, served, everybody, clock=clock)
+    completions = CompletionRoute(engine, served, everybody, clock=clock)
     app.add_api_route("/v1/chat/completions", chat.__call__, methods=["POST"], response_model=None)
-    app.include_router(agents_router(engine))
-    app.include_router(_info_router(engine, served))
-    for kind in (RekindleError, HTTPException, Exception):
+    app.add_api_route("/v1/completions", completions.__call__, methods=["POST"], response_model=None)
+    for router in (
+        agents_router(engine, history),
+        models_router(served),
+        tokens_router(engine, served),
+        figures_router(engine, metrics),
+        health_router(engine, recorder.problems if recorder else tuple),
+        schema_router(app, max_choices=engine.settings.cache.max_branches),
+    ):
+        app.include_router(router)
+    for kind in (RekindleError, HTTPException, RequestValidationError, Exception):
         app.add_exception_handler(kind, on_error)
+    # The last one added is the outermost.
+    app.add_middleware(SpelledPaths)
+    app.add_middleware(Limits, settings=settings, door=app.door)
     app.add_middleware(Guard, settings=settings)
+    app.add_middleware(Counted, metrics=metrics)
     return app
+
+
+def _recorder(engine: Engine, settings: ServerSettings, model: str) -> Recorder | None:
+    if settings.record is None:
+        return None
+    form = find_tool_format(engine.encoder)
+    recorder = Recorder(settings.record, model=model, form=form, max_bytes=settings.record_bytes)
+    recorder.start()
+    return recorder

@@ -12,10 +12,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from fastapi import Request
+from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
-from rekindle.errors import BadRequest, NotFound, Overloaded, PromptTooLong, RekindleError
+from rekindle.errors import BadRequest, Cancelled, NotFound, Overloaded, PromptTooLong, RekindleError, Timeout
+
+CLIENT_LEFT = 499  # no standard; what proxies write into their logs for it
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +70,12 @@ def invalid(status: int, message: str, *, param: str | None = None, code: str | 
     return HttpError(Problem(status, "invalid_request_error", message, param, code))
 
 
+def needs_admin(what: str) -> HttpError:
+    """What only the operator may see."""
+    message = f"{what} needs the admin key (REKINDLE_ADMIN_KEY of the server)"
+    return HttpError(Problem(403, "permission_error", message, code="admin_key_required"))
+
+
 def problem_of(error: Exception) -> Problem:
     """What to tell the client; what was not raised on purpose says no more than that."""
     message = str(error)
@@ -80,12 +89,26 @@ def problem_of(error: Exception) -> Problem:
         return Problem(400, "invalid_request_error", message, error.param)
     if isinstance(error, Overloaded):
         return Problem(503, "server_error", message, code="overloaded", retry_after_s=error.retry_after_s)
+    if isinstance(error, Timeout):  # what was computed is kept: asked again, it gets further
+        return Problem(503, "server_error", message, code="timeout", retry_after_s=1)
+    if isinstance(error, Cancelled):  # nobody reads it; logs and figures tell it apart from what we did wrong
+        return Problem(CLIENT_LEFT, "invalid_request_error", message, code="cancelled")
     if isinstance(error, RekindleError):
         return Problem(500, "server_error", message)
+    if isinstance(error, RequestValidationError):
+        return _malformed(error)
     if isinstance(error, HTTPException):
         kind = "invalid_request_error" if error.status_code < 500 else "server_error"
         return Problem(error.status_code, kind, str(error.detail))
     return Problem(500, "server_error", "the server failed on this request; its log says how")
+
+
+def _malformed(error: RequestValidationError) -> Problem:
+    """What a body or a query of the simple routes does wrong first."""
+    first = error.errors()[0]
+    name = ".".join(str(part) for part in first["loc"][1:]) or None
+    message = str(first["msg"])
+    return Problem(400, "invalid_request_error", message if name is None else f"{name}: {message}", name)
 
 
 async def on_error(_: Request, error: Exception) -> JSONResponse:

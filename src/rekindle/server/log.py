@@ -6,9 +6,12 @@ Owns the running price of a prompt token, from which the time saved is estimated
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
+from typing import Any
 
-from rekindle.engine.types import FinishReason, Report
+from rekindle.engine.types import Delta, FinishReason, Report
 from rekindle.errors import RekindleError
+from rekindle.server.caller import Caller
 from rekindle.server.errors import problem_of
 
 logger = logging.getLogger("rekindle.server")
@@ -27,6 +30,10 @@ class RequestLog:
     def price_ms(self) -> float | None:
         """Milliseconds per computed prompt token so far."""
         return self._prefill_ms / self._computed_tokens if self._computed_tokens else None
+
+    def began(self, caller: Caller, endpoint: str, body: Mapping[str, Any], *, num_bytes: int = 0) -> LogWatch:
+        """Follow one request."""
+        return LogWatch(self, caller.agent)
 
     def finished(self, number: int, agent: str | None, report: Report, reason: FinishReason) -> None:
         """Log one finished request and learn its price."""
@@ -70,3 +77,22 @@ class RequestLog:
         if report.hot_tokens and report.warm_tokens:
             return f" ({report.hot_tokens:,} hot, {report.warm_tokens:,} warm)"
         return " hot" if report.hot_tokens else " warm" if report.warm_tokens else ""
+
+
+class LogWatch:
+    """Writes the line of one agent's request when it ends."""
+
+    def __init__(self, log: RequestLog, agent: str | None) -> None:
+        self._log = log
+        self._agent = agent
+
+    def delta(self, choice: int, delta: Delta) -> None:
+        """Deltas have no line."""
+
+    def finished(self, number: int, report: Report, reason: FinishReason) -> None:
+        """One line per choice."""
+        self._log.finished(number, self._agent, report, reason)
+
+    def failed(self, number: int | None, error: Exception) -> None:
+        """One line."""
+        self._log.failed(number, self._agent, error)

@@ -1,18 +1,20 @@
 """The running server: its port, banner, signals, and a stop that loses nothing.
 
 The port is taken before the model is loaded: who cannot have it should not wait for that, and early clients wait.
-SIGTERM and SIGINT stop listening, let running answers end for a moment, then return to the caller, which flushes and
-closes the engine.
+SIGTERM and SIGINT let running answers end for a moment, while new requests are turned away, then return to the caller,
+which flushes and closes the engine. A second signal cuts running answers off at once.
 """
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import signal
 import socket
 import textwrap
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
+from types import FrameType
 from typing import Any
 
 import uvicorn
@@ -23,11 +25,14 @@ from rekindle.errors import ConfigError
 from rekindle.model.checkpoint import Source
 from rekindle.pocket import ABOUT, is_pocket
 from rekindle.server.app import create_app
+from rekindle.server.connections import ConnectionConfig
+from rekindle.server.limits import Door
 
 INDENT = " " * 11
 NO_SUCH_FAMILY = (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT)  # "localhost" where there is no IPv6
 BACKLOG = 2048  # connections that may wait to be accepted, as uvicorn has it
-STOP_S = 5  # running answers may go on for so long after a SIGTERM
+CLOSE_S = 2  # for answers that are cut off to end, and for connections to close after
+TICK_S = 0.05
 
 
 def banner(engine: Engine, settings: Settings, url: str) -> str:
@@ -102,16 +107,37 @@ def _reason(error: OSError) -> str:
 
 
 class _Server(uvicorn.Server):
-    """Says when it has started."""
+    """Says when it has started, and stops in two steps: first the door, then the connections."""
 
-    def __init__(self, config: uvicorn.Config, *, on_started: Callable[[], None]) -> None:
+    def __init__(self, config: uvicorn.Config, *, on_started: Callable[[], None], door: Door, stop_s: float) -> None:
         super().__init__(config)
         self._on_started = on_started
+        self._door = door
+        self._stop_s = stop_s
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         if self.started:
             self._on_started()
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        if self.should_exit:
+            self.force_exit = True
+        super().handle_exit(sig, frame)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        self._door.close()
+        await self._empty(self._stop_s, until=lambda: self.force_exit)
+        self._door.cut()
+        await self._empty(CLOSE_S)
+        await super().shutdown(sockets)
+
+    async def _empty(self, most_s: float, *, until: Callable[[], bool] = lambda: False) -> None:
+        """Wait for those inside to leave."""
+        loop = asyncio.get_running_loop()
+        end = loop.time() + most_s
+        while self._door.num_inside and loop.time() < end and not until():
+            await asyncio.sleep(TICK_S)
 
 
 @contextmanager
@@ -131,14 +157,13 @@ def run_server(
 ) -> None:
     """Serve a started engine until a signal; `say` gets the banner once requests are answered. Closes `listeners`."""
     server = settings.server
-    config = uvicorn.Config(
-        create_app(engine, server, model=settings.model.model),
-        log_config=None,
-        access_log=False,
-        server_header=False,
-        timeout_graceful_shutdown=STOP_S,
-    )
     url = url_of(server.host, listeners[0].getsockname()[1])
-    running = _Server(config, on_started=lambda: say(banner(engine, settings, url)))
-    with _signals_end_quietly():
+    with closing(create_app(engine, server, model=settings.model.model)) as app, _signals_end_quietly():
+        config = ConnectionConfig(app, server, server_header=False, timeout_graceful_shutdown=CLOSE_S)
+        running = _Server(
+            config,
+            on_started=lambda: say(banner(engine, settings, url)),
+            door=app.door,
+            stop_s=server.stop_s,
+        )
         running.run(sockets=listeners)

@@ -1,13 +1,13 @@
-"""Server-sent events, and a client that hangs up.
+"""Server-sent events, several generations as one, and a client that hangs up.
 
-Owns the rule that a disconnect cancels the generation, also while its prompt is still being prefilled.
+Owns the rule that a disconnect cancels what a request has running, also while its prompt is still being prefilled.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -19,6 +19,7 @@ from rekindle.engine.generation import Generation
 from rekindle.engine.types import Delta
 
 DONE = b"data: [DONE]\n\n"
+Item = tuple[int, Delta | Exception]
 
 
 def event(payload: Any) -> bytes:
@@ -48,27 +49,55 @@ class EventStream(Response):
 
 
 @asynccontextmanager
-async def cancel_on_disconnect(request: Request, generation: Generation) -> AsyncIterator[None]:
-    """Within this context a client that hangs up cancels the generation; leaving it early does, too.
+async def cancel_on_disconnect(request: Request, generations: Sequence[Generation]) -> AsyncIterator[None]:
+    """Within this context a client that hangs up cancels the generations; leaving it early does, too.
 
     The request's body must have been read: what arrives after it is only the disconnect.
     """
 
+    def cancel() -> None:
+        for generation in generations:
+            generation.cancel()
+
     async def watch() -> None:
         while (await request.receive())["type"] != "http.disconnect":
             pass
-        generation.cancel()
+        cancel()
 
     task = asyncio.create_task(watch())
     try:
         yield
     finally:
         task.cancel()
-        generation.cancel()
+        cancel()
 
 
-async def watched(request: Request, generation: Generation) -> AsyncGenerator[Delta, None]:
-    """The deltas of a generation that ends when its client does."""
-    async with cancel_on_disconnect(request, generation):
-        async for delta in generation:
-            yield delta
+async def watched(request: Request, generations: Sequence[Generation]) -> AsyncGenerator[Item, None]:
+    """Deltas as they come, each with the number of its generation; all of them end when the client does.
+
+    An error takes the place of a generation's last delta.
+    """
+    arrived: asyncio.Queue[Item | None] = asyncio.Queue()
+
+    async def pump(index: int, generation: Generation) -> None:
+        try:
+            async for delta in generation:
+                arrived.put_nowait((index, delta))
+        except Exception as error:
+            # Border: the error belongs to whoever reads the deltas.
+            arrived.put_nowait((index, error))
+        arrived.put_nowait(None)
+
+    async with cancel_on_disconnect(request, generations):
+        tasks = [asyncio.create_task(pump(index, generation)) for index, generation in enumerate(generations)]
+        try:
+            num_running = len(tasks)
+            while num_running:
+                item = await arrived.get()
+                if item is None:
+                    num_running -= 1
+                else:
+                    yield item
+        finally:
+            for task in tasks:
+                task.cancel()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 
 import numpy as np
 
@@ -86,12 +86,12 @@ def _check_sequences(
     assert seen == set(agents), f"agents without a sequence: {[agents[key] for key in set(agents) - seen][:5]}"
 
 
-def damaged_blocks(index: Index, shards: Shards) -> Iterator[tuple[BlockHash, str]]:
-    """(name, what is wrong) of every block with a record that is not what the index says; reads the whole store."""
+def damaged_blocks(
+    index: Index, shards: Shards, names: Sequence[BlockHash], progress: Callable[[int, int], object]
+) -> Iterator[tuple[BlockHash, str]]:
+    """(name, what is wrong) of every one of these blocks with a record that is not what the index says."""
     buffers = [np.empty(f.record_bytes, dtype=np.uint8) for f in shards.formats]
-    with index.reading() as connection:
-        names = [BlockHash(row[0]) for row in connection.execute("SELECT name FROM block WHERE part = 0 ORDER BY slot")]
-    for name in names:
+    for number, name in enumerate(names, 1):
         location = index.location(name)
         try:
             if location is None:
@@ -100,3 +100,24 @@ def damaged_blocks(index: Index, shards: Shards) -> Iterator[tuple[BlockHash, st
                 read_record(shards, location, part, buffer)
         except BadRecord as bad:
             yield name, str(bad)
+        progress(number, len(names))
+
+
+def shortened_branches(index: Index, damaged: Collection[BlockHash]) -> list[tuple[str, str, int, int]]:
+    """(namespace, agent, branch, tokens left) of every branch that cannot be loaded to its end."""
+    chains = index.parents()
+    intact: dict[bytes, tuple[int, bool]] = {}  # name -> intact tokens from the root on, and whether that is all
+    shortened = []
+    for record in index.sequences():
+        path, at = [], bytes(record.head)
+        while at != record.root and at in chains and at not in intact:
+            path.append(at)
+            at = chains[at][0]
+        tokens, whole = intact.get(at, (0, at == record.root))
+        for name in reversed(path):
+            whole = whole and name not in damaged
+            tokens += chains[name][1] if whole else 0
+            intact[name] = (tokens, whole)
+        if tokens < record.num_tokens:
+            shortened.append((record.namespace, record.agent, record.branch, tokens))
+    return shortened

@@ -2,7 +2,7 @@
 
     DIR/secret                32 random bytes, made once, shared by all models
     DIR/FINGERPRINT/lock      held by the one process that uses this model's blocks; says which
-    DIR/FINGERPRINT/          index.db, blocks-PART-NNN.safetensors
+    DIR/FINGERPRINT/          layout.json, index.db, blocks-PART-NNN.safetensors
 
 Owns these names. Two processes may use one DIR with different models. The lock is the kernel's and ends with its
 process, however that ends.
@@ -17,6 +17,7 @@ from pathlib import Path
 
 import numpy as np
 
+from rekindle.cache.hashing import BlockHash, root_hash
 from rekindle.errors import StoreError, StoreLocked
 from rekindle.store.sync import FileSystem
 
@@ -66,6 +67,11 @@ class StoreDirectory:
         """The index's file."""
         return self.path / "index.db"
 
+    def root(self, namespace: str) -> BlockHash:
+        """The root of a namespace's chains, without a salt."""
+        fingerprint = bytes.fromhex(self.path.name)
+        return root_hash(fingerprint=fingerprint, namespace=namespace, cache_salt="", secret=self.secret)
+
     def has_shards(self) -> bool:
         """Whether records were ever written here."""
         return any(self.path.glob("blocks-*.safetensors"))
@@ -81,6 +87,22 @@ class StoreDirectory:
         self._fs.close_file(self._fs.open_file(self.index_path, "create"))
         return kept
 
+    def last_set_aside(self) -> Path | None:
+        """The damaged index that was set aside last."""
+        kept = [path for path in self.path.glob("index.db.damaged-*") if path.suffix[len(".damaged-") :].isdecimal()]
+        return max(kept, key=lambda path: int(path.suffix[len(".damaged-") :]), default=None)
+
+    def remove_set_aside(self) -> None:
+        """Remove damaged indexes that were set aside, zeroed first: they hold ids of agents and tokens."""
+        for path in sorted(self.path.glob("index.db.damaged-*")):
+            if not path.is_symlink():
+                fd = self._fs.open_file(path, "existing")
+                try:
+                    self._fs.punch(fd, 0, self._fs.size(fd))
+                finally:
+                    self._fs.close_file(fd)
+            self._fs.remove(path)
+
     def release(self) -> None:
         """Let another process have it."""
         if self._lock is not None:
@@ -90,10 +112,15 @@ class StoreDirectory:
 
 def _take_lock(path: Path, fs: FileSystem) -> int:
     fd = fs.open_file(path / "lock", "create")
-    if fs.lock(fd, "refuse"):
-        fs.resize(fd, 0)
-        fs.write(fd, 0, f"process {os.getpid()}\n".encode())
-        return fd
+    try:
+        # who lists the stores takes each lock for a moment to see whether it is free
+        if fs.lock(fd, "refuse") or fs.lock(fd, "soon"):
+            fs.resize(fd, 0)
+            fs.write(fd, 0, f"process {os.getpid()}\n".encode())
+            return fd
+    except OSError:
+        fs.close_file(fd)
+        raise
     who = np.zeros(64, dtype=np.uint8)
     count = fs.read(fd, 0, who)
     fs.close_file(fd)

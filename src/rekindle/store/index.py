@@ -18,11 +18,12 @@ from pathlib import Path
 import numpy as np
 
 from rekindle.cache.hashing import HASH_BYTES, BlockHash, TokenIds, id_bytes
+from rekindle.errors import StoreError
 from rekindle.store.values import Location, SequenceRecord
 
 logger = logging.getLogger(__name__)
 
-INDEX_VERSION = 1
+INDEX_VERSION = 2
 # What a question raises: SQLite has no checksums, so a row may hold anything where its column's type is expected.
 INDEX_DAMAGE = (sqlite3.Error, ValueError, TypeError, OverflowError)
 # The child index holds the ids, so that the child with the longest common ids is a neighbour of the ids asked for,
@@ -34,7 +35,9 @@ CREATE TABLE block(
     slot INTEGER NOT NULL, num_tokens INTEGER NOT NULL, ids BLOB NOT NULL, crc INTEGER NOT NULL, last_use REAL NOT NULL,
     UNIQUE(name, part), UNIQUE(part, slot));
 CREATE INDEX block_child ON block(parent, ids) WHERE part = 0;
-CREATE TABLE agent(agent BLOB PRIMARY KEY, namespace TEXT NOT NULL, id TEXT NOT NULL) WITHOUT ROWID;
+CREATE TABLE agent(
+    agent BLOB PRIMARY KEY, namespace TEXT NOT NULL, id TEXT NOT NULL, pinned_until REAL NOT NULL DEFAULT 0)
+    WITHOUT ROWID;
 CREATE TABLE sequence(
     agent BLOB NOT NULL, branch INTEGER NOT NULL, root BLOB NOT NULL, head BLOB NOT NULL, num_tokens INTEGER NOT NULL,
     canonical_tokens INTEGER NOT NULL, last_use REAL NOT NULL, turn_ends BLOB NOT NULL,
@@ -43,6 +46,8 @@ CREATE INDEX sequence_head ON sequence(head);
 CREATE TABLE free(part INTEGER NOT NULL, slot INTEGER NOT NULL, PRIMARY KEY(part, slot)) WITHOUT ROWID;
 PRAGMA user_version = {INDEX_VERSION};
 """
+# From the version that is the key to the next one.
+_MIGRATIONS = {1: "ALTER TABLE agent ADD COLUMN pinned_until REAL NOT NULL DEFAULT 0;"}
 _TABLES = {"meta", "block", "agent", "sequence", "free"}
 _CHAIN = """
 WITH RECURSIVE chain(parent, ids, depth) AS (
@@ -51,6 +56,15 @@ WITH RECURSIVE chain(parent, ids, depth) AS (
     SELECT block.parent, block.ids, depth + 1 FROM chain JOIN block ON block.name = chain.parent AND block.part = 0
     WHERE depth < ?)
 SELECT parent, ids FROM chain ORDER BY depth DESC
+"""
+# Every block that a pinned agent stands on, once.
+_PINNED = """
+WITH RECURSIVE chain(name, parent) AS (
+    SELECT name, parent FROM block WHERE part = 0 AND name IN (
+        SELECT head FROM agent JOIN sequence USING(agent) WHERE pinned_until > 0 AND pinned_until >= ?)
+    UNION
+    SELECT block.name, block.parent FROM chain JOIN block ON block.name = chain.parent AND part = 0)
+SELECT COUNT(*) FROM chain
 """
 _NEIGHBOURS = (
     "SELECT name, ids FROM block WHERE part = 0 AND parent = ? AND ids <= ? ORDER BY ids DESC LIMIT 1",
@@ -79,7 +93,8 @@ def packed(turn_ends: tuple[int, ...]) -> bytes:
     return np.array(turn_ends, dtype="<u4").tobytes()
 
 
-def _unpacked(turn_ends: bytes) -> tuple[int, ...]:
+def unpacked(turn_ends: bytes) -> tuple[int, ...]:
+    """The ends of turns in a row."""
     return tuple(np.frombuffer(turn_ends, dtype="<u4").tolist())
 
 
@@ -110,8 +125,17 @@ class Index:
         tables = {row[0] for row in self.writer.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
         if version == 0 and not tables:
             self.writer.executescript(f"BEGIN IMMEDIATE; {_SCHEMA} COMMIT;")
-        elif version != INDEX_VERSION or not tables >= _TABLES:
+            return
+        if version > INDEX_VERSION and tables >= _TABLES:
+            raise StoreError(
+                f"{self._path} was written by a newer Rekindle (version {version}, this one knows {INDEX_VERSION}): "
+                "use that one, or choose another directory with --store"
+            )
+        if version < 1 or not tables >= _TABLES:
             raise sqlite3.DatabaseError(f"tables {sorted(tables)} of version {version}")
+        for number in range(version, INDEX_VERSION):
+            step = f"BEGIN IMMEDIATE; {_MIGRATIONS[number]} PRAGMA user_version = {number + 1}; COMMIT;"
+            self.writer.executescript(step)
 
     def _connect(self) -> sqlite3.Connection:
         return sqlite3.connect(self._path, isolation_level=None, check_same_thread=False, timeout=60)
@@ -136,6 +160,26 @@ class Index:
         except sqlite3.Error as error:
             logger.error("the store's index could not be closed in order, its next open will do that: %s", error)
         self.abandon()
+
+    def rewrite(self) -> None:
+        """Write the file anew: `secure_delete` alone leaves copies of rows that SQLite has moved between pages."""
+        self.writer.execute("PRAGMA temp_store = MEMORY")  # or a copy of everything would pass through another disk
+        self.writer.execute("VACUUM")
+
+    def truncate_wal(self) -> None:
+        """Move all of the WAL into the file and cut it to nothing, so that what was deleted is in neither.
+
+        Called by the writer's thread. StoreError when a reader is in the way for a minute.
+        """
+        busy = self.writer.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0]
+        if busy:
+            raise StoreError(f"the log of {self._path} could not be emptied, somebody reads it: purge again")
+
+    @property
+    def num_bytes(self) -> int:
+        """Size of SQLite's files."""
+        paths = [Path(f"{self._path}{suffix}") for suffix in ("", "-wal", "-shm")]
+        return sum(path.stat().st_size for path in paths if path.exists())
 
     def abandon(self) -> None:
         """Close all connections as they are."""
@@ -195,6 +239,24 @@ class Index:
                     return location, num_tokens
         return None
 
+    def has_blocks(self) -> bool:
+        """Whether there is any block."""
+        with self.reading() as connection:
+            return connection.execute("SELECT 1 FROM block LIMIT 1").fetchone() is not None
+
+    def names(self) -> list[BlockHash]:
+        """Every block, in the order of the slots; reads the whole index."""
+        with self.reading() as connection:
+            return [
+                BlockHash(row[0]) for row in connection.execute("SELECT name FROM block WHERE part = 0 ORDER BY slot")
+            ]
+
+    def parents(self) -> dict[bytes, tuple[bytes, int]]:
+        """Every block's parent and tokens; reads the whole index."""
+        with self.reading() as connection:
+            rows = connection.execute("SELECT name, parent, num_tokens FROM block WHERE part = 0")
+            return {name: (parent, num_tokens) for name, parent, num_tokens in rows}
+
     def sequences(self) -> list[SequenceRecord]:
         """Every branch of every agent, without ids."""
         with self.reading() as connection:
@@ -203,7 +265,7 @@ class Index:
                 " FROM sequence JOIN agent USING(agent)"
             )
             return [
-                SequenceRecord(namespace, agent, branch, root, head, num_tokens, canonical, last_use, _unpacked(ends))
+                SequenceRecord(namespace, agent, branch, root, head, num_tokens, canonical, last_use, unpacked(ends))
                 for namespace, agent, branch, root, head, num_tokens, canonical, last_use, ends in rows
             ]
 
@@ -223,3 +285,14 @@ class Index:
         with self.reading() as connection:
             row = connection.execute("SELECT (SELECT COUNT(*) FROM agent), (SELECT COUNT(*) FROM sequence)").fetchone()
         return row[0], row[1]
+
+    def pins(self, now: float) -> dict[tuple[str, str], float]:
+        """(namespace, agent) -> until when it is pinned, of those still pinned at `now`."""
+        with self.reading() as connection:
+            query = "SELECT namespace, id, pinned_until FROM agent WHERE pinned_until > 0 AND pinned_until >= ?"
+            return {(namespace, agent): until for namespace, agent, until in connection.execute(query, (now,))}
+
+    def num_pinned_blocks(self, now: float) -> int:
+        """Blocks that pinned agents stand on; costs a walk along all of them."""
+        with self.reading() as connection:
+            return int(connection.execute(_PINNED, (now,)).fetchone()[0])

@@ -1,12 +1,10 @@
-"""All changes of the index: slots handed out, rows added, sequences moved, what nobody uses any more freed.
+"""All changes of the index: rows added, sequences moved, what nobody uses any more freed, what must leave evicted.
 
-Owns the writing connection and the free slots; only the writer thread calls it. Every change happens inside one
+Owns the writing connection; only the writer thread calls it. Every change happens inside one
 `transaction`, which either is durable as a whole or never was.
 
 A block is in use while it has a child or is the head of a sequence. Whoever takes the last use away frees the block and
 goes on with its parent, so counts are never stored and a shared prefix is freed with its last user.
-
-    slots of a part   0 ........................ num_slots ........     below the mark: in a row of `block` or of `free`
 """
 
 from __future__ import annotations
@@ -16,10 +14,28 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from rekindle.cache.hashing import BlockHash, TokenIds, id_bytes
-from rekindle.store.index import Index, agent_key, packed
-from rekindle.store.values import SequenceRecord
+from rekindle.store.index import Index, agent_key, packed, unpacked
+from rekindle.store.retention import LeavingOrder
+from rekindle.store.slots import Slot, SlotTable
+from rekindle.store.values import SequenceRecord, Shortened
 
-Slot = tuple[int, int]  # part, slot
+# How long ago the future counts as: what is used now comes after it.
+JUST_BEFORE_S = 0.01
+BranchKey = tuple[str, str, int]  # namespace, agent, branch
+BlockParts = tuple[int, int, bytes, bytes]  # part, slot, parent, root
+# Every block that an agent stands on, once.
+_STOOD_ON = """
+WITH RECURSIVE chain(name, parent) AS (
+    SELECT name, parent FROM block WHERE part = 0 AND name IN (SELECT head FROM sequence WHERE agent = ?)
+    UNION
+    SELECT block.name, block.parent FROM chain JOIN block ON block.name = chain.parent AND part = 0)
+SELECT name FROM chain
+"""
+# Blocks without a child in which no sequence ends.
+_ORPHANS = """
+SELECT name FROM block AS leaf WHERE part = 0 AND NOT EXISTS (SELECT 1 FROM sequence WHERE head = leaf.name)
+    AND NOT EXISTS (SELECT 1 FROM block INDEXED BY block_child WHERE part = 0 AND parent = leaf.name)
+"""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -37,76 +53,49 @@ class BlockRow:
 class Ledger:
     """The writing side of an `Index`."""
 
-    def __init__(self, index: Index, secret: bytes) -> None:
+    def __init__(self, index: Index, secret: bytes, block_tokens: int) -> None:
         self._db = index.writer
+        self._block_tokens = block_tokens
+        self._order = LeavingOrder(self._db)
         self._secret = secret
         self._num_parts = index.num_parts
-        self.num_slots = [0] * self._num_parts
-        self.num_free = [0] * self._num_parts
-        self._freed: list[Slot] = []
-        self._reload()
-
-    def _reload(self) -> None:
-        marks = dict(self._db.execute("SELECT key, value FROM meta"))
-        self.num_slots = [marks.get(f"num_slots.{part}", 0) for part in range(self._num_parts)]
-        if not all(isinstance(mark, int) for mark in self.num_slots):
-            raise ValueError(f"marks of slots are {self.num_slots}")
-        free = dict(self._db.execute("SELECT part, COUNT(*) FROM free GROUP BY part"))
-        self.num_free = [free.get(part, 0) for part in range(self._num_parts)]
-
-    def num_used(self, part: int) -> int:
-        """Slots of a part that hold a block."""
-        return self.num_slots[part] - self.num_free[part]
+        self.slots = SlotTable(self._db, self._num_parts)
 
     @contextmanager
     def transaction(self) -> Iterator[list[Slot]]:
         """One durable change. Yields the list of slots it frees, to be punched and reused only after it."""
-        self._freed = []
+        freed = self.slots.begin()
         self._db.execute("BEGIN IMMEDIATE")
         try:
-            yield self._freed
+            yield freed
             self._db.execute("COMMIT")
         except BaseException:
             if self._db.in_transaction:
                 self._db.execute("ROLLBACK")
-            self._reload()
+            self.slots.reload()
+            self._order.forget()
             raise
-
-    def set_meta(self, values: Mapping[str, int]) -> None:
-        """Write settings or marks."""
-        self._db.executemany("INSERT OR REPLACE INTO meta VALUES (?, ?)", values.items())
 
     def has(self, name: BlockHash) -> bool:
         """Whether the block is there with all its parts."""
         row = self._db.execute("SELECT COUNT(*) FROM block WHERE name = ?", (name,)).fetchone()
         return bool(row[0] == self._num_parts)
 
-    def slots(self, part: int, count: int) -> list[int]:
-        """The slots of a part that the next `count` blocks go to, lowest first. `add` takes them, in this order."""
-        query = "SELECT slot FROM free WHERE part = ? ORDER BY slot LIMIT ?"
-        free = [row[0] for row in self._db.execute(query, (part, count))]
-        return free + [self.num_slots[part] + number for number in range(count - len(free))]
-
-    def extend(self, part: int, num_slots: int) -> None:
-        """Raise the mark of a part to `num_slots`; the slots it passes are free."""
-        for slot in range(self.num_slots[part], num_slots):
-            self._db.execute("INSERT INTO free VALUES (?, ?)", (part, slot))
-            self.num_free[part] += 1
-        self._mark(part, max(self.num_slots[part], num_slots))
-
     def add(self, rows: Iterable[BlockRow], now: float) -> None:
         """Take the slots of these blocks and enter them; a block that is there already moves to its new slots."""
         for row in rows:
             before = self._db.execute("SELECT part, slot FROM block WHERE name = ?", (row.name,)).fetchall()
             self._db.execute("DELETE FROM block WHERE name = ?", (row.name,))
+            if not before:
+                self._order.add(row.name, None if row.parent == row.root else row.parent)
             for part, (slot, crc) in enumerate(zip(row.slots, row.crcs, strict=True)):
-                self._take(part, slot)
+                self.slots.take(part, slot)
                 self._db.execute(
                     "INSERT INTO block(name, part, parent, root, slot, num_tokens, ids, crc, last_use)"
                     " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
                     (row.name, part, row.parent, row.root, slot, len(row.ids), id_bytes(row.ids), crc, now),
                 )
-            self._free(before)
+            self.slots.free(before)
 
     def move(self, records: Sequence[SequenceRecord]) -> None:
         """Let each branch end in its new head, then free what only their old heads used."""
@@ -114,7 +103,11 @@ class Ledger:
         for record in records:
             agent = agent_key(record.namespace, record.agent, self._secret)
             heads += self._heads(agent, record.branch)
-            self._db.execute("INSERT OR IGNORE INTO agent VALUES (?, ?, ?)", (agent, record.namespace, record.agent))
+            self._order.restate([record.head])
+            self._db.execute(
+                "INSERT OR IGNORE INTO agent(agent, namespace, id) VALUES (?, ?, ?)",
+                (agent, record.namespace, record.agent),
+            )
             self._db.execute(
                 "INSERT OR REPLACE INTO sequence VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
                 (
@@ -135,10 +128,104 @@ class Ledger:
         key = agent_key(namespace, agent, self._secret)
         heads = self._heads(key, branch)
         self._db.execute("DELETE FROM sequence WHERE agent = ?1 AND (?2 IS NULL OR branch = ?2)", (key, branch))
+        self._forget_empty(key)
+        return self._release(heads)
+
+    def _forget_empty(self, key: bytes) -> None:
         self._db.execute(
             "DELETE FROM agent WHERE agent = ?1 AND NOT EXISTS (SELECT 1 FROM sequence WHERE agent = ?1)", (key,)
         )
-        return self._release(heads)
+
+    def purge(self, namespace: str, agent: str) -> int:
+        """Forget an agent and every block no sequence stands on any more; return how many of its own others keep.
+
+        What cancelled or running requests left without a sequence belongs to nobody known, so it may be the agent's:
+        it goes, too. Whoever still needs it stages it again.
+        """
+        key = agent_key(namespace, agent, self._secret)
+        names = [row[0] for row in self._db.execute(_STOOD_ON, (key,))]
+        self.delete(namespace, agent, None)
+        self._release([row[0] for row in self._db.execute(_ORPHANS).fetchall()])
+        return sum(bool(self._block(name)) for name in names)
+
+    def pin(self, namespace: str, agent: str, until: float) -> bool:
+        """Let the agent's blocks stay until that wall time; False if it is not known."""
+        key = agent_key(namespace, agent, self._secret)
+        self._order.restate(self._heads(key, None))
+        return self._db.execute("UPDATE agent SET pinned_until = ? WHERE agent = ?", (until, key)).rowcount == 1
+
+    def touch(self, uses: Mapping[BranchKey, float], now: float) -> None:
+        """Note when branches were used; a later use that is noted already stays, unless it lies in the future."""
+        for (namespace, agent, branch), last_use in uses.items():
+            key = agent_key(namespace, agent, self._secret)
+            self._db.execute(
+                "UPDATE sequence SET last_use = ?1 WHERE agent = ?2 AND branch = ?3 AND NOT last_use BETWEEN ?1 AND ?4",
+                (last_use, key, branch, now),
+            )
+            self._order.restate(self._heads(key, branch))
+
+    def mend_future(self, now: float) -> None:
+        """Let what was used in the future, by a clock that has gone back since, count as used a moment ago."""
+        with self.transaction():
+            self._mend_future(now)
+
+    def _mend_future(self, now: float) -> None:
+        query = "UPDATE sequence SET last_use = ?1 WHERE last_use > ?2"
+        self._db.execute(query, (max(0.0, now - JUST_BEFORE_S), now))
+
+    def evict(self, num_blocks: int, keep: Iterable[bytes], now: float) -> list[Shortened]:
+        """Free so many blocks, or all that may go, leaves first; never one of `keep`. Return what became of branches.
+
+        A sequence that ended in an evicted block ends in its parent now.
+        """
+        shortened: dict[BranchKey, Shortened] = {}
+        if self._order.is_outdated(now):
+            self._mend_future(now)
+        with self._order.holding(keep):
+            for _ in range(num_blocks):
+                name = self._order.next(now)
+                if name is None:
+                    break
+                rows = self._block(name)
+                parent, root = rows[0][2:]
+                for cut in self._step_back(name, parent, root):
+                    shortened[cut.namespace, cut.agent, cut.branch] = cut
+                self._remove(name, rows)
+        return list(shortened.values())
+
+    def _step_back(self, name: bytes, parent: bytes, root: bytes) -> list[Shortened]:
+        """Let the sequences that end in a block end in its parent; without a parent they are gone."""
+        shortened = []
+        query = (
+            "SELECT agent, branch, num_tokens, turn_ends, namespace, id FROM sequence JOIN agent USING(agent)"
+            " WHERE head = ?"
+        )
+        for key, branch, num_tokens, turn_ends, namespace, agent in self._db.execute(query, (name,)).fetchall():
+            try:
+                left = (num_tokens - 1) // self._block_tokens * self._block_tokens if parent != root else 0
+                ends = packed(tuple(end for end in unpacked(turn_ends) if end <= left))
+            except (TypeError, ValueError):
+                left, ends = 0, b""  # a damaged row: nothing says where the branch ends
+            if left:
+                self._db.execute(
+                    "UPDATE sequence SET head = ?3, num_tokens = ?4, canonical_tokens = MIN(canonical_tokens, ?4),"
+                    " turn_ends = ?5 WHERE agent = ?1 AND branch = ?2",
+                    (key, branch, parent, left, ends),
+                )
+            else:
+                self._db.execute("DELETE FROM sequence WHERE agent = ? AND branch = ?", (key, branch))
+                self._forget_empty(key)
+            shortened.append(Shortened(namespace, agent, branch, left))
+        return shortened
+
+    def heads(self, records: Iterable[SequenceRecord]) -> list[bytes]:
+        """Where these branches end now."""
+        keys = [(agent_key(record.namespace, record.agent, self._secret), record.branch) for record in records]
+        return [head for key, branch in keys for head in self._heads(key, branch)]
+
+    def check(self) -> None:
+        """Assert that the order in memory is that of the rows; for a ledger nobody is using."""
+        self._order.check()
 
     def _heads(self, agent: bytes, branch: int | None) -> list[bytes]:
         query = "SELECT head FROM sequence WHERE agent = ?1 AND (?2 IS NULL OR branch = ?2)"
@@ -146,16 +233,25 @@ class Ledger:
 
     def _release(self, heads: Iterable[bytes]) -> int:
         """Free blocks from these heads upwards as long as nobody uses them; return the slots freed."""
-        before = len(self._freed)
+        before = len(self.slots.freed)
         for name in heads:
             while not self._in_use(name):
-                rows = self._db.execute("SELECT part, slot, parent FROM block WHERE name = ?", (name,)).fetchall()
+                rows = self._block(name)
                 if not rows:
                     break
-                self._db.execute("DELETE FROM block WHERE name = ?", (name,))
-                self._free([row[:2] for row in rows])
+                self._remove(name, rows)
                 name = rows[0][2]
-        return len(self._freed) - before
+            self._order.restate([name])
+        return len(self.slots.freed) - before
+
+    def _block(self, name: bytes) -> list[BlockParts]:
+        query = "SELECT part, slot, parent, root FROM block WHERE name = ? ORDER BY part"
+        return self._db.execute(query, (name,)).fetchall()
+
+    def _remove(self, name: bytes, rows: Sequence[BlockParts]) -> None:
+        self._db.execute("DELETE FROM block WHERE name = ?", (name,))
+        self.slots.free([row[:2] for row in rows])
+        self._order.remove(name, rows[0][2])
 
     def _in_use(self, name: bytes) -> bool:
         row = self._db.execute(
@@ -164,22 +260,3 @@ class Ledger:
             (name,),
         ).fetchone()
         return bool(row[0])
-
-    def _take(self, part: int, slot: int) -> None:
-        if slot < self.num_slots[part]:
-            taken = self._db.execute("DELETE FROM free WHERE part = ? AND slot = ?", (part, slot)).rowcount
-            assert taken == 1, f"slot {slot} of part {part} was not free"
-            self.num_free[part] -= 1
-            return
-        assert slot == self.num_slots[part], f"slot {slot} of part {part} leaves a gap after {self.num_slots[part]}"
-        self._mark(part, slot + 1)
-
-    def _mark(self, part: int, num_slots: int) -> None:
-        self.num_slots[part] = num_slots
-        self.set_meta({f"num_slots.{part}": num_slots})
-
-    def _free(self, slots: Sequence[Slot]) -> None:
-        for part, slot in slots:
-            self._db.execute("INSERT INTO free VALUES (?, ?)", (part, slot))
-            self.num_free[part] += 1
-            self._freed.append((part, slot))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import sqlite3
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from rekindle.errors import StoreError
@@ -16,13 +16,15 @@ from rekindle.spec import KVLayout
 from rekindle.store.directory import StoreDirectory
 from rekindle.store.index import INDEX_DAMAGE, Index
 from rekindle.store.ledger import Ledger
-from rekindle.store.rebuild import rebuild
+from rekindle.store.rebuild import RebuildReport, rebuild, salvage
 from rekindle.store.records import RecordFormat
 from rekindle.store.shards import Shards, found_slots
 from rekindle.store.sync import FileSystem
 
 logger = logging.getLogger(__name__)
 
+MAX_DISK_BYTES = 50 * 10**9
+DISK_SHARE = 0.2
 # of OperationalError, "no such table" and the like; its other codes tell of disks, locks and permissions
 _SQLITE_ERROR = 1
 
@@ -35,6 +37,14 @@ class OpenedStore:
     index: Index
     ledger: Ledger
     shards: Shards
+    rebuilt: RebuildReport | None
+
+    def budget(self, disk_bytes: int | None, fs: FileSystem) -> int:
+        """Bytes the records may take: what was set, else a share of what is free or theirs already."""
+        if disk_bytes is not None:
+            return disk_bytes
+        used = sum(f.record_bytes * self.ledger.slots.num_used(f.part) for f in self.shards.formats)
+        return int(min(MAX_DISK_BYTES, DISK_SHARE * (fs.free_bytes(self.place.path) + used)))
 
     def close(self) -> None:
         """Close all files and let the directory go."""
@@ -44,44 +54,83 @@ class OpenedStore:
 
 
 def open_store(
-    place: StoreDirectory, layout: KVLayout, shard_bytes: int, fs: FileSystem, clock: Callable[[], float]
+    place: StoreDirectory,
+    layout: KVLayout,
+    shard_bytes: int,
+    fs: FileSystem,
+    clock: Callable[[], float],
+    namespaces: Iterable[str] = (),
 ) -> OpenedStore:
-    """Open the index and the shards; a store that is not there yet is empty."""
-    formats = [RecordFormat.of(layout, part.index) for part in layout.parts]
-    index, ledger = _open_index(place, len(formats))
-    marks = index.meta()
-    fresh = "slots_per_shard.0" not in marks
-    if fresh:
-        slots = [found_slots(place.path, f, fs) or max(1, shard_bytes // f.record_bytes) for f in formats]
-        with ledger.transaction():
-            ledger.set_meta({f"slots_per_shard.{part}": count for part, count in enumerate(slots)})
-    else:
-        slots = [marks[f"slots_per_shard.{part}"] for part in range(len(formats))]
-    shards = Shards(place.path, formats, slots, fs)
-    if fresh and place.has_shards():
-        count = rebuild(ledger, shards, clock())
-        logger.warning("the index of %s was missing or damaged: %d blocks found again, no agents", place.path, count)
-    return OpenedStore(place, index, ledger, shards)
+    """Open the index and the shards; a store that is not there yet is empty.
 
-
-def _open_index(place: StoreDirectory, num_parts: int) -> tuple[Index, Ledger]:
+    A damaged index is set aside. `namespaces` are those in which chains are found again after that.
+    """
     try:
-        return _readable_index(place, num_parts)
+        return _open(place, layout, shard_bytes, fs, clock, namespaces)
     except sqlite3.DatabaseError as error:
         if isinstance(error, sqlite3.OperationalError) and getattr(error, "sqlite_errorcode", 1) != _SQLITE_ERROR:
-            raise StoreError(f"the store's index {place.index_path} cannot be opened: {error}") from error
+            raise StoreError(
+                f"the store's index {place.index_path} cannot be opened: {error}; "
+                "check the permissions and the space of its directory, or choose another with --store"
+            ) from error
         kept = place.set_index_aside()
         logger.error("the store's index cannot be read (%s); it was set aside as %s", error, kept)
-        return _readable_index(place, num_parts)
+        return _open(place, layout, shard_bytes, fs, clock, namespaces)
 
 
-def _readable_index(place: StoreDirectory, num_parts: int) -> tuple[Index, Ledger]:
-    """The index, once all that an open needs of it was read."""
-    index = Index(place.index_path, num_parts)
+def _open(
+    place: StoreDirectory,
+    layout: KVLayout,
+    shard_bytes: int,
+    fs: FileSystem,
+    clock: Callable[[], float],
+    namespaces: Iterable[str],
+) -> OpenedStore:
+    formats = [RecordFormat.of(layout, part.index) for part in layout.parts]
+    index, ledger = readable_index(place, layout, clock())
     try:
-        ledger = Ledger(index, place.secret)
+        slots = shard_slots(index)
+        if slots is not None:
+            return OpenedStore(place, index, ledger, Shards(place.path, formats, slots, fs), None)
+        slots = [found_slots(place.path, f, fs) or max(1, shard_bytes // f.record_bytes) for f in formats]
+        settings = {f"slots_per_shard.{part}": count for part, count in enumerate(slots)}
+        shards, report = Shards(place.path, formats, slots, fs), None
+        if place.has_shards():
+            kept = place.last_set_aside()
+            salvaged = salvage(kept, place.secret) if kept is not None else []
+            spaces = {*namespaces, *(known.record.namespace for known in salvaged)}
+            roots = {place.root(name): name for name in spaces}
+            report = rebuild(ledger, shards, clock(), namespaces=roots, salvaged=salvaged, settings=settings)
+            logger.warning("the index of %s was missing or damaged and was made anew: %s", place.path, report)
+        else:
+            with ledger.transaction():
+                ledger.slots.set_meta(settings)
+        return OpenedStore(place, index, ledger, shards, report)
+    except BaseException:
+        index.abandon()
+        raise
+
+
+def shard_slots(index: Index) -> list[int] | None:
+    """Slots a shard of each part has, None for an index that was just made; sqlite3.DatabaseError if they are lost."""
+    marks = index.meta()
+    slots = [marks.get(f"slots_per_shard.{part}") for part in range(index.num_parts)]
+    known = [count for count in slots if isinstance(count, int) and count > 0]
+    if len(known) == len(slots):
+        return known
+    if marks or index.has_blocks() or index.counts() != (0, 0):
+        raise sqlite3.DatabaseError(f"its settings are damaged: {marks}")
+    return None
+
+
+def readable_index(place: StoreDirectory, layout: KVLayout, now: float) -> tuple[Index, Ledger]:
+    """The index, once all that an open needs of it was read; sqlite3.DatabaseError when it is damaged."""
+    index = Index(place.index_path, len(layout.parts))
+    try:
+        ledger = Ledger(index, place.secret, layout.block_tokens)
         index.counts()
         index.sequences()
+        ledger.mend_future(now)
         return index, ledger
     except sqlite3.DatabaseError:
         index.abandon()

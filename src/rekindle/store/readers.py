@@ -45,6 +45,9 @@ class Readers:
         self._queue: queue.SimpleQueue[LoadJob | None] = queue.SimpleQueue()
         self._stopping = threading.Event()
         self._threads: list[threading.Thread] = []
+        self._lock = threading.Lock()
+        self.blocks_read = 0
+        self.bytes_read = 0
 
     def start(self) -> None:
         """Begin to answer."""
@@ -82,6 +85,9 @@ class Readers:
                 payloads = [read_record(self._shards, location, part, buffer) for part, buffer in enumerate(buffers)]
                 for part, payload in enumerate(payloads):
                     job.deliver(number, part, payload)
+                with self._lock:
+                    self.blocks_read += 1
+                    self.bytes_read += sum(buffer.nbytes for buffer in buffers)
             except BadRecord as bad:
                 self._report_bad(location, str(bad))
                 return number

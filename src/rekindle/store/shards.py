@@ -7,7 +7,9 @@ part are numbered through all its files. Reading is open to all threads; only th
 
 from __future__ import annotations
 
+import contextlib
 import json
+import re
 import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -21,6 +23,7 @@ from rekindle.store.sync import FileSystem
 Bytes = npt.NDArray[np.uint8]
 
 SHARD_BYTES = 256 << 20
+SHARD_NAME = re.compile(r"blocks-\d+-\d{3,}\.safetensors")
 
 
 def shard_header(slots: int, record: RecordFormat) -> bytes:
@@ -113,13 +116,34 @@ class Shards:
                 count += 1
                 continue
             if count:
-                fd, offset = self._place(*start)
-                self._fs.punch(fd, offset, count * self.formats[start[0]].record_bytes)
+                with contextlib.suppress(FileNotFoundError):  # a shard that is gone has nothing to punch
+                    fd, offset = self._place(*start)
+                    self._fs.punch(fd, offset, count * self.formats[start[0]].record_bytes)
             start, count = (part, slot), 1
+
+    def erase(self, part: int, slot: int) -> None:
+        """Write zeros over the slot, as far as its file goes; durable after `sync`. For where `punch` did nothing."""
+        fd, offset = self._place(part, slot)
+        num_bytes = min(self.formats[part].record_bytes, self._fs.size(fd) - offset)
+        if num_bytes > 0:
+            self._unsynced.add((part, slot // self.slots_per_shard[part]))
+            self._fs.write(fd, offset, bytes(num_bytes))
+
+    def is_zero(self, part: int, slot: int, buffer: Bytes) -> bool:
+        """Whether all of the slot that is in a file reads as zeros; uses `buffer` [record_bytes]. Raises OSError."""
+        fd, offset = self._place(part, slot)
+        return not buffer[: self._fs.read(fd, offset, buffer)].any()
+
+    def sync_all(self, slots: Sequence[tuple[int, int]]) -> None:
+        """Make the holes of these (part, slot) durable."""
+        self._unsynced.update((part, slot // self.slots_per_shard[part]) for part, slot in slots)
+        self._unsynced &= set(self._files)
+        self.sync()
 
     def slots(self, part: int) -> Iterator[int]:
         """All slots of a part that have a place in a file, in order."""
-        paths = self._directory.glob(f"blocks-{part}-*.safetensors")
+        found = self._directory.glob(f"blocks-{part}-*.safetensors")
+        paths = [path for path in found if SHARD_NAME.fullmatch(path.name) and path.is_file()]
         for shard in sorted(int(path.stem.rsplit("-", 1)[1]) for path in paths):
             yield from range(shard * self.slots_per_shard[part], (shard + 1) * self.slots_per_shard[part])
 

@@ -23,13 +23,14 @@ def known_to_sibling(own: Path, namespace: str, agent: str, secret: bytes) -> bo
         for path in own.parent.glob("*/index.db"):
             if path.parent == own or path.is_symlink():
                 continue
-            with contextlib.suppress(sqlite3.Error), contextlib.closing(_opened(path)) as connection:
+            with contextlib.suppress(sqlite3.Error), contextlib.closing(opened_for_reading(path)) as connection:
                 if connection.execute("SELECT 1 FROM agent WHERE agent = ?", (key,)).fetchone():
                     return True
     return False
 
 
-def _opened(path: Path) -> sqlite3.Connection:
+def opened_for_reading(path: Path) -> sqlite3.Connection:
+    """A connection that asks the index of a store that others may have open."""
     # "rw" makes no file that is missing, yet may make the shared memory that reading a WAL needs.
     connection = sqlite3.connect(f"{path.as_uri()}?mode=rw", uri=True, timeout=1)
     connection.execute("PRAGMA query_only = ON")

@@ -13,6 +13,7 @@ import fcntl
 import os
 import struct
 import sys
+import time
 from pathlib import Path
 from typing import Literal, Protocol
 
@@ -62,8 +63,14 @@ class FileSystem(Protocol):
     def rename(self, old: Path, new: Path) -> None:
         """Rename within one directory, durably."""
 
-    def lock(self, fd: int, wait: Literal["wait", "refuse"]) -> bool:
-        """Lock the open file until it is closed; False where another holder keeps it and `wait` is "refuse"."""
+    def remove(self, path: Path) -> None:
+        """Remove a file, durably."""
+
+    def lock(self, fd: int, wait: Literal["wait", "soon", "refuse"]) -> bool:
+        """Lock the open file until it is closed; False where another holder keeps it.
+
+        "refuse" asks once, "soon" for a tenth of a second, "wait" until it is free.
+        """
 
     def free_bytes(self, path: Path) -> int: ...
 
@@ -139,12 +146,19 @@ class OsFileSystem:
         os.rename(old, new)
         self.sync_directory(new.parent)
 
-    def lock(self, fd: int, wait: Literal["wait", "refuse"]) -> bool:
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | (fcntl.LOCK_NB if wait == "refuse" else 0))
-        except BlockingIOError:
-            return False
-        return True
+    def remove(self, path: Path) -> None:
+        path.unlink()
+        self.sync_directory(path.parent)
+
+    def lock(self, fd: int, wait: Literal["wait", "soon", "refuse"]) -> bool:
+        for _ in range(10 if wait == "soon" else 1):
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | (0 if wait == "wait" else fcntl.LOCK_NB))
+                return True
+            except BlockingIOError:
+                if wait == "soon":
+                    time.sleep(0.01)
+        return False
 
     def free_bytes(self, path: Path) -> int:
         stat = os.statvfs(path)

@@ -15,6 +15,16 @@ from rekindle.cache.hashing import BlockHash, TokenIds
 
 Bytes = npt.NDArray[np.uint8]
 
+# No caller can send this character in an id, so generated names never meet given ones.
+HIDDEN_PREFIX = "\x01"
+# What a rebuild names the chains whose agents are not known any more.
+RECOVERED_PREFIX = HIDDEN_PREFIX + "recovered-"
+
+
+def is_anonymous(agent: str) -> bool:
+    """Whether the id was generated for a conversation nobody named; what a rebuild recovered is not."""
+    return agent.startswith(HIDDEN_PREFIX) and not agent.startswith(RECOVERED_PREFIX)
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StagedBlock:
@@ -64,16 +74,46 @@ class SequenceRecord:
 
 
 @dataclass(frozen=True, slots=True)
+class Shortened:
+    """What eviction left of a branch: its first `num_tokens` tokens, 0 when it is gone."""
+
+    namespace: str
+    agent: str
+    branch: int
+    num_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class PurgeProof:
+    """What a purge freed, read back as zeros; `blocks_shared` of the agent's blocks others still use, they stay."""
+
+    slots_freed: int
+    bytes_zeroed: int
+    blocks_shared: int
+
+
+@dataclass(frozen=True, slots=True)
 class StoreStats:
-    """Figures of an open store. Bytes of slots, without the index; counters since it was opened."""
+    """Figures of an open store; counters since it was opened.
+
+    Bytes are those of slots, SQLite's own files are `index_bytes`. `first_error` began the trouble that `last_error`
+    is part of (or the last one, when saving works again) at the wall time `first_error_at`; `saving_ok` is False from
+    a failed save until the next one that wrote a block, `has_room` from one that did not fit until one that does.
+    """
 
     num_agents: int
     num_sequences: int
     num_blocks: int
     used_bytes: int
     disk_bytes: int
+    index_bytes: int
+    pinned_blocks: int
     bytes_written: int
     blocks_written: int
+    bytes_read: int
+    blocks_read: int
+    blocks_evicted: int
+    sequences_evicted: int
     turns_saved: int
     turns_unsaved: int
     blocks_refused: int
@@ -83,3 +123,7 @@ class StoreStats:
     failed_saves: int
     queue_length: int
     last_error: str | None
+    first_error: str | None
+    first_error_at: float | None
+    saving_ok: bool
+    has_room: bool

@@ -25,24 +25,26 @@ from rekindle.cache.hashing import BlockHash, TokenIds
 from rekindle.config import StoreSettings
 from rekindle.spec import KVLayout
 from rekindle.store.check import check_index, damaged_blocks
+from rekindle.store.description import Description, describe
 from rekindle.store.directory import StoreDirectory
+from rekindle.store.figures import figures
 from rekindle.store.index import INDEX_DAMAGE
 from rekindle.store.opening import OpenedStore, open_store
+from rekindle.store.purging import prove
 from rekindle.store.readers import Deliver, Done, Readers
+from rekindle.store.room import OnLost
 from rekindle.store.shards import SHARD_BYTES
 from rekindle.store.siblings import known_to_sibling
 from rekindle.store.staging import StagingBuffer
+from rekindle.store.stale import collect_stale
 from rekindle.store.sync import FileSystem, OsFileSystem
-from rekindle.store.values import Location, SequenceRecord, StagedBlock, StoreStats
+from rekindle.store.values import Location, PurgeProof, SequenceRecord, StagedBlock, StoreStats
 from rekindle.store.writer import Clock, OnSaved, Writer
 
-__all__ = ["Location", "SequenceRecord", "StagedBlock", "StoreStats", "WarmStore"]
+__all__ = ["Location", "PurgeProof", "SequenceRecord", "StagedBlock", "StoreStats", "WarmStore"]
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
-
-MAX_DISK_BYTES = 50 * 10**9
-DISK_SHARE = 0.2
 
 
 class WarmStore:
@@ -52,6 +54,7 @@ class WarmStore:
         self.secret = parts.place.secret
         self._parts = parts
         self._index = parts.index
+        self._clock = clock
         self._block_tokens = parts.shards.formats[0].block_tokens
         self._staging = StagingBuffer(parts.shards.formats, settings.staging_bytes)
         self._writer = Writer(parts.ledger, parts.shards, self._staging, disk_bytes=disk_bytes, clock=clock)
@@ -72,21 +75,22 @@ class WarmStore:
         fs: FileSystem | None = None,
         clock: Clock = time.time,
         shard_bytes: int = SHARD_BYTES,
+        model: str = "",
+        namespaces: Sequence[str] = ("default",),
     ) -> WarmStore:
         """Open or make the store of `fingerprint` below `directory`; reads the sequences' index, no records.
 
         StoreLocked if another process has it, StoreError if the directory cannot be used. A damaged index is set aside
-        and made anew from the records. `clock` gives wall time, kept as last use.
+        and made anew from the records, chains of `namespaces` as recovered agents. `clock` gives wall time, `model` is
+        a name for people. Stores beside it that were not used for `stale_ttl_s` are removed.
         """
         fs = fs or OsFileSystem()
         place = StoreDirectory.claim(directory, fingerprint, fs)
         try:
-            parts = open_store(place, layout, shard_bytes, fs, clock)
-            disk_bytes = settings.disk_bytes
-            if disk_bytes is None:
-                used = sum(f.record_bytes * parts.ledger.num_used(f.part) for f in parts.shards.formats)
-                disk_bytes = int(min(MAX_DISK_BYTES, DISK_SHARE * (fs.free_bytes(place.path) + used)))
-            return cls(parts, settings, clock, disk_bytes)
+            described = describe(place.path, Description(model, layout, tuple(namespaces)), fs)
+            parts = open_store(place, layout, shard_bytes, fs, clock, described.namespaces)
+            collect_stale(directory, place.path.name, settings.stale_ttl_s, now=clock(), fs=fs)
+            return cls(parts, settings, clock, parts.budget(settings.disk_bytes, fs))
         except BaseException:
             place.release()
             raise
@@ -99,6 +103,18 @@ class WarmStore:
     @on_saved.setter
     def on_saved(self, call: OnSaved) -> None:
         self._writer.on_saved = call
+
+    @property
+    def on_lost(self) -> OnLost:
+        """Called by the writer as `on_lost(namespace, agent, branch, num_tokens)` when eviction has shortened a branch.
+
+        `num_tokens` of it are durable still, 0 when it is gone; the transaction has returned.
+        """
+        return self._writer.room.on_lost
+
+    @on_lost.setter
+    def on_lost(self, call: OnLost) -> None:
+        self._writer.room.on_lost = call
 
     def start(self) -> None:
         """Start the threads."""
@@ -207,27 +223,47 @@ class WarmStore:
         """Forget a branch (or all of an agent) and what only it used; the number of slots freed, once durable."""
         return self._writer.order(lambda ledger: ledger.delete(namespace, agent, branch))
 
+    def touch(self, namespace: str, agent: str, branch: int, last_use: float) -> None:
+        """Note that a branch was used without being changed. Durable with the next save, order or close: costs nothing.
+
+        One that lies in the future counts as now; a branch that is not there is passed over.
+        """
+        self._writer.touch((namespace, agent, branch), last_use)
+
+    def pin(self, namespace: str, agent: str, until: float) -> Future[bool]:
+        """Keep all of an agent's blocks on disk until that wall time (`math.inf`: for ever; 0.0: no longer).
+
+        Queued behind what was saved before; True once durable, False if the agent is not on disk. A pin ends with its
+        agent.
+        """
+        return self._writer.order(lambda ledger: ledger.pin(namespace, agent, until))
+
+    def pins(self) -> dict[tuple[str, str], float]:
+        """(namespace, agent) -> until, of those pinned now."""
+        return self._ask(lambda: self._index.pins(self._clock()), {})
+
+    def purge(self, namespace: str, agent: str) -> Future[PurgeProof]:
+        """Forget an agent and wipe what only it used: log emptied, holes punched, all unused slots read back as zeros.
+
+        Covers what was staged before; blocks no sequence stands on go as well, they may be the agent's. End its
+        requests first: what they stage later is saved as anybody's. StoreError in the future when a slot does not read
+        as zeros; the agent is forgotten then, and purging it again proves again.
+        """
+        parts = self._parts
+        return self._writer.order(
+            lambda ledger: ledger.purge(namespace, agent), lambda shared, freed: prove(parts, shared, freed)
+        )
+
     def stats(self) -> StoreStats:
-        """Figures; counters since `open`."""
-        num_agents, num_sequences = self._ask(self._index.counts, (0, 0))
-        counts = self._writer.counts
-        return StoreStats(
-            num_agents=num_agents,
-            num_sequences=num_sequences,
-            num_blocks=self._writer.num_blocks,
-            used_bytes=self._writer.used_bytes,
-            disk_bytes=self._writer.disk_bytes,
-            bytes_written=counts["bytes_written"],
-            blocks_written=counts["blocks_written"],
-            turns_saved=counts["turns_saved"],
-            turns_unsaved=counts["turns_unsaved"],
-            blocks_refused=counts["blocks_refused"],
-            blocks_orphaned=counts["blocks_orphaned"],
+        """Figures; counters since `open`. Costs a walk along the chains of pinned agents."""
+        return figures(
+            self._writer,
+            self._readers,
+            num_known=self._ask(self._index.counts, (0, 0)),
+            num_pinned=self._ask(lambda: self._index.num_pinned_blocks(self._clock()), 0),
+            index_bytes=self._index.num_bytes,
             unsaved_evicted=self._unsaved_evicted,
             bad_records=self._bad_records,
-            failed_saves=counts["failed_saves"],
-            queue_length=self._writer.queue_length,
-            last_error=self._writer.last_error,
         )
 
     def check(self, records: Literal["index", "records"] = "index") -> None:
@@ -236,7 +272,8 @@ class WarmStore:
         check_index(self._index, self._block_tokens, self.secret)
         self._writer.check(self._index)
         if records == "records":
-            damaged = [f"{name.hex()}: {reason}" for name, reason in damaged_blocks(self._index, self._parts.shards)]
+            found = damaged_blocks(self._index, self._parts.shards, self._index.names(), lambda done, total: None)
+            damaged = [f"{name.hex()}: {reason}" for name, reason in found]
             assert not damaged, f"{len(damaged)} damaged blocks, first: {damaged[0]}"
 
     def _found_bad(self, location: Location, reason: str) -> None:

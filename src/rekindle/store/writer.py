@@ -1,8 +1,10 @@
 """The writer thread: what waits becomes durable, in this order and no other.
 
+    room made: a transaction for what must leave  →  `on_lost`, holes
     records to free slots  →  shards synced  →  one transaction: rows, slots, sequences  →  `on_saved`, holes
 
 So no row ever names bytes that were not durable, and a slot is written again only after the transaction that freed it.
+The records never take more than `disk_bytes`: what a batch needs leaves before it is written.
 Owns the queue and the figures of saving. What waits is taken in batches; the order in which it was queued is kept. A
 block is written only if its parent is on disk (or in the same batch), a sequence moved only if its head is. A failing
 batch is dropped, said once and counted; nothing of it is visible, and the thread goes on.
@@ -14,7 +16,7 @@ import logging
 import queue
 import threading
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -22,9 +24,12 @@ from typing import Any, Literal
 from rekindle.cache.hashing import BlockHash
 from rekindle.kv.payload import BlockPayload
 from rekindle.store.index import Index
-from rekindle.store.ledger import BlockRow, Ledger, Slot
+from rekindle.store.ledger import BlockRow, BranchKey, Ledger
+from rekindle.store.room import DiskRoom, nobody
 from rekindle.store.shards import Shards
+from rekindle.store.slots import Slot
 from rekindle.store.staging import StagingBuffer, WaitingBlock
+from rekindle.store.trouble import SaveTrouble
 from rekindle.store.values import SequenceRecord
 
 logger = logging.getLogger(__name__)
@@ -35,9 +40,13 @@ Clock = Callable[[], float]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Order:
-    """A change of the index that is not a save: done alone, between batches; its answer goes to `future`."""
+    """A change of the index that is not a save: done alone, between batches; its answer goes to `future`.
+
+    `then` makes that answer of what `change` returned and the slots it freed, once they are durable and punched.
+    """
 
     change: Callable[[Ledger], Any]
+    then: Callable[[Any, Sequence[Slot]], Any]
     future: Future[Any]
 
 
@@ -51,9 +60,9 @@ class Writer:
         self, ledger: Ledger, shards: Shards, staging: StagingBuffer, *, disk_bytes: int, clock: Clock
     ) -> None:
         self.counts: Counter[str] = Counter()
-        self.last_error: str | None = None
-        self.disk_bytes = disk_bytes
-        self.on_saved: OnSaved = _ignore
+        self.trouble = SaveTrouble()
+        self.room = DiskRoom(ledger, shards, disk_bytes=disk_bytes, counts=self.counts)
+        self.on_saved: OnSaved = nobody
         self._ledger = ledger
         self._shards = shards
         self._staging = staging
@@ -61,8 +70,8 @@ class Writer:
         self._queue: queue.SimpleQueue[Item] = queue.SimpleQueue()
         self._pending: Counter[BlockHash] = Counter()
         self._bad: set[BlockHash] = set()
+        self._touched: dict[BranchKey, float] = {}
         self._lock = threading.Lock()
-        self._full_said = False
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
@@ -72,6 +81,7 @@ class Writer:
 
     def stop(self) -> None:
         """Save all that waits, then end the thread."""
+        self.order(lambda ledger: None)
         self._queue.put("stop")
         if self._thread is not None:
             self._thread.join()
@@ -83,11 +93,18 @@ class Writer:
                 self._pending[item.name] += 1
         self._queue.put(item)
 
-    def order(self, change: Callable[[Ledger], Any]) -> Future[Any]:
+    def order(
+        self, change: Callable[[Ledger], Any], then: Callable[[Any, Sequence[Slot]], Any] = lambda answer, freed: answer
+    ) -> Future[Any]:
         """Queue a change of the index, after all that was queued before."""
         future: Future[Any] = Future()
-        self._queue.put(Order(change, future))
+        self._queue.put(Order(change, then, future))
         return future
+
+    def touch(self, branch: BranchKey, last_use: float) -> None:
+        """Note a use of a branch with the next transaction that there is a reason for."""
+        with self._lock:
+            self._touched[branch] = last_use
 
     def is_pending(self, name: BlockHash) -> bool:
         """Whether the block is queued and not yet on disk."""
@@ -109,27 +126,25 @@ class Writer:
         return self._queue.qsize()
 
     @property
-    def used_bytes(self) -> int:
-        """Bytes of all slots that hold a block."""
-        return sum(f.record_bytes * self._ledger.num_used(f.part) for f in self._shards.formats)
-
-    @property
     def num_blocks(self) -> int:
         """Blocks on disk."""
-        return self._ledger.num_used(0)
+        return self._ledger.slots.num_used(0)
 
     def check(self, index: Index) -> None:
-        """Assert that the counts of slots kept here are those of the index."""
+        """Assert that the counts of slots, and the order of leaving, are those of the index."""
+        if self._thread is not None and self._thread.is_alive():
+            self.order(lambda ledger: ledger.check()).result()
         marks = index.meta()
         for part in range(index.num_parts):
-            kept, stored = self._ledger.num_slots[part], marks.get(f"num_slots.{part}", 0)
+            kept, stored = self._ledger.slots.num_slots[part], marks.get(f"num_slots.{part}", 0)
             assert kept == stored, f"part {part}: {kept} slots in memory, {stored} in the index"
             with index.reading() as connection:
                 free = connection.execute("SELECT COUNT(*) FROM free WHERE part = ?", (part,)).fetchone()[0]
-            kept = self._ledger.num_free[part]
+            kept = self._ledger.slots.num_free[part]
             assert kept == free, f"part {part}: {kept} free slots in memory, {free} in the index"
 
     def _run(self) -> None:
+        self._shrink()
         while True:
             batch, after = self._collect()
             if batch:
@@ -138,6 +153,13 @@ class Writer:
                 self._carry_out(after)
             elif after == "stop":
                 return
+
+    def _shrink(self) -> None:
+        """Come down to a budget that was made smaller since the last time."""
+        try:
+            self.room.make(0, (), {}, self._clock())
+        except Exception as error:
+            self.trouble.failed(error, self._clock())
 
     def _collect(self) -> tuple[list[WaitingBlock | SequenceRecord], Order | Literal["stop", "wait"]]:
         """All that waits up to the next order, and what comes after it; waits if there is nothing at all."""
@@ -159,13 +181,7 @@ class Writer:
         except Exception as error:
             self.counts["failed_saves"] += 1
             self.counts["turns_unsaved"] += len(turns)
-            if self.last_error is None:
-                logger.exception(
-                    "SAVING FAILED, answers go on but will not survive a restart until this is mended: %s. "
-                    "Check free space, permissions and the disk of the store's directory.",
-                    error,
-                )
-            self.last_error = f"{type(error).__name__}: {error}"
+            self.trouble.failed(error, self._clock())
         finally:
             for block in blocks:
                 self._staging.give_back(block)
@@ -173,59 +189,64 @@ class Writer:
                 self._pending -= Counter(block.name for block in blocks)
 
     def _save(self, blocks: Sequence[WaitingBlock], turns: Sequence[SequenceRecord]) -> None:
-        accepted = self._accept(blocks)
+        now, touched = self._clock(), self._take_touched()
+        accepted = self._accept(blocks, turns, touched, now)
         rows = self._write(accepted)
         self._shards.sync()
         with self._ledger.transaction() as freed:
-            self._ledger.add(rows, self._clock())
+            self._ledger.add(rows, now)
             saved = [turn for turn in turns if turn.head == turn.root or self._known(turn.head, rows)]
             self._ledger.move(saved)
+            self._ledger.touch(touched, now)
         with self._lock:
             self._bad -= {row.name for row in rows}
         if rows:
-            self.last_error = None
+            self.trouble.mended()
         self.counts["blocks_written"] += len(rows)
         self.counts["bytes_written"] += sum(record.nbytes for block in accepted for record in block.records)
         self.counts["turns_saved"] += len(saved)
         self.counts["turns_unsaved"] += len(turns) - len(saved)
         for turn in saved:
             self.on_saved(turn.namespace, turn.agent, turn.branch, turn.num_tokens)
-        self._punch(freed)
+        self.room.give_back(freed)
+
+    def _take_touched(self) -> dict[BranchKey, float]:
+        with self._lock:
+            touched, self._touched = self._touched, {}
+        return touched
 
     def _known(self, name: BlockHash, rows: Sequence[BlockRow]) -> bool:
         """Whether sequences may end in this block."""
         return any(row.name == name for row in rows) or (self._ledger.has(name) and not self.is_bad(name))
 
-    def _accept(self, blocks: Sequence[WaitingBlock]) -> list[WaitingBlock]:
-        """Those that are not on disk yet, whose parent is, and for which there is room."""
-        accepted: dict[BlockHash, WaitingBlock] = {}
-        block_bytes = sum(f.record_bytes for f in self._shards.formats)
-        room = (self.disk_bytes - self.used_bytes) // block_bytes
+    def _accept(
+        self,
+        blocks: Sequence[WaitingBlock],
+        turns: Sequence[SequenceRecord],
+        touched: Mapping[BranchKey, float],
+        now: float,
+    ) -> list[WaitingBlock]:
+        """Those that are not on disk yet, whose parent is, and for which there is room or room can be made."""
+        wanted: dict[BlockHash, WaitingBlock] = {}
         for block in blocks:
-            if block.name in accepted or (self._ledger.has(block.name) and not self.is_bad(block.name)):
+            if block.name in wanted or (self._ledger.has(block.name) and not self.is_bad(block.name)):
                 continue
-            if block.parent != block.root and block.parent not in accepted and not self._ledger.has(block.parent):
+            if block.parent != block.root and block.parent not in wanted and not self._ledger.has(block.parent):
                 self.counts["blocks_orphaned"] += 1
-            elif len(accepted) >= room:
-                self.counts["blocks_refused"] += 1
-                self._say_full()
             else:
-                accepted[block.name] = block
-        return list(accepted.values())
-
-    def _say_full(self) -> None:
-        if not self._full_said:
-            logger.warning(
-                "the store is full (%d of %d bytes): new turns are not saved; give it more with --disk-bytes or delete "
-                "agents",
-                self.used_bytes,
-                self.disk_bytes,
-            )
-        self._full_said = True
+                wanted[block.name] = block
+        keep: set[bytes] = set()
+        if self.room.num_blocks < len(wanted):
+            keep.update(name for block in blocks for name in (block.name, block.parent))
+            keep.update(turn.head for turn in turns)
+            keep.update(self._ledger.heads(turns))
+        num_accepted = self.room.make(len(wanted), keep, touched, now)
+        self.counts["blocks_refused"] += len(wanted) - num_accepted
+        return list(wanted.values())[:num_accepted]
 
     def _write(self, blocks: Sequence[WaitingBlock]) -> list[BlockRow]:
         """Write the records to free slots; nothing refers to them yet."""
-        slots = [self._ledger.slots(f.part, len(blocks)) for f in self._shards.formats]
+        slots = [self._ledger.slots.next(f.part, len(blocks)) for f in self._shards.formats]
         rows = []
         for number, block in enumerate(blocks):
             places = tuple(of_part[number] for of_part in slots)
@@ -248,23 +269,13 @@ class Writer:
     def _carry_out(self, order: Order) -> None:
         """Make an ordered change durable and answer it; its errors go to whoever asked."""
         try:
+            touched = self._take_touched()
             with self._ledger.transaction() as freed:
+                self._ledger.touch(touched, self._clock())
                 answer = order.change(self._ledger)
+            self.room.give_back(freed)
+            if freed:
+                self.room.forget_full()
+            order.future.set_result(order.then(answer, freed))
         except Exception as error:
             order.future.set_exception(error)
-            return
-        self._punch(freed)
-        if freed:
-            self._full_said = False
-        order.future.set_result(answer)
-
-    def _punch(self, freed: Sequence[Slot]) -> None:
-        """Give back the space of freed slots. That it cannot be given back harms nothing: the slot is free anyway."""
-        try:
-            self._shards.punch(freed)
-        except OSError as error:
-            logger.warning("space of freed blocks could not be given back: %s", error)
-
-
-def _ignore(namespace: str, agent: str, branch: int, num_tokens: int) -> None:
-    """Nobody wants to know."""

@@ -7,8 +7,8 @@ to do about it. Knows no template and no token, only the one character that prom
 
 from __future__ import annotations
 
-import contextlib
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,6 +17,7 @@ from rekindle.errors import BadRequest
 
 # A Unicode noncharacter: never assigned, so no text loses anything when it is refused. See text/controls.
 GUARD = "\ufdd0"
+_SURROGATES = re.compile("[\ud800-\udfff]")
 ROLES = ("system", "user", "assistant", "tool")
 TEXT_PARTS = ("text", "input_text", "output_text")
 REASONING_KEYS = ("reasoning_content", "reasoning", "thinking")
@@ -79,6 +80,16 @@ def check_text(text: str, where: str) -> str:
     return text
 
 
+def is_sound(text: str) -> bool:
+    """Whether `text` can stand in a prompt as it is."""
+    return GUARD not in text and not _SURROGATES.search(text)
+
+
+def sound(text: str) -> str:
+    """The same with U+FFFD in place of what cannot stand in a prompt."""
+    return _SURROGATES.sub("\ufffd", text).replace(GUARD, "\ufffd")
+
+
 def check_json(value: Any, where: str) -> None:
     """Apply `check_text` to every string of a JSON value, keys included."""
     if isinstance(value, str):
@@ -104,14 +115,16 @@ def map_strings(value: Any, change: Callable[[str], str]) -> Any:
 
 
 def arguments_for_template(arguments: str, change: Callable[[str], str]) -> Any:
-    """Tool arguments as an object where they are one, else the string; `change` is applied to every string."""
+    """Tool arguments as an object where they are one, else the string; `change` is applied to every string.
+
+    JSON escapes can spell what no prompt may hold: values get U+FFFD for it, the text keeps its escapes.
+    """
     try:
         value = json.loads(arguments) if arguments.strip() else {}
-    except ValueError:
-        value = None
-    if not isinstance(value, dict):
-        return change(arguments)
-    return Arguments(map_strings(value, change), change(arguments) if arguments.strip() else "{}")
+        values = map_strings(value, lambda text: change(sound(text))) if isinstance(value, dict) else None
+    except (ValueError, RecursionError):
+        values = None
+    return change(arguments) if values is None else Arguments(values, change(arguments) if arguments.strip() else "{}")
 
 
 def _message(item: Any, where: str) -> Message:
@@ -195,8 +208,5 @@ def _tool_call(call: Any, where: str) -> ToolCall:
     elif not isinstance(arguments, str):
         raise BadRequest(f"{where}.function.arguments must be a JSON string or an object", param=where)
     check_text(arguments, f"{where}.function.arguments")
-    with contextlib.suppress(json.JSONDecodeError):
-        # JSON escapes can spell what the text itself does not hold.
-        check_json(json.loads(arguments), f"{where}.function.arguments")
     call_id = _optional_text(call.get("id"), f"{where}.id")
     return ToolCall(call_id, check_text(function["name"], f"{where}.function.name"), arguments)

@@ -31,6 +31,14 @@ class TextStream:
         at_start = after is None or self._vocabulary.is_control_token(after)
         self._drop_blank = self._prefix != "none" and at_start
 
+    def watch_for(self, stop: Sequence[str]) -> None:
+        """Stop at these strings from here on; text that was released already is not looked at again."""
+        self._stop = tuple(text for text in stop if text)
+
+    def spelled(self, token_id: int) -> bytes:
+        """The bytes of one token, also of one flagged special; they may be a part of a character."""
+        return self._vocabulary.spelled(token_id)
+
     def push(self, token_id: int) -> str:
         """Take one token; return the text that became certain, often none."""
         if self.stopped:

@@ -55,6 +55,7 @@ class Vocabulary:
         self._shown: list[bytes] = [b""] * self.size
         self._in_key = [control_code(token_id) for token_id in range(self.size)]
         self._is_control = np.zeros(self.size + 1, dtype=np.bool_)
+        self._special = {token.id: token.content.encode() for token in controls if token.special}
         spell = _byte_level_speller() if byte_level else _sentencepiece_bytes
         for word, token_id in words.items():
             self._in_key[token_id] = self._shown[token_id] = spell(word)
@@ -77,6 +78,7 @@ class Vocabulary:
         """The same vocabulary with every token as a code: text is then compared by ids only."""
         twin = object.__new__(Vocabulary)
         twin.size, twin._shown, twin._is_control = self.size, self._shown, self._is_control
+        twin._special = self._special
         twin._in_key = [control_code(token_id) for token_id in range(self.size)]
         twin._as_text = [b"-" * CODE_BYTES] * (self.size + 1)
         twin._lengths = np.full(self.size + 1, CODE_BYTES, dtype=np.int32)
@@ -89,6 +91,10 @@ class Vocabulary:
     def shown(self, token_id: int) -> bytes:
         """What a reader sees of a token: nothing for tokens flagged special and ids out of range."""
         return self._shown[token_id] if 0 <= token_id < self.size else b""
+
+    def spelled(self, token_id: int) -> bytes:
+        """What a token is called: as `shown`, and for tokens flagged special their spelling."""
+        return self._special.get(token_id) or self.shown(token_id)
 
     def byte_ends(self, ids: np.ndarray) -> np.ndarray:
         """Where each token ends in the key of these ids [len(ids)], int64."""

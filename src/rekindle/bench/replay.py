@@ -1,0 +1,179 @@
+"""`rekindle bench replay DAY.jsonl --against URL`: a recorded day, asked again of any OpenAI-compatible server.
+
+    rekindle bench day day.jsonl --seed 7
+    rekindle bench replay day.jsonl --against http://127.0.0.1:7354 --restart-cmd './again.sh' --out replay.jsonl
+
+Sessions run beside one another, as recorded; within a session a request follows the answer before it after the
+recorded time to think, divided by `speed`. A pause, a restart or a kill waits for everybody and everybody waits for it.
+docs/replay.md says what the modes are and how to start servers again.
+"""
+
+from __future__ import annotations
+
+import math
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any
+
+from rekindle.bench.replay_client import START_S, Answer, OpenAIServer
+from rekindle.bench.replay_live import LiveReplies, Mode
+from rekindle.errors import ConfigError, RekindleError
+from rekindle.server.dayfile import CHAT, Day, DayEvent, RecordedRequest
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """How a day is asked: `speed` times as fast as it was (inf: nobody thinks), in which mode, with which commands.
+
+    A command is run by the shell and must return once the old server is gone; None skips such events.
+    """
+
+    speed: float = 100.0
+    mode: Mode = "live"
+    restart_cmd: str | None = None
+    kill_cmd: str | None = None
+
+    def __post_init__(self) -> None:
+        if not self.speed > 0:
+            raise ConfigError(f"--speed must be above 0 (inf: nobody thinks), not {self.speed}")
+
+    def command(self, event: DayEvent) -> str | None:
+        """What stands for an event: a kill without a command of its own takes the one of restarts."""
+        return self.restart_cmd if event.kind == "restart" else self.kill_cmd or self.restart_cmd
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """One request of the day and what came back; `sent` is the body, `after` the last restart or kill that was done.
+
+    `since_s` are the recorded seconds since that event.
+    """
+
+    request: RecordedRequest
+    sent: dict[str, Any]
+    answer: Answer
+    after: str | None = None
+    since_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Happened:
+    """An event of the day; `seconds` until the server answered again, None where it was skipped."""
+
+    event: DayEvent
+    seconds: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Replayed:
+    """A whole replay: requests in order of recorded time, events, replies taken over and kept as recorded."""
+
+    asked: tuple[Asked, ...]
+    happened: tuple[Happened, ...]
+    num_replaced: int
+    num_kept: int
+    num_skipped: int
+    wall_s: float
+
+
+class Replay:
+    """Asks one day of one server."""
+
+    def __init__(
+        self,
+        day: Day,
+        server: OpenAIServer,
+        pace: Pace,
+        *,
+        on_answer: Callable[[], None] = lambda: None,
+        clock: Callable[[], float] = time.perf_counter,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self._server = server
+        self._pace = pace
+        self._on_answer = on_answer
+        self._clock = clock
+        self._sleep = sleep
+        self._events = day.events
+        self.requests = tuple(request for request in day.requests if request.endpoint == CHAT)
+        self._num_skipped = len(day.requests) - len(self.requests)
+        self._live = {request.session: LiveReplies(pace.mode) for request in self.requests}
+        self._lock = threading.Lock()
+        self._asked: list[Asked] = []
+        self._last: DayEvent | None = None
+
+    def run(self) -> Replayed:
+        """The whole day; RekindleError if the server does not come back after an event."""
+        began = self._clock()
+        happened = []
+        start_s = ready_s = 0.0
+        for event in (*self._events, None):
+            end_s = math.inf if event is None else event.at_s
+            self._stretch([request for request in self.requests if start_s <= request.at_s < end_s], ready_s)
+            if event is not None:
+                happened.append(Happened(event, self._happen(event)))
+                start_s, ready_s = event.at_s, event.at_s + event.seconds
+        asked = sorted(self._asked, key=lambda item: item.request.at_s)
+        live = self._live.values()
+        replaced, kept = sum(item.num_replaced for item in live), sum(item.num_kept for item in live)
+        return Replayed(tuple(asked), tuple(happened), replaced, kept, self._num_skipped, self._clock() - began)
+
+    def _stretch(self, requests: Sequence[RecordedRequest], ready_s: float) -> None:
+        """Ask what lies between two events, every session in a thread; now is the recorded second `ready_s`."""
+        sessions = sorted(requests, key=lambda request: request.session)
+        chains = [list(chain) for _, chain in groupby(sessions, key=lambda request: request.session)]
+        if not chains:
+            return
+        with ThreadPoolExecutor(len(chains), thread_name_prefix="session") as threads:
+            for done in [threads.submit(self._chain, chain, ready_s) for chain in chains]:
+                done.result()
+
+    def _chain(self, requests: Sequence[RecordedRequest], ready_s: float) -> None:
+        live = self._live[requests[0].session]
+        for request in requests:
+            self._sleep(max(request.at_s - ready_s, 0.0) / self._pace.speed)
+            body = live.body(request)
+            answer = self._server.chat(body, headers=request.headers)
+            if answer.error is None:
+                live.answered(request, answer.message)
+            ready_s = request.at_s + request.duration_s
+            since_s = request.at_s - self._last.at_s if self._last else 0.0
+            with self._lock:
+                self._asked.append(Asked(request, body, answer, self._last.kind if self._last else None, since_s))
+                self._on_answer()
+
+    def _happen(self, event: DayEvent) -> float | None:
+        if event.kind == "pause":
+            self._sleep(event.seconds / self._pace.speed)
+            return event.seconds / self._pace.speed
+        command = self._pace.command(event)
+        if command is None:
+            return None
+        began = self._clock()
+        run_command(command)
+        self._server.wait_answering()
+        self._last = event
+        return self._clock() - began
+
+
+def run_command(command: str) -> None:
+    """Run a command of the operator's shell; RekindleError if it fails or does not return."""
+    try:
+        done = subprocess.run(
+            command,
+            shell=True,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            timeout=START_S,
+        )
+    except subprocess.TimeoutExpired:
+        message = f"{command!r} did not return: start the server in the background, with its output in a file"
+        raise RekindleError(message) from None
+    if done.returncode:
+        raise RekindleError(f"{command!r} ended with exit code {done.returncode}")

@@ -1,0 +1,249 @@
+"""Any OpenAI-compatible server as a client sees it: chat completions, streamed, with the times of what arrived.
+
+Owns what is sent to whom: parameters that OpenAI's API does not know go to Rekindle alone. A connection per request, so
+that a killed server leaves nothing behind. Nothing here raises for what a server answers: a failure is a value with a
+kind, because a benchmark counts failures.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import urlsplit
+
+from rekindle.errors import ConfigError, RekindleError, RequestFailed
+
+TIMEOUT_S = 600.0
+START_S = 300.0  # a large model on a slow disk
+KNOWN = frozenset(
+    "messages model max_tokens max_completion_tokens temperature top_p n stop seed stream stream_options tools "
+    "tool_choice parallel_tool_calls response_format logit_bias logprobs top_logprobs presence_penalty "
+    "frequency_penalty user".split()
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What came back. Seconds count from the moment the request was sent; `token_s` has one entry per piece of reply.
+
+    `error` is the kind of a failure ("http 503", "connection", "stream", "timeout"), None where the stream ended well.
+    `usage` and `report` (Rekindle's own object) are None where the server gives none.
+    """
+
+    text: str = ""
+    tool_calls: tuple[Mapping[str, Any], ...] = ()
+    token_s: tuple[float, ...] = ()
+    total_s: float = 0.0
+    finish_reason: str | None = None
+    usage: Mapping[str, Any] | None = None
+    report: Mapping[str, Any] | None = None
+    error: str | None = None
+    problem: str = ""
+
+    @property
+    def first_token_s(self) -> float:
+        """Seconds to the first piece of the reply; to its end where it was empty."""
+        return self.token_s[0] if self.token_s else self.total_s
+
+    @property
+    def prompt_tokens(self) -> int | None:
+        """As the server counts them, or None."""
+        return None if self.usage is None else self.usage.get("prompt_tokens")
+
+    @property
+    def cached_tokens(self) -> int | None:
+        """Prompt tokens it did not compute, or None where it does not say."""
+        details = (self.usage or {}).get("prompt_tokens_details") or {}
+        return details.get("cached_tokens")
+
+    @property
+    def completion_tokens(self) -> int | None:
+        """As the server counts them, or None."""
+        return None if self.usage is None else self.usage.get("completion_tokens")
+
+    @property
+    def message(self) -> dict[str, Any]:
+        """The reply as a client puts it into its next request."""
+        message: dict[str, Any] = {"role": "assistant", "content": self.text}
+        return message | ({"tool_calls": [dict(call) for call in self.tool_calls]} if self.tool_calls else {})
+
+
+@dataclass(slots=True)
+class _Reading:
+    """A stream as far as it came."""
+
+    started: float
+    clock: Callable[[], float]
+    texts: list[str] = field(default_factory=list)
+    calls: dict[int, dict[str, Any]] = field(default_factory=dict)
+    token_s: list[float] = field(default_factory=list)
+    finish_reason: str | None = None
+    usage: Mapping[str, Any] | None = None
+    report: Mapping[str, Any] | None = None
+    ended: bool = False
+    problem: str = ""
+
+    def take(self, chunk: Mapping[str, Any]) -> None:
+        """One event."""
+        if chunk.get("error"):
+            error = chunk["error"]
+            self.problem = str(error.get("message", error) if isinstance(error, Mapping) else error)
+            return
+        self.usage = chunk.get("usage") or self.usage
+        self.report = chunk.get("rekindle") or self.report
+        for choice in chunk.get("choices") or ():
+            if choice.get("index", 0) == 0:
+                self._take_delta(choice.get("delta") or {})
+                self.finish_reason = choice.get("finish_reason") or self.finish_reason
+
+    def _take_delta(self, delta: Mapping[str, Any]) -> None:
+        text, calls = delta.get("content"), delta.get("tool_calls")
+        if text or calls or delta.get("reasoning_content") or delta.get("reasoning"):
+            self.token_s.append(self.clock() - self.started)
+        self.texts.append(text or "")
+        for piece in calls or ():
+            call = self.calls.setdefault(piece.get("index", 0), {"name": "", "arguments": "", "id": None})
+            function = piece.get("function") or {}
+            call["id"] = piece.get("id") or call["id"]
+            call["name"] += function.get("name") or ""
+            call["arguments"] += function.get("arguments") or ""
+
+    def answer(self) -> Answer:
+        """What it amounts to: a failure if it broke off."""
+        calls = [
+            {
+                "id": call["id"] or f"call-{index}",
+                "type": "function",
+                "function": {"name": call["name"], "arguments": call["arguments"]},
+            }
+            for index, call in sorted(self.calls.items())
+        ]
+        whole = self.ended or self.finish_reason is not None
+        return Answer(
+            text="".join(self.texts),
+            tool_calls=tuple(calls),
+            token_s=tuple(self.token_s),
+            total_s=self.clock() - self.started,
+            finish_reason=self.finish_reason,
+            usage=self.usage,
+            report=self.report,
+            error="stream" if self.problem or not whole else None,
+            problem=self.problem or ("" if whole else "the stream broke off"),
+        )
+
+
+class OpenAIServer:
+    """One server by its URL, with `/v1` at the end or without. `model` None: the first one it lists."""
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        model: str | None = None,
+        api_key: str | None = None,
+        clock: Callable[[], float] = time.perf_counter,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        parts = urlsplit(url)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise ConfigError(f"{url!r} is no server's URL: it should look like http://127.0.0.1:7354")
+        path = parts.path.rstrip("/")
+        self.url = url.rstrip("/")
+        self._parts = parts
+        self._path = path if path.endswith("/v1") else f"{path}/v1"
+        self._model = model
+        self._key = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
+        self._clock = clock
+        self._sleep = sleep
+        self.model = model or "default"
+        self.is_rekindle = False
+
+    def wait_answering(self, within_s: float = START_S) -> float:
+        """Wait until it lists its models, take note of them, and return the seconds waited; RekindleError if never."""
+        began = self._clock()
+        while True:
+            problem = self._look()
+            if problem is None:
+                return self._clock() - began
+            if self._clock() - began > within_s:
+                raise RekindleError(f"{self.url}/models does not answer: {problem}")
+            self._sleep(0.05)
+
+    def chat(
+        self,
+        body: Mapping[str, Any],
+        *,
+        headers: Mapping[str, str] | None = None,
+        rekindle: Mapping[str, Any] | None = None,
+    ) -> Answer:
+        """Stream an answer to its end. `rekindle` holds options that only a Rekindle server is sent."""
+        began = self._clock()
+        reading = _Reading(began, self._clock)
+        try:
+            with self._send("POST", "/chat/completions", self._body(body, rekindle), headers or {}) as response:
+                if response.status != 200:
+                    problem = response.read(2000).decode(errors="replace")
+                    return Answer(total_s=self._clock() - began, error=f"http {response.status}", problem=problem)
+                for line in response:
+                    data = line.decode(errors="replace").strip().removeprefix("data:").strip()
+                    if data == "[DONE]":
+                        reading.ended = True
+                    elif data.startswith("{"):
+                        reading.take(json.loads(data))
+        except TimeoutError:
+            return Answer(total_s=self._clock() - began, error="timeout", problem=f"no byte for {TIMEOUT_S:.0f} s")
+        except (OSError, http.client.HTTPException, ValueError) as error:
+            kind = "stream" if reading.token_s else "connection"
+            return Answer(total_s=self._clock() - began, error=kind, problem=repr(error))
+        return reading.answer()
+
+    def count_tokens(self, body: Mapping[str, Any]) -> int:
+        """Tokens of a prompt as this server counts them; computes it. RequestFailed where it does not say."""
+        given = {**body, "model": self.model, "max_tokens": 1}
+        try:
+            with self._send("POST", "/chat/completions", given, {}) as response:
+                if response.status != 200:
+                    raise RequestFailed(f"{self.url}: {response.status} {response.read(2000).decode(errors='replace')}")
+                return int(json.loads(response.read())["usage"]["prompt_tokens"])
+        except (OSError, http.client.HTTPException, ValueError, KeyError, TypeError) as error:
+            raise RequestFailed(f"{self.url} does not say how many tokens a prompt has: {error!r}") from None
+
+    def _body(self, body: Mapping[str, Any], rekindle: Mapping[str, Any] | None) -> dict[str, Any]:
+        given = {name: value for name, value in body.items() if self.is_rekindle or name in KNOWN}
+        options = {**(given.get("rekindle") or {}), **(rekindle or {})}
+        given |= {"rekindle": options} if self.is_rekindle and options else {}
+        return given | {"model": self.model, "stream": True, "stream_options": {"include_usage": True}}
+
+    def _look(self) -> str | None:
+        try:
+            with self._send("GET", "/models", None, {}) as response:
+                if response.status == 401:
+                    raise ConfigError(f"{self.url} wants an API key: name the variable that holds it (--api-key-env)")
+                if response.status != 200:
+                    return f"status {response.status}"
+                models = json.loads(response.read())["data"]
+        except (OSError, http.client.HTTPException, ValueError, KeyError) as error:
+            return repr(error)
+        self.is_rekindle = any(item.get("owned_by") == "rekindle" for item in models)
+        self.model = self._model or (models[0]["id"] if models else "default")
+        return None
+
+    def _send(self, method: str, path: str, body: Any, headers: Mapping[str, str]) -> http.client.HTTPResponse:
+        kind = http.client.HTTPSConnection if self._parts.scheme == "https" else http.client.HTTPConnection
+        connection = kind(self._parts.hostname or "", self._parts.port, timeout=TIMEOUT_S)
+        sent = {"Content-Type": "application/json", "Connection": "close", **self._key, **headers}
+        connection.request(method, self._path + path, None if body is None else json.dumps(body), sent)
+        return connection.getresponse()
+
+
+def inter_token(answers: Sequence[Answer]) -> list[float]:
+    """Seconds between pieces of the same reply."""
+    return [
+        later - earlier
+        for answer in answers
+        for earlier, later in zip(answer.token_s, answer.token_s[1:], strict=False)
+    ]

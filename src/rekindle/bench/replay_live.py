@@ -1,0 +1,76 @@
+"""What a client would send this time: recorded bodies in which an agent's own replies are those this server gave.
+
+Owns which assistant message was the reply to which recorded request: the one whose messages (system messages apart,
+they may change at midnight) are all that stands before it, of the same session and agent. For one session at a time.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, Literal
+
+from rekindle.server.dayfile import RecordedRequest
+
+Mode = Literal["live", "recorded"]
+
+
+class LiveReplies:
+    """The replies of one session so far. A reply of another kind than the recorded one (a text where tools were called,
+    or another number of calls) is not taken over: what follows in the recording would not fit to it.
+    """
+
+    def __init__(self, mode: Mode) -> None:
+        self._mode = mode
+        self._answers: dict[tuple[str, bytes], Mapping[str, Any]] = {}
+        self.num_replaced = 0
+        self.num_kept = 0
+
+    def body(self, request: RecordedRequest) -> dict[str, Any]:
+        """The body to send; counts which replies were replaced and which kept as recorded."""
+        body = dict(request.body)
+        if self._mode == "recorded" or "messages" not in body:
+            return body
+        messages = []
+        for message, key in _keyed(request, request.messages):
+            live = self._answers.get(key) if message.get("role") == "assistant" else None
+            self.num_replaced += live is not None
+            self.num_kept += live is None and message.get("role") == "assistant"
+            messages.append(message if live is None else live)
+        return body | {"messages": messages}
+
+    def answered(self, request: RecordedRequest, reply: Mapping[str, Any]) -> None:
+        """Take over the reply to a request, in the place of the recorded one."""
+        if request.answer is None:
+            return
+        recorded = request.answer.get("tool_calls") or ()
+        calls = reply.get("tool_calls") or ()
+        if len(recorded) != len(calls) or not (calls or reply.get("content")):
+            return
+        taken = {"role": "assistant", "content": reply.get("content") or ""}
+        if calls:  # the results that follow name the recorded ids
+            pairs = zip(calls, recorded, strict=True)
+            taken["tool_calls"] = [{**call, "id": old.get("id") or call.get("id")} for call, old in pairs]
+        for _, key in _keyed(request, [*request.messages, request.answer]):
+            last = key
+        self._answers[last] = taken
+
+
+def _keyed(
+    request: RecordedRequest, messages: Iterable[Mapping[str, Any]]
+) -> Iterator[tuple[Mapping[str, Any], tuple[str, bytes]]]:
+    """Each message with what stands up to it, as a digest."""
+    digest = b""
+    for message in messages:
+        if message.get("role") not in ("system", "developer"):
+            said = json.dumps([digest.hex(), *_said(message)], sort_keys=True)
+            digest = hashlib.sha256(said.encode()).digest()
+        yield message, (request.agent or "", digest)
+
+
+def _said(message: Mapping[str, Any]) -> list[Any]:
+    """What counts of a message: clients add and drop empty fields when they send a reply back."""
+    functions = [call.get("function") or {} for call in message.get("tool_calls") or ()]
+    calls = [[function.get("name"), function.get("arguments")] for function in functions]
+    return [message.get("role"), message.get("content") or "", calls]

@@ -1,0 +1,112 @@
+"""What `rekindle bench server` measures of one conversation at a time: first tokens cold, hot and after a restart.
+
+Every repeat has a conversation of its own, named by X-Agent-ID, so that no repeat finds what another one left.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rekindle.bench.memory import drop_file_cache
+from rekindle.bench.record import Measurement
+from rekindle.bench.replay import run_command
+from rekindle.bench.replay_client import Answer, OpenAIServer
+from rekindle.bench.server_bench_texts import Messages, ServerTexts, extended, said
+from rekindle.errors import RequestFailed
+
+SHARES = (0.25, 0.5, 0.75)
+REPLY_TOKENS = 16
+SETTLE_S = 2.0  # what is saved behind an answer is on disk by then
+
+
+@dataclass(frozen=True, slots=True)
+class Bench:
+    """One server and the sizes asked of it, in its own tokens."""
+
+    server: OpenAIServer
+    texts: ServerTexts
+    arm: str
+    context: int
+    extension: int
+    repeats: int
+
+    def ask(self, agent: str, messages: Messages, max_tokens: int = REPLY_TOKENS, **more: Any) -> Answer:
+        """A greedy answer; RequestFailed where there is none: a bench goes on with nothing missing."""
+        body = {"messages": messages, "max_tokens": max_tokens, "temperature": 0, **more}
+        answer = self.server.chat(body, headers={"X-Agent-ID": agent})
+        if answer.error is not None:
+            raise RequestFailed(f"{self.server.url}: {answer.error}: {answer.problem}")
+        return answer
+
+    def first_tokens(self, measure: str, answers: Sequence[Answer], **detail: Any) -> Measurement:
+        """First tokens of one kind, with the server's own counts of the last request (None: it does not say)."""
+        last = answers[-1]
+        counts = {"prompt_tokens": last.prompt_tokens, "cached_tokens": last.cached_tokens}
+        values = tuple(answer.first_token_s for answer in answers)
+        return Measurement(measure, self.arm, "s", values, {**counts, **detail})
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """A conversation that the server has answered once."""
+
+    agent: str
+    text: str
+    messages: Messages
+    answer: Answer
+
+
+def converse(bench: Bench, kind: str) -> list[Known]:
+    """A fresh conversation per repeat, asked cold."""
+    found = []
+    for number in range(bench.repeats):
+        agent = f"{kind}-{number}"
+        text = bench.texts.text(bench.context, agent)
+        messages = [said("user", text)]
+        found.append(Known(agent, text, messages, bench.ask(agent, messages)))
+    return found
+
+
+def first_tokens(bench: Bench) -> Iterator[Measurement]:
+    """Cold, then hot EXTEND, EXACT, and DIVERGE at several depths."""
+    bench.ask("warm-up", [said("user", bench.texts.text(100, "warm up"))])
+    known = converse(bench, "base")
+    yield bench.first_tokens("cold", [item.answer for item in known])
+    yield bench.first_tokens("hot EXACT", [bench.ask(item.agent, item.messages) for item in known])
+    yield bench.first_tokens("hot EXTEND", [extend(bench, item) for item in known])
+    for share in SHARES:
+        answers = []
+        for item in known:
+            text = bench.texts.diverged(item.text, share, f"{item.agent} diverged {share}")
+            answers.append(bench.ask(item.agent, [said("user", text)]))
+        yield bench.first_tokens(f"DIVERGE at {share:.0%}", answers)
+
+
+def extend(bench: Bench, known: Known) -> Answer:
+    """The next turn of a conversation: its reply goes back as it came."""
+    text = bench.texts.text(bench.extension, f"{known.agent} extended")
+    return bench.ask(known.agent, extended(known.messages, known.answer.message, text))
+
+
+def after_restart(bench: Bench, command: str, drop_cache: Path | None) -> Iterator[Measurement]:
+    """Warm EXACT and EXTEND: conversations that are known, a real restart, then each once more.
+
+    The page cache is as the restart left it, or, with `drop_cache`, forgotten for the files of that directory.
+    """
+    exact, extend_later = converse(bench, "warm-exact"), converse(bench, "warm-extend")
+    time.sleep(SETTLE_S)
+    began = time.perf_counter()
+    run_command(command)
+    bench.server.wait_answering()
+    yield Measurement("answers again after the restart", bench.arm, "s", (time.perf_counter() - began,))
+    bench.ask("warm-up-again", [said("user", bench.texts.text(100, "warm up again"))])
+    state = "as the restart left it"
+    if drop_cache is not None:
+        state = f"forgotten for {drop_file_cache(drop_cache)} files"
+    detail = {"page_cache": state}
+    yield bench.first_tokens("warm EXACT", [bench.ask(item.agent, item.messages) for item in exact], **detail)
+    yield bench.first_tokens("warm EXTEND", [extend(bench, item) for item in extend_later], **detail)

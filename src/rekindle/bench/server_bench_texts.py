@@ -1,0 +1,57 @@
+"""Conversations of a wanted size for a server whose tokenizer is not at hand: words are counted, tokens asked for.
+
+Owns how many words make a token there: one request says what a known text costs. Texts come from a seed.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from typing import Any
+
+from rekindle.bench.replay_client import OpenAIServer
+from rekindle.bench.workload import WORDS
+from rekindle.errors import RequestFailed
+
+PROBE_WORDS = 200
+FILL = 0.97  # of the wanted tokens: words differ in tokens, and a context must not overflow
+Messages = list[dict[str, Any]]
+
+
+def said(role: str, content: str) -> dict[str, Any]:
+    """A message."""
+    return {"role": role, "content": content}
+
+
+class ServerTexts:
+    """Texts of about so many tokens for one server."""
+
+    def __init__(self, server: OpenAIServer, *, seed: int) -> None:
+        self._seed = seed
+        short, long = (self._probe(server, count) for count in (PROBE_WORDS // 10, PROBE_WORDS))
+        self.tokens_per_word = (long - short) / (PROBE_WORDS - PROBE_WORDS // 10)
+        if not 0.2 < self.tokens_per_word < 20:
+            raise RequestFailed(f"{server.url} counts {short} and {long} tokens for 20 and 200 words: no use")
+
+    def _probe(self, server: OpenAIServer, num_words: int) -> int:
+        return server.count_tokens({"messages": [said("user", self.words(num_words, "probe"))]})
+
+    def words(self, count: int, what: str) -> str:
+        """So many words, others for every `what`."""
+        chooser = random.Random(f"{self._seed} {what}")
+        return " ".join(chooser.choice(WORDS) for _ in range(count))
+
+    def text(self, num_tokens: int, what: str) -> str:
+        """About so many tokens, rather fewer."""
+        return self.words(max(int(FILL * num_tokens / self.tokens_per_word), 1), what)
+
+    def diverged(self, text: str, share: float, what: str) -> str:
+        """The first share of a text's words, then others, as many."""
+        words = text.split(" ")
+        kept = words[: int(share * len(words))]
+        return " ".join([*kept, self.words(len(words) - len(kept), what)])
+
+
+def extended(messages: Sequence[dict[str, Any]], reply: dict[str, Any], text: str) -> Messages:
+    """The conversation with its reply and the next user message."""
+    return [*messages, reply, said("user", text)]

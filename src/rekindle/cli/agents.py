@@ -1,0 +1,201 @@
+"""agents: what is remembered, and what can be done to it; over a running server, else on the stopped store."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from rekindle.cli import stopped
+from rekindle.cli.remote import Remote, Unreachable
+from rekindle.cli.settings import GroupedCommand, with_settings
+from rekindle.cli.units import parse_duration, show_ago, show_bytes, show_duration, show_id, show_table
+from rekindle.cli.why import AgentArgument, JsonOption, UrlOption, ask_of_agent
+from rekindle.config import Settings
+
+HEAD = ("AGENT", "TOKENS", "SAVED", "HOT", "WARM", "BRANCHES", "PINNED", "LAST USED")
+
+
+class _ListByDefault(TyperGroup):
+    """`rekindle agents` alone, or with options only, is `rekindle agents list`."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Put the missing command in."""
+        if not args or (args[0].startswith("-") and args[0] != "--help"):
+            args = ["list", *args]
+        return super().parse_args(ctx, args)
+
+
+agents = typer.Typer(cls=_ListByDefault)
+
+
+@agents.callback()
+def group() -> None:
+    """See and change what agents remember; without a command: list them."""
+
+
+@agents.command("list", cls=GroupedCommand)
+@with_settings(only=("store",))
+def list_agents(settings: Settings, url: UrlOption = None, as_json: JsonOption = False) -> int:
+    """All agents, the last used first; read from the store where no server runs."""
+    remote = Remote.of(settings.server, url)
+    try:
+        found, where = remote.ask("GET", "/v1/agents")["data"], remote.url
+    except Unreachable as error:
+        if url is not None:
+            raise
+        found, where = stopped.agents_in(settings.store, error), f"the store {settings.store.directory()} (no server)"
+    if as_json:
+        typer.echo(json.dumps(found))
+    elif found:
+        typer.echo(show_table(HEAD, [_row(info, time.time()) for info in found]))
+        typer.echo(f"{len(found):,} in {where}", err=True)
+    else:
+        typer.echo(f"no agents in {where}", err=True)
+    return 0
+
+
+def _row(info: Mapping[str, Any], now: float) -> Sequence[str]:
+    tokens = (f"{info[f'{name}_tokens']:,}" for name in ("num", "saved", "hot", "warm"))
+    return (show_id(info["id"]), *tokens, str(info["branches"]), _pinned(info), show_ago(info["last_use"], now))
+
+
+def _pinned(info: Mapping[str, Any]) -> str:
+    if "pinned" not in info:  # read off a stopped store
+        return "?"
+    if not info["pinned"]:
+        return "-"
+    until = info["pinned_until"]
+    return "for ever" if until is None else time.strftime("until %Y-%m-%d %H:%M", time.localtime(until))
+
+
+@agents.command(cls=GroupedCommand)
+@with_settings(only=("store",))
+def show(settings: Settings, agent: AgentArgument, url: UrlOption = None, as_json: JsonOption = False) -> int:
+    """One agent, read from the store where no server runs."""
+    remote = Remote.of(settings.server, url)
+    try:
+        info = ask_of_agent(remote, "GET", agent)
+    except Unreachable as error:
+        if url is not None:
+            raise
+        info = stopped.agent_in(settings.store, agent, error)
+    if as_json:
+        typer.echo(json.dumps(info))
+    else:
+        typer.echo(
+            "\n".join(f"{name.lower():<10} {text}" for name, text in zip(HEAD, _row(info, time.time()), strict=True))
+        )
+    return 0
+
+
+@agents.command(cls=GroupedCommand)
+@with_settings(only=())
+def pin(
+    settings: Settings,
+    agent: AgentArgument,
+    ttl: Annotated[str | None, typer.Option("--ttl", help="for so long: 90s, 8h, 30d [for ever]")] = None,
+    url: UrlOption = None,
+    as_json: JsonOption = False,
+) -> int:
+    """Keep an agent's memory on disk, whatever else leaves."""
+    ttl_s = None if ttl is None else parse_duration(ttl)
+    answer = ask_of_agent(Remote.of(settings.server, url), "POST", agent, "pin", body={"ttl_s": ttl_s})
+    return _say(
+        answer, as_json, f"{show_id(agent)} is pinned {'for ever' if ttl_s is None else f'for {show_duration(ttl_s)}'}"
+    )
+
+
+@agents.command(cls=GroupedCommand)
+@with_settings(only=())
+def unpin(settings: Settings, agent: AgentArgument, url: UrlOption = None, as_json: JsonOption = False) -> int:
+    """Let an agent's memory leave again when room is needed."""
+    answer = ask_of_agent(Remote.of(settings.server, url), "DELETE", agent, "pin")
+    return _say(answer, as_json, f"{show_id(agent)} is not pinned")
+
+
+@agents.command(cls=GroupedCommand)
+@with_settings(only=())
+def evict(settings: Settings, agent: AgentArgument, url: UrlOption = None, as_json: JsonOption = False) -> int:
+    """Move an agent from memory to disk now."""
+    answer = ask_of_agent(Remote.of(settings.server, url), "POST", agent, "evict")
+    return _say(
+        answer, as_json, f"{show_id(agent)}: {answer['evicted_blocks']:,} blocks left memory; it is warm on disk"
+    )
+
+
+@agents.command(cls=GroupedCommand)
+@with_settings(only=())
+def fork(
+    settings: Settings,
+    agent: AgentArgument,
+    target: Annotated[str, typer.Argument(metavar="NEW", help="id of the new agent")],
+    url: UrlOption = None,
+    as_json: JsonOption = False,
+) -> int:
+    """Give a new agent everything this one remembers; no KV is copied."""
+    answer = ask_of_agent(Remote.of(settings.server, url), "POST", agent, "fork", body={"target": target})
+    return _say(answer, as_json, f"{show_id(target)} remembers what {show_id(agent)} does")
+
+
+@agents.command(cls=GroupedCommand)
+@with_settings(only=())
+def rewind(
+    settings: Settings,
+    agent: AgentArgument,
+    turns: Annotated[int, typer.Option("--turns", min=1, help="how many to take back")] = 1,
+    url: UrlOption = None,
+    as_json: JsonOption = False,
+) -> int:
+    """Take back an agent's last turns."""
+    answer = ask_of_agent(Remote.of(settings.server, url), "POST", agent, "rewind", body={"turns": turns})
+    return _say(
+        answer, as_json, f"{show_id(agent)} is back where it was {turns:,} {'turn' if turns == 1 else 'turns'} ago"
+    )
+
+
+@agents.command(cls=GroupedCommand)
+@with_settings(only=())
+def delete(settings: Settings, agent: AgentArgument, url: UrlOption = None, as_json: JsonOption = False) -> int:
+    """Forget an agent on every tier; `purge` also proves that its bytes are gone."""
+    answer = ask_of_agent(Remote.of(settings.server, url), "DELETE", agent)
+    return _say(answer, as_json, f"{show_id(agent)} is forgotten")
+
+
+@agents.command(cls=GroupedCommand)
+@with_settings(only=("store",))
+def purge(
+    settings: Settings,
+    agent: AgentArgument,
+    namespace: Annotated[str, typer.Option("--namespace", help="whose agent, where no server runs")] = "default",
+    url: UrlOption = None,
+    as_json: JsonOption = False,
+) -> int:
+    """Forget an agent, overwrite its bytes, read them back as zeros; on the store itself where no server runs."""
+    remote = Remote.of(settings.server, url)
+    try:
+        answer = ask_of_agent(remote, "POST", agent, "purge")
+    except Unreachable as error:
+        if url is not None:
+            raise
+        answer = stopped.purge_in(settings.store, namespace, agent, error)
+    return _say(answer, as_json, _proof(agent, answer))
+
+
+def _proof(agent: str, answer: Mapping[str, Any]) -> str:
+    num_bytes = show_bytes(answer["bytes_zeroed"])
+    lines = [f"{show_id(agent)} is purged: {answer['slots_freed']:,} slots on disk ({num_bytes}) read back as zeros"]
+    if answer["hot_blocks_zeroed"]:
+        lines.append(f"{answer['hot_blocks_zeroed']:,} blocks in memory were overwritten")
+    if answer["blocks_shared"]:
+        lines.append(f"{answer['blocks_shared']:,} blocks stay: other agents stand on them")
+    return "; ".join(lines)
+
+
+def _say(answer: Any, as_json: bool, said: str) -> int:
+    typer.echo(json.dumps(answer) if as_json else said)
+    return 0

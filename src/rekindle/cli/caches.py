@@ -1,0 +1,182 @@
+"""cache: the stores of all models in one directory: what is there, whether it is sound, what may go."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from rekindle.cli.disk_probes import disk_budget, nearest
+from rekindle.cli.settings import GroupedCommand, with_settings
+from rekindle.cli.units import parse_duration, show_ago, show_bytes, show_duration, show_id, show_table
+from rekindle.cli.why import JsonOption
+from rekindle.config import Settings
+from rekindle.errors import NotFound
+from rekindle.store import admin
+from rekindle.store.sync import OsFileSystem
+
+cache = typer.Typer(no_args_is_help=True)
+WhichArgument = Annotated[
+    str | None, typer.Argument(metavar="[WHICH]", help="a model's name or the first digits of a fingerprint [all]")
+]
+FINGERPRINT_DIGITS = 12
+
+
+@cache.callback()
+def group() -> None:
+    """Look after the store while no server uses it."""
+
+
+@cache.command(cls=GroupedCommand)
+@with_settings(only=("store", "disk_bytes"))
+def stats(settings: Settings, as_json: JsonOption = False) -> int:
+    """What each model's store holds, may hold, and who uses it."""
+    directory = settings.store.directory()
+    stores = admin.list_stores(directory)
+    free = OsFileSystem().free_bytes(nearest(directory))
+    budgets = [disk_budget(settings.store, free, store.bytes) for store in stores]
+    if as_json:
+        found = [{**asdict(store), "budget_bytes": budget} for store, budget in zip(stores, budgets, strict=True)]
+        typer.echo(json.dumps(found))
+        return 0
+    head = ("FINGERPRINT", "MODEL", "AGENTS", "BLOCKS", "BYTES", "BUDGET", "LAST USED", "IN USE BY")
+    rows = [_row(store, budget, time.time()) for store, budget in zip(stores, budgets, strict=True)]
+    if rows:
+        typer.echo(show_table(head, rows))
+    for store in stores:
+        if store.problem is not None:
+            typer.echo(f"{_name(store)}: {store.problem}")
+    typer.echo(f"{show_bytes(sum(store.bytes for store in stores))} in {directory}", err=True)
+    return 0
+
+
+def _row(store: admin.StoreInfo, budget: int, now: float) -> tuple[str, ...]:
+    return (
+        store.fingerprint[:FINGERPRINT_DIGITS],
+        store.model or "-",
+        f"{store.num_agents:,}",
+        f"{store.num_blocks:,}",
+        show_bytes(store.bytes),
+        show_bytes(budget),
+        show_ago(store.last_use, now),
+        store.in_use_by or "-",
+    )
+
+
+@cache.command(cls=GroupedCommand)
+@with_settings(only=("store",))
+def check(settings: Settings, which: WhichArgument = None, as_json: JsonOption = False) -> int:
+    """Verify every record; list what is damaged and what each agent loses by it; 1 if anything is."""
+    directory = settings.store.directory()
+    stores = _chosen(directory, which)
+    with _progress(as_json) as advance:
+        reports = [admin.check_store(directory, store.fingerprint, advance) for store in stores]
+    if as_json:
+        found = [{"fingerprint": s.fingerprint, **asdict(r)} for s, r in zip(stores, reports, strict=True)]
+        typer.echo(json.dumps(found))
+    else:
+        for store, report in zip(stores, reports, strict=True):
+            typer.echo("\n".join(_checked(store, report)))
+        if not stores:
+            typer.echo(f"no stores in {directory}")
+    return 0 if all(report.is_sound for report in reports) else 1
+
+
+def _checked(store: admin.StoreInfo, report: admin.CheckReport) -> Iterator[str]:
+    name = _name(store)
+    if report.index_problem:
+        yield f"{name}: the index is damaged: {report.index_problem}"
+        yield f"  what to do: rekindle cache rebuild {store.fingerprint[:FINGERPRINT_DIGITS]}"
+    elif not report.damaged:
+        yield f"{name}: {report.num_blocks:,} blocks, all sound"
+        return
+    yield f"{name}: {len(report.damaged):,} of {report.num_blocks:,} blocks are damaged"
+    yield from (f"  {block[:FINGERPRINT_DIGITS]}: {reason}" for block, reason in report.damaged)
+    for namespace, agent, branch, tokens_left in report.agents_affected:
+        of = "" if namespace == "default" else f" of {namespace}"
+        yield f"  {show_id(agent)}{of}, branch {branch}: {tokens_left:,} tokens are left, the rest is computed again"
+    if report.damaged:
+        yield "  nothing has to be done: damaged blocks count as not there and are saved anew when they are needed"
+
+
+@cache.command(cls=GroupedCommand)
+@with_settings(only=("store",))
+def rebuild(settings: Settings, which: WhichArgument = None, as_json: JsonOption = False) -> int:
+    """Make the index anew from the records; agents keep their names as far as the old index still tells them."""
+    directory = settings.store.directory()
+    stores = _chosen(directory, which)
+    reports = [admin.rebuild_store(directory, store.fingerprint, settings.server.namespaces()) for store in stores]
+    if as_json:
+        found = [{"fingerprint": s.fingerprint, **asdict(r)} for s, r in zip(stores, reports, strict=True)]
+        typer.echo(json.dumps(found))
+        return 0
+    for store, report in zip(stores, reports, strict=True):
+        typer.echo(
+            f"{_name(store)}: {report.num_blocks:,} blocks and {report.num_sequences:,} branches came back, "
+            f"{report.num_lost:,} records were lost"
+        )
+    if not stores:
+        typer.echo(f"no stores in {directory}")
+    return 0
+
+
+@cache.command(cls=GroupedCommand)
+@with_settings(only=("store", "stale_ttl_s"))
+def gc(
+    settings: Settings,
+    older_than: Annotated[
+        str | None, typer.Option("--older-than", help="unused for so long: 90s, 8h, 30d [--stale-ttl-s]")
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="say what would go, remove nothing")] = False,
+    as_json: JsonOption = False,
+) -> int:
+    """Remove stores of models that were not served for long; never one in use."""
+    directory = settings.store.directory()
+    age_s = settings.store.stale_ttl_s if older_than is None else parse_duration(older_than)
+    gone = _would_go(directory, age_s, time.time()) if dry_run else admin.collect_stale(directory, None, age_s)
+    if as_json:
+        typer.echo(json.dumps([asdict(store) for store in gone]))
+        return 0
+    for store in gone:
+        typer.echo(f"{'would remove' if dry_run else 'removed'} {_name(store)}: {show_bytes(store.bytes)}")
+    if not gone:
+        typer.echo(f"nothing in {directory} was unused for {show_duration(age_s)}")
+    return 0
+
+
+def _would_go(directory: Path, age_s: float, now: float) -> list[admin.StoreInfo]:
+    """What `collect_stale` would remove."""
+    stores = admin.list_stores(directory)
+    return [store for store in stores if store.in_use_by is None and now - store.last_use > age_s]
+
+
+def _name(store: admin.StoreInfo) -> str:
+    return f"{store.model or 'unknown model'} ({store.fingerprint[:FINGERPRINT_DIGITS]})"
+
+
+def _chosen(directory: Path, which: str | None) -> list[admin.StoreInfo]:
+    stores = admin.list_stores(directory)
+    if which is None:
+        return stores
+    chosen = [store for store in stores if store.model == which or store.fingerprint.startswith(which)]
+    if not chosen:
+        names = ", ".join(map(_name, stores)) or "none"
+        raise NotFound(f"no store in {directory} is called {which!r}; there are: {names}")
+    return chosen
+
+
+@contextmanager
+def _progress(quiet: bool) -> Iterator[Callable[[int, int], None]]:
+    """A bar on stderr, driven by (blocks done, blocks in all)."""
+    columns = (TextColumn("verifying"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True, disable=quiet) as progress:
+        task = progress.add_task("", total=None)
+        yield lambda done, total: progress.update(task, completed=done, total=total)

@@ -1,0 +1,235 @@
+"""What `rekindle doctor` finds out about the store's directory: whose it is, what the disk can do, and how fast.
+
+Durability, holes and speed are tried on a file of the doctor's own, in a directory that is removed afterwards: beside
+the stores, or in the nearest directory that exists where the store's is not there yet.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from rekindle.cli.findings import Finding
+from rekindle.cli.units import show_bytes
+from rekindle.config import MiB, StoreSettings
+from rekindle.spec import KVLayout
+from rekindle.store.admin import list_stores
+from rekindle.store.opening import DISK_SHARE, MAX_DISK_BYTES
+from rekindle.store.records import RecordFormat
+from rekindle.store.sync import OsFileSystem
+
+SPEED_BYTES = 64 * MiB
+HOLE_BYTES = 4 * MiB
+NETWORK = ("nfs", "cifs", "smb", "9p", "fuse.sshfs", "ceph", "glusterfs", "lustre")
+IN_MEMORY = ("tmpfs", "ramfs")
+
+
+@dataclass(frozen=True, slots=True)
+class DiskSpeed:
+    """Bytes a second, made durable and read back; `cached` where the page cache could not be dropped before reading."""
+
+    written: float
+    read: float
+    cached: bool
+
+
+def nearest(directory: Path) -> Path:
+    """The directory, or the closest one above it that exists."""
+    while not directory.exists():
+        directory = directory.parent
+    return directory
+
+
+def probe_directory(directory: Path) -> Finding:
+    """Whether the store can be made or used, by us and by nobody else."""
+    where = nearest(directory)
+    if not where.is_dir():
+        return Finding("store", "fail", f"{where} is no directory", "remove it, or choose another with --store")
+    if not os.access(where, os.R_OK | os.W_OK | os.X_OK):
+        return Finding("store", "fail", f"{where} is not ours to write", "chown it, or choose another with --store")
+    if where != directory:
+        return Finding("store", "ok", f"{directory} is not there yet: the first start makes it in {where}")
+    status = directory.stat()
+    if status.st_uid != os.geteuid():
+        return Finding(
+            "store", "warn", f"{directory} belongs to user {status.st_uid}", f"chown it to user {os.geteuid()}"
+        )
+    mode = stat.S_IMODE(status.st_mode)
+    if mode & 0o077:
+        said = f"{directory} is open to other users (mode {mode:03o}); what agents said can be read off it"
+        return Finding("store", "warn", said, f"chmod 700 {directory}")
+    return Finding("store", "ok", f"{directory} (mode {mode:03o})")
+
+
+def probe_stores(directory: Path) -> Iterator[Finding]:
+    """What the directory holds of each model, and who uses it."""
+    for store in list_stores(directory):
+        held = f", in use by {store.in_use_by}" if store.in_use_by else ""
+        said = f"{store.num_agents:,} agents in {show_bytes(store.bytes)}{held}"
+        yield Finding(f"store of {store.model or store.fingerprint[:12]}", "ok", said)
+
+
+def probe_lock(directory: Path, fingerprint: bytes, *, is_served: bool) -> Finding | None:
+    """Who has the store this model would use; None if nobody. That is fine where our server runs on the port."""
+    for store in list_stores(directory):
+        if store.fingerprint == fingerprint.hex() and store.in_use_by is not None:
+            said = f"this model's store is in use by {store.in_use_by}"
+            if is_served:
+                return Finding("lock", "ok", said)
+            return Finding(
+                "lock", "warn", said, "stop it before you serve here, or give the second server its own --store"
+            )
+    return None
+
+
+def probe_space(settings: StoreSettings) -> Finding:
+    """Free space against what the store may take; space taken already is not wanted again."""
+    directory = settings.directory()
+    free, used = OsFileSystem().free_bytes(nearest(directory)), taken_bytes(directory)
+    budget = disk_budget(settings, free, used)
+    said = f"{show_bytes(free)} free, the store takes {show_bytes(used)} and may take {show_bytes(budget)}"
+    if budget > free + used:
+        return Finding("space", "warn", said, "the disk will be full first: lower --disk-bytes, or free some space")
+    if free < SPEED_BYTES:
+        return Finding("space", "fail", said, "free some space: turns cannot be saved")
+    return Finding("space", "ok", said)
+
+
+def disk_budget(settings: StoreSettings, free: int, used: int) -> int:
+    """Bytes a store may take that takes `used` now, with `free` left on its disk."""
+    return settings.disk_bytes or int(min(MAX_DISK_BYTES, DISK_SHARE * (free + used)))
+
+
+def taken_bytes(directory: Path) -> int:
+    """Bytes that all files below the directory really take."""
+    statuses = (path.lstat() for path in directory.rglob("*"))
+    return sum(status.st_blocks * 512 for status in statuses if stat.S_ISREG(status.st_mode))
+
+
+def probe_file_system(directory: Path) -> Iterator[Finding]:
+    """The kind of file system where the system tells it, and what it does when data are synced and holes punched."""
+    where = nearest(directory)
+    kind = kind_of_mount(where, Path("/proc/self/mounts"))
+    if kind is not None and kind.startswith(NETWORK):
+        yield Finding(
+            "disk", "warn", f"{kind}: over a network", "locks and syncing may not hold there: use a local disk"
+        )
+    elif kind in IN_MEMORY:
+        yield Finding("disk", "warn", f"{kind}: in memory", "nothing there survives a reboot: use a disk")
+    elif kind is not None:
+        yield Finding("disk", "ok", kind)
+    try:
+        with tempfile.TemporaryDirectory(prefix=".doctor-", dir=where) as scratch:
+            yield from _try_file(Path(scratch) / "probe")
+    except OSError as error:
+        yield Finding(
+            "durability", "fail", f"a file in {where}: {error.strerror or error}", "mend the disk, or --store"
+        )
+
+
+def kind_of_mount(where: Path, mounts: Path) -> str | None:
+    """The type of the mount that `where` lies on; None where the system does not tell."""
+    if not mounts.is_file():
+        return None
+    rows = [line.split(" ")[1:3] for line in mounts.read_text().splitlines()]
+    above = [(place, kind) for place, kind in rows if where.resolve().is_relative_to(place.replace("\\040", " "))]
+    return max(above, key=lambda row: len(row[0]), default=(None, None))[1]
+
+
+def _try_file(path: Path) -> Iterator[Finding]:
+    fs = OsFileSystem()
+    fd = fs.open_file(path, "create")
+    try:
+        fs.write(fd, 0, np.full(HOLE_BYTES, 0xA5, dtype=np.uint8))
+        began = time.perf_counter()
+        try:
+            fs.sync_data(fd)
+        except OSError as error:
+            why = error.strerror or str(error)
+            yield Finding("durability", "fail", f"syncing fails: {why}", "what is said would be lost: use another disk")
+        else:
+            took = time.perf_counter() - began
+            yield Finding("durability", "ok", f"synced {show_bytes(HOLE_BYTES)} in {1e3 * took:.0f} ms")
+        yield _try_hole(fs, fd)
+    finally:
+        fs.close_file(fd)
+
+
+def _try_hole(fs: OsFileSystem, fd: int) -> Finding:
+    before = os.fstat(fd).st_blocks
+    fs.punch(fd, 0, HOLE_BYTES)
+    fs.sync_data(fd)
+    left = np.ones(HOLE_BYTES, dtype=np.uint8)
+    fs.read(fd, 0, left)
+    if left.any():
+        return Finding(
+            "holes", "fail", "punched ranges keep their bytes", "deleted text stays on this disk: use another"
+        )
+    if os.fstat(fd).st_blocks >= before:
+        said = "not supported: deleted blocks are overwritten with zeros and keep their space for new ones"
+        return Finding("holes", "warn", said, "harmless, but the store does not shrink; ext4, xfs, btrfs and APFS can")
+    return Finding("holes", "ok", "punched; the space of deleted blocks comes back")
+
+
+def measure_disk(directory: Path, record_bytes: int) -> DiskSpeed | None:
+    """Write 64 MiB in records, make them durable, read them back; None where there is no room for that."""
+    fs, where = OsFileSystem(), nearest(directory)
+    count = SPEED_BYTES // record_bytes
+    record = np.random.default_rng(0).integers(0, 256, record_bytes, dtype=np.uint8)  # nothing to compress
+    try:
+        with tempfile.TemporaryDirectory(prefix=".doctor-", dir=where) as scratch:
+            fd = fs.open_file(Path(scratch) / "speed", "create")
+            try:
+                began = time.perf_counter()
+                for number in range(count):
+                    fs.write(fd, number * record_bytes, record)
+                fs.sync_data(fd)
+                written = time.perf_counter()
+                dropped = hasattr(os, "posix_fadvise")
+                if dropped:
+                    os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+                started = time.perf_counter()
+                for number in range(count):
+                    fs.read(fd, number * record_bytes, record)
+                ended = time.perf_counter()
+            finally:
+                fs.close_file(fd)
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EROFS):
+            return None
+        raise
+    num_bytes = count * record_bytes
+    return DiskSpeed(num_bytes / (written - began), num_bytes / (ended - started), cached=not dropped)
+
+
+def record_bytes(layout: KVLayout) -> int:
+    """Bytes on disk of a block over all its parts."""
+    return sum(RecordFormat.of(layout, part.index).record_bytes for part in layout.parts)
+
+
+def judge_speed(speed: DiskSpeed | None, layout: KVLayout, prefill_rate: float | None) -> Finding:
+    """What the speed means for 1,000 tokens of this model, beside computing them (`prefill_rate` tokens a second)."""
+    if speed is None:
+        return Finding("disk speed", "warn", "there is no room to measure it", "free 64 MiB in the store's directory")
+    per_1000 = 1000 / layout.block_tokens * record_bytes(layout)
+    save, load = per_1000 / speed.written, per_1000 / speed.read
+    cached = " (cached)" if speed.cached else ""
+    said = (
+        f"writes {speed.written / 1e6:,.0f} MB/s durably, reads {speed.read / 1e6:,.0f} MB/s{cached}: "
+        f"1,000 tokens are saved in {save:.3f} s and loaded in {load:.3f} s"
+    )
+    if prefill_rate is None:
+        return Finding("disk speed", "ok", said)
+    compute = 1000 / prefill_rate
+    said += f", computing them takes {compute:.2f} s"
+    if load > compute:
+        return Finding("disk speed", "warn", said, "loading is slower than computing: use a faster disk for --store")
+    return Finding("disk speed", "ok", f"{said}, {compute / load:,.0f} times as long as loading")

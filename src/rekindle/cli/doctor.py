@@ -1,0 +1,123 @@
+"""doctor: would `rekindle serve` with these settings work here, and well? Asks the probes and prints what they find."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from dataclasses import asdict
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.text import Text
+
+from rekindle.cli.findings import Finding
+from rekindle.cli.probes import (
+    OURS,
+    is_missing,
+    newest_change,
+    probe_clock,
+    probe_devices,
+    probe_memory,
+    probe_port,
+    probe_versions,
+)
+from rekindle.cli.settings import with_settings
+from rekindle.config import Settings
+
+STYLES = {"ok": "green", "warn": "yellow", "fail": "bold red"}
+
+
+@with_settings()
+def doctor(
+    settings: Settings,
+    as_json: Annotated[bool, typer.Option("--json", help="print the findings as JSON")] = False,
+) -> int:
+    """Look at versions, devices, the model, the store's disk and the port, and say what to do; 1 if something fails."""
+    console = Console(highlight=False, soft_wrap=True)
+    found = []
+    for finding in examine(settings):
+        found.append(finding)
+        if not as_json:
+            console.print(line(finding))
+    verdicts = [finding.verdict for finding in found]
+    if as_json:
+        typer.echo(json.dumps({"ok": "fail" not in verdicts, "findings": [asdict(finding) for finding in found]}))
+    else:
+        counts = (
+            f"{verdicts.count('ok')} ok",
+            f"{verdicts.count('warn')} to look at",
+            f"{verdicts.count('fail')} failed",
+        )
+        console.print("\n" + ", ".join(counts))
+    return 1 if "fail" in verdicts else 0
+
+
+def line(finding: Finding) -> Text:
+    """A finding for a person: verdict, topic, what was found; below it what to do."""
+    text = Text(f"{finding.verdict:<6}", STYLES[finding.verdict])
+    text.append(f"{finding.topic}: {finding.said}", "default")
+    if finding.advice:
+        text.append(f"\n      → {finding.advice}", "default")
+    return text
+
+
+def examine(settings: Settings) -> Iterator[Finding]:
+    """All findings, each as soon as it is known."""
+    broken = False
+    for finding in probe_versions():
+        broken = broken or is_missing(finding)
+        yield finding
+    if broken:
+        yield Finding("the rest", "fail", "not looked at", "install what is missing first")
+        return
+    device = settings.model.device
+    usable = True
+    for finding in probe_devices(device):
+        usable = usable and finding.verdict != "fail"
+        yield finding
+    if usable:
+        yield probe_memory(settings.cache, device)
+    port = probe_port(settings.server)
+    yield port
+    yield probe_clock(newest_change(settings.store.directory()) if settings.store.enabled else None, time.time())
+    if settings.store.enabled:
+        yield from _store(settings)
+    else:
+        yield Finding("store", "warn", "off", "nothing survives a restart: give a directory by --store")
+    if usable:
+        yield from _model(settings, is_served=port.said.startswith(OURS))
+
+
+def _store(settings: Settings) -> Iterator[Finding]:
+    from rekindle.cli import disk_probes
+
+    directory = settings.store.directory()
+    finding = disk_probes.probe_directory(directory)
+    yield finding
+    if finding.verdict == "fail":
+        return
+    yield from disk_probes.probe_stores(directory)
+    yield disk_probes.probe_space(settings.store)
+    yield from disk_probes.probe_file_system(directory)
+
+
+def _model(settings: Settings, *, is_served: bool) -> Iterator[Finding]:
+    from rekindle.cli import disk_probes, model_probes
+
+    findings, loaded = model_probes.probe_model(settings)
+    yield from findings
+    layers = model_probes.USUAL_LAYERS if loaded is None else loaded.spec.layout.layers
+    dtype = model_probes.USUAL_DTYPE if loaded is None else loaded.dtype
+    yield from model_probes.probe_kernels(layers, dtype, settings.model.device, settings.cache.block_tokens)
+    if loaded is not None:
+        rate = model_probes.prefill_rate(loaded)
+        yield Finding("prefill", "ok", f"{rate:,.0f} tokens a second in a prompt of {model_probes.PREFILL_TOKENS[1]}")
+        if settings.store.enabled and disk_probes.nearest(settings.store.directory()).is_dir():
+            layout = loaded.spec.layout
+            lock = disk_probes.probe_lock(settings.store.directory(), loaded.spec.fingerprint, is_served=is_served)
+            if lock is not None:
+                yield lock
+            speed = disk_probes.measure_disk(settings.store.directory(), disk_probes.record_bytes(layout))
+            yield disk_probes.judge_speed(speed, layout, rate)

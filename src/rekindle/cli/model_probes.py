@@ -1,0 +1,184 @@
+"""What `rekindle doctor` finds out about the model and its device; all is proved anew, whatever was proved before."""
+
+from __future__ import annotations
+
+import math
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from rekindle.cli.findings import Finding
+from rekindle.config import Settings
+from rekindle.errors import ConfigError, ModelRefused
+from rekindle.kv.arena import KVArena
+from rekindle.kv.attention import PagedAttention
+from rekindle.kv.plan import AttentionPlan, SequenceSpan
+from rekindle.kv.reference import attention_reference, relative_error, stored_vectors
+from rekindle.model.load import load_model
+from rekindle.model.runner import ModelRunner
+from rekindle.model.trial import interleaved_tables, sequence_step
+from rekindle.spec import KVLayout, LayerSpec
+
+if TYPE_CHECKING:
+    from rekindle.model.load import LoadedModel
+
+NUM_TOKENS = 600  # more than one tile of attention
+LAST_ROWS = 8
+HEADS_PER_KV = 2
+BOUNDS = {torch.bfloat16: 0.02, torch.float32: 1e-5, torch.float64: 1e-10}
+MOST_LOST = 0.0085  # normalised squared error of Gaussian data in Q4H is 0.0081 at most
+PREFILL_TOKENS = (64, 256)  # the first ones warm up
+# What is tried where no model is at hand: 4 bits beside native, with a window and without.
+USUAL_DTYPE = torch.bfloat16
+USUAL_LAYERS = (
+    LayerSpec(0, 2, 64, 64, None, "q4h", "q4h"),
+    LayerSpec(1, 2, 128, 128, None, "bf16", "bf16"),
+    LayerSpec(2, 2, 80, 80, 128, "q4h", "q4h"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class KernelResult:
+    """One kind of layer on the device, against the CPU.
+
+    `error`: largest difference of attention from the definition in fp64, over the largest magnitude; `bytes_differ`:
+    bytes stored otherwise than on the CPU; `lost`: normalised squared error of what is stored.
+    """
+
+    error: float
+    bytes_differ: int
+    lost: float
+
+
+def load_for_doctor(settings: Settings) -> LoadedModel:
+    """The model, with trial forward and self-test run now. Formats decided earlier hold; nothing is written down."""
+    with tempfile.TemporaryDirectory() as scratch:
+        if settings.store.enabled:
+            for known in settings.store.directory().glob("*.json"):
+                if not known.name.startswith("proof-"):
+                    shutil.copy(known, scratch)
+        return load_model(
+            settings.model,
+            block_tokens=settings.cache.block_tokens,
+            max_context=settings.engine.max_context,
+            format_map_dir=Path(scratch),
+        )
+
+
+def probe_model(settings: Settings) -> tuple[list[Finding], LoadedModel | None]:
+    """Whether the model can be served and what may be promised of it; the model if so."""
+    try:
+        loaded = load_for_doctor(settings)
+    except (ModelRefused, ConfigError) as error:
+        return [Finding("model", "fail", str(error), "name another MODEL, or mend this one as said")], None
+    spec = loaded.spec
+    formats = ", ".join(f"{name} on {count} layers" for name, count in spec.layout.formats().items())
+    findings = [
+        Finding("model", "ok", f"{spec.name} ({spec.architecture}), context {spec.max_context:,} tokens"),
+        Finding("trial forward", "ok", "packed sequences over paged KV give the logits of the model's own attention"),
+        Finding(
+            "KV formats", "ok", f"{formats}: {spec.layout.block_bytes / spec.layout.block_tokens:,.0f} bytes a token"
+        ),
+        _promise(loaded),
+    ]
+    return findings, loaded
+
+
+def _promise(loaded: LoadedModel) -> Finding:
+    said = next((note for note in loaded.notes if note.startswith("self-test:")), loaded.promise)
+    said = said.removeprefix("self-test: ")
+    if loaded.promise == "none":
+        return Finding(
+            "self-test", "fail", said, "paths differ more than the format does: try --dtype fp32 or --kv fp32"
+        )
+    return Finding("self-test", "ok", said)
+
+
+def probe_kernels(layers: Sequence[LayerSpec], dtype: torch.dtype, device: str, block_tokens: int) -> Iterator[Finding]:
+    """Encode and attend on the device, one finding for every kind of layer."""
+    dtype = torch.float32 if dtype == torch.float16 else dtype
+    kinds = {(x.num_kv_heads, x.k_dim, x.v_dim, x.window, x.k_format, x.v_format): x for x in layers}
+    for layer in kinds.values():
+        name = f"kernels {layer.k_format}/{layer.v_format} {layer.k_dim}" + (
+            f" w{layer.window}" if layer.window else ""
+        )
+        try:
+            yield judge(name, compare_kernels(layer, dtype, device, block_tokens), dtype, device)
+        except (RuntimeError, NotImplementedError, TypeError) as error:  # how torch says that a device lacks something
+            said = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+            yield Finding(name, "fail", f"{device} cannot run them: {said}", "use --device cpu")
+
+
+def judge(name: str, result: KernelResult, dtype: torch.dtype, device: str) -> Finding:
+    said = (
+        f"{device} against the definition on the CPU: largest error {result.error:.1e} (allowed {BOUNDS[dtype]:.0e}), "
+        f"{result.bytes_differ} stored bytes differ"
+    )
+    if not result.error <= BOUNDS[dtype]:
+        return Finding(name, "fail", said, "attention is wrong here: use --device cpu, and tell us about this device")
+    if not result.lost <= MOST_LOST:
+        said += f", {result.lost:.2%} of the signal lost"
+        return Finding(name, "fail", said, "KV is stored wrong here: use --device cpu, and tell us about this device")
+    if result.bytes_differ:
+        return Finding(name, "warn", said, "what another device stored is read right, but computed on with other bits")
+    return Finding(name, "ok", said)
+
+
+def compare_kernels(layer: LayerSpec, dtype: torch.dtype, device: str, block_tokens: int) -> KernelResult:
+    """Store and attend to the same random vectors on the CPU and on the device."""
+    layout = KVLayout(block_tokens, (layer,))
+    source = torch.Generator().manual_seed(0)
+    shape = (NUM_TOKENS, layer.num_kv_heads)
+    q = torch.randn(NUM_TOKENS, HEADS_PER_KV * layer.num_kv_heads, layer.k_dim, generator=source).to(dtype)
+    k = torch.randn(*shape, layer.k_dim, generator=source).to(dtype)
+    v = torch.randn(*shape, layer.v_dim, generator=source).to(dtype)
+    (blocks,), num_blocks = interleaved_tables(block_tokens, [NUM_TOKENS])
+    outputs, arenas = [], []
+    for place in ("cpu", device):
+        arena = KVArena(layout, num_blocks, place)
+        attention = PagedAttention(arena)
+        plan = AttentionPlan.build([SequenceSpan(blocks, 0, NUM_TOKENS, 0)], layout, NUM_TOKENS, place)
+        with torch.inference_mode():
+            attention.write(layer.index, k.to(place), v.to(place), plan)
+            scaling = layer.k_dim**-0.5
+            outputs.append(attention.attend(layer.index, q.to(place), plan, scaling=scaling, window=layer.window).cpu())
+        arenas.append(arena)
+    start = NUM_TOKENS - LAST_ROWS
+    span = SequenceSpan(blocks, start, LAST_ROWS, NUM_TOKENS)
+    wanted = attention_reference(arenas[0], layer.index, q[start:], [span], scaling=scaling, window=layer.window)
+    lost = max(_lost(arenas[1], layer, blocks, given) for given in ((k, "k"), (v, "v")))
+    return KernelResult(relative_error(outputs[1][start:], wanted), _bytes_differ(arenas[0], arenas[1]), lost)
+
+
+def _lost(arena: KVArena, layer: LayerSpec, blocks: Sequence[int], given: tuple[torch.Tensor, str]) -> float:
+    """Normalised squared error of what the arena holds of these vectors [tokens, heads, dim]."""
+    vectors, which = given
+    view = arena.layer(layer.index)
+    stored = stored_vectors(view.k if which == "k" else view.v, blocks)[:, :NUM_TOKENS].transpose(0, 1)
+    wanted = vectors.double()
+    return float((stored - wanted).square().sum() / wanted.square().sum())
+
+
+def _bytes_differ(first: KVArena, second: KVArena) -> int:
+    pairs = zip(first.parts, second.parts, strict=True)
+    return sum(int(np.count_nonzero(a.cpu().numpy() != b.cpu().numpy())) for a, b in pairs)
+
+
+def prefill_rate(loaded: LoadedModel) -> float:
+    """Prompt tokens computed a second, in one step after a warming one; small prompts, so a careful figure."""
+    layout, longest = loaded.spec.layout, min(sum(PREFILL_TOKENS), loaded.spec.max_context)
+    (table,), num_blocks = interleaved_tables(layout.block_tokens, [longest])
+    runner = ModelRunner(loaded, KVArena(layout, num_blocks, loaded.model.device))
+    ids = torch.arange(longest) % loaded.spec.vocab_size
+    cut = min(PREFILL_TOKENS[0], longest // 2)
+    runner.forward([sequence_step(ids[:cut], 0, table, "last")])
+    began = time.perf_counter()
+    runner.forward([sequence_step(ids[cut:], cut, table, "last")])
+    return (longest - cut) / max(time.perf_counter() - began, math.ulp(1.0))

@@ -1,0 +1,87 @@
+"""The store while no server runs: who is in it, and one agent's purge. All models' stores of the directory count."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+from rekindle.cli.remote import Unreachable
+from rekindle.cli.units import show_id
+from rekindle.cli.why import near
+from rekindle.config import StoreSettings
+from rekindle.errors import NotFound, StoreLocked
+from rekindle.store import admin
+from rekindle.store.values import SequenceRecord, is_anonymous
+
+
+def agents_in(settings: StoreSettings, unreachable: Unreachable) -> list[dict[str, Any]]:
+    """What a server would say of every agent, the last used first; StoreLocked, with its words, where one has it."""
+    found = []
+    for store in _unlocked(settings.directory(), unreachable):
+        branches = defaultdict(list)
+        for record in admin.agents_of(settings.directory(), store.fingerprint):
+            if not is_anonymous(record.agent):
+                branches[record.namespace, record.agent].append(record)
+        found += [_described(store.model, records) for records in branches.values()]
+    return sorted(found, key=lambda info: -float(info["last_use"]))
+
+
+def _described(model: str, records: list[SequenceRecord]) -> dict[str, Any]:
+    num_tokens = max(record.num_tokens for record in records)
+    return {
+        "id": records[0].agent,
+        "object": "agent",
+        "namespace": records[0].namespace,
+        "branches": len(records),
+        "num_tokens": num_tokens,
+        "saved_tokens": num_tokens,
+        "hot_tokens": 0,
+        "warm_tokens": num_tokens,
+        "last_use": max(record.last_use for record in records),
+        "model": model,
+    }
+
+
+def agent_in(settings: StoreSettings, agent: str, unreachable: Unreachable) -> dict[str, Any]:
+    """The agent with this id that was used last; NotFound names ids that are near."""
+    known = agents_in(settings, unreachable)
+    for info in known:
+        if info["id"] == agent:
+            return info
+    raise _unknown(settings, agent, [info["id"] for info in known])
+
+
+def purge_in(settings: StoreSettings, namespace: str, agent: str, unreachable: Unreachable) -> dict[str, Any]:
+    """Purge an agent from every model's store that knows it; the sum of the proofs."""
+    directory, proofs, known = settings.directory(), [], set()
+    for store in _unlocked(directory, unreachable):
+        here = {(record.namespace, record.agent) for record in admin.agents_of(directory, store.fingerprint)}
+        known |= here
+        if (namespace, agent) in here:
+            proofs.append(admin.purge_agent(directory, store.fingerprint, namespace, agent))
+    if not proofs:
+        raise _unknown(settings, agent, [name for space, name in known if space == namespace])
+    return {
+        "id": agent,
+        "object": "agent",
+        "slots_freed": sum(proof.slots_freed for proof in proofs),
+        "bytes_zeroed": sum(proof.bytes_zeroed for proof in proofs),
+        "blocks_shared": sum(proof.blocks_shared for proof in proofs),
+        "hot_blocks_zeroed": 0,
+    }
+
+
+def _unlocked(directory: Path, unreachable: Unreachable) -> list[admin.StoreInfo]:
+    stores = admin.list_stores(directory)
+    for store in stores:
+        if store.in_use_by is not None:
+            raise StoreLocked(
+                f"{unreachable}; the store of {store.model} in {directory} is in use by {store.in_use_by}: "
+                "name its server by --url, or stop it"
+            )
+    return stores
+
+
+def _unknown(settings: StoreSettings, agent: str, known: list[str]) -> NotFound:
+    return NotFound(f"the store {settings.directory()} knows no agent {show_id(agent)!r}; {near(agent, known)}")

@@ -1,0 +1,57 @@
+"""Sizes, durations, moments, ids and tables as people write and read them on the command line."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from rekindle.errors import ConfigError
+
+SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
+_NAMES = ((86400, "d"), (3600, "h"), (60, "min"), (1, "s"))
+
+
+def parse_duration(text: str) -> float:
+    """Seconds of `90`, `90s`, `15m`, `8h`, `1.5d` or `2w`; ConfigError for anything else."""
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([smhdw]?)\s*", text.lower())
+    if match is None:
+        raise ConfigError(f"{text!r} is not a duration: write 90s, 15m, 8h or 30d")
+    return float(match[1]) * SECONDS[match[2] or "s"]
+
+
+def show_duration(seconds: float) -> str:
+    """`8 h`, `30 d`: the largest unit of which there is at least one, rounded down."""
+    for size, name in _NAMES:
+        if seconds >= size:
+            return f"{int(seconds / size)} {name}"
+    return f"{max(0.0, seconds):.0f} s"
+
+
+def show_ago(moment: float, now: float) -> str:
+    """How long ago a wall-clock moment was; one in the future (the clock went back) is `just now`."""
+    passed = now - moment
+    return "just now" if passed < 1 else f"{show_duration(passed)} ago"
+
+
+def show_bytes(count: float) -> str:
+    """`3.4 MiB`."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if count < 1024:
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1024
+    return f"{count:.1f} TiB"
+
+
+def show_id(agent: str) -> str:
+    """An id with whatever a terminal would act on spelled out."""
+    return "".join(character if character.isprintable() else f"\\x{ord(character):02x}" for character in agent)
+
+
+def show_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Rows under their heads, the first column to the left, the others to the right; nothing is ever cut short."""
+    widths = [max(len(row[column]) for row in (head, *rows)) for column in range(len(head))]
+    lines = []
+    for row in (head, *rows):
+        first, *others = zip(row, widths, strict=True)
+        lines.append("  ".join([first[0].ljust(first[1]), *(text.rjust(width) for text, width in others)]).rstrip())
+    return "\n".join(lines)

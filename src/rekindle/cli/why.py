@@ -1,0 +1,135 @@
+"""why: the last requests of an agent, what each reused, where its prompt first differed, and what to do about it."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import re
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Annotated, Any
+
+import typer
+
+from rekindle.cache.explain import Cause
+from rekindle.cli.remote import Remote, agent_path
+from rekindle.cli.settings import with_settings
+from rekindle.cli.units import show_ago, show_id
+from rekindle.config import Settings
+from rekindle.errors import NotFound
+
+UrlOption = Annotated[str | None, typer.Option("--url", help="the server [http://HOST:PORT of the settings]")]
+JsonOption = Annotated[bool, typer.Option("--json", help="print JSON")]
+AgentArgument = Annotated[str, typer.Argument(metavar="AGENT", help="its id")]
+
+ADVICE: dict[Cause, str] = {
+    "text_differs": "send the history as it was answered: earlier messages unchanged, new ones at the end",
+    "template_rewrote_history": "send what the model said as it said it (reasoning and tool calls, too); "
+    "a template that drops old parts by itself costs only those",
+    "date_line": "put dates and times into the last message, or keep them fixed for a conversation",
+    "evicted": "give more room with --hot-bytes or --disk-bytes, or pin the agent: rekindle agents pin ID",
+    "not_stored": "nothing: the first turn is computed, the next ones reuse it",
+    "other_fingerprint": "serve the model, dtype and --kv of before, or let the agent start anew",
+}
+
+
+@with_settings(only=())
+def why(settings: Settings, agent: AgentArgument, url: UrlOption = None, as_json: JsonOption = False) -> int:
+    """Say what an agent's last requests reused, and why not more; 2 if there is no such agent."""
+    remote = Remote.of(settings.server, url)
+    answer = ask_of_agent(remote, "GET", agent, "why")
+    if as_json:
+        typer.echo(json.dumps(answer))
+        return 0
+    requests = answer["data"]
+    if not requests:
+        typer.echo(f"{show_id(agent)} has asked for nothing since the server started")
+    for number, request in enumerate(requests):
+        typer.echo(("\n" if number else "") + "\n".join(told(request, time.time())))
+    return 0
+
+
+def ask_of_agent(
+    remote: Remote, method: str, agent: str, *rest: str, body: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """The answer to a question about one agent; NotFound names ids that are near."""
+    try:
+        answer: dict[str, Any] = remote.ask(method, agent_path(agent, *rest), body)
+    except NotFound:
+        known = [info["id"] for info in remote.ask("GET", "/v1/agents")["data"]]
+        raise NotFound(f"{remote.url} knows no agent {show_id(agent)!r}; {near(agent, known)}") from None
+    return answer
+
+
+def near(agent: str, known: list[str]) -> str:
+    """Which ids come near, or what there is."""
+    found = (
+        difflib.get_close_matches(agent, known, n=3) or [each for each in known if agent.lower() in each.lower()][:3]
+    )
+    if found:
+        return f"did you mean {' or '.join(map(show_id, found))}?"
+    return f"there are {len(known):,}: rekindle agents lists them" if known else "there is no agent yet"
+
+
+def told(request: Mapping[str, Any], now: float) -> Iterator[str]:
+    """The lines about one request."""
+    moment = time.strftime("%H:%M:%S", time.localtime(request["at"]))
+    head = f"{moment} ({show_ago(request['at'], now)})"
+    if request["error"] is not None:
+        yield f"{head}  failed with {request['error']['status']}: {request['error']['message']}"
+        return
+    yield f"{head}  {request['outcome']}{_ending(request)}"
+    yield f"  reused {request['reused_tokens']:,} of {request['prompt_tokens']:,} tokens{_tiers(request)}"
+    yield f"  computed {request['computed_tokens']:,}, answered {request['completion_tokens']:,}"
+    if "first_token_ms" in request["timings"]:
+        yield f"  {_timings(request['timings'])}"
+    if request["reuse"] == "off":
+        yield "  reuse was off, as the request wanted"
+    elif request["explanation"] is not None:
+        yield from _explained(request["explanation"])
+
+
+def _ending(request: Mapping[str, Any]) -> str:
+    return ", cancelled" if request["finish_reason"] == "cancelled" else ""
+
+
+def _tiers(request: Mapping[str, Any]) -> str:
+    if not request["reused_tokens"]:
+        return ""
+    whose = ", of other agents" if request["source"] == "shared" else ""
+    return f": {request['hot_tokens']:,} hot, {request['warm_tokens']:,} warm{whose}"
+
+
+def _timings(timings: Mapping[str, float]) -> str:
+    parts = [f"{name} {timings[f'{name}_ms']:,.0f}" for name in ("queue", "match", "load", "prefill")]
+    return f"first token after {timings['first_token_ms']:,.0f} ms: {', '.join(parts)}"
+
+
+def _explained(explanation: Mapping[str, Any]) -> Iterator[str]:
+    if explanation["stored"] is not None or explanation["sent"] is not None:
+        index = explanation["message_index"]
+        yield f"  first difference {'outside all messages' if index is None else f'in message {index}'}:"
+        stored, sent = marked(explanation["stored"] or "", explanation["sent"] or "")
+        if explanation["stored"] is not None:
+            yield f"    stored  {stored}"
+        yield f"    sent    {sent}"
+    yield f"  likely cause: {explanation['detail']}"
+    yield f"  what to do: {ADVICE[explanation['cause']]}"
+
+
+def marked(stored: str, sent: str) -> tuple[str, str]:
+    """Both texts on one line each, with the first words that differ in [[ ]]."""
+    one, other = (re.findall(r"\w+|\s+|[^\w\s]", text) for text in (stored, sent))
+    opcodes = difflib.SequenceMatcher(None, one, other, autojunk=False).get_opcodes()
+    for kind, begin, end, other_begin, other_end in opcodes:
+        if kind != "equal" and stored and sent:
+            return _mark(one, begin, end), _mark(other, other_begin, other_end)
+    return _shown(stored), _shown(sent)
+
+
+def _mark(words: Sequence[str], begin: int, end: int) -> str:
+    return _shown(f"{''.join(words[:begin])}[[{''.join(words[begin:end])}]]{''.join(words[end:])}")
+
+
+def _shown(text: str) -> str:
+    return show_id(text.replace("\n", "⏎"))

@@ -1,0 +1,59 @@
+"""API keys and the namespaces they open, as people write them.
+
+A table `[api_keys]` of the TOML file (`team = "key"`), or `team=key,other=key` in the environment: never a flag, which
+every user of the machine could read.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from rekindle.errors import ConfigError
+
+DEFAULT_NAMESPACE = "default"
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+
+
+def parse_api_keys(value: Any) -> dict[str, str]:
+    """Namespace -> key of a table, or of `name=key,name=key`; ConfigError, which quotes no key."""
+    if isinstance(value, Mapping):
+        pairs = list(value.items())
+    elif isinstance(value, str):
+        pairs = [_pair(text) for text in value.split(",") if text.strip()]
+    else:
+        raise ConfigError('must be a table of names and keys: [api_keys] team = "key"')
+    keys = dict(pairs)
+    if len(keys) < len(pairs):
+        raise ConfigError("a name is given twice")
+    if not all(isinstance(key, str) for key in keys.values()):
+        raise ConfigError("every key must be a string")
+    return keys
+
+
+def _pair(text: str) -> tuple[str, str]:
+    name, equals, key = text.partition("=")
+    if not equals:
+        raise ConfigError("must be name=key,name=key")
+    return name.strip(), key.strip()
+
+
+def check_keys(api_key: str | None, api_keys: Mapping[str, str], admin_key: str | None) -> None:
+    """Refuse names that are none, keys that no header can carry, and one key for two purposes."""
+    for name in api_keys:
+        if _NAME.fullmatch(name) is None:
+            raise ConfigError(f"api_keys: {name!r} is no name: 1 to 64 letters, digits, '.', '_', '-'")
+    if api_key is not None and DEFAULT_NAMESPACE in api_keys:
+        raise ConfigError(f"api_key is the key of {DEFAULT_NAMESPACE!r}, and api_keys names another: keep one of them")
+    named = {f"api_keys: {name}": key for name, key in api_keys.items()}
+    named |= {name: key for name, key in (("api_key", api_key), ("admin_key", admin_key)) if key is not None}
+    owners: dict[str, str] = {}
+    for name, key in named.items():
+        if not key:
+            raise ConfigError(f"{name} is empty")
+        if not (key.isascii() and key.isprintable()) or " " in key:
+            raise ConfigError(f"{name}: a key has only visible ASCII characters, no blanks")
+        if key in owners:
+            raise ConfigError(f"{owners[key]} and {name} are the same key: each needs its own")
+        owners[key] = name

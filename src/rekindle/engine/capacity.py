@@ -1,0 +1,36 @@
+"""How much hot memory there is, and how large a context it can serve."""
+
+from __future__ import annotations
+
+import os
+
+import torch
+
+from rekindle.config import CacheSettings
+from rekindle.errors import ConfigError
+from rekindle.spec import ModelSpec
+
+DEFAULT_HOT_BYTES = 4 << 30
+
+
+def capacity(settings: CacheSettings, spec: ModelSpec, device: str) -> tuple[int, int]:
+    """Blocks in hot memory, and the tokens one request may have: the model's context, or what the blocks hold."""
+    wanted = hot_budget(settings, device)
+    num_blocks = wanted // spec.layout.block_bytes
+    if num_blocks < 2:
+        need = 2 * spec.layout.block_bytes
+        raise ConfigError(f"--hot-bytes {wanted} holds less than two blocks of this model: give at least {need}")
+    # One block stays for the copy of a shared tail while its original is still held.
+    return num_blocks, min(spec.max_context, (num_blocks - 1) * spec.layout.block_tokens)
+
+
+def hot_budget(settings: CacheSettings, device: str) -> int:
+    """Bytes that hot KV may take: what is set, else a quarter of the free memory, 4 GiB at most."""
+    return settings.hot_bytes or min(DEFAULT_HOT_BYTES, free_bytes(device) // 4)
+
+
+def free_bytes(device: str) -> int:
+    """Free memory of the device, or of this machine."""
+    if torch.device(device).type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

@@ -1,0 +1,104 @@
+"""What a running engine tells of itself: counters and gauges, and whether all is well.
+
+Reads, never changes. The figures of the engine thread are read on it, between two steps.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rekindle.engine.branches import Branch, BranchBook
+from rekindle.engine.core import EngineCore
+from rekindle.engine.prefix_cache import PrefixCache
+from rekindle.engine.types import EngineStats
+from rekindle.store.values import StoreStats
+
+
+def engine_stats(
+    core: EngineCore, book: BranchBook, started: Mapping[str, float], store: Mapping[str, Any] | None
+) -> EngineStats:
+    """The figures of this moment; called on the engine thread."""
+    pool, scheduler = core.cache.pool, core.scheduler
+    return EngineStats(
+        num_running=len(scheduler.running),
+        num_waiting=len(scheduler.waiting) + len(scheduler.loading),
+        num_blocks=pool.num_blocks,
+        num_free_blocks=pool.num_free,
+        num_cached_blocks=pool.num_cached,
+        num_held_blocks=pool.num_held,
+        hot_bytes=core.cache.arena.num_bytes,
+        block_bytes=core.cache.arena.layout.block_bytes,
+        num_steps=core.num_steps,
+        num_stall_misses=scheduler.num_stall_misses,
+        num_preemptions=core.num_preemptions,
+        prompt_tokens=core.prompt_tokens,
+        reused_tokens=core.reused_tokens,
+        step_overhead_ms=1e3 * core.outside_s / max(1, core.num_steps),
+        num_evictions=pool.num_evictions,
+        num_agents=len(book),
+        num_pinned_agents=book.num_pinned(time.time()),
+        started=started,
+        store=store,
+    )
+
+
+def hot_tokens(cache: PrefixCache, branches: Sequence[Branch]) -> list[int]:
+    """Leading tokens of each branch that are in memory; called on the engine thread.
+
+    Of one whose ids are not at hand all are, if its head is, and none are counted otherwise.
+    """
+    return [_hot_tokens(cache, branch) for branch in branches]
+
+
+def _hot_tokens(cache: PrefixCache, branch: Branch) -> int:
+    if branch.ids is None or branch.names is None:
+        return branch.num_tokens if cache.pool.block_of(branch.head) is not None else 0
+    return cache.num_hot_tokens(branch.root, branch.ids, branch.names)
+
+
+def problems(stats: StoreStats | None, *, is_in_place: bool, is_running: bool) -> tuple[str, ...]:
+    """What does not work, a sentence each; nothing when all is well. `stats` None: there is no store."""
+    found = []
+    if not is_running:
+        found.append("the engine has stopped: start it again")
+    if stats is None:
+        return tuple(found)
+    if not is_in_place:
+        found.append("the store's directory was removed or replaced under the server: nothing is saved; restart it")
+    elif not stats.saving_ok:
+        since = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(stats.first_error_at))
+        found.append(
+            f"saving has failed since {since}: {stats.first_error}; answers go on but will not survive a restart: "
+            "check free space, permissions and the disk of the store's directory"
+        )
+    if not stats.has_room:
+        found.append(
+            f"the last turns did not fit into the disk budget of {stats.disk_bytes} bytes beside what is pinned and "
+            "are not saved: unpin or delete agents, or give the store more with --disk-bytes"
+        )
+    return tuple(found)
+
+
+class StorePlace:
+    """The directory in which a store was opened, to tell whether it was removed or replaced since.
+
+    Open files go on working then, and nothing that is written to them is ever found again.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._identity = self._found()
+
+    def _found(self) -> tuple[int, int] | None:
+        try:
+            found = self._path.stat()
+        except OSError:
+            return None
+        return found.st_dev, found.st_ino
+
+    def is_there(self) -> bool:
+        """Whether the same directory is where it was; a few microseconds."""
+        return self._identity is not None and self._found() == self._identity

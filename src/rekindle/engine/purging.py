@@ -1,0 +1,93 @@
+"""Overwriting in hot memory what an agent leaves behind.
+
+A name that is gone is not enough: rows of free blocks keep the bytes of whoever had them last, and so do the rows of a
+partly filled block behind its tokens. A purge takes away every block that only the purged agent stood on, every block
+that no remembered sequence stands on (nobody can say whose it was: a superseded tail, a cancelled prompt), and then
+overwrites all rows that hold nothing. What a running request holds stays: it is the agent's new memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+
+from rekindle.cache.hashing import BlockHash
+from rekindle.cache.pool import BlockPool
+from rekindle.engine.core import EngineCore
+from rekindle.engine.saving import Purged
+
+
+@dataclass(frozen=True, slots=True)
+class Purge:
+    """An agent to be purged. `own` are the blocks of its branches, `claimed` those of everybody else's (at least their
+    heads), `idle` those that nobody held when it was asked for."""
+
+    order: Purged
+    own: frozenset[BlockHash]
+    claimed: frozenset[BlockHash]
+    idle: frozenset[BlockHash]
+
+
+def wipe(core: EngineCore, purge: Purge) -> int:
+    """Take the purged blocks out of memory and out of the queue to the store; return how many rows were overwritten."""
+    pool, saving = core.cache.pool, core.cache.saving
+    kept = with_ancestors(pool, purge.claimed)
+    own = purge.own - kept
+    nobodys = {name for name in purge.idle - kept if not saving.is_queued(name)}
+    evict_named(pool, own | nobodys)
+    saving.drop(purge.order, {name for name in own if pool.block_of(name) is None})
+    return _overwrite(core)
+
+
+def idle_names(pool: BlockPool) -> frozenset[BlockHash]:
+    """Names of all blocks that nobody holds."""
+    return frozenset(name for block in pool.idle_blocks() if (name := pool.name(block)) is not None)
+
+
+def with_ancestors(pool: BlockPool, names: Iterable[BlockHash]) -> set[BlockHash]:
+    """The names, and those of all blocks in memory that they stand on."""
+    found: set[BlockHash] = set()
+    for first in names:
+        name: BlockHash | None = first
+        while name is not None and name not in found:
+            found.add(name)
+            block = pool.block_of(name)
+            name = None if block is None else pool.parent(block)
+    return found
+
+
+def evict_named(pool: BlockPool, names: Collection[BlockHash]) -> None:
+    """Free the cached blocks of these names, children before parents.
+
+    One that is held, or has a child that stays, stays, and so do its ancestors.
+    """
+    for first in names:
+        name: BlockHash | None = first
+        while name is not None and name in names:
+            block = pool.block_of(name)
+            parent = None if block is None else pool.parent(block)
+            if block is None or not pool.evict(block):
+                break
+            name = parent
+
+
+def _overwrite(core: EngineCore) -> int:
+    pool, arena = core.cache.pool, core.cache.arena
+    free = pool.take_used_free()
+    for block in free:
+        arena.wipe(block)
+    tails = [(block, len(pool.ids(block))) for block in pool.idle_blocks()]
+    for block, num_tokens in (*tails, *_last_blocks(core)):
+        if num_tokens < pool.block_tokens:
+            arena.wipe(block, num_tokens)
+    return len(free)
+
+
+def _last_blocks(core: EngineCore) -> Iterable[tuple[int, int]]:
+    """Blocks that running requests may still write, with how many tokens of each are stored."""
+    size = core.cache.pool.block_tokens
+    for request in core.scheduler.running:
+        table = request.table
+        for index in range(table.num_tokens // size, len(table.blocks)):
+            if core.cache.pool.is_private(table.blocks[index]):
+                yield table.blocks[index], max(0, table.num_tokens - index * size)

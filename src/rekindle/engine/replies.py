@@ -1,0 +1,123 @@
+"""From logits to what a caller reads: a token is chosen, appended, spelled and told; a request that ends is remembered.
+
+Owns nothing but how long choosing took; called by the core, on its thread. End-of-sequence tokens and stop tokens end a
+reply without being part of it; the token that completes a stop string is part of it, the string is not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+
+from rekindle.engine.prefix_cache import PrefixCache
+from rekindle.engine.request import FinishedTurn, Request, State
+from rekindle.engine.scheduler import Scheduler
+from rekindle.engine.types import Delta, FinishReason, Report
+from rekindle.errors import RekindleError
+from rekindle.model.logprobs import TokenLogprob, score
+from rekindle.model.sampler import sample
+
+
+class Replies:
+    """The replies of one core. `on_turn` is told of every ended sequence worth remembering."""
+
+    def __init__(
+        self,
+        *,
+        cache: PrefixCache,
+        scheduler: Scheduler,
+        min_reuse_tokens: int,
+        on_turn: Callable[[FinishedTurn], None],
+        clock: Callable[[], float],
+    ) -> None:
+        self.sample_s = 0.0
+        self._cache = cache
+        self._scheduler = scheduler
+        self._min_reuse_tokens = min_reuse_tokens
+        self._on_turn = on_turn
+        self._clock = clock
+
+    def continue_with(self, logits: torch.Tensor, requests: Sequence[Request]) -> None:
+        """Choose and tell the next token of each request; `logits` [len(requests), vocab] are theirs."""
+        began = self._clock()
+        tokens = self._choose(logits, requests)
+        self.sample_s += self._clock() - began
+        for row, (request, token) in enumerate(zip(requests, tokens, strict=True)):
+            if isinstance(token, RekindleError):
+                self.fail(request, token)
+            else:
+                self._tell(request, token, logits[row])
+
+    def _choose(self, logits: torch.Tensor, requests: Sequence[Request]) -> list[int | RekindleError]:
+        """The next token of each request; where one cannot be drawn, the error for that request alone."""
+        try:
+            return list(sample(logits, [each.sampler for each in requests], [each.history for each in requests]))
+        except RekindleError as error:
+            if len(requests) == 1:
+                return [error]
+            return [self._choose(logits[row : row + 1], [request])[0] for row, request in enumerate(requests)]
+
+    def _tell(self, request: Request, token: int, logits: torch.Tensor) -> None:
+        first = request.marks.first_token is None
+        if first:
+            request.marks.first_token = self._clock()
+        params = request.sampler.params
+        if token in request.sampler.ends:
+            self.finish(request, "stop")
+            return
+        request.append(token)
+        if request.num_generated == params.min_tokens:
+            request.stream.watch_for(params.stop)
+        text = request.stream.push(token)
+        scores: tuple[TokenLogprob, ...] = ()
+        if params.logprobs is not None:
+            scores = (score(logits, token, params.logprobs, spell=request.stream.spelled),)
+        if request.stream.stopped:
+            self.finish(request, "stop", Delta(text, (token,), logprobs=scores))
+        elif request.num_generated >= request.max_new_tokens:
+            self.finish(request, "length", Delta(text, (token,), logprobs=scores))
+        else:
+            report = self._report(request) if first else None
+            request.generation.put(Delta(text, (token,), report=report, logprobs=scores))
+
+    def finish(self, request: Request, reason: FinishReason, last: Delta | None = None) -> None:
+        """End a request: remember its sequence, then say the `last` delta, so that the next turn finds it."""
+        self._end(request, keep=reason != "cancelled" or request.num_generated > 0)
+        last = last or Delta("")
+        text = last.text + request.stream.finish()
+        report = self._report(request)
+        request.generation.put(Delta(text, last.token_ids, reason, report, last.logprobs))
+
+    def stop(self, request: Request, error: RekindleError) -> None:
+        """End a request that did no wrong with an error; what it said so far is remembered as after a cancel."""
+        self._end(request, keep=request.num_generated > 0)
+        request.generation.put(error)
+
+    def fail(self, request: Request, error: RekindleError) -> None:
+        """End a request with an error; its published blocks stay cached, its sequence is not remembered."""
+        self._end(request, keep=False)
+        request.generation.put(error)
+
+    def _end(self, request: Request, *, keep: bool) -> None:
+        ids, names = request.ids[: request.table.num_tokens].copy(), tuple(request.table.names)
+        head = self._cache.detach(request)
+        self._scheduler.move(request, State.FINISHED)
+        if not keep or not len(ids) or request.reuse == "off":
+            return
+        self._on_turn(
+            FinishedTurn(
+                namespace=request.namespace,
+                agent=request.agent,
+                root=request.root,
+                ids=ids,
+                names=names,
+                head=head.name,
+                head_tokens=head.num_tokens,
+                num_replies=request.num_replies,
+                canonical_prompt=request.canonical_tokens,
+            )
+        )
+
+    def _report(self, request: Request) -> Report:
+        return request.report(now=self._clock(), min_reuse_tokens=self._min_reuse_tokens)

@@ -1,0 +1,132 @@
+"""What is forgotten without anybody's asking: agents nobody used for long, and branches whose KV is nowhere any more.
+
+Owned by the intake thread, which calls `idle` when it has nothing else to do. Times are wall clock; a last use in the
+future (the clock went back) counts as now. Pinned agents stay. Three rules:
+
+    age        named agents go after `agent_ttl_s`, unnamed conversations after `anonymous_ttl_s`
+    nowhere    a branch that the store has dropped goes when memory does not hold half of it either; what is left of it
+               on disk is remembered, unless another branch ends there, too: it is what agents share, not a memory of
+               its own. Without a store memory is asked for every branch
+    number     branches with nothing durable are as many as there are blocks in memory at most: each needs one of its
+               own to be worth anything
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+
+from rekindle.engine.branches import Branch, is_anonymous
+from rekindle.engine.memory import AgentMemory
+
+EVERY_S = 60.0
+LEFT_SHARE = 0.5  # a little is always left where agents share how they begin
+
+
+@dataclass(frozen=True, slots=True)
+class RetentionRules:
+    """Ages in seconds (None: any), and how many branches may have nothing durable."""
+
+    agent_ttl_s: float | None
+    anonymous_ttl_s: float
+    max_unsaved: int
+
+
+class Retention:
+    """Forgets in idle time. `ask_hot` asks the engine for tokens in memory, `run` works on the intake thread."""
+
+    def __init__(
+        self,
+        memory: AgentMemory,
+        rules: RetentionRules,
+        *,
+        ask_hot: Callable[[list[Branch]], Future[list[int]]],
+        run: Callable[[Callable[[], None]], None],
+        now: Callable[[], float] = time.time,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._memory = memory
+        self._rules = rules
+        self._ask_hot = ask_hot
+        self._run = run
+        self._now = now
+        self._clock = clock
+        self._next = clock() + EVERY_S
+        self._lost: dict[tuple[str, str, int], None] = {}  # to be asked for as soon as there is time
+        self._hot_only: dict[tuple[str, str, int], None] = {}  # memory had them when asked; to be asked for again
+
+    def idle(self) -> float:
+        """Do what is due; return the seconds until there may be more to do."""
+        if self._lost:
+            self._look(list(self._lost))
+        if self._clock() >= self._next:
+            self.expire()
+            self._next = self._clock() + EVERY_S
+        return max(0.0, self._next - self._clock())
+
+    def expire(self) -> None:
+        """Forget the agents nobody used for too long, and ask whether memory still has what only memory had."""
+        now, book = self._now(), self._memory.book
+        for namespace, agent in book.everybody():
+            last_use = self._memory.last_use(namespace, agent)
+            ttl = self._rules.anonymous_ttl_s if is_anonymous(agent) else self._rules.agent_ttl_s
+            is_old = ttl is not None and now - last_use > ttl
+            if is_old and book.pinned_until(namespace, agent, now) is None:
+                self._memory.drop(namespace, agent)
+        if self._memory.has_store:
+            self._look(list(self._hot_only))
+        else:
+            self._look([(branch.namespace, branch.agent, branch.number) for branch in book.branches()])
+
+    def lost(self, namespace: str, agent: str, number: int, num_tokens: int) -> None:
+        """The store has made room: of this branch it has `num_tokens` left."""
+        if self._memory.lost(namespace, agent, number, num_tokens):
+            self._lost[namespace, agent, number] = None
+
+    def bound(self) -> None:
+        """Forget branches with nothing durable when there are too many, unnamed and unused ones first."""
+        book, most = self._memory.book, self._rules.max_unsaved
+        if book.num_unsaved <= most:
+            return
+        now = self._now()
+        unsaved = [branch for branch in book.branches() if not branch.saved_tokens]
+        for branch in sorted(unsaved, key=lambda branch: (not is_anonymous(branch.agent), branch.last_use)):
+            if book.num_unsaved <= most - most // 10:
+                return
+            if book.pinned_until(branch.namespace, branch.agent, now) is None:
+                self._memory.forget(branch)
+
+    def _look(self, keys: Sequence[tuple[str, str, int]]) -> None:
+        for key in keys:
+            self._lost.pop(key, None)
+            self._hot_only.pop(key, None)
+        branches = [branch for key in keys if (branch := self._memory.book.get(*key)) is not None]
+        if branches:
+            answer = self._ask_hot(branches)
+            answer.add_done_callback(lambda done: self._run(lambda: self._judge(branches, done)))
+
+    def _judge(self, branches: Sequence[Branch], answer: Future[list[int]]) -> None:
+        """What is neither in memory nor on disk is forgotten; where the disk has more of it, that is what is left."""
+        if answer.exception() is not None:
+            return  # the engine has ended, and with it all that was in memory
+        durable = self._memory.durable()
+        num_ends = Counter(record.head for record in durable.values())
+        for branch, hot_tokens in zip(branches, answer.result(), strict=True):
+            key = branch.namespace, branch.agent, branch.number
+            if self._memory.book.get(*key) is not branch:
+                continue  # used or saved meanwhile
+            if not branch.saved_tokens and hot_tokens < LEFT_SHARE * branch.num_tokens:
+                self._memory.forget(branch)
+            elif not self._memory.has_store or branch.saved_tokens == branch.num_tokens:
+                continue
+            elif branch.ids is None or hot_tokens <= branch.saved_tokens:
+                left = durable.get(key)
+                if left is not None and num_ends[left.head] > 1:
+                    num_ends[left.head] -= 1
+                    left = None
+                self._memory.cut(branch, left)
+            else:
+                self._hot_only[key] = None

@@ -1,0 +1,60 @@
+"""How a branch stands in the store, and which blocks it stands on. Knows no threads and asks nobody."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from rekindle.cache.hashing import BlockHash, chain_hashes, tail_name
+from rekindle.engine.branches import Branch
+from rekindle.store.warm import SequenceRecord
+
+
+def record_of(branch: Branch) -> SequenceRecord:
+    """The branch as the store is to keep it."""
+    return SequenceRecord(
+        namespace=branch.namespace,
+        agent=branch.agent,
+        branch=branch.number,
+        root=branch.root,
+        head=branch.head,
+        num_tokens=branch.num_tokens,
+        canonical_tokens=branch.canonical_tokens,
+        last_use=branch.last_use,
+        turn_ends=branch.turn_ends,
+    )
+
+
+def branch_of(record: SequenceRecord) -> Branch:
+    """What the store keeps, without its ids; all of it is durable."""
+    return Branch(
+        namespace=record.namespace,
+        agent=record.agent,
+        number=record.branch,
+        root=BlockHash(record.root),
+        head=BlockHash(record.head),
+        num_tokens=record.num_tokens,
+        canonical_tokens=record.canonical_tokens,
+        saved_tokens=record.num_tokens,
+        last_use=record.last_use,
+        turn_ends=record.turn_ends,
+        ids=None,
+        names=None,
+    )
+
+
+def cut(branch: Branch, record: SequenceRecord, block_tokens: int) -> Branch:
+    """The branch as short as the store has it, with the ids that are left."""
+    shorter = replace(branch_of(record), last_use=branch.last_use)
+    if branch.ids is None or len(branch.ids) < record.num_tokens:
+        return shorter
+    ids = branch.ids[: record.num_tokens].copy()
+    return replace(shorter, ids=ids, names=tuple(chain_hashes(branch.root, ids, block_tokens)))
+
+
+def stands_on(branch: Branch, block_tokens: int) -> set[BlockHash]:
+    """Names of the blocks of a branch; of one without ids that of its head alone."""
+    if branch.ids is None or branch.names is None:
+        return {branch.head}
+    rest = branch.ids[len(branch.names) * block_tokens :]
+    tail = {tail_name(branch.names[-1] if branch.names else branch.root, rest)} if len(rest) else set()
+    return {branch.head, *branch.names, *tail} - {branch.root}

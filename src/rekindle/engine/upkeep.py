@@ -1,0 +1,152 @@
+"""What is asked of a running engine's agents from outside: look, pin, evict, delete, purge.
+
+Each is a question to the intake, one to the engine, and where something is to be durable the store's answer. Called
+from any thread but those of the engine.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeout
+from typing import TypeVar
+
+from rekindle.engine.assembly import Assembly
+from rekindle.engine.branches import Branch
+from rekindle.engine.core import EngineCore
+from rekindle.engine.gauges import hot_tokens
+from rekindle.engine.purging import idle_names, wipe
+from rekindle.engine.sequences import record_of
+from rekindle.engine.types import AgentInfo, PurgeReport
+from rekindle.errors import BadRequest, NotFound, StoreError
+
+logger = logging.getLogger(__name__)
+T = TypeVar("T")
+
+FLUSH_S = 60.0
+PROOF_S = 600.0  # a purge reads back every slot that it freed
+
+
+def infos(parts: Assembly, ask: Callable[[], list[list[Branch]]]) -> list[AgentInfo]:
+    """The agents whose branches `ask` gives on the intake thread, most recently used first; one question per thread,
+    however many agents there are."""
+    now, book = time.time(), parts.memory.book
+
+    def look() -> list[tuple[list[Branch], float | None]]:
+        found = [branches for branches in ask() if branches]
+        return [(each, book.pinned_until(each[0].namespace, each[0].agent, now)) for each in found]
+
+    agents = parts.intake.call(look).result()
+    longest = [max(branches, key=lambda branch: branch.num_tokens) for branches, _ in agents]
+    hot = parts.loop.call(lambda core: hot_tokens(core.cache, longest)).result()
+    is_durable = parts.is_in_place()
+    found = [
+        AgentInfo(
+            namespace=branch.namespace,
+            agent=branch.agent,
+            branches=len(branches),
+            num_tokens=branch.num_tokens,
+            saved_tokens=branch.saved_tokens if is_durable else 0,
+            hot_tokens=num_hot,
+            warm_tokens=max(0, branch.saved_tokens - num_hot) if is_durable else 0,
+            last_use=max(each.last_use for each in branches),
+            pinned_until=pinned,
+        )
+        for (branches, pinned), branch, num_hot in zip(agents, longest, hot, strict=True)
+    ]
+    return sorted(found, key=lambda info: -info.last_use)
+
+
+def evict(parts: Assembly, namespace: str, agent: str) -> int:
+    """Make an agent durable and drop its blocks from memory, as far as nobody shares them; return how many."""
+    parts.flush(FLUSH_S)
+    branches = parts.intake.call(lambda: parts.memory.know_agent(namespace, agent)).result()
+    if not branches:
+        raise NotFound(f"no agent {agent!r}", param="agent")
+    return parts.loop.call(lambda core: _evict(core, branches)).result()
+
+
+def _evict(core: EngineCore, branches: Sequence[Branch]) -> int:
+    return sum(
+        core.cache.evict_chain(branch.root, branch.ids, branch.names)
+        for branch in branches
+        if branch.ids is not None and branch.names is not None
+    )
+
+
+def delete(parts: Assembly, namespace: str, agent: str) -> None:
+    """Forget an agent on every tier; blocks that others stand on stay theirs."""
+    began = time.time()
+    branches, order = parts.intake.call(lambda: parts.edits.delete(namespace, agent)).result()
+    parts.loop.call(lambda core: _evict(core, branches)).result()
+    if parts.store is not None:
+        _carried_out(parts, order.done, branches, FLUSH_S, began)
+
+
+def purge(parts: Assembly, namespace: str, agent: str) -> PurgeReport:
+    """Forget an agent, overwrite its KV in memory and on disk, and read the disk back as zeros."""
+    began = time.time()
+    idle = parts.loop.call(lambda core: idle_names(core.cache.pool)).result()
+    branches, asked = parts.intake.call(lambda: parts.edits.purge(namespace, agent, idle)).result()
+    num_hot = parts.loop.call(lambda core: wipe(core, asked)).result()
+    if parts.store is None:
+        return PurgeReport(agent, 0, 0, 0, num_hot)
+    proof = _carried_out(parts, asked.order.done, branches, PROOF_S, began)
+    return PurgeReport(agent, proof.slots_freed, proof.bytes_zeroed, proof.blocks_shared, num_hot)
+
+
+def pin(parts: Assembly, namespace: str, agent: str, ttl_s: float | None) -> None:
+    """Keep an agent from being forgotten for so many seconds from now; None: for ever."""
+    if ttl_s is not None and not ttl_s > 0:
+        raise BadRequest(f"an agent is pinned for more than 0 seconds, not {ttl_s}", param="ttl_s")
+    _pin(parts, namespace, agent, math.inf if ttl_s is None else time.time() + ttl_s)
+
+
+def unpin(parts: Assembly, namespace: str, agent: str) -> None:
+    """Let an agent be forgotten again when its time comes; one that is not pinned stays as it is."""
+    _pin(parts, namespace, agent, 0.0)
+
+
+def _pin(parts: Assembly, namespace: str, agent: str, until: float) -> None:
+    order = parts.intake.call(lambda: parts.edits.pin(namespace, agent, until)).result()
+    if parts.store is not None:
+        _answer(order.done, FLUSH_S)
+
+
+def _answer(done: Future[T], timeout_s: float) -> T:
+    try:
+        return done.result(timeout_s)
+    except FutureTimeout:
+        raise StoreError(f"the store did not answer within {timeout_s:.0f} s; ask again") from None
+
+
+def _carried_out(parts: Assembly, done: Future[T], branches: Sequence[Branch], timeout_s: float, began: float) -> T:
+    """What the store answers; what it could not forget is taken back, so that it is seen and can be asked for again."""
+    try:
+        answer = _answer(done, timeout_s)
+    except StoreError:
+        parts.intake.call(lambda: parts.edits.restore(branches)).result()
+        raise
+    _save_again(parts, began)
+    return answer
+
+
+def _save_again(parts: Assembly, began: float) -> None:
+    """Turns that ended since the forgetting `began` may stand on blocks that went with it: queue them once more.
+
+    Earlier ones were in the store's queue before it. What the disk gave up of them for want of room stays given up.
+    """
+    unsaved = parts.intake.call(lambda: parts.memory.unsaved(began)).result()
+    if unsaved:
+        parts.loop.call(lambda core: _save_branches(core, unsaved)).result()
+    parts.flush(FLUSH_S)
+
+
+def _save_branches(core: EngineCore, branches: Sequence[Branch]) -> None:
+    for branch in branches:
+        if branch.ids is not None and branch.names is not None:
+            core.cache.save_again(branch.root, branch.ids, branch.names)
+            core.cache.saving.add(record_of(branch))

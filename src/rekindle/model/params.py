@@ -1,0 +1,116 @@
+"""What a caller may ask of sampling: names, ranges, defaults. Each default is written here, once.
+
+Ids are checked against a vocabulary where one is known, when the request is prepared.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from rekindle.errors import BadRequest
+
+MAX_STOPS = 8
+MAX_STOP_IDS = 64
+MAX_BIASES = 1024
+MAX_LOGPROBS = 20
+SEED_LIMIT = 1 << 63
+
+
+def _need(holds: bool, param: str, message: str) -> None:
+    if not holds:
+        raise BadRequest(f"{param} {message}", param=param)
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _is_int(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _is_bias(entry: object) -> bool:
+    """Whether this is (token id, -100 to 100)."""
+    if not (isinstance(entry, tuple) and len(entry) == 2):
+        return False
+    token, bias = entry
+    return _is_int(token) and token >= 0 and _is_number(bias) and -100 <= bias <= 100
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How one request picks its tokens, and where it stops.
+
+    `max_tokens` None: the rest of the context; `top_k` 0 and `min_p` 0: no limit. Presence and frequency penalties
+    count the tokens of the reply (OpenAI), the repetition penalty those of prompt and reply (transformers).
+    `logprobs` None: none are told; else with so many alternatives a token. A token of `stop_token_ids` ends the reply
+    and, like an end-of-sequence token, is no part of it. With `ignore_eos` the latter are tokens like others. A reply
+    shorter than `min_tokens` ends neither by a token nor by a stop string.
+    """
+
+    max_tokens: int | None = None
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    seed: int | None = None
+    stop: tuple[str, ...] = ()
+    min_p: float = 0.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    logprobs: int | None = None
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    min_tokens: int = 0
+
+    def __post_init__(self) -> None:
+        limit = self.max_tokens
+        _need(limit is None or (_is_int(limit) and limit >= 1), "max_tokens", "must be an integer ≥ 1")
+        _need(_is_number(self.temperature) and self.temperature >= 0, "temperature", "must be a number ≥ 0")
+        _need(_is_number(self.top_p) and 0 < self.top_p <= 1, "top_p", "must lie in (0, 1]")
+        _need(_is_int(self.top_k) and self.top_k >= 0, "top_k", "must be an integer ≥ 0 (0: no limit)")
+        seed_fits = self.seed is None or (_is_int(self.seed) and -SEED_LIMIT <= self.seed < SEED_LIMIT)
+        _need(seed_fits, "seed", "must be a 64-bit integer")
+        self._check_adjustments()
+        self._check_ends()
+
+    def _check_adjustments(self) -> None:
+        """What changes the scores before a token is drawn, and what is told of them."""
+        _need(_is_number(self.min_p) and 0 <= self.min_p <= 1, "min_p", "must lie in 0 to 1 (0: no limit)")
+        for name, value in (
+            ("presence_penalty", self.presence_penalty),
+            ("frequency_penalty", self.frequency_penalty),
+        ):
+            _need(_is_number(value) and -2 <= value <= 2, name, "must lie in -2 to 2")
+        repetition = self.repetition_penalty
+        _need(_is_number(repetition) and repetition > 0, "repetition_penalty", "must be a number > 0 (1: none)")
+        given: object = self.logit_bias
+        biases = isinstance(given, tuple) and all(map(_is_bias, given))
+        _need(biases, "logit_bias", "must give token ids numbers in -100 to 100")
+        ids = {token for token, _ in self.logit_bias}
+        _need(len(ids) == len(self.logit_bias), "logit_bias", "must name each token id once")
+        _need(len(ids) <= MAX_BIASES, "logit_bias", f"must name at most {MAX_BIASES} token ids")
+        asked = self.logprobs
+        told = asked is None or (_is_int(asked) and 0 <= asked <= MAX_LOGPROBS)
+        _need(told, "logprobs", f"must be an integer from 0 to {MAX_LOGPROBS}: how many alternatives a token")
+
+    def _check_ends(self) -> None:
+        """Where a reply ends."""
+        stop: object = self.stop
+        texts = isinstance(stop, tuple) and all(isinstance(text, str) and text for text in stop)
+        _need(texts and len(self.stop) <= MAX_STOPS, "stop", f"must be at most {MAX_STOPS} non-empty strings")
+        ids: object = self.stop_token_ids
+        whole = isinstance(ids, tuple) and all(_is_int(token) and token >= 0 for token in ids)
+        few = whole and len(self.stop_token_ids) <= MAX_STOP_IDS
+        _need(few, "stop_token_ids", f"must be at most {MAX_STOP_IDS} token ids")
+        _need(isinstance(self.ignore_eos, bool), "ignore_eos", "must be true or false")
+        _need(_is_int(self.min_tokens) and self.min_tokens >= 0, "min_tokens", "must be an integer ≥ 0")
+        reachable = self.max_tokens is None or self.min_tokens <= self.max_tokens
+        _need(reachable, "min_tokens", f"must not be above max_tokens ({self.max_tokens})")
+
+    @property
+    def is_greedy(self) -> bool:
+        """Whether the most likely token is always taken."""
+        return self.temperature == 0 or self.top_k == 1

@@ -1,0 +1,178 @@
+"""From a body to the last byte of an answer: what all generating routes have in common.
+
+Owns reading the body, submitting, telling the watch of every delta, and how errors travel: as a status while the head
+is not out, as an event after. The dialects spell; the engine works. A large body is read and checked in a worker
+thread, so that other streams go on meanwhile.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from contextlib import aclosing
+from typing import Any, TypeVar
+
+from fastapi import Request
+from fastapi.concurrency import run_in_threadpool
+from fastapi.responses import JSONResponse
+from starlette.requests import ClientDisconnect
+from starlette.responses import Response
+
+from rekindle.engine.api import Engine
+from rekindle.engine.generation import Generation
+from rekindle.engine.types import GenerationRequest, Report
+from rekindle.errors import BadRequest, Cancelled, RekindleError
+from rekindle.server.caller import Caller, caller_of, unnamed
+from rekindle.server.errors import HttpError, Problem, invalid, problem_of
+from rekindle.server.observer import Observer, RequestWatch
+from rekindle.server.openai.parts import Reply, headers_of
+from rekindle.server.sse import DONE, EventStream, Item, event, watched
+
+LARGE_BODY = 256 << 10  # bytes: up to here a body costs the event loop a few milliseconds
+Value = TypeVar("Value")
+Submitted = TypeVar("Submitted")
+
+
+async def read_body(request: Request) -> bytes:
+    """The body, its size bounded elsewhere; 400 where the client left."""
+    try:
+        return await request.body()
+    except ClientDisconnect:
+        raise invalid(400, "the client left before its body had come") from None
+
+
+def parse_json(raw: bytes) -> Any:
+    """The JSON that a body spells; 400 where it is none."""
+    try:
+        return json.loads(raw)
+    except (ValueError, RecursionError) as error:
+        raise invalid(400, f"the body is not JSON: {error}") from None
+
+
+async def aside(num_bytes: int, work: Callable[[], Value]) -> Value:
+    """What `work` makes of a body of this size; of a large one in a worker thread."""
+    return await run_in_threadpool(work) if num_bytes > LARGE_BODY else work()
+
+
+async def accepted(
+    request: Request, observer: Observer, path: str, submit: Callable[[Any, Caller], Submitted]
+) -> tuple[Submitted, RequestWatch]:
+    """What `submit` makes of the body and the caller, and who follows it; whatever is refused is told to `observer`.
+
+    `submit` must be safe on any thread.
+    """
+    caller, watch = unnamed(request), None
+    try:
+        caller = caller_of(request)
+        raw = await read_body(request)
+        body = await aside(len(raw), lambda: parse_json(raw))
+        watch = observer.began(caller, path, body if isinstance(body, dict) else {}, num_bytes=len(raw))
+        try:
+            return await aside(len(raw), lambda: submit(body, caller)), watch
+        except RecursionError:
+            raise invalid(400, "the body is nested too deeply") from None
+    except Exception as error:
+        # Border: a route. The error goes on to the handler that answers it.
+        (watch or observer.began(caller, path, {})).failed(None, error)
+        raise
+
+
+def submit_all(engine: Engine, requests: Sequence[GenerationRequest], num_choices: int) -> list[Generation]:
+    """Queue every request `num_choices` times; none stays queued if one is refused at once."""
+    generations: list[Generation] = []
+    try:
+        for request in requests:
+            generations += engine.submit_many(request, num_choices)
+    except BaseException:
+        for generation in generations:
+            generation.cancel()
+        raise
+    return generations
+
+
+class Answer:
+    """One answer as it is made: whole, or as a stream.
+
+    `params`: what the dialect calls the parameters that the engine may refuse.
+    """
+
+    def __init__(
+        self, reply: Reply, generations: Sequence[Generation], watch: RequestWatch, *, params: Mapping[str, str]
+    ) -> None:
+        self._reply = reply
+        self._generations = generations
+        self._watch = watch
+        self._params = params
+        self._first_report: Report | None = None
+        self._was_cancelled = False
+
+    async def whole(self, request: Request) -> Response:
+        """The answer as one JSON document."""
+        async with aclosing(watched(request, self._generations)) as items:
+            async for item in items:
+                self._take(item)
+        if self._was_cancelled:
+            return problem_of(_cancelled()).response()
+        return JSONResponse(self._reply.whole(), headers=self._headers())
+
+    async def stream(self, request: Request) -> Response:
+        """The answer as events; the head waits for choice 0, which knows what was reused."""
+        items = watched(request, self._generations)
+        chunks: list[dict[str, Any]] = []
+        try:
+            while self._first_report is None:
+                chunks += self._take(await anext(items))
+        except BaseException:
+            await items.aclose()
+            raise
+        return EventStream(self._events(chunks, items), headers=self._headers())
+
+    def _headers(self) -> dict[str, str]:
+        return headers_of(self._first_report) if self._first_report is not None else {}
+
+    def _take(self, item: Item) -> list[dict[str, Any]]:
+        index, delta = item
+        generation = self._generations[index]
+        if isinstance(delta, Exception):
+            if isinstance(delta, BadRequest) and delta.param is not None:
+                delta.param = self._params.get(delta.param, delta.param)
+            self._watch.failed(generation.id, delta)
+            raise _cancelled() if isinstance(delta, Cancelled) else delta
+        self._watch.delta(index, delta)
+        chunks = self._reply.take(index, delta)
+        has_ended = self._reply.has_ended(index)
+        if has_ended:
+            generation.cancel()
+        if index == 0 and self._first_report is None:
+            self._first_report = delta.report
+        if delta.finish_reason is None or delta.report is None:
+            return chunks
+        self._watch.finished(generation.id, delta.report, "stop" if has_ended else delta.finish_reason)
+        if delta.finish_reason == "cancelled" and not has_ended:
+            self._was_cancelled = True
+            return []
+        return chunks
+
+    async def _events(
+        self, chunks: list[dict[str, Any]], items: AsyncGenerator[Item, None]
+    ) -> AsyncGenerator[bytes, None]:
+        async with aclosing(items):
+            try:
+                for chunk in chunks:
+                    yield event(chunk)
+                async for item in items:
+                    for chunk in self._take(item):
+                        yield event(chunk)
+                last = [problem_of(_cancelled()).body()] if self._was_cancelled else self._reply.usage_chunks()
+                for chunk in last:
+                    yield event(chunk)
+            except RekindleError as error:
+                # The head is out already: the error travels as an event, as OpenAI's clients expect it.
+                yield event(problem_of(error).body())
+            yield DONE
+
+
+def _cancelled() -> HttpError:
+    """Who is still there to read this was cut off by a stop."""
+    message = "the request was cancelled: the server is stopping"
+    return HttpError(Problem(503, "server_error", message, code="stopping", retry_after_s=5))

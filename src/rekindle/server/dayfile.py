@@ -1,0 +1,286 @@
+"""The file of a recorded day: what clients asked a server, what it answered, and when it paused, stopped or was killed.
+
+Owns the format (docs/replay.md): one JSON object a line, a header first, one line per finished request, appended as it
+ends. Messages and tools that an earlier line holds are referred to, so that a long system prompt is written once.
+Knows no HTTP and no engine: the server's recorder and `rekindle bench day` write it, `rekindle bench replay` reads it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from rekindle.errors import ConfigError
+
+FORMAT, VERSION = "rekindle-day", 1
+CHAT = "/v1/chat/completions"
+NUM_BASES = 64  # requests whose messages a later line may refer to
+MAX_HEADER_BYTES = 1 << 20
+MAX_BASE_BYTES = 64 << 20  # of their messages and tools, as JSON
+Kind = Literal["pause", "restart", "kill"]
+KINDS: tuple[Kind, ...] = ("pause", "restart", "kill")
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedRequest:
+    """One request as the client sent it, and its answer: an assistant message, or None where it failed (`error`).
+
+    `at_s` counts from the header's `began`. Requests of one `session` waited for each other; "" is filled in by the
+    writer. `headers` are those that name the agent, no others: keys and cookies do not belong into a file.
+    """
+
+    at_s: float
+    body: Mapping[str, Any]
+    answer: Mapping[str, Any] | None
+    session: str = ""
+    agent: str | None = None
+    endpoint: str = CHAT
+    headers: Mapping[str, str] = field(default_factory=dict)
+    status: int = 200
+    finish_reason: str | None = None
+    usage: Mapping[str, Any] | None = None
+    first_token_s: float | None = None
+    duration_s: float = 0.0
+    error: str | None = None
+    id: str = ""
+
+    @property
+    def messages(self) -> list[Any]:
+        """The messages of the body; none where it holds a plain prompt."""
+        return list(self.body.get("messages") or ())
+
+
+@dataclass(frozen=True, slots=True)
+class DayEvent:
+    """What happened to everybody: a pause of `seconds`, a restart (asked to stop), a kill (SIGKILL)."""
+
+    at_s: float
+    kind: Kind
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """The first line: Unix seconds at second 0, the model's name, and what may be said about the day."""
+
+    began: float
+    model: str | None = None
+    about: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Day:
+    """A whole file; requests and events each in order of time."""
+
+    header: Header
+    requests: tuple[RecordedRequest, ...]
+    events: tuple[DayEvent, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Base:
+    """A written request that later lines may refer to; `sizes`: bytes of each message and of the tools, as JSON."""
+
+    id: str
+    session: str
+    messages: Sequence[Any]
+    tools: Any
+    sizes: tuple[int, ...]
+
+    @property
+    def num_bytes(self) -> int:
+        """What remembering it costs."""
+        return sum(self.sizes)
+
+
+class DayWriter:
+    """Appends to one file, a line at a time, flushed to the system; for one thread. Close it.
+
+    An existing file is continued: its header stands, a line torn by a crash is cut off, a restart is noted at `at_s`,
+    not before what `header` says of now (None: the server went on, nothing is noted). Its owner alone may read it from
+    then on; an OSError where that cannot be had.
+    """
+
+    def __init__(self, path: Path, header: Header, *, at_s: float | None = 0.0) -> None:
+        self._bases: OrderedDict[str, _Base] = OrderedDict()
+        self._base_bytes = 0
+        path.parent.mkdir(parents=True, exist_ok=True)
+        known = _known_header(path) if path.exists() else None  # before anything of the file is touched
+        num_lines = _cut_torn_line(path) if path.exists() else 0
+        self.header = known or header
+        self._number = num_lines
+        self._file = os.fdopen(_open_private(path), "a", encoding="utf-8")
+        if num_lines and at_s is not None:
+            self.event(DayEvent(max(at_s, header.began - self.header.began), "restart"))
+        elif not num_lines:
+            self._line({"format": FORMAT, "version": VERSION, **_given(header)})
+
+    def request(self, request: RecordedRequest) -> str:
+        """Append a finished request and return the id of its line."""
+        base, common = self._base_for(request)
+        key = request.id or str(self._number)
+        continued = base is not None and common == len(base.messages)
+        session = request.session or request.agent or (base.session if base and continued else f"unnamed-{key}")
+        body = dict(request.body)
+        line = {"event": "request", **_given(replace(request, id=key, session=session))}
+        if base is not None and common:
+            line["messages_from"] = {"id": base.id, "count": common}
+            body["messages"] = request.messages[common:]
+        if base is not None and body.get("tools") and body["tools"] == base.tools:
+            line["tools_from"] = base.id
+            del body["tools"]
+        self._line(line | {"body": body})
+        self._remember(key, session, request, base=base, common=common)
+        return key
+
+    def event(self, event: DayEvent) -> None:
+        """Append what happened to everybody."""
+        self._line({"event": event.kind, "at_s": event.at_s, **({"seconds": event.seconds} if event.seconds else {})})
+
+    def close(self) -> None:
+        """Close the file; again is safe."""
+        self._file.close()
+
+    def __enter__(self) -> DayWriter:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _base_for(self, request: RecordedRequest) -> tuple[_Base | None, int]:
+        """The remembered request with most messages in common from the first on, and how many; the latest of equals."""
+        found, most = None, 0
+        for base in reversed(self._bases.values()):
+            common = _common(base.messages, request.messages)
+            if common > most:
+                found, most = base, common
+        return found, most
+
+    def _remember(self, key: str, session: str, request: RecordedRequest, *, base: _Base | None, common: int) -> None:
+        """Keep a written request to refer to; those written longest ago make room. One too large alone is not kept."""
+        messages, tools = request.messages, request.body.get("tools")
+        known = base.sizes[:common] if base is not None else ()
+        sizes = (*known, *(_size(each) for each in (*messages[common:], tools)))
+        self._bases[key] = new = _Base(key, session, messages, tools, sizes)
+        self._base_bytes += new.num_bytes
+        while len(self._bases) > NUM_BASES or self._base_bytes > MAX_BASE_BYTES:
+            _, oldest = self._bases.popitem(last=False)
+            self._base_bytes -= oldest.num_bytes
+
+    def _line(self, line: Mapping[str, Any]) -> None:
+        self._file.write(json.dumps(line, separators=(",", ":")) + "\n")  # ASCII: halves of surrogate pairs come, too
+        self._file.flush()
+        self._number += 1
+
+
+def read_day(path: Path) -> Day:
+    """The day in a file; ConfigError with the line that is wrong. A last line torn by a crash is passed over."""
+    try:
+        lines = path.read_text(encoding="utf-8", errors="replace").split("\n")
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None
+    header = _parse_header(path, lines[0])
+    written: dict[str, RecordedRequest] = {}
+    events: list[DayEvent] = []
+    for number, text in enumerate(lines[1:-1], start=2):  # a whole file ends in a line break
+        try:
+            line = json.loads(text)
+            if line["event"] in KINDS:
+                events.append(DayEvent(line["at_s"], line["event"], line.get("seconds", 0.0)))
+            elif line["event"] == "request":
+                request = _request_of(line, written)
+                written[request.id] = request
+            else:
+                raise ValueError(f"no event is called {line['event']!r}")
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise ConfigError(f"{path}, line {number}: not a line of a recorded day: {error!r}") from None
+    requests = sorted(written.values(), key=lambda request: request.at_s)
+    return Day(header, tuple(requests), tuple(sorted(events, key=lambda event: event.at_s)))
+
+
+def _request_of(line: dict[str, Any], written: Mapping[str, RecordedRequest]) -> RecordedRequest:
+    body = dict(line["body"])
+    if "messages_from" in line:
+        base = written[line["messages_from"]["id"]].messages
+        count = line["messages_from"]["count"]
+        if count > len(base):
+            raise ValueError(f"it refers to {count} messages of a request that has {len(base)}")
+        body["messages"] = [*base[:count], *body.get("messages", ())]
+    if "tools_from" in line:
+        body["tools"] = written[line["tools_from"]].body["tools"]
+    known = set(RecordedRequest.__dataclass_fields__) - {"body"}
+    given = {name: value for name, value in line.items() if name in known}
+    return RecordedRequest(**{"answer": None} | given | {"body": body})
+
+
+def _given(value: Header | RecordedRequest) -> dict[str, Any]:
+    """The fields that say something."""
+    fields = {name: getattr(value, name) for name in value.__dataclass_fields__}
+    return {name: item for name, item in fields.items() if item not in (None, "") and item != {}}
+
+
+def _open_private(path: Path) -> int:
+    """What people wrote is not for everybody on the machine, also where the file was there before."""
+    number = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+    try:
+        os.fchmod(number, 0o600)
+    except OSError:
+        os.close(number)
+        raise
+    return number
+
+
+def _size(value: Any) -> int:
+    return len(json.dumps(value, separators=(",", ":")))
+
+
+def _common(a: Sequence[Any], b: Sequence[Any]) -> int:
+    for index, (one, other) in enumerate(zip(a, b, strict=False)):
+        if one != other:
+            return index
+    return min(len(a), len(b))
+
+
+def _parse_header(path: Path, text: str) -> Header:
+    try:
+        line = json.loads(text)
+        if (line["format"], line["version"]) != (FORMAT, VERSION):
+            raise ValueError(f"format {line['format']!r}, version {line['version']!r}")
+        return Header(float(line["began"]), line.get("model"), line.get("about", {}))
+    except (ValueError, KeyError, TypeError) as error:
+        message = f"{path} does not begin with the header of a recorded day (version {VERSION}): {error!r}"
+        raise ConfigError(message) from None
+
+
+def _known_header(path: Path) -> Header | None:
+    """The header of a file that may be continued; None where it is empty, or has no more than a torn header of ours.
+
+    ConfigError for everything else: nobody's file is to be written over.
+    """
+    if not path.is_file():
+        raise ConfigError(f"{path} is not a file: name a file to record to")
+    with path.open("rb") as file:
+        first = file.readline(MAX_HEADER_BYTES)
+    begin = json.dumps({"format": FORMAT, "version": VERSION}, separators=(",", ":")).removesuffix("}").encode()
+    if not first.endswith(b"\n") and (first.startswith(begin) or begin.startswith(first)):
+        return None
+    return _parse_header(path, first.decode(errors="replace"))
+
+
+def _cut_torn_line(path: Path) -> int:
+    """Cut off what follows the last line break, and count the lines that stay. Reads a MiB at a time."""
+    num_lines = whole = size = 0
+    with path.open("rb") as file:
+        while piece := file.read(1 << 20):
+            num_lines += piece.count(b"\n")
+            if b"\n" in piece:
+                whole = size + piece.rindex(b"\n") + 1
+            size += len(piece)
+    if whole < size:
+        os.truncate(path, whole)
+    return num_lines

@@ -1,0 +1,109 @@
+"""What the engine and its store count by themselves, read when somebody scrapes.
+
+Owns the table from their fields to names in Prometheus. A field that an engine without a store does not have is left
+out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from rekindle.engine.api import Engine
+from rekindle.engine.types import EngineStats
+
+
+@dataclass(frozen=True, slots=True)
+class _Figure:
+    """One name: where it is read, and what it says; `label` (name, value) tells apart what shares a name."""
+
+    field: str
+    name: str
+    kind: Literal["gauge", "counter"]
+    what: str
+    label: tuple[str, str] | None = None
+
+
+ENGINE = (
+    _Figure("num_running", "running_requests", "gauge", "Requests that are computed"),
+    _Figure("num_waiting", "waiting_requests", "gauge", "Requests that have not begun"),
+    _Figure("num_free_blocks", "pool_blocks", "gauge", "Blocks of hot memory", ("state", "free")),
+    _Figure("num_cached_blocks", "pool_blocks", "gauge", "Blocks of hot memory", ("state", "cached")),
+    _Figure("num_held_blocks", "pool_blocks", "gauge", "Blocks of hot memory", ("state", "held")),
+    _Figure("hot_bytes", "hot_bytes", "gauge", "Hot memory, used or not"),
+    _Figure("num_steps", "steps", "counter", "Steps of the engine"),
+    _Figure("num_stall_misses", "stalls", "counter", "Steps that took longer than they may"),
+    _Figure("num_preemptions", "preemptions", "counter", "Requests that gave their blocks up to others"),
+    _Figure("num_evictions", "evictions", "counter", "Blocks that left a tier to make room", ("tier", "hot")),
+)
+STORE = (
+    _Figure("num_agents", "stored_agents", "gauge", "Agents on disk, unnamed ones too"),
+    _Figure("num_sequences", "stored_branches", "gauge", "Branches on disk"),
+    _Figure("num_blocks", "stored_blocks", "gauge", "Blocks on disk"),
+    _Figure("pinned_blocks", "pinned_blocks", "gauge", "Blocks on disk that are pinned"),
+    _Figure("used_bytes", "disk_used_bytes", "gauge", "Bytes of blocks on disk"),
+    _Figure("disk_bytes", "disk_budget_bytes", "gauge", "Bytes that blocks may take on disk"),
+    _Figure("index_bytes", "index_bytes", "gauge", "Bytes of the index on disk"),
+    _Figure("queue_length", "save_queue", "gauge", "Saves that wait for the disk"),
+    _Figure("saving_ok", "saving_ok", "gauge", "1 while saves succeed, 0 from one that failed to the next good one"),
+    _Figure("turns_saved", "turns_saved", "counter", "Turns that are durable"),
+    _Figure("turns_unsaved", "turns_unsaved", "counter", "Turns that are not durable as a whole"),
+    _Figure("unsaved_evicted", "unsaved_evicted", "counter", "Blocks that left memory before they were saved"),
+    _Figure("blocks_evicted", "evictions", "counter", "Blocks that left a tier to make room", ("tier", "disk")),
+    _Figure("blocks_refused", "blocks_refused", "counter", "Blocks the disk had no room for"),
+    _Figure("bytes_written", "disk_written_bytes", "counter", "Bytes written to disk"),
+    _Figure("bytes_read", "disk_read_bytes", "counter", "Bytes read from disk"),
+    _Figure("bad_records", "bad_records", "counter", "Records on disk that were damaged"),
+    _Figure("failed_saves", "failed_saves", "counter", "Saves that failed"),
+)
+
+
+class EngineCollector(Collector):
+    """Asks the engine for its figures; to be registered with a registry. `collect` waits for the engine."""
+
+    def __init__(self, engine: Engine, model: str) -> None:
+        self._engine = engine
+        self._model = model
+
+    def describe(self) -> list[Metric]:
+        """Nothing beforehand: registering must not ask the engine."""
+        return []
+
+    def collect(self) -> Iterator[Metric]:
+        """All families, as of now."""
+        stats = self._engine.stats()
+        families: dict[str, Metric] = {}
+        given = {name: getattr(stats, name) for name in EngineStats.__dataclass_fields__}
+        for figures, values in ((ENGINE, given), (STORE, stats.store or {})):
+            _add(families, figures, values)
+        yield from families.values()
+        yield from self._for_vllm(stats)
+
+    def _for_vllm(self, stats: EngineStats) -> Iterator[Metric]:
+        used = stats.num_held_blocks / stats.num_blocks
+        for name, what, value in (
+            ("num_requests_running", "Requests that are computed", stats.num_running),
+            ("num_requests_waiting", "Requests that have not begun", stats.num_waiting),
+            ("kv_cache_usage_perc", "Share of hot blocks that requests hold, 1 is all", used),
+        ):
+            family = GaugeMetricFamily(f"vllm:{name}", what, labels=["model_name"])
+            family.add_metric([self._model], value)
+            yield family
+
+
+def _add(families: dict[str, Metric], figures: tuple[_Figure, ...], values: Mapping[str, Any]) -> None:
+    for figure in figures:
+        value = values.get(figure.field)
+        if value is None:
+            continue
+        labels, label_values = ([figure.label[0]], [figure.label[1]]) if figure.label else ([], [])
+        family = families.get(figure.name)
+        if family is None:
+            made = GaugeMetricFamily if figure.kind == "gauge" else CounterMetricFamily
+            family = families[figure.name] = made(f"rekindle_{figure.name}", figure.what, labels=labels)
+        assert isinstance(family, GaugeMetricFamily | CounterMetricFamily)
+        family.add_metric(label_values, float(value))

@@ -1,0 +1,79 @@
+"""The last requests of each agent, to say afterwards why one was slow.
+
+Owns a bounded number of them for a bounded number of agents, those asked for last. They hold what the engine reported,
+so stored text stands in them only where it is the agent's own. Kept in memory: a restart forgets them.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import OrderedDict, deque
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from rekindle.engine.types import Delta, FinishReason, Report
+from rekindle.server.caller import Caller
+from rekindle.server.errors import problem_of
+
+MAX_REQUESTS = 8
+MAX_AGENTS = 1024
+
+
+class History:
+    """An observer; its entries may be read from any thread."""
+
+    def __init__(self, *, max_agents: int = MAX_AGENTS, clock: Callable[[], float] = time.time) -> None:
+        self._max_agents = max_agents
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._agents: OrderedDict[tuple[str, str], deque[dict[str, Any]]] = OrderedDict()
+
+    def began(self, caller: Caller, endpoint: str, body: Mapping[str, Any], *, num_bytes: int = 0) -> HistoryWatch:
+        """Follow one request; those of unnamed conversations are not kept."""
+        return HistoryWatch(self, caller, endpoint, self._clock())
+
+    def of(self, namespace: str, agent: str) -> list[dict[str, Any]]:
+        """The agent's last requests, the newest first."""
+        with self._lock:
+            return list(reversed(self._agents.get((namespace, agent), ())))
+
+    def forget(self, namespace: str, agent: str) -> None:
+        """Drop what is known of an agent; of one that is not known: nothing."""
+        with self._lock:
+            self._agents.pop((namespace, agent), None)
+
+    def add(self, namespace: str, agent: str, entry: dict[str, Any]) -> None:
+        """Keep one more request; the oldest of the agent, or the agent used longest ago, makes room."""
+        with self._lock:
+            entries = self._agents.setdefault((namespace, agent), deque(maxlen=MAX_REQUESTS))
+            entries.append(entry)
+            self._agents.move_to_end((namespace, agent))
+            if len(self._agents) > self._max_agents:
+                self._agents.popitem(last=False)
+
+
+class HistoryWatch:
+    """Keeps one entry per choice, or one for the failure."""
+
+    def __init__(self, history: History, caller: Caller, endpoint: str, at: float) -> None:
+        self._history = history
+        self._caller = caller
+        self._head = {"at": at, "endpoint": endpoint}
+
+    def delta(self, choice: int, delta: Delta) -> None:
+        """The report says all."""
+
+    def finished(self, number: int, report: Report, reason: FinishReason) -> None:
+        """Keep the report."""
+        self._add({"request": number, **report.as_dict(), "finish_reason": reason, "error": None})
+
+    def failed(self, number: int | None, error: Exception) -> None:
+        """Keep what the client was told."""
+        problem = problem_of(error)
+        said = {"status": problem.status, "message": problem.message, "param": problem.param, "code": problem.code}
+        self._add({"request": number, "finish_reason": None, "error": said})
+
+    def _add(self, entry: dict[str, Any]) -> None:
+        if self._caller.agent is not None:
+            self._history.add(self._caller.namespace, self._caller.agent, {**self._head, **entry})

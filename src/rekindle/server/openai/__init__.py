@@ -1,0 +1,1 @@
+"""OpenAI's dialect: bodies in, replies out. Knows no HTTP."""

@@ -1,0 +1,215 @@
+"""From bodies in OpenAI's dialect to what the engine is asked.
+
+A parameter that would change the answer and is not implemented is refused by name; a short list that cannot change it
+is ignored. null means "not given", but only of a parameter that is known.
+"""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from pydantic import ValidationError
+
+from rekindle.engine.types import GenerationRequest
+from rekindle.errors import BadRequest
+from rekindle.model.params import SamplingParams
+from rekindle.server.caller import Caller
+from rekindle.server.openai.bodies import (
+    MAX_CHOICES,
+    ChatBody,
+    ChatOptions,
+    CompletionBody,
+    RekindleOptions,
+    SamplingBody,
+)
+from rekindle.text.messages import normalise_messages
+
+# They name, bill or route; no answer depends on them.
+HARMLESS = frozenset(
+    "metadata prompt_cache_key prompt_cache_retention safety_identifier service_tier store user".split()
+)
+# Not implemented, but harmless at the value that means "off".
+NEUTRAL: Mapping[str, tuple[Any, ...]] = {
+    "response_format": ({"type": "text"},),
+    "modalities": (["text"],),
+    "suffix": ("",),
+}
+SAMPLING = (
+    "max_tokens temperature top_p top_k min_p presence_penalty frequency_penalty repetition_penalty seed ignore_eos "
+    "min_tokens"
+).split()
+MAX_KEYS = 1024  # of an object inside the body
+LONGEST_NAME = 100  # of a parameter, in characters, as far as errors repeat it
+COMPLETION_TOKENS = 16  # OpenAI's default for completions
+Body = TypeVar("Body", bound=SamplingBody)
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A parsed body: what to generate, how often each, and how to answer."""
+
+    requests: tuple[GenerationRequest, ...]
+    num_choices: int
+    model: str | None
+    stream: bool
+    include_usage: bool
+    return_ids: bool
+    has_logprobs: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ChatCall(Call):
+    """`reads_tools`: calls in the reply are parsed; `parallel`: it may hold several."""
+
+    reads_tools: bool
+    parallel: bool
+
+
+@dataclass(frozen=True, slots=True)
+class CompletionCall(Call):
+    """`echo`: the text begins with the prompt."""
+
+    echo: bool
+
+
+def parse_chat(body: Any, caller: Caller) -> ChatCall:
+    """The call a JSON body makes; BadRequest names the parameter to change."""
+    chat = _validated(ChatBody, body)
+    options = chat.rekindle or ChatOptions()
+    ids = tuple(options.prompt_ids) if options.prompt_ids is not None else None
+    if chat.tool_choice not in (None, "auto", "none"):
+        asked = _short(chat.tool_choice)
+        message = f"tool_choice: {asked} is not supported: use 'auto', or 'none' for a reply without calls"
+        raise BadRequest(message, param="tool_choice")
+    if chat.top_logprobs is not None and not chat.logprobs:
+        raise BadRequest("top_logprobs: set logprobs to true as well", param="top_logprobs")
+    extra: dict[str, Any] = {"logprobs": chat.top_logprobs or 0} if chat.logprobs else {}
+    if chat.max_completion_tokens is not None:
+        extra["max_tokens"] = chat.max_completion_tokens
+    tools = body["tools"] if chat.tools else None  # as sent: the template prints every key, in this order
+    request = GenerationRequest(
+        messages=normalise_messages(chat.messages) if ids is None else None,
+        token_ids=ids,
+        agent=caller.agent,
+        namespace=caller.namespace,
+        tools=tools,
+        params=_params(chat, extra),
+        reuse=options.reuse,
+    )
+    return ChatCall(
+        **_common(chat, options, (request,)),
+        reads_tools=tools is not None and chat.tool_choice != "none",
+        parallel=chat.parallel_tool_calls is not False,
+    )
+
+
+def parse_completion(body: Any, caller: Caller) -> CompletionCall:
+    """As `parse_chat`, for completions; one request per prompt."""
+    asked = _validated(CompletionBody, body)
+    options = asked.rekindle or RekindleOptions()
+    if asked.best_of is not None and asked.best_of != (asked.n or 1):
+        raise BadRequest("best_of: replies are not ranked here; leave it out and ask for n", param="best_of")
+    if asked.echo and asked.logprobs is not None:
+        message = "echo: the prompt's own logprobs are not computed; ask for echo or for logprobs"
+        raise BadRequest(message, param="echo")
+    limit = COMPLETION_TOKENS if asked.max_tokens is None else asked.max_tokens
+    params = _params(asked, {"logprobs": asked.logprobs, "max_tokens": limit})
+    requests = tuple(
+        GenerationRequest(
+            text=prompt if isinstance(prompt, str) else None,
+            token_ids=tuple(prompt) if not isinstance(prompt, str) else None,
+            agent=caller.agent,
+            namespace=caller.namespace,
+            params=params,
+            reuse=options.reuse,
+        )
+        for prompt in _prompts(asked.prompt)
+    )
+    if len(requests) * (asked.n or 1) > MAX_CHOICES:
+        message = f"prompt: {len(requests)} prompts with n = {asked.n or 1} are more than {MAX_CHOICES} choices"
+        raise BadRequest(message, param="prompt")
+    return CompletionCall(**_common(asked, options, requests), echo=bool(asked.echo))
+
+
+def _prompts(prompt: str | Sequence[Any]) -> Sequence[Any]:
+    """One entry per prompt, a string or ids."""
+    several = [prompt] if isinstance(prompt, str) or (prompt and isinstance(prompt[0], int)) else prompt
+    if not several or any(not isinstance(each, str) and not each for each in several):
+        raise BadRequest("prompt is empty: send text, token ids, or a list of either", param="prompt")
+    return several
+
+
+def _common(body: SamplingBody, options: RekindleOptions, requests: tuple[GenerationRequest, ...]) -> dict[str, Any]:
+    return {
+        "requests": requests,
+        "num_choices": body.n or 1,
+        "model": body.model,
+        "stream": bool(body.stream),
+        "include_usage": body.stream_options is not None and body.stream_options.include_usage,
+        "return_ids": options.return_ids,
+        "has_logprobs": requests[0].params.logprobs is not None,
+    }
+
+
+def _validated(kind: type[Body], body: Any) -> Body:
+    if not isinstance(body, dict):
+        raise BadRequest("the body must be a JSON object")
+    unset = {name for name in (*kind.model_fields, *NEUTRAL) if body.get(name) is None}
+    given = {name: value for name, value in body.items() if name not in HARMLESS | unset}
+    for name, neutral in NEUTRAL.items():
+        if name in given and given.pop(name) not in neutral:
+            raise BadRequest(f"{name}: {_short(body[name])} is not supported; leave it out", param=name)
+    unknown = next((name for name in given if name not in kind.model_fields), None)
+    if unknown is not None:
+        raise _unknown(unknown)
+    crowded = next((name for name, value in given.items() if isinstance(value, dict) and len(value) > MAX_KEYS), None)
+    if crowded is not None:
+        raise BadRequest(f"{crowded} has more than {MAX_KEYS} keys", param=crowded)
+    try:
+        return kind.model_validate(given)
+    except ValidationError as error:
+        raise _refusal(error) from None
+
+
+def _refusal(error: ValidationError) -> BadRequest:
+    """The first thing that is wrong; of a parameter with several types, what each of them would need."""
+    errors = error.errors(include_url=False, include_input=False)
+    first = errors[0]
+    name = _path(first["loc"]) or None
+    if first["type"] == "extra_forbidden" and name is not None:
+        return _unknown(name)
+    same = [each["msg"] for each in errors if each["loc"][:1] == first["loc"][:1] and _path(each["loc"]) == name]
+    return BadRequest(f"{name}: {', or '.join(dict.fromkeys(same))}", param=name)
+
+
+def _unknown(name: str) -> BadRequest:
+    name = name[:LONGEST_NAME]
+    return BadRequest(f"unknown parameter {name!r}: it is not supported here", param=name)
+
+
+def _path(place: Sequence[int | str]) -> str:
+    """Where in the body; pydantic adds the types of a union to its places."""
+    parts = (str(part)[:LONGEST_NAME] for part in place)
+    return ".".join(part for part in parts if part not in ("str", "int") and "[" not in part)
+
+
+def _short(value: Any) -> str:
+    return textwrap.shorten(repr(value), 80)
+
+
+def _params(body: SamplingBody, extra: Mapping[str, Any]) -> SamplingParams:
+    """Parameters that were not given keep the defaults of `SamplingParams`, where these are written."""
+    given = body.model_dump(include=set(SAMPLING), exclude_none=True)
+    given["stop"] = (body.stop,) if isinstance(body.stop, str) else tuple(body.stop or ())
+    given["stop_token_ids"] = tuple(body.stop_token_ids or ())
+    given["logit_bias"] = tuple((_token_id(key), bias) for key, bias in (body.logit_bias or {}).items())
+    return SamplingParams(**{**given, **extra})
+
+
+def _token_id(key: str) -> int:
+    if not (key.isascii() and key.isdigit() and len(key) < 12 and str(int(key)) == key):
+        raise BadRequest(f"logit_bias: {key[:LONGEST_NAME]!r} is no token id", param="logit_bias")
+    return int(key)

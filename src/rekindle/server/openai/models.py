@@ -1,0 +1,205 @@
+"""What OpenAI's replies look like, for the description of the server: tests hold real replies against these."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict
+
+
+class _Said(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+
+class ErrorBody(_Said):
+    """What is wrong, and which parameter to change."""
+
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class ErrorReply(_Said):
+    """Every error has this shape; in a stream it comes as an event."""
+
+    error: ErrorBody
+
+
+class CachedTokens(_Said):
+    """Of the prompt, how much was not computed."""
+
+    cached_tokens: int
+
+
+class Usage(_Said):
+    """Tokens of each prompt once, and of all choices."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: CachedTokens
+
+
+class RekindleReport(BaseModel):
+    """What was reused, from where, and why not more."""
+
+    model_config = ConfigDict(extra="allow", strict=True)
+
+    outcome: Literal["exact", "extend", "diverge", "miss"]
+    source: Literal["own", "shared"] | None
+    matched_bytes: int
+    prompt_tokens: int
+    reused_tokens: int
+    hot_tokens: int
+    warm_tokens: int
+    computed_tokens: int
+    completion_tokens: int
+    reuse: Literal["continuation", "canonical", "off"]
+    timings: dict[str, float]
+    explanation: dict[str, Any] | None
+    prompt_ids: list[int] | None = None
+    completion_ids: list[int] | None = None
+
+
+class Alternative(_Said):
+    """A token, its natural logarithm of probability before temperature, and its bytes."""
+
+    token: str
+    logprob: float
+    bytes: list[int]
+
+
+class ChatToken(Alternative):
+    """A generated token and the most likely ones in its place."""
+
+    top_logprobs: list[Alternative]
+
+
+class ChatLogprobs(_Said):
+    """One entry per token."""
+
+    content: list[ChatToken]
+    refusal: None
+
+
+class CalledFunction(_Said):
+    """`arguments` verbatim as generated: usually a JSON object, not always a valid one."""
+
+    name: str
+    arguments: str
+
+
+class Called(_Said):
+    """A call the model made."""
+
+    id: str
+    type: Literal["function"]
+    function: CalledFunction
+
+
+class AssistantMessage(_Said):
+    """The reply."""
+
+    role: Literal["assistant"]
+    content: str | None
+    refusal: None
+    tool_calls: list[Called] = []
+
+
+class ChatChoice(_Said):
+    """One of n replies."""
+
+    index: int
+    message: AssistantMessage
+    logprobs: ChatLogprobs | None
+    finish_reason: Literal["stop", "length", "tool_calls"]
+    rekindle: RekindleReport | None = None
+
+
+class ChatCompletion(_Said):
+    """A whole answer."""
+
+    id: str
+    object: Literal["chat.completion"]
+    created: int
+    model: str
+    choices: list[ChatChoice]
+    usage: Usage
+    rekindle: RekindleReport
+
+
+class FunctionPiece(_Said):
+    """More of a call."""
+
+    name: str | None = None
+    arguments: str
+
+
+class CallPiece(_Said):
+    """Its first piece has id, type and name."""
+
+    index: int
+    id: str | None = None
+    type: Literal["function"] | None = None
+    function: FunctionPiece
+
+
+class ChatDelta(_Said):
+    """What a chunk adds to the message."""
+
+    role: Literal["assistant"] | None = None
+    content: str | None = None
+    tool_calls: list[CallPiece] = []
+
+
+class ChunkChoice(_Said):
+    """Chunks of several choices come as they are made."""
+
+    index: int
+    delta: ChatDelta
+    logprobs: ChatLogprobs | None
+    finish_reason: Literal["stop", "length", "tool_calls"] | None
+
+
+class ChatChunk(_Said):
+    """An event of a stream; the last ones have `finish_reason` and `rekindle`, then usage if it was asked for."""
+
+    id: str
+    object: Literal["chat.completion.chunk"]
+    created: int
+    model: str
+    choices: list[ChunkChoice]
+    usage: Usage | None = None
+    rekindle: RekindleReport | None = None
+
+
+class TextLogprobs(_Said):
+    """One entry per token; offsets in characters of the text."""
+
+    tokens: list[str]
+    token_logprobs: list[float]
+    top_logprobs: list[dict[str, float]]
+    text_offset: list[int]
+
+
+class TextChoice(_Said):
+    """One reply to one prompt; those to the first prompt come first."""
+
+    index: int
+    text: str
+    logprobs: TextLogprobs | None
+    finish_reason: Literal["stop", "length"] | None
+    rekindle: RekindleReport | None = None
+
+
+class TextCompletion(_Said):
+    """An answer or, in a stream, an event of it."""
+
+    id: str
+    object: Literal["text_completion"]
+    created: int
+    model: str
+    choices: list[TextChoice]
+    usage: Usage | None = None
+    rekindle: RekindleReport | None = None

@@ -1,0 +1,267 @@
+"""serve --record: what clients asked and what they were answered, written to a file of a day as it happens.
+
+Owns the thread that writes (the format is `dayfile`'s) and what happens when the disk does not want to: requests go on
+unrecorded, health says so, and the file is tried again later. The file holds what people wrote, for its owner alone,
+and never keys. One that has grown too large is put aside as NAME.1, in place of the one put aside before.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import queue
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from rekindle.engine.types import Delta, FinishReason, Report
+from rekindle.errors import ConfigError
+from rekindle.server.caller import Caller
+from rekindle.server.dayfile import DayWriter, Header, RecordedRequest
+from rekindle.server.errors import problem_of
+from rekindle.text.tools import ArgumentsPiece, CallStart, TextPiece, ToolFormat, ToolStream
+
+logger = logging.getLogger("rekindle.server")
+FILE_NAME = "day.jsonl"  # in a directory that was named
+MAX_QUEUED = 256  # requests that wait for the disk; more are left out
+MAX_QUEUED_BYTES = 64 << 20  # of their bodies and replies; a larger one waits alone
+RETRY_S = 30.0
+JOIN_S = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """A request that ended, and when it came (wall clock). `text` is the raw reply, None where there is none.
+
+    `num_bytes`: how large its body was as it came.
+    """
+
+    at: float
+    request: RecordedRequest
+    text: str | None
+    num_bytes: int = 0
+
+    @property
+    def size(self) -> int:
+        """Of body and reply, as far as is known without spelling them."""
+        return self.num_bytes + len(self.text or "")
+
+
+class Recorder:
+    """An observer that writes a day. Start it, close it."""
+
+    def __init__(
+        self,
+        path: Path,
+        *,
+        model: str,
+        form: ToolFormat | None,
+        max_bytes: int,
+        clock: Callable[[], float] = time.time,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        path = path.expanduser().absolute()
+        self.path = path / FILE_NAME if path.is_dir() else path
+        self.clock = clock
+        self.monotonic = monotonic
+        self._model = model
+        self._form = form
+        self._max_bytes = max_bytes
+        self._queue: queue.Queue[Ended | None] = queue.Queue(MAX_QUEUED)
+        self._thread = threading.Thread(target=self._run, name="rekindle-recorder", daemon=True)
+        self._writer: DayWriter | None = None
+        self._retry_at = 0.0
+        self._lock = threading.Lock()  # over the three below: the event loop queues and loses requests, too
+        self._queued_bytes = 0
+        self._problem: str | None = None
+        self._num_lost = 0
+
+    def start(self) -> None:
+        """Open the file; a ConfigError says why it cannot be written."""
+        try:
+            self._open(at_s=0.0)
+        except OSError as error:
+            raise ConfigError(f"record: {self.path} cannot be written: {error.strerror or error}") from error
+        self._thread.start()
+
+    def close(self) -> None:
+        """Write what waits and close the file; again, or without a start, is safe."""
+        if self._thread.is_alive():
+            with contextlib.suppress(queue.Full):  # the disk hangs: what waits for it is lost
+                self._queue.put(None, timeout=JOIN_S)
+            self._thread.join(JOIN_S)
+
+    @property
+    def num_pending(self) -> int:
+        """Requests that are neither written nor lost yet."""
+        return self._queue.unfinished_tasks
+
+    def problems(self) -> tuple[str, ...]:
+        """What keeps requests from being recorded right now."""
+        with self._lock:
+            problem, num_lost = self._problem, self._num_lost
+        if problem is None:
+            return ()
+        return (f"recording to {self.path} fails: {problem}; {num_lost} requests are not recorded",)
+
+    def began(self, caller: Caller, endpoint: str, body: Mapping[str, Any], *, num_bytes: int = 0) -> RecordingWatch:
+        """Follow one request."""
+        return RecordingWatch(self, caller, endpoint, body, num_bytes=num_bytes)
+
+    def add(self, ended: Ended) -> None:
+        """Queue a request for the disk; one too many, or too large beside the others, is left out. Returns at once."""
+        with self._lock:
+            fits = not self._queued_bytes or self._queued_bytes + ended.size <= MAX_QUEUED_BYTES
+            self._queued_bytes += ended.size if fits else 0
+        if not fits:
+            self._failed("the disk is too slow")
+            return
+        try:
+            self._queue.put_nowait(ended)
+        except queue.Full:
+            self._left(ended)
+            self._failed("the disk is too slow")
+
+    def _left(self, ended: Ended) -> None:
+        with self._lock:
+            self._queued_bytes -= ended.size
+
+    def _run(self) -> None:
+        while (ended := self._queue.get()) is not None:
+            try:
+                self._write(ended)
+            except (OSError, ConfigError) as error:
+                self._drop_writer()
+                self._retry_at = self.monotonic() + RETRY_S
+                self._failed(str(error))
+            except Exception:
+                # Border: a body that cannot be written down costs its line, never the recording.
+                logger.exception("a request could not be recorded")
+            finally:
+                self._left(ended)
+                self._queue.task_done()
+        self._drop_writer()
+
+    def _write(self, ended: Ended) -> None:
+        if self._writer is None:
+            if self.monotonic() < self._retry_at:
+                with self._lock:
+                    self._num_lost += 1
+                return
+            self._open()
+        elif self.path.stat().st_size >= self._max_bytes:
+            self._drop_writer()
+            os.replace(self.path, self.path.with_name(f"{self.path.name}.1"))
+            self._open()
+        assert self._writer is not None
+        at_s = max(0.0, ended.at - self._writer.header.began)
+        answer = None if ended.text is None else self._message(ended)
+        self._writer.request(replace(ended.request, at_s=at_s, answer=answer))
+        with self._lock:
+            problem, num_lost = self._problem, self._num_lost
+            self._problem, self._num_lost = None, 0
+        if problem is not None:
+            logger.warning("recording to %s goes on; %d requests are missing", self.path, num_lost)
+
+    def _message(self, ended: Ended) -> dict[str, Any]:
+        """The reply as a message; calls of tools are read where the caller had them read."""
+        assert ended.text is not None
+        body = ended.request.body
+        if self._form is None or not body.get("tools") or body.get("tool_choice") == "none":
+            return {"role": "assistant", "content": ended.text}
+        return message_of(ended.text, ToolStream(self._form, parallel=body.get("parallel_tool_calls") is not False))
+
+    def _open(self, *, at_s: float | None = None) -> None:
+        self._writer = DayWriter(self.path, Header(self.clock(), self._model), at_s=at_s)
+
+    def _drop_writer(self) -> None:
+        if self._writer is not None:
+            with contextlib.suppress(OSError):  # what could not be written cannot be flushed either
+                self._writer.close()
+            self._writer = None
+
+    def _failed(self, why: str) -> None:
+        with self._lock:
+            self._num_lost += 1
+            is_new, self._problem = self._problem is None, why
+        if is_new:
+            logger.warning("recording to %s failed: %s; requests go on unrecorded", self.path, why)
+
+
+class RecordingWatch:
+    """Gathers one request; its line tells of choice 0."""
+
+    def __init__(
+        self, recorder: Recorder, caller: Caller, endpoint: str, body: Mapping[str, Any], *, num_bytes: int
+    ) -> None:
+        self._recorder = recorder
+        self._num_bytes = num_bytes
+        self._at, self._began = recorder.clock(), recorder.monotonic()
+        self._first_token_s: float | None = None
+        self._texts: list[str] = []
+        self._ending: int | None = None
+        self._is_told = not body  # of what could not be read there is nothing to tell
+        # Tenants may use the same names: their sessions stay apart.
+        session = f"{caller.namespace}/{caller.agent}" if caller.agent and caller.namespace != "default" else ""
+        self._request = RecordedRequest(
+            at_s=0.0,
+            body=body,
+            answer=None,
+            session=session,
+            agent=caller.agent,
+            endpoint=endpoint,
+            headers=caller.headers,
+        )
+
+    def delta(self, choice: int, delta: Delta) -> None:
+        """Keep the text of choice 0."""
+        if choice == 0:
+            self._texts.append(delta.text)
+            if self._first_token_s is None and delta.token_ids:
+                self._first_token_s = self._recorder.monotonic() - self._began
+        if delta.finish_reason is not None:
+            self._ending = choice
+
+    def finished(self, number: int, report: Report, reason: FinishReason) -> None:
+        """Hand the line over when choice 0 is whole."""
+        if self._ending == 0:
+            usage = {
+                "prompt_tokens": report.prompt_tokens,
+                "completion_tokens": report.completion_tokens,
+                "prompt_tokens_details": {"cached_tokens": report.reused_tokens},
+            }
+            self._tell("".join(self._texts), finish_reason=reason, usage=usage)
+
+    def failed(self, number: int | None, error: Exception) -> None:
+        """Hand over a line that says what was answered instead."""
+        problem = problem_of(error)
+        self._tell(None, status=problem.status, error=problem.message)
+
+    def _tell(self, text: str | None, **said: Any) -> None:
+        if self._is_told:
+            return
+        self._is_told = True
+        duration_s = self._recorder.monotonic() - self._began
+        request = replace(self._request, first_token_s=self._first_token_s, duration_s=duration_s, **said)
+        self._recorder.add(Ended(self._at, request, text, self._num_bytes))
+
+
+def message_of(text: str, stream: ToolStream) -> dict[str, Any]:
+    """The assistant's message that a reply spells."""
+    content: list[str] = []
+    calls: list[dict[str, Any]] = []
+    for event in [*stream.push(text), *stream.finish()]:
+        match event:
+            case TextPiece():
+                content.append(event.text)
+            case CallStart():
+                function = {"name": event.name, "arguments": ""}
+                calls.append({"id": event.id, "type": "function", "function": function})
+            case ArgumentsPiece():
+                calls[event.index]["function"]["arguments"] += event.text
+    message: dict[str, Any] = {"role": "assistant", "content": "".join(content)}
+    return message | {"tool_calls": calls} if calls else message

@@ -1,0 +1,126 @@
+"""GET /openapi.json: what this server takes and gives, described by the models it validates with.
+
+Owns what no route says of itself: bodies that are parsed by hand, headers that name the agent, the shape of errors, ids
+in paths. There is no page that would load scripts from elsewhere.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from fastapi import APIRouter, FastAPI
+from fastapi.openapi.utils import get_openapi
+from pydantic import BaseModel
+from pydantic.json_schema import models_json_schema
+
+from rekindle import __version__
+from rekindle.server import chat, completions
+from rekindle.server.caller import MAX_ID_BYTES
+from rekindle.server.openai.bodies import MAX_CHOICES, ChatBody, CompletionBody
+from rekindle.server.openai.models import ChatChunk, ChatCompletion, ErrorReply, TextCompletion
+
+PATH = "/openapi.json"
+SCHEMAS = "#/components/schemas/"
+ABOUT = (
+    "Inference for agents whose KV memory lasts. Speaks OpenAI; what was reused stands in `rekindle` and in headers."
+)
+# Path, body, answer, event of a stream, what it does.
+GENERATING: tuple[tuple[str, type[BaseModel], type[BaseModel], type[BaseModel], str], ...] = (
+    (chat.PATH, ChatBody, ChatCompletion, ChatChunk, "Reply to a conversation"),
+    (completions.PATH, CompletionBody, TextCompletion, TextCompletion, "Continue prompts"),
+)
+AGENT_ID = {"type": "string", "minLength": 1, "maxLength": MAX_ID_BYTES}
+AGENT_HEADER = {
+    "name": "X-Agent-ID",
+    "in": "header",
+    "required": False,
+    "schema": {**AGENT_ID, "pattern": r"^[A-Za-z0-9_.-]+$"},
+    "description": "whose memory to continue; percent-encoded UTF-8",
+}
+_METHODS = ("get", "put", "post", "delete", "patch")
+
+
+def schema_router(app: FastAPI, *, max_choices: int) -> APIRouter:
+    """The route of the description; made when it is first asked for, when all routes stand.
+
+    `max_choices`: how many replies to one prompt the engine gives.
+    """
+    router = APIRouter()
+    described: dict[str, Any] = {}
+
+    @router.get(PATH, include_in_schema=False)
+    def openapi() -> dict[str, Any]:
+        if not described:
+            described.update(describe(app, max_choices=max_choices))
+        return described
+
+    return router
+
+
+def describe(app: FastAPI, *, max_choices: int) -> dict[str, Any]:
+    """The OpenAPI description of all routes of `app`."""
+    schema = get_openapi(title="Rekindle", version=__version__, description=ABOUT, routes=app.routes)
+    _add_models(schema)
+    for _, body, *_ in GENERATING:
+        n = schema["components"]["schemas"][body.__name__]["properties"]["n"]
+        n["anyOf"][0]["maximum"] = min(max_choices, MAX_CHOICES)
+        n["description"] = "replies to one prompt, no more than conversations are kept of an agent (--max-branches)"
+    for path, body, answer, event, summary in GENERATING:
+        if path in schema["paths"]:
+            schema["paths"][path]["post"] |= _generating(body, answer, event, summary)
+    for path, method, operation in _operations(schema):
+        operation.setdefault("summary", f"{method} {path}")
+        _add_path_parameters(path, operation)
+        responses = operation["responses"]
+        responses.pop("422", None)  # what is wrong is a 400 here
+        responses["default"] = {"description": "Refused or failed", "content": _json(ErrorReply)}
+    return schema
+
+
+def _add_models(schema: dict[str, Any]) -> None:
+    models: dict[type[BaseModel], None] = dict.fromkeys((ErrorReply, *(m for row in GENERATING for m in row[1:4])))
+    _, found = models_json_schema([(model, "validation") for model in models], ref_template=SCHEMAS + "{model}")
+    schemas = schema.setdefault("components", {}).setdefault("schemas", {})
+    schemas |= found["$defs"]
+    for name in ("HTTPValidationError", "ValidationError"):
+        schemas.pop(name, None)
+    security = {"Key": {"type": "http", "scheme": "bearer", "description": "only where the server has keys"}}
+    schema["components"]["securitySchemes"] = security
+    schema["security"] = [{}, {"Key": []}]
+
+
+def _generating(
+    body: type[BaseModel], answer: type[BaseModel], event: type[BaseModel], summary: str
+) -> Mapping[str, Any]:
+    content = {**_json(answer), "text/event-stream": {"schema": {"$ref": SCHEMAS + event.__name__}}}
+    return {
+        "summary": summary,
+        "operationId": body.__name__,
+        "parameters": [AGENT_HEADER],
+        "requestBody": {"required": True, "content": _json(body)},
+        "responses": {"200": {"description": "The answer, or its events", "content": content}},
+    }
+
+
+def _json(model: type[BaseModel]) -> dict[str, Any]:
+    return {"application/json": {"schema": {"$ref": SCHEMAS + model.__name__}}}
+
+
+def _operations(schema: Mapping[str, Any]) -> Iterator[tuple[str, str, dict[str, Any]]]:
+    for path, methods in schema["paths"].items():
+        for method, operation in methods.items():
+            if method in _METHODS:
+                yield path, method.upper(), operation
+
+
+def _add_path_parameters(path: str, operation: dict[str, Any]) -> None:
+    """Ids are read from the raw path, so that a slash in one is no slash of the path; routes do not declare them."""
+    parameters = operation.setdefault("parameters", [])
+    known = {parameter["name"] for parameter in parameters}
+    for name in re.findall(r"{(\w+)}", path):
+        if name not in known:
+            parameters.append({"name": name, "in": "path", "required": True, "schema": AGENT_ID})
+    if not parameters:
+        del operation["parameters"]

@@ -1,0 +1,185 @@
+"""What is done to a store while no server has it: looked at, checked, made anew, purged. Needs no model.
+
+Everything here takes the store's lock (StoreLocked while a server holds it), but for `list_stores`. Owns nothing.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from rekindle.errors import StoreError
+from rekindle.store import stale
+from rekindle.store.check import check_index, damaged_blocks, shortened_branches
+from rekindle.store.description import Description, read_description
+from rekindle.store.directory import StoreDirectory
+from rekindle.store.index import INDEX_DAMAGE, Index
+from rekindle.store.opening import OpenedStore, open_store, readable_index, shard_slots
+from rekindle.store.purging import prove
+from rekindle.store.rebuild import RebuildReport
+from rekindle.store.records import RecordFormat
+from rekindle.store.shards import SHARD_BYTES, Shards
+from rekindle.store.stale import StoreInfo
+from rekindle.store.sync import FileSystem, OsFileSystem
+from rekindle.store.values import PurgeProof, SequenceRecord
+
+__all__ = [
+    "CheckReport",
+    "PurgeProof",
+    "RebuildReport",
+    "StoreInfo",
+    "agents_of",
+    "check_store",
+    "collect_stale",
+    "list_stores",
+    "purge_agent",
+    "rebuild_store",
+]
+
+Progress = Callable[[int, int], object]
+
+
+@dataclass(frozen=True, slots=True)
+class CheckReport:
+    """`damaged`: (block's name in hex, what is wrong); `agents_affected`: (namespace, agent, branch, tokens that are
+    left); `index_problem`: what does not hold of the index, or why it cannot be read."""
+
+    num_blocks: int
+    damaged: list[tuple[str, str]]
+    agents_affected: list[tuple[str, str, int, int]]
+    index_problem: str | None
+
+    @property
+    def is_sound(self) -> bool:
+        """Whether nothing is wrong."""
+        return not self.damaged and not self.agents_affected and self.index_problem is None
+
+
+def list_stores(directory: Path, *, fs: FileSystem | None = None) -> list[StoreInfo]:
+    """Every model's store in the directory, most recently used first; also those in use."""
+    return stale.list_stores(directory, fs or OsFileSystem())
+
+
+def collect_stale(
+    directory: Path,
+    keep: str | None,
+    older_than_s: float,
+    *,
+    clock: Callable[[], float] = time.time,
+    fs: FileSystem | None = None,
+) -> list[StoreInfo]:
+    """Remove the stores (but `keep`, a fingerprint in hex) nobody used for so long; return what was removed."""
+    return stale.collect_stale(directory, keep, older_than_s, now=clock(), fs=fs or OsFileSystem())
+
+
+def check_store(
+    directory: Path,
+    fingerprint: str,
+    progress: Progress = lambda done, total: None,
+    *,
+    clock: Callable[[], float] = time.time,
+    fs: FileSystem | None = None,
+) -> CheckReport:
+    """Verify the index and every record; nothing is mended. `progress(done, total)` counts blocks."""
+    fs = fs or OsFileSystem()
+    with _claimed(directory, fingerprint, fs) as (place, described):
+        if place.index_path.stat().st_size == 0 and place.has_shards():
+            return CheckReport(0, [], [], "the index is missing: rebuild it from the records")
+        try:
+            index, _ = readable_index(place, described.layout, clock())
+        except sqlite3.Error as error:
+            return CheckReport(0, [], [], f"the index cannot be read: {error}; rebuild it from the records")
+        with closing(index):
+            try:
+                return _checked(place, index, described, progress, fs)
+            except INDEX_DAMAGE as error:
+                return CheckReport(0, [], [], f"the index is damaged: {error}; rebuild it from the records")
+
+
+def rebuild_store(
+    directory: Path,
+    fingerprint: str,
+    namespaces: Sequence[str] = ("default",),
+    *,
+    clock: Callable[[], float] = time.time,
+    fs: FileSystem | None = None,
+) -> RebuildReport:
+    """Make the index anew from the records; the old one is set aside, and agents that it still tells are kept."""
+    fs = fs or OsFileSystem()
+    with _claimed(directory, fingerprint, fs) as (place, described):
+        if place.index_path.stat().st_size:
+            place.set_index_aside()
+        spaces = {*namespaces, *described.namespaces}
+        parts = open_store(place, described.layout, SHARD_BYTES, fs, clock, spaces)
+        try:
+            return parts.rebuilt or RebuildReport(0, 0, 0)
+        finally:
+            parts.close()
+
+
+def purge_agent(
+    directory: Path,
+    fingerprint: str,
+    namespace: str,
+    agent: str,
+    *,
+    clock: Callable[[], float] = time.time,
+    fs: FileSystem | None = None,
+) -> PurgeProof:
+    """Forget an agent and what only it used, with proof, as `WarmStore.purge` does."""
+    with _opened(directory, fingerprint, clock, fs or OsFileSystem()) as parts:
+        with parts.ledger.transaction() as freed:
+            shared = parts.ledger.purge(namespace, agent)
+        return prove(parts, shared, freed)
+
+
+def agents_of(
+    directory: Path, fingerprint: str, *, clock: Callable[[], float] = time.time, fs: FileSystem | None = None
+) -> list[SequenceRecord]:
+    """Every branch of every agent."""
+    with _opened(directory, fingerprint, clock, fs or OsFileSystem()) as parts:
+        return parts.index.sequences()
+
+
+@contextmanager
+def _claimed(directory: Path, fingerprint: str, fs: FileSystem) -> Iterator[tuple[StoreDirectory, Description]]:
+    """The locked store and what it says of itself; StoreError where there is none."""
+    path = directory / fingerprint
+    if len(fingerprint) != 64 or not path.is_dir():
+        raise StoreError(f"there is no store {fingerprint} in {directory}: see which there are with `cache stats`")
+    described = read_description(path, fs)
+    place = StoreDirectory.claim(directory, bytes.fromhex(fingerprint), fs)
+    try:
+        yield place, described
+    finally:
+        place.release()
+
+
+@contextmanager
+def _opened(directory: Path, fingerprint: str, clock: Callable[[], float], fs: FileSystem) -> Iterator[OpenedStore]:
+    with _claimed(directory, fingerprint, fs) as (place, described):
+        parts = open_store(place, described.layout, SHARD_BYTES, fs, clock, described.namespaces)
+        try:
+            yield parts
+        finally:
+            parts.close()
+
+
+def _checked(
+    place: StoreDirectory, index: Index, described: Description, progress: Progress, fs: FileSystem
+) -> CheckReport:
+    problem = None
+    try:
+        check_index(index, described.layout.block_tokens, place.secret)
+    except AssertionError as error:
+        problem = f"{error}; rebuild it from the records"
+    formats = [RecordFormat.of(described.layout, part.index) for part in described.layout.parts]
+    with closing(Shards(place.path, formats, shard_slots(index) or [1] * len(formats), fs)) as shards:
+        names = index.names()
+        damaged = dict(damaged_blocks(index, shards, names, progress))
+    lost = shortened_branches(index, damaged.keys())
+    return CheckReport(len(names), [(name.hex(), reason) for name, reason in damaged.items()], lost, problem)

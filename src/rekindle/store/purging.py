@@ -1,0 +1,60 @@
+"""Forgetting an agent for good, with proof: afterwards no slot holds a block that only it used.
+
+Owns the order of it: rows and log first, then the bytes, then everything that is not in use is read back. Runs on the
+writer's thread, behind all that was queued before. What it cannot prove is a StoreError, never a silent rest.
+
+    rows deleted  →  index written anew, its log emptied  →  set-aside indexes removed
+    →  slots punched, synced  →  every unused slot read: zeros, or overwritten with zeros and read again
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Sequence
+
+import numpy as np
+
+from rekindle.errors import StoreError
+from rekindle.store.opening import OpenedStore
+from rekindle.store.slots import Slot
+from rekindle.store.values import PurgeProof
+
+
+def prove(parts: OpenedStore, blocks_shared: int, freed: Sequence[Slot]) -> PurgeProof:
+    """Remove what a purge has freed from the disk, and see that it is gone; reads every unused slot."""
+    try:
+        parts.index.rewrite()
+        parts.index.truncate_wal()
+        parts.place.remove_set_aside()
+        parts.shards.punch(freed)
+        parts.shards.sync_all(freed)
+        left = [slot for slot in _unused(parts) if not _reads_as_zeros(parts, slot)]
+        for slot in left:
+            parts.shards.erase(*slot)
+        parts.shards.sync()
+        left = [slot for slot in left if not _reads_as_zeros(parts, slot)]
+    except (OSError, sqlite3.Error) as error:
+        raise StoreError(
+            f"the agent is forgotten, but its bytes may still be on disk: {error}; mend the disk and purge again"
+        ) from error
+    if left:
+        raise StoreError(
+            f"the agent is forgotten, but {len(left)} slots do not read as zeros, the first is {left[0][1]} of part "
+            f"{left[0][0]}; mend the disk and purge again"
+        )
+    num_bytes = sum(parts.shards.formats[part].record_bytes for part, _ in freed)
+    return PurgeProof(slots_freed=len(freed), bytes_zeroed=num_bytes, blocks_shared=blocks_shared)
+
+
+def _unused(parts: OpenedStore) -> list[Slot]:
+    """Every slot that has a place in a file and holds no block of the index."""
+    unused: list[Slot] = []
+    for part in range(len(parts.shards.formats)):
+        used = parts.ledger.slots.used(part)
+        unused += [(part, slot) for slot in parts.shards.slots(part) if slot not in used]
+    return unused
+
+
+def _reads_as_zeros(parts: OpenedStore, slot: Slot) -> bool:
+    buffer = np.empty(parts.shards.formats[slot[0]].record_bytes, dtype=np.uint8)
+    return parts.shards.is_zero(*slot, buffer)

@@ -1,0 +1,87 @@
+"""Room on disk: how much the records may take, and what leaves when more is needed.
+
+Owns the budget and the figures of eviction. What leaves is the ledger's choice; it leaves in a transaction of its own,
+before the batch that needs the room is written, so the records never take more than the budget. Only the writer's
+thread makes room.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
+
+from rekindle.store.ledger import BranchKey, Ledger
+from rekindle.store.shards import Shards
+from rekindle.store.slots import Slot
+
+logger = logging.getLogger(__name__)
+
+OnLost = Callable[[str, str, int, int], object]
+
+
+class DiskRoom:
+    """`disk_bytes` for the records of `shards`; `on_lost` is told what eviction left of a branch."""
+
+    def __init__(self, ledger: Ledger, shards: Shards, *, disk_bytes: int, counts: Counter[str]) -> None:
+        self.disk_bytes = disk_bytes
+        self.on_lost: OnLost = nobody
+        self._ledger = ledger
+        self._shards = shards
+        self._counts = counts
+        self.is_full = False  # since what was to be saved did not fit, until something does again
+        self._full_said = False
+
+    @property
+    def used_bytes(self) -> int:
+        """Bytes of all slots that hold a block."""
+        return sum(f.record_bytes * self._ledger.slots.num_used(f.part) for f in self._shards.formats)
+
+    @property
+    def num_blocks(self) -> int:
+        """How many more blocks fit; negative where there are more than the budget allows."""
+        return (self.disk_bytes - self.used_bytes) // sum(f.record_bytes for f in self._shards.formats)
+
+    def make(self, num_blocks: int, keep: Collection[bytes], touched: Mapping[BranchKey, float], now: float) -> int:
+        """Evict until so many blocks fit, none of `keep`; return how many of them do fit.
+
+        `touched` are the uses that are not in the rows yet.
+        """
+        if self.num_blocks < num_blocks:
+            with self._ledger.transaction() as freed:
+                self._ledger.touch(touched, now)
+                shortened = self._ledger.evict(num_blocks - self.num_blocks, keep, now)
+            self._counts["blocks_evicted"] += len(freed) // len(self._shards.formats)
+            self._counts["sequences_evicted"] += sum(cut.num_tokens == 0 for cut in shortened)
+            for cut in shortened:
+                self.on_lost(cut.namespace, cut.agent, cut.branch, cut.num_tokens)
+            self.give_back(freed)
+        if num_blocks:
+            self.is_full = self.num_blocks < num_blocks
+            self._say_full()
+        return max(0, min(num_blocks, self.num_blocks))
+
+    def give_back(self, freed: Sequence[Slot]) -> None:
+        """Punch freed slots. That their space cannot be given back harms nothing: the slots are free anyway."""
+        try:
+            self._shards.punch(freed)
+        except OSError as error:
+            logger.warning("space of freed blocks could not be given back: %s", error)
+
+    def forget_full(self) -> None:
+        """Somebody has just deleted something: say it again when the store is next full."""
+        self.is_full = self._full_said = False
+
+    def _say_full(self) -> None:
+        if self.is_full and not self._full_said:
+            logger.warning(
+                "the store is full (%d of %d bytes): not all that is to be saved fits beside what is pinned, so "
+                "turns are not saved; give it more with --disk-bytes, or unpin or delete agents",
+                self.used_bytes,
+                self.disk_bytes,
+            )
+        self._full_said = self._full_said or self.is_full
+
+
+def nobody(namespace: str, agent: str, branch: int, num_tokens: int) -> None:
+    """Nobody wants to know."""

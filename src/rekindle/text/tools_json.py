@@ -1,0 +1,169 @@
+"""The JSON inside a tool call, read as it is generated.
+
+Owns where a value ends and what the envelope `{"name": ..., "arguments": ...}` says so far. Inside values only strings
+and brackets are followed: what arguments mean is for the caller to judge. Knows no marks around the call.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from typing import Literal
+
+from rekindle.text.messages import is_sound
+
+# "go": a piece was taken. "more": it depends on text to come. "object": the arguments begin here and can be passed on
+# as they come. "ready": name and arguments are known. "closed": the envelope is. "broken": this is no call.
+Verdict = Literal["go", "more", "object", "ready", "closed", "broken"]
+
+ARGUMENTS_KEYS = ("arguments", "parameters")
+_BLANKS = re.compile(r"[ \t\n\r]*")
+_IN_STRING = re.compile(r'["\\]')
+_OUTSIDE = re.compile(r'["{}\[\]<]')
+# In each step between values: the sign that may come, and the step after it.
+_NEXT: Mapping[str, Mapping[str, str]] = {
+    "open": {"{": "first key"},
+    "colon": {":": "value"},
+    "comma": {",": "key", "}": "end"},
+    "end": {},
+}
+_SCALAR_END = re.compile(r"[,{}\[\]<\" \t\n\r]")
+
+
+def skip_blanks(text: str, at: int = 0) -> int:
+    """The first place at or after `at` that holds no JSON white space."""
+    found = _BLANKS.match(text, at)
+    return found.end() if found else at
+
+
+def is_json(text: str) -> bool:
+    """Whether this is one JSON value; control characters inside strings are let pass, as models write them."""
+    try:
+        json.loads(text, strict=False)
+    except (ValueError, RecursionError):
+        return False
+    return True
+
+
+class ValueScan:
+    """Finds the end of one value in text that comes in pieces; the value starts where `read` is first called."""
+
+    def __init__(self) -> None:
+        self.done = False
+        self._kind: Literal["string", "brackets", "scalar"] | None = None
+        self._depth = 0
+        self._in_string = False
+        self._escaped = False
+
+    def read(self, text: str, at: int) -> int:
+        """Go on from `at`. Returns the place behind the value (`done`), of a `<` outside strings, or the end."""
+        if self._kind is None and at < len(text):
+            self._kind = "string" if text[at] == '"' else "brackets" if text[at] in "{[" else "scalar"
+        if self._kind == "scalar":
+            found = _SCALAR_END.search(text, at)
+            self.done = found is not None
+            return found.start() if found else len(text)
+        while at < len(text) and not self.done:
+            found = (_IN_STRING if self._in_string else _OUTSIDE).search(text, at + self._escaped)
+            if found is None:
+                self._escaped = False
+                return len(text)
+            self._escaped = False
+            if found.group() == "<":
+                return found.start()
+            at = found.end()
+            self._take(found.group())
+            if self._escaped and at < len(text):
+                at, self._escaped = at + 1, False
+        return at
+
+    def _take(self, sign: str) -> None:
+        if sign == "\\":
+            self._escaped = True
+            return
+        if sign == '"':
+            self._in_string = not self._in_string
+        else:
+            self._depth += 1 if sign in "{[" else -1
+        self.done = self._depth <= 0 and not self._in_string
+
+
+class Envelope:
+    """The object around a call, a step at a time; `name` and `arguments` as far as they are known.
+
+    Once `started` (its name and arguments went out) further members are passed over and braces too many forgiven.
+    """
+
+    def __init__(self) -> None:
+        self.name: str | None = None
+        self.arguments: str | None = None
+        self.started = False
+        self._step = "open"
+        self._key: str | None = None
+        self._scan: ValueScan | None = None
+        self._start = 0
+
+    @property
+    def inside_value(self) -> bool:
+        """Whether a key or value has begun and not ended."""
+        return self._scan is not None
+
+    def resume(self) -> None:
+        """Go on behind arguments that somebody else has read."""
+        self.started, self._step = True, "comma"
+
+    def advance(self, text: str, at: int) -> tuple[int, Verdict]:
+        """Take one more piece of `text` from `at`, where the last one ended; return where this one ends."""
+        if self._scan is not None:
+            return self._value(text, at, self._scan)
+        at = skip_blanks(text, at)
+        if at == len(text):
+            return at, "more"
+        if self._step not in _NEXT:
+            return self._begin(text, at)
+        step = _NEXT[self._step].get(text[at])
+        if step is None and self._step == "end" and self.started and text[at] == "}":
+            step = "end"
+        if step is None:
+            return at, "broken"
+        self._step = step
+        return at + 1, "closed" if step == "end" else "go"
+
+    def _begin(self, text: str, at: int) -> tuple[int, Verdict]:
+        """The first character of a key or value."""
+        sign, is_value = text[at], self._step == "value"
+        if self._step == "first key" and sign == "}":
+            self._step = "end"
+            return at + 1, "closed"
+        if not is_value and sign != '"':
+            return at, "broken"
+        is_arguments = is_value and self._key in ARGUMENTS_KEYS and not self.started
+        if is_arguments and sign == "{" and self.name is not None:
+            return at, "object"
+        self._scan, self._start = ValueScan(), at
+        return self._value(text, at, self._scan)
+
+    def _value(self, text: str, at: int, scan: ValueScan) -> tuple[int, Verdict]:
+        end = scan.read(text, at)
+        if not scan.done:
+            return end, "more" if end == len(text) else "broken"
+        self._scan = None
+        value = text[self._start : end]
+        if self._step != "value":
+            self._key, self._step = value[1:-1], "colon"
+            return end, "go"
+        self._step = "comma"
+        return end, "go" if self.started else self._member(value)
+
+    def _member(self, value: str) -> Verdict:
+        if not is_json(value):
+            return "broken"
+        if self._key == "name":
+            name = json.loads(value, strict=False)
+            if not isinstance(name, str) or not name or not is_sound(name):
+                return "broken"
+            self.name = name
+        elif self._key in ARGUMENTS_KEYS:
+            self.arguments = value
+        return "ready" if self.name is not None and self.arguments is not None else "go"

@@ -1,0 +1,133 @@
+"""From body to engine: large bodies aside, and nothing left running of what was refused or is no longer wanted."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+from starlette.requests import Request
+from starlette.types import Message
+
+from rekindle import Engine
+from rekindle.engine.generation import Generation
+from rekindle.engine.types import GenerationRequest
+from rekindle.errors import BadRequest, Cancelled
+from rekindle.server.answering import LARGE_BODY, Answer, accepted, submit_all
+from rekindle.server.caller import Access, Caller, grant
+from rekindle.server.errors import HttpError
+from rekindle.server.log import LogWatch, RequestLog
+from rekindle.server.metrics import Metrics
+from rekindle.server.openai.calls import parse_completion
+from rekindle.server.openai.parts import Stamp
+from rekindle.server.openai.text import CompletionReply
+from tests.server.conftest import Served
+from tests.server.test_metrics import samples, value
+
+
+class Sizes:
+    """An observer that notes how large bodies came."""
+
+    def __init__(self) -> None:
+        self.told: list[tuple[int, threading.Thread]] = []
+
+    def began(self, caller: Caller, endpoint: str, body: Mapping[str, Any], *, num_bytes: int = 0) -> LogWatch:
+        self.told.append((num_bytes, threading.current_thread()))
+        return RequestLog().began(caller, endpoint, body)
+
+
+def posted(raw: bytes) -> Request:
+    async def receive() -> Message:
+        return {"type": "http.request", "body": raw}
+
+    scope: dict[str, Any] = {"type": "http", "method": "POST", "path": "/", "headers": []}
+    grant(scope, Access())
+    return Request(scope, receive)
+
+
+@pytest.mark.parametrize(("size", "is_aside"), [(LARGE_BODY, False), (LARGE_BODY + 1, True)])
+def test_a_large_body_is_read_beside_the_event_loop(size: int, is_aside: bool) -> None:
+    raw = json.dumps({"a": ""}).encode()
+    raw += b" " * (size - len(raw))
+    observer, here = Sizes(), threading.current_thread()
+
+    def submit(body: Any, caller: Caller) -> threading.Thread:
+        assert body == {"a": ""}
+        return threading.current_thread()
+
+    thread, _ = asyncio.run(accepted(posted(raw), observer, "/", submit))
+    assert (thread is not here) == is_aside
+    assert observer.told == [(size, here)], "observers are told on the event loop"
+
+
+@pytest.mark.parametrize("padding", [0, LARGE_BODY])
+def test_what_is_wrong_with_a_body_is_said_wherever_it_is_read(padding: int) -> None:
+    def submit(body: Any, caller: Caller) -> None:
+        raise BadRequest("no such thing") if body == [] else RecursionError
+
+    def refusal(raw: bytes) -> str:
+        with pytest.raises((BadRequest, HttpError)) as caught:
+            asyncio.run(accepted(posted(raw + b" " * padding), Sizes(), "/", submit))
+        return str(caught.value)
+
+    assert "not JSON" in refusal(b"{")
+    assert "no such thing" in refusal(b"[]")
+    assert "nested too deeply" in refusal(b"[1]")
+
+
+def test_large_bodies_are_answered_like_small_ones(served: Served) -> None:
+    small = served.chat("A tin drum stands in the cellar.").json
+    large = served.chat("A tin drum stands in the cellar.", user="x" * 2 * LARGE_BODY).json
+    assert large["choices"][0]["message"] == small["choices"][0]["message"]
+    refused = served.chat("Hello!", user="x" * 2 * LARGE_BODY, no_such_thing=1)
+    assert (refused.status, refused.error["param"]) == (400, "no_such_thing")
+
+
+def test_none_stays_queued_whatever_goes_wrong_with_a_later_one(served: Served) -> None:
+    queued: list[Generation] = []
+
+    class Breaking(Engine):
+        """An engine that breaks after its first request."""
+
+        def submit_many(self, request: GenerationRequest, n: int) -> list[Generation]:
+            if queued:
+                raise MemoryError
+            queued.extend(served.engine.submit_many(request, n))
+            return queued
+
+    asked = GenerationRequest(text="Hello!")
+    with pytest.raises(MemoryError):
+        submit_all(Breaking(served.engine.settings), [asked, asked], 2)
+    assert [generation.cancel_asked for generation in queued] == [True, True]
+
+
+@pytest.mark.parametrize("form", ["whole", "stream"])
+def test_a_cancel_before_the_beginning_is_the_clients_leaving_and_a_stop_to_who_still_reads(form: str) -> None:
+    generation, metrics = Generation(), Metrics("toy")
+    generation.put(Cancelled("cancelled before it began"))
+    reply = CompletionReply(
+        Stamp("cmpl-1", 0, "toy"), parse_completion({"prompt": "Hi"}, Caller()), [generation], decode=str
+    )
+    answer = Answer(reply, [generation], metrics.began(Caller(), "/v1/completions", {}), params={})
+
+    async def silent() -> Message:
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    request = Request({"type": "http", "method": "POST", "path": "/", "headers": []}, silent)
+    with pytest.raises(HttpError) as caught:
+        asyncio.run(answer.whole(request) if form == "whole" else answer.stream(request))
+    assert (caught.value.problem.status, caught.value.problem.code) == (503, "stopping")
+    found = samples(metrics.text())
+    assert value(found, "rekindle_failures_total", status="499") == value(found, "rekindle_failures_total") == 1
+
+
+def test_a_client_that_left_is_no_warning(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level("INFO", "rekindle.server"):
+        RequestLog().failed(1, "ada", Cancelled("cancelled before it began"))
+    assert [(record.levelname, record.getMessage()) for record in caplog.records] == [
+        ("INFO", "#1 ada: failed with 499, cancelled before it began")
+    ]

@@ -1,0 +1,287 @@
+"""All of chat completions through the official client and a real socket; a scripted model says what it should."""
+
+from __future__ import annotations
+
+import http.client
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import openai
+import pytest
+
+from rekindle.server.openai.models import ChatChunk, ChatCompletion, ErrorReply
+from tests.server.conftest import Served
+from tests.server.scripted import LOOK, SCRIPTS, serving, write_scripted_model
+
+TOOLS = [{"type": "function", "function": {"name": name, "parameters": {"type": "object"}}} for name in ("look", "add")]
+FILLER = "There is a long letter on the table. "
+Said = list[dict[str, Any]]
+
+
+@pytest.fixture(scope="module")
+def scripted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    directory = tmp_path_factory.mktemp("scripted")
+    model = write_scripted_model(directory / "model")
+    with serving(model=model, store=directory / "store", threads=1, hot_bytes="64MiB") as served:
+        yield served
+
+
+def say(word: str, *, length: int = 12) -> Said:
+    return [{"role": "user", "content": f"{word} please. {FILLER * length}"}]
+
+
+def ask(served: Served, said: Said, agent: str | None = None, **parameters: Any) -> Any:
+    given = {"model": "default", "temperature": 0, "max_tokens": 64, **parameters}
+    return served.client(agent).chat.completions.create(messages=said, **given)
+
+
+def post(served: Served, body: dict[str, Any], path: str = "/v1/chat/completions") -> tuple[int, dict[str, str], bytes]:
+    connection = http.client.HTTPConnection("127.0.0.1", served.port, timeout=60)
+    connection.request("POST", path, json.dumps(body), {"Content-Type": "application/json"})
+    response = connection.getresponse()
+    answer = response.status, {name.lower(): value for name, value in response.getheaders()}, response.read()
+    connection.close()
+    return answer
+
+
+def calls_of(message: Any) -> list[tuple[str, str]]:
+    return [(call.function.name, call.function.arguments) for call in message.tool_calls or []]
+
+
+def assembled(stream: Any) -> tuple[str, dict[int, dict[str, str]], list[Any]]:
+    """Text, calls and chunks of a stream of one choice, put together as agents do."""
+    text, calls, chunks = "", {}, list(stream)
+    for delta in (chunk.choices[0].delta for chunk in chunks if chunk.choices):
+        text += delta.content or ""
+        for piece in delta.tool_calls or []:
+            call = calls.setdefault(piece.index, {"id": piece.id, "name": piece.function.name, "arguments": ""})
+            assert piece.id in (None, call["id"])
+            call["arguments"] += piece.function.arguments
+    return text, calls, chunks
+
+
+def test_a_call_goes_out_and_comes_back_and_the_next_turn_extends(scripted: Served) -> None:
+    """What the model generated is what the template writes of it: not a token of the turn is computed again."""
+    said = say("look")
+    first = ask(scripted, said, "ada", tools=TOOLS)
+    (choice,) = first.choices
+    assert choice.finish_reason == "tool_calls"
+    assert choice.message.content == "Let me look."
+    assert calls_of(choice.message) == [("look", LOOK)]
+    (call,) = choice.message.tool_calls
+    answer = {"role": "tool", "tool_call_id": call.id, "content": "talk now, it is there"}
+    turn = [*said, choice.message.model_dump(exclude_none=True), answer]
+    second = ask(scripted, turn, "ada", tools=TOOLS)
+    assert second.choices[0].message.content == "".join(SCRIPTS["talk"])
+    assert second.choices[0].finish_reason == "stop"
+    report = second.model_extra["rekindle"]
+    assert (report["outcome"], report["source"]) == ("extend", "own")
+    stored = first.usage.prompt_tokens + first.usage.completion_tokens
+    assert report["reused_tokens"] >= stored - 1  # the KV of the last token is that of the next turn
+
+
+def test_a_streamed_call_says_the_same_piece_by_piece(scripted: Served) -> None:
+    said = say("look")
+    text, calls, chunks = assembled(ask(scripted, said, "bo", tools=TOOLS, stream=True))
+    assert text == "Let me look."
+    assert list(calls) == [0]
+    assert (calls[0]["name"], calls[0]["arguments"]) == ("look", LOOK)
+    assert calls[0]["id"].startswith("call_")
+    pieces = [chunk for chunk in chunks if chunk.choices[0].delta.tool_calls]
+    assert len(pieces) > 4, "arguments come as they are generated"
+    assert [chunk.choices[0].finish_reason for chunk in chunks if chunk.choices[0].finish_reason] == ["tool_calls"]
+    call = {"id": calls[0]["id"], "type": "function", "function": {"name": "look", "arguments": calls[0]["arguments"]}}
+    turn = [*said, {"role": "assistant", "content": text, "tool_calls": [call]}, {"role": "tool", "content": "talk"}]
+    assert ask(scripted, turn, "bo", tools=TOOLS).model_extra["rekindle"]["outcome"] == "extend"
+
+
+def test_calls_spelled_otherwise_than_the_template_does_cost_their_own_tokens_only(scripted: Served) -> None:
+    said = say("twice", length=50)
+    first = ask(scripted, said, "cy", tools=TOOLS)
+    message = first.choices[0].message
+    assert message.content is None
+    assert calls_of(message) == [("add", '{"a": 1,"b":2}'), ("sub", '{"c":\n3}')]
+    assert len({call.id for call in message.tool_calls}) == 2
+    answers = [{"role": "tool", "tool_call_id": call.id, "content": "talk"} for call in message.tool_calls]
+    second = ask(scripted, [*said, message.model_dump(exclude_none=True), *answers], "cy", tools=TOOLS)
+    report = second.model_extra["rekindle"]
+    assert report["outcome"] == "diverge"
+    assert report["reused_tokens"] > 0.9 * report["prompt_tokens"]
+
+
+@pytest.mark.parametrize(("stream"), [False, True])
+def test_one_call_where_parallel_ones_are_not_wanted(scripted: Served, stream: bool) -> None:
+    answer = ask(scripted, say("twice"), tools=TOOLS, parallel_tool_calls=False, stream=stream)
+    if stream:
+        text, calls, chunks = assembled(answer)
+        assert (text, [call["arguments"] for call in calls.values()]) == ("", ['{"a": 1,"b":2}'])
+        assert chunks[-1].choices[0].finish_reason == "tool_calls"
+    else:
+        assert calls_of(answer.choices[0].message) == [("add", '{"a": 1,"b":2}')]
+        assert answer.choices[0].finish_reason == "tool_calls"
+        endless = {
+            "tools": TOOLS,
+            "parallel_tool_calls": False,
+            "max_tokens": 1_500,
+            "extra_body": {"ignore_eos": True},
+        }
+        assert ask(scripted, say("twice"), **endless).usage.completion_tokens < 1_000, "nobody generates what none want"
+
+
+def test_what_is_no_call_is_text(scripted: Served) -> None:
+    (choice,) = ask(scripted, say("hurt"), tools=TOOLS).choices
+    assert choice.message.content == "".join(SCRIPTS["hurt"])
+    assert (choice.message.tool_calls, choice.finish_reason) == (None, "stop")
+
+
+def test_a_call_that_is_cut_off_keeps_what_it_had(scripted: Served) -> None:
+    (choice,) = ask(scripted, say("cut"), tools=TOOLS, max_tokens=4).choices
+    assert calls_of(choice.message) == [("cut", '{"long": "and longer and so on ')]
+    assert choice.finish_reason == "length"
+    (choice,) = ask(scripted, say("cut"), tools=TOOLS).choices
+    assert calls_of(choice.message) == [("cut", '{"long": "and longer and so on until')]
+    assert choice.finish_reason == "stop"
+
+
+def test_tools_stay_in_the_prompt_when_no_call_is_wanted(scripted: Served) -> None:
+    said = say("look")
+    with_calls = ask(scripted, said, "eve", tools=TOOLS)
+    (choice,) = (answer := ask(scripted, said, "eve", tools=TOOLS, tool_choice="none")).choices
+    assert choice.message.content == "".join(SCRIPTS["look"])
+    assert (choice.message.tool_calls, choice.finish_reason) == (None, "stop")
+    assert answer.model_extra["rekindle"]["outcome"] == "exact"
+    assert answer.usage.prompt_tokens == with_calls.usage.prompt_tokens
+    (plain,) = ask(scripted, said).choices
+    assert plain.message.content == "".join(SCRIPTS["look"]), "without tools nothing is a call"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_several_choices(scripted: Served, stream: bool) -> None:
+    options = {"n": 6, "temperature": 1, "seed": 3, "stream": stream}
+    if stream:
+        chunks = list(ask(scripted, say("toss"), **options, stream_options={"include_usage": True}))
+        *others, last = chunks
+        texts = ["".join(c.choices[0].delta.content or "" for c in others if c.choices[0].index == i) for i in range(6)]
+        ends = [chunk.choices[0].index for chunk in others if chunk.choices[0].finish_reason]
+        assert sorted(ends) == list(range(6))
+        assert all(chunk.usage is None for chunk in others)
+        assert last.choices == []
+        usage = last.usage
+    else:
+        answer = ask(scripted, say("toss"), **options)
+        texts = [choice.message.content for choice in answer.choices]
+        assert [choice.index for choice in answer.choices] == list(range(6))
+        assert all(choice.finish_reason == "stop" for choice in answer.choices)
+        usage = answer.usage
+    assert set(texts) == {" heads", " tails"}
+    alone = [ask(scripted, say("toss"), temperature=1, seed=3 + i).choices[0].message.content for i in range(6)]
+    assert texts == alone, "choice i is drawn with seed + i"
+    assert usage.completion_tokens == 6
+    assert usage.prompt_tokens == ask(scripted, say("toss")).usage.prompt_tokens
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_logprobs(scripted: Served, stream: bool) -> None:
+    answer = ask(scripted, say("toss"), logprobs=True, top_logprobs=2, stream=stream)
+    choices = [c.choices[0] for c in answer if c.choices] if stream else answer.choices
+    tokens = [token for choice in choices for token in (choice.logprobs.content if choice.logprobs else [])]
+    (token,) = tokens
+    assert token.logprob == pytest.approx(-0.6931, abs=1e-3)
+    assert {each.token for each in token.top_logprobs} == {" heads", " tails"}
+    assert bytes(token.bytes).decode() == token.token
+    without = ask(scripted, say("toss"))
+    assert without.choices[0].logprobs is None
+    smile = ask(scripted, say("smile"), logprobs=True).choices[0]
+    assert b"".join(bytes(token.bytes) for token in smile.logprobs.content).decode() == smile.message.content
+    assert all(token.top_logprobs == [] for token in smile.logprobs.content)
+
+
+def test_parameters_reach_the_sampler(scripted: Served) -> None:
+    vocabulary = scripted.engine.encoder.vocabulary
+    ids = {vocabulary.shown(token).decode("utf-8", "replace"): token for token in range(vocabulary.size)}
+    for word in (" heads", " tails"):
+        biased = ask(scripted, say("toss"), n=4, temperature=1, logit_bias={str(ids[word]): 20})
+        assert {choice.message.content for choice in biased.choices} == {word}
+    talk = SCRIPTS["talk"]
+    for parameters, text, reason in (
+        ({"stop": [" the"]}, "It is in", "stop"),
+        ({"stop": "house"}, "".join(talk).partition("house")[0], "stop"),
+        ({"extra_body": {"stop_token_ids": [ids[talk[2]]]}}, "".join(talk[:2]), "stop"),
+        ({"max_completion_tokens": 2}, "".join(talk[:2]), "length"),
+        ({"presence_penalty": 2, "frequency_penalty": -2, "seed": 1}, "".join(talk), "stop"),
+        ({"extra_body": {"min_p": 0.5, "top_k": 3, "repetition_penalty": 1.1}}, "".join(talk), "stop"),
+    ):
+        (choice,) = ask(scripted, say("talk"), **parameters).choices
+        assert (choice.message.content, choice.finish_reason) == (text, reason), parameters
+
+
+def test_a_stream_ends_in_one_report_usage_and_done(scripted: Served) -> None:
+    body = {"messages": say("look"), "tools": TOOLS, "stream": True, "stream_options": {"include_usage": True}, "n": 2}
+    status, headers, data = post(scripted, {**body, "max_tokens": 64, "logprobs": True})
+    assert (status, headers["content-type"]) == (200, "text/event-stream; charset=utf-8")
+    assert headers["x-rekindle-outcome"] in ("exact", "extend", "diverge", "miss")
+    *events, done, rest = data.decode().split("\n\n")
+    assert (done, rest) == ("data: [DONE]", "")
+    chunks = [json.loads(event.removeprefix("data: ")) for event in events]
+    for chunk in chunks:
+        ChatChunk.model_validate(chunk)
+    assert {chunk["id"] for chunk in chunks} == {chunks[0]["id"]}
+    assert [len(chunk["choices"]) for chunk in chunks] == [1] * (len(chunks) - 1) + [0]
+    reported = [chunk["choices"][0]["index"] for chunk in chunks if chunk.get("rekindle")]
+    assert sorted(reported) == [0, 1]
+
+
+def test_a_whole_answer_is_as_described(scripted: Served) -> None:
+    for word, options in (("look", {"tools": TOOLS}), ("toss", {"n": 3, "logprobs": True, "top_logprobs": 1})):
+        body = {"messages": say(word), "rekindle": {"return_ids": True}, **options}
+        status, headers, data = post(scripted, body)
+        assert status == 200
+        answer = json.loads(data)
+        ChatCompletion.model_validate(answer)
+        assert headers["x-rekindle-reused"] == str(answer["rekindle"]["reused_tokens"])
+
+
+@pytest.mark.parametrize(
+    ("wrong", "kind", "param"),
+    [
+        ({"tool_choice": "required", "tools": TOOLS}, openai.BadRequestError, "tool_choice"),
+        ({"tools": [{"type": "web_search"}]}, openai.BadRequestError, "tools.0.type"),
+        ({"n": 9}, openai.BadRequestError, "n"),
+        ({"logit_bias": {"100000": 1}}, openai.BadRequestError, "logit_bias"),
+        ({"model": "gpt-9"}, openai.NotFoundError, "model"),
+        ({"response_format": {"type": "json_object"}}, openai.BadRequestError, "response_format"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]},
+            openai.BadRequestError,
+            "messages[0].content[0]",
+        ),
+    ],
+)
+@pytest.mark.parametrize("stream", [False, True])
+def test_errors_are_the_clients_exceptions(
+    scripted: Served, wrong: dict[str, Any], kind: type[openai.APIStatusError], param: str, stream: bool
+) -> None:
+    with pytest.raises(kind) as caught:
+        ask(scripted, wrong.get("messages", say("talk")), extra_body=wrong, stream=stream)
+    assert caught.value.param == param
+    ErrorReply.model_validate({"error": caught.value.body})
+
+
+def test_an_error_behind_the_head_comes_as_an_event(scripted: Served, tmp_path: Any) -> None:
+    model = scripted.engine.settings.model.model
+    flags = {"model": model, "store": tmp_path, "threads": 1, "hot_bytes": "64MiB", "request_timeout_s": 0.4}
+    with serving(**flags) as served, pytest.raises(openai.APIError, match=r"second|time|long") as caught:
+        list(ask(served, say("talk"), stream=True, max_tokens=1_500, extra_body={"ignore_eos": True}))
+    assert not isinstance(caught.value, openai.APIStatusError)
+
+
+def test_a_model_that_writes_no_calls_says_so(served: Served, tmp_path: Any, scripted: Served) -> None:
+    other = tmp_path / "model"
+    write_scripted_model(other)
+    (other / "chat_template.jinja").write_text("{% for m in messages %}{{ m.content }}{% endfor %}<|talk|>")
+    with serving(model=other, store=tmp_path / "store", threads=1, hot_bytes="64MiB") as plain:
+        with pytest.raises(openai.BadRequestError, match="tool_choice to 'none'") as caught:
+            ask(plain, say("talk"), tools=TOOLS)
+        assert caught.value.param == "tools"
+        assert ask(plain, say("talk"), tools=TOOLS, tool_choice="none").choices[0].message.content

@@ -1,0 +1,157 @@
+"""agents: over a running server, and on the store of a stopped one."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import Result
+from typer.testing import CliRunner
+
+from rekindle import Engine
+from rekindle.bench.client import Client, ServerProcess, free_port
+from rekindle.cli import app
+from rekindle.config import ServerSettings
+
+TEXT = "You look after the lighthouse, count the ships that pass, and write down each one's name and its port."
+FLAGS = ("--hot-bytes", "64MiB", "--threads", "1")
+
+
+def run(*arguments: str, **env: str) -> Result:
+    return CliRunner(env={"COLUMNS": "200", **env}).invoke(app, ["agents", *arguments])
+
+
+def said(*arguments: str, **env: str) -> str:
+    """The output of a command that succeeds."""
+    result = run(*arguments, **env)
+    assert result.exit_code == 0, result.output
+    return result.stdout
+
+
+def talk(client: Client, agent: str, turns: int = 1) -> None:
+    messages = [{"role": "system", "content": f"{TEXT} You are {agent}."}]
+    for number in range(turns):
+        messages.append({"role": "user", "content": f"Which ship was number {number}?"})
+        reply = client.chat(messages, agent=agent, max_tokens=4)
+        messages.append({"role": "assistant", "content": reply.text})
+
+
+@pytest.fixture(scope="module")
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Client, dict[str, str]]]:
+    """A server, and the variables by which commands find it."""
+    folder = tmp_path_factory.mktemp("agents")
+    store = folder / "store"
+    with ServerProcess(["--store", str(store), *FLAGS], log=folder / "log", server=ServerSettings(port=0)) as server:
+        yield server.wait_ready(), {"REKINDLE_PORT": str(server.port), "REKINDLE_STORE": str(store)}
+
+
+def shown(agent: str, env: dict[str, str]) -> dict[str, Any]:
+    info: dict[str, Any] = json.loads(said("show", agent, "--json", **env))
+    return info
+
+
+def test_a_table_of_agents(running: tuple[Client, dict[str, str]]) -> None:
+    client, env = running
+    talk(client, "ada lovelace/1")
+    talk(client, "bo", turns=2)
+    table = said(**env).splitlines()
+    assert table[0].split() == "AGENT TOKENS SAVED HOT WARM BRANCHES PINNED LAST USED".split()
+    rows = [line for line in table[1:] if line]
+    assert [row.split("  ")[0] for row in rows] == ["bo", "ada lovelace/1"]
+    assert f"{shown('bo', env)['num_tokens']:,}" in rows[0]
+    assert {info["id"] for info in json.loads(said("--json", **env))} == {"bo", "ada lovelace/1"}
+    assert "ada lovelace/1" in said("show", "ada lovelace/1", **env)
+
+
+def test_what_can_be_done_to_an_agent(running: tuple[Client, dict[str, str]]) -> None:
+    client, env = running
+    talk(client, "cy", turns=2)
+    assert "for 8 h" in said("pin", "cy", "--ttl", "8h", **env)
+    assert shown("cy", env)["pinned"] and 7.9 < (shown("cy", env)["pinned_until"] - time.time()) / 3600 <= 8
+    assert "until 20" in said("show", "cy", **env)
+    said("pin", "cy", **env)
+    assert shown("cy", env)["pinned"] and shown("cy", env)["pinned_until"] is None
+    assert "for ever" in said("show", "cy", **env)
+    said("unpin", "cy", **env)
+    assert not shown("cy", env)["pinned"]
+    said("evict", "cy", **env)
+    assert shown("cy", env)["hot_tokens"] == 0 < shown("cy", env)["warm_tokens"]
+    said("fork", "cy", "cy/copy", **env)
+    assert shown("cy/copy", env)["num_tokens"] == shown("cy", env)["num_tokens"]
+    said("rewind", "cy", "--turns", "1", **env)
+    assert shown("cy", env)["num_tokens"] < shown("cy/copy", env)["num_tokens"]
+    said("delete", "cy", **env)
+    result = run("show", "cy", **env)
+    assert (result.exit_code, "cy/copy" in result.output) == (2, True)
+
+
+def test_a_purge_prints_its_proof(running: tuple[Client, dict[str, str]]) -> None:
+    client, env = running
+    talk(client, "dan", turns=2)
+    proof = json.loads(said("purge", "dan", "--json", **env))
+    assert proof["slots_freed"] > 0 and proof["bytes_zeroed"] > 0
+    talk(client, "dan", turns=2)
+    assert "read back as zeros" in said("purge", "dan", **env)
+    assert run("show", "dan", **env).exit_code == 2
+
+
+def test_a_locked_store_without_its_server_says_who_holds_it(running: tuple[Client, dict[str, str]]) -> None:
+    _, env = running
+    nobody = {**env, "REKINDLE_PORT": str(free_port())}
+    for arguments in (["list"], ["purge", "bo"]):
+        result = run(*arguments, **nobody)
+        assert result.exit_code == 1
+        assert "process " in result.output and "is in use by" in result.output and "--url" in result.output
+
+
+def test_durations_and_unknown_commands_are_refused(running: tuple[Client, dict[str, str]]) -> None:
+    _, env = running
+    assert "8h" in run("pin", "bo", "--ttl", "soon", **env).output
+    assert run("pin", "nobody", **env).exit_code == 2
+    assert run("forget", "bo", **env).exit_code == 2
+    assert "purge" in run("--help").output
+
+
+@pytest.fixture
+def stopped(tmp_path: Path) -> dict[str, str]:
+    """The store of two agents and an unnamed conversation, no server."""
+    with Engine.from_pretrained("pocket", store=tmp_path, hot_bytes="64MiB", threads=1) as engine:
+        for agent in ("ada", "bo", None):
+            engine.chat(agent, [{"role": "user", "content": f"{TEXT} You are {agent or 'nobody'}."}], max_tokens=4)
+    return {"REKINDLE_STORE": str(tmp_path), "REKINDLE_PORT": str(free_port())}
+
+
+def test_a_stopped_store_is_listed(stopped: dict[str, str]) -> None:
+    agents = json.loads(said("--json", **stopped))
+    assert [info["id"] for info in agents] == ["bo", "ada"]
+    assert all(info["warm_tokens"] == info["num_tokens"] > 20 and info["hot_tokens"] == 0 for info in agents)
+    assert [line.split()[0] for line in said(**stopped).splitlines()] == ["AGENT", "bo", "ada"]
+    assert "ada" in said("show", "ada", **stopped)
+    assert run("list", "--url", "http://127.0.0.1:9", **stopped).exit_code == 1  # that server was meant and no store
+
+
+def test_a_stopped_store_is_purged(stopped: dict[str, str]) -> None:
+    result = run("purge", "adda", **stopped)
+    assert (result.exit_code, "did you mean ada?" in result.output) == (2, True)
+    assert run("purge", "ada", "--namespace", "other", **stopped).exit_code == 2
+    assert "read back as zeros" in said("purge", "ada", **stopped)
+    assert [info["id"] for info in json.loads(said("--json", **stopped))] == ["bo"]
+    with Engine.from_pretrained("pocket", store=stopped["REKINDLE_STORE"], hot_bytes="64MiB", threads=1) as engine:
+        assert [info.agent for info in engine.agents()] == ["bo"]
+        engine.check()
+
+
+def test_what_needs_a_server_says_so(stopped: dict[str, str]) -> None:
+    for arguments in (["pin", "ada"], ["evict", "ada"], ["fork", "ada", "x"], ["rewind", "ada"], ["delete", "ada"]):
+        result = run(*arguments, **stopped)
+        assert (result.exit_code, "rekindle serve" in result.output) == (1, True)
+
+
+def test_no_store_at_all_is_no_error(tmp_path: Path) -> None:
+    env = {"REKINDLE_STORE": str(tmp_path / "none"), "REKINDLE_PORT": str(free_port())}
+    assert json.loads(said("--json", **env)) == []
+    assert not (tmp_path / "none").exists()
