@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
+from rekindle.engine.api import Engine
 from rekindle.engine.request import State
 from rekindle.engine.types import GenerationRequest
 from rekindle.errors import BadRequest
@@ -83,8 +85,8 @@ def test_a_reply_ends_at_eos_and_stop_tokens_unless_told_otherwise(start: Start)
     engine = start()
     (eos,) = sorted(engine.spec.eos_ids)[:1]
 
-    def say(**params: object) -> tuple[str, tuple[int, ...]]:
-        given = SamplingParams(**{"max_tokens": 6, "temperature": 0.0, **params})  # type: ignore[arg-type]
+    def say(**params: Any) -> tuple[str, tuple[int, ...]]:
+        given = SamplingParams(max_tokens=6, temperature=0.0, **params)
         result = engine.submit(GenerationRequest(text="Hello there", params=given)).result()
         return result.finish_reason, result.token_ids
 
@@ -110,15 +112,15 @@ def test_a_stop_string_counts_from_the_least_length_on(start: Start) -> None:
     assert (result.text, len(result.token_ids), result.finish_reason) == ("aaa", 4, "stop")
 
 
-def _id_of(engine: object, text: str) -> int:
-    ids = engine.encoder.encode(engine.encoder.render_text(text))  # type: ignore[attr-defined]
+def _id_of(engine: Engine, text: str) -> int:
+    ids = engine.encoder.encode(engine.encoder.render_text(text))
     return int(np.asarray(ids)[-1])
 
 
 @pytest.mark.parametrize("params", [{"logit_bias": ((1 << 20, 1.0),)}, {"stop_token_ids": (1 << 20,)}])
-def test_ids_the_model_does_not_have_are_refused_by_name(start: Start, params: dict[str, object]) -> None:
+def test_ids_the_model_does_not_have_are_refused_by_name(start: Start, params: dict[str, Any]) -> None:
     engine = start()
-    asked = GenerationRequest(text="Hello", params=SamplingParams(**params))  # type: ignore[arg-type]
+    asked = GenerationRequest(text="Hello", params=SamplingParams(**params))
     with pytest.raises(BadRequest, match="token ids must lie in") as caught:
         engine.submit(asked).result()
     assert caught.value.param == next(iter(params))

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 import shutil
-import sqlite3
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
@@ -23,11 +22,10 @@ from rekindle.engine.retention import EVERY_S, Retention, RetentionRules
 from rekindle.engine.saving import SaveOrder
 from rekindle.errors import BadRequest, NotFound
 from rekindle.pocket import MODEL_DIR
-from rekindle.store.ledger import Ledger
-from rekindle.store.values import SequenceRecord
 from rekindle.text.prompt import PromptEncoder
 from tests.engine.conftest import Start
 from tests.engine.test_engine import SYSTEM, talk, user
+from tests.engine.test_index_trouble import refused
 
 ROOT = BlockHash(b"r" * 32)
 
@@ -246,21 +244,13 @@ def test_a_pin_outlives_a_restart_and_ends(start: Start) -> None:
     engine.check()
 
 
-def test_a_pin_that_came_before_the_first_save_follows_it(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_pin_that_came_before_the_first_save_follows_it(start: Start) -> None:
     engine, history = start(), [SYSTEM]
-    real = Ledger.move
-
-    def refuse(self: Ledger, records: Sequence[SequenceRecord]) -> None:
-        if records:
-            raise sqlite3.OperationalError("disk I/O error")
-        real(self, records)
-
-    monkeypatch.setattr(Ledger, "move", refuse)
-    talk(engine, "ada", history, "Hello!")
-    engine.flush()
-    assert engine.agent("ada").saved_tokens == 0 and "saving has failed" in engine.health().problems[0]
-    engine.pin("ada")
-    monkeypatch.undo()
+    with refused(engine, "INSERT ON sequence"):
+        talk(engine, "ada", history, "Hello!")
+        engine.flush()
+        assert engine.agent("ada").saved_tokens == 0 and "saving has failed" in engine.health().problems[0]
+        engine.pin("ada")
     talk(engine, "ada", history, "And now?")
     engine.flush()
     assert engine.agent("ada").saved_tokens > 0 and engine.health().ok

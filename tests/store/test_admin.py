@@ -244,7 +244,9 @@ def test_stale_stores_are_removed_and_nothing_else(
     assert [path.exists() for path in paths] == [True, False, True, True]
     assert [path.name for path in paths[2].iterdir()] == ["notes.txt"]
     assert len([r for r in caplog.records if "removed the store" in r.message]) == 2
+    would_go = admin.stale_stores(directory, NAME, 30 * day, clock=lambda: now + 31 * day)
     gone = admin.collect_stale(directory, NAME, 30 * day, clock=lambda: now + 31 * day)
+    assert would_go == gone
     assert {info.fingerprint for info in gone} == {paths[0].name, paths[2].name}
     held.close()
     assert (directory / "elsewhere").is_dir() and (directory / NAME).is_dir() and paths[3].is_dir()

@@ -14,13 +14,14 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from rekindle.cli.disk_probes import disk_budget, nearest
+from rekindle.cli.disk_probes import nearest
 from rekindle.cli.settings import GroupedCommand, with_settings
 from rekindle.cli.units import parse_duration, show_ago, show_bytes, show_duration, show_id, show_table
 from rekindle.cli.why import JsonOption
 from rekindle.config import Settings
 from rekindle.errors import NotFound
 from rekindle.store import admin
+from rekindle.store.room import budget
 from rekindle.store.sync import OsFileSystem
 
 cache = typer.Typer(no_args_is_help=True)
@@ -42,7 +43,7 @@ def stats(settings: Settings, as_json: JsonOption = False) -> int:
     directory = settings.store.directory()
     stores = admin.list_stores(directory)
     free = OsFileSystem().free_bytes(nearest(directory))
-    budgets = [disk_budget(settings.store, free, store.bytes) for store in stores]
+    budgets = [budget(settings.store.disk_bytes, free_bytes=free, used_bytes=store.bytes) for store in stores]
     if as_json:
         found = [{**asdict(store), "budget_bytes": budget} for store, budget in zip(stores, budgets, strict=True)]
         typer.echo(json.dumps(found))
@@ -141,7 +142,7 @@ def gc(
     """Remove stores of models that were not served for long; never one in use."""
     directory = settings.store.directory()
     age_s = settings.store.stale_ttl_s if older_than is None else parse_duration(older_than)
-    gone = _would_go(directory, age_s, time.time()) if dry_run else admin.collect_stale(directory, None, age_s)
+    gone = (admin.stale_stores if dry_run else admin.collect_stale)(directory, None, age_s)
     if as_json:
         typer.echo(json.dumps([asdict(store) for store in gone]))
         return 0
@@ -150,12 +151,6 @@ def gc(
     if not gone:
         typer.echo(f"nothing in {directory} was unused for {show_duration(age_s)}")
     return 0
-
-
-def _would_go(directory: Path, age_s: float, now: float) -> list[admin.StoreInfo]:
-    """What `collect_stale` would remove."""
-    stores = admin.list_stores(directory)
-    return [store for store in stores if store.in_use_by is None and now - store.last_use > age_s]
 
 
 def _name(store: admin.StoreInfo) -> str:

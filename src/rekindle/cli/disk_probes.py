@@ -22,8 +22,8 @@ from rekindle.cli.units import show_bytes
 from rekindle.config import MiB, StoreSettings
 from rekindle.spec import KVLayout
 from rekindle.store.admin import list_stores
-from rekindle.store.opening import DISK_SHARE, MAX_DISK_BYTES
 from rekindle.store.records import RecordFormat
+from rekindle.store.room import budget
 from rekindle.store.sync import OsFileSystem
 
 SPEED_BYTES = 64 * MiB
@@ -94,18 +94,13 @@ def probe_space(settings: StoreSettings) -> Finding:
     """Free space against what the store may take; space taken already is not wanted again."""
     directory = settings.directory()
     free, used = OsFileSystem().free_bytes(nearest(directory)), taken_bytes(directory)
-    budget = disk_budget(settings, free, used)
-    said = f"{show_bytes(free)} free, the store takes {show_bytes(used)} and may take {show_bytes(budget)}"
-    if budget > free + used:
+    most = budget(settings.disk_bytes, free_bytes=free, used_bytes=used)
+    said = f"{show_bytes(free)} free, the store takes {show_bytes(used)} and may take {show_bytes(most)}"
+    if most > free + used:
         return Finding("space", "warn", said, "the disk will be full first: lower --disk-bytes, or free some space")
     if free < SPEED_BYTES:
         return Finding("space", "fail", said, "free some space: turns cannot be saved")
     return Finding("space", "ok", said)
-
-
-def disk_budget(settings: StoreSettings, free: int, used: int) -> int:
-    """Bytes a store may take that takes `used` now, with `free` left on its disk."""
-    return settings.disk_bytes or int(min(MAX_DISK_BYTES, DISK_SHARE * (free + used)))
 
 
 def taken_bytes(directory: Path) -> int:

@@ -38,6 +38,7 @@ __all__ = [
     "list_stores",
     "purge_agent",
     "rebuild_store",
+    "stale_stores",
 ]
 
 Progress = Callable[[int, int], object]
@@ -62,6 +63,18 @@ class CheckReport:
 def list_stores(directory: Path, *, fs: FileSystem | None = None) -> list[StoreInfo]:
     """Every model's store in the directory, most recently used first; also those in use."""
     return stale.list_stores(directory, fs or OsFileSystem())
+
+
+def stale_stores(
+    directory: Path,
+    keep: str | None,
+    older_than_s: float,
+    *,
+    clock: Callable[[], float] = time.time,
+    fs: FileSystem | None = None,
+) -> list[StoreInfo]:
+    """What `collect_stale` would remove."""
+    return stale.stale_stores(directory, keep, older_than_s, now=clock(), fs=fs or OsFileSystem())
 
 
 def collect_stale(

@@ -18,13 +18,12 @@ from rekindle.store.index import INDEX_DAMAGE, Index
 from rekindle.store.ledger import Ledger
 from rekindle.store.rebuild import RebuildReport, rebuild, salvage
 from rekindle.store.records import RecordFormat
+from rekindle.store.room import budget
 from rekindle.store.shards import Shards, found_slots
 from rekindle.store.sync import FileSystem
 
 logger = logging.getLogger(__name__)
 
-MAX_DISK_BYTES = 50 * 10**9
-DISK_SHARE = 0.2
 # of OperationalError, "no such table" and the like; its other codes tell of disks, locks and permissions
 _SQLITE_ERROR = 1
 
@@ -40,11 +39,9 @@ class OpenedStore:
     rebuilt: RebuildReport | None
 
     def budget(self, disk_bytes: int | None, fs: FileSystem) -> int:
-        """Bytes the records may take: what was set, else a share of what is free or theirs already."""
-        if disk_bytes is not None:
-            return disk_bytes
+        """Bytes the records may take now, `disk_bytes` being what was set."""
         used = sum(f.record_bytes * self.ledger.slots.num_used(f.part) for f in self.shards.formats)
-        return int(min(MAX_DISK_BYTES, DISK_SHARE * (fs.free_bytes(self.place.path) + used)))
+        return budget(disk_bytes, free_bytes=fs.free_bytes(self.place.path), used_bytes=used)
 
     def close(self) -> None:
         """Close all files and let the directory go."""
@@ -101,7 +98,7 @@ def _open(
             spaces = {*namespaces, *(known.record.namespace for known in salvaged)}
             roots = {place.root(name): name for name in spaces}
             report = rebuild(ledger, shards, clock(), namespaces=roots, salvaged=salvaged, settings=settings)
-            logger.warning("the index of %s was missing or damaged and was made anew: %s", place.path, report)
+            logger.warning("the index of %s was missing or damaged and was made anew: %s", place.path, report.summary())
         else:
             with ledger.transaction():
                 ledger.slots.set_meta(settings)

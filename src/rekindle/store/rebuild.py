@@ -33,6 +33,11 @@ class RebuildReport:
     num_lost: int
     num_sequences: int
 
+    def summary(self) -> str:
+        """One sentence for a person."""
+        back = f"{self.num_blocks} blocks and {self.num_sequences} branches came back"
+        return f"{back}, {self.num_lost} records were lost"
+
 
 @dataclass(frozen=True, slots=True)
 class Salvaged:

@@ -17,7 +17,15 @@ from rekindle.store.slots import Slot
 
 logger = logging.getLogger(__name__)
 
+MAX_DISK_BYTES = 50 * 10**9
+DISK_SHARE = 0.2
+
 OnLost = Callable[[str, str, int, int], object]
+
+
+def budget(wanted: int | None, *, free_bytes: int, used_bytes: int) -> int:
+    """Bytes the records may take: what was set, else a share of what is free or theirs already."""
+    return wanted if wanted is not None else int(min(MAX_DISK_BYTES, DISK_SHARE * (free_bytes + used_bytes)))
 
 
 class DiskRoom:

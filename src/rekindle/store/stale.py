@@ -47,18 +47,24 @@ def list_stores(directory: Path, fs: FileSystem) -> list[StoreInfo]:
     return sorted(found, key=lambda info: -info.last_use)
 
 
+def stale_stores(
+    directory: Path, keep: str | None, older_than_s: float, *, now: float, fs: FileSystem
+) -> list[StoreInfo]:
+    """The stores, but for `keep`, that nobody has open and nobody used for so long."""
+    old = [path for path in _stores(directory) if path.name != keep and now - _last_use(path) > older_than_s]
+    return [info for info in (_info(path, fs) for path in old) if info.in_use_by is None]
+
+
 def collect_stale(
     directory: Path, keep: str | None, older_than_s: float, *, now: float, fs: FileSystem
 ) -> list[StoreInfo]:
-    """Remove the stores, but for `keep`, that were not used for so long; return what was removed.
+    """Remove the stale stores; return what was removed.
 
-    One that is in use, or cannot be removed, stays; the latter is logged.
+    One that somebody has opened meanwhile, or that cannot be removed, stays; the latter is logged.
     """
     removed = []
-    for path in _stores(directory):
-        if path.name == keep or now - _last_use(path) <= older_than_s:
-            continue
-        info = _info(path, fs)
+    for info in stale_stores(directory, keep, older_than_s, now=now, fs=fs):
+        path = directory / info.fingerprint
         try:
             if _remove(path, fs):
                 logger.warning("removed the store of %s (%s): not used for long", info.model or "a model", path)
