@@ -16,6 +16,9 @@ from rekindle import Engine
 from rekindle.bench.client import Client, ServerProcess, free_port
 from rekindle.cli import app
 from rekindle.config import ServerSettings
+from rekindle.engine.types import Breakpoint, GenerationRequest
+from rekindle.model.params import SamplingParams
+from rekindle.text.messages import Message
 
 TEXT = "You look after the lighthouse, count the ships that pass, and write down each one's name and its port."
 FLAGS = ("--hot-bytes", "64MiB", "--threads", "1")
@@ -82,6 +85,12 @@ def test_what_can_be_done_to_an_agent(running: tuple[Client, dict[str, str]]) ->
     assert shown("cy", env)["hot_tokens"] == 0 < shown("cy", env)["warm_tokens"]
     said("fork", "cy", "cy/copy", **env)
     assert shown("cy/copy", env)["num_tokens"] == shown("cy", env)["num_tokens"]
+    (branch,) = shown("cy/copy", env)["branch_infos"]
+    tokens = f"{branch['num_tokens']:,}"
+    line = next(line for line in said("show", "cy/copy", **env).splitlines() if line.startswith("branch "))
+    assert line.endswith(
+        f"{tokens} tokens: {branch['saved_tokens']:,} saved, 0 hot, {tokens} warm, {tokens} shared with cy"
+    )
     said("rewind", "cy", "--turns", "1", **env)
     assert shown("cy", env)["num_tokens"] < shown("cy/copy", env)["num_tokens"]
     said("delete", "cy", **env)
@@ -155,3 +164,19 @@ def test_no_store_at_all_is_no_error(tmp_path: Path) -> None:
     env = {"REKINDLE_STORE": str(tmp_path / "none"), "REKINDLE_PORT": str(free_port())}
     assert json.loads(said("--json", **env)) == []
     assert not (tmp_path / "none").exists()
+
+
+def test_what_an_agents_requests_marked_is_purged_from_a_stopped_store(tmp_path: Path) -> None:
+    environment = {"REKINDLE_STORE": str(tmp_path), "REKINDLE_PORT": str(free_port())}
+    settings = {"store": tmp_path, "hot_bytes": "64MiB", "threads": 1}
+    message, marks = Message("user", TEXT * 4), (Breakpoint(0, None, 3600.0),)
+    with Engine.from_pretrained("pocket", **settings) as engine:
+        for agent in ("ada", "bo"):
+            params = SamplingParams(max_tokens=4)
+            engine.submit(GenerationRequest((message,), agent=agent, params=params, breakpoints=marks)).result()
+        engine.rewind("bo", 1)
+    for agent in ("ada", "bo"):
+        assert "read back as zeros" in said("purge", agent, **environment)
+    assert run("purge", "bo", **environment).exit_code == 2
+    with Engine.from_pretrained("pocket", **settings) as engine:
+        assert (engine.stats().store or {})["num_blocks"] == 0

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from rekindle.bench.client import ServerProcess, free_port
 from rekindle.cache.explain import Cause
 from rekindle.cli import app
-from rekindle.cli.why import ADVICE, marked
+from rekindle.cli.why import ADVICE, marked, told
 from rekindle.config import ServerSettings
 
 SYSTEM = (
@@ -99,3 +99,28 @@ def test_every_cause_has_its_advice() -> None:
 )
 def test_the_difference_is_marked(stored: str, sent: str, wanted: tuple[str, str]) -> None:
     assert marked(stored, sent) == wanted
+
+
+@pytest.mark.parametrize(
+    ("item", "line"),
+    [
+        (
+            {"kind": "attribution", "message_index": 0, "text": "x-billing: 7", "tokens": 12_345},
+            "  left out the attribution line of message 0: x-billing: 7 (as sent it would have cost 12,345 tokens)",
+        ),
+        (
+            {"kind": "tools", "message_index": None, "text": "b, a", "tokens": 0},
+            "  put the tools in order: b, a (this time it cost nothing)",
+        ),
+    ],
+)
+def test_what_was_normalised_is_said_with_what_it_would_have_cost(item: dict[str, object], line: str) -> None:
+    request = {
+        "at": 0.0, "error": None, "outcome": "extend", "finish_reason": "stop", "source": "parent", "reuse": None,
+        "prompt_tokens": 9, "reused_tokens": 8, "hot_tokens": 8, "warm_tokens": 0, "computed_tokens": 1,
+        "completion_tokens": 1, "timings": {}, "explanation": None, "normalised": [item],
+    }  # fmt: skip
+    lines = list(told(request, 1.0))
+    assert lines[-1] == line
+    assert lines[1] == "  reused 8 of 9 tokens: 8 hot, 0 warm, of its parent"
+    assert list(told({name: value for name, value in request.items() if name != "normalised"}, 1.0)) == lines[:-1]

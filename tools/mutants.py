@@ -30,6 +30,7 @@ TIMEOUT_S = 280
 PATHS, LOW = "tests/exactness/test_paths.py", "tests/exactness/test_low_precision.py"
 ALONE = "tests/exactness/test_against_transformers.py"
 CRASHES = "tests/store/test_crash.py::test_saved_turns_survive_a_crash_at_any_moment"
+IDLE = "tests/engine/test_background.py"
 RETENTION, TRACES = "tests/store/test_retention.py", "tests/store/test_purge_traces.py"
 Verdict = Literal["killed", "SURVIVED", "BROKEN"]
 
@@ -114,9 +115,9 @@ MUTANTS = (
     ),
     one(
         "blocks restored in the wrong order",
-        "engine/prefix_cache.py",
-        "self.arena.write(targets[index], part, payload)",
-        "self.arena.write(targets[-1 - index], part, payload)",
+        "engine/loads.py",
+        "self._arena.write(targets[index], part, payload)",
+        "self._arena.write(targets[-1 - index], part, payload)",
         f"{PATHS}::test_warm_after_reopening[llama-q4h]",
     ),
     one(
@@ -172,9 +173,9 @@ MUTANTS = (
     ),
     one(
         "stored id replaced by re-tokenised id",
-        "engine/preparing.py",
+        "engine/prompt_ids.py",
         "ids = np.concatenate([branch.ids[: match.num_tokens], rest])",
-        "ids = self._encoder.encode(rendered)",
+        "ids = encoder.encode(rendered)",
         "tests/exactness/test_identity.py::test_sampled_ids_are_kept",
     ),
     one(
@@ -310,6 +311,55 @@ MUTANTS = (
         "np.concatenate([history.prompt, history.reply])",
         "history.reply",
         "tests/model/test_adjustments.py",
+    ),
+    one(
+        "idle work goes on beside a request",
+        "engine/core.py",
+        "            self.background.give_way()\n",
+        "            pass\n",
+        f"{IDLE}::test_it_gives_way_within_a_step_and_goes_on_later",
+    ),
+    one(
+        "idle work reads all it finds on disk",
+        "engine/prefix_cache.py",
+        "return found if len(found) <= room // 2 else None",
+        "return found",
+        f"{IDLE}::test_reading_for_it_takes_no_more_than_half_either",
+    ),
+    one(
+        "parent of another namespace",
+        "cache/matcher.py",
+        "self._agents.get((namespace, parent), {})",
+        "next((held for (_, agent), held in self._agents.items() if agent == parent), {})",
+        "tests/cache/test_matcher.py::test_an_agent_without_branches_goes_on_from_its_parents_as_they_were_sampled",
+    ),
+    one(
+        "attribution line taken out of anybody's words",
+        "text/normalise.py",
+        'in kinds and message.role == "system" and',
+        "in kinds and",
+        "tests/text/test_normalise.py",
+    ),
+    one(
+        "cost of an attribution line counted when it did not change",
+        "engine/marked.py",
+        " if self.is_new else 0",
+        "",
+        "tests/engine/test_taken_out.py::test_a_line_that_changes_costs_nothing_and_says_what_it_would_have",
+    ),
+    one(
+        "kept beginnings survive a purge",
+        "engine/edits.py",
+        "marked = tuple(Purged(namespace, branch.agent) for branch in kept)",
+        "marked: tuple[Purged, ...] = ()",
+        "tests/engine/test_keeping.py::test_a_purge_takes_them_too",
+    ),
+    one(
+        "tokens that were read counted as created, too",
+        "server/anthropic/usage.py",
+        "max(0, max(before, default=0) - reused)",
+        "max(before, default=0)",
+        "tests/server/test_anthropic.py::test_marked_prefixes_are_created_once_and_read_then",
     ),
 )
 

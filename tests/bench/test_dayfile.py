@@ -66,6 +66,27 @@ def test_what_an_earlier_line_holds_is_not_written_again(tmp_path: Path) -> None
     assert read_day(tmp_path / "day").requests[2].body == request(2, "a", "yes", "b", "no", "c").body
 
 
+@pytest.mark.parametrize(
+    ("endpoint", "messages", "prompt"),
+    [("/v1/messages", "messages", "system"), ("/v1/responses", "input", "instructions")],
+)
+def test_other_dialects_are_written_once_too(tmp_path: Path, endpoint: str, messages: str, prompt: str) -> None:
+    def asked(at_s: float, *texts: str) -> RecordedRequest:
+        items = [{"role": "user", "content": text} for text in texts]
+        return replace(
+            request(at_s), endpoint=endpoint, body={messages: items, prompt: SYSTEM["content"], "tools": TOOLS}
+        )
+
+    requests = [asked(0, "a"), asked(1, "a", "b"), asked(2, "x")]
+    plain = replace(asked(3), body={messages: "all in one text"} if messages == "input" else {messages: []})
+    lines = write(tmp_path / "day", *requests, plain)
+    assert lines[2]["messages_from"] == {"id": lines[1]["id"], "count": 1}
+    assert [line.get(f"{prompt}_from") for line in lines[1:4]] == [None, lines[1]["id"], lines[2]["id"]]
+    assert [line.get("tools_from") for line in lines[1:4]] == [None, lines[1]["id"], lines[2]["id"]]
+    assert [len(line["body"][messages]) for line in lines[1:4]] == [1, 1, 1]
+    assert [item.body for item in read_day(tmp_path / "day").requests] == [item.body for item in (*requests, plain)]
+
+
 def test_any_text_that_json_can_hold_is_kept(tmp_path: Path) -> None:
     write(tmp_path / "day", request(0, "数字\u2028 \x85 half: \ud83d"))
     assert read_day(tmp_path / "day").requests[0].messages[1]["content"] == "数字\u2028 \x85 half: \ud83d"

@@ -8,7 +8,7 @@ import pytest
 
 from rekindle.cache.explain import Explanation, explain
 from rekindle.cache.matcher import Matcher, StoredBranch
-from rekindle.text.messages import Message
+from rekindle.text.messages import Message, ToolCall
 from rekindle.text.prompt import PromptEncoder, RenderedPrompt
 from tests.text import factories
 from tests.text.factories import encoder_of, make_encoder
@@ -109,6 +109,113 @@ def test_templates_that_rewrite_replies(template: str, reply: str, sent_back: st
     found = run(encoder_of("cl100k", template), CHAT[:2], after, reply=reply)
     assert found is not None
     assert (found.cause, found.message_index) == ("template_rewrote_history", 2)
+
+
+SIGNED = "x-anthropic-billing-header: cc_version=2.1.177.01c; cc_entrypoint=cli; cch={};"
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        (SIGNED.format("36ee5") + "\n", SIGNED.format("0aaa9") + "\n"),
+        (SIGNED.format("36ee5"), SIGNED.format("0aaa9")),
+        (SIGNED.format("36ee5") + "\n", ""),
+        ("", SIGNED.format("36ee5") + "\n"),
+    ],
+)
+def test_the_line_that_signs_each_request(old: str, new: str) -> None:
+    before = [Message("system", f"{old}{RULES}"), *CHAT[1:]]
+    found = run(encoder_of("cl100k"), before, [Message("system", f"{new}{RULES}"), *CHAT[1:]])
+    assert found is not None
+    assert (found.cause, found.message_index) == ("attribution_header", 0)
+    edited = [Message("system", f"{old}{RULES}"), Message("user", "What is the last rule?")]
+    found = run(encoder_of("cl100k"), before, edited)
+    assert found is not None
+    assert (found.cause, found.message_index) == ("text_differs", 1)
+
+
+TOOLS = (
+    "{% if tools %}<|start|>system\nTools:\n{% for t in tools %}{{ t | tojson }}\n{% endfor %}<|end|>\n{% endif %}"
+    + factories.CHAT
+)
+# Written here: tools stand before the last user message, wherever that is.
+TOOLS_LAST = (
+    "{% for m in messages %}{% if loop.last and tools %}<tools>{{ tools | tojson }}</tools>{% endif %}"
+    "<|start|>{{ m.role }}\n{{ m.content }}<|end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|start|>assistant\n{% endif %}"
+)
+
+
+def tool(name: str, **more: object) -> dict[str, object]:
+    return {"type": "function", "function": {"name": name, "description": f"It can {name}.", **more}}
+
+
+def run_tools(template: str, before: list[object], after: list[object], history: list[Message]) -> Explanation | None:
+    encoder = encoder_of("cl100k", template)
+    ids = encoder.encode(encoder.render_chat(CHAT[:2], before))
+    matcher = Matcher(encoder)
+    matcher.add(StoredBranch("ns", "a", 0, ids, len(ids)))
+    prompt = encoder.render_chat(history, after)
+    match = matcher.match("ns", "a", prompt)
+    return explain(match, prompt, history, encoder=encoder, num_tokens=len(encoder.encode(prompt)))
+
+
+def test_tools_in_another_order() -> None:
+    tools: list[object] = [tool("look"), tool("ask"), tool("write")]
+    found = run_tools(TOOLS, tools, [*tools[1:], tools[0]], CHAT[:2])
+    assert found is not None
+    assert (found.cause, found.message_index) == ("tool_order", 0)
+    keys = {"function": {"description": "It can look.", "name": "look"}, "type": "function"}
+    found = run_tools(TOOLS, tools, [keys, *tools[1:]], CHAT[:2])
+    assert found is not None
+    assert found.cause == "tool_order"
+    found = run_tools(TOOLS, tools, [tool("look", parameters={}), *tools[1:]], CHAT[:2])
+    assert found is not None
+    assert found.cause == "text_differs"
+    for added in ([*tools, tool("run")], [tool("run"), *tools], tools[1:]):
+        found = run_tools(TOOLS, tools, added, CHAT[:2])
+        assert found is not None
+        assert found.cause == "text_differs"
+
+
+def test_tools_that_the_template_moves() -> None:
+    tools: list[object] = [tool("look"), tool("ask")]
+    later = [*CHAT[:3], Message("user", 'Call "name": "ask", then "name": "look".')]
+    found = run_tools(TOOLS_LAST, tools, tools, later)
+    assert found is not None
+    assert (found.cause, found.message_index) == ("template_rewrote_history", 1)
+
+
+def test_calls_that_the_template_writes_otherwise() -> None:
+    called = Message("assistant", "", tool_calls=(ToolCall("c", "look", '{"at": "it"}'),))
+    found = run(encoder_of("cl100k"), CHAT[:2], [*CHAT[:2], called], reply='to=look <tool_call>{"at":"it"}')
+    assert found is not None
+    assert (found.cause, found.message_index) == ("template_rewrote_history", 2)
+
+
+def test_what_a_difference_cost() -> None:
+    encoder = encoder_of("cl100k")
+    tools: list[object] = [tool("look"), tool("ask")]
+    found = run_tools(TOOLS, tools, tools[::-1], CHAT[:2])
+    stored = encoder_of("cl100k", TOOLS).encode(encoder_of("cl100k", TOOLS).render_chat(CHAT[:2], tools))
+    head = encoder.encode(encoder.render_text('<|start|>system\nTools:\n{"type": "function", "function": {"name": "'))
+    assert found is not None
+    cost = int(found.detail.rpartition("up to ")[2].split()[0])
+    assert abs(len(stored) - len(head) - cost) <= 2
+
+
+def test_a_sub_agent_that_shares_nothing_has_nothing_stored() -> None:
+    encoder = encoder_of("cl100k")
+    ids = encoder.encode(encoder.render_chat(CHAT))
+    matcher = Matcher(encoder)
+    matcher.add(StoredBranch("ns", "main", 0, ids, len(ids)))
+    prompt = encoder.render_chat([Message("user", "A task of its own.")])
+    match = matcher.match("ns", "sub", prompt, parent="main")
+    found = explain(match, prompt, [Message("user", "A task of its own.")], encoder=encoder)
+    assert match.relation == "none"
+    assert found is not None
+    assert (found.cause, found.stored) == ("not_stored", None)
+    assert "its parent's prompt" in found.detail
 
 
 def test_templates_that_move_the_system_prompt() -> None:

@@ -403,3 +403,32 @@ def test_unreadable_ends() -> None:
     assert match.relation == "diverge"
     assert len(prompt) - 10 <= match.num_tokens <= len(prompt) + 2
     final_ids(encoder, following, match)
+
+
+def test_an_agent_without_branches_goes_on_from_its_parents_as_they_were_sampled() -> None:
+    encoder = encoder_of("cl100k")
+    matcher = Matcher(encoder)
+    head = encoder.encode(encoder.render_text("<|start|>"))
+    ids = np.concatenate([head, odd_ids("cl100k", "user\nTell me of the rules, please, all of them", 3)])
+    matcher.add(StoredBranch("ns", "main", 0, ids, len(head)))
+    prompt = encoder.render_text("<|start|>user\nTell me of the rules, please, all of them<|end|>\n<|start|>sub")
+    forked = matcher.match("ns", "sub", prompt, parent="main")
+    assert (forked.relation, forked.source, forked.mode) == ("extend", "parent", "continuation")
+    assert forked.num_tokens == len(ids)
+    stranger = matcher.match("ns", "sub", prompt)
+    assert (stranger.source, stranger.mode, stranger.num_tokens) == ("shared", "canonical", len(head))
+    elsewhere = matcher.match("other", "sub", prompt, parent="main")
+    assert (elsewhere.relation, elsewhere.source) == ("none", None)
+    matcher.add(StoredBranch("ns", "sub", 0, head, len(head)))
+    own = matcher.match("ns", "sub", prompt, parent="main")
+    assert (own.source, own.relation) == ("own", "extend")
+
+
+def test_others_serve_a_fork_that_shares_more_with_them_than_with_its_parent() -> None:
+    encoder = encoder_of("cl100k")
+    matcher = Matcher(encoder)
+    for number, (agent, text) in enumerate({"main": "A wholly different task", "else": "word " * 40}.items()):
+        ids = encoder.encode(encoder.render_text(text))
+        matcher.add(StoredBranch("ns", agent, number, ids, len(ids)))
+    found = matcher.match("ns", "sub", encoder.render_text("word " * 40 + "and more"), parent="main")
+    assert (found.relation, found.source, found.branch and found.branch.agent) == ("extend", "shared", "else")

@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
 from rekindle.engine.request import Request, State
+from rekindle.engine.types import Task
 from rekindle.model.load import LoadedModel
 from tests.engine.slow_disk import SlowDisk
 from tests.exactness.rig import BLOCK_TOKENS, Rig, load
@@ -59,6 +60,7 @@ class CoreRules:
     def begin(self, rig: Rig, said: Sequence[tuple[int, ...]] = ((7, 8, 9),)) -> None:
         self.rig = rig
         self.started: list[tuple[Request, tuple[int, ...], int]] = []
+        self.tasks: list[Request] = []
         self.said = list(said)
 
     def submit(self, ids: tuple[int, ...], new_tokens: int, reuse: str = "continuation") -> None:
@@ -82,6 +84,9 @@ class CoreRules:
 
     def finish(self) -> None:
         """Every request ends with the answer its ids get alone, or the part of it that was told before a cancel."""
+        for done in self.rig.finish(*self.tasks):
+            assert (done.finish_reason, done.token_ids) == ("stop", ())
+        self.tasks.clear()
         results = self.rig.finish(*[request for request, _, _ in self.started])
         for result, (request, ids, new_tokens) in zip(results, self.started, strict=True):
             if result.finish_reason == "length":
@@ -91,6 +96,7 @@ class CoreRules:
             if request.reuse == "off":
                 assert result.report.reused_tokens == 0
         self.started.clear()
+        self.rig.end_idle_work()
         # A cancelled load may still be under way; it alone may hold blocks.
         self.rig.end_loads()
         assert self.rig.pool.num_held == 0
@@ -123,6 +129,14 @@ class CoreMachine(RuleBasedStateMachine, CoreRules):
         if self.started:
             self.started[which % len(self.started)][0].cancelled.set()
 
+    @rule(which=st.integers(0, 9), cut=st.integers(0, 60), more=st.integers(1, 60), agent=st.sampled_from("abc"))
+    def foresee(self, which: int, cut: int, more: int, agent: str) -> None:
+        self.rig.idle_work(self.earlier(which, cut, more), agent)
+
+    @rule(which=st.integers(0, 9), task=st.sampled_from(("prefill", "load")))
+    def do(self, which: int, task: Task) -> None:
+        self.tasks.append(self.rig.task(self.earlier(which, 60, 3), task))
+
     @rule(which=st.integers(0, 9))
     def evict_finished(self, which: int) -> None:
         self.evict(which)
@@ -150,6 +164,10 @@ class StoreMachine(RuleBasedStateMachine, CoreRules):
     @rule(which=st.integers(0, 9), cut=st.integers(0, 60), more=st.integers(1, 30), new_tokens=st.integers(1, 9))
     def ask(self, which: int, cut: int, more: int, new_tokens: int) -> None:
         self.submit(self.earlier(which, cut, more), new_tokens)
+
+    @rule(which=st.integers(0, 9), cut=st.integers(0, 60), more=st.integers(1, 60))
+    def foresee(self, which: int, cut: int, more: int) -> None:
+        self.rig.idle_work(self.earlier(which, cut, more))
 
     @rule(which=st.integers(0, 9), count=st.integers(0, 4))
     def cancel_and_step(self, which: int, count: int) -> None:

@@ -22,10 +22,11 @@ from rekindle.config import EngineSettings, ModelSettings, StoreSettings
 from rekindle.engine.core import EngineCore
 from rekindle.engine.costs import StepCosts
 from rekindle.engine.generation import Generation
-from rekindle.engine.prefix_cache import Load, PrefixCache
+from rekindle.engine.loads import Load
+from rekindle.engine.prefix_cache import PrefixCache
 from rekindle.engine.request import NO_MATCH, FinishedTurn, Marks, Request, State
 from rekindle.engine.scheduler import Scheduler
-from rekindle.engine.types import ChatResult, Reuse
+from rekindle.engine.types import ChatResult, Reuse, Task
 from rekindle.kv.arena import KVArena
 from rekindle.model.batch import SequenceStep
 from rekindle.model.load import LoadedModel, load_model
@@ -118,7 +119,7 @@ class Rig:
         self, ids: Sequence[int] | np.ndarray, new_tokens: int, reuse: Reuse = "continuation", **given: Any
     ) -> Request:
         """A request that nobody knows of yet. Requests on the very same array of ids are prepared together."""
-        params = SamplingParams(**{"max_tokens": new_tokens, "temperature": 0.0, **given})
+        params = SamplingParams(**{"max_tokens": max(1, new_tokens), "temperature": 0.0, **given})
         return Request(
             namespace="default",
             agent="a",
@@ -136,6 +137,27 @@ class Rig:
             marks=Marks(submitted=self.clock()),
             table=self.cache.new_table(),
         )
+
+    def task(self, ids: Sequence[int] | np.ndarray, task: Task) -> Request:
+        """Queue a request without a reply."""
+        request = self.unqueued(ids, 0)
+        request.task = task
+        self.core.add(request)
+        return request
+
+    def idle_work(self, ids: Sequence[int] | np.ndarray, agent: str = "idle") -> Request:
+        """Queue the computing of a prompt for idle time."""
+        request = self.unqueued(ids, 0)
+        request.task, request.background, request.agent = "prefill", True, agent
+        self.core.add(request)
+        return request
+
+    def end_idle_work(self) -> None:
+        """With no request left: step until there is no idle work either."""
+        while len(self.core.background):
+            if not self.core.has_work:
+                self.wait_for_load()
+            self.step()
 
     def step(self) -> None:
         """One step of the core, loads that have reported first; every invariant holds after it."""

@@ -2,7 +2,8 @@
 
 Attention and MLP add nothing to the stream, so the logits of a token are those of its embedding, and the rows of the
 head are set to what comes after it. Everything else is as ever: KV is computed, stored and reused. The first word of
-the last user or tool message picks the script: the template ends prompts in a control token of that name.
+the last user or tool message picks the script: the template ends prompts in a control token of that name. A prompt may
+also end in the beginning of a call (`FORCED`). "muse" and "ponder" think before they speak; told not to, "muse" talks.
 """
 
 from __future__ import annotations
@@ -38,15 +39,29 @@ SCRIPTS: dict[str, list[str]] = {
     "cut": ['<tool_call>{"name": "cut", "argument', 's": {"long": "', "and longer ", "and so on ", "until"],
     "talk": ["It is", " in the", " attic", " of the", " house."],
     "smile": [" Sm", "ile 🙂 caf", "é"],
+    "muse": ["<think>\nLamps", " weigh little", ".\n</think>\n\n", "A feather", " weighs less."],
+    "ponder": [
+        "<think>\nSums", " need add.\n</think>", '\n\n<tool_call>\n{"name": "add"',
+        ', "arguments": {"a": 4}}\n</tool_call>',
+    ],
 }  # fmt: skip
+# What follows where a call was begun for the model: behind its name, or before it.
+FORCED = {
+    '<tool_call>\n{"name": "look", "arguments":': [' {"place": "cellar"}', "}\n</tool_call> there"],
+    '<tool_call>\n{"name": "': ['look", "arguments": {"place": ', '"loft"}}\n</tool_call>'],
+}
 FORKS = {"toss": [" heads", " tails"]}
+CHAINS = (*SCRIPTS.values(), *FORCED.values())
 CUES = tuple(f"<|{name}|>" for name in (*SCRIPTS, *FORKS))
 TEMPLATE = """
 {%- set ns = namespace(word='') %}
 {%- for message in messages %}
 {%- if message.role in ('user', 'tool') %}{% set ns.word = message.content.split(' ')[0] %}{% endif %}
+{%- if ns.word == 'muse' and enable_thinking is false %}{% set ns.word = 'talk' %}{% endif %}
 {%- if message.role == 'assistant' %}
-{{- '<|im_start|><|' + ns.word + '|>' + (message.content or '') }}
+{{- '<|im_start|><|' + ns.word + '|>' }}
+{%- if message.reasoning_content %}{{- '<think>\\n' + message.reasoning_content + '\\n</think>\\n\\n' }}{% endif %}
+{{- message.content or '' }}
 {%- for call in message.tool_calls or [] %}
 {{- '<tool_call>\\n{"name": "' + call.function.name + '", "arguments": ' }}{{ call.function.arguments | tojson }}
 {{- '}\\n</tool_call>' }}
@@ -80,7 +95,7 @@ def write_scripted_model(directory: Path) -> Path:
     tokenizer.add_special_tokens([AddedToken(cue, special=True, normalized=False) for cue in CUES])
     described = json.loads(tokenizer.to_str())
     first = tokenizer.get_vocab_size()
-    pieces = [piece for pieces in (*SCRIPTS.values(), *FORKS.values()) for piece in pieces]
+    pieces = [piece for pieces in (*SCRIPTS.values(), *FORKS.values(), *FORCED.values()) for piece in pieces]
     assert len(set(pieces)) == len(pieces), "a piece stands twice"
     ids = {piece: first + at for at, piece in enumerate(pieces)}
     described["model"]["vocab"] |= {_spelled(piece): ids[piece] for piece in pieces}
@@ -99,8 +114,9 @@ def write_scripted_model(directory: Path) -> Path:
         follow = [
             *((cues[f"<|{name}|>"], ids[said[0]]) for name, said in SCRIPTS.items()),
             *((cues[f"<|{name}|>"], ids[said]) for name, ways in FORKS.items() for said in ways),
-            *((ids[a], ids[b]) for said in SCRIPTS.values() for a, b in itertools.pairwise(said)),
-            *((ids[said[-1]], END_ID) for said in SCRIPTS.values()),
+            *((tokenizer.encode(begun).ids[-1], ids[said[0]]) for begun, said in FORCED.items()),
+            *((ids[a], ids[b]) for said in CHAINS for a, b in itertools.pairwise(said)),
+            *((ids[said[-1]], END_ID) for said in CHAINS),
             *((ids[said], END_ID) for ways in FORKS.values() for said in ways),
         ]
         embeddings = model.model.embed_tokens.weight

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from starlette.datastructures import Headers
 
-from rekindle.server.caller import check_agent_id, decode_agent_id, named_by
+from rekindle.server.caller import Names, check_agent_id, decode_agent_id, named_by
 from rekindle.server.errors import HttpError
 
 ids = st.text(st.characters(exclude_categories=("Cs", "Cc")), min_size=1, max_size=64)
@@ -34,35 +34,69 @@ def test_what_is_no_id_is_refused(raw: bytes) -> None:
 
 
 def test_headers_name_the_agent_in_order() -> None:
-    assert named_by(Headers({"x-session-id": "s", "x-agent-id": "a%2Fb"}))[0] == "a/b"
-    assert named_by(Headers({"x-session-id": "s"}))[0] == "s"
-    assert named_by(Headers({})) == (None, {})
+    assert named_by(Headers({"x-session-id": "s", "x-agent-id": "a%2Fb"})).agent == "a/b"
+    assert named_by(Headers({"x-session-id": "s"})).agent == "s"
+    assert named_by(Headers({})) == Names()
     with pytest.raises(HttpError):
         named_by(Headers({"x-agent-id": ""}))
 
 
+CLAUDE = ("x-claude-code-session-id", "x-claude-code-agent-id", "x-claude-code-parent-agent-id")
+CODEX = ("session-id", "thread-id", "x-codex-parent-thread-id")
+
+
 @pytest.mark.parametrize(
-    ("headers", "agent", "named"),
+    ("headers", "agent", "parent", "named"),
     [
-        ({"x-claude-code-session-id": "s"}, "s", ["x-claude-code-session-id"]),
+        ({CLAUDE[0]: "s"}, "s", None, CLAUDE[:1]),
+        ({CLAUDE[1]: "a", CLAUDE[0]: "s"}, "s/a", "s", CLAUDE[:2]),
+        ({CLAUDE[0]: "s", CLAUDE[1]: "b", CLAUDE[2]: "a"}, "s/b", "s/a", CLAUDE),
+        ({CLAUDE[1]: "a"}, None, None, ()),
+        ({CODEX[0]: "s", CODEX[1]: "s"}, "s", None, CODEX[:2]),
+        ({CODEX[0]: "s", CODEX[1]: "t", CODEX[2]: "s"}, "s/t", "s", CODEX),
+        ({CODEX[0]: "s", CODEX[1]: "u", CODEX[2]: "t"}, "s/u", "s/t", CODEX),
+        ({"session-id": "s"}, "s", None, ("session-id",)),
+        ({"session_id": "s"}, "s", None, ("session_id",)),
+        ({"session_id": "s", "thread_id": "t"}, "s/t", "s", ("session_id", "thread_id")),
+        # opencode, for a provider of its own and for others
         (
-            {"x-claude-code-agent-id": "a", "x-claude-code-session-id": "s"},
-            "s/a",
-            ["x-claude-code-session-id", "x-claude-code-agent-id"],
+            {"x-opencode-session": "s", "x-parent-session-id": "p"},
+            "s",
+            "p",
+            ("x-opencode-session", "x-parent-session-id"),
         ),
-        ({"x-claude-code-agent-id": "a"}, None, []),
-        ({"x-session-affinity": "s", "x-openwebui-chat-id": "o"}, "s", ["x-session-affinity"]),
-        ({"session_id": "s"}, "s", ["session_id"]),
-        ({"session-id": "s"}, "s", ["session-id"]),
-        ({"x-openwebui-chat-id": "o"}, "o", ["x-openwebui-chat-id"]),
-        ({"x-openwebui-chat-id": "o", "x-session-id": "mine"}, "mine", ["x-session-id"]),
-        ({"x-openwebui-chat-id": ""}, None, []),
-        ({"user": "u", "x-request-id": "r"}, None, []),
+        (
+            {"x-session-affinity": "s", "x-session-id": "s", "x-parent-session-id": "p"},
+            "s",
+            "p",
+            ("x-session-id", "x-parent-session-id"),
+        ),
+        ({"x-session-affinity": "s", "x-openwebui-chat-id": "o"}, "s", None, ("x-session-affinity",)),
+        ({"x-openwebui-chat-id": "o"}, "o", None, ("x-openwebui-chat-id",)),
+        ({"x-openwebui-chat-id": "o", "x-session-id": "mine"}, "mine", None, ("x-session-id",)),
+        ({"x-agent-id": "a", "x-parent-agent-id": "b%2Fc"}, "a", "b/c", ("x-agent-id", "x-parent-agent-id")),
+        ({"x-agent-id": "a", "x-parent-agent-id": "a"}, "a", None, ("x-agent-id", "x-parent-agent-id")),
+        ({"x-openwebui-chat-id": ""}, None, None, ()),
+        ({"user": "u", "x-request-id": "r", "x-parent-agent-id": "p"}, None, None, ()),
     ],
 )
-def test_headers_of_known_clients_name_the_agent(headers: dict[str, str], agent: str | None, named: list[str]) -> None:
-    found, by = named_by(Headers(headers))
-    assert (found, list(by)) == (agent, named)
+def test_headers_of_known_clients_name_the_agent(
+    headers: dict[str, str], agent: str | None, parent: str | None, named: tuple[str, ...]
+) -> None:
+    found = named_by(Headers(headers))
+    assert (found.agent, found.parent, tuple(found.headers)) == (agent, parent, named)
+
+
+@given(ids, ids, ids, ids)
+def test_no_two_sub_agents_are_named_alike(session: str, agent: str, other_session: str, other_agent: str) -> None:
+    def named(session: str, agent: str) -> str | None:
+        given = {CLAUDE[0]: quote(session, safe=""), CLAUDE[1]: quote(agent, safe="")}
+        return named_by(Headers(given)).agent
+
+    for one, other in (((session, agent), (other_session, other_agent)), (("a/b", "c"), ("a", "b/c"))):
+        if one != other and one[0] != one[1] and other[0] != other[1]:
+            assert named(*one) != named(*other)
+    assert named_by(Headers({CLAUDE[0]: "s%2Fa"})).agent != named("s", "a")
 
 
 def test_an_id_in_json_obeys_the_same_rule() -> None:

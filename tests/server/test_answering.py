@@ -111,7 +111,7 @@ def test_a_cancel_before_the_beginning_is_the_clients_leaving_and_a_stop_to_who_
     reply = CompletionReply(
         Stamp("cmpl-1", 0, "toy"), parse_completion({"prompt": "Hi"}, Caller()), [generation], decode=str
     )
-    answer = Answer(reply, [generation], metrics.began(Caller(), "/v1/completions", {}), params={})
+    answer = Answer(reply, [generation], metrics.began(Caller(), "/v1/completions", {}), params={}, ping_s=60.0)
 
     async def silent() -> Message:
         await asyncio.Event().wait()

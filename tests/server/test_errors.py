@@ -1,4 +1,4 @@
-"""Every error on purpose has one status and OpenAI's shape."""
+"""Every error on purpose has one status, and the shape that clients of its path read."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from rekindle.server.errors import invalid, problem_of
     ],
 )
 def test_mapping(error: Exception, status: int, kind: str, param: str | None, code: str | None) -> None:
-    response = problem_of(error).response()
+    response = problem_of(error).response("/v1/completions")
     body = json.loads(bytes(response.body))["error"]
     assert response.status_code == status
     assert (body["type"], body["param"], body["code"]) == (kind, param, code)
@@ -34,8 +34,33 @@ def test_mapping(error: Exception, status: int, kind: str, param: str | None, co
 
 
 def test_come_back_later() -> None:
-    assert problem_of(Overloaded("full", retry_after_s=1.2)).response().headers["Retry-After"] == "2"
+    assert problem_of(Overloaded("full", retry_after_s=1.2)).response("/").headers["Retry-After"] == "2"
 
 
 def test_accidents_tell_nothing() -> None:
     assert "secret" not in problem_of(RuntimeError("secret path")).message
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "kind"),
+    [
+        (BadRequest("no", param="n"), 400, "invalid_request_error"),
+        (NotFound("who?"), 404, "not_found_error"),
+        (invalid(413, "large"), 413, "request_too_large"),
+        (invalid(418, "tea"), 418, "invalid_request_error"),
+        (Overloaded("full", retry_after_s=1.2), 503, "overloaded_error"),
+        (RequestFailed("sorry"), 500, "api_error"),
+    ],
+)
+def test_under_messages_errors_have_anthropics_shape(error: Exception, status: int, kind: str) -> None:
+    for path in ("/v1/messages", "/v1/messages/count_tokens"):
+        response = problem_of(error).response(path)
+        body = json.loads(bytes(response.body))
+        assert (response.status_code, body["type"], body["error"]["type"]) == (status, "error", kind)
+        assert set(body["error"]) == {"type", "message"}
+
+
+@pytest.mark.parametrize("path", ["/v1/messages", "/v1/completions"])
+def test_a_message_that_quotes_half_of_a_pair_can_be_sent(path: str) -> None:
+    body = json.loads(bytes(problem_of(BadRequest("no \ud83d here", param="\ud83d")).response(path).body))
+    assert "no ? here" in body["error"]["message"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import anthropic
 import pytest
 
 import rekindle
@@ -53,10 +54,24 @@ def test_tokens_of_messages_are_those_the_model_sees(served: Served) -> None:
     assert served.send("POST", "/v1/tokenize", {"text": ""}).status == 200
 
 
+def test_what_would_not_be_computed_is_not_counted(served: Served) -> None:
+    """The line that a client changes on every call is left out of prompts, and so of their tokens."""
+    line = "x-anthropic-billing-header: cc_version=2.1.0; cch=00000;"
+    counts = []
+    for head in ("", f"{line}\n", f"{line.replace('00000', '1f2e3')}\n"):
+        messages = [{"role": "system", "content": f"{head}You keep the keys."}, *SAID]
+        ids = served.send("POST", "/v1/tokenize", {"messages": messages}).json["ids"]
+        body = {"messages": messages, "max_tokens": 1, "rekindle": {"return_ids": True, "reuse": "off"}}
+        assert ids == served.send("POST", "/v1/chat/completions", body).json["rekindle"]["prompt_ids"]
+        counts.append(len(ids))
+    assert len(set(counts)) == 1
+
+
 @pytest.mark.parametrize(
     ("body", "param"),
     [
         ({}, "text"),
+        ({"messages": SAID, "chat_template_kwargs": {"tools": []}}, "chat_template_kwargs"),
         ({"text": "a", "messages": SAID}, "text"),
         ({"text": 3}, "text"),
         ({"messages": []}, "messages"),
@@ -74,3 +89,16 @@ def test_what_cannot_be_tokenised_is_a_clear_400(served: Served, body: object, p
     assert answer.status in (400, 404), answer.body
     assert answer.error["message"]
     assert param is None or answer.error["param"] == param
+
+
+def test_models_have_anthropics_shape_for_its_clients(served: Served) -> None:
+    client = anthropic.Anthropic(base_url=served.url, api_key="unused", max_retries=0)
+    (entry,) = client.models.list()
+    assert (entry.type, entry.id, entry.max_input_tokens) == ("model", "pocket", served.engine.max_context)
+    assert entry.created_at.year >= 2025
+    for name in ("default", "pocket", "claude-sonnet-4-5"):
+        assert client.models.retrieve(name).id == "pocket"
+    with pytest.raises(anthropic.NotFoundError):
+        client.models.retrieve("gpt-9")
+    assert served.send("GET", "/v1/models/claude-sonnet-4-5").status == 404, "OpenAI's clients name it by its name"
+    assert served.client().models.list().data[0].id == "pocket"

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from rekindle.engine.types import Report, Timings
+from dataclasses import replace
+
+from rekindle.engine.types import Normalised, Report, Timings
 from rekindle.errors import BadRequest
 from rekindle.server.log import RequestLog
 
@@ -59,3 +61,16 @@ def test_the_unnamed_and_the_cancelled_are_told() -> None:
     line = RequestLog().line(None, report(10, 0, 0, 5.0), "cancelled")
     assert line.startswith("unnamed: miss, reused 0 of 10, first token")
     assert line.endswith("cancelled")
+
+
+def test_what_was_taken_out_is_told_with_its_cost() -> None:
+    items = (
+        Normalised("attribution", 0, "x-anthropic-billing-header: cch=1;", 12_345),
+        Normalised("dates", 0, "Today's date: 2026-11-20", 900),
+        Normalised("dates", 1, "Today's date: 2026-11-20", 0),
+        Normalised("tools", None, "look, ask", 0),
+    )
+    line = RequestLog().line("ada", replace(report(20_000, 19_000, 0, 5.0), normalised=items), "stop")
+    assert "attribution taken out (would have cost 12,345 tokens)" in line
+    assert line.count("dates taken out") == line.count("dates taken out (would have cost 900 tokens)") == 1
+    assert line.endswith("tools put in order") or "tools put in order," in line

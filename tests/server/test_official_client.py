@@ -15,6 +15,7 @@ from tests.server.conftest import Served
 from tests.server.scripted import LOOK, SCRIPTS, serving, write_scripted_model
 
 TOOLS = [{"type": "function", "function": {"name": name, "parameters": {"type": "object"}}} for name in ("look", "add")]
+NAMED = {"type": "function", "function": {"name": "look"}}
 FILLER = "There is a long letter on the table. "
 Said = list[dict[str, Any]]
 
@@ -245,7 +246,11 @@ def test_a_whole_answer_is_as_described(scripted: Served) -> None:
 @pytest.mark.parametrize(
     ("wrong", "kind", "param"),
     [
-        ({"tool_choice": "required", "tools": TOOLS}, openai.BadRequestError, "tool_choice"),
+        ({"tool_choice": "required"}, openai.BadRequestError, "tool_choice"),
+        ({"tool_choice": NAMED | {"function": {"name": "dig"}}, "tools": TOOLS}, openai.BadRequestError, "tool_choice"),
+        ({"tool_choice": "any", "tools": TOOLS}, openai.BadRequestError, "tool_choice"),
+        ({"reasoning_effort": "hard"}, openai.BadRequestError, "reasoning_effort"),
+        ({"chat_template_kwargs": {"tools": []}}, openai.BadRequestError, "chat_template_kwargs"),
         ({"tools": [{"type": "web_search"}]}, openai.BadRequestError, "tools.0.type"),
         ({"n": 9}, openai.BadRequestError, "n"),
         ({"logit_bias": {"100000": 1}}, openai.BadRequestError, "logit_bias"),
@@ -281,7 +286,85 @@ def test_a_model_that_writes_no_calls_says_so(served: Served, tmp_path: Any, scr
     write_scripted_model(other)
     (other / "chat_template.jinja").write_text("{% for m in messages %}{{ m.content }}{% endfor %}<|talk|>")
     with serving(model=other, store=tmp_path / "store", threads=1, hot_bytes="64MiB") as plain:
-        with pytest.raises(openai.BadRequestError, match="tool_choice to 'none'") as caught:
+        with pytest.raises(openai.BadRequestError, match="tool_choice to none") as caught:
             ask(plain, say("talk"), tools=TOOLS)
         assert caught.value.param == "tools"
         assert ask(plain, say("talk"), tools=TOOLS, tool_choice="none").choices[0].message.content
+
+
+THOUGHT, ANSWER = "Lamps weigh little.", "A feather weighs less."
+
+
+def test_thoughts_stand_beside_the_answer_and_come_back(scripted: Served) -> None:
+    said = say("muse")
+    first = ask(scripted, said, "eve")
+    message = first.choices[0].message
+    assert (message.reasoning_content, message.content) == (THOUGHT, ANSWER)
+    assert first.choices[0].finish_reason == "stop"
+    thought = first.usage.completion_tokens_details.reasoning_tokens
+    assert (thought, first.usage.completion_tokens) == (3, 5), "a token that ends a thought began in it"
+    turn = [*said, message.model_dump(exclude_none=True), {"role": "user", "content": "talk, please."}]
+    report = ask(scripted, turn, "eve").model_extra["rekindle"]
+    assert (report["outcome"], report["source"]) == ("extend", "own")
+    assert report["reused_tokens"] >= first.usage.total_tokens - 1
+
+
+def test_thoughts_stream_apart_from_the_answer(scripted: Served) -> None:
+    chunks = list(ask(scripted, say("muse"), stream=True, stream_options={"include_usage": True}))
+    for chunk in chunks:
+        ChatChunk.model_validate(chunk.model_dump(exclude_unset=True))
+    deltas = [chunk.choices[0].delta for chunk in chunks if chunk.choices]
+    thoughts = [delta.reasoning_content for delta in deltas if hasattr(delta, "reasoning_content")]
+    assert "".join(thoughts) == THOUGHT
+    assert len(thoughts) > 1, "thoughts come as they are generated"
+    assert "".join(delta.content or "" for delta in deltas) == ANSWER
+    first_text = next(at for at, delta in enumerate(deltas) if delta.content)
+    assert all(not hasattr(delta, "reasoning_content") for delta in deltas[first_text:])
+    assert chunks[-1].usage.completion_tokens_details.reasoning_tokens == 3
+
+
+def test_a_call_may_follow_a_thought(scripted: Served) -> None:
+    message = ask(scripted, say("ponder"), tools=TOOLS).choices[0].message
+    assert (message.reasoning_content, message.content) == ("Sums need add.", None)
+    assert calls_of(message) == [("add", '{"a": 4}')]
+
+
+def test_a_reply_cut_off_in_its_thought_has_no_content(scripted: Served) -> None:
+    (choice,) = ask(scripted, say("muse"), max_tokens=2).choices
+    assert (choice.message.reasoning_content, choice.message.content) == ("Lamps weigh little", "")
+    assert choice.finish_reason == "length"
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"reasoning_effort": "none"},
+        {"extra_body": {"chat_template_kwargs": {"enable_thinking": False}}},
+        {"reasoning_effort": "high", "extra_body": {"chat_template_kwargs": {"enable_thinking": False}}},
+    ],
+)
+def test_thinking_can_be_switched_off(scripted: Served, asked: dict[str, Any]) -> None:
+    message = ask(scripted, say("muse"), **asked).choices[0].message
+    assert message.content == "".join(SCRIPTS["talk"])
+    assert not hasattr(message, "reasoning_content")
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(("choice", "place"), [(NAMED, "cellar"), ("required", "loft")])
+def test_a_call_can_be_forced(scripted: Served, choice: Any, place: str, stream: bool) -> None:
+    """The script would talk; the reply begins with the call all the same."""
+    answer = ask(scripted, say("talk"), tools=TOOLS, tool_choice=choice, stream=stream)
+    if stream:
+        text, calls, chunks = assembled(answer)
+        found = [(call["name"], call["arguments"]) for call in calls.values()]
+        reason = next(chunk.choices[0].finish_reason for chunk in reversed(chunks) if chunk.choices)
+    else:
+        (one,) = answer.choices
+        text, found, reason = one.message.content or "", calls_of(one.message), one.finish_reason
+    assert (text, found, reason) == ("", [("look", f'{{"place": "{place}"}}')], "tool_calls")
+
+
+def test_every_choice_of_a_forced_call_is_one(scripted: Served) -> None:
+    choices = ask(scripted, say("talk"), tools=TOOLS, tool_choice=NAMED, n=2).choices
+    assert [calls_of(choice.message) for choice in choices] == [[("look", '{"place": "cellar"}')]] * 2
+    assert len({choice.message.tool_calls[0].id for choice in choices}) == 2

@@ -16,8 +16,11 @@ from rekindle.server.caller import Caller
 from rekindle.server.openai.calls import ChatCall, parse_chat, parse_completion
 from rekindle.server.openai.chat import ChatReply
 from rekindle.server.openai.models import ChatChunk, ChatCompletion
-from rekindle.server.openai.parts import Choice, Stamp, headers_of, usage_of
-from rekindle.text.tools import ToolFormat
+from rekindle.server.openai.parts import Stamp, usage_of
+from rekindle.server.reading import Choice
+from rekindle.server.reply import headers_of
+from rekindle.text.replies import ReplyFormat
+from rekindle.text.replies.envelope import EnvelopeForm
 
 STAMP = Stamp("chatcmpl-1", 1, "pocket")
 ADA = Caller(agent="ada")
@@ -64,8 +67,22 @@ def test_parameters_reach_the_request() -> None:
     assert (call.stream, call.include_usage, call.return_ids, call.model) == (True, True, True, "default")
     assert (call.num_choices, call.has_logprobs) == (3, True)
     assert (request.agent, request.namespace, request.reuse) == ("ada", "default", "canonical")
+    assert request.structured, "marks that are special tokens are needed to read the reply"
     assert request.messages is not None
     assert request.messages[0].content == "Hello!"
+
+
+def test_what_the_template_is_told_and_who_the_parent_is_reach_the_request() -> None:
+    body = {**HELLO, "reasoning_effort": "low", "chat_template_kwargs": {"docs": ["a"]}}
+    (request,) = parse_chat(body, Caller(agent="ada", parent="eve")).requests
+    assert request.template_kwargs == {"enable_thinking": True, "reasoning_effort": "low", "docs": ["a"]}
+    assert request.parent == "eve"
+
+
+def test_only_one_call_of_a_tool_that_is_named() -> None:
+    named = {"type": "function", "function": {"name": "look"}}
+    assert not parse(tools=[LOOK], tool_choice=named).parallel
+    assert parse(tools=[LOOK], tool_choice="required").parallel
 
 
 def test_defaults() -> None:
@@ -73,7 +90,7 @@ def test_defaults() -> None:
     (request,) = call.requests
     assert request.params == SamplingParams()
     assert request.reuse is None
-    assert (call.stream, call.num_choices, call.has_logprobs, call.reads_tools) == (False, 1, False, False)
+    assert (call.stream, call.num_choices, call.has_logprobs, bool(call.read_tools)) == (False, 1, False, False)
     assert parse(logprobs=True).requests[0].params.logprobs == 0
 
 
@@ -91,9 +108,9 @@ def test_tools_reach_the_template_as_sent_and_calls_are_read_unless_none_are_wan
     for choice, reads in ((None, True), ("auto", True), ("none", False)):
         call = parse(tools=[LOOK], tool_choice=choice)
         assert call.requests[0].tools == [LOOK]
-        assert call.reads_tools == reads
+        assert bool(call.read_tools) == reads
     assert json.dumps(parse(tools=[LOOK]).requests[0].tools) == json.dumps([LOOK])
-    assert not parse(tools=[]).reads_tools
+    assert not parse(tools=[]).read_tools
     assert parse(tools=[LOOK]).parallel
     assert not parse(tools=[LOOK], parallel_tool_calls=False).parallel
 
@@ -105,6 +122,7 @@ def test_tools_reach_the_template_as_sent_and_calls_are_read_unless_none_are_wan
         {"logprobs": False}, {"frequency_penalty": 0.0}, {"response_format": {"type": "text"}}, {"tool_choice": "auto"},
         {"seed": None}, {"n": None}, {"user": None}, {"parallel_tool_calls": True}, {"logit_bias": {}}, {"stop": None},
         {"modalities": ["text"]}, {"top_logprobs": None}, {"tools": None}, {"stop_token_ids": []}, {"min_p": 0},
+        {"prompt_cache_options": {"ttl": "1h"}}, {"verbosity": "medium"},
     ],
 )  # fmt: skip
 def test_what_cannot_change_the_answer_is_ignored(harmless: dict[str, Any]) -> None:
@@ -136,14 +154,22 @@ def test_what_cannot_change_the_answer_is_ignored(harmless: dict[str, Any]) -> N
         ({"x" * 5_000: 1}, "x" * 100),
         ({"rekindle": {"x" * 5_000: 1}}, "rekindle." + "x" * 91),
         ({"logit_bias": {"7": True}}, "logit_bias.7"),
-        ({"tool_choice": "required"}, "tool_choice"),
-        ({"tool_choice": {"type": "function", "function": {"name": "look"}}}, "tool_choice"),
+        ({"tool_choice": "always"}, "tool_choice"),
+        ({"tool_choice": {"type": "function", "function": {"name": 7}}}, "tool_choice"),
+        ({"tool_choice": {"type": "allowed_tools", "mode": "auto", "tools": []}}, "tool_choice"),
         ({"tools": [{"type": "custom"}]}, "tools.0.type"),
         ({"tools": [{"function": {}}]}, "tools.0.function.name"),
         ({"tools": [{"function": {"name": 3}}]}, "tools.0.function.name"),
         ({"tools": "look"}, "tools"),
         ({"response_format": {"type": "json_object"}}, "response_format"),
-        ({"reasoning_effort": "high"}, "reasoning_effort"),
+        ({"reasoning_effort": "hard"}, "reasoning_effort"),
+        ({"reasoning_effort": 3}, "reasoning_effort"),
+        ({"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs"),
+        ({"chat_template_kwargs": {"add_generation_prompt": False}}, "chat_template_kwargs"),
+        ({"chat_template_kwargs": {"bos_token": "x"}}, "chat_template_kwargs"),
+        ({"chat_template_kwargs": {"no name": 1}}, "chat_template_kwargs"),
+        ({"chat_template_kwargs": {"a": ["\ufdd0"]}}, "chat_template_kwargs"),
+        ({"chat_template_kwargs": [1]}, "chat_template_kwargs"),
         ({"best_of": None}, "best_of"),
         ({"messages": None}, "messages"),
         ({"temperature": "0.5"}, "temperature"),
@@ -183,8 +209,8 @@ def test_refusals_name_the_parameter(wrong: dict[str, Any], param: str) -> None:
 def test_a_refusal_says_what_would_do() -> None:
     with pytest.raises(BadRequest, match=r"valid string, or .*valid list"):
         parse(stop=5)
-    with pytest.raises(BadRequest, match="use 'auto', or 'none'"):
-        parse(tools=[LOOK], tool_choice="required")
+    with pytest.raises(BadRequest, match="use 'auto', 'none', 'required', or name a function"):
+        parse(tools=[LOOK], tool_choice="always")
 
 
 @pytest.mark.parametrize("parser", [parse_chat, parse_completion])
@@ -225,7 +251,10 @@ def test_usage_counts_a_prompt_once_and_every_completion() -> None:
     assert usage_of(four, 2)["prompt_tokens_details"] == {"cached_tokens": 90}
 
 
-def reply_of(call: ChatCall, form: ToolFormat | None = None) -> ChatReply:
+FORM = ReplyFormat(tools=EnvelopeForm())
+
+
+def reply_of(call: ChatCall, form: ReplyFormat = FORM) -> ChatReply:
     generations = [Generation() for _ in range(call.num_choices)]
     for generation in generations:
         generation.prompt_ids = (1, 2)
@@ -234,7 +263,7 @@ def reply_of(call: ChatCall, form: ToolFormat | None = None) -> ChatReply:
 
 def spelled(reply: ChatReply, *deltas: tuple[int, Delta]) -> list[dict[str, Any]]:
     """The chunks of some deltas, each of the described shape."""
-    chunks = [chunk for index, delta in deltas for chunk in reply.take(index, delta)] + reply.usage_chunks()
+    chunks = [chunk for index, delta in deltas for chunk in reply.take(index, delta)] + reply.ending()
     for chunk in chunks:
         ChatChunk.model_validate(chunk)
     return chunks
@@ -310,7 +339,7 @@ def calls_in(message: dict[str, Any]) -> list[tuple[str, str]]:
     ],
 )
 def test_calls_in_replies(text: str, reason: Any, said: str, calls: list[tuple[str, str]], told: str) -> None:
-    reply = reply_of(parse(tools=[LOOK]), ToolFormat())
+    reply = reply_of(parse(tools=[LOOK]))
     deltas = [Delta(char, (7,), None, report()) for char in text] + [Delta("", (), reason, report())]
     chunks = spelled(reply, *((0, delta) for delta in deltas))
     whole = reply.whole()
@@ -331,7 +360,7 @@ def test_without_a_form_nothing_is_a_call() -> None:
 
 
 def test_after_the_only_call_that_is_wanted_nothing_follows() -> None:
-    reply = reply_of(parse(tools=[LOOK], parallel_tool_calls=False, logprobs=True), ToolFormat())
+    reply = reply_of(parse(tools=[LOOK], parallel_tool_calls=False, logprobs=True))
     (wanted, unwanted) = ((TokenLogprob(7, -0.5, text),) for text in (b"call", b"more"))
     spelled(reply, (0, Delta(CALL, (7,), None, report(), wanted)))
     assert reply.has_ended(0)
@@ -346,7 +375,7 @@ def test_logprobs_of_text_that_is_held_back_come_with_the_next_chunk() -> None:
     def token(text: str) -> TokenLogprob:
         return TokenLogprob(7, -0.5, text.encode(), (TokenLogprob(8, -1.5, b"\xf0\x9f"),))
 
-    reply = reply_of(parse(tools=[LOOK], logprobs=True, top_logprobs=1), ToolFormat())
+    reply = reply_of(parse(tools=[LOOK], logprobs=True, top_logprobs=1))
     deltas = [
         Delta("a", (7,), None, report(), logprobs=(token("a"),)),
         Delta("<tool", (7,), logprobs=(token("<tool"),)),

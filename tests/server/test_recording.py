@@ -16,9 +16,12 @@ from rekindle.errors import BadRequest, ConfigError
 from rekindle.server import dayfile, recording
 from rekindle.server.caller import Caller
 from rekindle.server.dayfile import DayWriter, Header, RecordedRequest, read_day
-from rekindle.server.recording import RETRY_S, Recorder, message_of
-from rekindle.text.tools import ToolFormat, ToolStream
+from rekindle.server.openai.parts import message_of
+from rekindle.server.recording import RETRY_S, Recorder
+from rekindle.text.messages import Message, ToolCall
 from tests.server.conftest import Served, serving
+from tests.server.scripted import serving as scripted_serving
+from tests.server.scripted import write_scripted_model
 from tests.server.test_log import report
 
 SAID = "A brass lamp stands on the third shelf of the pantry."
@@ -35,7 +38,7 @@ class Clock:
 
 def recorder(path: Path, *, clock: Clock | None = None, max_bytes: int = 1 << 20) -> Recorder:
     clock = clock or Clock()
-    made = Recorder(path, model="toy", form=ToolFormat(), max_bytes=max_bytes, clock=clock, monotonic=clock)
+    made = Recorder(path, model="toy", max_bytes=max_bytes, clock=clock, monotonic=clock)
     made.start()
     return made
 
@@ -43,7 +46,7 @@ def recorder(path: Path, *, clock: Clock | None = None, max_bytes: int = 1 << 20
 def tell(to: Recorder, text: str = "Hi.", *, caller: Caller | None = None, body: dict[str, Any] | None = None) -> None:
     watch = to.began(caller or Caller(agent="ada", headers={"x-agent-id": "ada"}), "/v1/chat/completions", body or BODY)
     watch.delta(0, Delta(text, (1,), "stop", report(10, 0, 0, 1.0)))
-    watch.finished(1, report(10, 0, 0, 1.0), "stop")
+    watch.finished(1, report(10, 0, 0, 1.0), "stop", said=Message("assistant", text))
 
 
 def test_a_served_day_is_written_down(served: Served, tmp_path: Path) -> None:
@@ -80,6 +83,44 @@ def test_a_served_day_is_written_down(served: Served, tmp_path: Path) -> None:
     assert whole.messages[2] == said[2]
     assert (refused.status, refused.answer, refused.agent) == (400, None, None)
     assert "best_of" in (refused.error or "")
+
+
+def test_every_dialect_is_written_down_and_its_replies_as_messages(tmp_path: Path) -> None:
+    """Two clients that send everything again, and one that warms up: what they share is written once."""
+    path, schema = tmp_path / "day.jsonl", {"type": "object"}
+    model = write_scripted_model(tmp_path / "model")
+    flags = {"model": model, "store": tmp_path / "store", "threads": 1, "hot_bytes": "64MiB", "record": path}
+    said = [{"role": "user", "content": "ponder this"}]
+    with scripted_serving(**flags) as running:
+        tools: list[Any] = [{"name": "add", "input_schema": schema}]
+        asked = {"model": "claude-x", "max_tokens": 64, "system": "Keep the house. " * 9, "tools": tools}
+        first = running.send("POST", "/v1/messages", {**asked, "messages": said})
+        assert first.status == 200, first.body
+        used = next(block for block in first.json["content"] if block["type"] == "tool_use")
+        result = {"type": "tool_result", "tool_use_id": used["id"], "content": "talk of it"}
+        turn = [{"role": "assistant", "content": first.json["content"]}, {"role": "user", "content": [result]}]
+        assert running.send("POST", "/v1/messages", {**asked, "messages": [*said, *turn]}).status == 200
+        functions = [{"type": "function", "name": "add", "parameters": schema}]
+        body = {"input": said, "instructions": "Keep it. " * 9, "tools": functions, "stream": True}
+        assert running.send("POST", "/v1/responses", body).status == 200
+        assert running.send("POST", "/v1/agents/ada/warm", {"messages": said}).status == 200
+    messages, more, responses, warmed = read_day(path).requests
+    assert [each.endpoint for each in (messages, more, responses, warmed)] == [
+        "/v1/messages",
+        "/v1/messages",
+        "/v1/responses",
+        "/v1/agents/{id}/warm",
+    ]
+    call = {"name": "add", "arguments": '{"a": 4}'}
+    for answer in (messages.answer, responses.answer):
+        assert answer is not None
+        assert (answer["reasoning_content"], answer["content"]) == ("Sums need add.", "")
+        assert [each["function"] for each in answer["tool_calls"]] == [call]
+    assert (more.answer or {})["content"] == "It is in the attic of the house."
+    assert (more.body["system"], more.messages) == (asked["system"], [*said, *turn])
+    assert path.read_text().count(asked["system"]) == 1
+    assert responses.body == body
+    assert (warmed.agent, warmed.usage and warmed.usage["completion_tokens"]) == ("ada", 0)
 
 
 def test_a_restart_continues_the_file_and_says_so(tmp_path: Path) -> None:
@@ -155,9 +196,9 @@ def test_choice_0_is_told_once_and_failures_too(tmp_path: Path) -> None:
     made = recorder(tmp_path)
     watch = made.began(Caller("left", "ada"), "/v1/chat/completions", {**BODY, "n": 2})
     watch.delta(1, Delta("second", (1,), "stop"))
-    watch.finished(2, report(10, 0, 0, 1.0), "stop")
+    watch.finished(2, report(10, 0, 0, 1.0), "stop", said=Message("assistant", "second"))
     watch.delta(0, Delta("first", (1,), "length"))
-    watch.finished(1, report(10, 0, 0, 1.0), "length")
+    watch.finished(1, report(10, 0, 0, 1.0), "length", said=Message("assistant", "first"))
     watch.failed(1, BadRequest("late"))
     made.began(Caller(), "/v1/chat/completions", {}).failed(None, BadRequest("unreadable"))
     made.close()
@@ -166,23 +207,25 @@ def test_choice_0_is_told_once_and_failures_too(tmp_path: Path) -> None:
     assert (only.session, only.agent) == ("left/ada", "ada")
 
 
-def test_calls_of_tools_are_read_where_the_caller_had_them_read() -> None:
-    text = 'Let me see.<tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>'
-    message = message_of(text, ToolStream(ToolFormat()))
-    assert message["content"] == "Let me see."
-    (call,) = message["tool_calls"]
-    assert call["function"] == {"name": "add", "arguments": '{"a": 1}'}
-    assert message_of("Plain.", ToolStream(ToolFormat())) == {"role": "assistant", "content": "Plain."}
+def test_a_reply_is_written_as_the_message_of_a_chat() -> None:
+    said = Message("assistant", "Let me see.", tool_calls=(ToolCall("call_1", "add", '{"a": 1}'),), reasoning="Add?")
+    assert message_of(said) == {
+        "role": "assistant",
+        "content": "Let me see.",
+        "reasoning_content": "Add?",
+        "tool_calls": [{"id": "call_1", "type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}}],
+    }
+    assert message_of(Message("assistant", "Plain.")) == {"role": "assistant", "content": "Plain."}
 
 
 def test_what_waits_for_a_slow_disk_is_bounded_by_its_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path, clock = tmp_path / "day.jsonl", Clock()
-    made = Recorder(path, model="toy", form=None, max_bytes=1 << 20, clock=clock, monotonic=clock)  # writes nothing yet
+    made = Recorder(path, model="toy", max_bytes=1 << 20, clock=clock, monotonic=clock)  # writes nothing yet
     monkeypatch.setattr(recording, "MAX_QUEUED_BYTES", 1000)
     for text, num_bytes in (("too large alone", 5000), ("lost", 1), ("lost", 5000)):
         watch = made.began(Caller(), "/v1/chat/completions", BODY, num_bytes=num_bytes)
         watch.delta(0, Delta(text, (1,), "stop"))
-        watch.finished(1, report(10, 0, 0, 1.0), "stop")
+        watch.finished(1, report(10, 0, 0, 1.0), "stop", said=Message("assistant", text))
     assert made.num_pending == 1
     assert "2 requests" in made.problems()[0]
     made.start()

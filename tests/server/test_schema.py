@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 
 from rekindle.server.openai.bodies import ChatBody, CompletionBody
+from rekindle.server.responses.bodies import ResponseBody
+from rekindle.server.warming import WarmBody
 from tests.server.conftest import Served
 from tests.server.test_http import raw
 
@@ -25,13 +27,21 @@ def operations(schema: Any) -> list[tuple[str, str, Any]]:
 
 
 def test_generating_routes_are_described_by_what_validates_them(described: Any) -> None:
-    for path, body in (("/v1/chat/completions", ChatBody), ("/v1/completions", CompletionBody)):
+    bodies = {"chat/completions": ChatBody, "completions": CompletionBody, "responses": ResponseBody}
+    for name, body in bodies.items():
+        path = f"/v1/{name}"
         operation = described["paths"][path]["post"]
         reference = operation["requestBody"]["content"]["application/json"]["schema"]["$ref"]
         schema = described["components"]["schemas"][reference.rpartition("/")[2]]
         assert set(schema["properties"]) == set(body.model_fields)
         assert schema["additionalProperties"] is False
         assert {"application/json", "text/event-stream"} == set(operation["responses"]["200"]["content"])
+
+
+def test_bodies_that_are_read_by_hand_are_described(described: Any) -> None:
+    body = described["paths"]["/v1/agents/{id}/warm"]["post"]["requestBody"]["content"]["application/json"]["schema"]
+    assert body["$ref"].endswith("/WarmBody")
+    assert set(described["components"]["schemas"]["WarmBody"]["properties"]) == set(WarmBody.model_fields)
 
 
 def test_every_reference_is_there_and_every_path_parameter_declared(described: Any) -> None:

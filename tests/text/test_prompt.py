@@ -331,3 +331,30 @@ def test_messages_are_found_in_the_prompt() -> None:
         for end, text in zip(ends, (b"Be kind.", b"hi <|end|>", b"", b"hi"), strict=True)
     ] == [True] * 4
     assert ends[1] == ends[2] < ends[3]
+
+
+STRICT = """
+{%- for message in messages %}
+{%- if message.role == 'system' and not loop.first %}{{- raise_exception('system comes first') }}{% endif %}
+{%- if message.role == 'user' and not loop.first and messages[loop.index0 - 1].role == 'user' %}
+{{- raise_exception('nobody speaks twice') }}
+{%- endif %}{{ '<|user|>' + message.role + ': ' + message.content }}
+{%- endfor %}"""
+ONCE = STRICT.replace("and messages[loop.index0 - 1].role == 'user'", "and false")
+
+
+def test_a_conversation_that_a_template_refuses_is_told_in_a_form_that_it_takes() -> None:
+    system, asked, late = Message("system", "a"), Message("user", "b"), Message("system", "c")
+    messages = [system, Message("system", "d"), asked, late, Message("user", "e"), Message("assistant", "f"), late]
+    once = [Message("system", "a\n\nd"), asked, Message("user", "c"), *messages[4:6], Message("user", "c")]
+    turns = [once[0], Message("user", "b\n\nc\n\ne"), Message("assistant", "f"), Message("user", "c")]
+    for template, form in ((ONCE, once), (STRICT, turns)):
+        encoder = encoder_of("gpt2", template)
+        assert encoder.render_chat(messages) == encoder.render_chat(form)
+        assert encoder.readable(encoder.render_chat(form).key).count("c") == 2
+    free = encoder_of("gpt2", ONCE.replace("{{- raise_exception('system comes first') }}", ""))
+    assert free.readable(free.render_chat(messages).key).count("system: c") == 2, "what is taken stays as it is"
+    none = encoder_of("gpt2", factories.REFUSES_TWO_USERS)
+    assert none.render_chat(messages[:3]) == none.render_chat([Message("user", "a\n\nd\n\nb")])
+    with pytest.raises(BadRequest, match="never"):
+        encoder_of("gpt2", "{{ raise_exception('never') }}").render_chat(messages)

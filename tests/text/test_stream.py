@@ -74,6 +74,30 @@ def test_special_tokens_are_silent_and_others_are_spelled() -> None:
     assert encoder.decode(ids) == "a<tool_call>b<|custom|>"
 
 
+@pytest.mark.parametrize("kind", ["cl100k", "prepend"])
+def test_visible_tokens_are_spelled_behind_a_guard(kind: str) -> None:
+    """In one piece, also while a stop string or a character is held back; the stop string does not reach over it."""
+    encoder = encoder_of(kind)
+    full = factories.full_tokenizer(kind)
+    start, end = full.token_to_id("<|start|>"), full.token_to_id("<|end|>")
+    ids = [start, *odd_ids(kind, "a<|start|>b", 0), start, *odd_ids(kind, "c", 0), end]
+    text = f"{GUARD}<|start|>a<|start|>b{GUARD}<|start|>c"
+    for stop in ([], ["bc", "b<|start|>c", f"{GUARD}<"]):
+        whole, pieces = run(TextStream(encoder, stop, visible=frozenset((start,))), np.array(ids))
+        assert whole == text
+        assert f"b{GUARD}<|start|>" in pieces or f"{GUARD}<|start|>" in pieces
+    stream = TextStream(encoder, ["ab"], visible=frozenset((start,)))
+    assert (
+        run(stream, np.array([*odd_ids(kind, "xa", 0), start, *odd_ids(kind, "ab", 0), start]))[0]
+        == f"xa{GUARD}<|start|>"
+    )
+    assert (stream.stopped, stream.stop_text) == (True, "ab")
+    half = next(i for i in range(encoder.vocab_size) if encoder.vocabulary.shown(i) == "é".encode()[:1])
+    assert (
+        run(TextStream(encoder, visible=frozenset((start,))), np.array([half, start]))[0] == f"\ufffd{GUARD}<|start|>"
+    )
+
+
 def test_the_guard_never_reaches_a_client() -> None:
     assert run(TextStream(encoder_of("gpt2")), odd_ids("gpt2", f"a{GUARD}b", 0))[0] == "a\ufffdb"
 

@@ -55,7 +55,7 @@ class Client:
 
     def json(self, method: str, path: str) -> Any:
         """The JSON answer to a request without a body; RequestFailed with what the server says."""
-        with self._send(method, path, None, {}) as response:
+        with self.send(method, path, None, {}) as response:
             return json.loads(response.read())
 
     def chat(self, messages: Sequence[Mapping[str, Any]], *, agent: str | None = None, **parameters: Any) -> Reply:
@@ -64,7 +64,7 @@ class Client:
         body = {"messages": messages, "temperature": 0, "stream": True, "rekindle": options, **parameters}
         started = time.perf_counter()
         first, texts, report = None, [], None
-        with self._send("POST", "/v1/chat/completions", body, {"X-Agent-ID": agent} if agent else {}) as response:
+        with self.send("POST", "/v1/chat/completions", body, {"X-Agent-ID": agent} if agent else {}) as response:
             for chunk in _events(response):
                 if "error" in chunk:
                     raise RequestFailed(chunk["error"]["message"])
@@ -75,7 +75,8 @@ class Client:
             raise RequestFailed("the stream ended without its last chunk")
         return Reply("".join(texts), report.pop("prompt_ids"), report.pop("completion_ids"), report, first or 0.0)
 
-    def _send(self, method: str, path: str, body: Any, headers: Mapping[str, str]) -> http.client.HTTPResponse:
+    def send(self, method: str, path: str, body: Any, headers: Mapping[str, str]) -> http.client.HTTPResponse:
+        """The response to one request, to be read and closed; RequestFailed with what the server says."""
         connection = http.client.HTTPConnection(self._host, self._port, timeout=START_S)
         connection.request(
             method,

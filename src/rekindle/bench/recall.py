@@ -10,6 +10,7 @@ directory. Answers count when they are equal to the sentence that the conversati
 from __future__ import annotations
 
 import random
+import re
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -29,8 +30,19 @@ from rekindle.pocket.conversations import Chat, recall_case
 
 DISTANCES = (50, 200, 600, 1200, 2000)
 MAX_ANSWER_TOKENS = 28
-KV = Literal["bf16", "q4h"]
-ARMS = ("native", "4 bits, hot", "4 bits, after a restart")
+KV = Literal["auto", "bf16", "fp32", "q4h"]
+
+
+@dataclass(frozen=True, slots=True)
+class RecallArm:
+    """Answers with KV in this format; `restarted`: by a new engine, from the disk."""
+
+    name: str
+    kv: KV
+    restarted: bool = False
+
+
+ARMS = (RecallArm("native", "bf16"), RecallArm("4 bits, hot", "q4h"), RecallArm("4 bits, after a restart", "q4h", True))
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,27 +56,28 @@ class RecallBench:
 
 
 @dataclass(frozen=True, slots=True)
-class _Question:
+class Question:
     distance: int
     agent: str
     chat: Chat
 
 
 @dataclass(slots=True)
-class _Score:
-    """Answers at one distance in one arm."""
+class RecallScore:
+    """Answers at one distance in one arm: those that are the expected sentence, and those that tell what it tells."""
 
     right: int = 0
+    told: int = 0
     asked: int = 0
     reused_tokens: int = 0
     prompt_tokens: int = 0
 
 
-def _questions(bench: RecallBench) -> list[_Question]:
+def questions_of(bench: RecallBench) -> list[Question]:
     found = []
     for distance in bench.distances:
         chooser = random.Random(bench.seed + distance)
-        found += [_Question(distance, f"{distance}-{i}", recall_case(chooser, distance)) for i in range(bench.cases)]
+        found += [Question(distance, f"{distance}-{i}", recall_case(chooser, distance)) for i in range(bench.cases)]
     return found
 
 
@@ -76,7 +89,7 @@ def _engine(settings: Settings, kv: KV, directory: Path) -> Iterator[Engine]:
         yield engine
 
 
-def _prime(engine: Engine, question: _Question) -> bool:
+def _prime(engine: Engine, question: Question) -> bool:
     """Compute the conversation up to its last turn; False when it does not fit the context."""
     try:
         engine.chat(question.agent, question.chat["messages"][:-2], temperature=0.0, max_tokens=1)
@@ -85,34 +98,47 @@ def _prime(engine: Engine, question: _Question) -> bool:
     return True
 
 
-def _ask(engine: Engine, question: _Question, score: _Score) -> None:
+def _ask(engine: Engine, question: Question, score: RecallScore) -> None:
     try:
         reply = engine.chat(question.agent, question.chat["messages"], temperature=0.0, max_tokens=MAX_ANSWER_TOKENS)
     except PromptTooLong:
         return
     score.asked += 1
     score.right += reply.text.strip() == question.chat["answer"]
+    score.told += tells(reply.text, question.chat)
     score.reused_tokens += reply.report.reused_tokens
     score.prompt_tokens += reply.report.prompt_tokens
 
 
-def _arm(settings: Settings, arm: str, questions: Sequence[_Question], tick: Progress) -> dict[int, _Score]:
-    scores = {question.distance: _Score() for question in questions}
-    task = tick.add_task(arm, total=2 * len(questions))
+def tells(reply: str, chat: Chat) -> bool:
+    """Whether a reply has the words of the expected answer that its question has not, in any sentence."""
+    asked, expected, said = (_words(text) for text in (chat["messages"][-1]["content"], chat["answer"], reply))
+    return expected - asked <= said
+
+
+def _words(text: str) -> set[str]:
+    return set(re.findall(r"\w+", text.lower()))
+
+
+def ask_arm(
+    settings: Settings, arm: RecallArm, questions: Sequence[Question], tick: Progress
+) -> dict[int, RecallScore]:
+    """Ask everything in one arm; scores by distance. What does not fit the context is not asked."""
+    scores = {question.distance: RecallScore() for question in questions}
+    task = tick.add_task(arm.name, total=2 * len(questions))
     with tempfile.TemporaryDirectory(prefix="rekindle-recall-") as directory:
-        kv: KV = "bf16" if arm == "native" else "q4h"
         place = Path(directory)
-        with _engine(settings, kv, place) as engine:
+        with _engine(settings, arm.kv, place) as engine:
             primed = []
             for question in questions:
                 primed += [question] if _prime(engine, question) else []
                 tick.advance(task)
-            if arm != "4 bits, after a restart":
+            if not arm.restarted:
                 for question in primed:
                     _ask(engine, question, scores[question.distance])
                     tick.advance(task)
                 return scores
-        with _engine(settings, kv, place) as engine:
+        with _engine(settings, arm.kv, place) as engine:
             for question in primed:
                 _ask(engine, question, scores[question.distance])
                 tick.advance(task)
@@ -121,21 +147,21 @@ def _arm(settings: Settings, arm: str, questions: Sequence[_Question], tick: Pro
 
 def run_recall(settings: Settings, bench: RecallBench, console: Console) -> int:
     """Ask every arm, print the table, append lines if wanted; 0."""
-    questions = _questions(bench)
+    questions = questions_of(bench)
     with Progress(console=console, transient=True) as tick:
-        results = {arm: _arm(settings, arm, questions, tick) for arm in ARMS}
-    table = Table("words between", *ARMS, "reused", title=f"recall, {bench.cases} questions a row")
+        results = {arm.name: ask_arm(settings, arm, questions, tick) for arm in ARMS}
+    table = Table("words between", *results, "reused", title=f"recall, {bench.cases} questions a row")
     measurements = []
     for distance in bench.distances:
         cells = []
-        for arm in ARMS:
+        for arm in results:
             score = results[arm][distance]
             cells.append(f"{score.right}/{score.asked}" if score.asked else "too long")
             if score.asked:
                 share = score.right / score.asked
                 measurements.append(Measurement(f"recall at {distance} words", arm, "share", (share,)))
-        reused = sum(results[arm][distance].reused_tokens for arm in ARMS)
-        prompts = sum(results[arm][distance].prompt_tokens for arm in ARMS)
+        reused = sum(results[arm][distance].reused_tokens for arm in results)
+        prompts = sum(results[arm][distance].prompt_tokens for arm in results)
         table.add_row(f"{distance:,}", *cells, f"{reused / prompts:.0%}" if prompts else "")
     console.print(table)
     if bench.out is not None:

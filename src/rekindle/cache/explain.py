@@ -8,11 +8,14 @@ else: of another agent's branch only the position is told.
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from rekindle.cache.matcher import Difference, TextMatch
+from rekindle.text.dates import without_dates
+from rekindle.text.normalise import attribution_end
 from rekindle.text.vocabulary import CODE_BYTES, MARK, on_boundary
 
 if TYPE_CHECKING:
@@ -20,7 +23,7 @@ if TYPE_CHECKING:
     from rekindle.text.prompt import PromptEncoder, RenderedPrompt
 
 KnownCause = Literal["evicted", "not_stored", "other_fingerprint"]
-Cause = Literal["text_differs", "template_rewrote_history", "date_line", KnownCause]
+Cause = Literal["text_differs", "template_rewrote_history", "date_line", "attribution_header", "tool_order", KnownCause]
 
 QUOTED_BYTES = 120  # of each text, from the first difference on; as much before it, within its line
 _KNOWN: dict[KnownCause, str] = {
@@ -28,14 +31,8 @@ _KNOWN: dict[KnownCause, str] = {
     "not_stored": "nothing is stored for this agent yet",
     "other_fingerprint": "what is stored was computed by another model, tokenizer or KV format",
 }
-_MONTH = r"(?:jan|feb|mar|apr|may|june?|july?|aug|sept?|oct|nov|dec)[a-z]*\.?"
-_DATES = re.compile(
-    rf"""(?ix) \d{{4}}-\d\d?-\d\d? (?:t\d\d:\d\d(?::\d\d(?:\.\d+)?)?(?:z|[+-]\d\d:?\d\d)?)?
-    | \d\d?[/.]\d\d?[/.]\d{{2,4}} | \d{{4}}/\d\d?/\d\d?
-    | \d\d?(?:st|nd|rd|th)?\s+{_MONTH}(?:,?\s+\d{{4}})? | {_MONTH}\s+\d\d?(?:st|nd|rd|th)?(?:,?\s+\d{{4}})?
-    | \b(?:mon|tues|wednes|thurs|fri|satur|sun)day\b | \b(?:mon|tue|wed|thu|fri|sat|sun)\b
-    | \d\d?:\d\d(?::\d\d)?(?:\.\d+)?(?:\s*[ap]\.?m\b)? | \b1[5-9]\d{{8}}(?:\d{{3}})?\b""",
-)
+_WORDS = re.compile(rb"\w+")
+_NAMED = re.compile(rb'"name"\s*:\s*"([^"\\]+)"')  # how every template spells a tool's name
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,8 +53,12 @@ def explain(
     *,
     encoder: PromptEncoder,
     known: KnownCause | None = None,
+    num_tokens: int | None = None,
 ) -> Explanation | None:
-    """Explain a match that left something to compute besides new text; None when the prompt goes on as stored."""
+    """Explain a match that left something to compute besides new text; None when the prompt goes on as stored.
+
+    With the `num_tokens` of the prompt the explanation says what the difference cost.
+    """
     if known is not None:
         return explain_known(known)
     if match.relation in ("exact", "extend"):
@@ -68,11 +69,13 @@ def explain(
     index = _message_at(difference.position, prompt, messages or (), encoder)
     sent = _quote(prompt.key, difference.position, encoder)
     where = f"message {index}" if index is not None else "the text outside all messages"
-    if difference.source == "shared":
-        detail = f"{_KNOWN['not_stored']}; the prompts of others agree with it up to {where}"
+    if difference.source == "shared" or (difference.source == "parent" and match.relation == "none"):
+        whose = "the prompts of others agree" if difference.source == "shared" else "its parent's prompt agrees"
+        detail = f"{_KNOWN['not_stored']}; {whose} with it up to {where}"
         return Explanation("not_stored", index, None, sent, detail)
     cause = _cause(difference, prompt, messages or (), index, encoder)
-    detail = f"{_DETAILS[cause]} (first difference in {where}, byte {difference.position})"
+    place = f"first difference in {where}, byte {difference.position}{_cost(difference, num_tokens)}"
+    detail = f"{_DETAILS[cause]} ({place})"
     return Explanation(cause, index, _quote(difference.stored_key, difference.position, encoder), sent, detail)
 
 
@@ -85,6 +88,9 @@ _DETAILS: dict[Cause, str] = {
     "text_differs": "the prompt says something else here than the stored conversation",
     "template_rewrote_history": "the same words are rendered otherwise than when they were stored: "
     "the template, or the client, dropped, trimmed or moved a part",
+    "attribution_header": "the line with which the client signs each request has changed: it is taken out with "
+    "--normalise attribution, which is the default",
+    "tool_order": "the same tools are described in another order: sort them, or serve with --normalise tools",
     "date_line": "a date or time in the prompt has moved on: put it at the end, or keep it fixed for a conversation",
 }
 
@@ -105,31 +111,85 @@ def _cause(
     encoder: PromptEncoder,
 ) -> Cause:
     stored, sent, position = difference.stored_key, prompt.key, difference.position
+    if _in_attribution(stored, position) or _in_attribution(sent, position):
+        return "attribution_header"
     if _same_but_for_dates(_line(stored, position), _line(sent, position)):
         return "date_line"
+    if _is_reordered(stored, sent, position):
+        return "tool_order"
     if index is not None and _stands_in(stored, messages[index], encoder):
         # The caller's words are there, at another place or beside others. Were the words that stand there now sent?
         gone = _first_words(stored, position, encoder)
         said_again = any(gone in part for message in messages for part in (message.content, message.reasoning or ""))
-        if said_again or messages[index].role == "assistant":
+        if said_again or _is_moved(stored, sent, position) or messages[index].role == "assistant":
             return "template_rewrote_history"
     return "text_differs"
 
 
 def _stands_in(stored: bytes, message: Message, encoder: PromptEncoder) -> bool:
-    needle = encoder.content_key(message, message.content)
-    return bool(needle) and needle in stored
+    """Whether a message's words are stored, wherever; of a call without any the tool's name."""
+    said = [message.content] if message.content.strip() else [call.name for call in message.tool_calls]
+    needles = [encoder.content_key(message, text) for text in said]
+    return any(needles) and all(needle in stored for needle in needles)
+
+
+def _line_start(key: bytes, position: int) -> int:
+    mark = key.rfind(MARK, 0, position)
+    return min(position, max(key.rfind(b"\n", 0, position) + 1, mark + CODE_BYTES if mark >= 0 else 0))
 
 
 def _line(key: bytes, position: int) -> str:
     """The line of the text around `position`, up to control tokens."""
-    start = max(key.rfind(b"\n", 0, position) + 1, key.rfind(MARK, 0, position) + CODE_BYTES if MARK in key else 0)
+    start = _line_start(key, position)
     ends = [end for end in (key.find(b"\n", position), key.find(MARK, position)) if end >= 0]
-    return key[min(start, position) : min(ends, default=len(key))].decode("utf-8", "ignore")
+    return key[start : min(ends, default=len(key))].decode("utf-8", "ignore")
 
 
 def _same_but_for_dates(stored: str, sent: str) -> bool:
-    return stored != sent and _DATES.sub("◦", stored) == _DATES.sub("◦", sent)
+    return stored != sent and without_dates(stored) == without_dates(sent)
+
+
+def _is_moved(stored: bytes, sent: bytes, position: int) -> bool:
+    """Whether the lines that stand at `position` in either text stand further on in the other."""
+    there, here = (_line(key, _text_start(key, position)).encode() for key in (stored, sent))
+    return bool(there and here) and there in sent[position:] and here in stored[position:]
+
+
+def _text_start(key: bytes, position: int) -> int:
+    """Where text begins behind the control tokens at `position`."""
+    while key[position : position + 1] == MARK:
+        position += CODE_BYTES
+    return position
+
+
+def _in_attribution(key: bytes, position: int) -> bool:
+    """Whether the line that signs a request stands at `position`."""
+    start = _line_start(key, position)
+    return attribution_end(key[start : position + QUOTED_BYTES].decode("utf-8", "ignore")) > position - start
+
+
+def _is_reordered(stored: bytes, sent: bytes, position: int) -> bool:
+    """Whether the texts part among definitions of tools, and the same is said of them in another order."""
+    here, there = _block(sent, position), _block(stored, position)
+    names, others = _NAMED.findall(here), _NAMED.findall(there)
+    if not names or here == there or Counter(names) != Counter(others):
+        return False
+    return names != others or Counter(_WORDS.findall(here)) == Counter(_WORDS.findall(there))
+
+
+def _cost(difference: Difference, num_tokens: int | None) -> str:
+    """What could not be reused: stored tokens behind the difference, as far as the prompt has any there."""
+    if num_tokens is None:
+        return ""
+    cost = min(difference.num_stored, num_tokens) - difference.num_kept
+    return f"; up to {cost:,} stored tokens behind it are computed again"
+
+
+def _block(key: bytes, position: int) -> bytes:
+    """The text around `position` between two control tokens."""
+    start = key.rfind(MARK, 0, position)
+    end = key.find(MARK, position)
+    return key[start + CODE_BYTES if start >= 0 else 0 : end if end >= 0 else len(key)]
 
 
 def _first_words(key: bytes, position: int, encoder: PromptEncoder) -> str:

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 __all__ = ["Difference", "Matcher", "StoredBranch", "TextMatch"]
 
 Relation = Literal["exact", "extend", "diverge", "none"]
-Source = Literal["own", "shared"]
+Source = Literal["own", "parent", "shared"]
 Mode = Literal["continuation", "canonical"]
 # Of equally long shared texts the latest may have an odd reply early on; a few more are looked at.
 NUM_SHARED_CANDIDATES = 4
@@ -40,21 +40,27 @@ NUM_SHARED_CANDIDATES = 4
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Difference:
-    """Where the prompt leaves the stored text it agrees with longest, and whose text that is."""
+    """Where the prompt leaves the stored text it agrees with longest, and whose text that is.
+
+    `num_kept` of the stored branch's `num_stored` tokens end before that.
+    """
 
     position: int
     stored_key: bytes
     source: Source
+    num_kept: int = 0
+    num_stored: int = 0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TextMatch:
     """What a prompt shares with stored branches.
 
-    `relation` compares texts: with the agent's own branches when it has any, else with the best in the namespace;
-    "diverge" needs `min_reuse_tokens` in common. `branch`, `source` and `num_tokens` say where ids come from, which may
-    be another agent's branch even when the agent has its own. `mode`: kept ids stay as sampled, or equal a fresh
-    encoding. `difference` is None where the texts agree and where nothing is stored. `seconds`: what matching took.
+    `relation` compares texts: with the agent's own branches when it has any, else with the best of its parent's and all
+    others in the namespace; "diverge" needs `min_reuse_tokens` in common. `branch`, `source` and `num_tokens` say where
+    ids come from, which may be another agent's branch even when the agent has its own. `mode`: kept ids stay as
+    sampled, or equal a fresh encoding. `difference` is None where the texts agree and where nothing is stored.
+    `seconds`: what matching took.
     """
 
     relation: Relation
@@ -139,21 +145,39 @@ class Matcher:
         known = self._agents.get((namespace, agent), {}).get(branch)
         return known is not None and known in self.index
 
-    def match(self, namespace: str, agent: str | None, prompt: RenderedPrompt, mode: Mode | None = None) -> TextMatch:
+    def match(
+        self,
+        namespace: str,
+        agent: str | None,
+        prompt: RenderedPrompt,
+        mode: Mode | None = None,
+        *,
+        parent: str | None = None,
+    ) -> TextMatch:
         """Find the branch of which the prompt keeps most tokens, the agent's own when equal.
 
-        `mode` None: own ids stay as sampled, those of another agent are kept as far as they are canonical.
+        An agent without branches goes on from those of its `parent` as if they were its own. `mode` None: own ids stay
+        as sampled, those of another agent are kept as far as they are canonical.
         """
         began = self._clock()
         key = prompt.key
-        mine = list(self._agents.get((namespace, agent), {}).values()) if agent is not None else []
+        mine, source = self._family(namespace, agent, parent)
         compared = [(common_prefix(key, self.index.key(branch)), branch) for branch in mine]
-        own = self._best(compared, key, "own", mode or "continuation")
+        own = self._best(compared, key, source, mode or "continuation")
         floor = own.usable_bytes if own is not None else 0
         nearest = self.index.nearest(namespace, key, NUM_SHARED_CANDIDATES + len(mine))
         others = [(length, branch) for length, branch in nearest if length > floor and branch not in mine]
         shared = self._best(others, key, "shared", mode or "canonical")
         return self._answer(key, own, shared, mode, began)
+
+    def _family(
+        self, namespace: str, agent: str | None, parent: str | None
+    ) -> tuple[list[StoredBranch], Literal["own", "parent"]]:
+        """The branches that a prompt may go on from as they were sampled."""
+        mine = list(self._agents.get((namespace, agent), {}).values()) if agent is not None else []
+        if mine or parent is None:
+            return mine, "own"
+        return list(self._agents.get((namespace, parent), {}).values()), "parent"
 
     def check(self) -> None:
         """Assert that the index agrees with its keys and holds known branches only."""
@@ -192,13 +216,17 @@ class Matcher:
     def _answer(
         self, key: bytes, own: _Candidate | None, shared: _Candidate | None, mode: Mode | None, began: float
     ) -> TextMatch:
-        spoken_of = own or shared
+        found = [each for each in (own, shared) if each is not None]
+        is_own = own is not None and own.source == "own"
+        spoken_of = own if is_own else max(found, key=lambda each: each.num_usable, default=None)
         relation = self._relation(spoken_of, key) if spoken_of is not None else "none"
         difference = None
         if spoken_of is not None and relation in ("diverge", "none"):
-            difference = Difference(spoken_of.matched, spoken_of.key, spoken_of.source)
-        fit = [found for found in (own, shared) if found is not None and self._relation(found, key) != "none"]
-        chosen = max(fit, key=lambda found: found.num_usable, default=None)
+            difference = Difference(
+                spoken_of.matched, spoken_of.key, spoken_of.source, spoken_of.num_usable, len(spoken_of.branch.ids)
+            )
+        fit = [each for each in found if self._relation(each, key) != "none"]
+        chosen = max(fit, key=lambda each: each.num_usable, default=None)
         if chosen is None:
             kept = mode or ("continuation" if own is not None else "canonical")
             return TextMatch(relation, None, None, 0, 0, 0, kept, difference, self._clock() - began)

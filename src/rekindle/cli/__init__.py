@@ -8,9 +8,11 @@ import typer
 
 from rekindle import __version__
 from rekindle.cli.agents import agents
+from rekindle.cli.analyzing import analyze
 from rekindle.cli.benches import bench
 from rekindle.cli.caches import cache
 from rekindle.cli.doctor import doctor
+from rekindle.cli.evaluating import evaluate
 from rekindle.cli.serving import chat, demo, serve
 from rekindle.cli.settings import GroupedCommand
 from rekindle.cli.why import why
@@ -31,8 +33,9 @@ def rekindle(
     """An inference server whose agents' KV memory lasts."""
 
 
-for command in (serve, chat, demo, doctor, why):
+for command in (serve, chat, demo, doctor, why, analyze):
     app.command(cls=GroupedCommand)(command)
+app.command("eval", cls=GroupedCommand)(evaluate)
 for name, group in (("agents", agents), ("cache", cache), ("bench", bench)):
     app.add_typer(group, name=name)
 

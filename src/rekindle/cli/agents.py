@@ -76,7 +76,7 @@ def _pinned(info: Mapping[str, Any]) -> str:
 @agents.command(cls=GroupedCommand)
 @with_settings(only=("store",))
 def show(settings: Settings, agent: AgentArgument, url: UrlOption = None, as_json: JsonOption = False) -> int:
-    """One agent, read from the store where no server runs."""
+    """One agent, with its branches where a server runs, else read from the store."""
     remote = Remote.of(settings.server, url)
     try:
         info = ask_of_agent(remote, "GET", agent)
@@ -90,7 +90,16 @@ def show(settings: Settings, agent: AgentArgument, url: UrlOption = None, as_jso
         typer.echo(
             "\n".join(f"{name.lower():<10} {text}" for name, text in zip(HEAD, _row(info, time.time()), strict=True))
         )
+        for branch in info.get("branch_infos", ()):  # a server knows them
+            typer.echo(_branch(branch))
     return 0
+
+
+def _branch(branch: Mapping[str, Any]) -> str:
+    tokens = ", ".join(f"{branch[f'{name}_tokens']:,} {name}" for name in ("saved", "hot", "warm"))
+    others = ", ".join(map(show_id, branch["shared_with"]))
+    shared = f", {branch['shared_tokens']:,} shared with {others}" if others else ""
+    return f"branch {branch['number']:<3} {branch['num_tokens']:,} tokens: {tokens}{shared}"
 
 
 @agents.command(cls=GroupedCommand)

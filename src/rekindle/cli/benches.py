@@ -183,6 +183,31 @@ def bench_restart(
     return run_restart(settings, options, Console())
 
 
+@bench.command("session")
+@with_settings(only=("kv", "threads", "hot_bytes", "block_tokens"))
+def bench_session(
+    settings: Settings,
+    behaviour: Annotated[list[str] | None, typer.Option(help="chat template; may be repeated [all]")] = None,
+    arm: Annotated[
+        list[str] | None, typer.Option(help="as served, normalise off, anticipate off, both off; all")
+    ] = None,
+    turns: Annotated[int, typer.Option(help="requests of the main agent")] = 40,
+    seed: Annotated[int, typer.Option(help="of all that the model does not say, and of the model")] = 0,
+    checks: Annotated[int, typer.Option(min=0, help="replies of each session to compare with reuse off")] = 8,
+    by_turn: Annotated[bool, typer.Option(help="show every request")] = True,
+    log: Annotated[Path | None, typer.Option(help="write the requests here, for `rekindle analyze`")] = None,
+    out: Annotated[Path | None, typer.Option(help="append JSON lines here")] = None,
+) -> int:
+    """A coding agent's session on six chat templates: what of each prompt was known, and why not more."""
+    from rekindle.bench.session import SessionBench, run_session_bench
+    from rekindle.bench.session_agent import SessionPlan
+
+    chosen = tuple(behaviour or ()), tuple(arm or ())
+    return run_session_bench(
+        settings, SessionBench(SessionPlan(turns, seed), *chosen, checks, by_turn, log, out), Console()
+    )
+
+
 def _need_reuse(settings: Settings) -> None:
     if settings.cache.reuse == "off":
         raise ConfigError("what is measured here is reuse: --reuse off leaves nothing to measure")

@@ -36,6 +36,10 @@ FLAG_GROUPS = {
         "max_branches": "conversations kept of one agent [8]",
         "text_index_bytes": "memory for finding prompts by their text [256MiB]",
     },
+    "Prompts": {
+        "normalise": "take out what clients change on every call: attribution, dates, tools, or off [attribution]",
+        "anticipate": "compute in idle time what the template renders next, on or off [on]",
+    },
     "Store": {
         "store": "directory of the warm tier, or off [the user's cache directory]",
         "disk_bytes": "disk for warm KV [by the free space]",
@@ -62,6 +66,7 @@ FLAG_GROUPS = {
         "max_connections": "open at a time [1024]",
         "read_timeout_s": "a request's head and body must keep coming, in seconds [30]",
         "stop_s": "a stop waits so long for running answers, in seconds [5]",
+        "ping_s": "sign of life of a stream that has nothing to say yet, in seconds [5]",
         "record": "write every request to this file or directory, to replay the day [off]",
         "record_bytes": "a record of this size is put aside for a new one [1GiB]",
     },

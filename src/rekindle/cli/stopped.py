@@ -12,7 +12,7 @@ from rekindle.cli.why import near
 from rekindle.config import StoreSettings
 from rekindle.errors import NotFound, StoreLocked
 from rekindle.store import admin
-from rekindle.store.values import SequenceRecord, is_anonymous
+from rekindle.store.values import SequenceRecord, is_anonymous, kept_prefix
 
 
 def agents_in(settings: StoreSettings, unreachable: Unreachable) -> list[dict[str, Any]]:
@@ -58,7 +58,8 @@ def purge_in(settings: StoreSettings, namespace: str, agent: str, unreachable: U
     for store in _unlocked(directory, unreachable):
         here = {(record.namespace, record.agent) for record in admin.agents_of(directory, store.fingerprint)}
         known |= here
-        if (namespace, agent) in here:
+        marked = kept_prefix(agent)  # what its requests marked may be all that is left of it
+        if any(space == namespace and (name == agent or name.startswith(marked)) for space, name in here):
             proofs.append(admin.purge_agent(directory, store.fingerprint, namespace, agent))
     if not proofs:
         raise _unknown(settings, agent, [name for space, name in known if space == namespace])

@@ -27,9 +27,16 @@ ADVICE: dict[Cause, str] = {
     "template_rewrote_history": "send what the model said as it said it (reasoning and tool calls, too); "
     "a template that drops old parts by itself costs only those",
     "date_line": "put dates and times into the last message, or keep them fixed for a conversation",
+    "attribution_header": "serve with --normalise attribution, or have the client leave the line out",
+    "tool_order": "serve with --normalise attribution,tools, or send tools and their keys in one order",
     "evicted": "give more room with --hot-bytes or --disk-bytes, or pin the agent: rekindle agents pin ID",
     "not_stored": "nothing: the first turn is computed, the next ones reuse it",
     "other_fingerprint": "serve the model, dtype and --kv of before, or let the agent start anew",
+}
+NORMALISED = {
+    "attribution": "left out the attribution line",
+    "dates": "left out a line with date or time",
+    "tools": "put the tools in order",
 }
 
 
@@ -83,6 +90,7 @@ def told(request: Mapping[str, Any], now: float) -> Iterator[str]:
     yield f"  computed {request['computed_tokens']:,}, answered {request['completion_tokens']:,}"
     if "first_token_ms" in request["timings"]:
         yield f"  {_timings(request['timings'])}"
+    yield from map(_normalised, request.get("normalised", ()))
     if request["reuse"] == "off":
         yield "  reuse was off, as the request wanted"
     elif request["explanation"] is not None:
@@ -96,13 +104,20 @@ def _ending(request: Mapping[str, Any]) -> str:
 def _tiers(request: Mapping[str, Any]) -> str:
     if not request["reused_tokens"]:
         return ""
-    whose = ", of other agents" if request["source"] == "shared" else ""
+    whose = {"shared": ", of other agents", "parent": ", of its parent"}.get(request["source"], "")
     return f": {request['hot_tokens']:,} hot, {request['warm_tokens']:,} warm{whose}"
 
 
 def _timings(timings: Mapping[str, float]) -> str:
     parts = [f"{name} {timings[f'{name}_ms']:,.0f}" for name in ("queue", "match", "load", "prefill")]
     return f"first token after {timings['first_token_ms']:,.0f} ms: {', '.join(parts)}"
+
+
+def _normalised(item: Mapping[str, Any]) -> str:
+    index = item["message_index"]
+    done = NORMALISED.get(item["kind"], item["kind"])
+    cost = f"as sent it would have cost {item['tokens']:,} tokens" if item["tokens"] else "this time it cost nothing"
+    return f"  {done}{'' if index is None else f' of message {index}'}: {_shown(item['text'])} ({cost})"
 
 
 def _explained(explanation: Mapping[str, Any]) -> Iterator[str]:

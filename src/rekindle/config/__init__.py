@@ -3,10 +3,12 @@
 from rekindle.config.keys import DEFAULT_NAMESPACE
 from rekindle.config.loading import ENV_PREFIX, Settings
 from rekindle.config.parts import (
+    NORMALISATIONS,
     CacheSettings,
     EngineSettings,
     MiB,
     ModelSettings,
+    PromptSettings,
     ServerSettings,
     StoreSettings,
     is_loopback,
@@ -16,10 +18,12 @@ from rekindle.config.sizes import parse_size
 __all__ = [
     "DEFAULT_NAMESPACE",
     "ENV_PREFIX",
+    "NORMALISATIONS",
     "CacheSettings",
     "EngineSettings",
     "MiB",
     "ModelSettings",
+    "PromptSettings",
     "ServerSettings",
     "Settings",
     "StoreSettings",

@@ -15,7 +15,14 @@ from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from rekindle.config.keys import parse_api_keys
-from rekindle.config.parts import CacheSettings, EngineSettings, ModelSettings, ServerSettings, StoreSettings
+from rekindle.config.parts import (
+    CacheSettings,
+    EngineSettings,
+    ModelSettings,
+    PromptSettings,
+    ServerSettings,
+    StoreSettings,
+)
 from rekindle.config.sizes import parse_size
 from rekindle.errors import ConfigError
 
@@ -28,6 +35,7 @@ class Settings:
 
     model: ModelSettings = field(default_factory=ModelSettings)
     cache: CacheSettings = field(default_factory=CacheSettings)
+    prompt: PromptSettings = field(default_factory=PromptSettings)
     store: StoreSettings = field(default_factory=StoreSettings)
     engine: EngineSettings = field(default_factory=EngineSettings)
     server: ServerSettings = field(default_factory=ServerSettings)
@@ -73,6 +81,7 @@ class Settings:
 _SECTIONS: dict[str, type] = {
     "model": ModelSettings,
     "cache": CacheSettings,
+    "prompt": PromptSettings,
     "store": StoreSettings,
     "engine": EngineSettings,
     "server": ServerSettings,

@@ -75,6 +75,32 @@ class CacheSettings:
         _need(0 <= self.min_reuse_ratio <= 1, f"min_reuse_ratio must lie in 0 to 1, not {self.min_reuse_ratio}")
 
 
+NORMALISATIONS = ("attribution", "dates", "tools")
+
+
+@dataclass(frozen=True, slots=True)
+class PromptSettings:
+    """What is done to prompts so that they stay the same from turn to turn.
+
+    `normalise`: kinds of `NORMALISATIONS` separated by commas, or `off`. `anticipate`: compute in idle time what the
+    template will render next.
+    """
+
+    normalise: str = "attribution"
+    anticipate: Literal["on", "off"] = "on"
+
+    def __post_init__(self) -> None:
+        unknown = sorted(self.kinds() - set(NORMALISATIONS))
+        known = ", ".join(NORMALISATIONS)
+        _need(not unknown, f"normalise: {', '.join(map(repr, unknown))} is unknown: write off, or some of {known}")
+
+    def kinds(self) -> frozenset[str]:
+        """The kinds asked for; none with `off`."""
+        if self.normalise.strip() == "off":
+            return frozenset()
+        return frozenset(kind.strip() for kind in self.normalise.split(","))
+
+
 @dataclass(frozen=True, slots=True)
 class StoreSettings:
     """The warm tier. `dir` None: the user's cache directory; `disk_bytes` None: decided by the free space.
@@ -140,8 +166,9 @@ class ServerSettings:
 
     `api_key` opens the namespace `default`, each key of `api_keys` the namespace of its name, `admin_key` what
     concerns all. A connection must have sent its request's head within `read_timeout_s`, and keep its body coming. A
-    stop waits `stop_s` for running answers. Requests are written to `record`, a file or an existing directory; one
-    that has grown to `record_bytes` is put aside and replaces the one put aside before.
+    stop waits `stop_s` for running answers. A stream that has nothing to say yet gives a sign of life every `ping_s`
+    seconds. Requests are written to `record`, a file or an existing directory; one that has grown to `record_bytes` is
+    put aside and replaces the one put aside before.
     """
 
     host: str = "127.0.0.1"
@@ -156,6 +183,7 @@ class ServerSettings:
     max_connections: int = 1024
     read_timeout_s: float = 30.0
     stop_s: float = 5.0
+    ping_s: float = 5.0
     record: Path | None = None
     record_bytes: int = 1024 * MiB
 
@@ -170,6 +198,7 @@ class ServerSettings:
         )
         _need_at_least(self, requests_per_minute=1, max_body_bytes=1, max_connections=1, record_bytes=1, stop_s=0)
         _need(self.read_timeout_s > 0, f"read_timeout_s must be above 0, not {self.read_timeout_s}")
+        _need(self.ping_s > 0, f"ping_s must be above 0, not {self.ping_s}")
 
     @property
     def needs_key(self) -> bool:

@@ -9,12 +9,14 @@ Owns the lifetime of everything below it. Every method may be called from any th
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from datetime import datetime
 from typing import Any, Self
 
 from rekindle.config import Settings
 from rekindle.engine import upkeep
-from rekindle.engine.assembly import Assembly, assemble
+from rekindle.engine.assembly import Assembly
+from rekindle.engine.building import assemble
 from rekindle.engine.generation import Generation
 from rekindle.engine.types import (
     AgentInfo,
@@ -24,22 +26,28 @@ from rekindle.engine.types import (
     GenerationRequest,
     Health,
     PurgeReport,
+    Report,
     Reuse,
 )
-from rekindle.errors import BadRequest, NotFound, RekindleError
+from rekindle.errors import BadRequest, RekindleError
 from rekindle.model.params import SamplingParams
 from rekindle.spec import ModelSpec
 from rekindle.text.messages import normalise_messages
-from rekindle.text.prompt import PromptEncoder
+from rekindle.text.prompt import PromptEncoder, RenderedPrompt
+from rekindle.text.replies import ReplyFormat
 
 Messages = Sequence[Mapping[str, Any]]
 
 
 class Engine:
-    """A model with agents that remember. Made with settings, loaded by `start`, ended by `close`."""
+    """A model with agents that remember. Made with settings, loaded by `start`, ended by `close`.
 
-    def __init__(self, settings: Settings | None = None) -> None:
+    `clock` tells chat templates the date.
+    """
+
+    def __init__(self, settings: Settings | None = None, *, clock: Callable[[], datetime] = datetime.now) -> None:
         self.settings = settings or Settings()
+        self._clock = clock
         self._parts: Assembly | None = None
 
     @classmethod
@@ -53,7 +61,7 @@ class Engine:
         """Load the model, open the store, start the threads. Starting twice is an error."""
         if self._parts is not None:
             raise RekindleError("this engine has been started already")
-        parts = assemble(self.settings)
+        parts = assemble(self.settings, clock=self._clock)
         parts.start()
         self._parts = parts
 
@@ -88,6 +96,11 @@ class Engine:
         return self._running.encoder
 
     @property
+    def reply_format(self) -> ReplyFormat:
+        """How replies of this model are written: thoughts, calls, and the control tokens a reader needs."""
+        return self._running.reply_format
+
+    @property
     def notes(self) -> tuple[str, ...]:
         """What a person should know about how this model is served, one sentence each."""
         return self._running.notes
@@ -106,6 +119,10 @@ class Engine:
     def max_context(self) -> int:
         """Tokens of prompt and answer that one request may have."""
         return self._running.max_context
+
+    def render(self, request: GenerationRequest) -> RenderedPrompt:
+        """The prompt of messages or text as it would be computed, without matching it; raises BadRequest."""
+        return self._running.renderer.render(request).prompt
 
     def submit(self, request: GenerationRequest) -> Generation:
         """Queue a request; errors in it arrive through the generation."""
@@ -167,6 +184,43 @@ class Engine:
         finally:
             generation.cancel()
 
+    def warming(
+        self,
+        agent: str,
+        messages: Messages,
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        template_kwargs: Mapping[str, Any] | None = None,
+        namespace: str = "default",
+    ) -> Generation:
+        """Compute and remember a prompt as the agent's; the generation ends without a reply when that is done.
+
+        Messages that end with a user's words or a tool's result are what is asked next; of others, a system prompt for
+        instance, what all prompts that continue them have in common is computed. Raises as `chat` does.
+        """
+        asked = GenerationRequest(
+            messages=normalise_messages(messages),
+            agent=agent,
+            namespace=namespace,
+            tools=tools,
+            template_kwargs=template_kwargs or {},
+            task="prefill",
+        )
+        return self.submit(asked)
+
+    def warm(self, agent: str, messages: Messages, **options: Any) -> Report:
+        """Wait until a prompt is computed and remembered, with options as in `warming`; return what was there."""
+        return self.warming(agent, messages, **options).result().report
+
+    def prefetch(self, agent: str, *, namespace: str = "default") -> Report:
+        """Bring what is stored of the branch used last into memory, as far as it has room; compute nothing.
+
+        `computed_tokens` of the report is what would have to be computed. Raises NotFound.
+        """
+        ids = upkeep.latest_ids(self._running, namespace, agent)
+        asked = GenerationRequest(token_ids=ids, agent=agent, namespace=namespace, task="load")
+        return self.submit(asked).result().report
+
     def fork(self, source: str, target: str, *, namespace: str = "default") -> None:
         """Give `target` everything `source` remembers; no KV is copied."""
         edits = self._running.edits
@@ -183,12 +237,8 @@ class Engine:
         return upkeep.infos(self._running, lambda: [book.of(space, name) for space, name in book.agents(namespace)])
 
     def agent(self, agent: str, *, namespace: str = "default") -> AgentInfo:
-        """One agent's memory; raises NotFound."""
-        book = self._running.memory.book
-        found = upkeep.infos(self._running, lambda: [book.of(namespace, agent)])
-        if not found:
-            raise NotFound(f"no agent {agent!r}", param="agent")
-        return found[0]
+        """One agent's memory, with its branches; raises NotFound."""
+        return upkeep.info(self._running, namespace, agent)
 
     def evict(self, agent: str, *, namespace: str = "default") -> int:
         """Make an agent durable and drop its blocks from memory, as far as nobody shares them; return how many."""

@@ -13,9 +13,14 @@ import numpy as np
 
 from rekindle.cache.hashing import BlockHash
 from rekindle.engine.request import FinishedTurn
-from rekindle.store.values import HIDDEN_PREFIX, is_anonymous
+from rekindle.store.values import HIDDEN_PREFIX, KEPT_PREFIX, is_anonymous
 
-__all__ = ["HIDDEN_PREFIX", "Branch", "BranchBook", "TurnEnd", "is_anonymous"]
+__all__ = ["HIDDEN_PREFIX", "KEPT_PREFIX", "Branch", "BranchBook", "TurnEnd", "is_anonymous", "is_conversation"]
+
+
+def is_conversation(agent: str) -> bool:
+    """Whether the id was generated for something that an unnamed prompt may go on from."""
+    return agent.startswith(HIDDEN_PREFIX) and not agent.startswith(KEPT_PREFIX)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,11 +86,12 @@ class BranchBook:
         self.num_unsaved = 0
 
     def __len__(self) -> int:
-        return len(self._agents)
+        return sum(not agent.startswith(KEPT_PREFIX) for _, agent in list(self._agents))
 
     def num_pinned(self, now: float) -> int:
         """Agents whose pin has not run out at wall time `now`."""
-        return sum(until > now for until in list(self._pins.values()))
+        pins = list(self._pins.items())
+        return sum(until > now and not agent.startswith(KEPT_PREFIX) for (_, agent), until in pins)
 
     def put(self, branch: Branch) -> None:
         """Add or replace one branch."""

@@ -13,12 +13,14 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from rekindle.cache.hashing import BlockHash
-from rekindle.engine.prefix_cache import Attached, Load, PrefixCache
+from rekindle.engine.admission import Admission
+from rekindle.engine.background import Background
+from rekindle.engine.loads import Load
+from rekindle.engine.prefix_cache import PrefixCache
+from rekindle.engine.progress import tell_progress
 from rekindle.engine.replies import Replies
 from rekindle.engine.request import FinishedTurn, Request, State
-from rekindle.engine.scheduler import LONGEST_WAIT_S, Chunk, Scheduler
-from rekindle.engine.twins import Twins, has_prompt
+from rekindle.engine.scheduler import Chunk, Scheduler
 from rekindle.errors import Overloaded, RekindleError, RequestFailed, Timeout
 from rekindle.model.batch import SequenceStep
 from rekindle.model.runner import ModelRunner
@@ -44,26 +46,40 @@ class EngineCore:
         self.num_steps = 0
         self.num_rows = 0  # of all forward passes, also those that ran again after a preemption
         self.num_preemptions = 0
-        self.prompt_tokens = 0
-        self.reused_tokens = 0
         self.step_s = 0.0
         self._runner = runner
         self._clock = clock
         self._replies = Replies(
             cache=cache, scheduler=scheduler, min_reuse_tokens=min_reuse_tokens, on_turn=on_turn, clock=clock
         )
+        self.admission = Admission(cache=cache, scheduler=scheduler, replies=self._replies, clock=clock)
+        self.background = Background(cache=cache, scheduler=scheduler, min_tokens=min_reuse_tokens)
 
     def add(self, request: Request) -> None:
-        """Queue a request; it starts in one of the next steps."""
-        self.scheduler.add(request)
+        """Queue a request; it starts in one of the next steps. Idle work for its agent is out of date then."""
+        if request.background:
+            self.background.add(request)
+        else:
+            self.background.cancel(request.namespace, request.agent)
+            self.scheduler.add(request)
 
     def finish_load(self, load: Load, num_good: int) -> None:
         """A reader reported: what it brought is published; the request attaches again."""
-        self.cache.finish_load(load, num_good)
+        self.cache.loads.finish(load, num_good)
         request = load.request
         request.marks.load_s += self._clock() - request.marks.load_started
-        if request.state is State.LOADING:
+        if request.background:
+            self.background.load_ended(request)
+        elif request.state is State.LOADING:
             self.scheduler.move(request, State.WAITING)
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a step would do something, as far as can be told before it."""
+        queues = self.scheduler
+        if queues.running or queues.waiting:
+            return True
+        return self.background.wants_step and not queues.loading
 
     @property
     def outside_s(self) -> float:
@@ -74,8 +90,12 @@ class EngineCore:
         """Everything that can be done now: at most one forward pass."""
         began = self._clock()
         self._drop_unwanted(began)
-        self._admit(began)
+        if self.scheduler.everybody():
+            self.background.give_way()
+        self.admission.admit(began)
         chunks = self._with_room(self.scheduler.plan(began))
+        if not self.scheduler.everybody():
+            chunks = self.background.plan()
         if chunks:
             self._run(chunks)
             self.num_steps += 1
@@ -91,73 +111,13 @@ class EngineCore:
                 seconds = request.deadline - request.marks.submitted
                 self._replies.stop(request, Timeout(f"not finished within {seconds:g} s (--request-timeout-s)"))
 
-    def _computing(self) -> set[BlockHash]:
-        """Names of the prompt blocks that running requests are about to fill; derived anew every step."""
-        names: set[BlockHash] = set()
-        for request in self.scheduler.running:
-            if request.reuse != "off":
-                size = request.block_tokens
-                names.update(request.name(i) for i in range(request.num_computed // size, request.num_prompt // size))
-        return names
-
     def seconds_left(self) -> float | None:
         """Until the first of all requests has taken too long; None where they may take as long as they take."""
         deadline = min((request.deadline for request in self.scheduler.everybody()), default=math.inf)
         return max(0.0, deadline - self._clock()) if deadline < math.inf else None
 
-    def _admit(self, now: float) -> None:
-        """Start waiting requests while there is room for them; who waits for another's blocks is passed over."""
-        if not self.scheduler.waiting or not self.scheduler.has_room():
-            return
-        computing, twins = self._computing(), Twins([*self.scheduler.running, *self.scheduler.loading])
-        for request in self.scheduler.picks(self.scheduler.waiting, now):
-            if not self.scheduler.has_room():
-                return
-            answer = self._attach(request, computing, twins)
-            if answer == "loading":
-                request.marks.load_started = self._clock()
-                self.scheduler.move(request, State.LOADING)
-            elif answer == "ready":
-                answer = self._start(request, computing)
-                twins.add(request)
-            if answer == "short" and now - request.marks.submitted > LONGEST_WAIT_S:
-                return  # what others give back is kept for it, else small requests pass it by for ever
-
-    def _attach(self, request: Request, computing: set[BlockHash], twins: Twins) -> Attached:
-        """What is stored of the request, or all of its prompt from a running one that has the same."""
-        twin = twins.of(request)
-        if twin is None:
-            alone = not (self.scheduler.running or self.scheduler.loading or self.cache.num_loads)
-            return self.cache.attach(request, computing, alone=alone)
-        if not has_prompt(twin):
-            return "wait"
-        self.cache.share_prompt(request, twin)
-        return "ready"
-
-    def _start(self, request: Request, computing: set[BlockHash]) -> Attached:
-        """Let an attached request run, if there is room for it beside the next block of everybody who runs."""
-        pool, size = self.cache.pool, request.block_tokens
-        needed = -(-(request.num_tokens + 1) // size)
-        if needed > pool.num_blocks:
-            self._replies.fail(request, Overloaded("the hot memory is too small for this request", retry_after_s=60.0))
-            return "ready"
-        # A shared tail is copied before it is written: its copy needs a block beside it.
-        copied = 1 if request.table.num_tokens % size else 0
-        wanted = copied + sum(each.num_blocks_ahead for each in [request, *self.scheduler.running])
-        short = wanted > pool.num_free + pool.num_cached
-        if short and (self.scheduler.running or self.scheduler.loading):
-            request.table.release()
-            request.num_computed = 0
-            return "short"
-        if request.marks.admitted is None:
-            request.marks.admitted = self._clock()
-            request.generation.begin()
-            self.prompt_tokens += request.num_prompt
-            self.reused_tokens += request.hot_tokens + request.warm_tokens
-        self.scheduler.move(request, State.RUNNING)
-        if request.reuse != "off":
-            computing.update(request.name(i) for i in range(request.num_computed // size, request.num_prompt // size))
-        return "ready"
+    def _tell_progress(self, request: Request) -> None:
+        tell_progress(request, now=self._clock(), min_reuse_tokens=self._replies.min_reuse_tokens)
 
     def _with_room(self, chunks: Sequence[Chunk]) -> list[Chunk]:
         """The chunks whose blocks could be reserved; the youngest requests are preempted for the others."""
@@ -168,7 +128,7 @@ class EngineCore:
             while not self.cache.prepare(chunk.request, chunk.start + chunk.num_rows):
                 others = [r for r in self.scheduler.running if r is not chunk.request]
                 if not others:
-                    if not self.cache.num_loads:  # else their blocks come free when they report
+                    if not len(self.cache.loads):  # else their blocks come free when they report
                         self._replies.fail(chunk.request, Overloaded("the hot memory is full", retry_after_s=1.0))
                     break
                 victim = self.scheduler.youngest(self.scheduler.running)
@@ -216,7 +176,7 @@ class EngineCore:
                 start=chunk.start,
                 blocks=chunk.request.table.blocks,
                 num_stored=chunk.request.table.num_tokens,
-                logits="last" if chunk.finishes else "none",
+                logits="last" if chunk.samples else "none",
             )
             for chunk in chunks
         ]
@@ -231,21 +191,25 @@ class EngineCore:
         broken = RequestFailed("the model produced KV that is not finite; nothing of it was kept")
         for index, chunk in enumerate(chunks):
             request = chunk.request
-            wants = chunk.finishes
+            wants = chunk.samples
             if index in bad:
                 self._replies.fail(request, broken)
             else:
                 request.num_computed = chunk.start + chunk.num_rows
                 self.cache.publish(request)
+                self._tell_progress(request)
                 if wants:
                     finishing.append(request)
                     keep.append(row)
+                elif chunk.finishes and not request.background:
+                    self._replies.finish(request, "stop")
             row += wants
         if finishing:
             self._replies.continue_with(logits if len(keep) == row else logits[keep], finishing)
 
     def fail_all(self, error: RekindleError) -> None:
         """End everything that runs or waits (the engine is closing)."""
+        self.background.cancel_all()
         for request in self.scheduler.everybody():
             self._replies.fail(request, error)
 
@@ -253,5 +217,6 @@ class EngineCore:
         """Assert what must hold between steps: queues, pool, and that only running requests hold blocks."""
         self.scheduler.check()
         self.cache.check()
+        self.background.check()
         for request in [*self.scheduler.waiting, *self.scheduler.loading]:
             assert not request.table.blocks, f"request {request.id} waits and holds blocks"

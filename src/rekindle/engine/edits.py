@@ -11,6 +11,7 @@ from dataclasses import replace
 
 from rekindle.cache.hashing import BlockHash
 from rekindle.engine.branches import Branch
+from rekindle.engine.keeping import is_kept
 from rekindle.engine.memory import AgentMemory
 from rekindle.engine.purging import Purge
 from rekindle.engine.saving import Forgotten, Pinned, Purged
@@ -30,27 +31,34 @@ class AgentEdits:
         if not self._memory.book.of(namespace, agent):
             raise NotFound(f"no agent {agent!r}", param="agent")
 
-    def delete(self, namespace: str, agent: str) -> tuple[list[Branch], Forgotten]:
-        """Forget an agent everywhere but in hot memory; return its branches (with ids where they were at hand), and
-        the order whose `done` tells when the store has forgotten them, too."""
-        self._known(namespace, agent)
+    def _take_out(self, namespace: str, agent: str) -> tuple[list[Branch], list[Branch]]:
+        """Take an agent's branches out of the book, and what is kept for it, which may be all that is left."""
+        if not self._memory.keeping.of(namespace, agent):
+            self._known(namespace, agent)
         self._memory.know_agent(namespace, agent)
-        branches = self._memory.take_out(namespace, agent)
-        order = Forgotten(namespace, agent)
-        self._memory.save(order)
-        return branches, order
+        return self._memory.take_out(namespace, agent), self._memory.keeping.take_out(namespace, agent)
+
+    def delete(self, namespace: str, agent: str) -> tuple[list[Branch], list[Forgotten]]:
+        """Forget an agent everywhere but in hot memory; return its branches (with ids where they were at hand), and
+        the orders whose `done` tells when the store has forgotten them, too."""
+        branches, kept = self._take_out(namespace, agent)
+        orders = [Forgotten(namespace, name) for name in (*(each.agent for each in kept), agent)]
+        for order in orders:
+            self._memory.save(order)
+        return [*branches, *kept], orders
 
     def purge(self, namespace: str, agent: str, idle: frozenset[BlockHash]) -> tuple[list[Branch], Purge]:
         """Forget an agent; return its branches, and what is to be overwritten in memory (`idle`: held by nobody when it
-        was asked for). The order in it tells when the store has overwritten its part."""
-        self._known(namespace, agent)
-        self._memory.know_agent(namespace, agent)
-        branches = self._memory.take_out(namespace, agent)
+        was asked for). The orders in it tell when the store has overwritten its part."""
+        branches, kept = self._take_out(namespace, agent)
+        marked = tuple(Purged(namespace, branch.agent) for branch in kept)
         order, size = Purged(namespace, agent), self._block_tokens
-        self._memory.save(order)
+        for each in (*marked, order):
+            self._memory.save(each)
+        branches = [*branches, *kept]
         own = frozenset[BlockHash]().union(*(stands_on(branch, size) for branch in branches))
         claimed = frozenset[BlockHash]().union(*(stands_on(branch, size) for branch in self._memory.book.branches()))
-        return branches, Purge(order, own, claimed, idle)
+        return branches, Purge(order, own, claimed, idle, marked)
 
     def pin(self, namespace: str, agent: str, until: float) -> Pinned:
         """Keep an agent until then (wall clock; 0: no longer); the order's `done` tells when the store does, too."""
@@ -65,6 +73,8 @@ class AgentEdits:
         for branch in branches:
             if self._memory.book.get(branch.namespace, branch.agent, branch.number) is None:
                 self._memory.book.put(replace(branch, ids=None, names=None))
+                if is_kept(branch.agent):
+                    self._memory.keeping.know(branch.namespace, branch.agent)
 
     def fork(self, namespace: str, source: str, target: str) -> None:
         """Give `target` every branch of `source`, sharing all blocks; refused if `target` has a memory already."""

@@ -13,7 +13,7 @@ import queue
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 
-from rekindle.engine.types import ChatResult, Delta
+from rekindle.engine.types import ChatResult, Delta, Progress
 from rekindle.errors import RequestFailed
 from rekindle.model.logprobs import TokenLogprob
 
@@ -21,11 +21,17 @@ _ids = itertools.count(1)
 
 
 class Generation:
-    """A reply as it comes. Iterate once; `result()` drains what is left and returns the whole."""
+    """A reply as it comes. Iterate once; `result()` drains what is left and returns the whole.
+
+    `progress` is set by the engine while the prompt is computed (None: it has not begun). `opening` is what the prompt
+    has begun of the reply already: a mark that opens its thinking, and the reply's prefix.
+    """
 
     def __init__(self) -> None:
         self.id = next(_ids)
         self.prompt_ids: tuple[int, ...] = ()
+        self.opening = ""
+        self.progress: Progress | None = None
         self._items: queue.SimpleQueue[Delta | BaseException] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._wake: Callable[[], None] | None = None

@@ -2,8 +2,8 @@
 
 Owns the thread on which templates, matching and tokenising run, the matcher and the branch book; the server and the
 library use the same one. Work arrives as closures over frozen values and is done in order, so a turn that ended is
-known before the next request of its agent is matched. In idle time the text index is filled from the store, and what
-is old or lost is forgotten.
+known before the next request of its agent is matched. In idle time next prompts are foreseen, the text index is filled
+from the store, and what is old or lost is forgotten.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import TypeVar
 
+from rekindle.engine.anticipation import Anticipation
 from rekindle.engine.generation import Generation
 from rekindle.engine.memory import AgentMemory
 from rekindle.engine.preparing import Preparer
@@ -39,12 +40,14 @@ class Intake:
         memory: AgentMemory,
         retention: Retention,
         room: WaitingRoom,
+        anticipation: Anticipation | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._preparer = preparer
         self._memory = memory
         self._retention = retention
         self._room = room
+        self._anticipation = anticipation
         self._clock = clock
         self._inbox: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._ended = threading.Event()
@@ -76,9 +79,13 @@ class Intake:
 
     def turn_ended(self, turn: FinishedTurn) -> None:
         """Remember a finished turn (called by the engine before the caller hears of the end)."""
+        if self._anticipation is not None:
+            self._anticipation.expect(turn)
         self._put(lambda: self._remember(turn))
 
     def _remember(self, turn: FinishedTurn) -> None:
+        if self._anticipation is not None:
+            self._anticipation.ended(turn)
         self._memory.end_turn(turn)
         self._memory.let_go()
         self._retention.bound()
@@ -151,6 +158,14 @@ class Intake:
             logger.exception("a stored branch could not be made findable")
             return True
 
+    def _anticipate(self) -> bool:
+        try:
+            return self._anticipation is not None and self._anticipation.work()
+        except Exception:
+            # Border: what cannot be foreseen is computed when it is asked for.
+            logger.exception("a next prompt could not be foreseen")
+            return True
+
     def _idle(self) -> float:
         """Forget what is due to be forgotten; the seconds until there may be more to do."""
         try:
@@ -167,6 +182,8 @@ class Intake:
             try:
                 work = self._inbox.get_nowait()
             except queue.Empty:
+                if self._anticipate():
+                    continue
                 if filling:
                     filling = self._fill()
                     continue

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from rekindle.engine.core import EngineCore
-from rekindle.engine.prefix_cache import Load
+from rekindle.engine.loads import Load
 from rekindle.engine.request import Request
 from rekindle.engine.saving import SaveOrder
 from rekindle.errors import RequestFailed
@@ -143,7 +143,7 @@ class EngineLoop:
 
         While blocks come from disk for a request that must not take for ever, until its time is up.
         """
-        if core.scheduler.running or core.scheduler.waiting:
+        if core.has_work:
             return 0.0
         if len(core.cache.saving):
             return _SAVE_POLL_S

@@ -8,6 +8,7 @@ keeps no ids here: they are read again when its agent asks. What is forgotten un
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -16,6 +17,7 @@ import numpy as np
 from rekindle.cache.hashing import chain_hashes
 from rekindle.cache.matcher import Matcher, StoredBranch
 from rekindle.engine.branches import Branch, BranchBook
+from rekindle.engine.keeping import Keeping, is_kept
 from rekindle.engine.request import FinishedTurn
 from rekindle.engine.saving import Forgotten, Pinned, SaveOrder
 from rekindle.engine.sequences import branch_of, cut, record_of
@@ -27,7 +29,8 @@ logger = logging.getLogger(__name__)
 
 class AgentMemory:
     """Agents, their branches, their texts. `save` queues a sequence, or its end, behind its blocks;
-    `demote` lets all but a branch's first blocks leave hot memory before others."""
+    `demote` lets all but a branch's first blocks leave hot memory before others. What requests mark is kept on disk, as
+    far as all of it has at most `max_kept_tokens`."""
 
     def __init__(
         self,
@@ -40,6 +43,7 @@ class AgentMemory:
         save: Callable[[SaveOrder], None],
         demote: Callable[[Branch, int], None],
         now: Callable[[], float],
+        max_kept_tokens: float = math.inf,
     ) -> None:
         self.book = book
         self.matcher = matcher
@@ -49,6 +53,7 @@ class AgentMemory:
         self.save = save
         self._demote = demote
         self._now = now
+        self.keeping = Keeping(book, block_tokens=block_tokens, max_tokens=max_kept_tokens, save=save, now=now)
         self._to_index: list[Branch] = []
         self._unfindable: list[StoredBranch] = []
         matcher.index.on_drop = self._unfindable.append
@@ -65,10 +70,13 @@ class AgentMemory:
         now = self._now()
         for record in self._store.sequences():
             self.book.put(branch_of(replace(record, last_use=min(record.last_use, now))))
+            if is_kept(record.agent):
+                self.keeping.know(record.namespace, record.agent)
         for (namespace, agent), until in self._store.pins().items():
             if self.book.of(namespace, agent):
                 self.book.pin(namespace, agent, until)
-        self._to_index = sorted(self.book.branches(), key=lambda branch: branch.last_use)
+        findable = (branch for branch in self.book.branches() if not is_kept(branch.agent))
+        self._to_index = sorted(findable, key=lambda branch: branch.last_use)
         return sum(1 for _ in self.book.agents())
 
     def index_one_more(self) -> bool:
@@ -150,7 +158,7 @@ class AgentMemory:
         if branch is None:
             return
         until = self.book.pinned_until(namespace, agent, self._now())
-        if is_first and until is not None:  # the store did not know the agent yet when it was pinned
+        if is_first and until is not None and not is_kept(agent):  # the store did not know it yet when it was pinned
             self.save(Pinned(namespace, agent, until))
         if branch.ids is not None:
             self._let_go(branch)
@@ -193,6 +201,11 @@ class AgentMemory:
 
     def end_turn(self, turn: FinishedTurn) -> None:
         """Continue or start a branch for the turn, make it findable, queue it for the store."""
+        self._remember(turn)
+        if turn.kept and self._store is not None:
+            self.keeping.turn_ended(turn)
+
+    def _remember(self, turn: FinishedTurn) -> None:
         self.know_agent(turn.namespace, turn.agent)
         known = min(turn.canonical_prompt, len(turn.ids))
         canonical = self._encoder.canonical_tokens(turn.ids, known=known)
@@ -228,12 +241,14 @@ class AgentMemory:
         """Forget an agent in book, matcher and store; its blocks leave memory before others."""
         for branch in self.take_out(namespace, agent):
             self._demote(branch, 0)
+        for kept in self.keeping.take_out(namespace, agent):
+            self.save(Forgotten(namespace, kept.agent))
         order = Forgotten(namespace, agent)
         self.save(order)
         return order
 
     def take_out(self, namespace: str, agent: str) -> list[Branch]:
-        """Forget an agent in book and matcher alone; return what it had."""
+        """Forget an agent in book and matcher alone; return what it had. What is kept for it is not its own."""
         branches = self.book.drop(namespace, agent)
         for branch in branches:
             self.unindex(branch)
@@ -245,6 +260,7 @@ class AgentMemory:
         return [branch for branch in branches if branch.saved_tokens < branch.num_tokens and branch.last_use >= since]
 
     def check(self) -> None:
-        """Assert that matcher and book are each sound."""
+        """Assert that matcher and book are each sound, and that what is kept is in the book."""
         self.matcher.check()
         self.book.check()
+        self.keeping.check()

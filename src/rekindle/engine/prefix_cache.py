@@ -1,9 +1,8 @@
 """Blocks for requests: found hot, loaded from warm, published when full, handed to the store.
 
-Owns the pool, the arena and the loads under way; only the engine thread calls it, except
-`KVArena.write` into the target rows of a load, which belong to that load until its reader reports.
+Owns the pool, the arena and the loads under way; only the engine thread calls it.
 
-    attach   hot full blocks, then warm ones (a `Load`), then the child with the longest common ids, shared
+    attach   hot full blocks, then warm ones (see `loads`), then the child with the longest common ids, shared
     publish  after the forward pass: newly full blocks get their names and are queued for the store, parents first
     detach   the end of a request: the tail gets its name, references go, everything stays cached
 """
@@ -18,23 +17,14 @@ import numpy as np
 
 from rekindle.cache.hashing import BlockHash, root_hash, tail_name
 from rekindle.cache.pool import BlockPool
-from rekindle.cache.table import BlockTable
+from rekindle.cache.table import BlockTable, Published
+from rekindle.engine.loads import Load, Loads
 from rekindle.engine.request import Request
 from rekindle.engine.saving import SaveQueue
 from rekindle.kv.arena import KVArena
 from rekindle.store.warm import Location, WarmStore
 
 Attached = Literal["ready", "wait", "short", "loading"]
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Load:
-    """Blocks on their way from disk. Owns its target blocks, and holds what stands before them, until it reports."""
-
-    request: Request
-    locations: tuple[Location, ...]
-    targets: tuple[int, ...]
-    held: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,13 +58,7 @@ class PrefixCache:
         self._secret = secret
         self._min_reuse_tokens = min_reuse_tokens
         self._min_reuse_ratio = min_reuse_ratio
-        self._report_load = report_load
-        self._loads: dict[BlockHash, Load] = {}
-
-    @property
-    def num_loads(self) -> int:
-        """Blocks on their way from disk; what they hold comes free when their loads report."""
-        return len(self._loads)
+        self.loads = Loads(pool=pool, arena=arena, report=report_load)
 
     def root(self, namespace: str) -> BlockHash:
         """The parent of a sequence's first block: model, tenant and store."""
@@ -95,7 +79,7 @@ class PrefixCache:
         following: list[Location] = []
         if len(hot) < request.num_tokens // size:
             following_name = request.name(len(hot))
-            if following_name in self._loads or following_name in computing:
+            if following_name in self.loads or following_name in computing:
                 self.pool.release_all(hot)
                 return "wait"
             following = self._warm(request, len(hot))
@@ -105,15 +89,18 @@ class PrefixCache:
         if not following and self._store is not None and (child[1] if child else 0) < len(rest):
             nearest = self._store.child(parent, rest)
             if nearest is not None and nearest[1] > (child[1] if child else 0):
-                if nearest[0].name in self._loads:
+                if nearest[0].name in self.loads:
                     self.pool.release_all(hot)
                     return "wait"
                 if nearest[0].name not in request.tried_loads:
                     following = [nearest[0]]
-        if following and not alone and self._is_short(request, len(hot)):
-            self.pool.release_all(hot)
-            return "short"
-        if following and self._start_load(request, hot, following):
+        if following and not alone:
+            fitting = self._fitting(request, following, len(hot))
+            if fitting is None:
+                self.pool.release_all(hot)
+                return "short"
+            following = fitting
+        if following and self._store is not None and self.loads.start(self._store, request, hot, following):
             return "loading"
         if child is not None:
             self.pool.share(child[0])
@@ -128,10 +115,19 @@ class PrefixCache:
             self.pool.share(block)
         self._adopt(request, blocks[:count], (blocks[-1], rest) if rest else None)
 
-    def _is_short(self, request: Request, num_held: int) -> bool:
-        """Whether there is no room for the request and its next token beside the `num_held` blocks it has."""
+    def _fitting(self, request: Request, found: list[Location], num_held: int) -> list[Location] | None:
+        """What is read of these blocks beside others; None where they have no room.
+
+        A request needs room for its next token, too, beside the `num_held` blocks it has. Others come before idle work
+        and tasks that only load: these take half of what nobody holds, the latter once and as far as it reaches.
+        """
+        room = self.pool.num_free + self.pool.num_cached
+        if request.task == "load":
+            return [] if request.loaded else found[: room // 2]
+        if request.background:
+            return found if len(found) <= room // 2 else None
         needed = -(-(request.num_tokens + 1) // self.pool.block_tokens) - num_held
-        return needed > self.pool.num_free + self.pool.num_cached
+        return found if needed <= room else None
 
     def _warm(self, request: Request, first: int) -> list[Location]:
         """Where the full blocks from `first` on lie on disk, as far as an unbroken run goes."""
@@ -142,7 +138,7 @@ class PrefixCache:
         names = [request.name(index) for index in range(first, last)]
         found = self._store.locate(names, parent=request.parent_of(first), ids=request.ids[first * size : last * size])
         for index, location in enumerate(found):
-            if location.name in self._loads or location.name in request.tried_loads:
+            if location.name in self.loads or location.name in request.tried_loads:
                 return list(found[:index])
         return list(found)
 
@@ -156,10 +152,12 @@ class PrefixCache:
             blocks, stored = [], 0
         if blocks:
             request.table.append_shared(blocks, stored)
-        request.num_computed = min(stored, request.num_tokens - 1)
+            if not request.background:
+                self.saving.let_go(hot)
+        request.num_computed = min(stored, request.num_tokens - (request.task == "generate"))
         if request.marks.admitted is not None:
             return  # preempted: what it reused at first is what it reports
-        reused = min(stored, request.num_prompt - 1)
+        reused = min(stored, request.num_reusable)
         request.warm_tokens = 0
         for index, block in enumerate(blocks):
             covered = min((index + 1) * size, reused) - index * size
@@ -171,45 +169,6 @@ class PrefixCache:
         """Tokens that are worth reusing; a request that ran before takes back what it can of its own."""
         ratio = self._min_reuse_ratio if request.marks.admitted is None else 0.0
         return max(min(self._min_reuse_tokens, request.num_prompt - 1), ratio * request.num_prompt)
-
-    def _start_load(self, request: Request, hot: list[int], locations: list[Location]) -> bool:
-        """Reserve targets and hand the reading to the store; False when not one block is free for it."""
-        assert self._store is not None
-        targets: list[int] = []
-        for _ in locations:
-            block = self.pool.allocate()
-            if block is None:
-                break
-            targets.append(block)
-        if not targets:
-            return False
-        load = Load(request, tuple(locations[: len(targets)]), tuple(targets), tuple(hot))
-        for location in load.locations:
-            self._loads[location.name] = load
-
-        def deliver(index: int, part: int, payload: np.ndarray) -> None:
-            self.arena.write(targets[index], part, payload)
-
-        self._store.load(load.locations, deliver, lambda num_good: self._report_load(load, num_good))
-        return True
-
-    def finish_load(self, load: Load, num_good: int) -> None:
-        """Publish what arrived whole, give back the rest; a bad record ends the run and is not tried again."""
-        for index, (location, target) in enumerate(zip(load.locations, load.targets, strict=True)):
-            del self._loads[location.name]
-            if index >= num_good:
-                self.pool.release(target)
-                continue
-            ids = np.asarray(location.ids, dtype=np.uint32)
-            if len(ids) == self.pool.block_tokens:
-                block = self.pool.commit(target, location.name, location.parent, ids)
-            else:
-                block = self.pool.commit_tail(target, location.parent, ids)
-            load.request.loaded.add(location.name)
-            self.pool.release(block)
-        if num_good < len(load.locations):
-            load.request.tried_loads.add(load.locations[num_good].name)
-        self.pool.release_all(list(load.held))
 
     def prepare(self, request: Request, num_tokens: int) -> bool:
         """Room for positions [0, num_tokens), the shared tail copied if it will be written; False on a shortage."""
@@ -228,6 +187,13 @@ class PrefixCache:
             table.num_tokens = num_stored
             return
         for published in table.publish(request.ids[:num_stored], request.root):
+            self._save(request, published)
+
+    def _save(self, request: Request, published: Published) -> None:
+        """Queue a block that has just got its name; idle work is kept from the disk until a turn stands on it."""
+        if request.background:
+            self.saving.hold_back(published, request.root)
+        else:
             self.saving.add_block(published, request.root)
 
     def detach(self, request: Request) -> Head:
@@ -235,10 +201,11 @@ class PrefixCache:
         table = request.table
         sealed = None
         if table.blocks and request.reuse != "off":
-            self.saving.add_missing(table, request.root)
+            if not request.background:
+                self.saving.add_missing(table, request.root)
             sealed = table.seal(request.ids[: table.num_tokens], request.root)
         if sealed is not None:
-            self.saving.add_block(sealed, request.root)
+            self._save(request, sealed)
             head = Head(sealed.name, table.num_tokens)
         else:
             head = self._head_inside(request)
@@ -288,11 +255,10 @@ class PrefixCache:
             self.pool.demote(block)
 
     def check(self) -> None:
-        """Assert that pool and loads agree."""
+        """Assert that pool and loads agree, and that the queue to the store is sound."""
         self.pool.check()
-        for load in self._loads.values():
-            for target in load.targets:
-                assert self.pool.refs(target) >= 1, f"target {target} of a load is held by nobody"
+        self.loads.check()
+        self.saving.check()
 
     def new_table(self) -> BlockTable:
         """An empty table on this pool."""

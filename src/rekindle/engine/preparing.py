@@ -1,7 +1,7 @@
 """From a caller's request to one the engine can run: render, match, encode what is new, check that it fits.
 
-Runs on the intake thread. Decides the ids of the prompt (stored ids of the matched branch, then a fresh encoding of the
-rest), the agent an unnamed conversation belongs to, and how much of the reply fits.
+Runs on the intake thread. Decides how much of the reply fits, and what is told of the prompt: the places its caller
+marked, and what was taken out of it.
 """
 
 from __future__ import annotations
@@ -9,25 +9,28 @@ from __future__ import annotations
 import math
 import secrets
 import time
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
 
-from rekindle.cache.explain import Explanation, KnownCause, explain
 from rekindle.cache.hashing import BlockHash
-from rekindle.cache.matcher import Relation, TextMatch
 from rekindle.cache.table import BlockTable
-from rekindle.engine.branches import HIDDEN_PREFIX, common_prefix
 from rekindle.engine.generation import Generation
-from rekindle.engine.memory import AgentMemory
-from rekindle.engine.request import NO_MATCH, Marks, MatchFacts, Request
-from rekindle.engine.types import GenerationRequest, Reuse
+from rekindle.engine.marked import Kept, TakenOut
+from rekindle.engine.recall import Prompt, Recall
+from rekindle.engine.rendering import Renderer, Rendering
+from rekindle.engine.request import Marks, Request
+from rekindle.engine.types import GenerationRequest, Task
 from rekindle.errors import BadRequest, PromptTooLong
 from rekindle.model.sampler import SamplerState
-from rekindle.text.prompt import PromptEncoder, RenderedPrompt
+from rekindle.text.prompt import PromptEncoder
 from rekindle.text.stream import TextStream
+
+QUOTED_CHARS = 120  # of what was taken out of a prompt
+MOST_AGENTS = 4096  # whose last request is remembered, to tell what changes from one to the next
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,28 +43,21 @@ class PromptLimits:
     timeout_s: float | None
 
 
-@dataclass(frozen=True, slots=True)
-class _Prompt:
-    """The ids to run, what they were matched to, and whose memory they belong to."""
-
-    ids: np.ndarray
-    agent: str
-    reuse: Reuse
-    facts: MatchFacts
-    canonical_tokens: int  # how many of the ids are known to be a fresh encoding
-
-
 class Preparer:
-    """Turns `GenerationRequest`s into `Request`s and passes them to `submit`."""
+    """Turns `GenerationRequest`s into `Request`s and passes them to `submit`.
+
+    `visible` tokens are spelled in the deltas of structured requests.
+    """
 
     def __init__(
         self,
         *,
         encoder: PromptEncoder,
-        memory: AgentMemory,
+        renderer: Renderer,
+        recall: Recall,
         limits: PromptLimits,
+        visible: frozenset[int],
         block_tokens: int,
-        reuse: str,
         root: Callable[[str], BlockHash],
         new_table: Callable[[], BlockTable],
         submit: Callable[[Request], None],
@@ -69,15 +65,17 @@ class Preparer:
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._encoder = encoder
-        self._memory = memory
+        self._renderer = renderer
+        self._recall = recall
         self._limits = limits
+        self._visible = visible
         self._block_tokens = block_tokens
-        self._reuse = reuse
         self._root = root
         self._new_table = new_table
         self._submit = submit
         self._wake = wake
         self._clock = clock
+        self._last_sent: OrderedDict[tuple[str, str], frozenset[str]] = OrderedDict()
 
     def prepare(self, asked: GenerationRequest, generations: Sequence[Generation], submitted: float) -> None:
         """Match, encode and hand over a request for each generation, of one prompt; raises BadRequest.
@@ -87,9 +85,12 @@ class Preparer:
         began, params = self._clock(), asked.params
         self._check_ids([token for token, _ in params.logit_bias], "logit_bias")
         self._check_ids(params.stop_token_ids, "stop_token_ids")
-        prompt = self._prompt(asked)
-        most = self._room(prompt)
+        prompt, rendering = self._prompt(asked)
+        room = self._room(prompt, asked.task)
+        most = room if asked.task == "generate" else 0
+        most = min(most, params.max_tokens) if params.max_tokens is not None else most
         sampler = SamplerState.create(params, lambda: secrets.randbits(63), eos_ids=self._limits.eos_ids)
+        kept, taken_out = self._told(prompt, rendering)
         prompt_ids, match_s = tuple(int(token) for token in prompt.ids), self._clock() - began
         for index, generation in enumerate(generations):
             request = Request(
@@ -98,32 +99,52 @@ class Preparer:
                 prompt_ids=prompt.ids,
                 root=self._root(asked.namespace),
                 block_tokens=self._block_tokens,
-                max_new_tokens=min(most, params.max_tokens) if params.max_tokens is not None else most,
+                max_new_tokens=most,
                 reuse=prompt.reuse,
                 facts=prompt.facts,
                 generation=generation,
                 canonical_tokens=prompt.canonical_tokens,
                 num_replies=_num_replies(asked),
-                stream=TextStream(self._encoder, () if params.min_tokens else params.stop, after=prompt_ids[-1]),
+                stream=self._stream(asked, prompt_ids[-1]),
                 sampler=replace(sampler, seed=sampler.seed + index),
                 marks=Marks(submitted=submitted, match_s=match_s),
                 table=self._new_table(),
+                task=asked.task,
+                asked=rendering.asked if len(generations) == 1 and prompt.reuse != "off" else None,
+                kept=kept,
+                taken_out=taken_out,
                 deadline=submitted + (self._limits.timeout_s or math.inf),
             )
-            generation.prompt_ids = prompt_ids
+            generation.prompt_ids, generation.opening = prompt_ids, rendering.opening
             generation.on_cancel(partial(self._cancel, request))
             self._submit(request)
+
+    def settled(self, asked: GenerationRequest) -> GenerationRequest:
+        """The request with messages and tools as they are rendered."""
+        return self._renderer.settled(asked)
 
     def _cancel(self, request: Request) -> None:
         request.cancelled.set()
         self._wake()
 
-    def _room(self, prompt: _Prompt) -> int:
+    def _stream(self, asked: GenerationRequest, last_id: int) -> TextStream:
+        stop = () if asked.params.min_tokens else asked.params.stop
+        visible = self._visible if asked.structured else frozenset[int]()
+        return TextStream(self._encoder, stop, after=last_id, visible=visible)
+
+    def _prompt(self, asked: GenerationRequest) -> tuple[Prompt, Rendering]:
+        if asked.token_ids is not None:
+            ids = self._checked(asked.token_ids)
+            return self._recall.of_ids(asked, ids), Rendering(asked)
+        rendering = self._renderer.render(asked)
+        return self._recall.of_text(asked, rendering), rendering
+
+    def _room(self, prompt: Prompt, task: Task) -> int:
         """How many tokens of reply fit behind the prompt; PromptTooLong when not even one does."""
         if not len(prompt.ids):
             raise BadRequest("the prompt is empty: it has no tokens", param="messages")
         most = self._limits.max_context - len(prompt.ids)
-        if most < 1:
+        if most < 1 and task != "load":
             raise PromptTooLong(
                 f"the prompt has {len(prompt.ids)} tokens and the context holds {self._limits.max_context}: "
                 "shorten the prompt or serve with a larger --max-context",
@@ -131,70 +152,38 @@ class Preparer:
             )
         return most
 
-    def _prompt(self, asked: GenerationRequest) -> _Prompt:
-        agent = asked.agent or HIDDEN_PREFIX + secrets.token_hex(8)
-        off = self._reuse == "off" or asked.reuse == "off"
-        if asked.token_ids is not None:
-            ids = self._checked(asked.token_ids)
-            return _Prompt(ids, agent, "off", NO_MATCH, 0) if off else self._given_ids(asked, ids, agent)
-        rendered = self._render(asked)
-        if off:
-            ids = self._encoder.encode(rendered)
-            return _Prompt(ids, agent, "off", NO_MATCH, len(ids))
-        return self._matched(asked, rendered, agent)
-
-    def _matched(self, asked: GenerationRequest, rendered: RenderedPrompt, agent: str) -> _Prompt:
-        """Stored ids as far as the text agrees with them, a fresh encoding of the rest."""
-        if asked.agent is not None:
-            self._memory.know_agent(asked.namespace, asked.agent)
-        mode = asked.reuse if asked.reuse != "off" else None
-        match = self._memory.matcher.match(asked.namespace, asked.agent, rendered, mode)
-        branch = match.branch
-        if branch is None or match.num_tokens == 0:
-            ids = self._encoder.encode(rendered)
-            canonical = len(ids)
-        else:
-            rest = self._encoder.encode_rest(rendered, match.resume_byte)
-            ids = np.concatenate([branch.ids[: match.num_tokens], rest])
-            canonical = len(ids) if match.num_tokens <= branch.canonical_tokens else branch.canonical_tokens
-        if asked.agent is None and _goes_on(match):
-            assert branch is not None and branch.agent is not None
-            agent = branch.agent
-        facts = MatchFacts(
-            relation=match.relation,
-            source=match.source,
-            has_own=asked.agent is not None and bool(self._memory.book.of(asked.namespace, asked.agent)),
-            matched_bytes=match.matched_bytes,
-            num_tokens=match.num_tokens,
-            explanation=self._explain(asked, match, rendered),
+    def _told(self, prompt: Prompt, rendering: Rendering) -> tuple[tuple[Kept, ...], tuple[TakenOut, ...]]:
+        """The marked beginnings of a prompt and what was taken out of it, in tokens."""
+        if not rendering.breakpoints and not rendering.removed:
+            return (), ()
+        ends = self._encoder.byte_ends(prompt.ids)
+        at = [*rendering.breakpoints, *(byte for _, byte in rendering.removed)]
+        num_before = [int(num) for num in np.searchsorted(ends, at, side="right")]
+        marked = zip(rendering.asked.breakpoints, num_before, strict=False)
+        # Without reuse nothing is stored, so nothing can be kept.
+        kept = tuple(Kept(num, each.ttl_s) for each, num in marked) if prompt.reuse != "off" else ()
+        before = self._sent_before(prompt, rendering)
+        taken_out = tuple(
+            TakenOut(
+                kind=each.kind,
+                message_index=each.message_index,
+                text=each.text[:QUOTED_CHARS],
+                num_before=num,
+                is_new=before is not None and each.digest not in before,
+            )
+            for (each, _), num in zip(rendering.removed, num_before[len(rendering.breakpoints) :], strict=True)
         )
-        return _Prompt(ids, agent, match.mode, facts, canonical)
+        return kept, taken_out
 
-    def _given_ids(self, asked: GenerationRequest, ids: np.ndarray, agent: str) -> _Prompt:
-        """Ids are run as they are: what they share with the agent's branches is found by ids, not by text."""
-        mine = self._memory.know_agent(asked.namespace, agent)
-        shared = {branch.number: common_prefix(branch.ids, ids) for branch in mine if branch.ids is not None}
-        nearest = max(mine, key=lambda branch: shared[branch.number], default=None)
-        if nearest is None:
-            return _Prompt(ids, agent, "continuation", NO_MATCH, 0)
-        num_tokens = shared[nearest.number]
-        relation: Relation = "exact" if num_tokens == len(ids) else "diverge"
-        if relation == "diverge" and num_tokens == nearest.num_tokens:
-            relation = "extend"
-        matched = int(self._encoder.byte_ends(ids[:num_tokens])[-1]) if num_tokens else 0
-        facts = MatchFacts(relation, "own", True, matched, num_tokens, None)
-        return _Prompt(ids, agent, "continuation", facts, min(num_tokens, nearest.canonical_tokens))
-
-    def _render(self, asked: GenerationRequest) -> RenderedPrompt:
-        if asked.messages is not None:
-            return self._encoder.render_chat(asked.messages, asked.tools)
-        assert asked.text is not None
-        return self._encoder.render_text(asked.text)
-
-    def _explain(self, asked: GenerationRequest, match: TextMatch, rendered: RenderedPrompt) -> Explanation | None:
-        elsewhere = asked.agent is not None and self._memory.is_elsewhere(asked.namespace, asked.agent)
-        known: KnownCause | None = "other_fingerprint" if elsewhere else None
-        return explain(match, rendered, asked.messages, encoder=self._encoder, known=known)
+    def _sent_before(self, prompt: Prompt, rendering: Rendering) -> frozenset[str] | None:
+        """Digests of what was taken out of the agent's request before (None: not known), in place of which these are
+        remembered now."""
+        key = rendering.asked.namespace, prompt.agent
+        before = self._last_sent.pop(key, None)
+        self._last_sent[key] = frozenset(each.digest for each, _ in rendering.removed)
+        while len(self._last_sent) > MOST_AGENTS:
+            self._last_sent.popitem(last=False)
+        return before
 
     def _checked(self, token_ids: tuple[int, ...]) -> np.ndarray:
         self._check_ids(token_ids, "token_ids")
@@ -207,10 +196,3 @@ class Preparer:
 
 def _num_replies(asked: GenerationRequest) -> int | None:
     return None if asked.messages is None else sum(message.role == "assistant" for message in asked.messages)
-
-
-def _goes_on(match: TextMatch) -> bool:
-    """Whether an unnamed prompt continues an unnamed conversation."""
-    branch = match.branch
-    hidden = branch is not None and branch.agent is not None and branch.agent.startswith(HIDDEN_PREFIX)
-    return hidden and match.relation in ("exact", "extend")

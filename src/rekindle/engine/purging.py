@@ -20,19 +20,20 @@ from rekindle.engine.saving import Purged
 @dataclass(frozen=True, slots=True)
 class Purge:
     """An agent to be purged. `own` are the blocks of its branches, `claimed` those of everybody else's (at least their
-    heads), `idle` those that nobody held when it was asked for."""
+    heads), `idle` those that nobody held when it was asked for; `kept` are the orders for what it had marked."""
 
     order: Purged
     own: frozenset[BlockHash]
     claimed: frozenset[BlockHash]
     idle: frozenset[BlockHash]
+    kept: tuple[Purged, ...] = ()
 
 
 def wipe(core: EngineCore, purge: Purge) -> int:
     """Take the purged blocks out of memory and out of the queue to the store; return how many rows were overwritten."""
     pool, saving = core.cache.pool, core.cache.saving
     kept = with_ancestors(pool, purge.claimed)
-    own = purge.own - kept
+    own = (purge.own | core.background.forget(purge.order.namespace, purge.order.agent)) - kept
     nobodys = {name for name in purge.idle - kept if not saving.is_queued(name)}
     evict_named(pool, own | nobodys)
     saving.drop(purge.order, {name for name in own if pool.block_of(name) is None})
@@ -86,7 +87,7 @@ def _overwrite(core: EngineCore) -> int:
 def _last_blocks(core: EngineCore) -> Iterable[tuple[int, int]]:
     """Blocks that running requests may still write, with how many tokens of each are stored."""
     size = core.cache.pool.block_tokens
-    for request in core.scheduler.running:
+    for request in [*core.scheduler.running, *core.background.holders()]:
         table = request.table
         for index in range(table.num_tokens // size, len(table.blocks)):
             if core.cache.pool.is_private(table.blocks[index]):

@@ -6,17 +6,22 @@ reply without being part of it; the token that completes a stop string is part o
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 
 import torch
 
+from rekindle.cache.hashing import BlockHash
 from rekindle.engine.prefix_cache import PrefixCache
+from rekindle.engine.reporting import report_of
 from rekindle.engine.request import FinishedTurn, Request, State
 from rekindle.engine.scheduler import Scheduler
 from rekindle.engine.types import Delta, FinishReason, Report
 from rekindle.errors import RekindleError
 from rekindle.model.logprobs import TokenLogprob, score
 from rekindle.model.sampler import sample
+
+MOST_UNFINISHED = 1024
 
 
 class Replies:
@@ -34,9 +39,10 @@ class Replies:
         self.sample_s = 0.0
         self._cache = cache
         self._scheduler = scheduler
-        self._min_reuse_tokens = min_reuse_tokens
+        self.min_reuse_tokens = min_reuse_tokens
         self._on_turn = on_turn
         self._clock = clock
+        self._unfinished: OrderedDict[tuple[str, str], BlockHash] = OrderedDict()  # the last block of each agent's
 
     def continue_with(self, logits: torch.Tensor, requests: Sequence[Request]) -> None:
         """Choose and tell the next token of each request; `logits` [len(requests), vocab] are theirs."""
@@ -79,15 +85,19 @@ class Replies:
             self.finish(request, "length", Delta(text, (token,), logprobs=scores))
         else:
             report = self._report(request) if first else None
+            request.texts.append(text)
             request.generation.put(Delta(text, (token,), report=report, logprobs=scores))
 
     def finish(self, request: Request, reason: FinishReason, last: Delta | None = None) -> None:
         """End a request: remember its sequence, then say the `last` delta, so that the next turn finds it."""
-        self._end(request, keep=reason != "cancelled" or request.num_generated > 0)
         last = last or Delta("")
         text = last.text + request.stream.finish()
+        request.texts.append(text)
+        self._end(request, keep=reason != "cancelled" or request.num_generated > 0, said=reason != "cancelled")
         report = self._report(request)
-        request.generation.put(Delta(text, last.token_ids, reason, report, last.logprobs))
+        request.generation.put(
+            Delta(text, last.token_ids, reason, report, last.logprobs, stop_text=request.stream.stop_text)
+        )
 
     def stop(self, request: Request, error: RekindleError) -> None:
         """End a request that did no wrong with an error; what it said so far is remembered as after a cancel."""
@@ -99,11 +109,15 @@ class Replies:
         self._end(request, keep=False)
         request.generation.put(error)
 
-    def _end(self, request: Request, *, keep: bool) -> None:
+    def _end(self, request: Request, *, keep: bool, said: bool = False) -> None:
+        """`said`: the reply is whole, so that the caller will send it back."""
         ids, names = request.ids[: request.table.num_tokens].copy(), tuple(request.table.names)
         head = self._cache.detach(request)
         self._scheduler.move(request, State.FINISHED)
-        if not keep or not len(ids) or request.reuse == "off":
+        if request.reuse == "off" or request.task == "load":
+            return
+        if not keep or not len(ids):
+            self._note_unfinished(request, names)
             return
         self._on_turn(
             FinishedTurn(
@@ -116,8 +130,25 @@ class Replies:
                 head_tokens=head.num_tokens,
                 num_replies=request.num_replies,
                 canonical_prompt=request.canonical_tokens,
+                asked=request.asked if said and request.task == "generate" else None,
+                text="".join(request.texts),
+                opening=request.generation.opening,
+                kept=request.kept,
             )
         )
 
+    def _note_unfinished(self, request: Request, names: tuple[BlockHash, ...]) -> None:
+        """Remember how far a request came that is no turn, so that the next one is told whose work it goes on with."""
+        if names:
+            self._unfinished.pop((request.namespace, request.agent), None)
+            self._unfinished[request.namespace, request.agent] = names[-1]
+            while len(self._unfinished) > MOST_UNFINISHED:
+                self._unfinished.popitem(last=False)
+
+    def resumes(self, request: Request) -> bool:
+        """Whether a request that is attached goes on from what an unfinished one of its agent left."""
+        left = self._unfinished.get((request.namespace, request.agent))
+        return left is not None and left in request.names[: request.reused_tokens // request.block_tokens]
+
     def _report(self, request: Request) -> Report:
-        return request.report(now=self._clock(), min_reuse_tokens=self._min_reuse_tokens)
+        return report_of(request, now=self._clock(), min_reuse_tokens=self.min_reuse_tokens)

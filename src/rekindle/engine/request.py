@@ -16,12 +16,13 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from rekindle.cache.explain import Explanation, explain_known
+from rekindle.cache.explain import Explanation
 from rekindle.cache.hashing import BlockHash, block_hash
 from rekindle.cache.matcher import Relation
 from rekindle.cache.table import BlockTable
 from rekindle.engine.generation import Generation
-from rekindle.engine.types import Outcome, Report, Reuse, Source, Timings
+from rekindle.engine.marked import Kept, TakenOut
+from rekindle.engine.types import GenerationRequest, Reuse, Source, Task
 from rekindle.model.adjustments import History
 from rekindle.model.sampler import SamplerState
 from rekindle.text.stream import TextStream
@@ -61,11 +62,16 @@ class Marks:
     load_started: float = 0.0
     admitted: float | None = None
     first_token: float | None = None
+    logged: float | None = None  # when the log last told how far the prompt is
 
 
 @dataclass(slots=True, eq=False)
 class Request:
-    """One generation in flight. Mutable, owned by the engine thread once submitted; `cancelled` may be set anywhere."""
+    """One generation in flight. Mutable, owned by the engine thread once submitted; `cancelled` may be set anywhere.
+
+    `background`: it runs while nobody else needs the engine and is never remembered as a turn; when it is done comes
+    the one it is `followed_by`. `asked`: what the caller sent, where the next request may be foreseen from it.
+    """
 
     namespace: str
     agent: str
@@ -83,6 +89,13 @@ class Request:
     marks: Marks
     table: BlockTable
     deadline: float = math.inf  # of the engine's clock
+    task: Task = "generate"
+    background: bool = False
+    followed_by: Request | None = None
+    asked: GenerationRequest | None = None
+    kept: tuple[Kept, ...] = ()  # one for each breakpoint
+    taken_out: tuple[TakenOut, ...] = ()
+    resumes: bool = False  # it goes on from what an unfinished request of the agent left
     cancelled: threading.Event = field(default_factory=threading.Event)
     state: State = State.WAITING
     num_computed: int = 0
@@ -94,6 +107,7 @@ class Request:
     loaded: set[BlockHash] = field(default_factory=set)
     token_ids: np.ndarray = field(init=False)  # uint32, room for the whole answer
     names: list[BlockHash] = field(default_factory=list)
+    texts: list[str] = field(default_factory=list)  # pieces of the reply, as they were told
 
     def __post_init__(self) -> None:
         self.token_ids = np.zeros(len(self.prompt_ids) + self.max_new_tokens, dtype=np.uint32)
@@ -105,9 +119,19 @@ class Request:
         return self.generation.id
 
     @property
+    def breakpoint_tokens(self) -> tuple[int, ...]:
+        """Tokens before each breakpoint."""
+        return tuple(each.num_tokens for each in self.kept)
+
+    @property
     def num_prompt(self) -> int:
         """Tokens of the prompt."""
         return len(self.prompt_ids)
+
+    @property
+    def num_reusable(self) -> int:
+        """Tokens of the prompt that need not run: of one that is replied to the last does, for its logits."""
+        return self.num_prompt - (self.task == "generate")
 
     @property
     def num_tokens(self) -> int:
@@ -116,7 +140,7 @@ class Request:
 
     @property
     def num_left(self) -> int:
-        """Tokens still to compute before the next one can be sampled; 1 while decoding."""
+        """Tokens still to compute before the next one can be sampled, or the task is done; 1 while decoding."""
         return self.num_tokens - self.num_computed
 
     @property
@@ -139,6 +163,11 @@ class Request:
         """What the choice of the next token may look back on."""
         return History(self.prompt_ids, self.token_ids[self.num_prompt : self.num_tokens])
 
+    @property
+    def reused_tokens(self) -> int:
+        """Tokens of the prompt that were not computed for it."""
+        return self.hot_tokens + self.warm_tokens
+
     def append(self, token: int) -> None:
         """Add a sampled token."""
         self.token_ids[self.num_tokens] = token
@@ -158,57 +187,6 @@ class Request:
         """Hash of the block before `index`; the root for the first."""
         return self.name(index - 1) if index else self.root
 
-    def outcome(self, min_reuse_tokens: int) -> Outcome:
-        """EXACT, EXTEND, DIVERGE or MISS: how the texts relate, and MISS where their KV was gone.
-
-        Said of the agent's own branches when it has any, also where more was reused from another's. Without any text
-        to compare (blocks that others computed meanwhile), what was reused speaks.
-        """
-        reused = self.hot_tokens + self.warm_tokens
-        if reused < min(min_reuse_tokens, self.num_prompt - 1) or reused == 0:
-            return "miss"
-        if self.facts.relation == "none":
-            return "miss" if self.facts.has_own else "diverge"
-        return self.facts.relation
-
-    def report(self, *, now: float, min_reuse_tokens: int) -> Report:
-        """What is known so far; final once the first token is out."""
-        marks = self.marks
-        first = marks.first_token if marks.first_token is not None else now
-        admitted = marks.admitted if marks.admitted is not None else first
-        reused = self.hot_tokens + self.warm_tokens
-        outcome = self.outcome(min_reuse_tokens)
-        queue_s = max(0.0, admitted - marks.submitted - marks.match_s - marks.load_s)
-        return Report(
-            outcome=outcome,
-            source=(self.facts.source or "shared") if reused else None,
-            matched_bytes=self.facts.matched_bytes,
-            prompt_tokens=self.num_prompt,
-            reused_tokens=reused,
-            hot_tokens=self.hot_tokens,
-            warm_tokens=self.warm_tokens,
-            computed_tokens=self.num_prompt - reused,
-            completion_tokens=self.num_generated,
-            reuse=self.reuse,
-            timings=Timings(
-                queue_ms=queue_s * 1e3,
-                match_ms=marks.match_s * 1e3,
-                load_ms=marks.load_s * 1e3,
-                prefill_ms=(first - admitted) * 1e3,
-                first_token_ms=(first - marks.submitted) * 1e3,
-            ),
-            explanation=self._explanation(outcome, reused),
-        )
-
-    def _explanation(self, outcome: Outcome, reused: int) -> Explanation | None:
-        """Why not more: KV that was no longer there although the text agreed; else where the texts differ."""
-        if self.reuse == "off":
-            return None
-        missing = min(self.facts.num_tokens, self.num_prompt - 1) - reused
-        if missing >= self.block_tokens:
-            return explain_known("evicted", f"{missing} of {self.facts.num_tokens} matched tokens")
-        return self.facts.explanation if outcome in ("diverge", "miss") else None
-
 
 @dataclass(frozen=True, slots=True)
 class FinishedTurn:
@@ -223,3 +201,7 @@ class FinishedTurn:
     head_tokens: int  # how many of the ids lie in `head` and before it
     num_replies: int | None  # earlier replies in the prompt, where it came as messages
     canonical_prompt: int  # leading ids known to be a fresh encoding of their text
+    asked: GenerationRequest | None = None  # where the next request can be foreseen
+    text: str = ""  # of the reply, as its caller got it
+    opening: str = ""  # what the prompt had begun of the reply
+    kept: tuple[Kept, ...] = ()  # what of the prompt is to stay stored

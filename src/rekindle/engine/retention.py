@@ -3,7 +3,8 @@
 Owned by the intake thread, which calls `idle` when it has nothing else to do. Times are wall clock; a last use in the
 future (the clock went back) counts as now. Pinned agents stay. Three rules:
 
-    age        named agents go after `agent_ttl_s`, unnamed conversations after `anonymous_ttl_s`
+    age        named agents go after `agent_ttl_s`, unnamed conversations after `anonymous_ttl_s`; beginnings that were
+               kept for a request when their pin ends
     nowhere    a branch that the store has dropped goes when memory does not hold half of it either; what is left of it
                on disk is remembered, unless another branch ends there, too: it is what agents share, not a memory of
                its own. Without a store memory is asked for every branch
@@ -20,6 +21,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 
 from rekindle.engine.branches import Branch, is_anonymous
+from rekindle.engine.keeping import is_kept
 from rekindle.engine.memory import AgentMemory
 
 EVERY_S = 60.0
@@ -73,7 +75,7 @@ class Retention:
         for namespace, agent in book.everybody():
             last_use = self._memory.last_use(namespace, agent)
             ttl = self._rules.anonymous_ttl_s if is_anonymous(agent) else self._rules.agent_ttl_s
-            is_old = ttl is not None and now - last_use > ttl
+            is_old = is_kept(agent) or (ttl is not None and now - last_use > ttl)
             if is_old and book.pinned_until(namespace, agent, now) is None:
                 self._memory.drop(namespace, agent)
         if self._memory.has_store:
@@ -113,7 +115,7 @@ class Retention:
         if answer.exception() is not None:
             return  # the engine has ended, and with it all that was in memory
         durable = self._memory.durable()
-        num_ends = Counter(record.head for record in durable.values())
+        num_ends = Counter(record.head for record in durable.values() if not is_kept(record.agent))
         for branch, hot_tokens in zip(branches, answer.result(), strict=True):
             key = branch.namespace, branch.agent, branch.number
             if self._memory.book.get(*key) is not branch:

@@ -81,6 +81,7 @@ class SaveQueue:
         self._store = store
         self._items: deque[_QueuedBlock | SaveOrder] = deque()
         self._queued: set[BlockHash] = set()
+        self._held_back: dict[BlockHash, _QueuedBlock] = {}
         # Deletions the store has not carried out yet: what is on disk may be about to go.
         self._ends: list[Future[Any]] = []
 
@@ -92,6 +93,27 @@ class SaveQueue:
         if self._store is not None:
             self._items.append(_QueuedBlock(published, root, self._pool.ids(published.block)))
             self._queued.add(published.name)
+
+    def hold_back(self, published: Published, root: BlockHash) -> None:
+        """Note a block that has just got its name and is to be saved only when a turn stands on it."""
+        if self._store is None:
+            return
+        self._held_back[published.name] = _QueuedBlock(published, root, self._pool.ids(published.block))
+        if len(self._held_back) > self._pool.num_blocks:
+            self._drop_gone()
+
+    def _drop_gone(self) -> None:
+        """Forget the held back blocks that have left memory."""
+        named = self._held_back.items()
+        self._held_back = {name: item for name, item in named if self._pool.name(item.published.block) == name}
+
+    def let_go(self, blocks: Sequence[int]) -> None:
+        """Queue those of these blocks, parents first, that were held back: a turn stands on them now."""
+        for block in blocks if self._held_back else ():
+            name = self._pool.name(block)
+            item = self._held_back.pop(name, None) if name is not None else None
+            if item is not None and item.published.block == block:
+                self.add_block(item.published, item.root)
 
     def add_missing(self, table: BlockTable, root: BlockHash) -> None:
         """Queue the full blocks of a sequence that are neither on disk nor on their way there.
@@ -169,7 +191,11 @@ class SaveQueue:
         self._ends.append(end)
 
     def drop(self, order: Purged, names: Collection[BlockHash]) -> None:
-        """Take what waits before a purge out of the queue: the agent's sequences, and blocks of these names."""
+        """Take what waits before a purge out of the queue: the agent's sequences, and blocks of these names.
+
+        What was held back of blocks that have left memory goes, too.
+        """
+        self._drop_gone()
         if order not in self._items:
             return
         end = self._items.index(order)
@@ -180,6 +206,15 @@ class SaveQueue:
     def is_queued(self, name: BlockHash) -> bool:
         """Whether the block waits here for the store."""
         return name in self._queued
+
+    def check(self) -> None:
+        """Assert that what is said to be queued is, and that what is held back stands under its name and is bounded."""
+        waiting = {item.published.name for item in self._items if isinstance(item, _QueuedBlock)}
+        assert self._queued <= waiting, f"{len(self._queued - waiting)} blocks are said to be queued and are not"
+        assert all(name == item.published.name for name, item in self._held_back.items()), (
+            "held back under another name"
+        )
+        assert len(self._held_back) <= self._pool.num_blocks, f"{len(self._held_back)} blocks are held back"
 
     def _staged(self, item: _QueuedBlock) -> StagedBlock:
         block, num_tokens = item.published.block, item.published.num_tokens

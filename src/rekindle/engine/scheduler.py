@@ -21,11 +21,13 @@ from rekindle.engine.request import Request, State
 
 MIN_CHUNK = 16
 LONGEST_WAIT_S = 2.0
+IDLE_SHARE = 0.4  # of the longest stall, for a step that nobody is waiting for
 
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """Rows [start, start + num_rows) of a request; the last one's logits are wanted when it reaches the end."""
+    """Rows [start, start + num_rows) of a request; where it reaches the end of one that is to be replied to, the last
+    one's logits are wanted."""
 
     request: Request
     start: int
@@ -33,8 +35,13 @@ class Chunk:
 
     @property
     def finishes(self) -> bool:
-        """Whether the next token can be sampled after it."""
+        """Whether nothing is left to compute after it."""
         return self.start + self.num_rows == self.request.num_tokens
+
+    @property
+    def samples(self) -> bool:
+        """Whether the next token is sampled after it."""
+        return self.finishes and self.request.task == "generate"
 
 
 class _Line:
@@ -147,6 +154,18 @@ class Scheduler:
                 rows += count
                 contexts += count * (request.num_computed + count // 2)
         return chunks
+
+    def chunk_alone(self, request: Request) -> Chunk:
+        """The next rows of a request that runs while nobody else is there: whoever arrives meanwhile waits for them, so
+        they take `IDLE_SHARE` of `max_stall_s`.
+
+        They end with a block where they do not end the request, so that whoever stops there leaves no tail.
+        """
+        start, bound = request.num_computed, self._settings.max_stall_s * IDLE_SHARE
+        fit = self.costs.rows_within(seconds=bound, rows=0, row_contexts=0, start=start)
+        count = self._chunk(request, fit, room=self._max_chunk_tokens, first=True)
+        end = (start + count) // request.block_tokens * request.block_tokens
+        return Chunk(request, start, end - start if count < request.num_left and end > start else count)
 
     def _chunk(self, request: Request, fit: int, *, room: int, first: bool) -> int:
         """Rows for a prefilling request: all that is left if it fits, else whole multiples of MIN_CHUNK.

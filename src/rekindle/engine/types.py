@@ -18,8 +18,22 @@ from rekindle.text.messages import Message
 
 Reuse = Literal["continuation", "canonical", "off"]
 Outcome = Literal["exact", "extend", "diverge", "miss"]
-Source = Literal["own", "shared"]
+Source = Literal["own", "parent", "shared"]
+Task = Literal["generate", "prefill", "load"]
 FinishReason = Literal["stop", "length", "cancelled"]
+
+
+@dataclass(frozen=True, slots=True)
+class Breakpoint:
+    """A place in a prompt up to which it is to stay stored for `ttl_s` seconds.
+
+    It lies behind the first `num_chars` characters of a message's content (None: all of it); `message_index` None:
+    behind the tools.
+    """
+
+    message_index: int | None
+    num_chars: int | None
+    ttl_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +43,13 @@ class GenerationRequest:
     `agent` names the memory to continue (None: an unnamed conversation, found by its text alone). `reuse` None
     means continuation inside the agent's own memory and canonical between agents; "off" neither reads nor
     writes any stored KV.
+
+    `parent` names the agent whose memory this one goes on from while it has none. `task`: "prefill" computes and
+    remembers the prompt without a reply, "load" brings what is stored of it into memory and computes nothing.
+    `template_kwargs` reach the chat template; `reply_prefix` is how the reply begins, part of the prompt.
+    `structured`: deltas also hold the control tokens that the model's reply format needs, each behind U+FDD0.
+    `echoes_thoughts`: whether the caller sends thinking back with the history (None: unknown); `respells_arguments`:
+    whether it sends the arguments of tool calls back as objects, so that their JSON is spelled anew.
     """
 
     messages: tuple[Message, ...] | None = None
@@ -39,6 +60,14 @@ class GenerationRequest:
     tools: Sequence[Mapping[str, Any]] | None = None
     params: SamplingParams = field(default_factory=SamplingParams)
     reuse: Reuse | None = None
+    parent: str | None = None
+    task: Task = "generate"
+    template_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    reply_prefix: str = ""
+    breakpoints: tuple[Breakpoint, ...] = ()
+    structured: bool = False
+    respells_arguments: bool = False
+    echoes_thoughts: bool | None = None
 
     def __post_init__(self) -> None:
         given = sum(x is not None for x in (self.messages, self.text, self.token_ids))
@@ -58,8 +87,43 @@ class Timings:
 
 
 @dataclass(frozen=True, slots=True)
+class Normalised:
+    """Text that was taken out of a prompt, or put in order, because clients change it on every call.
+
+    `message_index` None: the tools. `text` is what was sent, shortened. `tokens`: how many reused tokens it would have
+    cost; 0 where it is the same as in the agent's request before.
+    """
+
+    kind: str
+    message_index: int | None
+    text: str
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far a prompt that has begun is computed; reused = hot + warm, as its report will say.
+
+    `marked_tokens` and `breakpoint_tokens` as in `Report`; `elapsed_s` since it began.
+    """
+
+    outcome: Outcome
+    source: Source | None
+    prompt_tokens: int
+    reused_tokens: int
+    computed_tokens: int
+    marked_tokens: int
+    elapsed_s: float
+    breakpoint_tokens: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Report:
-    """What was reused for one request, from where, and why not more."""
+    """What was reused for one request, from where, and why not more.
+
+    `breakpoint_tokens` of the prompt stand before each of the request's breakpoints, `marked_tokens` before the last in
+    the prompt. `normalised`: what was taken out of it.
+    """
 
     outcome: Outcome
     source: Source | None
@@ -73,6 +137,9 @@ class Report:
     reuse: Reuse
     timings: Timings
     explanation: Explanation | None
+    marked_tokens: int = 0
+    normalised: tuple[Normalised, ...] = ()
+    breakpoint_tokens: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         assert self.reused_tokens == self.hot_tokens + self.warm_tokens, self
@@ -90,7 +157,8 @@ class Delta:
     """A piece of a reply: text that is final, the tokens it came from; the last one carries `finish_reason`.
 
     `report` stands in the first delta (so that headers can be sent) and, complete, in the last. `logprobs` has an
-    entry for each of the tokens where they were asked for, and none elsewhere.
+    entry for each of the tokens where they were asked for, and none elsewhere. `stop_text` is the stop string that
+    ended the reply.
     """
 
     text: str
@@ -98,6 +166,7 @@ class Delta:
     finish_reason: FinishReason | None = None
     report: Report | None = None
     logprobs: tuple[TokenLogprob, ...] = ()
+    stop_text: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,8 +182,29 @@ class ChatResult:
 
 
 @dataclass(frozen=True, slots=True)
+class BranchInfo:
+    """One branch of an agent: its tokens, how many of them are durable, in memory, on disk only.
+
+    `shared_tokens` at its beginning lie in blocks that the agents `shared_with` stand on, too; unnamed conversations
+    are all called "unnamed".
+    """
+
+    number: int
+    num_tokens: int
+    saved_tokens: int
+    hot_tokens: int
+    warm_tokens: int
+    shared_tokens: int
+    shared_with: tuple[str, ...]
+    last_use: float
+
+
+@dataclass(frozen=True, slots=True)
 class AgentInfo:
-    """One agent's memory: tokens of its longest branch, how many of them are durable, and where they lie."""
+    """One agent's memory: tokens of its longest branch, how many of them are durable, and where they lie.
+
+    `branch_infos`, the latest first, are told of one agent that is asked for, not in a list of agents.
+    """
 
     namespace: str
     agent: str
@@ -125,6 +215,7 @@ class AgentInfo:
     warm_tokens: int
     last_use: float
     pinned_until: float | None = None  # wall clock, infinity for ever; None: not pinned
+    branch_infos: tuple[BranchInfo, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,6 +236,9 @@ class EngineStats:
     prompt_tokens: int
     reused_tokens: int
     step_overhead_ms: float
+    num_background: int  # pieces of idle work that wait or run
+    num_anticipations: int  # next prompts of which something was computed in idle time
+    anticipated_tokens: int  # computed for them
     num_evictions: int  # blocks that left memory to make room
     num_agents: int  # with those of unnamed conversations
     num_pinned_agents: int

@@ -12,15 +12,17 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
+from dataclasses import replace
 from typing import TypeVar
 
 from rekindle.engine.assembly import Assembly
 from rekindle.engine.branches import Branch
 from rekindle.engine.core import EngineCore
 from rekindle.engine.gauges import hot_tokens
-from rekindle.engine.purging import idle_names, wipe
+from rekindle.engine.purging import evict_named, idle_names, wipe
 from rekindle.engine.sequences import record_of
-from rekindle.engine.types import AgentInfo, PurgeReport
+from rekindle.engine.sharing import shared_tokens
+from rekindle.engine.types import AgentInfo, BranchInfo, PurgeReport
 from rekindle.errors import BadRequest, NotFound, StoreError
 
 logger = logging.getLogger(__name__)
@@ -60,16 +62,58 @@ def infos(parts: Assembly, ask: Callable[[], list[list[Branch]]]) -> list[AgentI
     return sorted(found, key=lambda info: -info.last_use)
 
 
+def info(parts: Assembly, namespace: str, agent: str) -> AgentInfo:
+    """One agent with its branches, the latest first; raises NotFound."""
+    found = infos(parts, lambda: [parts.memory.know_agent(namespace, agent) or parts.memory.book.of(namespace, agent)])
+    if not found:
+        raise NotFound(f"no agent {agent!r}", param="agent")
+    return replace(found[0], branch_infos=_branch_infos(parts, namespace, agent))
+
+
+def _branch_infos(parts: Assembly, namespace: str, agent: str) -> tuple[BranchInfo, ...]:
+    book, size = parts.memory.book, parts.spec.layout.block_tokens
+
+    def look() -> list[tuple[Branch, tuple[int, tuple[str, ...]]]]:
+        everybody = book.branches()
+        return [(branch, shared_tokens(branch, everybody, size)) for branch in book.of(namespace, agent)]
+
+    branches = parts.intake.call(look).result()
+    hot = parts.loop.call(lambda core: hot_tokens(core.cache, [branch for branch, _ in branches])).result()
+    is_durable = parts.is_in_place()
+    return tuple(
+        BranchInfo(
+            number=branch.number,
+            num_tokens=branch.num_tokens,
+            saved_tokens=branch.saved_tokens if is_durable else 0,
+            hot_tokens=num_hot,
+            warm_tokens=max(0, branch.saved_tokens - num_hot) if is_durable else 0,
+            shared_tokens=num_shared,
+            shared_with=agents,
+            last_use=branch.last_use,
+        )
+        for (branch, (num_shared, agents)), num_hot in zip(branches, hot, strict=True)
+    )
+
+
+def latest_ids(parts: Assembly, namespace: str, agent: str) -> tuple[int, ...]:
+    """The ids of the branch an agent used last; raises NotFound when it has none that can be read."""
+    branches = parts.intake.call(lambda: parts.memory.know_agent(namespace, agent)).result()
+    if not branches or branches[0].ids is None:
+        raise NotFound(f"no agent {agent!r}", param="agent")
+    return tuple(branches[0].ids.tolist())
+
+
 def evict(parts: Assembly, namespace: str, agent: str) -> int:
     """Make an agent durable and drop its blocks from memory, as far as nobody shares them; return how many."""
     parts.flush(FLUSH_S)
     branches = parts.intake.call(lambda: parts.memory.know_agent(namespace, agent)).result()
     if not branches:
         raise NotFound(f"no agent {agent!r}", param="agent")
-    return parts.loop.call(lambda core: _evict(core, branches)).result()
+    return parts.loop.call(lambda core: _evict(core, namespace, agent, branches)).result()
 
 
-def _evict(core: EngineCore, branches: Sequence[Branch]) -> int:
+def _evict(core: EngineCore, namespace: str, agent: str, branches: Sequence[Branch]) -> int:
+    evict_named(core.cache.pool, core.background.forget(namespace, agent))  # else it stands on what is to go
     return sum(
         core.cache.evict_chain(branch.root, branch.ids, branch.names)
         for branch in branches
@@ -80,10 +124,10 @@ def _evict(core: EngineCore, branches: Sequence[Branch]) -> int:
 def delete(parts: Assembly, namespace: str, agent: str) -> None:
     """Forget an agent on every tier; blocks that others stand on stay theirs."""
     began = time.time()
-    branches, order = parts.intake.call(lambda: parts.edits.delete(namespace, agent)).result()
-    parts.loop.call(lambda core: _evict(core, branches)).result()
+    branches, orders = parts.intake.call(lambda: parts.edits.delete(namespace, agent)).result()
+    parts.loop.call(lambda core: _evict(core, namespace, agent, branches)).result()
     if parts.store is not None:
-        _carried_out(parts, order.done, branches, FLUSH_S, began)
+        _carried_out(parts, [order.done for order in orders], branches, FLUSH_S, began)
 
 
 def purge(parts: Assembly, namespace: str, agent: str) -> PurgeReport:
@@ -94,8 +138,10 @@ def purge(parts: Assembly, namespace: str, agent: str) -> PurgeReport:
     num_hot = parts.loop.call(lambda core: wipe(core, asked)).result()
     if parts.store is None:
         return PurgeReport(agent, 0, 0, 0, num_hot)
-    proof = _carried_out(parts, asked.order.done, branches, PROOF_S, began)
-    return PurgeReport(agent, proof.slots_freed, proof.bytes_zeroed, proof.blocks_shared, num_hot)
+    done = [order.done for order in (*asked.kept, asked.order)]
+    proofs = _carried_out(parts, done, branches, PROOF_S, began)
+    slots_freed, bytes_zeroed = sum(each.slots_freed for each in proofs), sum(each.bytes_zeroed for each in proofs)
+    return PurgeReport(agent, slots_freed, bytes_zeroed, proofs[-1].blocks_shared, num_hot)
 
 
 def pin(parts: Assembly, namespace: str, agent: str, ttl_s: float | None) -> None:
@@ -123,15 +169,17 @@ def _answer(done: Future[T], timeout_s: float) -> T:
         raise StoreError(f"the store did not answer within {timeout_s:.0f} s; ask again") from None
 
 
-def _carried_out(parts: Assembly, done: Future[T], branches: Sequence[Branch], timeout_s: float, began: float) -> T:
+def _carried_out(
+    parts: Assembly, done: Sequence[Future[T]], branches: Sequence[Branch], timeout_s: float, began: float
+) -> list[T]:
     """What the store answers; what it could not forget is taken back, so that it is seen and can be asked for again."""
     try:
-        answer = _answer(done, timeout_s)
+        answers = [_answer(each, timeout_s) for each in done]
     except StoreError:
         parts.intake.call(lambda: parts.edits.restore(branches)).result()
         raise
     _save_again(parts, began)
-    return answer
+    return answers
 
 
 def _save_again(parts: Assembly, began: float) -> None:

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-import torch
+if TYPE_CHECKING:
+    import torch
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +31,7 @@ def score(logits: torch.Tensor, token: int, num_top: int, *, spell: Callable[[in
 
     Ties go to the lowest id. Costs one pass over the vocabulary.
     """
-    scores = torch.log_softmax(logits.to(torch.float32), dim=0)
+    scores = logits.float().log_softmax(dim=0)
     top = tuple(TokenLogprob(at, float(scores[at]), spell(at)) for at in _largest(scores, num_top))
     return TokenLogprob(token, float(scores[token]), spell(token), top)
 

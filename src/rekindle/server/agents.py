@@ -18,21 +18,24 @@ from rekindle.engine.types import AgentInfo
 from rekindle.server.caller import access_of, check_agent_id, decode_agent_id
 from rekindle.server.errors import needs_admin
 from rekindle.server.history import History
+from rekindle.server.responses.kept import KeptResponses
 
 PREFIX = "/v1/agents"
 ALL = "*"
 
 
 class SpelledPaths:
-    """ASGI middleware: paths of agents are matched as they were sent, not decoded."""
+    """ASGI middleware: paths of agents are matched as they were sent, not decoded; bodies are JSON in any case."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Put the path as it was sent where routes look for it."""
+        """Put the path as it was sent where routes look for it, and take the body's type away."""
         if scope["type"] == "http" and scope["path"].startswith(f"{PREFIX}/"):
             scope["path"] = scope["raw_path"].decode("latin-1")
+            # curl -d calls everything a form.
+            scope["headers"] = [(name, value) for name, value in scope["headers"] if name != b"content-type"]
         await self._app(scope, receive, send)
 
 
@@ -56,23 +59,25 @@ Namespace = Annotated[str, Depends(_namespace)]
 Agent = Annotated[str, Depends(_agent)]
 
 
-class _Body(BaseModel):
+class Body(BaseModel):
+    """A body of ours: no more than is named."""
+
     model_config = ConfigDict(extra="forbid", strict=True)
 
 
-class PinBody(_Body):
+class PinBody(Body):
     """For how long; null or nothing: until it is unpinned."""
 
     ttl_s: float | None = Field(default=None, gt=0, allow_inf_nan=False)
 
 
-class ForkBody(_Body):
+class ForkBody(Body):
     """The id of the agent that is to remember the same, as it is, not percent-encoded."""
 
     target: str
 
 
-class RewindBody(_Body):
+class RewindBody(Body):
     """How many turns to take back."""
 
     turns: int = Field(default=1, ge=1)
@@ -95,6 +100,25 @@ class AgentEntry(BaseModel):
     pinned_until: float | None = Field(description="Unix seconds; null: for ever, or not pinned")
 
 
+class BranchEntry(BaseModel):
+    """One stored conversation: its tokens, how many are durable, where they lie, and who else stands on them."""
+
+    model_config = ConfigDict(extra="allow")
+    number: int
+    num_tokens: int
+    saved_tokens: int
+    hot_tokens: int
+    warm_tokens: int
+    shared_tokens: int = Field(description="from the beginning on, also another agent's")
+    shared_with: list[str] = Field(description="ids of those agents; `unnamed` stands for all without one")
+
+
+class AgentDetail(AgentEntry):
+    """An agent with every branch."""
+
+    branch_infos: list[BranchEntry] = []
+
+
 class AgentList(BaseModel):
     """Agents, the last used first."""
 
@@ -107,6 +131,8 @@ def described(info: AgentInfo, **more: Any) -> dict[str, Any]:
     fields = asdict(info)
     until = fields.pop("pinned_until")
     finite = until if until is not None and math.isfinite(until) else None
+    if not fields.get("branch_infos"):  # looked up for one agent, not for lists
+        fields.pop("branch_infos", None)
     return {
         "id": fields.pop("agent"),
         "object": "agent",
@@ -117,12 +143,12 @@ def described(info: AgentInfo, **more: Any) -> dict[str, Any]:
     }
 
 
-def agents_router(engine: Engine, history: History) -> APIRouter:
-    """Routes under /v1/agents. Plain functions: they run in worker threads and may wait for the engine."""
+def agents_router(engine: Engine, history: History, kept: KeptResponses) -> APIRouter:
+    """Routes under /v1/agents. Plain functions: they run in worker threads and may wait for engine and disk."""
     router = APIRouter(prefix=PREFIX, tags=["agents"])
     _looking(router, engine, history)
     _keeping(router, engine)
-    _changing(router, engine, history)
+    _changing(router, engine, history, kept)
     return router
 
 
@@ -137,9 +163,9 @@ def _looking(router: APIRouter, engine: Engine, history: History) -> None:
         found = engine.agents(None if namespace == ALL else namespace)
         return {"object": "list", "data": [described(info) for info in found]}
 
-    @router.get("/{id}", response_model=AgentEntry)
+    @router.get("/{id}", response_model=AgentDetail)
     def show_agent(agent: Agent, namespace: Namespace) -> dict[str, Any]:
-        """One agent's memory."""
+        """One agent's memory, branch by branch."""
         return _shown(engine, agent, namespace)
 
     @router.get("/{id}/why")
@@ -174,7 +200,7 @@ def _keeping(router: APIRouter, engine: Engine) -> None:
         return _shown(engine, agent, namespace)
 
 
-def _changing(router: APIRouter, engine: Engine, history: History) -> None:
+def _changing(router: APIRouter, engine: Engine, history: History, kept: KeptResponses) -> None:
     @router.post("/{id}/fork", response_model=AgentEntry)
     def fork_agent(agent: Agent, namespace: Namespace, body: ForkBody) -> dict[str, Any]:
         """Give another agent all that this one remembers; nothing is copied. Answers with the new one."""
@@ -191,13 +217,15 @@ def _changing(router: APIRouter, engine: Engine, history: History) -> None:
     @router.post("/{id}/purge")
     def purge_agent(agent: Agent, namespace: Namespace) -> dict[str, Any]:
         """Delete an agent and prove it: its bytes on disk and in memory are overwritten with zeros and read back."""
-        report = asdict(engine.purge(agent, namespace=namespace))
+        kept.forget(namespace, agent)
         history.forget(namespace, agent)
+        report = asdict(engine.purge(agent, namespace=namespace))
         return {"id": report.pop("agent"), "object": "agent", "purged": True, **report}
 
     @router.delete("/{id}")
     def delete_agent(agent: Agent, namespace: Namespace) -> dict[str, Any]:
         """Forget an agent on every tier; what others stand on stays theirs."""
-        engine.delete(agent, namespace=namespace)
+        kept.forget(namespace, agent)
         history.forget(namespace, agent)
+        engine.delete(agent, namespace=namespace)
         return {"id": agent, "object": "agent", "deleted": True}

@@ -25,7 +25,7 @@ from rekindle.errors import BadRequest, Cancelled, RekindleError
 from rekindle.server.caller import Caller, caller_of, unnamed
 from rekindle.server.errors import HttpError, Problem, invalid, problem_of
 from rekindle.server.observer import Observer, RequestWatch
-from rekindle.server.openai.parts import Reply, headers_of
+from rekindle.server.reply import Reply, headers_of
 from rekindle.server.sse import DONE, EventStream, Item, event, watched
 
 LARGE_BODY = 256 << 10  # bytes: up to here a body costs the event loop a few milliseconds
@@ -55,20 +55,29 @@ async def aside(num_bytes: int, work: Callable[[], Value]) -> Value:
 
 
 async def accepted(
-    request: Request, observer: Observer, path: str, submit: Callable[[Any, Caller], Submitted]
+    request: Request,
+    observer: Observer,
+    path: str,
+    submit: Callable[[Any, Caller], Submitted],
+    *,
+    caller: Caller | None = None,
+    always_aside: bool = False,
 ) -> tuple[Submitted, RequestWatch]:
     """What `submit` makes of the body and the caller, and who follows it; whatever is refused is told to `observer`.
 
-    `submit` must be safe on any thread.
+    `submit` must be safe on any thread. `caller` None: whom the headers name. `always_aside`: `submit` may wait for a
+    disk, whatever the size of the body.
     """
-    caller, watch = unnamed(request), None
+    known, watch = caller, None
+    caller = known or unnamed(request)
     try:
-        caller = caller_of(request)
+        caller = known or caller_of(request)
         raw = await read_body(request)
         body = await aside(len(raw), lambda: parse_json(raw))
         watch = observer.began(caller, path, body if isinstance(body, dict) else {}, num_bytes=len(raw))
         try:
-            return await aside(len(raw), lambda: submit(body, caller)), watch
+            num_bytes = LARGE_BODY + 1 if always_aside else len(raw)
+            return await aside(num_bytes, lambda: submit(body, caller)), watch
         except RecursionError:
             raise invalid(400, "the body is nested too deeply") from None
     except Exception as error:
@@ -91,44 +100,72 @@ def submit_all(engine: Engine, requests: Sequence[GenerationRequest], num_choice
 
 
 class Answer:
-    """One answer as it is made: whole, or as a stream.
+    """One answer as it is made: whole, or as a stream that shows every `ping_s` that it lives.
 
     `params`: what the dialect calls the parameters that the engine may refuse.
     """
 
     def __init__(
-        self, reply: Reply, generations: Sequence[Generation], watch: RequestWatch, *, params: Mapping[str, str]
+        self,
+        reply: Reply,
+        generations: Sequence[Generation],
+        watch: RequestWatch,
+        *,
+        params: Mapping[str, str],
+        ping_s: float,
     ) -> None:
         self._reply = reply
         self._generations = generations
         self._watch = watch
         self._params = params
+        self._ping_s = ping_s
         self._first_report: Report | None = None
+        self._was_opened = False
         self._was_cancelled = False
 
     async def whole(self, request: Request) -> Response:
         """The answer as one JSON document."""
         async with aclosing(watched(request, self._generations)) as items:
             async for item in items:
-                self._take(item)
+                if item is not None:
+                    self._take(item)
         if self._was_cancelled:
-            return problem_of(_cancelled()).response()
+            return problem_of(_cancelled()).response(request.url.path)
         return JSONResponse(self._reply.whole(), headers=self._headers())
 
     async def stream(self, request: Request) -> Response:
-        """The answer as events; the head waits for choice 0, which knows what was reused."""
-        items = watched(request, self._generations)
-        chunks: list[dict[str, Any]] = []
+        """The answer as events; the head waits for choice 0, which knows what was reused, or for the first ping."""
+        items = watched(request, self._generations, beat_s=self._ping_s)
+        events: list[bytes] = []
         try:
             while self._first_report is None:
-                chunks += self._take(await anext(items))
+                item = await anext(items)
+                events += self._spelled(item)
+                if item is None:
+                    break
         except BaseException:
             await items.aclose()
             raise
-        return EventStream(self._events(chunks, items), headers=self._headers())
+        return EventStream(self._events(events, items), headers=self._headers())
 
     def _headers(self) -> dict[str, str]:
-        return headers_of(self._first_report) if self._first_report is not None else {}
+        known = self._first_report or self._generations[0].progress
+        return headers_of(known) if known is not None else {}
+
+    def _spelled(self, item: Item | None) -> list[bytes]:
+        """What goes out for an item; for a time without one, how far the prompt is."""
+        if item is not None:
+            return self._encoded(self._take(item))
+        progress = self._generations[0].progress if self._first_report is None else None
+        chunks: list[dict[str, Any]] = []
+        if progress is not None and not self._was_opened:
+            self._was_opened = True
+            chunks = self._reply.opened(progress)
+        return [*self._encoded(chunks), self._reply.beat(progress)]
+
+    def _encoded(self, chunks: Sequence[dict[str, Any]]) -> list[bytes]:
+        typed = self._reply.events == "typed"
+        return [event(chunk, chunk["type"] if typed else None) for chunk in chunks]
 
     def _take(self, item: Item) -> list[dict[str, Any]]:
         index, delta = item
@@ -147,29 +184,31 @@ class Answer:
             self._first_report = delta.report
         if delta.finish_reason is None or delta.report is None:
             return chunks
-        self._watch.finished(generation.id, delta.report, "stop" if has_ended else delta.finish_reason)
+        reason = "stop" if has_ended else delta.finish_reason
+        self._watch.finished(generation.id, delta.report, reason, said=self._reply.said(index))
         if delta.finish_reason == "cancelled" and not has_ended:
             self._was_cancelled = True
             return []
         return chunks
 
     async def _events(
-        self, chunks: list[dict[str, Any]], items: AsyncGenerator[Item, None]
+        self, events: Sequence[bytes], items: AsyncGenerator[Item | None, None]
     ) -> AsyncGenerator[bytes, None]:
         async with aclosing(items):
             try:
-                for chunk in chunks:
-                    yield event(chunk)
+                for each in events:
+                    yield each
                 async for item in items:
-                    for chunk in self._take(item):
-                        yield event(chunk)
-                last = [problem_of(_cancelled()).body()] if self._was_cancelled else self._reply.usage_chunks()
-                for chunk in last:
-                    yield event(chunk)
+                    for each in self._spelled(item):
+                        yield each
+                last = self._reply.broken(problem_of(_cancelled())) if self._was_cancelled else self._reply.ending()
             except RekindleError as error:
-                # The head is out already: the error travels as an event, as OpenAI's clients expect it.
-                yield event(problem_of(error).body())
-            yield DONE
+                # The head is out already: the error travels as an event.
+                last = self._reply.broken(problem_of(error))
+            for each in self._encoded(last):
+                yield each
+            if self._reply.events == "data":
+                yield DONE
 
 
 def _cancelled() -> HttpError:

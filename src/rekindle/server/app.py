@@ -27,18 +27,21 @@ from rekindle.server.history import History
 from rekindle.server.info import figures_router, health_router, models_router, tokens_router
 from rekindle.server.limits import Door, Limits
 from rekindle.server.log import RequestLog
+from rekindle.server.messages import MessagesRoute
 from rekindle.server.metrics import Counted, Metrics
 from rekindle.server.models import ServedModel
 from rekindle.server.observer import Everybody, Observer
 from rekindle.server.recording import Recorder
+from rekindle.server.responses.kept import FILE_NAME, KeptResponses
+from rekindle.server.responses.routes import ResponseRoute, responses_router
 from rekindle.server.schema import schema_router
-from rekindle.text.tools import find_tool_format
+from rekindle.server.warming import warming_router
 
 
 class App(FastAPI):
-    """The application, with the door that a stop closes and the recorder that it ends."""
+    """The application, with the door that a stop closes, and what it ends: the recorder, the kept responses."""
 
-    def __init__(self, door: Door, recorder: Recorder | None) -> None:
+    def __init__(self, door: Door, recorder: Recorder | None, kept: KeptResponses) -> None:
         super().__init__(
             title="Rekindle",
             docs_url=None,
@@ -49,9 +52,11 @@ class App(FastAPI):
         )
         self.door = door
         self.recorder = recorder
+        self.kept = kept
 
     def close(self) -> None:
-        """Write out what is still to be recorded."""
+        """Write out what is still to be recorded and kept."""
+        self.kept.close()
         if self.recorder is not None:
             self.recorder.close()
 
@@ -63,20 +68,28 @@ def create_app(
     served = ServedModel(engine, alias=model, name=settings.served_model_name, created=int(clock()))
     metrics, history = Metrics(served.name), History(clock=clock)
     metrics.registry.register(EngineCollector(engine, served.name))
-    recorder = _recorder(engine, settings, served.name)
+    recorder = _recorder(settings, served.name)
     observers: list[Observer] = [RequestLog(), metrics, history, *([recorder] if recorder else [])]
-    app = App(Door(), recorder)
+    kept = _kept_responses(engine)
+    app = App(Door(), recorder, kept)
     everybody = Everybody(observers)
-    chat = ChatRoute(engine, served, everybody, clock=clock)
-    completions = CompletionRoute(engine, served, everybody, clock=clock)
+    chat = ChatRoute(engine, served, everybody, clock=clock, ping_s=settings.ping_s)
+    completions = CompletionRoute(engine, served, everybody, clock=clock, ping_s=settings.ping_s)
     app.add_api_route("/v1/chat/completions", chat.__call__, methods=["POST"], response_model=None)
     app.add_api_route("/v1/completions", completions.__call__, methods=["POST"], response_model=None)
+    responses = ResponseRoute(engine, served, everybody, kept=kept, clock=clock, ping_s=settings.ping_s)
+    app.add_api_route("/v1/responses", responses.__call__, methods=["POST"], response_model=None)
+    messages = MessagesRoute(engine, served, everybody, ping_s=settings.ping_s)
+    app.add_api_route("/v1/messages", messages.__call__, methods=["POST"], response_model=None)
+    app.add_api_route("/v1/messages/count_tokens", messages.count, methods=["POST"], response_model=None)
     for router in (
-        agents_router(engine, history),
+        agents_router(engine, history, kept),
+        responses_router(kept),
+        warming_router(engine, served, everybody, ping_s=settings.ping_s),
         models_router(served),
         tokens_router(engine, served),
         figures_router(engine, metrics),
-        health_router(engine, recorder.problems if recorder else tuple),
+        health_router(engine, lambda: (*(recorder.problems() if recorder else ()), *kept.problems())),
         schema_router(app, max_choices=engine.settings.cache.max_branches),
     ):
         app.include_router(router)
@@ -90,10 +103,16 @@ def create_app(
     return app
 
 
-def _recorder(engine: Engine, settings: ServerSettings, model: str) -> Recorder | None:
+def _kept_responses(engine: Engine) -> KeptResponses:
+    store = engine.settings.store
+    kept = KeptResponses(store.directory() / FILE_NAME if store.enabled else None)
+    kept.start()
+    return kept
+
+
+def _recorder(settings: ServerSettings, model: str) -> Recorder | None:
     if settings.record is None:
         return None
-    form = find_tool_format(engine.encoder)
-    recorder = Recorder(settings.record, model=model, form=form, max_bytes=settings.record_bytes)
+    recorder = Recorder(settings.record, model=model, max_bytes=settings.record_bytes)
     recorder.start()
     return recorder

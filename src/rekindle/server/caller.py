@@ -19,15 +19,35 @@ from starlette.types import Scope
 from rekindle.server.errors import invalid
 
 MAX_ID_BYTES = 256
-OWN_HEADERS = ("x-agent-id", "x-session-id")
-# What known clients send of their own accord, the surest first. A header further right tells apart what shares the one
-# on its left: the sub-agents of one session.
-CLIENT_HEADERS = (
-    ("x-claude-code-session-id", "x-claude-code-agent-id"),
-    ("x-session-affinity",),
-    ("session_id",),
-    ("session-id",),
-    ("x-openwebui-chat-id",),
+
+
+@dataclass(frozen=True, slots=True)
+class _Family:
+    """Headers of one make. `own` names an agent, or a session whose sub-agents `sub` tells apart; `parent` names the
+    one that a sub-agent was started by, as `own` and `sub` do."""
+
+    own: str
+    sub: str | None = None
+    parent: str | None = None
+
+    def named_in(self, headers: Headers) -> dict[str, str]:
+        """Those of them that a request has; empty ones name nobody."""
+        names = (self.own, self.sub, self.parent)
+        return {name: value for name in names if name is not None and (value := headers.get(name))}
+
+
+OWN_FAMILIES = (
+    _Family("x-agent-id", parent="x-parent-agent-id"),
+    _Family("x-session-id", parent="x-parent-session-id"),
+)
+# What known clients send of their own accord, the surest first; docs/clients.md says which sends what.
+CLIENT_FAMILIES = (
+    _Family("x-claude-code-session-id", "x-claude-code-agent-id", "x-claude-code-parent-agent-id"),
+    _Family("x-opencode-session", parent="x-parent-session-id"),
+    _Family("x-session-affinity", parent="x-parent-session-id"),
+    _Family("session-id", "thread-id", "x-codex-parent-thread-id"),
+    _Family("session_id", "thread_id", "x-codex-parent-thread-id"),
+    _Family("x-openwebui-chat-id"),
 )
 _STATE = "rekindle_access"
 
@@ -46,11 +66,22 @@ class Access:
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Who makes one request. `agent` None: unnamed, found by its text alone; `headers` are those that named it."""
+    """Who makes one request. `agent` None: unnamed, found by its text alone; `parent`: whose memory a new agent goes on
+    from; `headers` are those that named them."""
 
     namespace: str = "default"
     agent: str | None = None
     is_admin: bool = False
+    headers: Mapping[str, str] = field(default_factory=dict)
+    parent: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Names:
+    """Whom the headers of a request name, and which of them do."""
+
+    agent: str | None = None
+    parent: str | None = None
     headers: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -68,8 +99,8 @@ def access_of(request: Request) -> Access:
 def caller_of(request: Request) -> Caller:
     """The caller of a request; a 400 that names the header if that holds no id."""
     access = access_of(request)
-    agent, headers = named_by(request.headers)
-    return Caller(access.namespace, agent, access.is_admin, headers)
+    names = named_by(request.headers)
+    return Caller(access.namespace, names.agent, access.is_admin, names.headers, names.parent)
 
 
 def unnamed(request: Request) -> Caller:
@@ -78,18 +109,43 @@ def unnamed(request: Request) -> Caller:
     return Caller(access.namespace, None, access.is_admin)
 
 
-def named_by(headers: Headers) -> tuple[str | None, Mapping[str, str]]:
-    """The agent these headers name, and those that do; None where none does. Empty ones of other makes name nobody."""
-    for name in OWN_HEADERS:
-        value = headers.get(name)
+def named_by(headers: Headers) -> Names:
+    """Whom these headers name. Empty ones of other makes name nobody, of ours they are a 400."""
+    for family in OWN_FAMILIES:
+        value = headers.get(family.own)
         if value is not None:
-            return decode_agent_id(value.encode("latin-1"), where=name), {name: value}
-    for names in CLIENT_HEADERS:
-        given = {name: value for name in names if (value := headers.get(name))}
-        if names[0] in given:
-            spelled = "/".join(given.values())
-            return decode_agent_id(spelled.encode("latin-1"), where=names[0]), given
-    return None, {}
+            given = family.named_in(headers) | {family.own: value}
+            ids = {name: decode_agent_id(value.encode("latin-1"), where=name) for name, value in given.items()}
+            return _names(ids[family.own], ids.get(family.parent or ""), given)
+    for family in CLIENT_FAMILIES:
+        given = family.named_in(headers)
+        if family.own in given:
+            return _of_client(family, given)
+    return Names()
+
+
+def _of_client(family: _Family, given: Mapping[str, str]) -> Names:
+    """Session and sub-agent are joined so that no other pair is spelled alike; the session alone is its main agent."""
+    parts = {name: _part(decode_agent_id(value.encode("latin-1"), where=name)) for name, value in given.items()}
+    session, sub = parts[family.own], parts.get(family.sub or "")
+    parent = parts.get(family.parent or "")
+
+    def joined(part: str | None) -> str:
+        spelled = session if part in (None, session) else f"{session}/{part}"
+        return check_agent_id(spelled, where=family.own)
+
+    agent = joined(sub)
+    if family.sub is None:
+        return _names(agent, parent, given)
+    return _names(agent, joined(parent) if agent != session else None, given)
+
+
+def _names(agent: str, parent: str | None, given: Mapping[str, str]) -> Names:
+    return Names(agent, parent if parent != agent else None, given)
+
+
+def _part(part: str) -> str:
+    return part.replace("%", "%25").replace("/", "%2F")
 
 
 def decode_agent_id(raw: bytes, *, where: str) -> str:

@@ -11,7 +11,6 @@ from starlette.responses import Response
 
 from rekindle.engine.api import Engine
 from rekindle.engine.generation import Generation
-from rekindle.errors import BadRequest
 from rekindle.server.answering import Answer, accepted, submit_all
 from rekindle.server.caller import Caller
 from rekindle.server.models import ServedModel
@@ -19,40 +18,35 @@ from rekindle.server.observer import Observer
 from rekindle.server.openai.calls import ChatCall, parse_chat
 from rekindle.server.openai.chat import ChatReply
 from rekindle.server.openai.parts import Stamp
-from rekindle.text.tools import find_tool_format
+from rekindle.server.steering import steered
 
 PATH = "/v1/chat/completions"
 PARAMS = {"token_ids": "rekindle.prompt_ids"}
 
 
 class ChatRoute:
-    """Answers chat completions. The form of tool calls is looked up once, in the model's template."""
+    """Answers chat completions, read as the model's template writes replies."""
 
-    def __init__(self, engine: Engine, model: ServedModel, observer: Observer, *, clock: Callable[[], float]) -> None:
+    def __init__(
+        self, engine: Engine, model: ServedModel, observer: Observer, *, clock: Callable[[], float], ping_s: float
+    ) -> None:
         self._engine = engine
         self._model = model
         self._observer = observer
         self._clock = clock
-        self._form = find_tool_format(engine.encoder)
+        self._ping_s = ping_s
 
     async def __call__(self, request: Request) -> Response:
         """Answer whole or as a stream."""
         (call, generations), watch = await accepted(request, self._observer, PATH, self._submit)
         stamp = Stamp(f"chatcmpl-{uuid.uuid4().hex}", int(self._clock()), self._model.name)
-        reply = ChatReply(stamp, call, generations, form=self._form if call.reads_tools else None)
-        answer = Answer(reply, generations, watch, params=PARAMS)
+        reply = ChatReply(stamp, call, generations, form=self._engine.reply_format)
+        answer = Answer(reply, generations, watch, params=PARAMS, ping_s=self._ping_s)
         return await (answer.stream(request) if call.stream else answer.whole(request))
 
     def _submit(self, body: Any, caller: Caller) -> tuple[ChatCall, list[Generation]]:
         call = parse_chat(body, caller)
         self._model.require(call.model)
-        self._check_tools(call)
-        return call, submit_all(self._engine, call.requests, call.num_choices)
-
-    def _check_tools(self, call: ChatCall) -> None:
-        if call.reads_tools and self._form is None:
-            message = (
-                "tools: this model's chat template writes no calls as <tool_call>{json}</tool_call>, the form read "
-                "here: leave tools out, or set tool_choice to 'none' and take the reply as text"
-            )
-            raise BadRequest(message, param="tools")
+        form = self._engine.reply_format
+        requests = [steered(each, form, call.tool_choice, tool_names=call.tool_names) for each in call.requests]
+        return call, submit_all(self._engine, requests, call.num_choices)

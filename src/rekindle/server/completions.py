@@ -26,18 +26,21 @@ PARAMS = {"messages": "prompt", "token_ids": "prompt"}
 class CompletionRoute:
     """Answers completions; several prompts are several requests of one answer."""
 
-    def __init__(self, engine: Engine, model: ServedModel, observer: Observer, *, clock: Callable[[], float]) -> None:
+    def __init__(
+        self, engine: Engine, model: ServedModel, observer: Observer, *, clock: Callable[[], float], ping_s: float
+    ) -> None:
         self._engine = engine
         self._model = model
         self._observer = observer
         self._clock = clock
+        self._ping_s = ping_s
 
     async def __call__(self, request: Request) -> Response:
         """Answer whole or as a stream."""
         (call, generations), watch = await accepted(request, self._observer, PATH, self._submit)
         stamp = Stamp(f"cmpl-{uuid.uuid4().hex}", int(self._clock()), self._model.name)
         reply = CompletionReply(stamp, call, generations, decode=self._engine.encoder.decode)
-        answer = Answer(reply, generations, watch, params=PARAMS)
+        answer = Answer(reply, generations, watch, params=PARAMS, ping_s=self._ping_s)
         return await (answer.stream(request) if call.stream else answer.whole(request))
 
     def _submit(self, body: Any, caller: Caller) -> tuple[CompletionCall, list[Generation]]:

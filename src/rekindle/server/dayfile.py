@@ -1,7 +1,7 @@
 """The file of a recorded day: what clients asked a server, what it answered, and when it paused, stopped or was killed.
 
 Owns the format (docs/replay.md): one JSON object a line, a header first, one line per finished request, appended as it
-ends. Messages and tools that an earlier line holds are referred to, so that a long system prompt is written once.
+ends. Messages, tools and instructions that an earlier line holds are referred to, so that a long one is written once.
 Knows no HTTP and no engine: the server's recorder and `rekindle bench day` write it, `rekindle bench replay` reads it.
 """
 
@@ -19,6 +19,8 @@ from rekindle.errors import ConfigError
 
 FORMAT, VERSION = "rekindle-day", 1
 CHAT = "/v1/chat/completions"
+RESPONSES = "/v1/responses"  # its messages are called input
+SHARED = ("tools", "system", "instructions")  # what a line may take whole from an earlier one
 NUM_BASES = 64  # requests whose messages a later line may refer to
 MAX_HEADER_BYTES = 1 << 20
 MAX_BASE_BYTES = 64 << 20  # of their messages and tools, as JSON
@@ -52,7 +54,8 @@ class RecordedRequest:
     @property
     def messages(self) -> list[Any]:
         """The messages of the body; none where it holds a plain prompt."""
-        return list(self.body.get("messages") or ())
+        found = self.body.get(_messages_key(self.endpoint))
+        return list(found) if isinstance(found, list | tuple) else []
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,12 +87,12 @@ class Day:
 
 @dataclass(frozen=True, slots=True)
 class _Base:
-    """A written request that later lines may refer to; `sizes`: bytes of each message and of the tools, as JSON."""
+    """A written request that later lines may refer to; `sizes`: bytes of each message, then of what else is shared."""
 
     id: str
     session: str
     messages: Sequence[Any]
-    tools: Any
+    shared: Mapping[str, Any]
     sizes: tuple[int, ...]
 
     @property
@@ -130,10 +133,11 @@ class DayWriter:
         line = {"event": "request", **_given(replace(request, id=key, session=session))}
         if base is not None and common:
             line["messages_from"] = {"id": base.id, "count": common}
-            body["messages"] = request.messages[common:]
-        if base is not None and body.get("tools") and body["tools"] == base.tools:
-            line["tools_from"] = base.id
-            del body["tools"]
+            body[_messages_key(request.endpoint)] = request.messages[common:]
+        for name in SHARED:
+            if (source := self._sharing(name, body.get(name))) is not None:
+                line[f"{name}_from"] = source
+                del body[name]
         self._line(line | {"body": body})
         self._remember(key, session, request, base=base, common=common)
         return key
@@ -161,12 +165,16 @@ class DayWriter:
                 found, most = base, common
         return found, most
 
+    def _sharing(self, name: str, value: Any) -> str | None:
+        """The remembered request, the latest of several, that has this value, too; None for an empty one."""
+        return next((base.id for base in reversed(self._bases.values()) if value and base.shared[name] == value), None)
+
     def _remember(self, key: str, session: str, request: RecordedRequest, *, base: _Base | None, common: int) -> None:
         """Keep a written request to refer to; those written longest ago make room. One too large alone is not kept."""
-        messages, tools = request.messages, request.body.get("tools")
+        messages, shared = request.messages, {name: request.body.get(name) for name in SHARED}
         known = base.sizes[:common] if base is not None else ()
-        sizes = (*known, *(_size(each) for each in (*messages[common:], tools)))
-        self._bases[key] = new = _Base(key, session, messages, tools, sizes)
+        sizes = (*known, *(_size(each) for each in (*messages[common:], *shared.values())))
+        self._bases[key] = new = _Base(key, session, messages, shared, sizes)
         self._base_bytes += new.num_bytes
         while len(self._bases) > NUM_BASES or self._base_bytes > MAX_BASE_BYTES:
             _, oldest = self._bases.popitem(last=False)
@@ -210,12 +218,18 @@ def _request_of(line: dict[str, Any], written: Mapping[str, RecordedRequest]) ->
         count = line["messages_from"]["count"]
         if count > len(base):
             raise ValueError(f"it refers to {count} messages of a request that has {len(base)}")
-        body["messages"] = [*base[:count], *body.get("messages", ())]
-    if "tools_from" in line:
-        body["tools"] = written[line["tools_from"]].body["tools"]
+        key = _messages_key(line.get("endpoint", CHAT))
+        body[key] = [*base[:count], *body.get(key, ())]
+    for name in SHARED:
+        if f"{name}_from" in line:
+            body[name] = written[line[f"{name}_from"]].body[name]
     known = set(RecordedRequest.__dataclass_fields__) - {"body"}
     given = {name: value for name, value in line.items() if name in known}
     return RecordedRequest(**{"answer": None} | given | {"body": body})
+
+
+def _messages_key(endpoint: str) -> str:
+    return "input" if endpoint == RESPONSES else "messages"
 
 
 def _given(value: Header | RecordedRequest) -> dict[str, Any]:

@@ -1,6 +1,7 @@
-"""How errors leave the server: one status per kind, always in OpenAI's shape.
+"""How errors leave the server: one status per kind, in the shape of the dialect that the path speaks.
 
-    {"error": {"message": ..., "type": ..., "param": ..., "code": ...}}
+    {"error": {"message": ..., "type": ..., "param": ..., "code": ...}}     OpenAI's, and everything of our own
+    {"type": "error", "error": {"type": ..., "message": ...}}               Anthropic's: /v1/messages, its models
 
 Owns the mapping from the errors of `rekindle.errors`; adds the few that only HTTP knows.
 """
@@ -18,6 +19,18 @@ from starlette.exceptions import HTTPException
 
 from rekindle.errors import BadRequest, Cancelled, NotFound, Overloaded, PromptTooLong, RekindleError, Timeout
 
+ANTHROPIC_PATH = "/v1/messages"
+# What Anthropic's clients make an exception class of is the status; the type says the same in a word.
+ANTHROPIC_TYPES = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+}
+TOO_LONG = "context_length_exceeded"
 CLIENT_LEFT = 499  # no standard; what proxies write into their logs for it
 
 
@@ -32,9 +45,15 @@ class Problem:
     code: str | None = None
     retry_after_s: float | None = None
 
-    def body(self) -> dict[str, Any]:
-        """The JSON body in OpenAI's shape."""
-        return {"error": {"message": self.message, "type": self.type, "param": self.param, "code": self.code}}
+    def body(self, path: str = "") -> dict[str, Any]:
+        """The JSON body, in the shape that clients of this path read."""
+        if path.startswith(ANTHROPIC_PATH):
+            kind = ANTHROPIC_TYPES.get(self.status, "invalid_request_error" if self.status < 500 else "api_error")
+            # Coding agents shorten their history when they read these words.
+            told = f"prompt is too long: {self.message}" if self.code == TOO_LONG else self.message
+            return {"type": "error", "error": {"type": kind, "message": _sound(told)}}
+        error = {"message": self.message, "type": self.type, "param": self.param, "code": self.code}
+        return {"error": {name: _sound(value) for name, value in error.items()}}
 
     def headers(self) -> dict[str, str]:
         """`Retry-After` in whole seconds, rounded up, where it helps to come back; the challenge of a 401."""
@@ -45,16 +64,14 @@ class Problem:
             headers["WWW-Authenticate"] = "Bearer"
         return headers
 
-    def response(self) -> JSONResponse:
-        """The whole response."""
-        return JSONResponse(_sound(self.body()), self.status, self.headers())
+    def response(self, path: str) -> JSONResponse:
+        """The whole response to a request of this path."""
+        return JSONResponse(self.body(path), self.status, self.headers())
 
 
-def _sound(value: Any) -> Any:
+def _sound(text: str | None) -> str | None:
     """The same with halves of surrogate pairs replaced: a message may quote what the caller sent."""
-    if isinstance(value, dict):
-        return {name: _sound(item) for name, item in value.items()}
-    return value.encode("utf-8", "replace").decode() if isinstance(value, str) else value
+    return text and text.encode("utf-8", "replace").decode()
 
 
 class HttpError(RekindleError):
@@ -84,7 +101,7 @@ def problem_of(error: Exception) -> Problem:
     if isinstance(error, NotFound):
         return Problem(404, "invalid_request_error", message, error.param, "not_found")
     if isinstance(error, PromptTooLong):
-        return Problem(400, "invalid_request_error", message, error.param or "messages", "context_length_exceeded")
+        return Problem(400, "invalid_request_error", message, error.param or "messages", TOO_LONG)
     if isinstance(error, BadRequest):
         return Problem(400, "invalid_request_error", message, error.param)
     if isinstance(error, Overloaded):
@@ -111,6 +128,8 @@ def _malformed(error: RequestValidationError) -> Problem:
     return Problem(400, "invalid_request_error", message if name is None else f"{name}: {message}", name)
 
 
-async def on_error(_: Request, error: Exception) -> JSONResponse:
-    """Exception handler of the app."""
-    return problem_of(error).response()
+async def on_error(request: Request, error: Exception) -> JSONResponse:
+    """Exception handler of the app. Models are asked for by clients of both makes: a header tells them apart."""
+    path = request.url.path
+    is_anthropic = path.startswith("/v1/models") and "anthropic-version" in request.headers
+    return problem_of(error).response(ANTHROPIC_PATH if is_anthropic else path)

@@ -31,6 +31,7 @@ class _Figure:
 ENGINE = (
     _Figure("num_running", "running_requests", "gauge", "Requests that are computed"),
     _Figure("num_waiting", "waiting_requests", "gauge", "Requests that have not begun"),
+    _Figure("num_background", "background_requests", "gauge", "Pieces of idle work that wait or run"),
     _Figure("num_free_blocks", "pool_blocks", "gauge", "Blocks of hot memory", ("state", "free")),
     _Figure("num_cached_blocks", "pool_blocks", "gauge", "Blocks of hot memory", ("state", "cached")),
     _Figure("num_held_blocks", "pool_blocks", "gauge", "Blocks of hot memory", ("state", "held")),
@@ -39,6 +40,8 @@ ENGINE = (
     _Figure("num_stall_misses", "stalls", "counter", "Steps that took longer than they may"),
     _Figure("num_preemptions", "preemptions", "counter", "Requests that gave their blocks up to others"),
     _Figure("num_evictions", "evictions", "counter", "Blocks that left a tier to make room", ("tier", "hot")),
+    _Figure("num_anticipations", "anticipations", "counter", "Next prompts that were computed in idle time"),
+    _Figure("anticipated_tokens", "anticipated_tokens", "counter", "Tokens that were computed in idle time"),
 )
 STORE = (
     _Figure("num_agents", "stored_agents", "gauge", "Agents on disk, unnamed ones too"),

@@ -68,7 +68,7 @@ class Guard:
             return
         judged = self.judge(scope["path"], Headers(scope=scope))
         if isinstance(judged, Problem):
-            await judged.response()(scope, receive, send)
+            await judged.response(scope["path"])(scope, receive, send)
         else:
             grant(scope, judged)
             await self._app(scope, receive, send)

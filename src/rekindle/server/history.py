@@ -15,6 +15,7 @@ from typing import Any
 from rekindle.engine.types import Delta, FinishReason, Report
 from rekindle.server.caller import Caller
 from rekindle.server.errors import problem_of
+from rekindle.text.messages import Message
 
 MAX_REQUESTS = 8
 MAX_AGENTS = 1024
@@ -64,7 +65,7 @@ class HistoryWatch:
     def delta(self, choice: int, delta: Delta) -> None:
         """The report says all."""
 
-    def finished(self, number: int, report: Report, reason: FinishReason) -> None:
+    def finished(self, number: int, report: Report, reason: FinishReason, *, said: Message) -> None:
         """Keep the report."""
         self._add({"request": number, **report.as_dict(), "finish_reason": reason, "error": None})
 

@@ -9,18 +9,20 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import Annotated, Any, Literal
 
-from fastapi import APIRouter, Depends, Request
+from fastapi import APIRouter, Depends, Header, Request
 from prometheus_client import CONTENT_TYPE_LATEST
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.responses import Response
 
 from rekindle import __version__
 from rekindle.engine.api import Engine
+from rekindle.engine.types import GenerationRequest
 from rekindle.errors import BadRequest
 from rekindle.server.caller import access_of
 from rekindle.server.errors import needs_admin
 from rekindle.server.metrics import Metrics
 from rekindle.server.models import ServedModel
+from rekindle.server.steering import template_kwargs
 from rekindle.text.messages import normalise_messages
 
 Problems = Callable[[], Sequence[str]]
@@ -44,13 +46,14 @@ class Readiness(BaseModel):
 
 
 class TokenizeBody(BaseModel):
-    """Either `text`, read as a completion's prompt is, or `messages` (and `tools`), rendered as a chat's are."""
+    """Either `text`, read as a completion's prompt is, or `messages` (and what else changes it), as a chat's are."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
     model: str | None = None
     text: str | None = None
     messages: Annotated[list[dict[str, Any]], Field(min_length=1)] | None = None
     tools: list[dict[str, Any]] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
 
 
 class Tokens(BaseModel):
@@ -61,20 +64,29 @@ class Tokens(BaseModel):
     max_model_len: int
 
 
+AnthropicVersion = Annotated[str | None, Header(description="sent by Anthropic's clients: answers in their shape")]
+
+
 def models_router(model: ServedModel) -> APIRouter:
-    """Which models there are: one."""
+    """Which models there are: one, in the shape of the client that asks."""
     router = APIRouter(prefix="/v1/models", tags=["models"])
 
     @router.get("")
-    def list_models() -> dict[str, Any]:
+    def list_models(anthropic_version: AnthropicVersion = None) -> dict[str, Any]:
         """The served model."""
-        return {"object": "list", "data": [model.described()]}
+        if anthropic_version is None:
+            return {"object": "list", "data": [model.described()]}
+        entry = model.described_for_anthropic()
+        return {"data": [entry], "has_more": False, "first_id": entry["id"], "last_id": entry["id"]}
 
     @router.get("/{name:path}")
-    def show_model(name: str) -> dict[str, Any]:
+    def show_model(name: str, anthropic_version: AnthropicVersion = None) -> dict[str, Any]:
         """The served model, by any of its names."""
-        model.require(name)
-        return model.described()
+        if anthropic_version is None:
+            model.require(name)
+            return model.described()
+        model.require(name, dialect="anthropic")
+        return model.described_for_anthropic()
 
     return router
 
@@ -96,15 +108,16 @@ def tokens_router(engine: Engine, model: ServedModel) -> APIRouter:
 def _ids(engine: Engine, body: TokenizeBody) -> list[int]:
     if (body.text is None) == (body.messages is None):
         raise BadRequest("give exactly one of text and messages", param="text")
-    encoder = engine.encoder
     try:
-        if body.messages is None:
-            rendered = encoder.render_text(body.text or "")
-        else:
-            rendered = encoder.render_chat(normalise_messages(body.messages), body.tools or None)
-        return [int(token) for token in encoder.encode(rendered)]
+        asked = GenerationRequest(text=body.text) if body.messages is None else _conversation(body, body.messages)
+        return [int(token) for token in engine.encoder.encode(engine.render(asked))]
     except RecursionError:
         raise BadRequest("the body is nested too deeply", param="messages") from None
+
+
+def _conversation(body: TokenizeBody, messages: list[dict[str, Any]]) -> GenerationRequest:
+    kwargs = template_kwargs(body.chat_template_kwargs, None)
+    return GenerationRequest(messages=normalise_messages(messages), tools=body.tools or None, template_kwargs=kwargs)
 
 
 def figures_router(engine: Engine, metrics: Metrics) -> APIRouter:

@@ -137,7 +137,7 @@ class Limits:
             finally:
                 self._door.num_inside -= 1
         else:
-            await problem.response()(scope, receive, send)
+            await problem.response(scope["path"])(scope, receive, send)
 
     def _problem(self, request: Request) -> Problem | None:
         path = request.scope["path"]
@@ -162,7 +162,7 @@ class Limits:
             if whole is not None:  # None: the client left, nobody waits for an answer
                 await self._app(scope, self._handing(whole, receive), send)
         except HttpError as error:
-            await error.problem.response()(scope, receive, send)
+            await error.problem.response(scope["path"])(scope, receive, send)
         finally:
             self.room.give(body.num_held)
 

@@ -9,10 +9,11 @@ import logging
 from collections.abc import Mapping
 from typing import Any
 
-from rekindle.engine.types import Delta, FinishReason, Report
+from rekindle.engine.types import Delta, FinishReason, Normalised, Report
 from rekindle.errors import RekindleError
 from rekindle.server.caller import Caller
 from rekindle.server.errors import problem_of
+from rekindle.text.messages import Message
 
 logger = logging.getLogger("rekindle.server")
 _PRICED_TOKENS = 16  # shorter prefills measure the step, not the tokens
@@ -68,6 +69,8 @@ class RequestLog:
                 price_ms = report.timings.prefill_ms / report.computed_tokens
             parts.append(f"saved about {report.reused_tokens * price_ms:,.0f} ms")
         parts.append("cancelled" if reason == "cancelled" else f"{report.completion_tokens:,} tokens out")
+        dearest = {item.kind: item for item in sorted(report.normalised, key=lambda item: item.tokens)}
+        parts += map(_taken_out, dearest.values())
         if report.explanation is not None:
             parts.append(f"because: {report.explanation.cause.replace('_', ' ')}")
         return ", ".join(parts)
@@ -77,6 +80,11 @@ class RequestLog:
         if report.hot_tokens and report.warm_tokens:
             return f" ({report.hot_tokens:,} hot, {report.warm_tokens:,} warm)"
         return " hot" if report.hot_tokens else " warm" if report.warm_tokens else ""
+
+
+def _taken_out(item: Normalised) -> str:
+    done = "tools put in order" if item.kind == "tools" else f"{item.kind} taken out"
+    return f"{done} (would have cost {item.tokens:,} tokens)" if item.tokens else done
 
 
 class LogWatch:
@@ -89,7 +97,7 @@ class LogWatch:
     def delta(self, choice: int, delta: Delta) -> None:
         """Deltas have no line."""
 
-    def finished(self, number: int, report: Report, reason: FinishReason) -> None:
+    def finished(self, number: int, report: Report, reason: FinishReason, *, said: Message) -> None:
         """One line per choice."""
         self._log.finished(number, self._agent, report, reason)
 

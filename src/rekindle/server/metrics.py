@@ -18,6 +18,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from rekindle.engine.types import Delta, FinishReason, Report
 from rekindle.server.caller import Caller
 from rekindle.server.errors import CLIENT_LEFT, problem_of
+from rekindle.text import messages
 
 Tier = Literal["hot", "warm", "mixed", "cold"]
 WAITS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
@@ -63,6 +64,8 @@ class Metrics:
                 ("generated", "Tokens of replies, by the tier of the request"),
             )
         }
+        self.normalised = self._counter("normalised", "Pieces taken out of prompts, or put in order", ("kind",))
+        self.normalised_tokens = self._counter("normalised_tokens", "Tokens that they would have cost", ("kind",))
         self.vllm = VllmNames(model, self.registry)
 
     def _histogram(self, name: str, what: str, labels: tuple[str, ...], buckets: tuple[float, ...]) -> Histogram:
@@ -138,7 +141,7 @@ class MetricsWatch:
             inter_token.observe(each_s)
             self._metrics.vllm.inter_token.observe(each_s)
 
-    def finished(self, number: int, report: Report, reason: FinishReason) -> None:
+    def finished(self, number: int, report: Report, reason: FinishReason, *, said: messages.Message) -> None:
         """Count a choice and the times it says itself; what it never came to has none."""
         metrics, tier = self._metrics, tier_of(report)
         metrics.answers.labels(report.outcome, tier, report.source or "none", reason).inc()
@@ -147,6 +150,9 @@ class MetricsWatch:
         metrics.tokens["generated"].labels(tier).inc(report.completion_tokens)
         metrics.tokens["reused"].labels("hot").inc(report.hot_tokens)
         metrics.tokens["reused"].labels("warm").inc(report.warm_tokens)
+        for item in report.normalised:
+            metrics.normalised.labels(item.kind).inc()
+            metrics.normalised_tokens.labels(item.kind).inc(item.tokens)
         metrics.vllm.ended(report, reason, metrics.clock() - self._began)
         first_s = report.timings.first_token_ms / 1000
         if math.isfinite(first_s):

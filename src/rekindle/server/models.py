@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from datetime import UTC, datetime
+from typing import Any, Literal
 
 from rekindle.engine.api import Engine
 from rekindle.errors import NotFound
 
 DEFAULT = "default"
+Dialect = Literal["openai", "anthropic"]
 
 
 class ServedModel:
@@ -19,10 +21,27 @@ class ServedModel:
         self.name = name or engine.spec.name
         self._names = {self.name, engine.spec.name, DEFAULT} | ({alias} if alias else set())
 
-    def require(self, name: str | None) -> None:
-        """NotFound unless `name` is one of ours; None means the served model."""
+    def require(self, name: str | None, *, dialect: Dialect = "openai") -> None:
+        """NotFound unless `name` is one of ours; None means the served model, and so does any name of Claude's there.
+
+        Clients of Anthropic's ask for several of its models by name and cannot all be told another.
+        """
+        if dialect == "anthropic" and name is not None and name.startswith("claude-"):
+            return
         if name is not None and name not in self._names:
             raise NotFound(f"model {name!r} is not served here; {self.name!r} is", param="model")
+
+    def described_for_anthropic(self) -> dict[str, Any]:
+        """The entry of /v1/models as Anthropic's clients read it."""
+        return {
+            "type": "model",
+            "id": self.name,
+            "display_name": self.name,
+            "lifecycle": "active",
+            "created_at": datetime.fromtimestamp(self._created, UTC).isoformat().replace("+00:00", "Z"),
+            "max_input_tokens": self._engine.max_context,
+            "max_tokens": self._engine.max_context,
+        }
 
     def described(self) -> dict[str, Any]:
         """The entry of /v1/models; sizes of KV are bytes per token over whole blocks."""

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 from rekindle.engine.types import Delta, FinishReason, Report
 from rekindle.server.caller import Caller
+from rekindle.text.messages import Message
 
 
 class RequestWatch(Protocol):
@@ -20,8 +21,8 @@ class RequestWatch(Protocol):
     def delta(self, choice: int, delta: Delta) -> None:
         """A delta came, as the engine gave it."""
 
-    def finished(self, number: int, report: Report, reason: FinishReason) -> None:
-        """A choice is whole; `number` is the id of its generation."""
+    def finished(self, number: int, report: Report, reason: FinishReason, *, said: Message) -> None:
+        """A choice is whole; `number` is the id of its generation, `said` the reply as a caller would send it back."""
 
     def failed(self, number: int | None, error: Exception) -> None:
         """It has no result; `number` None: it never got as far as the engine."""
@@ -53,9 +54,9 @@ class _Watches:
         for watch in self._watches:
             watch.delta(choice, delta)
 
-    def finished(self, number: int, report: Report, reason: FinishReason) -> None:
+    def finished(self, number: int, report: Report, reason: FinishReason, *, said: Message) -> None:
         for watch in self._watches:
-            watch.finished(number, report, reason)
+            watch.finished(number, report, reason, said=said)
 
     def failed(self, number: int | None, error: Exception) -> None:
         for watch in self._watches:

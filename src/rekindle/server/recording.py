@@ -23,7 +23,8 @@ from rekindle.errors import ConfigError
 from rekindle.server.caller import Caller
 from rekindle.server.dayfile import DayWriter, Header, RecordedRequest
 from rekindle.server.errors import problem_of
-from rekindle.text.tools import ArgumentsPiece, CallStart, TextPiece, ToolFormat, ToolStream
+from rekindle.server.openai.parts import message_of
+from rekindle.text.messages import Message
 
 logger = logging.getLogger("rekindle.server")
 FILE_NAME = "day.jsonl"  # in a directory that was named
@@ -35,20 +36,23 @@ JOIN_S = 10.0
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """A request that ended, and when it came (wall clock). `text` is the raw reply, None where there is none.
+    """A request that ended, and when it came (wall clock). `said` is the reply, None where there is none.
 
     `num_bytes`: how large its body was as it came.
     """
 
     at: float
     request: RecordedRequest
-    text: str | None
+    said: Message | None
     num_bytes: int = 0
 
     @property
     def size(self) -> int:
         """Of body and reply, as far as is known without spelling them."""
-        return self.num_bytes + len(self.text or "")
+        if self.said is None:
+            return self.num_bytes
+        said = (self.said.content, self.said.reasoning or "", *(call.arguments for call in self.said.tool_calls))
+        return self.num_bytes + sum(map(len, said))
 
 
 class Recorder:
@@ -59,7 +63,6 @@ class Recorder:
         path: Path,
         *,
         model: str,
-        form: ToolFormat | None,
         max_bytes: int,
         clock: Callable[[], float] = time.time,
         monotonic: Callable[[], float] = time.monotonic,
@@ -69,7 +72,6 @@ class Recorder:
         self.clock = clock
         self.monotonic = monotonic
         self._model = model
-        self._form = form
         self._max_bytes = max_bytes
         self._queue: queue.Queue[Ended | None] = queue.Queue(MAX_QUEUED)
         self._thread = threading.Thread(target=self._run, name="rekindle-recorder", daemon=True)
@@ -159,21 +161,13 @@ class Recorder:
             self._open()
         assert self._writer is not None
         at_s = max(0.0, ended.at - self._writer.header.began)
-        answer = None if ended.text is None else self._message(ended)
+        answer = None if ended.said is None else message_of(ended.said)
         self._writer.request(replace(ended.request, at_s=at_s, answer=answer))
         with self._lock:
             problem, num_lost = self._problem, self._num_lost
             self._problem, self._num_lost = None, 0
         if problem is not None:
             logger.warning("recording to %s goes on; %d requests are missing", self.path, num_lost)
-
-    def _message(self, ended: Ended) -> dict[str, Any]:
-        """The reply as a message; calls of tools are read where the caller had them read."""
-        assert ended.text is not None
-        body = ended.request.body
-        if self._form is None or not body.get("tools") or body.get("tool_choice") == "none":
-            return {"role": "assistant", "content": ended.text}
-        return message_of(ended.text, ToolStream(self._form, parallel=body.get("parallel_tool_calls") is not False))
 
     def _open(self, *, at_s: float | None = None) -> None:
         self._writer = DayWriter(self.path, Header(self.clock(), self._model), at_s=at_s)
@@ -202,7 +196,6 @@ class RecordingWatch:
         self._num_bytes = num_bytes
         self._at, self._began = recorder.clock(), recorder.monotonic()
         self._first_token_s: float | None = None
-        self._texts: list[str] = []
         self._ending: int | None = None
         self._is_told = not body  # of what could not be read there is nothing to tell
         # Tenants may use the same names: their sessions stay apart.
@@ -218,15 +211,13 @@ class RecordingWatch:
         )
 
     def delta(self, choice: int, delta: Delta) -> None:
-        """Keep the text of choice 0."""
-        if choice == 0:
-            self._texts.append(delta.text)
-            if self._first_token_s is None and delta.token_ids:
-                self._first_token_s = self._recorder.monotonic() - self._began
+        """Time the first token of choice 0."""
+        if choice == 0 and self._first_token_s is None and delta.token_ids:
+            self._first_token_s = self._recorder.monotonic() - self._began
         if delta.finish_reason is not None:
             self._ending = choice
 
-    def finished(self, number: int, report: Report, reason: FinishReason) -> None:
+    def finished(self, number: int, report: Report, reason: FinishReason, *, said: Message) -> None:
         """Hand the line over when choice 0 is whole."""
         if self._ending == 0:
             usage = {
@@ -234,34 +225,17 @@ class RecordingWatch:
                 "completion_tokens": report.completion_tokens,
                 "prompt_tokens_details": {"cached_tokens": report.reused_tokens},
             }
-            self._tell("".join(self._texts), finish_reason=reason, usage=usage)
+            self._tell(said, finish_reason=reason, usage=usage)
 
     def failed(self, number: int | None, error: Exception) -> None:
         """Hand over a line that says what was answered instead."""
         problem = problem_of(error)
         self._tell(None, status=problem.status, error=problem.message)
 
-    def _tell(self, text: str | None, **said: Any) -> None:
+    def _tell(self, said: Message | None, **facts: Any) -> None:
         if self._is_told:
             return
         self._is_told = True
         duration_s = self._recorder.monotonic() - self._began
-        request = replace(self._request, first_token_s=self._first_token_s, duration_s=duration_s, **said)
-        self._recorder.add(Ended(self._at, request, text, self._num_bytes))
-
-
-def message_of(text: str, stream: ToolStream) -> dict[str, Any]:
-    """The assistant's message that a reply spells."""
-    content: list[str] = []
-    calls: list[dict[str, Any]] = []
-    for event in [*stream.push(text), *stream.finish()]:
-        match event:
-            case TextPiece():
-                content.append(event.text)
-            case CallStart():
-                function = {"name": event.name, "arguments": ""}
-                calls.append({"id": event.id, "type": "function", "function": function})
-            case ArgumentsPiece():
-                calls[event.index]["function"]["arguments"] += event.text
-    message: dict[str, Any] = {"role": "assistant", "content": "".join(content)}
-    return message | {"tool_calls": calls} if calls else message
+        request = replace(self._request, first_token_s=self._first_token_s, duration_s=duration_s, **facts)
+        self._recorder.add(Ended(self._at, request, said, self._num_bytes))

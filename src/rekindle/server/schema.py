@@ -16,20 +16,33 @@ from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
 from rekindle import __version__
-from rekindle.server import chat, completions
+from rekindle.server import chat, completions, messages, warming
+from rekindle.server.anthropic.bodies import CountBody, MessagesBody
+from rekindle.server.anthropic.models import AnthropicErrorReply, MessageAnswer, MessageEvent
 from rekindle.server.caller import MAX_ID_BYTES
 from rekindle.server.openai.bodies import MAX_CHOICES, ChatBody, CompletionBody
 from rekindle.server.openai.models import ChatChunk, ChatCompletion, ErrorReply, TextCompletion
+from rekindle.server.responses import routes
+from rekindle.server.responses.bodies import ResponseBody
+from rekindle.server.responses.models import ResponseAnswer, ResponseEvent
 
 PATH = "/openapi.json"
 SCHEMAS = "#/components/schemas/"
 ABOUT = (
-    "Inference for agents whose KV memory lasts. Speaks OpenAI; what was reused stands in `rekindle` and in headers."
+    "Inference for agents whose KV memory lasts. Speaks OpenAI and Anthropic. What was reused stands in `rekindle` and "
+    "in headers."
 )
 # Path, body, answer, event of a stream, what it does.
 GENERATING: tuple[tuple[str, type[BaseModel], type[BaseModel], type[BaseModel], str], ...] = (
     (chat.PATH, ChatBody, ChatCompletion, ChatChunk, "Reply to a conversation"),
     (completions.PATH, CompletionBody, TextCompletion, TextCompletion, "Continue prompts"),
+    (routes.PATH, ResponseBody, ResponseAnswer, ResponseEvent, "Reply to items, and keep the response"),
+    (messages.PATH, MessagesBody, MessageAnswer, MessageEvent, "Reply to a conversation, as Anthropic does"),
+)
+# Other bodies that routes read by hand.
+BODIES: tuple[tuple[str, type[BaseModel]], ...] = (
+    (warming.WARM, warming.WarmBody),
+    (messages.COUNT_PATH, CountBody),
 )
 AGENT_ID = {"type": "string", "minLength": 1, "maxLength": MAX_ID_BYTES}
 AGENT_HEADER = {
@@ -63,24 +76,34 @@ def describe(app: FastAPI, *, max_choices: int) -> dict[str, Any]:
     """The OpenAPI description of all routes of `app`."""
     schema = get_openapi(title="Rekindle", version=__version__, description=ABOUT, routes=app.routes)
     _add_models(schema)
-    for _, body, *_ in GENERATING:
-        n = schema["components"]["schemas"][body.__name__]["properties"]["n"]
+    for several in (ChatBody, CompletionBody):
+        n = schema["components"]["schemas"][several.__name__]["properties"]["n"]
         n["anyOf"][0]["maximum"] = min(max_choices, MAX_CHOICES)
         n["description"] = "replies to one prompt, no more than conversations are kept of an agent (--max-branches)"
     for path, body, answer, event, summary in GENERATING:
         if path in schema["paths"]:
             schema["paths"][path]["post"] |= _generating(body, answer, event, summary)
+    for path, body in BODIES:
+        schema["paths"][path]["post"]["requestBody"] = {"required": True, "content": _json(body)}
     for path, method, operation in _operations(schema):
         operation.setdefault("summary", f"{method} {path}")
         _add_path_parameters(path, operation)
         responses = operation["responses"]
         responses.pop("422", None)  # what is wrong is a 400 here
-        responses["default"] = {"description": "Refused or failed", "content": _json(ErrorReply)}
+        error = AnthropicErrorReply if path.startswith(messages.PATH) else ErrorReply
+        responses["default"] = {"description": "Refused or failed", "content": _json(error)}
     return schema
 
 
 def _add_models(schema: dict[str, Any]) -> None:
-    models: dict[type[BaseModel], None] = dict.fromkeys((ErrorReply, *(m for row in GENERATING for m in row[1:4])))
+    models: dict[type[BaseModel], None] = dict.fromkeys(
+        (
+            ErrorReply,
+            AnthropicErrorReply,
+            *(model for row in GENERATING for model in row[1:4]),
+            *(body for _, body in BODIES),
+        )
+    )
     _, found = models_json_schema([(model, "validation") for model in models], ref_template=SCHEMAS + "{model}")
     schemas = schema.setdefault("components", {}).setdefault("schemas", {})
     schemas |= found["$defs"]

@@ -19,12 +19,25 @@ from rekindle.engine.generation import Generation
 from rekindle.engine.types import Delta
 
 DONE = b"data: [DONE]\n\n"
+LINE_ENDS = {"\\u0085": "\x85", "\\u2028": "\u2028", "\\u2029": "\u2029"}  # for `str.splitlines`, which httpx uses
 Item = tuple[int, Delta | Exception]
 
 
-def event(payload: Any) -> bytes:
-    """One event; JSON has no line breaks, so one data line holds it."""
-    return b"data: " + json.dumps(payload, ensure_ascii=False, separators=(",", ":")).encode() + b"\n\n"
+def comment(text: str) -> bytes:
+    """A line that clients pass over; it shows that the connection lives."""
+    return b": " + text.encode() + b"\n\n"
+
+
+def event(payload: Any, name: str | None = None) -> bytes:
+    """One event, named or not; JSON has no line breaks, so one data line holds it.
+
+    Neither has it the three characters beyond ASCII that some clients' readers take for one.
+    """
+    head = b"" if name is None else b"event: " + name.encode() + b"\n"
+    text = json.dumps(payload, ensure_ascii=False, separators=(",", ":"))
+    for escape, sign in LINE_ENDS.items():
+        text = text.replace(sign, escape)
+    return head + b"data: " + text.encode() + b"\n\n"
 
 
 class EventStream(Response):
@@ -72,10 +85,12 @@ async def cancel_on_disconnect(request: Request, generations: Sequence[Generatio
         cancel()
 
 
-async def watched(request: Request, generations: Sequence[Generation]) -> AsyncGenerator[Item, None]:
+async def watched(
+    request: Request, generations: Sequence[Generation], *, beat_s: float | None = None
+) -> AsyncGenerator[Item | None, None]:
     """Deltas as they come, each with the number of its generation; all of them end when the client does.
 
-    An error takes the place of a generation's last delta.
+    An error takes the place of a generation's last delta; None says that `beat_s` passed without anything.
     """
     arrived: asyncio.Queue[Item | None] = asyncio.Queue()
 
@@ -93,7 +108,12 @@ async def watched(request: Request, generations: Sequence[Generation]) -> AsyncG
         try:
             num_running = len(tasks)
             while num_running:
-                item = await arrived.get()
+                try:
+                    async with asyncio.timeout(beat_s):
+                        item = await arrived.get()
+                except TimeoutError:
+                    yield None
+                    continue
                 if item is None:
                     num_running -= 1
                 else:

@@ -25,7 +25,7 @@ from rekindle.store.records import RecordFormat
 from rekindle.store.shards import SHARD_BYTES, Shards
 from rekindle.store.stale import StoreInfo
 from rekindle.store.sync import FileSystem, OsFileSystem
-from rekindle.store.values import PurgeProof, SequenceRecord
+from rekindle.store.values import PurgeProof, SequenceRecord, kept_prefix
 
 __all__ = [
     "CheckReport",
@@ -143,9 +143,13 @@ def purge_agent(
     clock: Callable[[], float] = time.time,
     fs: FileSystem | None = None,
 ) -> PurgeProof:
-    """Forget an agent and what only it used, with proof, as `WarmStore.purge` does."""
+    """Forget an agent, what is kept for it and what only it used, with proof, as `WarmStore.purge` does."""
     with _opened(directory, fingerprint, clock, fs or OsFileSystem()) as parts:
+        known = {each.agent for each in parts.index.sequences() if each.namespace == namespace}
+        kept = sorted(each for each in known if each.startswith(kept_prefix(agent)))
         with parts.ledger.transaction() as freed:
+            for each in kept:
+                parts.ledger.purge(namespace, each)
             shared = parts.ledger.purge(namespace, agent)
         return prove(parts, shared, freed)
 

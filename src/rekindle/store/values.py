@@ -5,6 +5,7 @@ All frozen; token ids are u32 [n].
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -19,6 +20,14 @@ Bytes = npt.NDArray[np.uint8]
 HIDDEN_PREFIX = "\x01"
 # What a rebuild names the chains whose agents are not known any more.
 RECOVERED_PREFIX = HIDDEN_PREFIX + "recovered-"
+
+# Beginnings of prompts that are kept because a request marked them; no conversation goes on from their names.
+KEPT_PREFIX = HIDDEN_PREFIX + "kept-"
+
+
+def kept_prefix(agent: str) -> str:
+    """How the names of all begin that is kept for an agent."""
+    return f"{KEPT_PREFIX}{hashlib.blake2b(agent.encode(), digest_size=8).hexdigest()}-"
 
 
 def is_anonymous(agent: str) -> bool:

@@ -81,6 +81,16 @@ class ControlTokens:
         inside = any(text in content for content in self.by_content)
         return (GUARD if inside and text else "") + self._all.apply(text)
 
+    def guard_structured(self, text: str) -> str:
+        """The same for structured text of a reply, where a flagged token is spelled behind a guard of its own."""
+        first, *others = text.split(GUARD)
+        parts = [self.guard_reply(first)]
+        for part in others:
+            flagged = (token.content for token in self.tokens if token.special and part.startswith(token.content))
+            spelled = max(flagged, key=len, default="")
+            parts += [spelled, self.guard_reply(part[len(spelled) :])]
+        return "".join(parts)
+
     def split(self, text: str) -> list[str | int]:
         """Cut rendered text into texts and token ids, in order, without guards; blanks that tokens swallow go."""
         pieces: list[str | int] = []

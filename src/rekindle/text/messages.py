@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from rekindle.errors import BadRequest
@@ -47,6 +47,52 @@ class Message:
     reasoning: str | None = None
 
 
+def plainer_forms(messages: Sequence[Message]) -> Iterator[list[Message]]:
+    """The same conversation as templates take it that refuse it as it is, the nearest form first; often none.
+
+    System messages at the head become one, later ones the user's; then words of the user in a row one message.
+    Thoughts beside text and calls become the first paragraph of the text. At last no system message is left.
+    """
+    systems = _with_one_system(messages)
+    thoughts = [_with_thoughts_in_text(message) for message in messages]
+    plain = _with_one_system(thoughts)
+    tried = [list(messages)]
+    for form in (systems, _with_one_turn(systems), thoughts, _with_one_turn(plain), _with_one_turn(_of_user(plain))):
+        if form not in tried:
+            tried.append(form)
+            yield form
+
+
+def _with_thoughts_in_text(message: Message) -> Message:
+    if not (message.reasoning and message.content and message.tool_calls):
+        return message
+    return replace(message, content=f"{message.reasoning}\n\n{message.content}", reasoning=None)
+
+
+def _with_one_system(messages: Sequence[Message]) -> list[Message]:
+    num_head = next((at for at, message in enumerate(messages) if message.role != "system"), len(messages))
+    head = [replace(messages[0], content=_paragraphs(messages[:num_head]))] if num_head else []
+    return head + _of_user(messages[num_head:])
+
+
+def _of_user(messages: Sequence[Message]) -> list[Message]:
+    return [replace(each, role="user") if each.role == "system" else each for each in messages]
+
+
+def _with_one_turn(messages: Sequence[Message]) -> list[Message]:
+    merged: list[Message] = []
+    for message in messages:
+        if merged and message.role == merged[-1].role == "user":
+            merged[-1] = replace(merged[-1], content=_paragraphs([merged[-1], message]))
+        else:
+            merged.append(message)
+    return merged
+
+
+def _paragraphs(messages: Sequence[Message]) -> str:
+    return "\n\n".join(message.content for message in messages if message.content)
+
+
 class Arguments(dict[str, Any]):
     """Tool arguments as a template sees them: an object, whose JSON is the text the model generated."""
 
@@ -65,6 +111,11 @@ def normalise_messages(raw: Any) -> tuple[Message, ...]:
     if not raw:
         raise BadRequest("messages is empty: send at least one message", param="messages")
     return tuple(_message(item, f"messages[{index}]") for index, item in enumerate(raw))
+
+
+def respelled(arguments: Any) -> str:
+    """The JSON of tool arguments that a caller sends as an object; one way to spell them, wherever that is needed."""
+    return json.dumps(arguments, ensure_ascii=False)
 
 
 def check_text(text: str, where: str) -> str:
@@ -142,7 +193,7 @@ def _message(item: Any, where: str) -> Message:
     reasoning = next((item[key] for key in REASONING_KEYS if item.get(key) is not None), None)
     return Message(
         role=role,
-        content=_content(item.get("content"), f"{where}.content"),
+        content=content_text(item.get("content"), f"{where}.content"),
         name=_optional_text(item.get("name"), f"{where}.name"),
         tool_calls=calls,
         tool_call_id=_optional_text(item.get("tool_call_id"), f"{where}.tool_call_id"),
@@ -166,7 +217,7 @@ def _optional_text(value: Any, where: str) -> str | None:
     return check_text(value, where)
 
 
-def _content(value: Any, where: str) -> str:
+def content_text(value: Any, where: str) -> str:
     """Content as one text; several text parts are joined by a newline, as paragraphs."""
     if value is None:
         return ""

@@ -10,6 +10,7 @@ Always true: `key_of(encode(prompt)) == prompt.key`, and encoding from a safe cu
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -17,8 +18,16 @@ from typing import Any
 
 import numpy as np
 
+from rekindle.errors import BadRequest
 from rekindle.text.controls import AddedToken, ControlTokens, find_control_tokens
-from rekindle.text.messages import Message, arguments_for_template, check_json, check_text, map_strings
+from rekindle.text.messages import (
+    Message,
+    arguments_for_template,
+    check_json,
+    check_text,
+    map_strings,
+    plainer_forms,
+)
 from rekindle.text.template import ChatTemplate, read_config, special_token_names
 from rekindle.text.tokenizer import Prefix, TextTokenizer, TokenizerFile
 from rekindle.text.vocabulary import CODE_BYTES, MARK, Vocabulary, control_code, control_id, on_boundary
@@ -76,15 +85,28 @@ class PromptEncoder:
         add_generation_prompt: bool = True,
         **template_kwargs: Any,
     ) -> RenderedPrompt:
-        """Render a conversation. Raises BadRequest where the template refuses it."""
+        """Render a conversation. Raises BadRequest where the template refuses it.
+
+        Some refuse system messages, all or in the middle, two of the user in a row, or thoughts and text beside calls:
+        they get the conversation in a plainer form that they take.
+        """
         guard = self.controls.guard
         check_json(tools, "tools")
-        text = self.template.render(
-            [self._for_template(message) for message in messages],
-            map_strings(tools, guard),
-            add_generation_prompt=add_generation_prompt,
-            **{name: map_strings(value, guard) for name, value in template_kwargs.items()},
-        )
+        values = {name: map_strings(value, guard) for name, value in template_kwargs.items()}
+
+        def rendered(asked: Sequence[Message]) -> str:
+            shown = [self._for_template(message) for message in asked]
+            return self.template.render(
+                shown, map_strings(tools, guard), add_generation_prompt=add_generation_prompt, **values
+            )
+
+        try:
+            text = rendered(messages)
+        except BadRequest:
+            for form in plainer_forms(messages):
+                with suppress(BadRequest):
+                    return self._prompt(self.controls.split(rendered(form)))
+            raise
         return self._prompt(self.controls.split(text))
 
     def render_text(self, text: str) -> RenderedPrompt:
@@ -94,6 +116,17 @@ class PromptEncoder:
         if pieces[: len(leading)] == leading:
             return self._prompt(pieces, starts_after=len(leading))
         return self._prompt([*leading, *pieces], starts_after=len(leading))
+
+    def continued(self, prompt: RenderedPrompt, reply: str) -> RenderedPrompt:
+        """The prompt with the beginning of a reply behind it: a structured text (see text/replies)."""
+        first, *others = self.controls.split(self.controls.guard_structured(reply)) or [""]
+        if isinstance(first, int) or prompt.key[-CODE_BYTES:].startswith(MARK):
+            return RenderedPrompt(prompt.key + self._prompt([first, *others], starts_after=-1).key)
+        anchor = "."  # the reply goes on with the text before it, so it gets no space of its own
+        text = self._tokenizer.normalise(anchor + first, at_start=False)
+        text = text[len(self._tokenizer.normalise(anchor, at_start=False)) :]
+        added = text.encode() if self.compares_text else self._codes(text)
+        return RenderedPrompt(prompt.key + added + self._prompt(others, starts_after=-1).key)
 
     def encode(self, prompt: RenderedPrompt) -> np.ndarray:
         """The ids of the whole prompt [tokens], uint32."""

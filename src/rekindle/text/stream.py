@@ -1,8 +1,9 @@
 """Tokens of a reply as text that is safe to send.
 
 Owns the bytes of a character that is not complete yet and the text that may still become a stop string. Tokens flagged
-special have no text; other control tokens (`<think>`) are spelled out, so that the text comes back as the same tokens.
-Once a stop string was found nothing follows; it is not part of the text.
+special have no text, but those that a reader asked to see (`visible`) are spelled behind a guard; other control tokens
+(`<think>`) are spelled out, so that the text comes back as the same tokens.
+Once a stop string was found (`stop_text`) nothing follows; it is not part of the text.
 """
 
 from __future__ import annotations
@@ -19,12 +20,24 @@ class TextStream:
 
     `after` is the last token of the prompt. Tokenizers that put a space before a text drop it here: at the start of the
     reply, unless the prompt ends in text, and after control tokens where the tokenizer adds one there.
+
+    `visible` are ids of tokens flagged special that are part of the text: as U+FDD0 and their spelling, always in one
+    piece. Stop strings do not reach over them.
     """
 
-    def __init__(self, encoder: PromptEncoder, stop: Sequence[str] = (), *, after: int | None = None) -> None:
+    def __init__(
+        self,
+        encoder: PromptEncoder,
+        stop: Sequence[str] = (),
+        *,
+        after: int | None = None,
+        visible: frozenset[int] = frozenset(),
+    ) -> None:
         self.stopped = False
+        self.stop_text: str | None = None
         self._vocabulary = encoder.vocabulary
         self._prefix = encoder.prefix
+        self._visible = visible
         self._stop = tuple(text for text in stop if text)
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._held = ""
@@ -48,6 +61,8 @@ class TextStream:
             text = self._decoder.decode(b"", final=True) + shown.decode("utf-8", "replace")
             self._decoder.reset()
             self._drop_blank = self._prefix in ("each", "prepend")
+            if token_id in self._visible:
+                return self._marked(text, token_id)
         else:
             if shown and self._drop_blank:
                 shown = shown.removeprefix(b" ")
@@ -63,18 +78,25 @@ class TextStream:
         self._held = ""
         return text
 
+    def _marked(self, text: str, token_id: int) -> str:
+        """What stood before a visible token, and the token."""
+        before = self._release(text) + self._held
+        self._held = ""
+        return before if self.stopped else before + GUARD + self.spelled(token_id).decode("utf-8", "replace")
+
     def _release(self, text: str) -> str:
         # A reply is sent back as history, where the guard is refused.
         text = self._held + text.replace(GUARD, "\ufffd")
-        found = min((at for stop in self._stop if (at := text.find(stop)) >= 0), default=None)
+        found = min(((at, stop) for stop in self._stop if (at := text.find(stop)) >= 0), default=None)
         if found is not None:
+            at, self.stop_text = found
             self.stopped, self._held = True, ""
-            return text[:found]
-        keep = max((_overlap(text, stop) for stop in self._stop), default=0)
+            return text[:at]
+        keep = max((overlap(text, stop) for stop in self._stop), default=0)
         self._held = text[len(text) - keep :]
         return text[: len(text) - keep]
 
 
-def _overlap(text: str, stop: str) -> int:
-    """Length of the longest end of `text` that is a beginning of `stop`."""
+def overlap(text: str, stop: str) -> int:
+    """Length of the longest end of `text` that is a beginning of `stop`, but not all of it."""
     return next((size for size in range(min(len(text), len(stop) - 1), 0, -1) if text.endswith(stop[:size])), 0)

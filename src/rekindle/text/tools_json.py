@@ -9,9 +9,10 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
+from functools import cache
 from typing import Literal
 
-from rekindle.text.messages import is_sound
+from rekindle.text.messages import GUARD, is_sound
 
 # "go": a piece was taken. "more": it depends on text to come. "object": the arguments begin here and can be passed on
 # as they come. "ready": name and arguments are known. "closed": the envelope is. "broken": this is no call.
@@ -19,8 +20,7 @@ Verdict = Literal["go", "more", "object", "ready", "closed", "broken"]
 
 ARGUMENTS_KEYS = ("arguments", "parameters")
 _BLANKS = re.compile(r"[ \t\n\r]*")
-_IN_STRING = re.compile(r'["\\]')
-_OUTSIDE = re.compile(r'["{}\[\]<]')
+_IN_STRING = re.compile(rf'["\\{GUARD}]')
 # In each step between values: the sign that may come, and the step after it.
 _NEXT: Mapping[str, Mapping[str, str]] = {
     "open": {"{": "first key"},
@@ -28,7 +28,7 @@ _NEXT: Mapping[str, Mapping[str, str]] = {
     "comma": {",": "key", "}": "end"},
     "end": {},
 }
-_SCALAR_END = re.compile(r"[,{}\[\]<\" \t\n\r]")
+_SCALAR_END = re.compile(rf"[,{{}}\[\]<{GUARD}\" \t\n\r]")
 
 
 def skip_blanks(text: str, at: int = 0) -> int:
@@ -47,17 +47,26 @@ def is_json(text: str) -> bool:
 
 
 class ValueScan:
-    """Finds the end of one value in text that comes in pieces; the value starts where `read` is first called."""
+    """Finds the end of one value in text that comes in pieces; the value starts where `read` is first called.
 
-    def __init__(self) -> None:
+    It halts where a mark may stand: at the sign `halt` outside strings, and at a guard anywhere.
+    """
+
+    def __init__(self, halt: str = "<") -> None:
         self.done = False
+        self._outside = _outside(halt)
         self._kind: Literal["string", "brackets", "scalar"] | None = None
         self._depth = 0
         self._in_string = False
         self._escaped = False
 
+    @property
+    def begun(self) -> bool:
+        """Whether anything was read."""
+        return self._kind is not None
+
     def read(self, text: str, at: int) -> int:
-        """Go on from `at`. Returns the place behind the value (`done`), of a `<` outside strings, or the end."""
+        """Go on from `at`. Returns the place behind the value (`done`), of a sign it halts at, or the end."""
         if self._kind is None and at < len(text):
             self._kind = "string" if text[at] == '"' else "brackets" if text[at] in "{[" else "scalar"
         if self._kind == "scalar":
@@ -65,16 +74,17 @@ class ValueScan:
             self.done = found is not None
             return found.start() if found else len(text)
         while at < len(text) and not self.done:
-            found = (_IN_STRING if self._in_string else _OUTSIDE).search(text, at + self._escaped)
+            begin = at + (self._escaped and text[at] != GUARD)
+            found = (_IN_STRING if self._in_string else self._outside).search(text, begin)
             if found is None:
                 self._escaped = False
                 return len(text)
             self._escaped = False
-            if found.group() == "<":
+            if found.group() not in '"\\{}[]':
                 return found.start()
             at = found.end()
             self._take(found.group())
-            if self._escaped and at < len(text):
+            if self._escaped and at < len(text) and text[at] != GUARD:
                 at, self._escaped = at + 1, False
         return at
 
@@ -87,6 +97,11 @@ class ValueScan:
         else:
             self._depth += 1 if sign in "{[" else -1
         self.done = self._depth <= 0 and not self._in_string
+
+
+@cache
+def _outside(halt: str) -> re.Pattern[str]:
+    return re.compile(rf'["{{}}\[\]{re.escape(halt)}{GUARD}]')
 
 
 class Envelope:
@@ -108,6 +123,11 @@ class Envelope:
     def inside_value(self) -> bool:
         """Whether a key or value has begun and not ended."""
         return self._scan is not None
+
+    @property
+    def closed(self) -> bool:
+        """Whether its last brace was read."""
+        return self._step == "end"
 
     def resume(self) -> None:
         """Go on behind arguments that somebody else has read."""

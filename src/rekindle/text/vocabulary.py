@@ -35,6 +35,18 @@ def on_boundary(key: bytes, end: int) -> bool:
     return end >= len(key) or key[end] & 0xC0 != 0x80
 
 
+def agreeing(one: bytes, other: bytes) -> int:
+    """How many leading bytes agree, by halving: comparing slices costs microseconds where a loop takes milliseconds."""
+    low, high = 0, min(len(one), len(other))
+    while low < high:
+        middle = (low + high + 1) // 2
+        if one[low:middle] == other[low:middle]:
+            low = middle
+        else:
+            high = middle - 1
+    return low
+
+
 class Vocabulary:
     """Bytes and byte lengths of all token ids.
 

@@ -109,6 +109,19 @@ _CALL = {
         },
     },
 }
+TOOL_CHOICE: dict[str, Any] = {
+    "anyOf": [
+        {"enum": ["auto", "none", "required", None]},
+        {
+            "type": "object",
+            "required": ["type", "function"],
+            "properties": {
+                "type": {"enum": ["function"]},
+                "function": {"type": "object", "required": ["name"], "properties": {"name": {"type": "string"}}},
+            },
+        },
+    ]
+}
 MESSAGE: dict[str, Any] = {
     "type": "object",
     "required": ["role"],
@@ -134,8 +147,10 @@ class ChatBody(SamplingBody):
     logprobs: bool | None = None
     top_logprobs: int | None = Field(default=None, ge=0, le=20)
     tools: Items[Tool] | None = None
-    tool_choice: Annotated[Any, WithJsonSchema({"enum": ["auto", "none", None]})] = None
+    tool_choice: Annotated[Any, WithJsonSchema(TOOL_CHOICE)] = None
     parallel_tool_calls: bool | None = None
+    reasoning_effort: str | None = Field(default=None, description="for the chat template; none: without thinking")
+    chat_template_kwargs: dict[str, Any] | None = Field(default=None, description="variables of the chat template")
     rekindle: ChatOptions | None = None
 
 

@@ -7,11 +7,11 @@ is ignored. null means "not given", but only of a parameter that is known.
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
 from rekindle.engine.types import GenerationRequest
 from rekindle.errors import BadRequest
@@ -25,17 +25,20 @@ from rekindle.server.openai.bodies import (
     RekindleOptions,
     SamplingBody,
 )
+from rekindle.server.steering import ToolChoice, template_kwargs
 from rekindle.text.messages import normalise_messages
 
 # They name, bill or route; no answer depends on them.
 HARMLESS = frozenset(
-    "metadata prompt_cache_key prompt_cache_retention safety_identifier service_tier store user".split()
+    "metadata prompt_cache_key prompt_cache_options prompt_cache_retention safety_identifier service_tier store "
+    "user".split()
 )
 # Not implemented, but harmless at the value that means "off".
 NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "response_format": ({"type": "text"},),
     "modalities": (["text"],),
     "suffix": ("",),
+    "verbosity": ("medium",),
 }
 SAMPLING = (
     "max_tokens temperature top_p top_k min_p presence_penalty frequency_penalty repetition_penalty seed ignore_eos "
@@ -44,7 +47,7 @@ SAMPLING = (
 MAX_KEYS = 1024  # of an object inside the body
 LONGEST_NAME = 100  # of a parameter, in characters, as far as errors repeat it
 COMPLETION_TOKENS = 16  # OpenAI's default for completions
-Body = TypeVar("Body", bound=SamplingBody)
+Body = TypeVar("Body", bound=BaseModel)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,10 +65,16 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class ChatCall(Call):
-    """`reads_tools`: calls in the reply are parsed; `parallel`: it may hold several."""
+    """`parallel`: the reply may hold several calls."""
 
-    reads_tools: bool
+    tool_choice: ToolChoice
+    tool_names: frozenset[str]
     parallel: bool
+
+    @property
+    def read_tools(self) -> Sequence[Any]:
+        """Definitions of the tools whose calls are read in the reply."""
+        return (self.requests[0].tools or ()) if self.tool_choice.kind != "none" else ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,13 +86,10 @@ class CompletionCall(Call):
 
 def parse_chat(body: Any, caller: Caller) -> ChatCall:
     """The call a JSON body makes; BadRequest names the parameter to change."""
-    chat = _validated(ChatBody, body)
+    chat = validated(ChatBody, body)
     options = chat.rekindle or ChatOptions()
     ids = tuple(options.prompt_ids) if options.prompt_ids is not None else None
-    if chat.tool_choice not in (None, "auto", "none"):
-        asked = _short(chat.tool_choice)
-        message = f"tool_choice: {asked} is not supported: use 'auto', or 'none' for a reply without calls"
-        raise BadRequest(message, param="tool_choice")
+    choice = parse_tool_choice(chat.tool_choice)
     if chat.top_logprobs is not None and not chat.logprobs:
         raise BadRequest("top_logprobs: set logprobs to true as well", param="top_logprobs")
     extra: dict[str, Any] = {"logprobs": chat.top_logprobs or 0} if chat.logprobs else {}
@@ -98,17 +104,39 @@ def parse_chat(body: Any, caller: Caller) -> ChatCall:
         tools=tools,
         params=_params(chat, extra),
         reuse=options.reuse,
+        parent=caller.parent,
+        template_kwargs=template_kwargs(chat.chat_template_kwargs, chat.reasoning_effort),
+        structured=True,
     )
     return ChatCall(
         **_common(chat, options, (request,)),
-        reads_tools=tools is not None and chat.tool_choice != "none",
-        parallel=chat.parallel_tool_calls is not False,
+        tool_choice=choice,
+        tool_names=frozenset(tool.function.name for tool in chat.tools or ()),
+        parallel=chat.parallel_tool_calls is not False and choice.name is None,
     )
+
+
+def parse_tool_choice(given: Any) -> ToolChoice:
+    """The choice that OpenAI spells as a word, or as an object that names a function; BadRequest for others.
+
+    The function's name stands in `function`, or beside `type` where the responses API has it.
+    """
+    match given:
+        case None | "auto":
+            return ToolChoice()
+        case "none":
+            return ToolChoice("none")
+        case "required":
+            return ToolChoice("required")
+        case {"type": "function", "function": {"name": str() as name}} | {"type": "function", "name": str() as name}:
+            return ToolChoice("required", name)
+    message = f"tool_choice: {short(given)} is not supported: use 'auto', 'none', 'required', or name a function"
+    raise BadRequest(message, param="tool_choice")
 
 
 def parse_completion(body: Any, caller: Caller) -> CompletionCall:
     """As `parse_chat`, for completions; one request per prompt."""
-    asked = _validated(CompletionBody, body)
+    asked = validated(CompletionBody, body)
     options = asked.rekindle or RekindleOptions()
     if asked.best_of is not None and asked.best_of != (asked.n or 1):
         raise BadRequest("best_of: replies are not ranked here; leave it out and ask for n", param="best_of")
@@ -154,14 +182,21 @@ def _common(body: SamplingBody, options: RekindleOptions, requests: tuple[Genera
     }
 
 
-def _validated(kind: type[Body], body: Any) -> Body:
+def validated(
+    kind: type[Body],
+    body: Any,
+    *,
+    harmless: Collection[str] = HARMLESS,
+    neutral: Mapping[str, tuple[Any, ...]] = NEUTRAL,
+) -> Body:
+    """The body as `kind` describes it, without what cannot change the answer; BadRequest names what is wrong."""
     if not isinstance(body, dict):
         raise BadRequest("the body must be a JSON object")
-    unset = {name for name in (*kind.model_fields, *NEUTRAL) if body.get(name) is None}
-    given = {name: value for name, value in body.items() if name not in HARMLESS | unset}
-    for name, neutral in NEUTRAL.items():
-        if name in given and given.pop(name) not in neutral:
-            raise BadRequest(f"{name}: {_short(body[name])} is not supported; leave it out", param=name)
+    unset = {name for name in (*kind.model_fields, *neutral) if body.get(name) is None}
+    given = {name: value for name, value in body.items() if name not in unset and name not in harmless}
+    for name, off in neutral.items():
+        if name in given and given.pop(name) not in off:
+            raise BadRequest(f"{name}: {short(body[name])} is not supported; leave it out", param=name)
     unknown = next((name for name in given if name not in kind.model_fields), None)
     if unknown is not None:
         raise _unknown(unknown)
@@ -196,7 +231,8 @@ def _path(place: Sequence[int | str]) -> str:
     return ".".join(part for part in parts if part not in ("str", "int") and "[" not in part)
 
 
-def _short(value: Any) -> str:
+def short(value: Any) -> str:
+    """A value as errors quote it."""
     return textwrap.shorten(repr(value), 80)
 
 

@@ -32,13 +32,20 @@ class CachedTokens(_Said):
     cached_tokens: int
 
 
+class ThoughtTokens(_Said):
+    """Of the replies, how much was thought."""
+
+    reasoning_tokens: int
+
+
 class Usage(_Said):
-    """Tokens of each prompt once, and of all choices."""
+    """Tokens of each prompt once, and of all choices; details of replies only of chats."""
 
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: CachedTokens
+    completion_tokens_details: ThoughtTokens | None = None
 
 
 class RekindleReport(BaseModel):
@@ -47,7 +54,7 @@ class RekindleReport(BaseModel):
     model_config = ConfigDict(extra="allow", strict=True)
 
     outcome: Literal["exact", "extend", "diverge", "miss"]
-    source: Literal["own", "shared"] | None
+    source: Literal["own", "parent", "shared"] | None
     matched_bytes: int
     prompt_tokens: int
     reused_tokens: int
@@ -104,6 +111,7 @@ class AssistantMessage(_Said):
     role: Literal["assistant"]
     content: str | None
     refusal: None
+    reasoning_content: str | None = None
     tool_calls: list[Called] = []
 
 
@@ -150,6 +158,7 @@ class ChatDelta(_Said):
 
     role: Literal["assistant"] | None = None
     content: str | None = None
+    reasoning_content: str | None = None
     tool_calls: list[CallPiece] = []
 
 

@@ -7,30 +7,36 @@ from __future__ import annotations
 
 import codecs
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Any, Protocol
+from dataclasses import dataclass
+from typing import Any, Literal
 
-from rekindle.engine.generation import Generation
-from rekindle.engine.types import Delta, FinishReason, Report
+from rekindle.engine.types import Progress
 from rekindle.model.logprobs import TokenLogprob
+from rekindle.server.errors import Problem
+from rekindle.server.reading import Choice
+from rekindle.server.reply import spelled
+from rekindle.server.sse import comment
+from rekindle.text.messages import Message
 
 LEAST_LOGPROB = -9999.0  # JSON has no infinity; OpenAI writes this
 
 
-class Reply(Protocol):
-    """An answer in one of the dialects, made of the deltas of its choices."""
+class DataEvents:
+    """What the streams of chat and text completions have in common."""
 
-    def take(self, index: int, delta: Delta) -> list[dict[str, Any]]:
-        """The chunks that one delta of a choice makes."""
+    events: Literal["data"] = "data"
 
-    def has_ended(self, index: int) -> bool:
-        """Whether this choice is complete before its generation is."""
+    def opened(self, progress: Progress) -> list[dict[str, Any]]:
+        """Nothing: a chunk has no place for it."""
+        return []
 
-    def usage_chunks(self) -> list[dict[str, Any]]:
-        """What follows the last choice, when all of them have finished."""
+    def beat(self, progress: Progress | None) -> bytes:
+        """A comment, which clients pass over."""
+        return comment(spelled(progress) if progress is not None else "waiting")
 
-    def whole(self) -> dict[str, Any]:
-        """The whole answer, when all choices have finished."""
+    def broken(self, problem: Problem) -> list[dict[str, Any]]:
+        """The error, as OpenAI's clients expect it."""
+        return [problem.body()]
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,38 +52,17 @@ class Stamp:
         return {"id": self.id, "object": kind, "created": self.created, "model": self.model}
 
 
-@dataclass(slots=True)
-class Choice:
-    """What one choice has brought so far, whatever the dialect."""
-
-    index: int
-    generation: Generation
-    token_ids: list[int] = field(default_factory=list)
-    logprobs: list[TokenLogprob] = field(default_factory=list)
-    num_spelled: int = 0  # of the logprobs
-    report: Report | None = None
-    reason: FinishReason | None = None
-
-    def add(self, delta: Delta) -> None:
-        """Note ids, logprobs and the end."""
-        self.token_ids.extend(delta.token_ids)
-        self.logprobs.extend(delta.logprobs)
-        self.report = delta.report or self.report
-        self.reason = delta.finish_reason or self.reason
-
-    def new_logprobs(self) -> list[TokenLogprob]:
-        """Those that no chunk has held yet."""
-        new = self.logprobs[self.num_spelled :]
-        self.num_spelled = len(self.logprobs)
-        return new
-
-    def described(self, *, return_ids: bool) -> dict[str, Any]:
-        """The `rekindle` object of this choice."""
-        assert self.report is not None, f"choice {self.index} has no report"
-        described = self.report.as_dict()
-        if return_ids:
-            described |= {"prompt_ids": list(self.generation.prompt_ids), "completion_ids": list(self.token_ids)}
-        return described
+def message_of(said: Message) -> dict[str, Any]:
+    """A reply as the message of a chat, whatever the dialect it was given in."""
+    message: dict[str, Any] = {"role": said.role, "content": said.content}
+    if said.reasoning:
+        message["reasoning_content"] = said.reasoning
+    if said.tool_calls:
+        message["tool_calls"] = [
+            {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+            for call in said.tool_calls
+        ]
+    return message
 
 
 def usage_of(choices: Sequence[Choice], num_choices: int = 1) -> dict[str, Any]:
@@ -94,15 +79,6 @@ def usage_of(choices: Sequence[Choice], num_choices: int = 1) -> dict[str, Any]:
         "completion_tokens": completion_tokens,
         "total_tokens": prompt_tokens + completion_tokens,
         "prompt_tokens_details": {"cached_tokens": sum(report.reused_tokens for report in prompts)},
-    }
-
-
-def headers_of(report: Report) -> dict[str, str]:
-    """The outcome for clients that drop unknown fields."""
-    return {
-        "X-Rekindle-Outcome": report.outcome,
-        "X-Rekindle-Reused": str(report.reused_tokens),
-        "X-Rekindle-Source": report.source or "none",
     }
 
 

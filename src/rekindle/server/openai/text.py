@@ -8,7 +8,9 @@ from typing import Any
 from rekindle.engine.generation import Generation
 from rekindle.engine.types import Delta
 from rekindle.server.openai.calls import CompletionCall
-from rekindle.server.openai.parts import Choice, Stamp, TextOffsets, usage_of
+from rekindle.server.openai.parts import DataEvents, Stamp, TextOffsets, usage_of
+from rekindle.server.reading import Choice
+from rekindle.text.messages import Message
 
 KIND = "text_completion"
 
@@ -20,7 +22,7 @@ class _TextChoice:
         self.offsets = TextOffsets()
 
 
-class CompletionReply:
+class CompletionReply(DataEvents):
     """The answer to one completion call, its choices in the order of prompts. `decode` spells prompts given as ids."""
 
     def __init__(
@@ -69,7 +71,12 @@ class CompletionReply:
         """Never before the generation has."""
         return False
 
-    def usage_chunks(self) -> list[dict[str, Any]]:
+    def said(self, index: int) -> Message:
+        """The continuation, without the echo."""
+        choice = self._choices[index]
+        return Message("assistant", "".join(choice.texts)[len(self._echo(index)) :])
+
+    def ending(self) -> list[dict[str, Any]]:
         """One without choices, if it was asked for."""
         return [{**self._stamp.head(KIND), "choices": [], "usage": self._usage()}] if self._call.include_usage else []
 

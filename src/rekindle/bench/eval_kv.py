@@ -1,0 +1,214 @@
+"""What a KV format costs in quality: the same text under several formats at once, position by position, against native.
+
+Owns the arms (an arena and a runner each, over one loaded model) and their scores. All arms compute the same chunk
+before any computes the next, so that only one chunk of logits per arm is in memory. In the middle of each window every
+arm's blocks go through a real store, closed and opened again, into a twin that computes the second half from them.
+"""
+
+from __future__ import annotations
+
+import math
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from threading import Event
+
+import numpy as np
+import torch
+
+from rekindle.cache.hashing import chain_hashes, root_hash
+from rekindle.config import StoreSettings
+from rekindle.errors import StoreError
+from rekindle.kv.arena import KVArena
+from rekindle.model.batch import SequenceStep
+from rekindle.model.formats import fits_q4h, native_format
+from rekindle.model.load import LoadedModel
+from rekindle.model.runner import ModelRunner
+from rekindle.spec import Format, KVLayout, LayerSpec
+from rekindle.store.warm import StagedBlock, WarmStore
+
+CHUNK_TOKENS = 256
+LOAD_S = 60.0
+
+
+@dataclass(slots=True)
+class Score:
+    """Sums over scored positions: negative log-likelihood and KL in nats, and how often the likeliest token agrees."""
+
+    num_tokens: int = 0
+    nll: float = 0.0
+    kl: float = 0.0
+    agreed: int = 0
+    num_equal: int = 0  # positions whose logits are those of the twin that was never away, to the bit
+
+    @property
+    def perplexity(self) -> float:
+        """exp of the mean negative log-likelihood."""
+        return math.exp(self.nll / self.num_tokens)
+
+    @property
+    def mean_kl(self) -> float:
+        """KL(native ‖ this), nats a token."""
+        return self.kl / self.num_tokens
+
+    @property
+    def agreement(self) -> float:
+        """Share of positions at which the likeliest token is that of native KV."""
+        return self.agreed / self.num_tokens
+
+    def add(self, native: torch.Tensor, logits: torch.Tensor, targets: torch.Tensor) -> None:
+        """Take in rows of logits [tokens, vocab] for these next tokens [tokens]."""
+        reference, ours = native.double().log_softmax(-1), logits.double().log_softmax(-1)
+        self.num_tokens += len(targets)
+        self.nll -= float(ours.gather(-1, targets[:, None]).sum())
+        self.kl += float((reference.exp() * (reference - ours)).sum().clamp_min(0))
+        self.agreed += int((native.argmax(-1) == logits.argmax(-1)).sum())
+
+
+@dataclass(frozen=True, slots=True)
+class FormatScores:
+    """One format: over all positions, over the second halves, and over these when the first half was restored."""
+
+    name: str
+    bytes_per_token: float
+    whole: Score = field(default_factory=Score)
+    second: Score = field(default_factory=Score)
+    restored: Score = field(default_factory=Score)
+
+
+def layouts_of(loaded: LoadedModel) -> dict[str, KVLayout]:
+    """The formats worth comparing by name: native first, then what `auto` chose, then 4 bits wherever they fit."""
+    native, auto = native_format(loaded.dtype), loaded.spec.layout
+
+    def everywhere(k: Format, v: Format) -> KVLayout:
+        return KVLayout(auto.block_tokens, tuple(replace(layer, k_format=k, v_format=v) for layer in auto.layers))
+
+    def in_4_bits(layer: LayerSpec) -> LayerSpec:
+        k: Format = "q4h" if fits_q4h("k", layer.k_dim) else native
+        v: Format = "q4h" if fits_q4h("v", layer.v_dim) else native
+        return replace(layer, k_format=k, v_format=v)
+
+    found = {"native": everywhere(native, native), "auto": auto}
+    if native == "fp32":
+        found["bf16"] = everywhere("bf16", "bf16")
+    found["q4h"] = KVLayout(auto.block_tokens, tuple(in_4_bits(layer) for layer in auto.layers))
+    return found
+
+
+class _Run:
+    """One window under one layout: an arena with just room for it."""
+
+    def __init__(self, loaded: LoadedModel, layout: KVLayout, num_tokens: int) -> None:
+        self.arena = KVArena(layout, -(-num_tokens // layout.block_tokens), loaded.model.device)
+        self._runner = ModelRunner(replace(loaded, spec=replace(loaded.spec, layout=layout)), self.arena)
+        self._blocks = list(range(self.arena.num_blocks))
+
+    def logits(self, ids: np.ndarray, start: int, end: int) -> torch.Tensor:
+        """Logits [end - start, vocab] of the rows at these positions; what stands before must be in the arena."""
+        step = SequenceStep(ids[start:end], start, self._blocks, start, "all")
+        logits = self._runner.forward([step])
+        assert not self._runner.failed_steps, "KV or logits that are not finite"
+        return logits
+
+
+def score_formats(
+    loaded: LoadedModel, layouts: Mapping[str, KVLayout], windows: Sequence[np.ndarray], *, advance: Callable[[], None]
+) -> list[FormatScores]:
+    """Score windows of token ids [tokens], uint32, cut in two at a block's end; the first layout is the reference.
+
+    `advance` is called after each window. Raises StoreError where the temporary store fails.
+    """
+    scores = [
+        FormatScores(name, sum(part.payload_bytes for part in layout.parts) / layout.block_tokens)
+        for name, layout in layouts.items()
+    ]
+    for ids in windows:
+        _score_window(loaded, list(layouts.values()), ids, scores)
+        advance()
+    return scores
+
+
+def _score_window(
+    loaded: LoadedModel, layouts: Sequence[KVLayout], ids: np.ndarray, scores: Sequence[FormatScores]
+) -> None:
+    size = layouts[0].block_tokens
+    half = len(ids) // 2 // size * size
+    targets = torch.from_numpy(ids.astype(np.int64))
+    runs = [_Run(loaded, layout, len(ids)) for layout in layouts]
+    twins: list[_Run] = []
+    for start, end in _chunks(len(ids), half):
+        if start == half:
+            twins = [_restored(loaded, run, ids, half) for run in runs]
+        following = targets[start + 1 : end + 1]
+        if not len(following):
+            break
+        native = runs[0].logits(ids, start, end)
+        for number, (run, score) in enumerate(zip(runs, scores, strict=True)):
+            logits = native if number == 0 else run.logits(ids, start, end)
+            rows = slice(0, len(following))
+            score.whole.add(native[rows], logits[rows], following)
+            if twins:
+                score.second.add(native[rows], logits[rows], following)
+                back = twins[number].logits(ids, start, end)
+                score.restored.add(native[rows], back[rows], following)
+                score.restored.num_equal += int((back == logits)[rows].all(-1).sum())
+
+
+def _chunks(count: int, half: int) -> Iterator[tuple[int, int]]:
+    for first, last in ((0, half), (half, count)):
+        for start in range(first, last, CHUNK_TOKENS):
+            yield start, min(start + CHUNK_TOKENS, last)
+
+
+def _restored(loaded: LoadedModel, run: _Run, ids: np.ndarray, num_tokens: int) -> _Run:
+    """A run whose first `num_tokens` come from a store that `run` was saved to and that was opened again."""
+    layout = run.arena.layout
+    twin = _Run(loaded, layout, len(ids))
+    size = layout.block_tokens
+    root = root_hash(fingerprint=loaded.spec.fingerprint, namespace="eval", cache_salt="", secret=b"eval")
+    first = ids[:num_tokens]
+    names = chain_hashes(root, first, size)
+    with tempfile.TemporaryDirectory(prefix="rekindle-eval-") as directory:
+        with _store(Path(directory), loaded, layout) as store:
+            for index, name in enumerate(names):
+                block = StagedBlock(
+                    name=name,
+                    parent=names[index - 1] if index else root,
+                    root=root,
+                    ids=first[index * size : (index + 1) * size],
+                    fill=partial(_fill, run.arena, index, size),
+                )
+                while not store.stage(block):
+                    store.flush(LOAD_S)
+            store.flush(LOAD_S)
+        with _store(Path(directory), loaded, layout) as store:
+            found = store.locate(names, parent=root, ids=first)
+            loaded_blocks, told = [0], Event()
+
+            def done(num_good: int) -> None:
+                loaded_blocks[0] = num_good
+                told.set()
+
+            store.load(found, lambda index, part, payload: twin.arena.write(index, part, payload), done)
+            told.wait(LOAD_S)
+            if loaded_blocks[0] < len(names):
+                raise StoreError(f"only {loaded_blocks[0]} of {len(names)} blocks came back from the temporary store")
+    return twin
+
+
+def _fill(arena: KVArena, block: int, num_tokens: int, part: int, out: np.ndarray) -> None:
+    arena.read(block, part, num_tokens, out)
+
+
+@contextmanager
+def _store(directory: Path, loaded: LoadedModel, layout: KVLayout) -> Iterator[WarmStore]:
+    settings = StoreSettings(dir=directory)
+    store = WarmStore.open(directory, fingerprint=loaded.spec.fingerprint, layout=layout, settings=settings)
+    try:
+        store.start()
+        yield store
+    finally:
+        store.close()

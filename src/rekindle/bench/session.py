@@ -1,0 +1,160 @@
+"""`rekindle bench session`: forty turns of a coding agent on six chat templates, and how much of each prompt was known.
+
+    rekindle bench session --behaviour all --arm all --log session.jsonl
+
+A client with the habits of a coding agent speaks to /v1/messages of a real server: tools, thinking, sub-agents, an
+attribution line that changes in every request, a midnight. The model is scripted (`bench/scripted`): its replies are
+well formed, and which words and tools they hold depends on the KV of the whole prompt. Afterwards some requests are
+asked again with reuse off: the replies must be the same. The share counts all requests but the session's first.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from rekindle.bench.client import Client
+from rekindle.bench.record import Origin, deliver
+from rekindle.bench.scripted import write_scripted_model
+from rekindle.bench.session_agent import Request, Session, SessionPlan
+from rekindle.bench.session_client import Heard, MessagesClient
+from rekindle.bench.session_report import Asked, Checked, Replayed, measurements, totals_table, turns_table
+from rekindle.bench.session_script import script_of
+from rekindle.bench.session_server import SessionClock, serving
+from rekindle.bench.session_templates import BEHAVIOURS, Behaviour
+from rekindle.bench.session_texts import Texts
+from rekindle.config import MiB, Settings
+from rekindle.errors import ConfigError
+
+HOT_BYTES = 256 * MiB
+# What each arm changes of the defaults.
+ARMS: Mapping[str, Mapping[str, Any]] = {
+    "as served": {},
+    "normalise off": {"normalise": "off"},
+    "anticipate off": {"anticipate": "off"},
+    "both off": {"normalise": "off", "anticipate": "off"},
+}
+
+
+@dataclass(frozen=True, slots=True)
+class SessionBench:
+    """What to run: behaviours and arms by name (empty: all, and the first), how many replies to check, where to write.
+
+    `log` takes the bodies that were sent, for `rekindle analyze`; of several sessions all, one after the other.
+    """
+
+    plan: SessionPlan
+    behaviours: tuple[str, ...] = ()
+    arms: tuple[str, ...] = ()
+    checks: int = 8
+    by_turn: bool = True
+    log: Path | None = None
+    out: Path | None = None
+
+    def __post_init__(self) -> None:
+        for kind, given, known in (
+            ("behaviour", self.behaviours, [each.name for each in BEHAVIOURS]),
+            ("arm", self.arms, list(ARMS)),
+        ):
+            unknown = [name for name in given if name not in (*known, "all")]
+            if unknown:
+                raise ConfigError(f"--{kind} must be all or some of {', '.join(known)}, not {', '.join(unknown)}")
+
+    def chosen_behaviours(self) -> list[Behaviour]:
+        """The behaviours to run."""
+        wanted = self.behaviours or ("all",)
+        return [each for each in BEHAVIOURS if "all" in wanted or each.name in wanted]
+
+    def chosen_arms(self) -> list[str]:
+        """The arms to run."""
+        wanted = self.arms or ("as served",)
+        return [name for name in ARMS if "all" in wanted or name in wanted]
+
+
+def run_session_bench(settings: Settings, options: SessionBench, console: Console) -> int:
+    """Run every session, print its turns and all totals; 0 when all replies that were checked are equal."""
+    done: list[Replayed] = []
+    if options.log is not None:
+        options.log.write_text("", "utf-8")
+    for behaviour in options.chosen_behaviours():
+        for arm in options.chosen_arms():
+            with console.status(f"{behaviour.name}, {arm}"):
+                replayed = replay(behaviour, arm, settings, plan=options.plan, checks=options.checks)
+            done.append(replayed)
+            if options.by_turn:
+                console.print(turns_table(replayed))
+            if options.log is not None:
+                _append(options.log, replayed)
+    console.print(totals_table(done))
+    given = {"turns": options.plan.turns, "seed": options.plan.seed, "checks": options.checks}
+    if options.out is not None:
+        found = [each for replayed in done for each in measurements(replayed)]
+        deliver(found, Origin.here("session", given), options.out, console)
+    return 0 if all(replayed.num_equal == len(replayed.checked) for replayed in done) else 1
+
+
+def _append(log: Path, replayed: Replayed) -> None:
+    with log.open("a", encoding="utf-8") as file:
+        for each in replayed.asked:
+            file.write(json.dumps(each.request.line()) + "\n")
+
+
+def replay(behaviour: Behaviour, arm: str, settings: Settings, *, plan: SessionPlan, checks: int) -> Replayed:
+    """One session from an empty store; `checks` of its replies, spread over it, are compared with reuse off."""
+    with tempfile.TemporaryDirectory(prefix="rekindle-session-") as name:
+        directory = Path(name)
+        model = write_model(behaviour, directory / behaviour.name, seed=plan.seed)
+        changed = replace(
+            settings,
+            model=replace(settings.model, model=str(model)),
+            cache=replace(settings.cache, hot_bytes=settings.cache.hot_bytes or HOT_BYTES),
+            prompt=replace(settings.prompt, **ARMS[arm]),
+            store=replace(settings.store, dir=directory / "store"),
+        )
+        clock = SessionClock(plan.now(1))
+        with serving(changed, clock) as (engine, port):
+            client = MessagesClient(Client(port))
+            asked = play(client, clock, plan)
+            anticipated = client.stats()["anticipated_tokens"]
+            checked = [_checked(client, clock, each) for each in spread(asked, checks)]
+            engine.check()
+    return Replayed(behaviour.name, arm, tuple(asked), tuple(checked), anticipated)
+
+
+def write_model(behaviour: Behaviour, directory: Path, *, seed: int) -> Path:
+    """The scripted model of a behaviour, as a model directory."""
+    corpus = Texts(seed).corpus()
+    return write_scripted_model(directory, script_of(behaviour), template=behaviour.template, corpus=corpus, seed=seed)
+
+
+def play(client: MessagesClient, clock: SessionClock, plan: SessionPlan) -> list[Asked]:
+    """Go through a session; before each request the client waits until the server has nothing to do."""
+    done: list[Asked] = []
+
+    def ask(request: Request) -> Heard:
+        waited_s = client.wait_until_idle() if done else 0.0
+        clock.now = request.at
+        done.append(Asked(request, client.ask(request.body, request.identity), waited_s))
+        return done[-1].heard
+
+    Session(plan, ask).run()
+    return done
+
+
+def spread(asked: Sequence[Asked], count: int) -> list[Asked]:
+    """So many of them, the last always, the others at even distances before it."""
+    count = min(count, len(asked))
+    return [asked[len(asked) - 1 - step * len(asked) // count] for step in reversed(range(count))]
+
+
+def _checked(client: MessagesClient, clock: SessionClock, known: Asked) -> Checked:
+    """Ask again without reuse, at the same time of day."""
+    clock.now = known.request.at
+    again = client.ask({**known.request.body, "rekindle": {"reuse": "off"}}, known.request.identity)
+    return Checked(known, again)

@@ -1,0 +1,204 @@
+"""A coding agent as a client of /v1/messages: forty turns with tools, sub-agents, reminders and a midnight.
+
+Owns what is said to the model and in what order; what the model says decides what comes next. The same seed and the
+same replies give the same session. Shapes are those of a well-known client: an attribution line that is another one in
+every request, instructions marked for caching, the date in a reminder before the first message, thinking sent back,
+tool results as they come, sub-agents that name their parent.
+"""
+
+from __future__ import annotations
+
+import copy
+import random
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any, Literal
+
+from rekindle.bench.session_client import PATH, Block, Heard, Identity
+from rekindle.bench.session_texts import HELPER_TOOLS, Texts
+from rekindle.errors import ConfigError
+
+EVENING = datetime(2026, 11, 20, 21, 40)
+MAX_TOKENS, THINKING_TOKENS = 4096, 2048
+HELPER_TURNS = 4
+REMIND_EVERY = 9
+MIN_TURNS = 4
+# A sub-agent of its own kind has instructions and tools of its own; one that forks goes on from the whole conversation.
+Helper = Literal["own", "fork"]
+HELPERS: Mapping[float, Helper] = {0.25: "own", 0.75: "fork"}  # after which share of the turns
+NESTED_AFTER = 1  # turns of a sub-agent of its own kind; then it starts one, too
+MIDNIGHT = 0.5  # after which share of the turns
+
+
+@dataclass(frozen=True, slots=True)
+class SessionPlan:
+    """How long a session is, and the seed of everything in it that the model does not say."""
+
+    turns: int = 40
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.turns < MIN_TURNS:
+            raise ConfigError(f"--turns must be at least {MIN_TURNS}, not {self.turns}")
+
+    def helper_after(self, turn: int) -> Helper | None:
+        """Which kind of sub-agent runs after this turn (from 1), if one does."""
+        return next((kind for share, kind in HELPERS.items() if max(1, round(share * self.turns)) == turn), None)
+
+    def now(self, turn: int) -> datetime:
+        """The time at a turn; midnight falls into the middle."""
+        late = turn > round(MIDNIGHT * self.turns)
+        return EVENING + timedelta(minutes=2 * turn) + timedelta(hours=3 if late else 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One request: the `turn`-th of agent `who` (both for people), its body, who says so, and when."""
+
+    who: str
+    turn: int
+    body: Mapping[str, Any]
+    identity: Identity
+    at: datetime
+
+    def line(self) -> dict[str, Any]:
+        """What a proxy would write of it into its log."""
+        body = {**self.body, "stream": True}
+        return {"at": self.at.isoformat(), "endpoint": PATH, "headers": self.identity.headers, "body": body}
+
+
+Ask = Callable[[Request], Heard]
+
+
+class Thread:
+    """The conversation of one agent."""
+
+    def __init__(self, session: Session, who: str, *, identity: Identity, helper: Helper | None) -> None:
+        self.who = who
+        self.identity = identity
+        self.messages: list[dict[str, Any]] = []
+        self.num_turns = 0
+        self._session = session
+        self._own = helper == "own"
+        self._dated = False  # whether the first message holds the date
+
+    def user(self, *blocks: Block, dated: bool = False) -> None:
+        """Take in what the model hears next; `dated`: behind the project's notes and the date."""
+        self._dated = self._dated or dated
+        self.messages.append({"role": "user", "content": list(blocks)})
+
+    def fork(self, other: Thread) -> None:
+        """Go on from everything another one said and heard."""
+        self.messages, self._dated = copy.deepcopy(other.messages), other._dated
+
+    def ask(self, at: datetime) -> Heard:
+        """Send all of it; the reply is part of it then."""
+        self.num_turns += 1
+        request = Request(self.who, self.num_turns, self._body(at), self.identity, at)
+        heard = self._session.ask(request)
+        self.messages.append({"role": "assistant", "content": heard.content})
+        return heard
+
+    def _body(self, at: datetime) -> dict[str, Any]:
+        texts = self._session.texts
+        role, rules = ("a helper", texts.helper_instructions()) if self._own else ("an agent", texts.instructions())
+        messages = copy.deepcopy(self.messages)
+        if self._dated:
+            messages[0]["content"].insert(0, _text(texts.context(f"{at:%Y-%m-%d}")))
+        for message in [each for each in messages if each["role"] == "user"][-2:]:
+            message["content"][-1]["cache_control"] = {"type": "ephemeral"}
+        cached = {"cache_control": {"type": "ephemeral"}}
+        return {
+            "model": "claude-sonnet-4-5",
+            "max_tokens": MAX_TOKENS,
+            "temperature": 0,
+            "thinking": {"type": "enabled", "budget_tokens": THINKING_TOKENS},
+            "metadata": {"user_id": f"user_0_session_{self.identity.session}"},
+            "system": [
+                _text(self._session.attribution()),
+                _text(f"You are {role} that works on code.") | cached,
+                _text(rules) | cached,
+            ],
+            "tools": texts.tools(HELPER_TOOLS) if self._own else texts.tools(),
+            "messages": messages,
+        }
+
+
+class Session:
+    """One session; `ask` sends a request. Run it once."""
+
+    def __init__(self, plan: SessionPlan, ask: Ask) -> None:
+        self.ask = ask
+        self.texts = Texts(plan.seed)
+        self._plan = plan
+        self._random = random.Random(f"{plan.seed} session")
+        self._name = f"{self._random.getrandbits(128):032x}"
+        self._num_results = 0
+        self._num_tasks = 0
+        self._num_helpers = 0
+
+    def run(self) -> None:
+        """Go through all turns of the main agent and of those it starts."""
+        main = Thread(self, "main", identity=Identity(self._name), helper=None)
+        main.user(self._task(), dated=True)
+        for turn in range(1, self._plan.turns + 1):
+            heard = main.ask(self._plan.now(turn))
+            kind = self._plan.helper_after(turn)
+            report = self._help(kind, main, heard, turn) if kind else None
+            main.user(*self._next(heard, report, turn))
+
+    def attribution(self) -> str:
+        """The line that is another one in every request."""
+        number = self._random.getrandbits(20)
+        return f"x-anthropic-billing-header: cc_version=2.1.63.a1f; cc_entrypoint=cli; cch={number:05x};"
+
+    def _next(self, heard: Heard, report: str | None, turn: int) -> list[Block]:
+        """Results of the calls, or what the user says to an answer."""
+        blocks = self._results(heard, report)
+        if not blocks:
+            blocks = [_text(f"A helper reports:\n{report}")] if report else []
+            blocks.append(self._task())
+        if turn % REMIND_EVERY == 0:
+            blocks.append(_text(self.texts.reminder(turn // REMIND_EVERY)))
+        return blocks
+
+    def _results(self, heard: Heard, report: str | None = None) -> list[Block]:
+        found = []
+        for call in heard.calls:
+            self._num_results += 1
+            result = report or self.texts.result(call["name"], call["input"], self._num_results)
+            found.append({"type": "tool_result", "tool_use_id": call["id"], "content": result})
+        return found
+
+    def _task(self) -> Block:
+        self._num_tasks += 1
+        return _text(self.texts.task(self._num_tasks - 1))
+
+    def _help(self, kind: Helper, caller: Thread, heard: Heard, turn: int) -> str:
+        """Run a sub-agent to its end; return what it reports."""
+        helper = self._helper(kind, caller.identity)
+        task = _text(self.texts.helper_task(self._num_helpers - 1))
+        if kind == "fork":
+            helper.fork(caller)
+            helper.user(*self._results(heard, "A helper has been started."), task)
+        else:
+            helper.user(task, dated=True)
+        for number in range(1, HELPER_TURNS + 1):
+            said = helper.ask(self._plan.now(turn))
+            nests = kind == "own" and number == NESTED_AFTER and caller.identity.agent is None
+            report = self._help(kind, helper, said, turn) if nests else None
+            if number == HELPER_TURNS or not (said.calls or report):
+                break
+            helper.user(*(self._results(said, report) or [_text(f"A helper reports:\n{report}")]))
+        return said.text or "I looked at all of it and found nothing wrong."
+
+    def _helper(self, kind: Helper, caller: Identity) -> Thread:
+        """A new sub-agent; one that the main agent starts does not name its parent."""
+        self._num_helpers += 1
+        identity = Identity(self._name, f"{self._random.getrandbits(64):016x}", caller.agent)
+        return Thread(self, f"helper-{self._num_helpers}", identity=identity, helper=kind)
+
+
+def _text(text: str) -> Block:
+    return {"type": "text", "text": text}

@@ -1,0 +1,127 @@
+"""What a coding agent sends to /v1/messages and what it hears: identity headers, streamed answers, and idle time.
+
+Speaks Anthropic's dialect over plain HTTP. Knows no conversation.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from rekindle.bench.client import Client
+from rekindle.errors import RequestFailed
+
+PATH = "/v1/messages"
+POLL_S = 0.01
+MOST_IDLE_S = 60.0
+Block = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """Who asks: a session, and inside it the main agent (`agent` None) or a sub-agent with its parent."""
+
+    session: str
+    agent: str | None = None
+    parent: str | None = None
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """As the client sends them."""
+        given = {
+            "x-claude-code-session-id": self.session,
+            "x-claude-code-agent-id": self.agent,
+            "x-claude-code-parent-agent-id": self.parent,
+        }
+        return {name: value for name, value in given.items() if value is not None}
+
+
+@dataclass(slots=True)
+class Heard:
+    """One answer: content blocks, why it ended, usage, the `rekindle` object, seconds to the first of its content."""
+
+    content: list[Block] = field(default_factory=list)
+    stop_reason: str | None = None
+    usage: dict[str, Any] = field(default_factory=dict)
+    report: dict[str, Any] = field(default_factory=dict)
+    first_s: float = 0.0
+
+    @property
+    def calls(self) -> list[Block]:
+        """The tools it calls."""
+        return [block for block in self.content if block["type"] == "tool_use"]
+
+    @property
+    def text(self) -> str:
+        """What it says."""
+        return "".join(block["text"] for block in self.content if block["type"] == "text")
+
+    def words(self) -> list[tuple[str, Any]]:
+        """The content without ids and signatures, for comparing."""
+        keys = {"thinking": ("thinking",), "text": ("text",), "tool_use": ("name", "input")}
+        return [(block["type"], *(block[key] for key in keys[block["type"]])) for block in self.content]
+
+
+class MessagesClient:
+    """Asks one server."""
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+
+    def ask(self, body: Mapping[str, Any], identity: Identity) -> Heard:
+        """Stream an answer to its end; RequestFailed with what the server says."""
+        heard, arguments, started = Heard(), dict[int, str](), time.perf_counter()
+        headers = {**identity.headers, "anthropic-version": "2023-06-01", "x-app": "cli"}
+        with self._client.send("POST", PATH, {**body, "stream": True}, headers) as response:
+            for line in response:
+                if line.startswith(b"data: "):
+                    _take(heard, json.loads(line[6:]), arguments, started)
+        if heard.stop_reason is None:
+            raise RequestFailed("the stream ended before the answer did")
+        return heard
+
+    def wait_until_idle(self) -> float:
+        """Wait until the server has nothing left to do; return the seconds."""
+        started = time.perf_counter()
+        while time.perf_counter() - started < MOST_IDLE_S:
+            stats = self._client.json("GET", "/v1/stats")
+            if not any(stats[name] for name in ("num_running", "num_waiting", "num_background")):
+                return time.perf_counter() - started
+            time.sleep(POLL_S)
+        raise RequestFailed(f"the server was still busy after {MOST_IDLE_S:.0f} s")
+
+    def stats(self) -> dict[str, Any]:
+        """The server's figures."""
+        found: dict[str, Any] = self._client.json("GET", "/v1/stats")
+        return found
+
+
+def _take(heard: Heard, event: dict[str, Any], arguments: dict[int, str], started: float) -> None:
+    """Read one event; `arguments` holds the JSON of calls by block until they end."""
+    kind = event["type"]
+    heard.report |= event.get("rekindle") or event.get("message", {}).get("rekindle") or {}
+    if kind == "error":
+        raise RequestFailed(event["error"]["message"])
+    if kind == "message_start":
+        heard.usage = dict(event["message"]["usage"])
+    elif kind == "content_block_start":
+        heard.first_s = heard.first_s or time.perf_counter() - started
+        heard.content.append(dict(event["content_block"]))
+    elif kind == "content_block_delta":
+        _add(heard.content[event["index"]], event["delta"], event["index"], arguments)
+    elif kind == "content_block_stop" and event["index"] in arguments:
+        heard.content[event["index"]]["input"] = json.loads(arguments[event["index"]] or "{}")
+    elif kind == "message_delta":
+        heard.stop_reason = event["delta"]["stop_reason"]
+        heard.usage |= event["usage"]
+
+
+def _add(block: Block, delta: dict[str, Any], index: int, arguments: dict[int, str]) -> None:
+    if delta["type"] == "input_json_delta":
+        arguments[index] = arguments.get(index, "") + delta["partial_json"]
+        return
+    name = delta["type"].removesuffix("_delta")
+    block[name] = block.get(name, "") + delta[name]

@@ -1,0 +1,115 @@
+"""Who may begin: waiting requests get what is stored of them, and run if there is room beside those that run.
+
+Owns no queue (the scheduler does) and no block (their tables do): it decides, and counts what prompts reused. Who waits
+for blocks that another is computing or loading is passed over, derived anew every step. Called by the core, on its
+thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from rekindle.cache.hashing import BlockHash
+from rekindle.engine.prefix_cache import Attached, PrefixCache
+from rekindle.engine.progress import tell_progress
+from rekindle.engine.replies import Replies
+from rekindle.engine.request import Request, State
+from rekindle.engine.scheduler import LONGEST_WAIT_S, Scheduler
+from rekindle.engine.twins import Twins, has_prompt
+from rekindle.errors import Overloaded
+
+
+class Admission:
+    """Lets the requests of one core begin. `num_prompt_tokens` and `num_reused_tokens` count those that did."""
+
+    def __init__(
+        self, *, cache: PrefixCache, scheduler: Scheduler, replies: Replies, clock: Callable[[], float]
+    ) -> None:
+        self.num_prompt_tokens = 0
+        self.num_reused_tokens = 0
+        self._cache = cache
+        self._scheduler = scheduler
+        self._replies = replies
+        self._clock = clock
+
+    def _computing(self) -> set[BlockHash]:
+        """Names of the prompt blocks that running requests are about to fill; derived anew every step."""
+        names: set[BlockHash] = set()
+        for request in self._scheduler.running:
+            names |= _to_compute(request)
+        return names
+
+    def admit(self, now: float) -> None:
+        """Start waiting requests while there is room for them; who waits for another's blocks is passed over."""
+        if not self._scheduler.waiting or not self._scheduler.has_room():
+            return
+        computing, twins = self._computing(), Twins([*self._scheduler.running, *self._scheduler.loading])
+        for request in self._scheduler.picks(self._scheduler.waiting, now):
+            if not self._scheduler.has_room():
+                return
+            answer = self._attach(request, computing, twins)
+            if answer == "loading":
+                request.marks.load_started = self._clock()
+                self._scheduler.move(request, State.LOADING)
+            elif answer == "ready":
+                answer = self._start(request, computing)
+                twins.add(request)
+            if answer == "short" and now - request.marks.submitted > LONGEST_WAIT_S:
+                return  # what others give back is kept for it, else small requests pass it by for ever
+
+    def _attach(self, request: Request, computing: set[BlockHash], twins: Twins) -> Attached:
+        """What is stored of the request, or all of its prompt from a running one that has the same."""
+        twin = twins.of(request)
+        if twin is None:
+            alone = not (self._scheduler.running or self._scheduler.loading or len(self._cache.loads))
+            return self._cache.attach(request, computing, alone=alone)
+        if not has_prompt(twin):
+            return "wait"
+        self._cache.share_prompt(request, twin)
+        return "ready"
+
+    def _start(self, request: Request, computing: set[BlockHash]) -> Attached:
+        """Let an attached request run, if there is room for it beside the next block of everybody who runs.
+
+        One with nothing left to do ends at once.
+        """
+        if request.task == "load" or not request.num_left:
+            self._begin(request)
+            self._replies.finish(request, "stop")
+            return "ready"
+        pool, size = self._cache.pool, request.block_tokens
+        needed = -(-(request.num_tokens + 1) // size)
+        if needed > pool.num_blocks:
+            self._replies.fail(request, Overloaded("the hot memory is too small for this request", retry_after_s=60.0))
+            return "ready"
+        # A shared tail is copied before it is written: its copy needs a block beside it.
+        copied = 1 if request.table.num_tokens % size else 0
+        wanted = copied + sum(each.num_blocks_ahead for each in [request, *self._scheduler.running])
+        short = wanted > pool.num_free + pool.num_cached
+        if short and (self._scheduler.running or self._scheduler.loading):
+            request.table.release()
+            request.num_computed = 0
+            return "short"
+        self._begin(request)
+        self._scheduler.move(request, State.RUNNING)
+        computing |= _to_compute(request)
+        return "ready"
+
+    def _begin(self, request: Request) -> None:
+        """Note that the work on a request begins, the first time it does."""
+        if request.marks.admitted is None:
+            request.marks.admitted = self._clock()
+            request.generation.begin()
+            request.resumes = self._replies.resumes(request)
+            if request.task != "load":
+                self.num_prompt_tokens += request.num_prompt
+                self.num_reused_tokens += request.hot_tokens + request.warm_tokens
+        tell_progress(request, now=self._clock(), min_reuse_tokens=self._replies.min_reuse_tokens)
+
+
+def _to_compute(request: Request) -> set[BlockHash]:
+    """Names of the full blocks of a prompt that are to be computed and found by others."""
+    if request.reuse == "off":
+        return set()
+    size = request.block_tokens
+    return {request.name(index) for index in range(request.num_computed // size, request.num_prompt // size)}

@@ -1,0 +1,194 @@
+"""What an agent's next prompt will begin with, prepared in idle time while its caller still reads the reply.
+
+After a turn the history is rendered once more with the reply as its caller will send it back. Where the template then
+writes something else than was generated (thoughts dropped, tools moved, contents trimmed), the difference is computed
+before it is asked for, as idle work that remembers no branch: the next prompt is matched with the same branch, keeps
+the same ids of it and encodes the same text behind them, so its blocks are found by their names.
+
+Owned by the intake thread, but for `expect` and `num_pending`. Of each agent only the last turn counts, and a request
+of the agent makes it void.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from itertools import pairwise
+
+from rekindle.cache.hashing import BlockHash
+from rekindle.cache.table import BlockTable
+from rekindle.engine.generation import Generation
+from rekindle.engine.memory import AgentMemory
+from rekindle.engine.prompt_ids import prompt_ids
+from rekindle.engine.request import NO_MATCH, FinishedTurn, Marks, Request
+from rekindle.engine.types import GenerationRequest
+from rekindle.model.params import SamplingParams
+from rekindle.model.sampler import SamplerState
+from rekindle.text.foresight import foreseen, likely_probes
+from rekindle.text.messages import Message, respelled
+from rekindle.text.prompt import PromptEncoder, RenderedPrompt
+from rekindle.text.replies import ReplyFormat, ReplyStream, Said
+from rekindle.text.stream import TextStream
+
+MOST_PENDING = 32
+
+
+class Anticipation:
+    """Turns that have ended, until idle work is made of them; `submit` takes it. Without `enabled` there is none.
+
+    Of prompts that fill `max_context` tokens nothing is made: they could not be replied to.
+
+    `settled` gives a request with messages and tools as they are rendered.
+    """
+
+    def __init__(
+        self,
+        *,
+        encoder: PromptEncoder,
+        memory: AgentMemory,
+        form: ReplyFormat,
+        new_table: Callable[[], BlockTable],
+        root: Callable[[str], BlockHash],
+        submit: Callable[[Request], None],
+        max_context: int,
+        enabled: bool = True,
+    ) -> None:
+        self.settled: Callable[[GenerationRequest], GenerationRequest] = lambda asked: asked
+        self._encoder = encoder
+        self._memory = memory
+        self._form = form
+        self._max_context = max_context
+        self._enabled = enabled
+        self._new_table = new_table
+        self._root = root
+        self._submit = submit
+        self._turns: OrderedDict[tuple[str, str], FinishedTurn] = OrderedDict()
+        self._num_pending = 0
+        self._lock = threading.Lock()
+
+    @property
+    def num_pending(self) -> int:
+        """Turns that have ended and of which nothing has been made yet. Any thread."""
+        return self._num_pending
+
+    def expect(self, turn: FinishedTurn) -> None:
+        """Count a turn that `ended` will be told of. Any thread."""
+        if self._enabled and turn.asked is not None:
+            with self._lock:
+                self._num_pending += 1
+
+    def _settle(self) -> None:
+        with self._lock:
+            self._num_pending -= 1
+
+    def ended(self, turn: FinishedTurn) -> None:
+        """Take in a turn that is remembered now, in place of an earlier one of its agent."""
+        if not self._enabled or turn.asked is None:
+            return
+        self.void(turn.namespace, turn.agent)
+        self._turns[turn.namespace, turn.agent] = turn
+        while len(self._turns) > MOST_PENDING:
+            self._turns.popitem(last=False)
+            self._settle()
+
+    def void(self, namespace: str, agent: str) -> None:
+        """The agent has asked for something else: what was to be made of its last turn is out of date."""
+        if self._turns.pop((namespace, agent), None) is not None:
+            self._settle()
+
+    def work(self) -> bool:
+        """Make idle work of the turn that ended last; False when there is none left."""
+        if not self._turns:
+            return False
+        _, turn = self._turns.popitem()
+        try:
+            requests = [self._request(turn, asked, rendered) for asked, rendered in self._foreseen(turn)]
+            requests = [request for request in requests if request.num_prompt < self._max_context]
+            for request, follower in pairwise(requests):
+                request.followed_by = follower
+            if requests:
+                self._submit(requests[0])
+        finally:
+            self._settle()
+        return True
+
+    def _foreseen(self, turn: FinishedTurn) -> Iterator[tuple[GenerationRequest, RenderedPrompt]]:
+        """What the next prompt begins with, the likeliest first; nothing where it cannot be known."""
+        asked = turn.asked
+        if asked is None or asked.messages is None or not self._memory.book.of(turn.namespace, turn.agent):
+            return
+        reply = self.sent_back(asked, turn.text, turn.opening)
+        settled = self.settled(replace(asked, messages=(*asked.messages, reply)))
+        assert settled.messages is not None
+        before = b""
+        for probes in likely_probes(settled.messages):
+            kwargs = settled.template_kwargs
+            rendered = foreseen(self._encoder, settled.messages, settled.tools, template_kwargs=kwargs, probes=probes)
+            if rendered is not None and not before.startswith(rendered.key):
+                before = rendered.key
+                yield asked, rendered
+
+    def _request(self, turn: FinishedTurn, asked: GenerationRequest, rendered: RenderedPrompt) -> Request:
+        """The computing of what is foreseen."""
+        if asked.agent is not None:
+            self._memory.know_agent(asked.namespace, asked.agent)
+        mode = asked.reuse if asked.reuse != "off" else None
+        match = self._memory.matcher.match(asked.namespace, asked.agent, rendered, mode)
+        ids, canonical = prompt_ids(self._encoder, match, rendered)
+        table, params = self._new_table(), SamplingParams()
+        return Request(
+            namespace=turn.namespace,
+            agent=turn.agent,
+            prompt_ids=ids,
+            root=self._root(turn.namespace),
+            block_tokens=table.pool.block_tokens,
+            max_new_tokens=0,
+            reuse=match.mode,
+            facts=NO_MATCH,
+            canonical_tokens=canonical,
+            num_replies=None,
+            generation=Generation(),
+            stream=TextStream(self._encoder, ()),
+            sampler=SamplerState.create(params, lambda: 0, eos_ids=frozenset()),
+            marks=Marks(submitted=0.0),
+            table=table,
+            task="prefill",
+            background=True,
+        )
+
+    def sent_back(self, asked: GenerationRequest, text: str, opening: str) -> Message:
+        """The reply as its caller will send it back with the history."""
+        if not asked.structured:
+            return Message("assistant", asked.reply_prefix + text)
+        said, stream = Said(), ReplyStream(self._form, tools=asked.tools or (), opening=opening)
+        for event in [*stream.push(text), *stream.finish()]:
+            said.take(event)
+        message = said.message()
+        if asked.respells_arguments:
+            calls = tuple(replace(call, arguments=_respelled(call.arguments)) for call in message.tool_calls)
+            message = replace(message, tool_calls=calls)
+        if asked.reply_prefix and not message.tool_calls:
+            message = replace(message, content=asked.reply_prefix + message.content)
+        return message if _echoes_thoughts(asked) else replace(message, reasoning=None)
+
+    def check(self) -> None:
+        """Assert that turns are few, and all counted. On the intake thread."""
+        assert len(self._turns) <= MOST_PENDING, f"{len(self._turns)} turns wait"
+        assert len(self._turns) <= self._num_pending, f"{len(self._turns)} turns wait, {self._num_pending} are counted"
+
+
+def _echoes_thoughts(asked: GenerationRequest) -> bool:
+    """Whether the caller sends thoughts back: it says so, or it has done so before."""
+    if asked.echoes_thoughts is not None:
+        return asked.echoes_thoughts
+    return any(message.reasoning is not None for message in asked.messages or ())
+
+
+def _respelled(arguments: str) -> str:
+    try:
+        return respelled(json.loads(arguments))
+    except (ValueError, RecursionError):
+        return arguments

@@ -1,0 +1,199 @@
+"""Work for idle time: requests that run while nobody else runs, waits or loads, and are no turns of their agents.
+
+Owns their queue. One runs at a time, the latest first; a step of it takes a part of `max_stall_s`, so whoever arrives
+waits less than beside others. It gives way then: its blocks stay cached, and it goes on from them later.
+
+    waiting ──▶ current ──▶ ended            never more than half of what is free or cached becomes its blocks,
+       ▲           │                         and what it computed is written to disk only when a turn stands on it
+       └─give way──┘
+
+Called by the core, on its thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from rekindle.cache.hashing import BlockHash
+from rekindle.engine.prefix_cache import PrefixCache
+from rekindle.engine.request import Request, State
+from rekindle.engine.scheduler import Chunk, Scheduler
+
+MOST_WAITING = 32
+
+
+@dataclass(slots=True, eq=False)
+class _Job:
+    """A request, how many more blocks it may take, and how many tokens of it were there before it began."""
+
+    request: Request
+    blocks_left: int
+    first: int | None = None
+
+    @property
+    def key(self) -> tuple[str, str]:
+        return self.request.namespace, self.request.agent
+
+
+class Background:
+    """The idle work of one core. `num_begun` requests had something to compute, `num_tokens` were computed for them."""
+
+    def __init__(self, *, cache: PrefixCache, scheduler: Scheduler, min_tokens: int) -> None:
+        self.num_begun = 0
+        self.num_tokens = 0
+        self._cache = cache
+        self._scheduler = scheduler
+        self._min_tokens = min_tokens
+        self._waiting: list[_Job] = []
+        self._current: _Job | None = None
+        self._names: dict[tuple[str, str], set[BlockHash]] = {}  # computed for an agent, as far as it is in memory
+
+    def __len__(self) -> int:
+        return len(self._waiting) + (self._current is not None)
+
+    @property
+    def wants_step(self) -> bool:
+        """Whether there is something to do now, if nobody else wants anything."""
+        if self._current is not None:
+            return self._current.request.state is not State.LOADING
+        return bool(self._waiting)
+
+    def holders(self) -> Iterable[Request]:
+        """The request that holds blocks, if one does."""
+        return [self._current.request] if self._current is not None else []
+
+    def add(self, request: Request) -> None:
+        """Queue a request in place of an earlier one of its agent; of too many the oldest is given up."""
+        self.cancel(request.namespace, request.agent)
+        self._waiting.append(_Job(request, self._cache.pool.num_blocks))
+        for job in self._waiting[:-MOST_WAITING]:
+            self._end(job)
+
+    def cancel(self, namespace: str, agent: str) -> None:
+        """End the work for an agent; what is computed stays cached."""
+        for job in [*self._waiting, *([self._current] if self._current else [])]:
+            if job.key == (namespace, agent):
+                self._end(job)
+
+    def cancel_all(self) -> None:
+        """End all of it; what is computed stays cached."""
+        for job in [*self._waiting, *([self._current] if self._current else [])]:
+            self._end(job)
+
+    def forget(self, namespace: str, agent: str) -> set[BlockHash]:
+        """End the work for an agent; return the names of the blocks that were computed for it and are in memory."""
+        self.cancel(namespace, agent)
+        names = self._names.pop((namespace, agent), set())
+        return {name for name in names if self._cache.pool.block_of(name) is not None}
+
+    def give_way(self) -> None:
+        """Let go of all blocks, because somebody else is there; the work goes on later."""
+        job = self._current
+        if job is not None and job.request.state is State.RUNNING:
+            self._detach(job)
+            job.request.num_computed = 0
+            job.request.state = State.WAITING
+            self._current = None
+            self._waiting.append(job)
+
+    def load_ended(self, request: Request) -> None:
+        """What was to be read of a request is in memory; it attaches again."""
+        job = self._current
+        if job is not None and job.request is request:
+            request.state = State.WAITING
+            self._current = None
+            self._waiting.append(job)
+
+    def plan(self) -> list[Chunk]:
+        """The next step of it; empty when there is nothing left to do. Only while nobody else is there."""
+        while self._current is not None or self._waiting:
+            job = self._current or self._begin(self._waiting.pop())
+            if job is None:
+                continue
+            if job.request.state is State.LOADING:
+                return []
+            if job.request.state is State.RUNNING and job.request.num_left:
+                chunk = self._with_room(job, self._scheduler.chunk_alone(job.request))
+                if chunk is not None:
+                    self.num_tokens += chunk.num_rows
+                    return [chunk]
+            self._done(job)
+        return []
+
+    def _begin(self, job: _Job) -> _Job | None:
+        """Make it the current one with what is stored of it; None when it is not worth it or has to end."""
+        request, pool = job.request, self._cache.pool
+        answer = self._cache.attach(request, (), alone=False)
+        if answer == "loading":
+            request.state, self._current = State.LOADING, job
+            return job
+        if answer != "ready" or request.num_left < self._min_tokens:
+            self._done(job)
+            return None
+        if job.first is None:
+            job.first = request.num_computed
+            self.num_begun += 1
+        job.first = min(job.first, request.num_computed)  # what it stood on may have left memory since
+        num_loaded = len(request.loaded)
+        half = (pool.num_free + pool.num_cached + num_loaded) // 2
+        job.blocks_left = min(job.blocks_left, max(0, half - num_loaded))
+        request.state, self._current = State.RUNNING, job
+        return job
+
+    def _with_room(self, job: _Job, chunk: Chunk) -> Chunk | None:
+        """Reserve the blocks of a chunk, shortened to what is left of its share; None when not one row has room."""
+        table, size = job.request.table, job.request.block_tokens
+        copied = table.num_tokens % size > 0 and not self._cache.pool.is_private(table.blocks[-1])
+        most = (len(table.blocks) + job.blocks_left - copied) * size
+        end = min(chunk.start + chunk.num_rows, most)
+        if end <= chunk.start or job.blocks_left < copied or not self._cache.prepare(job.request, end):
+            return None
+        job.blocks_left = most // size - len(table.blocks)
+        return Chunk(job.request, chunk.start, end - chunk.start)
+
+    def _detach(self, job: _Job) -> None:
+        """Give the blocks back and note which of them were computed here."""
+        request = job.request
+        names = request.table.names[(job.first or 0) // request.block_tokens :]
+        head = self._cache.detach(request)
+        if job.first is None:
+            return
+        earlier = self._names.get(job.key, set())
+        here = {name for name in earlier if self._cache.pool.block_of(name) is not None}
+        self._names[job.key] = here | {*names, head.name}
+        if len(self._names) > self._cache.pool.num_blocks:
+            self._prune()
+
+    def _prune(self) -> None:
+        """Drop the names of blocks that have left memory, and agents of whom nothing is left."""
+        pool = self._cache.pool
+        left = {key: {name for name in names if pool.block_of(name) is not None} for key, names in self._names.items()}
+        self._names = {key: names for key, names in left.items() if names}
+
+    def _done(self, job: _Job) -> None:
+        """End what is computed, or cannot be; what follows it is next."""
+        self._end(job)
+        if job.request.followed_by is not None:
+            self._waiting.append(_Job(job.request.followed_by, self._cache.pool.num_blocks))
+
+    def _end(self, job: _Job) -> None:
+        if job is self._current:
+            self._current = None
+        elif job in self._waiting:
+            self._waiting.remove(job)
+        if job.request.state is not State.FINISHED:
+            self._detach(job)
+            job.request.state = State.FINISHED
+
+    def check(self) -> None:
+        """Assert that each request stands in one place, by its state, and that only the current one holds blocks."""
+        for job in self._waiting:
+            assert job.request.state is State.WAITING, f"request {job.request.id} waits and is {job.request.state}"
+            assert not job.request.table.blocks, f"request {job.request.id} waits and holds blocks"
+        if self._current is not None:
+            assert self._current not in self._waiting, "the current request waits, too"
+            assert self._current.request.state is not State.WAITING, "the current request waits"
+            assert self._current.blocks_left >= 0, "it took more than its share"
+        assert len({job.key for job in self._waiting}) == len(self._waiting), "an agent's work stands twice"
+        assert len(self._waiting) <= MOST_WAITING + 1, "too much idle work is queued"

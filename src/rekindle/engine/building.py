@@ -1,0 +1,253 @@
+"""Makes the parts of an engine from its settings and connects them; all or nothing.
+
+Everything is made here and owned by the part it is handed to.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import datetime
+
+import torch
+
+from rekindle.cache.matcher import Matcher
+from rekindle.cache.pool import BlockPool
+from rekindle.config import CacheSettings, Settings
+from rekindle.engine.anticipation import Anticipation
+from rekindle.engine.assembly import Assembly
+from rekindle.engine.branches import Branch, BranchBook
+from rekindle.engine.capacity import capacity
+from rekindle.engine.core import EngineCore
+from rekindle.engine.costs import StepCosts
+from rekindle.engine.edits import AgentEdits
+from rekindle.engine.gauges import StorePlace, hot_tokens
+from rekindle.engine.intake import Intake
+from rekindle.engine.loop import EngineLoop
+from rekindle.engine.memory import AgentMemory
+from rekindle.engine.prefix_cache import PrefixCache
+from rekindle.engine.preparing import Preparer, PromptLimits
+from rekindle.engine.recall import Recall
+from rekindle.engine.rendering import Renderer
+from rekindle.engine.request import Request
+from rekindle.engine.retention import Retention, RetentionRules
+from rekindle.engine.scheduler import Scheduler
+from rekindle.engine.waiting import WaitingRoom
+from rekindle.kv.arena import KVArena
+from rekindle.model.load import LoadedModel, load_model
+from rekindle.model.runner import ModelRunner
+from rekindle.spec import KVLayout, ModelSpec
+from rekindle.store.warm import WarmStore
+from rekindle.text.growth import analyse_growth
+from rekindle.text.prompt import PromptEncoder
+from rekindle.text.replies import ReplyFormat, find_reply_format
+
+KEPT_SHARE = 0.5  # of the disk, for what requests mark
+CHUNK_TOKENS = defaultdict(lambda: 512, cuda=2048)
+
+
+def assemble(settings: Settings, *, clock: Callable[[], datetime] = datetime.now) -> Assembly:
+    """Load the model, prove it, open the store, connect the parts; all or nothing."""
+    use_store = settings.store.enabled and settings.cache.reuse == "on"
+    loaded = load_model(
+        settings.model,
+        block_tokens=settings.cache.block_tokens,
+        max_context=settings.engine.max_context,
+        format_map_dir=settings.store.directory() if use_store else None,
+    )
+    started = {"weights": time.time()}
+    spec = loaded.spec
+    num_blocks, max_context = capacity(settings.cache, spec, loaded.device)
+    encoder = PromptEncoder.from_dir(loaded.directory, clock=clock)
+    arena = KVArena(spec.layout, num_blocks, torch.device(loaded.device))
+    store = _open_store(settings, spec) if use_store else None
+    started["store"] = time.time()
+    try:
+        form = find_reply_format(encoder)
+        renderer = Renderer(encoder, form, settings.prompt.kinds())
+        ground = _Ground(settings, loaded, encoder, form, renderer, arena, store, max_context)
+        return _connect(ground, started)
+    except BaseException:
+        if store is not None:
+            store.close()
+        raise
+
+
+@dataclass(frozen=True, slots=True)
+class _Ground:
+    """What the parts of the engine stand on."""
+
+    settings: Settings
+    loaded: LoadedModel
+    encoder: PromptEncoder
+    form: ReplyFormat
+    renderer: Renderer
+    arena: KVArena
+    store: WarmStore | None
+    max_context: int
+
+
+def _connect(ground: _Ground, started: dict[str, float]) -> Assembly:
+    settings, loaded, encoder, store = ground.settings, ground.loaded, ground.encoder, ground.store
+    spec, loop = loaded.spec, EngineLoop(check_when_idle=settings.engine.check_when_idle)
+    cache = _prefix_cache(settings.cache, spec, ground.arena, store, loop)
+    memory = _memory(settings.cache, encoder, store, loop, spec.layout)
+    anticipation = _anticipation(ground, memory, cache, loop)
+    intake = _intake(ground, memory, cache, loop, anticipation)
+    if store is not None:
+        store.on_saved, store.on_lost = intake.turn_saved, intake.turn_lost
+    num_warm_agents = memory.open()
+    started["agents"] = time.time()
+    return Assembly(
+        spec=spec,
+        encoder=encoder,
+        reply_format=ground.form,
+        renderer=ground.renderer,
+        notes=(*loaded.notes, f"template: {analyse_growth(encoder.template).summary()}"),
+        promise=loaded.promise,
+        max_context=ground.max_context,
+        num_warm_agents=num_warm_agents,
+        core=_core(settings, loaded, ModelRunner(loaded, ground.arena), cache, intake),
+        loop=loop,
+        intake=intake,
+        memory=memory,
+        anticipation=anticipation,
+        started=started,
+        edits=AgentEdits(memory, block_tokens=spec.layout.block_tokens, now=time.time),
+        store=store,
+        place=StorePlace(settings.store.directory() / spec.fingerprint.hex()) if store is not None else None,
+    )
+
+
+def _intake(
+    ground: _Ground, memory: AgentMemory, cache: PrefixCache, loop: EngineLoop, anticipation: Anticipation
+) -> Intake:
+    settings = ground.settings
+    retention = Retention(
+        memory,
+        RetentionRules(settings.store.agent_ttl_s, settings.store.anonymous_ttl_s, max_unsaved=ground.arena.num_blocks),
+        ask_hot=lambda branches: loop.call(lambda core: hot_tokens(core.cache, branches)),
+        run=lambda work: intake.run(work),
+    )
+
+    def submit(request: Request) -> None:
+        anticipation.void(request.namespace, request.agent)
+        loop.submit(request)
+
+    preparer = _preparer(ground, memory, cache, submit, loop.wake)
+    anticipation.settled = preparer.settled
+    intake = Intake(
+        preparer=preparer,
+        memory=memory,
+        retention=retention,
+        room=WaitingRoom(settings.engine.max_waiting),
+        anticipation=anticipation,
+    )
+    return intake
+
+
+def _anticipation(ground: _Ground, memory: AgentMemory, cache: PrefixCache, loop: EngineLoop) -> Anticipation:
+    settings = ground.settings
+    return Anticipation(
+        encoder=ground.encoder,
+        memory=memory,
+        form=ground.form,
+        new_table=cache.new_table,
+        root=cache.root,
+        submit=loop.submit,
+        max_context=ground.max_context,
+        enabled=settings.prompt.anticipate == "on" and settings.cache.reuse == "on",
+    )
+
+
+def _prefix_cache(
+    settings: CacheSettings, spec: ModelSpec, arena: KVArena, store: WarmStore | None, loop: EngineLoop
+) -> PrefixCache:
+    return PrefixCache(
+        pool=BlockPool(arena.num_blocks, spec.layout.block_tokens),
+        arena=arena,
+        store=store,
+        fingerprint=spec.fingerprint,
+        secret=store.secret if store is not None else secrets.token_bytes(32),
+        min_reuse_tokens=settings.min_reuse_tokens,
+        min_reuse_ratio=settings.min_reuse_ratio,
+        report_load=loop.report_load,
+    )
+
+
+def _preparer(
+    ground: _Ground,
+    memory: AgentMemory,
+    cache: PrefixCache,
+    submit: Callable[[Request], None],
+    wake: Callable[[], None],
+) -> Preparer:
+    settings, spec = ground.settings, ground.loaded.spec
+    return Preparer(
+        encoder=ground.encoder,
+        renderer=ground.renderer,
+        recall=Recall(ground.encoder, memory, reuse=settings.cache.reuse),
+        limits=PromptLimits(ground.max_context, spec.vocab_size, spec.eos_ids, settings.engine.request_timeout_s),
+        visible=ground.form.visible,
+        block_tokens=settings.cache.block_tokens,
+        root=cache.root,
+        new_table=cache.new_table,
+        submit=submit,
+        wake=wake,
+    )
+
+
+def _core(
+    settings: Settings, loaded: LoadedModel, runner: ModelRunner, cache: PrefixCache, intake: Intake
+) -> EngineCore:
+    chunk = settings.engine.max_chunk_tokens or CHUNK_TOKENS[torch.device(loaded.device).type]
+    return EngineCore(
+        runner=runner,
+        cache=cache,
+        scheduler=Scheduler(settings.engine, StepCosts(), max_chunk_tokens=chunk),
+        min_reuse_tokens=settings.cache.min_reuse_tokens,
+        on_turn=intake.turn_ended,
+    )
+
+
+def _open_store(settings: Settings, spec: ModelSpec) -> WarmStore:
+    return WarmStore.open(
+        settings.store.directory(),
+        fingerprint=spec.fingerprint,
+        layout=spec.layout,
+        settings=settings.store,
+        model=spec.name,
+        namespaces=settings.server.namespaces(),
+    )
+
+
+def _memory(
+    settings: CacheSettings, encoder: PromptEncoder, store: WarmStore | None, loop: EngineLoop, layout: KVLayout
+) -> AgentMemory:
+    disk_blocks = store.stats().disk_bytes // layout.block_bytes if store is not None else 0
+    return AgentMemory(
+        encoder=encoder,
+        matcher=Matcher(
+            encoder,
+            min_reuse_tokens=settings.min_reuse_tokens,
+            min_reuse_ratio=settings.min_reuse_ratio,
+            max_index_bytes=settings.text_index_bytes,
+            clock=time.monotonic,
+        ),
+        book=BranchBook(max_branches=settings.max_branches),
+        store=store,
+        block_tokens=layout.block_tokens,
+        save=loop.save,
+        demote=lambda branch, num_kept: _demote(loop, branch, num_kept),
+        now=time.time,
+        max_kept_tokens=KEPT_SHARE * disk_blocks * layout.block_tokens,
+    )
+
+
+def _demote(loop: EngineLoop, branch: Branch, num_kept: int) -> None:
+    ids, names = branch.ids, branch.names
+    if ids is not None and names is not None:
+        loop.call(lambda core: core.cache.demote(branch.root, ids, names, num_kept=num_kept))

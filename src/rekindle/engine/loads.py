@@ -1,0 +1,88 @@
+"""Blocks on their way from disk to memory.
+
+Owns which blocks are being read, and for whom. A load owns its target blocks, and holds what stands before them, until
+its reader reports, also when nobody wants it any more. Called by the engine thread; the bytes arrive on the store's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from rekindle.cache.hashing import BlockHash
+from rekindle.cache.pool import BlockPool
+from rekindle.engine.request import Request
+from rekindle.kv.arena import KVArena
+from rekindle.store.warm import Location, WarmStore
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Load:
+    """Blocks on their way from disk. Owns its target blocks, and holds what stands before them, until it reports."""
+
+    request: Request
+    locations: tuple[Location, ...]
+    targets: tuple[int, ...]
+    held: tuple[int, ...]
+
+
+class Loads:
+    """The loads under way. `report` is called from reader threads with a load and how many of its blocks are good."""
+
+    def __init__(self, *, pool: BlockPool, arena: KVArena, report: Callable[[Load, int], None]) -> None:
+        self._pool = pool
+        self._arena = arena
+        self._report = report
+        self._by_name: dict[BlockHash, Load] = {}
+
+    def __len__(self) -> int:
+        return len(self._by_name)
+
+    def __contains__(self, name: BlockHash) -> bool:
+        return name in self._by_name
+
+    def start(self, store: WarmStore, request: Request, held: Sequence[int], locations: Sequence[Location]) -> bool:
+        """Reserve targets and hand the reading to the store; False when not one block is free for it."""
+        targets: list[int] = []
+        for _ in locations:
+            block = self._pool.allocate()
+            if block is None:
+                break
+            targets.append(block)
+        if not targets:
+            return False
+        load = Load(request, tuple(locations[: len(targets)]), tuple(targets), tuple(held))
+        for location in load.locations:
+            self._by_name[location.name] = load
+
+        def deliver(index: int, part: int, payload: np.ndarray) -> None:
+            self._arena.write(targets[index], part, payload)
+
+        store.load(load.locations, deliver, lambda num_good: self._report(load, num_good))
+        return True
+
+    def finish(self, load: Load, num_good: int) -> None:
+        """Publish what arrived whole, give back the rest; a bad record ends the run and is not tried again."""
+        for index, (location, target) in enumerate(zip(load.locations, load.targets, strict=True)):
+            del self._by_name[location.name]
+            if index >= num_good:
+                self._pool.release(target)
+                continue
+            ids = np.asarray(location.ids, dtype=np.uint32)
+            if len(ids) == self._pool.block_tokens:
+                block = self._pool.commit(target, location.name, location.parent, ids)
+            else:
+                block = self._pool.commit_tail(target, location.parent, ids)
+            load.request.loaded.add(location.name)
+            self._pool.release(block)
+        if num_good < len(load.locations):
+            load.request.tried_loads.add(load.locations[num_good].name)
+        self._pool.release_all(list(load.held))
+
+    def check(self) -> None:
+        """Assert that every target is held."""
+        for load in self._by_name.values():
+            for target in load.targets:
+                assert self._pool.refs(target) >= 1, f"target {target} of a load is held by nobody"

@@ -1,0 +1,19 @@
+"""The ids of a prompt: stored ones as far as its text agrees with a branch, a fresh encoding of the rest."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from rekindle.cache.matcher import TextMatch
+from rekindle.text.prompt import PromptEncoder, RenderedPrompt
+
+
+def prompt_ids(encoder: PromptEncoder, match: TextMatch, rendered: RenderedPrompt) -> tuple[np.ndarray, int]:
+    """The ids to run [tokens], uint32, and how many of them are known to be a fresh encoding of their text."""
+    branch = match.branch
+    if branch is None or match.num_tokens == 0:
+        ids = encoder.encode(rendered)
+        return ids, len(ids)
+    rest = encoder.encode_rest(rendered, match.resume_byte)
+    ids = np.concatenate([branch.ids[: match.num_tokens], rest])
+    return ids, len(ids) if match.num_tokens <= branch.canonical_tokens else branch.canonical_tokens

@@ -1,0 +1,115 @@
+"""What memory gives for a prompt: the ids it becomes, whose conversation it goes on with, and why not more.
+
+Runs on the intake thread, on which the memory lives. Stored ids are kept as far as the text agrees with them; the rest
+is a fresh encoding.
+"""
+
+from __future__ import annotations
+
+import secrets
+from dataclasses import dataclass
+
+import numpy as np
+
+from rekindle.cache.explain import Explanation, KnownCause, explain
+from rekindle.cache.matcher import Mode, Relation, TextMatch
+from rekindle.engine.branches import HIDDEN_PREFIX, common_prefix, is_conversation
+from rekindle.engine.memory import AgentMemory
+from rekindle.engine.prompt_ids import prompt_ids
+from rekindle.engine.rendering import Rendering
+from rekindle.engine.request import NO_MATCH, MatchFacts
+from rekindle.engine.types import GenerationRequest, Reuse
+from rekindle.text.prompt import PromptEncoder, RenderedPrompt
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """The ids to run, what they were matched to, and whose memory they belong to."""
+
+    ids: np.ndarray
+    agent: str
+    reuse: Reuse
+    facts: MatchFacts
+    canonical_tokens: int  # how many of the ids are known to be a fresh encoding
+
+
+class Recall:
+    """Finds what of prompts is stored. `reuse` "off": nothing is, for nobody."""
+
+    def __init__(self, encoder: PromptEncoder, memory: AgentMemory, *, reuse: str) -> None:
+        self._encoder = encoder
+        self._memory = memory
+        self._reuse = reuse
+
+    def match(
+        self, namespace: str, agent: str | None, rendered: RenderedPrompt, *, mode: Mode | None, parent: str | None
+    ) -> TextMatch:
+        """Match a prompt of an agent (None: unnamed). One without memory goes on from that of `parent`."""
+        if agent is not None and not self._memory.know_agent(namespace, agent) and parent is not None:
+            self._memory.know_agent(namespace, parent)
+        return self._memory.matcher.match(namespace, agent, rendered, mode, parent=parent)
+
+    def of_text(self, asked: GenerationRequest, rendering: Rendering) -> Prompt:
+        """A rendered prompt: stored ids as far as the text agrees with them, a fresh encoding of the rest."""
+        agent = asked.agent or HIDDEN_PREFIX + secrets.token_hex(8)
+        rendered = rendering.prompt
+        if self._is_off(asked):
+            ids = self._encoder.encode(rendered)
+            return Prompt(ids, agent, "off", NO_MATCH, len(ids))
+        mode = asked.reuse if asked.reuse != "off" else None
+        match = self.match(asked.namespace, asked.agent, rendered, mode=mode, parent=asked.parent)
+        ids, canonical = prompt_ids(self._encoder, match, rendered)
+        if asked.agent is None and _goes_on(match):
+            assert match.branch is not None and match.branch.agent is not None
+            agent = match.branch.agent
+        facts = MatchFacts(
+            relation=match.relation,
+            source=match.source,
+            has_own=asked.agent is not None and bool(self._memory.book.of(asked.namespace, asked.agent)),
+            matched_bytes=match.matched_bytes,
+            num_tokens=match.num_tokens,
+            explanation=self._explain(asked, match, rendering, len(ids)),
+        )
+        return Prompt(ids, agent, match.mode, facts, canonical)
+
+    def of_ids(self, asked: GenerationRequest, ids: np.ndarray) -> Prompt:
+        """Ids are run as they are: what they share with the agent's branches is found by ids, not by text."""
+        agent = asked.agent or HIDDEN_PREFIX + secrets.token_hex(8)
+        if self._is_off(asked):
+            return Prompt(ids, agent, "off", NO_MATCH, 0)
+        mine = self._memory.know_agent(asked.namespace, agent)
+        shared = {branch.number: common_prefix(branch.ids, ids) for branch in mine if branch.ids is not None}
+        nearest = max(mine, key=lambda branch: shared[branch.number], default=None)
+        if nearest is None:
+            return Prompt(ids, agent, "continuation", NO_MATCH, 0)
+        num_tokens = shared[nearest.number]
+        relation: Relation = "exact" if num_tokens == len(ids) else "diverge"
+        if relation == "diverge" and num_tokens == nearest.num_tokens:
+            relation = "extend"
+        matched = int(self._encoder.byte_ends(ids[:num_tokens])[-1]) if num_tokens else 0
+        facts = MatchFacts(relation, "own", True, matched, num_tokens, None)
+        return Prompt(ids, agent, "continuation", facts, min(num_tokens, nearest.canonical_tokens))
+
+    def _is_off(self, asked: GenerationRequest) -> bool:
+        return self._reuse == "off" or asked.reuse == "off"
+
+    def _explain(
+        self, asked: GenerationRequest, match: TextMatch, rendering: Rendering, num_tokens: int
+    ) -> Explanation | None:
+        elsewhere = asked.agent is not None and self._memory.is_elsewhere(asked.namespace, asked.agent)
+        known: KnownCause | None = "other_fingerprint" if elsewhere else None
+        return explain(
+            match,
+            rendering.prompt,
+            rendering.as_sent,
+            encoder=self._encoder,
+            known=known,
+            num_tokens=num_tokens,
+        )
+
+
+def _goes_on(match: TextMatch) -> bool:
+    """Whether an unnamed prompt continues an unnamed conversation."""
+    branch = match.branch
+    hidden = branch is not None and branch.agent is not None and is_conversation(branch.agent)
+    return hidden and match.relation in ("exact", "extend")

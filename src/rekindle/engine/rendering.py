@@ -1,0 +1,103 @@
+"""Requests as prompts: put in order, rendered, continued by what the reply begins with.
+
+Owns what of a caller's request the model gets to read, and where in it the places lie that the caller marked. Knows no
+branches and no KV. Immutable: any thread may use it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence, Set
+from dataclasses import dataclass, replace
+
+from rekindle.engine.types import GenerationRequest
+from rekindle.text.foresight import Probes, foreseen
+from rekindle.text.messages import Message
+from rekindle.text.normalise import Normal, Removed, normalise
+from rekindle.text.places import Place, positions
+from rekindle.text.prompt import PromptEncoder, RenderedPrompt
+from rekindle.text.replies import ReplyFormat, begin_reply
+
+EMPTY = RenderedPrompt(b"")
+
+
+@dataclass(frozen=True, slots=True)
+class Rendering:
+    """A prompt, and what is known of its text (of ids nothing is); bytes count in its key.
+
+    `asked` with messages and tools as they were rendered, `as_sent` under the indices the caller knows. `removed`
+    with the byte at which each stood; `breakpoints` are the bytes of the caller's own, in its order. `opening` is what
+    the prompt has begun of the reply, as structured text.
+    """
+
+    asked: GenerationRequest
+    prompt: RenderedPrompt = EMPTY
+    opening: str = ""
+    removed: tuple[tuple[Removed, int], ...] = ()
+    breakpoints: tuple[int, ...] = ()
+    normal: Normal | None = None
+
+    @property
+    def as_sent(self) -> Sequence[Message] | None:
+        """The messages as the caller counts them; those of which nothing was left are empty."""
+        return self.asked.messages if self.normal is None else self.normal.as_sent
+
+
+class Renderer:
+    """Renders requests for one model. `kinds` of normalisation are done to prompts made of messages."""
+
+    def __init__(self, encoder: PromptEncoder, form: ReplyFormat, kinds: Set[str]) -> None:
+        self._encoder = encoder
+        self._form = form
+        self._kinds = kinds
+
+    def settled(self, asked: GenerationRequest) -> GenerationRequest:
+        """The request with messages and tools as they are rendered; doing it twice changes nothing more."""
+        if asked.messages is None:
+            return asked
+        normal = normalise(asked.messages, asked.tools, self._kinds)
+        return replace(asked, messages=normal.messages, tools=normal.tools)
+
+    def render(self, asked: GenerationRequest) -> Rendering:
+        """Render a request of messages or text; BadRequest where the template refuses it."""
+        if asked.messages is None:
+            assert asked.text is not None, "ids are run as they are"
+            return self._continued(Rendering(asked, self._encoder.render_text(asked.text)))
+        normal = normalise(asked.messages, asked.tools, self._kinds)
+        settled = replace(asked, messages=normal.messages, tools=normal.tools)
+        common = self._common(settled) if asked.task == "prefill" else None
+        prompt = common or self._encoder.render_chat(normal.messages, normal.tools, **asked.template_kwargs)
+        marks = [normal.place(Place(each.message_index, each.num_chars)) for each in asked.breakpoints]
+        at = positions(
+            self._encoder,
+            prompt,
+            normal.messages,
+            normal.tools,
+            [*marks, *(each.place for each in normal.removed)],
+            **asked.template_kwargs,
+        )
+        removed = tuple(zip(normal.removed, at[len(marks) :], strict=True))
+        return self._continued(Rendering(settled, prompt, "", removed, tuple(at[: len(marks)]), normal))
+
+    def _continued(self, rendering: Rendering) -> Rendering:
+        """With the reply's prefix behind the prompt. Thoughts that the prompt has opened end before it."""
+        asked = rendering.asked
+        if asked.task != "generate":
+            return rendering
+        prompt, opening = begin_reply(self._form, self._encoder, prompt=rendering.prompt, prefix=asked.reply_prefix)
+        return replace(rendering, prompt=prompt, opening=opening)
+
+    def _common(self, settled: GenerationRequest) -> RenderedPrompt | None:
+        """Of a history that a reply cannot follow: what all prompts that continue it have in common."""
+        last: Message | None = settled.messages[-1] if settled.messages else None
+        if last is None or last.role in ("user", "tool"):
+            return None
+        ids = [call.id for call in last.tool_calls if call.id is not None]
+        probes: Probes = "tool" if last.tool_calls else "user"
+        return foreseen(
+            self._encoder,
+            settled.messages or (),
+            settled.tools,
+            template_kwargs=settled.template_kwargs,
+            probes=probes,
+            call_ids=ids if len(ids) == len(last.tool_calls) else (),
+        )

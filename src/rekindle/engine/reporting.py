@@ -1,0 +1,93 @@
+"""What is told of a request: how it relates to what was stored, what was reused, how far it is, and why not more.
+
+Reads requests, changes nothing.
+"""
+
+from __future__ import annotations
+
+from rekindle.cache.explain import Explanation, explain_known
+from rekindle.engine.request import Request
+from rekindle.engine.types import Outcome, Progress, Report, Source, Timings
+
+
+def outcome_of(request: Request, min_reuse_tokens: int) -> Outcome:
+    """EXACT, EXTEND, DIVERGE or MISS: how the texts relate, and MISS where their KV was gone.
+
+    Said of the agent's own branches when it has any, also where more was reused from another's. Where no text that is
+    stored says what was reused (blocks that others computed meanwhile, or that an unfinished request left), it speaks
+    for itself: of an agent that has other memories if it is half of the prompt.
+    """
+    reused, facts = request.reused_tokens, request.facts
+    if reused < min(min_reuse_tokens, request.num_prompt - 1) or reused == 0:
+        return "miss"
+    if facts.relation != "none":
+        return facts.relation
+    is_most = facts.source is None and 2 * reused >= request.num_prompt
+    return "diverge" if is_most or request.resumes or not facts.has_own else "miss"
+
+
+def source_of(request: Request) -> Source | None:
+    """Whose memory was reused; None where nothing was."""
+    if not request.reused_tokens:
+        return None
+    return request.facts.source or ("own" if request.resumes else "shared")
+
+
+def progress_of(request: Request, *, now: float, min_reuse_tokens: int) -> Progress:
+    """How far the prompt of a request that has begun is computed."""
+    reused, admitted = request.reused_tokens, request.marks.admitted
+    return Progress(
+        outcome=outcome_of(request, min_reuse_tokens),
+        source=source_of(request),
+        prompt_tokens=request.num_prompt,
+        reused_tokens=reused,
+        computed_tokens=max(0, min(request.num_computed, request.num_prompt) - reused),
+        marked_tokens=max(request.breakpoint_tokens, default=0),
+        elapsed_s=now - (admitted if admitted is not None else now),
+        breakpoint_tokens=request.breakpoint_tokens,
+    )
+
+
+def report_of(request: Request, *, now: float, min_reuse_tokens: int) -> Report:
+    """What is known so far; final once the first token is out."""
+    reused, outcome = request.reused_tokens, outcome_of(request, min_reuse_tokens)
+    return Report(
+        outcome=outcome,
+        source=source_of(request),
+        matched_bytes=request.facts.matched_bytes,
+        prompt_tokens=request.num_prompt,
+        reused_tokens=reused,
+        hot_tokens=request.hot_tokens,
+        warm_tokens=request.warm_tokens,
+        computed_tokens=request.num_prompt - reused,
+        completion_tokens=request.num_generated,
+        reuse=request.reuse,
+        timings=_timings(request, now),
+        explanation=_explanation(request, outcome),
+        marked_tokens=max(request.breakpoint_tokens, default=0),
+        normalised=tuple(each.priced(reused) for each in request.taken_out),
+        breakpoint_tokens=request.breakpoint_tokens,
+    )
+
+
+def _timings(request: Request, now: float) -> Timings:
+    marks = request.marks
+    first = marks.first_token if marks.first_token is not None else now
+    admitted = marks.admitted if marks.admitted is not None else first
+    return Timings(
+        queue_ms=max(0.0, admitted - marks.submitted - marks.match_s - marks.load_s) * 1e3,
+        match_ms=marks.match_s * 1e3,
+        load_ms=marks.load_s * 1e3,
+        prefill_ms=(first - admitted) * 1e3,
+        first_token_ms=(first - marks.submitted) * 1e3,
+    )
+
+
+def _explanation(request: Request, outcome: Outcome) -> Explanation | None:
+    """Why not more: KV that was no longer there although the text agreed; else where the texts differ."""
+    if request.reuse == "off" or (request.resumes and request.facts.source is None):
+        return None
+    missing = min(request.facts.num_tokens, request.num_reusable) - request.reused_tokens
+    if missing >= request.block_tokens:
+        return explain_known("evicted", f"{missing} of {request.facts.num_tokens} matched tokens")
+    return request.facts.explanation if outcome in ("diverge", "miss") else None

@@ -1,0 +1,1 @@
+"""Anthropic's dialect: bodies in, replies out. Knows no HTTP."""

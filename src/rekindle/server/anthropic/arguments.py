@@ -1,0 +1,183 @@
+"""Arguments of a call as JSON that every client can read, also where the model wrote none.
+
+Anthropic's clients parse the pieces of `input_json_delta` as they come and fail on what is no JSON. So what goes out is
+the beginning of an object at every moment: line breaks inside strings are escaped, halves of surrogate pairs are
+replaced, and where the object breaks nothing follows. Arguments that are no object at all become one when they end.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from typing import Any
+
+import pydantic_core
+
+# A whole token, or (the last group) one whose end may still come.
+_TOKEN = re.compile(
+    r"""(?P<blank>[ \t\n\r]+)
+    |(?P<sign>[{}\[\]:,])
+    |(?P<quote>")
+    |(?P<word>(?:-?(?:0|[1-9]\d*)(?:\.\d+)?(?:[eE][+-]?\d+)?|true|false|null)(?=[ \t\n\r{}\[\]:,"]))
+    |(?P<part>[-+.\w]{1,400}\Z)""",
+    re.VERBOSE,
+)
+_CHARS = re.compile(r'[^"\\\x00-\x1f\ud800-\udfff]+')
+_ESCAPE = re.compile(r'\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4})')
+_PAIR = re.compile(r"\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}")
+DEEPEST = 100  # brackets inside each other; clients' parsers end at 200
+LONGEST_NUMBER = 400  # characters
+_LONGEST_ESCAPE = 12  # characters of a pair of surrogates
+_REPLACED = "\\ufffd"
+
+
+class ArgumentsJson:
+    """One call's arguments: pieces in, pieces of an object out."""
+
+    def __init__(self) -> None:
+        self._raw: list[str] = []
+        self._sent: list[str] = []
+        self._held = ""
+        self._stack: list[str] = []
+        self._wants = "object"
+        self._in_string = False
+        self._is_broken = False
+        self._is_whole = False
+
+    def push(self, piece: str) -> str:
+        """What of the arguments so far is certain to be JSON and was not given yet."""
+        self._raw.append(piece)
+        self._held += piece
+        out: list[str] = []
+        while self._held and not self._is_broken and (self._string(out) if self._in_string else self._token(out)):
+            pass
+        text = "".join(out)
+        self._sent.append(text)
+        return text
+
+    def finish(self) -> str:
+        """What is left to say: of arguments that are no object, all of them as one."""
+        if self._stack or self._is_whole:
+            return ""
+        text = json.dumps(_as_object("".join(self._raw)), ensure_ascii=False)
+        self._sent = [text]
+        return text
+
+    def value(self) -> dict[str, Any]:
+        """The object, as a client reads it out of the pieces; a string that was cut off is not part of it."""
+        sent = "".join(self._sent)
+        found = pydantic_core.from_json(sent, allow_partial=True) if sent.strip() else {}
+        assert isinstance(found, dict), sent
+        return found
+
+    def _token(self, out: list[str]) -> bool:
+        found = _TOKEN.match(self._held)
+        if found is None or (found.lastgroup != "blank" and not self._allows(found)):
+            self._is_broken = True
+            return False
+        if found.lastgroup == "part":
+            return False
+        self._held = self._held[found.end() :]
+        out.append(found.group())
+        return True
+
+    def _allows(self, found: re.Match[str]) -> bool:
+        """Whether this token may stand here; takes note of it."""
+        sign, wants = found.group(), self._wants
+        if wants == "object":
+            return sign == "{" and self._enter("{")
+        if found.lastgroup == "quote":
+            self._in_string = wants in ("key", "first key", "value", "first value")
+            self._wants = "colon" if wants.endswith("key") else "comma"
+            return self._in_string
+        if found.lastgroup == "part":
+            return wants in ("value", "first value")
+        if found.lastgroup == "word":
+            self._wants = "comma"
+            return wants in ("value", "first value") and _is_told(sign)
+        return self._sign(sign, wants)
+
+    def _sign(self, sign: str, wants: str) -> bool:
+        if sign in "{[":
+            return wants in ("value", "first value") and self._enter(sign)
+        if sign in "}]":
+            fits = bool(self._stack) and self._stack[-1] == {"}": "{", "]": "["}[sign]
+            if not fits or wants not in ("comma", "first key" if sign == "}" else "first value"):
+                return False
+            self._stack.pop()
+            self._is_whole = not self._stack
+            self._wants = "comma" if self._stack else "nothing"
+            return True
+        if sign == ":":
+            self._wants = "value"
+            return wants == "colon"
+        self._wants = "key" if self._stack and self._stack[-1] == "{" else "value"
+        return wants == "comma"
+
+    def _enter(self, sign: str) -> bool:
+        self._stack.append(sign)
+        self._wants = "first key" if sign == "{" else "first value"
+        return len(self._stack) <= DEEPEST
+
+    def _string(self, out: list[str]) -> bool:
+        """Inside a string; False where more has to come first."""
+        found = _CHARS.match(self._held) or _PAIR.match(self._held)
+        if found is not None:
+            self._take(found.group(), found.end(), out)
+            return True
+        first = self._held[0]
+        if first == '"':
+            self._in_string = False
+            self._take(first, 1, out)
+        elif first != "\\":
+            self._take(_REPLACED if first > "\x1f" else json.dumps(first)[1:-1], 1, out)
+        else:
+            return self._escape(out)
+        return True
+
+    def _escape(self, out: list[str]) -> bool:
+        found = _ESCAPE.match(self._held)
+        if found is None:
+            self._is_broken = len(self._held) >= _LONGEST_ESCAPE // 2 or not _may_become_escape(self._held)
+            return False
+        escape = found.group()
+        if escape[1] == "u" and 0xD800 <= int(escape[2:], 16) <= 0xDFFF:
+            if int(escape[2:], 16) < 0xDC00 and len(self._held) < _LONGEST_ESCAPE and _may_pair(self._held[6:]):
+                return False
+            escape = _REPLACED
+        self._take(escape, found.end(), out)
+        return True
+
+    def _take(self, text: str, size: int, out: list[str]) -> None:
+        out.append(text)
+        self._held = self._held[size:]
+
+
+def _is_told(word: str) -> bool:
+    """Whether clients can read this number or word: floats are finite, integers have digits as Python takes them."""
+    return word in ("true", "false", "null") or (len(word) <= LONGEST_NUMBER and math.isfinite(float(word)))
+
+
+def _may_become_escape(held: str) -> bool:
+    return held == "\\" or (held.startswith("\\u") and re.fullmatch(r"[0-9a-fA-F]*", held[2:]) is not None)
+
+
+def _may_pair(held: str) -> bool:
+    """Whether the second half of a pair may follow."""
+    return re.fullmatch(r"(\\(u([dD]([c-fC-F][0-9a-fA-F]{0,2})?)?)?)?", held) is not None
+
+
+def _as_object(raw: str) -> dict[str, Any]:
+    """Arguments that do not begin as an object: one in a string, or whatever it is under the name `arguments`."""
+    for _ in range(2):
+        try:
+            value = json.loads(raw, strict=False)
+        except (ValueError, RecursionError):
+            break
+        if isinstance(value, dict):
+            return value
+        if not isinstance(value, str):
+            return {"arguments": value}
+        raw = value
+    return {"arguments": raw} if raw.strip() else {}

@@ -1,0 +1,86 @@
+"""The content blocks of a reply, as they begin, grow and end.
+
+Owns the order that Anthropic's clients rely on: one block at a time, its pieces between its start and its stop, counted
+from 0; the blocks as a stream tells them are the blocks of the whole answer.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rekindle.server.anthropic.arguments import ArgumentsJson
+from rekindle.server.anthropic.signatures import sign
+from rekindle.text.replies import ArgumentsPiece, CallEnd, CallStart, Event, TextPiece, ThoughtPiece
+
+Told = list[dict[str, Any]]
+
+
+class Blocks:
+    """The blocks of one reply; what `take` and `close` return is for the stream. Thoughts may be `hidden`."""
+
+    def __init__(self, *, hidden: bool) -> None:
+        self._hidden = hidden
+        self._blocks: list[dict[str, Any]] = []
+        self._pieces: list[str] = []  # of the open block
+        self._arguments = ArgumentsJson()
+        self._is_open = False
+
+    def content(self) -> Told:
+        """All blocks; the last one must be closed."""
+        assert not self._is_open, "a block is still open"
+        return self._blocks
+
+    def take(self, event: Event) -> Told:
+        """What one event adds."""
+        match event:
+            case ThoughtPiece() if event.text:
+                told = self._begin("thinking", {"thinking": "", "signature": ""})
+                self._pieces.append(event.text)
+                return told if self._hidden else told + self._delta("thinking_delta", thinking=event.text)
+            case TextPiece() if event.text:  # a stray mark has none: clients refuse to send empty blocks
+                told = self._begin("text", {"text": ""})
+                self._pieces.append(event.text)
+                return told + self._delta("text_delta", text=event.text)
+            case CallStart():
+                self._arguments = ArgumentsJson()
+                told = self.close()
+                return told + self._begin("tool_use", {"id": event.id, "name": event.name, "input": {}})
+            case ArgumentsPiece():
+                return self._json(self._arguments.push(event.text))
+            case CallEnd():
+                return self.close()
+        return []
+
+    def close(self) -> Told:
+        """End the open block, if there is one."""
+        if not self._is_open:
+            return []
+        block, text = self._blocks[-1], "".join(self._pieces)
+        told: Told = []
+        if block["type"] == "thinking":
+            signature = sign(text, hidden=self._hidden)
+            block |= {"thinking": "" if self._hidden else text, "signature": signature}
+            told = self._delta("signature_delta", signature=signature)
+        elif block["type"] == "text":
+            block["text"] = text
+        else:
+            told = self._json(self._arguments.finish())
+            block["input"] = self._arguments.value()
+        self._is_open = False
+        return [*told, {"type": "content_block_stop", "index": len(self._blocks) - 1}]
+
+    def _begin(self, kind: str, empty: dict[str, Any]) -> Told:
+        """Open a block of this kind, unless it is open."""
+        if self._is_open and self._blocks[-1]["type"] == kind:
+            return []
+        told, block = self.close(), {"type": kind, **empty}
+        self._blocks.append(block)
+        self._pieces, self._is_open = [], True
+        return [*told, {"type": "content_block_start", "index": len(self._blocks) - 1, "content_block": dict(block)}]
+
+    def _json(self, text: str) -> Told:
+        return self._delta("input_json_delta", partial_json=text) if text else []
+
+    def _delta(self, kind: str, **what: str) -> Told:
+        index = len(self._blocks) - 1
+        return [{"type": "content_block_delta", "index": index, "delta": {"type": kind, **what}}]

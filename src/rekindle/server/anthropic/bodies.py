@@ -1,0 +1,169 @@
+"""What Anthropic's request bodies may hold, as models that validate and describe them.
+
+Owns names and types. Content blocks and tools are read in `conversation` and `tools`, which name the index of what
+cannot be served.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema
+
+from rekindle.model.params import MAX_STOPS
+from rekindle.server.openai.bodies import Items, RekindleOptions
+
+MAX_MESSAGES = 100_000  # Anthropic's own limit
+# They name, bill, route or ask for what is beside the answer; no answer depends on them.
+HARMLESS = frozenset(
+    "metadata service_tier inference_geo container user_profile_id workspace_id speed diagnostics betas "
+    "billing_policy fallbacks fallback_credit_token anthropic_version anthropic_beta".split()
+)
+# Not implemented, but harmless at the value that means "off".
+NEUTRAL: Mapping[str, tuple[Any, ...]] = {"mcp_servers": ([],), "output_format": ()}
+
+
+class _Body(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+
+class _Open(BaseModel):
+    """Takes further keys, which say nothing that could be done here."""
+
+    model_config = ConfigDict(extra="allow", strict=True)
+
+
+class CacheControl(_Open):
+    """Keep the prompt up to here for this long; used again, it is kept anew."""
+
+    type: Literal["ephemeral"]
+    ttl: Literal["5m", "1h"] | None = None
+
+    @property
+    def ttl_s(self) -> float:
+        """Seconds to keep it; 5 minutes where nothing was said."""
+        return 3600.0 if self.ttl == "1h" else 300.0
+
+
+class Thinking(_Open):
+    """Whether the model is to think; `budget_tokens` is taken and bounds nothing, `max_tokens` does."""
+
+    type: Literal["enabled", "disabled", "adaptive"]
+    budget_tokens: int | None = None
+    display: Literal["summarized", "omitted"] | None = None
+
+
+class ToolChoice(_Body):
+    """Whether a tool is called, and which."""
+
+    type: Literal["auto", "any", "tool", "none"]
+    name: str | None = None
+    disable_parallel_tool_use: bool | None = None
+
+
+class OutputConfig(_Body):
+    """`effort` is told to the chat template as `reasoning_effort`; formats are not enforced and so refused."""
+
+    effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
+    format: None = None
+
+
+class ContextEdit(_Open):
+    """What may be done to the history; only what leaves it as it is can be served."""
+
+    type: str
+    keep: Any = None
+
+
+class ContextManagement(_Body):
+    """Edits of the history by the server: none is made here."""
+
+    edits: Items[ContextEdit] | None = None
+
+
+_CONTROL = {"type": "object", "properties": {"type": {"enum": ["ephemeral"]}, "ttl": {"enum": ["5m", "1h"]}}}
+_TEXT = {
+    "type": "object",
+    "required": ["type", "text"],
+    "properties": {"type": {"enum": ["text"]}, "text": {"type": "string"}, "cache_control": _CONTROL},
+}
+_BLOCK: dict[str, Any] = {
+    "type": "object",
+    "required": ["type"],
+    "properties": {
+        "type": {"enum": ["text", "tool_use", "tool_result", "thinking", "redacted_thinking"]},
+        "text": {"type": "string"},
+        "id": {"type": "string"},
+        "name": {"type": "string"},
+        "input": {"type": "object"},
+        "tool_use_id": {"type": "string"},
+        "content": {"anyOf": [{"type": "string"}, {"type": "array", "items": _TEXT}]},
+        "is_error": {"type": "boolean"},
+        "thinking": {"type": "string"},
+        "signature": {"type": "string"},
+        "data": {"type": "string"},
+        "cache_control": _CONTROL,
+    },
+}
+_MESSAGE = {
+    "type": "object",
+    "required": ["role", "content"],
+    "properties": {
+        "role": {"enum": ["user", "assistant", "system"]},
+        "content": {"anyOf": [{"type": "string"}, {"type": "array", "items": _BLOCK}]},
+    },
+}
+_TOOL = {
+    "type": "object",
+    "required": ["name", "input_schema"],
+    "properties": {
+        "type": {"enum": ["custom"]},
+        "name": {"type": "string"},
+        "description": {"type": "string"},
+        "input_schema": {"type": "object"},
+        "cache_control": _CONTROL,
+    },
+}
+Messages = Annotated[
+    Items[dict[str, Any]],
+    WithJsonSchema({"type": "array", "minItems": 1, "maxItems": MAX_MESSAGES, "items": _MESSAGE}),
+    Field(min_length=1, max_length=MAX_MESSAGES),
+]
+System = Annotated[
+    str | Items[dict[str, Any]],
+    WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "array", "items": _TEXT}]}),
+]
+Tools = Annotated[Items[dict[str, Any]], WithJsonSchema({"type": "array", "items": _TOOL})]
+
+
+class PromptBody(_Body):
+    """What a prompt is made of, whether it is counted or answered."""
+
+    model: str | None = Field(
+        default=None, description="the served name, the path it was loaded from, `default`, or any name of claude-"
+    )
+    messages: Messages
+    system: System | None = None
+    tools: Tools | None = None
+    tool_choice: ToolChoice | None = None
+    thinking: Thinking | None = None
+    output_config: OutputConfig | None = None
+    context_management: ContextManagement | None = None
+    cache_control: CacheControl | None = Field(default=None, description="as if on the last block that can have it")
+
+
+class CountBody(PromptBody):
+    """POST /v1/messages/count_tokens."""
+
+
+class MessagesBody(PromptBody):
+    """POST /v1/messages."""
+
+    max_tokens: int = Field(ge=0, description="0: compute and keep the prompt, answer nothing")
+    stop_sequences: Items[Annotated[str, Field(min_length=1)]] | None = Field(default=None, max_length=MAX_STOPS)
+    stream: bool | None = None
+    temperature: float | None = None
+    top_k: int | None = Field(default=None, description="0: no limit")
+    top_p: float | None = None
+    rekindle: RekindleOptions | None = None

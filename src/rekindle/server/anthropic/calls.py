@@ -1,0 +1,179 @@
+"""From bodies in Anthropic's dialect to what the engine is asked."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
+
+from rekindle.engine.types import GenerationRequest
+from rekindle.errors import BadRequest
+from rekindle.model.params import SamplingParams
+from rekindle.server.anthropic.bodies import (
+    HARMLESS,
+    NEUTRAL,
+    ContextEdit,
+    CountBody,
+    MessagesBody,
+    PromptBody,
+    Thinking,
+    ToolChoice,
+)
+from rekindle.server.anthropic.conversation import Conversation, Prompt
+from rekindle.server.anthropic.habits import TemplateHabits
+from rekindle.server.anthropic.tools import functions_of
+from rekindle.server.caller import Caller
+from rekindle.server.openai.bodies import RekindleOptions
+from rekindle.server.openai.calls import validated
+from rekindle.server.steering import ToolChoice as Steer
+from rekindle.server.steering import steered
+from rekindle.text.replies import ReplyFormat
+
+# Templates know the efforts that OpenAI names.
+_EFFORTS: Mapping[str, str] = {"low": "low", "medium": "medium", "high": "high", "xhigh": "high", "max": "high"}
+Body = TypeVar("Body", bound=PromptBody)
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSide:
+    """What of the served model decides how bodies are read: how it writes replies, and what its template takes."""
+
+    form: ReplyFormat
+    habits: TemplateHabits
+
+
+@dataclass(frozen=True, slots=True)
+class MessagesCall:
+    """A parsed body: what to generate, and how to answer.
+
+    `calls_tools`: the reply may hold calls, several where `parallel`. `hides_thinking`: thinking blocks show their
+    signature only. `tells_edits`: the answer says that the history was not edited.
+    """
+
+    request: GenerationRequest
+    model: str | None
+    stream: bool
+    calls_tools: bool
+    parallel: bool
+    hides_thinking: bool
+    tells_edits: bool
+    return_ids: bool
+
+    @property
+    def read_tools(self) -> Sequence[Any]:
+        """Definitions of the tools whose calls are read in the reply."""
+        return (self.request.tools or ()) if self.calls_tools else ()
+
+
+def parse_messages(body: Any, caller: Caller, side: ModelSide) -> MessagesCall:
+    """The call that a body makes; BadRequest names the parameter to change."""
+    asked = _validated(MessagesBody, body)
+    options, choice = asked.rekindle or RekindleOptions(), asked.tool_choice or ToolChoice(type="auto")
+    if asked.max_tokens == 0:
+        _check_warm_up(asked, choice)
+    given = asked.model_dump(include={"temperature", "top_k", "top_p"}, exclude_none=True)
+    params = SamplingParams(**given, max_tokens=asked.max_tokens or 1, stop=tuple(asked.stop_sequences or ()))
+    request = replace(
+        _request(asked, caller, side),
+        params=params,
+        reuse=options.reuse,
+        task="generate" if asked.max_tokens else "prefill",
+    )
+    return MessagesCall(
+        request=request,
+        model=asked.model,
+        stream=bool(asked.stream),
+        calls_tools=choice.type != "none",
+        parallel=not choice.disable_parallel_tool_use,
+        hides_thinking=asked.thinking is not None and asked.thinking.display == "omitted",
+        tells_edits=asked.context_management is not None,
+        return_ids=options.return_ids,
+    )
+
+
+def parse_count(body: Any, caller: Caller, side: ModelSide) -> tuple[GenerationRequest, str | None]:
+    """The request whose prompt is to be counted, and the model it names; what only steers a reply is passed over."""
+    names = [*HARMLESS, *(name for name in MessagesBody.model_fields if name not in CountBody.model_fields)]
+    asked = _validated(CountBody, body, harmless=frozenset(names))
+    return _request(asked, caller, side), asked.model
+
+
+def _validated(kind: type[Body], body: Any, *, harmless: frozenset[str] = HARMLESS) -> Body:
+    asked = validated(kind, body, harmless=harmless, neutral=NEUTRAL)
+    for index, edit in enumerate((asked.context_management and asked.context_management.edits) or ()):
+        _check_edit(edit, f"context_management.edits[{index}]")
+    return asked
+
+
+def _request(asked: PromptBody, caller: Caller, side: ModelSide) -> GenerationRequest:
+    """What stands in the prompt, to be generated from with the parameters that the caller of this sets."""
+    prompt = _prompt(asked, side.habits)
+    tools = functions_of(asked.tools) if asked.tools else None
+    choice = _steer(asked.tool_choice)
+    if (prompt.prefix or choice.is_forced) and asked.thinking is not None and asked.thinking.type == "enabled":
+        raise BadRequest("thinking: a reply whose beginning is given cannot think first: disable it", param="thinking")
+    request = GenerationRequest(
+        messages=prompt.messages,
+        agent=caller.agent,
+        namespace=caller.namespace,
+        tools=tools,
+        parent=caller.parent,
+        template_kwargs=_template_kwargs(asked, starts_given=bool(prompt.prefix) or choice.is_forced),
+        reply_prefix=prompt.prefix,
+        breakpoints=prompt.breakpoints,
+        structured=True,
+        echoes_thoughts=prompt.echoes_thoughts,
+        respells_arguments=True,
+    )
+    names = frozenset(tool["function"]["name"] for tool in tools or ())
+    return steered(request, side.form, choice, tool_names=names)
+
+
+def _prompt(asked: PromptBody, habits: TemplateHabits) -> Prompt:
+    conversation = Conversation(habits)
+    conversation.add_tools(asked.tools or ())
+    if asked.system:
+        conversation.add_system(asked.system)
+    conversation.add_messages(asked.messages)
+    return conversation.finish(asked.cache_control)
+
+
+def _steer(choice: ToolChoice | None) -> Steer:
+    if choice is None or choice.type == "auto":
+        return Steer()
+    if choice.type == "none":
+        return Steer("none")
+    if choice.type == "tool" and not choice.name:
+        raise BadRequest("tool_choice.name: name the tool to call", param="tool_choice.name")
+    return Steer("required", choice.name if choice.type == "tool" else None)
+
+
+def _template_kwargs(asked: PromptBody, *, starts_given: bool) -> dict[str, Any]:
+    """What the template is told: nothing of what was not said, so that the model's own way holds."""
+    told: dict[str, Any] = {}
+    if starts_given:
+        told["enable_thinking"] = False
+    elif asked.thinking is not None:
+        told["enable_thinking"] = asked.thinking.type != "disabled"
+    effort = asked.output_config.effort if asked.output_config is not None else None
+    return told if effort is None else told | {"reasoning_effort": _EFFORTS[effort]}
+
+
+def _check_warm_up(asked: MessagesBody, choice: ToolChoice) -> None:
+    """As Anthropic documents it: nothing is answered, so nothing may be asked of the answer."""
+    thinking: Thinking | None = asked.thinking
+    for name, is_asked in (
+        ("stream", bool(asked.stream)),
+        ("thinking", thinking is not None and thinking.type == "enabled"),
+        ("tool_choice", choice.type in ("any", "tool")),
+    ):
+        if is_asked:
+            raise BadRequest(f"{name}: max_tokens 0 computes the prompt and answers nothing: leave it out", param=name)
+
+
+def _check_edit(edit: ContextEdit, where: str) -> None:
+    """The one edit that leaves the history as it is passes: clients send it with every request."""
+    keeps_all = edit.keep == "all" or (isinstance(edit.keep, dict) and edit.keep.get("type") == "all")
+    if edit.type != "clear_thinking_20251015" or not keeps_all:
+        message = f"{where}: this server does not edit histories ({edit.type[:80]!r}): send the one to reply to"
+        raise BadRequest(message, param="context_management")

@@ -1,0 +1,267 @@
+"""Anthropic's messages as the messages of this project, and the places in them that a client wants kept.
+
+Owns what becomes of each content block. One message of theirs may be several of ours: each tool result is a message of
+its own, the text around it another. Turns of one role that follow each other are one turn, as Anthropic documents.
+Blocks that cannot be served are refused with their index. Knows no template, only what it takes (see `habits`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from pydantic import ValidationError
+
+from rekindle.engine.types import Breakpoint
+from rekindle.errors import BadRequest
+from rekindle.server.anthropic.bodies import CacheControl
+from rekindle.server.anthropic.habits import TemplateHabits
+from rekindle.server.anthropic.signatures import thought_of
+from rekindle.text.messages import Message, ToolCall, check_text, respelled
+
+MAX_BREAKPOINTS = 4  # Anthropic's own limit
+# What stands between the blocks of one turn: paragraphs of a caller; a reply goes on where it was.
+_JOINTS = {"system": "\n", "user": "\n", "tool": "\n", "assistant": ""}
+Block = Mapping[str, Any]
+
+
+@dataclass(slots=True)
+class _Turn:
+    """A message as it is put together."""
+
+    role: str
+    tool_call_id: str | None = None
+    texts: list[str] = field(default_factory=list)
+    num_chars: int = 0
+    calls: list[ToolCall] = field(default_factory=list)
+    thoughts: list[str] = field(default_factory=list)
+
+    def say(self, text: str) -> None:
+        joint = _JOINTS[self.role] if self.num_chars and text else ""
+        self.texts.append(joint + text)
+        self.num_chars += len(joint) + len(text)
+
+    def message(self) -> Message:
+        return Message(
+            role=self.role,
+            content="".join(self.texts),
+            tool_calls=tuple(self.calls),
+            tool_call_id=self.tool_call_id,
+            reasoning="".join(self.thoughts) or None,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Mark:
+    """A breakpoint: behind so many characters of a turn, or (None) behind the tools."""
+
+    turn: _Turn | None
+    num_chars: int
+    ttl_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """A conversation to reply to; `prefix` is how the reply is to begin."""
+
+    messages: tuple[Message, ...]
+    breakpoints: tuple[Breakpoint, ...]
+    prefix: str
+
+    @property
+    def echoes_thoughts(self) -> bool:
+        """Whether the client sends thinking back, as far as its history tells: as documented, where there is none."""
+        said = [message for message in self.messages if message.role == "assistant"]
+        return not said or any(message.reasoning is not None for message in said)
+
+
+class Conversation:
+    """Takes tools, system and messages in this order; `finish` gives the prompt."""
+
+    def __init__(self, habits: TemplateHabits) -> None:
+        self._habits = habits
+        self._turns: list[_Turn] = []
+        self._marks: list[_Mark] = []
+
+    def add_tools(self, tools: Sequence[Block]) -> None:
+        """Note where clients want the tools kept."""
+        for index, tool in enumerate(tools):
+            self._mark(tool, None, f"tools[{index}]")
+
+    def add_system(self, system: str | Sequence[Block]) -> None:
+        """The system prompt: a text or text blocks."""
+        self._texts(system, self._open("system"), "system")
+
+    def add_messages(self, messages: Sequence[Block]) -> None:
+        """All messages, in order."""
+        for index, message in enumerate(messages):
+            self._add(message, f"messages[{index}]")
+
+    def finish(self, last: CacheControl | None) -> Prompt:
+        """The prompt; `last` marks its end, if nothing else does."""
+        end = self._turns[-1] if self._turns else None
+        if (
+            last is not None
+            and end is not None
+            and all((m.turn, m.num_chars) != (end, end.num_chars) for m in self._marks)
+        ):
+            self._marks.append(_Mark(end, end.num_chars, last.ttl_s))
+        self._check_marks()
+        prefix = self._prefix()
+        if not any(turn.role != "system" for turn in self._turns):
+            raise BadRequest("messages: send at least one message of the user", param="messages")
+        return Prompt(tuple(turn.message() for turn in self._turns), tuple(self._breakpoints()), prefix)
+
+    def _add(self, message: Block, where: str) -> None:
+        role = message.get("role")
+        if role not in ("user", "assistant", "system"):
+            raise BadRequest(f"{where}.role is {str(role)[:80]!r}: use user or assistant", param=f"{where}.role")
+        extra = next((key for key in message if key not in ("role", "content")), None)
+        if extra is not None:
+            raise BadRequest(f"{where}.{extra[:80]} is not supported: leave it out", param=f"{where}.{extra[:80]}")
+        content, where = message.get("content"), f"{where}.content"
+        if role == "system":
+            self._texts(content, self._open("system"), where)
+        elif isinstance(content, str):
+            self._open(role).say(check_text(content, where))
+        else:
+            for block, place in _blocks(content, where):
+                self._block(role, block, place)
+
+    def _open(self, role: str) -> _Turn:
+        """The turn that words of this role go on; a new one where another has spoken."""
+        if role == "system" and self._turns and not self._habits.takes_late_system:
+            role = "user"
+        last = self._turns[-1] if self._turns else None
+        if last is not None and last.role == role:
+            return last
+        if last is not None and (last.role, role) == ("tool", "user") and not self._habits.takes_user_after_tool:
+            return last
+        self._turns.append(_Turn(role))
+        return self._turns[-1]
+
+    def _block(self, role: str, block: Block, where: str) -> None:
+        match role, block.get("type"):
+            case _, "text":
+                turn = self._open(role)
+                turn.say(_text(block, where))
+            case "user", "tool_result":
+                turn = _Turn("tool", _string(block, "tool_use_id", where))
+                self._turns.append(turn)
+                self._result(block, turn, where)
+            case "assistant", "tool_use":
+                turn = self._open(role)
+                turn.calls.append(_call(block, where))
+            case "assistant", "thinking":
+                thought = _string(block, "thinking", where) or thought_of(block.get("signature"))
+                self._open(role).thoughts.append(check_text(thought, where))
+                return
+            case "assistant", "redacted_thinking":
+                return  # of another server: nobody here can read it
+            case _, kind:
+                message = f"{where} is of type {str(kind)[:80]!r}: this server takes text and tools only; send its text"
+                raise BadRequest(message, param=where)
+        self._mark(block, turn, where)
+
+    def _result(self, block: Block, turn: _Turn, where: str) -> None:
+        content = block.get("content")
+        if content is not None:
+            self._texts(content, turn, f"{where}.content")
+        if not turn.num_chars and block.get("is_error") is True:
+            turn.say("error")  # without a word the model would take it for a success
+
+    def _texts(self, content: Any, turn: _Turn, where: str) -> None:
+        """A text, or text blocks and nothing else."""
+        if isinstance(content, str):
+            turn.say(check_text(content, where))
+            return
+        for block, place in _blocks(content, where):
+            if block.get("type") != "text":
+                message = (
+                    f"{place} is of type {str(block.get('type'))[:80]!r}: this server takes text here; send its text"
+                )
+                raise BadRequest(message, param=place)
+            turn.say(_text(block, place))
+            self._mark(block, turn, place)
+
+    def _mark(self, block: Block, turn: _Turn | None, where: str) -> None:
+        given = block.get("cache_control")
+        if given is None:
+            return
+        where = f"{where}.cache_control"
+        if block.get("text") == "":
+            raise BadRequest(f"{where}: an empty text cannot be marked", param=where)
+        try:
+            control = CacheControl.model_validate(given)
+        except ValidationError:
+            message = f"{where}: use {{'type': 'ephemeral'}}, with a ttl of '5m' or '1h' if you like"
+            raise BadRequest(message, param=where) from None
+        self._marks.append(_Mark(turn, turn.num_chars if turn is not None else 0, control.ttl_s))
+
+    def _check_marks(self) -> None:
+        """As many as Anthropic takes, and none that is to outlive one before it."""
+        if len(self._marks) > MAX_BREAKPOINTS:
+            message = f"cache_control: at most {MAX_BREAKPOINTS} blocks can be marked, not {len(self._marks)}"
+            raise BadRequest(message, param="cache_control")
+        times = [mark.ttl_s for mark in self._marks]
+        if times != sorted(times, reverse=True):
+            message = "cache_control: a block with ttl '1h' must not come after one with '5m' (tools, system, messages)"
+            raise BadRequest(message, param="cache_control")
+
+    def _prefix(self) -> str:
+        """Take the last turn out if it is the assistant's: the reply goes on from it."""
+        last = self._turns[-1] if self._turns else None
+        if last is None or last.role != "assistant":
+            return ""
+        where = "messages"
+        if last.calls:
+            raise BadRequest("messages: the last message calls tools: send a tool_result for each call", param=where)
+        if last.thoughts:
+            message = "messages: the last message is the assistant's and thinks: a reply can be begun with text only"
+            raise BadRequest(message, param=where)
+        prefix = last.message().content
+        if prefix != prefix.rstrip():
+            raise BadRequest("messages: final assistant content cannot end with trailing whitespace", param=where)
+        self._turns.pop()
+        return prefix
+
+    def _breakpoints(self) -> Iterator[Breakpoint]:
+        places = {id(turn): index for index, turn in enumerate(self._turns)}
+        for mark in self._marks:
+            if mark.turn is None:
+                yield Breakpoint(None, None, mark.ttl_s)
+            elif (index := places.get(id(mark.turn))) is None:  # in the reply's beginning: behind what it replies to
+                yield Breakpoint(len(self._turns) - 1, None, mark.ttl_s)
+            else:
+                whole = mark.num_chars == mark.turn.num_chars
+                yield Breakpoint(index, None if whole else mark.num_chars, mark.ttl_s)
+
+
+def _blocks(content: Any, where: str) -> Iterator[tuple[Block, str]]:
+    if not isinstance(content, list):
+        raise BadRequest(f"{where} must be a string or a list of blocks", param=where)
+    for index, block in enumerate(content):
+        place = f"{where}[{index}]"
+        if not isinstance(block, Mapping):
+            raise BadRequest(f"{place} must be an object with a type", param=place)
+        yield block, place
+
+
+def _string(block: Block, key: str, where: str) -> str:
+    value = block.get(key)
+    if not isinstance(value, str):
+        raise BadRequest(f"{where}.{key} must be a string", param=f"{where}.{key}")
+    return check_text(value, f"{where}.{key}")
+
+
+def _text(block: Block, where: str) -> str:
+    return _string(block, "text", where)
+
+
+def _call(block: Block, where: str) -> ToolCall:
+    given = block.get("input")
+    if not isinstance(given, Mapping):
+        raise BadRequest(f"{where}.input must be an object", param=f"{where}.input")
+    arguments = check_text(respelled(given), f"{where}.input")
+    return ToolCall(_string(block, "id", where), _string(block, "name", where), arguments)

@@ -1,0 +1,126 @@
+"""What Anthropic's replies look like, for the description of the server: tests hold real replies against these."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict
+
+from rekindle.server.openai.models import RekindleReport
+
+StopReason = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use", "model_context_window_exceeded"]
+
+
+class _Said(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+
+class AnthropicError(_Said):
+    """A word for the kind, and what is wrong."""
+
+    type: str
+    message: str
+
+
+class AnthropicErrorReply(_Said):
+    """Every error under /v1/messages has this shape; in a stream it comes as an event."""
+
+    type: Literal["error"]
+    error: AnthropicError
+
+
+class CacheCreation(_Said):
+    """Of the tokens created, for how long they are kept."""
+
+    ephemeral_5m_input_tokens: int
+    ephemeral_1h_input_tokens: int
+
+
+class OutputDetails(_Said):
+    """Of the output, how much was thinking."""
+
+    thinking_tokens: int
+
+
+class MessageUsage(_Said):
+    """Tokens of the prompt are input + cache_read + cache_creation, always."""
+
+    input_tokens: int
+    cache_creation_input_tokens: int
+    cache_read_input_tokens: int
+    cache_creation: CacheCreation
+    output_tokens: int
+    output_tokens_details: OutputDetails | None = None
+
+
+class ReplyBlock(_Said):
+    """A block of the reply: `text`, `thinking` with its `signature`, or a `tool_use` with the `input` of a tool."""
+
+    type: Literal["text", "thinking", "tool_use"]
+    text: str | None = None
+    thinking: str | None = None
+    signature: str | None = None
+    id: str | None = None
+    name: str | None = None
+    input: dict[str, Any] | None = None
+
+
+class AppliedEdits(_Said):
+    """None: histories are not edited here."""
+
+    applied_edits: list[Any]
+
+
+class MessageStart(_Said):
+    """A message as its stream begins."""
+
+    id: str
+    type: Literal["message"]
+    role: Literal["assistant"]
+    model: str
+    content: list[ReplyBlock]
+    stop_reason: StopReason | None
+    stop_sequence: str | None
+    usage: MessageUsage
+
+
+class MessageAnswer(MessageStart):
+    """A whole answer."""
+
+    rekindle: RekindleReport
+    context_management: AppliedEdits | None = None
+
+
+class EventDelta(_Said):
+    """A piece of a block, or (without `type`) why the message ended."""
+
+    type: Literal["text_delta", "thinking_delta", "signature_delta", "input_json_delta"] | None = None
+    text: str | None = None
+    thinking: str | None = None
+    signature: str | None = None
+    partial_json: str | None = None
+    stop_reason: StopReason | None = None
+    stop_sequence: str | None = None
+
+
+class MessageEvent(_Said):
+    """An event of a stream; its name is its `type`. Pings come at any time."""
+
+    type: Literal[
+        "message_start",
+        "content_block_start",
+        "content_block_delta",
+        "content_block_stop",
+        "message_delta",
+        "message_stop",
+        "ping",
+        "error",
+    ]
+    message: MessageStart | None = None
+    index: int | None = None
+    content_block: ReplyBlock | None = None
+    delta: EventDelta | None = None
+    usage: MessageUsage | None = None
+    rekindle: RekindleReport | None = None
+    context_management: AppliedEdits | None = None
+    error: AnthropicError | None = None

@@ -1,0 +1,108 @@
+"""Messages as Anthropic spells them, whole and as events, out of deltas."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from rekindle.engine.generation import Generation
+from rekindle.engine.types import Delta, Progress, Report
+from rekindle.server.anthropic.blocks import Blocks
+from rekindle.server.anthropic.calls import MessagesCall
+from rekindle.server.anthropic.usage import usage_of
+from rekindle.server.errors import ANTHROPIC_PATH, Problem
+from rekindle.server.reading import Choice, Reading
+from rekindle.server.reply import spelled
+from rekindle.server.sse import comment, event
+from rekindle.text.messages import Message
+from rekindle.text.replies import ReplyFormat
+
+PING = event({"type": "ping"}, "ping")
+
+
+class MessagesReply:
+    """The answer to one call; `message` is the id it goes by, `model` the served name."""
+
+    events: Literal["typed"] = "typed"
+
+    def __init__(self, call: MessagesCall, generation: Generation, form: ReplyFormat, *, message: str, model: str):
+        self._call = call
+        self._message = message
+        self._model = model
+        choice = Choice(0, generation)
+        self._reading = Reading(choice, form, tools=call.read_tools, parallel=call.parallel)
+        self._blocks = Blocks(hidden=call.hides_thinking)
+        self._has_begun = False
+
+    def opened(self, progress: Progress) -> list[dict[str, Any]]:
+        """The start of the message: what was reused is known before the prompt is computed."""
+        self._has_begun = True
+        return [self._start(progress)]
+
+    def beat(self, progress: Progress | None) -> bytes:
+        """A ping, and for people how far the prompt is: in a comment, which clients pass over."""
+        return (comment(spelled(progress)) if progress is not None else b"") + PING
+
+    def take(self, index: int, delta: Delta) -> list[dict[str, Any]]:
+        """The pieces of the blocks that a delta makes; `message_start` first, where it has not been told."""
+        told: list[dict[str, Any]] = []
+        if not self._has_begun:
+            self._has_begun = True
+            told.append(self._start(delta.report))
+        for said in self._reading.take(delta):
+            told += self._blocks.take(said)
+        return told + (self._blocks.close() if delta.finish_reason is not None else [])
+
+    def has_ended(self, index: int) -> bool:
+        """Whether the one call that was wanted is complete."""
+        return self._reading.has_ended
+
+    def said(self, index: int) -> Message:
+        """The message as clients send it back."""
+        return self._reading.said.message()
+
+    def ending(self) -> list[dict[str, Any]]:
+        """Why it ended and what it cost, then the last event of all."""
+        ended = {"type": "message_delta", "delta": self._stopped(), "usage": self._usage(), **self._beside()}
+        return [ended, {"type": "message_stop"}]
+
+    def broken(self, problem: Problem) -> list[dict[str, Any]]:
+        """The error as an event."""
+        return [problem.body(ANTHROPIC_PATH)]
+
+    def whole(self) -> dict[str, Any]:
+        """The message."""
+        head = self._head()
+        return head | {"content": self._blocks.content(), **self._stopped(), "usage": self._usage(), **self._beside()}
+
+    def _head(self) -> dict[str, Any]:
+        return {"id": self._message, "type": "message", "role": "assistant", "model": self._model}
+
+    def _start(self, known: Report | Progress | None) -> dict[str, Any]:
+        usage = usage_of(known, self._call.request.breakpoints)
+        message = self._head() | {"content": [], "stop_reason": None, "stop_sequence": None, "usage": usage}
+        return {"type": "message_start", "message": message}
+
+    def _stopped(self) -> dict[str, Any]:
+        reading, report, asked = self._reading, self._reading.choice.report, self._call.request
+        stop_text = None if reading.has_ended else reading.stop_text
+        if asked.task != "generate":
+            reason = "max_tokens"
+        elif stop_text is not None:
+            reason = "stop_sequence"
+        elif reading.reason == "length":
+            is_full = report is not None and report.completion_tokens < (asked.params.max_tokens or 0)
+            reason = "model_context_window_exceeded" if is_full else "max_tokens"
+        else:
+            reason = "tool_use" if reading.reason == "tool_calls" else "end_turn"
+        return {"stop_reason": reason, "stop_sequence": stop_text}
+
+    def _usage(self) -> dict[str, Any]:
+        report = self._reading.choice.report
+        thought = {"thinking_tokens": self._reading.num_thought_tokens}
+        return usage_of(report, self._call.request.breakpoints) | {"output_tokens_details": thought}
+
+    def _beside(self) -> dict[str, Any]:
+        """Our report; and that nothing was edited, where a client asked for edits that change nothing."""
+        described = self._reading.choice.described(return_ids=self._call.return_ids)
+        edits: dict[str, Any] = {"context_management": {"applied_edits": []}} if self._call.tells_edits else {}
+        return edits | {"rekindle": described}

@@ -1,0 +1,58 @@
+"""Anthropic's tools in the form that chat templates take: functions with a JSON schema.
+
+Owns which tools can be offered: those the client itself carries out and describes. Tools of Anthropic's servers, and
+those whose description only its models know, are refused by name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rekindle.errors import BadRequest
+from rekindle.text.messages import check_json
+
+# They bill, cache or stream; the prompt is the same without. `strict` is not enforced, as in the other dialects.
+_HARMLESS = frozenset("cache_control eager_input_streaming strict".split())
+# Harmless where they say that all is as ever.
+_NEUTRAL: Mapping[str, tuple[Any, ...]] = {"defer_loading": (None, False), "allowed_callers": (None, ["direct"])}
+
+
+def functions_of(tools: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """The tools as a template takes them; BadRequest names the index of one that cannot be offered."""
+    functions = [_function(tool, f"tools[{index}]") for index, tool in enumerate(tools)]
+    names = [function["function"]["name"] for function in functions]
+    twice = next((name for at, name in enumerate(names) if name in names[:at]), None)
+    if twice is not None:
+        raise BadRequest(f"tools: {twice[:80]!r} stands there twice: names must differ", param="tools")
+    return functions
+
+
+def _function(tool: Mapping[str, Any], where: str) -> dict[str, Any]:
+    kind = tool.get("type")
+    if kind not in (None, "custom"):
+        message = (
+            f"{where} is of type {str(kind)[:80]!r}, which only Anthropic's servers and models know: describe a tool "
+            "with name, description and input_schema"
+        )
+        raise BadRequest(message, param=where)
+    name, schema = tool.get("name"), tool.get("input_schema")
+    if not isinstance(name, str) or not name:
+        raise BadRequest(f"{where}.name must be a string that is not empty", param=f"{where}.name")
+    if not isinstance(schema, dict):
+        raise BadRequest(f"{where}.input_schema must be a JSON schema, an object", param=f"{where}.input_schema")
+    for key, neutral in _NEUTRAL.items():
+        if tool.get(key) not in neutral:
+            raise BadRequest(f"{where}.{key} is not supported: leave it out", param=f"{where}.{key}")
+    known = {"type", "name", "description", "input_schema", "input_examples", *_HARMLESS, *_NEUTRAL}
+    unknown = next((key for key in tool if key not in known and tool[key] is not None), None)
+    if unknown is not None:
+        raise BadRequest(f"{where}.{unknown[:80]} is not supported: leave it out", param=f"{where}.{unknown[:80]}")
+    description = tool.get("description")
+    if not isinstance(description, str | None):
+        raise BadRequest(f"{where}.description must be a string", param=f"{where}.description")
+    if tool.get("input_examples"):
+        schema = {**schema, "examples": tool["input_examples"]}
+    function = {"name": name, **({"description": description} if description is not None else {}), "parameters": schema}
+    check_json(function, where)
+    return {"type": "function", "function": function}

@@ -1,0 +1,133 @@
+"""What one choice of an answer says, as it comes: thoughts, text and calls, however a dialect spells them.
+
+Owns what a choice has brought so far and why it ended. Knows no dialect and no HTTP.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+from rekindle.engine.generation import Generation
+from rekindle.engine.types import Delta, FinishReason, Report
+from rekindle.model.logprobs import TokenLogprob
+from rekindle.text.replies import Blanks, Event, ReplyFormat, ReplyStream, Said, ThoughtPiece
+
+Reason = Literal["stop", "length", "tool_calls", "cancelled"]
+
+
+@dataclass(slots=True)
+class Choice:
+    """What one choice has brought so far, whatever the dialect."""
+
+    index: int
+    generation: Generation
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+    num_spelled: int = 0  # of the logprobs
+    report: Report | None = None
+    reason: FinishReason | None = None
+    stop_text: str | None = None
+
+    def add(self, delta: Delta) -> None:
+        """Note ids, logprobs and the end."""
+        self.token_ids.extend(delta.token_ids)
+        self.logprobs.extend(delta.logprobs)
+        self.report = delta.report or self.report
+        self.reason = delta.finish_reason or self.reason
+        self.stop_text = delta.stop_text or self.stop_text
+
+    def new_logprobs(self) -> list[TokenLogprob]:
+        """Those that no chunk has held yet."""
+        new = self.logprobs[self.num_spelled :]
+        self.num_spelled = len(self.logprobs)
+        return new
+
+    def described(self, *, return_ids: bool) -> dict[str, Any]:
+        """The `rekindle` object of this choice."""
+        assert self.report is not None, f"choice {self.index} has no report"
+        described = self.report.as_dict()
+        if return_ids:
+            described |= {"prompt_ids": list(self.generation.prompt_ids), "completion_ids": list(self.token_ids)}
+        return described
+
+
+class Reading:
+    """Reads the structured text of one choice.
+
+    `tools`: the definitions that were sent, or whether calls are read at all; `parallel` False: it ends behind the
+    first of them.
+    """
+
+    def __init__(
+        self,
+        choice: Choice,
+        form: ReplyFormat,
+        *,
+        tools: bool | Sequence[Any],
+        parallel: bool = True,
+    ) -> None:
+        self.choice = choice
+        self.said = Said()
+        self._form = form
+        self._tools = tools
+        self._parallel = parallel
+        self._stream: ReplyStream | None = None
+        self._tokens: list[tuple[int, int]] = []  # where in the text a delta began, and its tokens
+        self._num_pushed = 0
+        self._num_raw = 0
+        self._thoughts: list[tuple[int, int]] = []  # from where to where in the text
+        self._mark: int | None = None  # where the blanks begin that were read last
+
+    def take(self, delta: Delta) -> list[Event]:
+        """What a delta adds; held back is what may still become a part of something else."""
+        self.choice.add(replace(delta, logprobs=()) if self.has_ended else delta)
+        if self._stream is None:  # now the prompt is known, and what it has begun of the reply
+            opening = self.choice.generation.opening
+            self._stream = ReplyStream(self._form, tools=self._tools, parallel=self._parallel, opening=opening)
+        self._tokens.append((self._num_pushed, len(delta.token_ids)))
+        self._num_pushed += len(delta.text)
+        events = self._stream.push(delta.text)
+        if delta.finish_reason is not None:
+            events = events + self._stream.finish()
+        for event in events:
+            self._note(event)
+        return events
+
+    def _note(self, event: Event) -> None:
+        self.said.take(event)
+        end = self._num_raw + len(event.raw)
+        is_blank = isinstance(event, Blanks)
+        if isinstance(event, ThoughtPiece) or (is_blank and self._thoughts and self._thoughts[-1][1] == self._num_raw):
+            begin = self._num_raw if self._mark is None else self._mark
+            self._thoughts.append((begin, end))
+        self._mark = (self._num_raw if self._mark is None else self._mark) if is_blank else None
+        self._num_raw = end
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether no further call is wanted: what else is generated belongs to nobody."""
+        return self._stream is not None and self._stream.ended
+
+    @property
+    def reason(self) -> Reason | None:
+        """Why it ended: a reply that called a tool and came to its end says so. None: it goes on."""
+        reason: Reason | None = "stop" if self.has_ended and self.choice.reason else self.choice.reason
+        return "tool_calls" if reason == "stop" and self.said.has_whole_call else reason
+
+    @property
+    def stop_text(self) -> str | None:
+        """The stop string that ended it."""
+        return self.choice.stop_text
+
+    @property
+    def num_thought_tokens(self) -> int:
+        """Tokens whose text begins inside a thought or in a mark beside it; costs a walk over the deltas."""
+        num_tokens, at = 0, 0
+        for begin, count in self._tokens:
+            while at < len(self._thoughts) and self._thoughts[at][1] <= begin:
+                at += 1
+            if at < len(self._thoughts) and self._thoughts[at][0] <= begin:
+                num_tokens += count
+        return num_tokens

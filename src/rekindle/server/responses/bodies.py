@@ -1,0 +1,136 @@
+"""What a body of POST /v1/responses may hold, as a model that validates and describes it.
+
+Owns names and types, and which of OpenAI's parameters cannot change an answer here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema
+
+from rekindle.server.openai.bodies import Items, RekindleOptions
+
+# They name, bill, route, or bound tools that run elsewhere; no answer depends on them.
+HARMLESS = frozenset(
+    "client_metadata max_tool_calls prompt_cache_key prompt_cache_options prompt_cache_retention safety_identifier "
+    "service_tier user".split()
+)
+# Not implemented, but harmless at the value that means "off".
+NEUTRAL: Mapping[str, tuple[Any, ...]] = {
+    "background": (False,),
+    "context_management": ([],),
+    "top_logprobs": (0,),
+    "truncation": ("disabled",),
+}
+ENCRYPTED = "reasoning.encrypted_content"
+# What could be included of tools and media that no answer here has.
+NOTHING_TO_INCLUDE = frozenset(
+    "code_interpreter_call.outputs computer_call_output.output.image_url file_search_call.results "
+    "message.input_image.image_url web_search_call.action.sources web_search_call.results".split()
+)
+_TEXT_PART = {
+    "type": "object",
+    "required": ["type", "text"],
+    "properties": {"type": {"enum": ["input_text", "output_text"]}, "text": {"type": "string"}},
+}
+_TEXT = {"anyOf": [{"type": "string"}, {"type": "array", "items": _TEXT_PART}]}
+ITEM: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "type": {"enum": ["message", "function_call", "function_call_output", "reasoning", "item_reference"]},
+        "id": {"type": "string"},
+        "role": {"enum": ["system", "developer", "user", "assistant"], "description": "of messages"},
+        "content": {**_TEXT, "description": "of messages and reasoning"},
+        "call_id": {"type": "string", "description": "of calls and their outputs"},
+        "name": {"type": "string", "description": "of calls"},
+        "arguments": {"type": "string", "description": "of calls"},
+        "output": {**_TEXT, "description": "of calls' outputs"},
+        "encrypted_content": {"type": "string", "description": "of reasoning, as an answer had it"},
+    },
+}
+TOOL: dict[str, Any] = {
+    "type": "object",
+    "required": ["type"],
+    "properties": {
+        "type": {"enum": ["function", "namespace"]},
+        "name": {"type": "string"},
+        "description": {"type": "string"},
+        "parameters": {"type": "object", "description": "a JSON schema"},
+        "tools": {"type": "array", "items": {"type": "object"}, "description": "of a namespace"},
+    },
+}
+Input = Annotated[
+    str | Items[dict[str, Any]],
+    WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "array", "items": ITEM}]}),
+]
+Tools = Annotated[Items[dict[str, Any]], WithJsonSchema({"type": "array", "items": TOOL})]
+Pairs = Annotated[
+    dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]], Field(max_length=16)
+]
+
+
+class _Body(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+
+class ResponseStreamOptions(_Body):
+    """`include_obfuscation` pads events elsewhere; there is nothing to pad here."""
+
+    include_obfuscation: bool = False
+
+
+class Reasoning(_Body):
+    """How much is thought, for the chat template. Thoughts are given whole: there is nothing to choose of summaries.
+
+    Which earlier thoughts the model sees again is the template's to say, so a context of the turn alone is refused.
+    """
+
+    effort: str | None = None
+    context: Literal["auto", "all_turns"] | None = None
+    mode: Literal["standard"] | None = None
+    summary: Literal["auto", "concise", "detailed"] | None = None
+    generate_summary: Literal["auto", "concise", "detailed"] | None = None
+
+
+class PlainText(_Body):
+    """The only format."""
+
+    type: Literal["text"]
+
+
+class TextOptions(_Body):
+    """Replies are plain text of any length."""
+
+    format: PlainText | None = None
+    verbosity: Literal["medium"] | None = None
+
+
+class ResponseBody(_Body):
+    """POST /v1/responses; null everywhere means "not given"."""
+
+    model: str | None = Field(default=None, description="the served name, the path it was loaded from, or `default`")
+    input: Input | None = None
+    instructions: str | None = Field(default=None, description="a system message of this response alone")
+    previous_response_id: str | None = Field(default=None, description="a kept response to go on from")
+    store: bool | None = Field(default=None, description="keep the response; true unless said otherwise")
+    tools: Tools | None = None
+    tool_choice: Annotated[Any, WithJsonSchema({"description": "auto, none, required, or a function"})] = None
+    parallel_tool_calls: bool | None = None
+    reasoning: Reasoning | None = None
+    text: TextOptions | None = None
+    include: Items[str] | None = None
+    metadata: Pairs | None = None
+    max_output_tokens: int | None = Field(default=None, ge=1)
+    temperature: float | None = None
+    top_p: float | None = None
+    stream: bool | None = None
+    stream_options: ResponseStreamOptions | None = None
+    top_k: int | None = Field(default=None, description="0: no limit; this and the ones below are not OpenAI's")
+    min_p: float | None = None
+    seed: int | None = None
+    min_tokens: int | None = None
+    ignore_eos: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = Field(default=None, description="variables of the chat template")
+    rekindle: RekindleOptions | None = None

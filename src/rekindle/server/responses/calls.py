@@ -1,0 +1,177 @@
+"""From a body of the responses API to what the engine is asked.
+
+A parameter that would change the answer and is not implemented is refused by name; a short list that cannot change it
+is ignored. null means "not given", but only of a parameter that is known.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, Protocol
+
+from rekindle.engine.types import GenerationRequest
+from rekindle.errors import BadRequest
+from rekindle.model.params import SamplingParams
+from rekindle.server.caller import Caller
+from rekindle.server.openai.bodies import RekindleOptions
+from rekindle.server.openai.calls import short, validated
+from rekindle.server.responses.bodies import ENCRYPTED, HARMLESS, NEUTRAL, NOTHING_TO_INCLUDE, Reasoning, ResponseBody
+from rekindle.server.responses.items import Item, ItemReader, check_outputs, messages_of
+from rekindle.server.responses.kept import Kept
+from rekindle.server.responses.tools import OfferedTools, read_choice, read_tools
+from rekindle.server.steering import ToolChoice, template_kwargs
+from rekindle.text.messages import Message, check_json, check_text
+
+SAMPLING = ("temperature", "top_p", "top_k", "min_p", "seed", "min_tokens", "ignore_eos")
+
+
+class Shelf(Protocol):
+    """Where kept responses are found; a reader of a log has none."""
+
+    def chain(self, namespace: str, id: str) -> list[Kept]:
+        """The conversation up to and with a response."""
+
+    def item(self, namespace: str, id: str) -> Item | None:
+        """The kept item of an id."""
+
+
+@dataclass(frozen=True, slots=True)
+class ResponseCall:
+    """A parsed body: what to generate, how to read the reply, and what the answer repeats of the question.
+
+    `items`: those of this request, to be kept with the response. `seals`: thoughts go out as `encrypted_content`, too.
+    """
+
+    request: GenerationRequest
+    model: str | None
+    stream: bool
+    store: bool
+    return_ids: bool
+    seals: bool
+    parallel: bool
+    tools: OfferedTools
+    tool_choice: ToolChoice
+    items: tuple[Item, ...]
+    echo: dict[str, Any]
+
+    @property
+    def read_tools(self) -> Sequence[Any]:
+        """Definitions of the tools whose calls are read in the reply."""
+        return self.tools.shown if self.tool_choice.kind != "none" else ()
+
+
+def parse_response(body: Any, caller: Caller, shelf: Shelf) -> ResponseCall:
+    """The call a JSON body makes; BadRequest names the parameter to change. Looks up what the body refers to."""
+    asked = validated(ResponseBody, body, harmless=HARMLESS, neutral=NEUTRAL)
+    options, reasoning = asked.rekindle or RekindleOptions(), asked.reasoning or Reasoning()
+    chain = shelf.chain(caller.namespace, asked.previous_response_id) if asked.previous_response_id else []
+    items = ItemReader(cache(lambda id: shelf.item(caller.namespace, id))).read(asked.input)
+    history = [item for kept in chain for item in kept.all_items]
+    check_outputs(history, items)
+    messages = _messages(asked, [*history, *items])
+    tools = read_tools(asked.tools)
+    _check_repeated(asked.tools, "tools")
+    _check_repeated(asked.tool_choice, "tool_choice")
+    choice = read_choice(asked.tool_choice, tools)
+    had_replies = any(message.role == "assistant" for message in messages)
+    request = GenerationRequest(
+        messages=messages,
+        agent=caller.agent,
+        namespace=caller.namespace,
+        tools=list(tools.shown) or None,
+        params=_params(asked),
+        reuse=options.reuse,
+        parent=caller.parent or _parent(caller, chain),
+        template_kwargs=_template_kwargs(asked, reasoning),
+        structured=True,
+        echoes_thoughts=True if chain or not had_replies else None,
+    )
+    return ResponseCall(
+        request=request,
+        model=asked.model,
+        stream=bool(asked.stream),
+        store=asked.store is not False,
+        return_ids=options.return_ids,
+        seals=_seals(asked),
+        parallel=asked.parallel_tool_calls is not False and choice.name is None,
+        tools=tools,
+        tool_choice=choice,
+        items=tuple(items),
+        echo=_echo(asked, request, reasoning),
+    )
+
+
+def _parent(caller: Caller, chain: Sequence[Kept]) -> str | None:
+    """Who remembers the conversation that a named caller goes on from, where that is somebody else."""
+    holder = chain[-1].agent if chain and caller.agent is not None else None
+    return None if holder == caller.agent else holder
+
+
+def _messages(asked: ResponseBody, items: list[Item]) -> tuple[Message, ...]:
+    instructions = asked.instructions and check_text(asked.instructions, "instructions")
+    messages = messages_of(items, instructions)
+    if not messages:
+        raise BadRequest("input is empty: send text or items", param="input")
+    return messages
+
+
+def _template_kwargs(asked: ResponseBody, reasoning: Reasoning) -> dict[str, Any]:
+    try:
+        return template_kwargs(asked.chat_template_kwargs, reasoning.effort)
+    except BadRequest as error:
+        if error.param == "reasoning_effort":
+            message = str(error).replace("reasoning_effort", "reasoning.effort")
+            raise BadRequest(message, param="reasoning.effort") from None
+        raise
+
+
+def _params(asked: ResponseBody) -> SamplingParams:
+    """Parameters that were not given keep the defaults of `SamplingParams`, where these are written."""
+    given = asked.model_dump(include=set(SAMPLING), exclude_none=True)
+    return SamplingParams(max_tokens=asked.max_output_tokens, **given)
+
+
+def _seals(asked: ResponseBody) -> bool:
+    """Whether thoughts are asked for in the form that stateless clients give back."""
+    wanted = set(asked.include or ())
+    strange = sorted(wanted - NOTHING_TO_INCLUDE - {ENCRYPTED})
+    if strange:
+        message = f"include: {short(strange[0])} is not supported; logprobs are given by chat completions"
+        raise BadRequest(message, param="include")
+    return ENCRYPTED in wanted
+
+
+def _told(tool: dict[str, Any]) -> dict[str, Any]:
+    """A tool with everything that clients look for; schemas are shown to the model and not enforced."""
+    return {"parameters": None, **tool, "strict": False} if tool.get("type") == "function" else tool
+
+
+def _check_repeated(value: Any, name: str) -> None:
+    """BadRequest where the answer could not repeat this as JSON: broken Unicode, or numbers that JSON cannot spell."""
+    check_json(value, name)
+    try:
+        json.dumps(value, allow_nan=False)
+    except ValueError:
+        raise BadRequest(f"{name}: NaN and Infinity are no JSON: send finite numbers", param=name) from None
+
+
+def _echo(asked: ResponseBody, request: GenerationRequest, reasoning: Reasoning) -> dict[str, Any]:
+    """What OpenAI's responses repeat of their requests."""
+    return {
+        "instructions": asked.instructions,
+        "max_output_tokens": asked.max_output_tokens,
+        "metadata": asked.metadata or {},
+        "parallel_tool_calls": asked.parallel_tool_calls is not False,
+        "previous_response_id": asked.previous_response_id,
+        "reasoning": {"effort": reasoning.effort, "summary": reasoning.summary or reasoning.generate_summary},
+        "store": asked.store is not False,
+        "temperature": request.params.temperature,
+        "text": {"format": {"type": "text"}},
+        "tool_choice": asked.tool_choice or "auto",
+        "tools": [_told(tool) for tool in asked.tools or ()],
+        "top_p": request.params.top_p,
+        "truncation": "disabled",
+    }

@@ -1,0 +1,242 @@
+"""Items of the responses API: what callers send, in the one form that is kept, and the conversation they make.
+
+Owns which items are taken, what is kept of each, and how items join to messages: a reply is one message, however many
+items tell of its thoughts, text and calls. What cannot be served is refused by its index. Knows no HTTP and no store.
+"""
+
+from __future__ import annotations
+
+import base64
+import uuid
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from rekindle.errors import BadRequest
+from rekindle.text.messages import Message, ToolCall, check_text, content_text
+
+Item = dict[str, Any]
+SYSTEM_ROLES = ("system", "developer")
+ROLES = (*SYSTEM_ROLES, "user", "assistant")
+MAX_ID = 128  # characters of an id that a caller gave an item
+PREFIXES = {"message": "msg", "function_call": "fc", "function_call_output": "fco", "reasoning": "rs"}
+_SEALED = "rekindle-thoughts-1:"
+
+
+def new_item_id(kind: str) -> str:
+    """A fresh id in OpenAI's spelling."""
+    return f"{PREFIXES[kind]}_{uuid.uuid4().hex}"
+
+
+def sealed(thought: str) -> str:
+    """Thoughts as `encrypted_content`, for clients that give nothing else back: wrapped up, not secret."""
+    return _SEALED + base64.b64encode(thought.encode("utf-8", "replace")).decode()
+
+
+def opened(text: str) -> str | None:
+    """What `sealed` wrapped up; None for what it did not make, as what another provider encrypted."""
+    if not text.startswith(_SEALED):
+        return None
+    try:
+        return base64.b64decode(text.removeprefix(_SEALED), validate=True).decode()
+    except ValueError:
+        return None
+
+
+def full_name(name: str, namespace: str | None) -> str:
+    """How the model knows a function: with the namespace that it stands in."""
+    return name if not namespace else f"{namespace}__{name}"
+
+
+@dataclass(frozen=True, slots=True)
+class ItemReader:
+    """Reads the items of one request. `find` gives the kept item of an id, None where there is none."""
+
+    find: Callable[[str], Item | None]
+
+    def read(self, given: str | Sequence[Mapping[str, Any]] | None) -> list[Item]:
+        """Every item in the form that is kept; BadRequest names the first that cannot be served."""
+        if isinstance(given, str):
+            given = [{"role": "user", "content": given}]
+        return [self._item(item, f"input[{index}]") for index, item in enumerate(given or ())]
+
+    def _item(self, item: Mapping[str, Any], where: str) -> Item:
+        kind = item.get("type") or ("message" if "role" in item else "item_reference")
+        match kind:
+            case "message":
+                return _message(item, where)
+            case "function_call":
+                return _call(item, where)
+            case "function_call_output":
+                return _output(item, where)
+            case "reasoning":
+                return self._reasoning(item, where)
+            case "item_reference":
+                return self._referenced(item, where)
+        known = ", ".join(PREFIXES)
+        message = f"{where} is of type {str(kind)[:100]!r}: this server takes {known} and item_reference"
+        raise BadRequest(message, param=where)
+
+    def _reasoning(self, item: Mapping[str, Any], where: str) -> Item:
+        content, encrypted = item.get("content"), item.get("encrypted_content")
+        kept = self.find(item["id"]) if isinstance(item.get("id"), str) else None
+        if content:
+            if not isinstance(content, list) or any(not isinstance(part, Mapping) for part in content):
+                raise BadRequest(f"{where}.content must be a list of parts", param=f"{where}.content")
+            texts = [part.get("text") for part in content]
+            if any(not isinstance(text, str) for text in texts):
+                raise BadRequest(f"{where}.content: every part needs its text", param=f"{where}.content")
+            thought = check_text("".join(texts), f"{where}.content")
+        elif isinstance(encrypted, str) and (inside := opened(encrypted)) is not None:
+            thought = check_text(inside, f"{where}.encrypted_content")
+        else:  # of what was encrypted elsewhere, nothing is known
+            thought = thought_of(kept) if kept is not None and kept["type"] == "reasoning" else ""
+        return reasoning_item(_id(item, "reasoning"), thought)
+
+    def _referenced(self, item: Mapping[str, Any], where: str) -> Item:
+        wanted = item.get("id")
+        found = self.find(wanted) if isinstance(wanted, str) else None
+        if found is None:
+            message = f"{where}: item {str(wanted)[:100]!r} is not kept here: send the item itself"
+            raise BadRequest(message, param=f"{where}.id")
+        return found
+
+
+def _id(item: Mapping[str, Any], kind: str) -> str:
+    given = item.get("id")
+    return given if isinstance(given, str) and 0 < len(given) <= MAX_ID and given.isascii() else new_item_id(kind)
+
+
+def _message(item: Mapping[str, Any], where: str) -> Item:
+    role = item.get("role")
+    if role not in ROLES:
+        message = f"{where}.role is {str(role)[:100]!r}: use one of {', '.join(ROLES)}"
+        raise BadRequest(message, param=f"{where}.role")
+    text = content_text(item.get("content"), f"{where}.content")
+    if role == "assistant":
+        return message_item(_id(item, "message"), text)
+    part = {"type": "input_text", "text": text}
+    head = {"id": _id(item, "message"), "type": "message", "status": "completed"}
+    return {**head, "role": role, "content": [part]}
+
+
+def _text(item: Mapping[str, Any], key: str, where: str) -> str:
+    value = item.get(key)
+    if not isinstance(value, str):
+        raise BadRequest(f"{where}.{key} must be a string", param=f"{where}.{key}")
+    return check_text(value, f"{where}.{key}")
+
+
+def _call(item: Mapping[str, Any], where: str) -> Item:
+    namespace = None if item.get("namespace") is None else _text(item, "namespace", where)
+    return call_item(
+        _id(item, "function_call"),
+        _text(item, "call_id", where),
+        _text(item, "name", where),
+        _text(item, "arguments", where),
+        namespace=namespace,
+    )
+
+
+def _output(item: Mapping[str, Any], where: str) -> Item:
+    head = {"id": _id(item, "function_call_output"), "type": "function_call_output", "status": "completed"}
+    if item.get("output") is None:
+        raise BadRequest(f"{where}.output must be a string or a list of parts", param=f"{where}.output")
+    output = content_text(item["output"], f"{where}.output")
+    return {**head, "call_id": _text(item, "call_id", where), "output": output}
+
+
+def message_item(id: str, text: str, status: str = "completed") -> Item:
+    """Text of a reply."""
+    part = {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
+    return {"id": id, "type": "message", "status": status, "role": "assistant", "content": [part]}
+
+
+def reasoning_item(id: str, thought: str, status: str = "completed") -> Item:
+    """Thoughts of a reply."""
+    content = [{"type": "reasoning_text", "text": thought}]
+    return {"id": id, "type": "reasoning", "status": status, "summary": [], "content": content}
+
+
+def call_item(
+    id: str, call_id: str, name: str, arguments: str, *, namespace: str | None = None, status: str = "completed"
+) -> Item:
+    """A call of a reply."""
+    item = {"id": id, "type": "function_call", "status": status, "call_id": call_id, "name": name}
+    return {**item, "arguments": arguments, **({"namespace": namespace} if namespace else {})}
+
+
+def thought_of(item: Item) -> str:
+    """The thoughts that a kept reasoning item holds."""
+    return "".join(part["text"] for part in item["content"])
+
+
+def check_outputs(history: Iterable[Item], items: Sequence[Item]) -> None:
+    """BadRequest where an output answers no call before it: the conversation is not whole."""
+    called = {item["call_id"] for item in history if item["type"] == "function_call"}
+    for index, item in enumerate(items):
+        if item["type"] == "function_call":
+            called.add(item["call_id"])
+        elif item["type"] == "function_call_output" and item["call_id"] not in called:
+            where = f"input[{index}]"
+            message = (
+                f"{where}: no function call with call_id {item['call_id'][:100]!r} stands before its output: send the "
+                "call's item, too, or previous_response_id"
+            )
+            raise BadRequest(message, param=f"{where}.call_id")
+
+
+@dataclass(slots=True)
+class _Turn:
+    """A reply as it is put together. Text goes on in one message where a call or a thought stood between."""
+
+    thoughts: list[str] = field(default_factory=list)
+    texts: list[str] = field(default_factory=list)
+    calls: list[ToolCall] = field(default_factory=list)
+    last: str = ""
+
+    def goes_on(self, item: Item) -> bool:
+        """Whether `item` is of the same reply: two messages in a row are two replies."""
+        return item["type"] != "message" or self.last != "message"
+
+    def take(self, item: Item) -> None:
+        self.last = item["type"]
+        if self.last == "reasoning":
+            self.thoughts.append(thought_of(item))
+        elif self.last == "message":
+            self.texts.append(item["content"][0]["text"])
+        else:
+            name = full_name(item["name"], item.get("namespace"))
+            self.calls.append(ToolCall(item["call_id"], name, item["arguments"]))
+
+    def message(self) -> Message:
+        thought = "".join(self.thoughts)
+        return Message("assistant", "".join(self.texts), tool_calls=tuple(self.calls), reasoning=thought or None)
+
+
+def _is_said(item: Item) -> bool:
+    return item["type"] in ("reasoning", "function_call") or item.get("role") == "assistant"
+
+
+def messages_of(items: Iterable[Item], instructions: str | None) -> tuple[Message, ...]:
+    """The conversation that kept items make; `instructions` and system messages at its head are one system message."""
+    head = [instructions] if instructions else []
+    messages: list[Message] = []
+    turn: _Turn | None = None
+    for item in items:
+        if turn is not None and not (_is_said(item) and turn.goes_on(item)):
+            messages.append(turn.message())
+            turn = None
+        if _is_said(item):
+            turn = turn or _Turn()
+            turn.take(item)
+        elif item["type"] == "function_call_output":
+            messages.append(Message("tool", item["output"], tool_call_id=item["call_id"]))
+        elif item["role"] in SYSTEM_ROLES and not messages:
+            head.append(item["content"][0]["text"])
+        else:
+            role = "system" if item["role"] in SYSTEM_ROLES else item["role"]
+            messages.append(Message(role, item["content"][0]["text"]))
+    if turn is not None:
+        messages.append(turn.message())
+    return ((Message("system", "\n\n".join(head)),) if head else ()) + tuple(messages)

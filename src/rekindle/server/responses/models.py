@@ -1,0 +1,150 @@
+"""What responses look like, for the description of the server: tests hold real ones against these."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from rekindle.server.openai.models import RekindleReport
+
+ItemStatus = Literal["in_progress", "completed", "incomplete"]
+
+
+class _Said(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+
+class OutputText(_Said):
+    """Text of a message."""
+
+    type: Literal["output_text"]
+    text: str
+    annotations: list[Any] = Field(max_length=0)
+    logprobs: list[Any] = Field(max_length=0)
+
+
+class ReasoningText(_Said):
+    """Text of thoughts."""
+
+    type: Literal["reasoning_text"]
+    text: str
+
+
+class MessageItem(_Said):
+    """What was said."""
+
+    id: str
+    type: Literal["message"]
+    status: ItemStatus
+    role: Literal["assistant"]
+    content: list[OutputText]
+
+
+class ReasoningItem(_Said):
+    """What was thought; `encrypted_content` where it was asked for."""
+
+    id: str
+    type: Literal["reasoning"]
+    status: ItemStatus
+    summary: list[Any] = Field(max_length=0)
+    content: list[ReasoningText]
+    encrypted_content: str | None = None
+
+
+class CallItem(_Said):
+    """A call; its arguments are verbatim as generated where the model writes JSON."""
+
+    id: str
+    type: Literal["function_call"]
+    status: ItemStatus
+    call_id: str
+    name: str
+    namespace: str | None = None
+    arguments: str
+
+
+class InputDetails(_Said):
+    """Of the input, how much was not computed, and how much was and is kept."""
+
+    cached_tokens: int
+    cache_write_tokens: int
+
+
+class OutputDetails(_Said):
+    """Of the output, how much was thought, marks included."""
+
+    reasoning_tokens: int
+
+
+class ResponseUsage(_Said):
+    """Tokens of input and output."""
+
+    input_tokens: int
+    input_tokens_details: InputDetails
+    output_tokens: int
+    output_tokens_details: OutputDetails
+    total_tokens: int
+
+
+class ResponseReport(RekindleReport):
+    """`left_out_tools`: kinds of tools that the model was not told of."""
+
+    left_out_tools: list[str] | None = None
+
+
+class IncompleteDetails(_Said):
+    """Why it is not whole."""
+
+    reason: Literal["max_output_tokens"]
+
+
+class FailedResponse(_Said):
+    """Why there is none."""
+
+    code: str
+    message: str
+
+
+class ResponseAnswer(_Said):
+    """A response; what it repeats of its request is as it was sent, or the default."""
+
+    id: str
+    object: Literal["response"]
+    created_at: int
+    status: Literal["in_progress", "completed", "incomplete", "failed"]
+    background: Literal[False]
+    error: FailedResponse | None
+    incomplete_details: IncompleteDetails | None
+    model: str
+    output: list[MessageItem | ReasoningItem | CallItem]
+    usage: ResponseUsage | None
+    rekindle: ResponseReport | None = None
+    instructions: str | None
+    max_output_tokens: int | None
+    metadata: dict[str, str]
+    parallel_tool_calls: bool
+    previous_response_id: str | None
+    reasoning: dict[str, Any]
+    store: bool
+    temperature: float
+    text: dict[str, Any]
+    tool_choice: Any
+    tools: list[dict[str, Any]]
+    top_p: float
+    truncation: Literal["disabled"]
+
+
+class ResponseEvent(BaseModel):
+    """An event of a stream, named by its type; numbered without gaps. The last one has the whole response."""
+
+    model_config = ConfigDict(extra="allow", strict=True)
+
+    type: str
+    sequence_number: int
+    response: ResponseAnswer | None = None
+    item: MessageItem | ReasoningItem | CallItem | None = None
+    item_id: str | None = None
+    output_index: int | None = None
+    content_index: int | None = None
+    delta: str | None = None

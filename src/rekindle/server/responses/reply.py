@@ -1,0 +1,148 @@
+"""A response as OpenAI's responses API spells it, whole and in events, out of deltas.
+
+Owns the response object, the numbers of events, and when a response is handed over to be kept: once, when it is whole,
+before its last event goes out. Knows no HTTP.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Literal
+
+from rekindle.engine.generation import Generation
+from rekindle.engine.types import Delta, Progress
+from rekindle.server.errors import Problem
+from rekindle.server.openai.parts import Stamp
+from rekindle.server.reading import Choice, Reading
+from rekindle.server.reply import spelled
+from rekindle.server.responses.calls import ResponseCall
+from rekindle.server.responses.output import Events, Output
+from rekindle.server.sse import comment
+from rekindle.text.messages import Message
+from rekindle.text.replies import ReplyFormat
+
+
+class ResponseReply:
+    """The answer to one call. `keep` gets the whole response."""
+
+    events: Literal["typed"] = "typed"
+
+    def __init__(
+        self,
+        stamp: Stamp,
+        call: ResponseCall,
+        generation: Generation,
+        *,
+        form: ReplyFormat,
+        keep: Callable[[dict[str, Any]], None],
+    ) -> None:
+        self._stamp = stamp
+        self._call = call
+        self._keep = keep
+        self._reading = Reading(Choice(0, generation), form, tools=call.read_tools, parallel=call.parallel)
+        self._output = Output(call.tools.functions, seals=call.seals)
+        self._num_events = 0
+        self._has_begun = False
+        self._finished: dict[str, Any] | None = None
+
+    def opened(self, progress: Progress) -> Events:
+        """The response is under way; how far its prompt is has no event."""
+        return self._numbered(self._begun())
+
+    def beat(self, progress: Progress | None) -> bytes:
+        """A comment, which clients pass over."""
+        return comment(spelled(progress) if progress is not None else "waiting")
+
+    def take(self, index: int, delta: Delta) -> Events:
+        """What a delta adds to the output; the last one ends it."""
+        events = self._begun()
+        for event in self._reading.take(delta):
+            events += self._output.take(event)
+        if self._reading.reason is not None:
+            events += self._output.finish("incomplete" if self._is_cut else "completed")
+        return self._numbered(events)
+
+    def has_ended(self, index: int) -> bool:
+        """Whether the one call that was wanted is complete."""
+        return self._reading.has_ended
+
+    def said(self, index: int) -> Message:
+        """Text, thoughts and calls."""
+        return self._reading.said.message()
+
+    def ending(self) -> Events:
+        """The whole response."""
+        response = self.whole()
+        return self._numbered([{"type": f"response.{response['status']}", "response": response}])
+
+    def broken(self, problem: Problem) -> Events:
+        """The error, then the failed response: some clients look for the one, some for the other."""
+        error = problem.body()["error"]
+        told = {"type": "error", "code": error["code"], "message": error["message"], "param": error["param"]}
+        response = self._described("failed") | {"error": {"code": _code(problem), "message": error["message"]}}
+        return self._numbered([told | {"error": error}, {"type": "response.failed", "response": response}])
+
+    def whole(self) -> dict[str, Any]:
+        """The response; kept when it is asked for first."""
+        if self._finished is None:
+            described = self._described("incomplete" if self._is_cut else "completed")
+            report = self._reading.choice.described(return_ids=self._call.return_ids)
+            if self._call.tools.left_out:
+                report["left_out_tools"] = list(self._call.tools.left_out)
+            self._finished = described | {"usage": self._usage(), "rekindle": report}
+            self._keep(self._finished)
+        return self._finished
+
+    @property
+    def _is_cut(self) -> bool:
+        return self._reading.reason == "length"
+
+    def _begun(self) -> Events:
+        if self._has_begun:
+            return []
+        self._has_begun = True
+        response = self._described("in_progress")
+        return [{"type": f"response.{name}", "response": response} for name in ("created", "in_progress")]
+
+    def _described(self, status: str) -> dict[str, Any]:
+        """The response object; its usage is known when it is whole."""
+        return {
+            "id": self._stamp.id,
+            "object": "response",
+            "created_at": self._stamp.created,
+            "status": status,
+            "background": False,
+            "error": None,
+            "incomplete_details": {"reason": "max_output_tokens"} if status == "incomplete" else None,
+            "model": self._stamp.model,
+            "output": [] if status == "in_progress" else list(self._output.items),
+            "usage": None,
+            **self._call.echo,
+        }
+
+    def _usage(self) -> dict[str, Any]:
+        """Honest to the token: reused ones are part of the input, and what is computed is kept, unless reuse is off."""
+        report = self._reading.choice.report
+        assert report is not None, self._stamp.id
+        written = 0 if report.reuse == "off" else report.computed_tokens
+        return {
+            "input_tokens": report.prompt_tokens,
+            "input_tokens_details": {"cached_tokens": report.reused_tokens, "cache_write_tokens": written},
+            "output_tokens": report.completion_tokens,
+            "output_tokens_details": {"reasoning_tokens": self._reading.num_thought_tokens},
+            "total_tokens": report.prompt_tokens + report.completion_tokens,
+        }
+
+    def _numbered(self, events: Events) -> Events:
+        numbered = [event | {"sequence_number": self._num_events + at} for at, event in enumerate(events)]
+        self._num_events += len(events)
+        return numbered
+
+
+def _code(problem: Problem) -> str:
+    """What OpenAI calls it in a response that failed."""
+    if problem.code == "context_length_exceeded":
+        return problem.code
+    if problem.status == 429:
+        return "rate_limit_exceeded"
+    return "invalid_prompt" if problem.status < 500 else "server_error"

@@ -1,0 +1,141 @@
+"""Routes under /v1/responses: the life of a response from body to last byte, and of one that is kept.
+
+Kept responses are looked up in worker threads: a disk may be slow, the event loop may not.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable
+from typing import Annotated, Any, Literal
+
+from fastapi import APIRouter, Query, Request
+from pydantic import BaseModel
+from starlette.responses import Response
+
+from rekindle.engine.api import Engine
+from rekindle.engine.generation import Generation
+from rekindle.errors import NotFound
+from rekindle.server.answering import Answer, accepted, submit_all
+from rekindle.server.caller import Caller, access_of
+from rekindle.server.errors import invalid
+from rekindle.server.models import ServedModel
+from rekindle.server.observer import Observer
+from rekindle.server.openai.parts import Stamp
+from rekindle.server.responses.calls import ResponseCall, parse_response
+from rekindle.server.responses.kept import Kept, KeptResponses
+from rekindle.server.responses.reply import ResponseReply
+from rekindle.server.steering import steered
+
+PATH = "/v1/responses"
+PARAMS = {"messages": "input", "max_tokens": "max_output_tokens"}
+PAGE = 20  # input items of a page, unless the caller says otherwise
+
+
+class ResponseRoute:
+    """Answers requests for responses, read as the model's template writes replies, and has them kept."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        model: ServedModel,
+        observer: Observer,
+        *,
+        kept: KeptResponses,
+        clock: Callable[[], float],
+        ping_s: float,
+    ) -> None:
+        self._engine = engine
+        self._model = model
+        self._observer = observer
+        self._kept = kept
+        self._clock = clock
+        self._ping_s = ping_s
+
+    async def __call__(self, request: Request) -> Response:
+        """Answer whole or as a stream."""
+        ticket = self._kept.ticket()
+        submitted, watch = await accepted(request, self._observer, PATH, self._submit, always_aside=True)
+        caller, call, generation = submitted
+        stamp = Stamp(f"resp_{uuid.uuid4().hex}", int(self._clock()), self._model.name)
+
+        def keep(response: dict[str, Any]) -> None:
+            if call.store:
+                self._kept.keep(Kept(caller.namespace, caller.agent, response, call.items), ticket=ticket)
+
+        reply = ResponseReply(stamp, call, generation, form=self._engine.reply_format, keep=keep)
+        answer = Answer(reply, [generation], watch, params=PARAMS, ping_s=self._ping_s)
+        return await (answer.stream(request) if call.stream else answer.whole(request))
+
+    def _submit(self, body: Any, caller: Caller) -> tuple[Caller, ResponseCall, Generation]:
+        call = parse_response(body, caller, self._kept)
+        self._model.require(call.model)
+        asked = steered(call.request, self._engine.reply_format, call.tool_choice, tool_names=call.tools.functions)
+        (generation,) = submit_all(self._engine, [asked], 1)
+        return caller, call, generation
+
+
+class ItemList(BaseModel):
+    """A page of items; the ids are null where it is empty."""
+
+    object: Literal["list"] = "list"
+    data: list[dict[str, Any]]
+    first_id: str | None
+    last_id: str | None
+    has_more: bool
+
+
+def responses_router(kept: KeptResponses) -> APIRouter:
+    """Routes of kept responses, each within the namespace of its key. Plain functions: they run in worker threads."""
+    router = APIRouter(prefix=PATH, tags=["responses"])
+
+    @router.get("/{id}")
+    def show_response(request: Request, id: str, stream: bool = False) -> dict[str, Any]:
+        """A kept response, as it was answered."""
+        if stream:
+            raise invalid(400, "stream: a response is not streamed twice; ask without", param="stream")
+        return _found(kept, request, id).response
+
+    @router.delete("/{id}")
+    def delete_response(request: Request, id: str) -> dict[str, Any]:
+        """Keep a response no longer; who goes on from a later one of its conversation is told that it is gone."""
+        if not kept.delete(access_of(request).namespace, id):
+            raise _missing(id)
+        return {"id": id, "object": "response", "deleted": True}
+
+    @router.get("/{id}/input_items", response_model=ItemList)
+    def list_input_items(
+        request: Request,
+        id: str,
+        after: str | None = None,
+        limit: Annotated[int, Query(ge=1, le=100)] = PAGE,
+        order: Literal["asc", "desc"] = "desc",
+    ) -> dict[str, Any]:
+        """The items that a response answers, those of the responses before it included; the last ones first."""
+        _found(kept, request, id)
+        *before, asked = kept.chain(access_of(request).namespace, id)
+        items = [item for each in before for item in each.all_items] + list(asked.items)
+        return _page(items if order == "asc" else items[::-1], after=after, limit=limit)
+
+    return router
+
+
+def _found(kept: KeptResponses, request: Request, id: str) -> Kept:
+    found = kept.find(access_of(request).namespace, id)
+    if found is None:
+        raise _missing(id)
+    return found
+
+
+def _missing(id: str) -> NotFound:
+    return NotFound(f"no response {id[:100]!r} is kept here", param="id")
+
+
+def _page(items: list[dict[str, Any]], *, after: str | None, limit: int) -> dict[str, Any]:
+    ids = [item["id"] for item in items]
+    if after is not None and after not in ids:
+        raise invalid(400, f"after: {after[:100]!r} is no item of this response", param="after")
+    begin = 0 if after is None else ids.index(after) + 1
+    page = items[begin : begin + limit]
+    edges = {"first_id": page[0]["id"] if page else None, "last_id": page[-1]["id"] if page else None}
+    return {"object": "list", "data": page, **edges, "has_more": begin + limit < len(items)}

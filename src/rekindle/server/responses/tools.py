@@ -1,0 +1,84 @@
+"""Tools of the responses API: functions, flat or in a namespace, as chat templates are told of them.
+
+Owns the names that the model knows functions by, and which tools are left out: those that a server of OpenAI's would
+run, which clients offer unasked. The model is not told of them, and the answer names them. Other kinds are refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from rekindle.errors import BadRequest
+from rekindle.server.openai.calls import parse_tool_choice, short
+from rekindle.server.responses.items import full_name
+from rekindle.server.steering import ToolChoice
+
+# Coding agents offer these with every request, whoever serves it.
+LEFT_OUT = frozenset("image_generation tool_search web_search web_search_2025_08_26 web_search_preview".split())
+# Of a function, what the model is to see; the rest steers a server of OpenAI's.
+SHOWN = ("name", "description", "parameters")
+Function = tuple[str | None, str]  # namespace, name
+
+
+@dataclass(frozen=True, slots=True)
+class OfferedTools:
+    """`shown`: for the template; `functions`: by the name that the model knows; `left_out`: kinds of the others."""
+
+    shown: tuple[dict[str, Any], ...] = ()
+    functions: Mapping[str, Function] = field(default_factory=dict)
+    left_out: tuple[str, ...] = ()
+
+
+def read_tools(given: Sequence[Mapping[str, Any]] | None) -> OfferedTools:
+    """The tools of a request; BadRequest names the first that cannot be offered."""
+    shown: list[dict[str, Any]] = []
+    functions: dict[str, Function] = {}
+    left_out: dict[str, None] = {}
+    for where, tool, namespace in _flat(given or ()):
+        kind = tool.get("type")
+        if kind in LEFT_OUT:
+            left_out[str(kind)] = None
+            continue
+        if kind != "function":
+            message = f"{where} is of type {short(kind)}: this server takes functions, alone or in a namespace"
+            raise BadRequest(message, param=f"{where}.type")
+        name = tool.get("name")
+        if not isinstance(name, str) or not name:
+            raise BadRequest(f"{where}.name must be a string", param=f"{where}.name")
+        known = full_name(name, namespace)
+        functions[known] = (namespace, name)
+        described = {key: tool[key] for key in SHOWN if tool.get(key) is not None}
+        shown.append({"type": "function", "function": {**described, "name": known}})
+    return OfferedTools(tuple(shown), functions, tuple(left_out))
+
+
+def _flat(given: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, Mapping[str, Any], str | None]]:
+    """Every tool with its place and the namespace around it."""
+    for index, tool in enumerate(given):
+        where = f"tools[{index}]"
+        if tool.get("type") != "namespace":
+            yield where, tool, None
+            continue
+        name, inside = tool.get("name"), tool.get("tools")
+        if not isinstance(name, str) or not name or not isinstance(inside, list):
+            raise BadRequest(f"{where}: a namespace has a name and a list of tools", param=where)
+        for at, each in enumerate(inside):
+            if not isinstance(each, Mapping):
+                raise BadRequest(f"{where}.tools[{at}] must be an object", param=f"{where}.tools[{at}]")
+            yield f"{where}.tools[{at}]", each, name
+
+
+def read_choice(given: Any, offered: OfferedTools) -> ToolChoice:
+    """Which tool is to be called. Some of the tools alone may be allowed where that is one that is required, or all."""
+    match given:
+        case {"type": "allowed_tools", "mode": "auto" | "required" as mode, "tools": list() as allowed}:
+            names = {str(each.get("name")) for each in allowed if isinstance(each, Mapping)}
+            if names == set(offered.functions):
+                return ToolChoice(mode)
+            if mode == "required" and len(names) == 1:
+                return ToolChoice("required", names.pop())
+            message = "tool_choice: some of the tools cannot be forbidden here: send those that are allowed as tools"
+            raise BadRequest(message, param="tool_choice")
+    return parse_tool_choice(given)

@@ -1,0 +1,116 @@
+"""POST /v1/agents/ID/warm and /prefetch: an agent made ready before it is asked.
+
+Warming computes a conversation and remembers it without a reply; prefetching brings what is on disk into memory and
+computes nothing. Both answer with the report that a request would have.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from fastapi import APIRouter, Request
+from pydantic import BaseModel, Field
+from starlette.responses import Response
+
+from rekindle.engine.api import Engine
+from rekindle.engine.generation import Generation
+from rekindle.engine.types import Delta, GenerationRequest
+from rekindle.server.agents import PREFIX, Agent, Body, Namespace
+from rekindle.server.answering import Answer, accepted
+from rekindle.server.caller import Caller, unnamed
+from rekindle.server.models import ServedModel
+from rekindle.server.observer import Observer
+from rekindle.server.openai.bodies import Items, Messages, Tool
+from rekindle.server.openai.calls import validated
+from rekindle.server.openai.models import RekindleReport
+from rekindle.server.openai.parts import DataEvents
+from rekindle.server.reading import Choice
+from rekindle.server.steering import template_kwargs
+from rekindle.text.messages import Message, normalise_messages
+
+WARM = f"{PREFIX}/{{id}}/warm"
+
+
+class WarmBody(Body):
+    """What will be asked, as far as it is known: a conversation whose last message is not the user's goes on anyhow."""
+
+    messages: Messages
+    model: str | None = Field(default=None, description="the served name, the path it was loaded from, or `default`")
+    tools: Items[Tool] | None = None
+    chat_template_kwargs: dict[str, Any] | None = Field(default=None, description="variables of the chat template")
+
+
+class Warmed(BaseModel):
+    """What of a conversation was there already, and what was computed."""
+
+    id: str
+    object: str = "agent"
+    rekindle: RekindleReport
+
+
+class _WarmReply(DataEvents):
+    """The answer to a warm-up: a report, no words."""
+
+    def __init__(self, agent: str, generation: Generation) -> None:
+        self._agent = agent
+        self._choice = Choice(0, generation)
+
+    def take(self, index: int, delta: Delta) -> list[dict[str, Any]]:
+        """Nothing is said."""
+        self._choice.add(delta)
+        return []
+
+    def has_ended(self, index: int) -> bool:
+        """Never before the generation has."""
+        return False
+
+    def said(self, index: int) -> Message:
+        """Nothing."""
+        return Message("assistant", "")
+
+    def ending(self) -> list[dict[str, Any]]:
+        """The report."""
+        return [self.whole()]
+
+    def whole(self) -> dict[str, Any]:
+        """Agent and report."""
+        return {"id": self._agent, "object": "agent", "rekindle": self._choice.described(return_ids=False)}
+
+
+def warming_router(engine: Engine, model: ServedModel, observer: Observer, *, ping_s: float) -> APIRouter:
+    """Both routes. A warm-up is observed like a request, waits like one, and ends when its client leaves."""
+    router = APIRouter(prefix=PREFIX, tags=["agents"])
+
+    @router.post("/{id}/warm", response_model=Warmed)
+    async def warm_agent(request: Request, agent: Agent, namespace: Namespace) -> Response:
+        """Compute a conversation and remember it, so that the agent's next request waits for its new words only."""
+        caller = replace(unnamed(request), agent=agent, namespace=namespace)
+
+        def submit(body: Any, caller: Caller) -> Generation:
+            return engine.submit(_asked(body, caller, model))
+
+        generation, watch = await accepted(request, observer, WARM, submit, caller=caller)
+        answer = Answer(_WarmReply(agent, generation), [generation], watch, params={}, ping_s=ping_s)
+        return await answer.whole(request)
+
+    @router.post("/{id}/prefetch", response_model=Warmed)
+    def prefetch_agent(agent: Agent, namespace: Namespace) -> dict[str, Any]:
+        """Bring an agent's latest conversation from disk into memory, as far as memory goes; nothing is computed."""
+        report = engine.prefetch(agent, namespace=namespace)
+        return {"id": agent, "object": "agent", "rekindle": report.as_dict()}
+
+    return router
+
+
+def _asked(body: Any, caller: Caller, model: ServedModel) -> GenerationRequest:
+    given = validated(WarmBody, body, harmless=frozenset(), neutral={})
+    model.require(given.model)
+    return GenerationRequest(
+        messages=normalise_messages(given.messages),
+        agent=caller.agent,
+        namespace=caller.namespace,
+        tools=body["tools"] if given.tools else None,  # as sent: the template prints every key, in this order
+        template_kwargs=template_kwargs(given.chat_template_kwargs, None),
+        task="prefill",
+    )

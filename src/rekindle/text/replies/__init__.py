@@ -1,0 +1,47 @@
+"""Replies of a model: thoughts, text and tool calls, read as they are generated.
+
+    tokens ─TextStream(visible)─▶ structured text ─ReplyStream─▶ events ─Said─▶ a message
+
+*Structured text* is what a reader sees, and of the tokens flagged special those that are marks of the model's form:
+each as a guard (U+FDD0) and its spelling. The guard can come from no model, so look-alike text is never such a mark.
+
+How a model writes replies is found by rendering (`find_reply_format`), not by its name. Malformed is text, never an
+error. A scan for each form: `envelope`, `named`, `tagged`, `keyed`; forms that write channels: `channels`.
+"""
+
+from rekindle.text.replies.events import (
+    ArgumentsPiece,
+    Blanks,
+    CallEnd,
+    CallStart,
+    Event,
+    Said,
+    SaidCall,
+    TextPiece,
+    ThoughtPiece,
+    new_call_id,
+)
+from rekindle.text.replies.format import ReplyFormat, ThinkingFormat, ToolFormat
+from rekindle.text.replies.probes import find_reply_format
+from rekindle.text.replies.stream import ReplyStream, begin_reply, opened_by, read_reply
+
+__all__ = [
+    "ArgumentsPiece",
+    "Blanks",
+    "CallEnd",
+    "CallStart",
+    "Event",
+    "ReplyFormat",
+    "ReplyStream",
+    "Said",
+    "SaidCall",
+    "TextPiece",
+    "ThinkingFormat",
+    "ThoughtPiece",
+    "ToolFormat",
+    "begin_reply",
+    "find_reply_format",
+    "new_call_id",
+    "opened_by",
+    "read_reply",
+]

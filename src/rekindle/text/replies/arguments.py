@@ -1,0 +1,47 @@
+"""The arguments of a call as JSON, passed on verbatim while they are generated; shared by the forms that write JSON."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from rekindle.text.messages import GUARD
+from rekindle.text.replies.reader import Passed
+from rekindle.text.tools_json import ValueScan
+
+# "closed": the value is complete. "cut": a mark stands inside it. "more": it depends on text to come.
+Found = Passed | Literal["closed", "cut", "more"]
+
+
+class JsonArguments:
+    """Reads one JSON value, which the mark `close` (if there is one) and special tokens cut off."""
+
+    def __init__(self, close: str = "") -> None:
+        self._close = close
+        self._scan = ValueScan(close[:1] or GUARD)
+
+    @property
+    def closed(self) -> bool:
+        """Whether the value is complete."""
+        return self._scan.done
+
+    @property
+    def begun(self) -> bool:
+        """Whether anything of the value was read."""
+        return self._scan.begun
+
+    def advance(self, text: str, at: int, *, final: bool) -> tuple[int, Found]:
+        """Take one more piece of `text` from `at`; at the end of everything (`final`) an open value is "cut"."""
+        end = self._scan.read(text, at)
+        while not self._scan.done and end < len(text):
+            rest = text[end:]
+            is_part = bool(self._close) and self._close.startswith(rest) and not final
+            if rest.startswith(GUARD) or (self._close and rest.startswith(self._close)) or is_part:
+                break
+            end = self._scan.read(text, end + 1)
+        if end > at:
+            return end, Passed(text[at:end])
+        if self._scan.done:
+            return at, "closed"
+        rest = text[at:]
+        waits = not final and (not rest or (bool(self._close) and self._close.startswith(rest) and rest != self._close))
+        return at, "more" if waits else "cut"

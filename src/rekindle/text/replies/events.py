@@ -1,0 +1,145 @@
+"""What a reply is made of, and a reply as it was said.
+
+Owns the events that a reply is read as, piece by piece, and their sum. Knows no model's way to write them.
+
+Always true: the `raw` of all events of a reply, joined, is the structured reply (see text/replies).
+"""
+
+from __future__ import annotations
+
+import uuid
+from dataclasses import dataclass
+
+from rekindle.text.messages import Message, ToolCall
+
+
+@dataclass(frozen=True, slots=True)
+class TextPiece:
+    """Text of the reply; `spelled` is what was generated, where that is not the text."""
+
+    text: str
+    spelled: str | None = None
+
+    @property
+    def raw(self) -> str:
+        """What was generated."""
+        return self.text if self.spelled is None else self.spelled
+
+
+@dataclass(frozen=True, slots=True)
+class ThoughtPiece:
+    """What the model thinks before it answers."""
+
+    text: str
+    spelled: str | None = None
+
+    @property
+    def raw(self) -> str:
+        """What was generated."""
+        return self.text if self.spelled is None else self.spelled
+
+
+@dataclass(frozen=True, slots=True)
+class CallStart:
+    """A call begins; calls are counted from 0."""
+
+    index: int
+    id: str
+    name: str
+    raw: str
+
+
+@dataclass(frozen=True, slots=True)
+class ArgumentsPiece:
+    """More of the arguments of a call: verbatim where the model writes JSON, else the JSON of what it wrote."""
+
+    index: int
+    text: str
+    raw: str
+
+
+@dataclass(frozen=True, slots=True)
+class CallEnd:
+    """A call has ended; `whole`: its arguments are closed."""
+
+    index: int
+    whole: bool
+    raw: str
+
+
+@dataclass(frozen=True, slots=True)
+class Blanks:
+    """What belongs to no piece: marks around thoughts, white space behind them and behind calls."""
+
+    raw: str
+
+
+Event = ThoughtPiece | TextPiece | CallStart | ArgumentsPiece | CallEnd | Blanks
+
+
+@dataclass(frozen=True, slots=True)
+class SaidCall:
+    """A call as it was read; `whole`: its arguments are closed."""
+
+    id: str
+    name: str
+    arguments: str
+    whole: bool
+
+
+def new_call_id() -> str:
+    """A fresh id in OpenAI's spelling."""
+    return f"call_{uuid.uuid4().hex}"
+
+
+class Said:
+    """Collects the events of one reply."""
+
+    def __init__(self) -> None:
+        self._thoughts: list[str] = []
+        self._texts: list[str] = []
+        self._starts: list[CallStart] = []
+        self._arguments: list[list[str]] = []
+        self._whole: list[bool] = []
+
+    @property
+    def thought(self) -> str:
+        """What was thought, empty if nothing was."""
+        return "".join(self._thoughts)
+
+    @property
+    def text(self) -> str:
+        """The text beside thoughts and calls."""
+        return "".join(self._texts)
+
+    @property
+    def calls(self) -> list[SaidCall]:
+        """The calls so far; one that has not ended is not whole."""
+        rows = zip(self._starts, self._arguments, self._whole, strict=True)
+        return [SaidCall(start.id, start.name, "".join(pieces), whole) for start, pieces, whole in rows]
+
+    @property
+    def has_whole_call(self) -> bool:
+        """Whether a call is there that can be carried out."""
+        return any(self._whole)
+
+    def take(self, event: Event) -> None:
+        """Add the next event."""
+        match event:
+            case ThoughtPiece():
+                self._thoughts.append(event.text)
+            case TextPiece():
+                self._texts.append(event.text)
+            case CallStart():
+                self._starts.append(event)
+                self._arguments.append([])
+                self._whole.append(False)
+            case ArgumentsPiece():
+                self._arguments[event.index].append(event.text)
+            case CallEnd():
+                self._whole[event.index] = event.whole
+
+    def message(self) -> Message:
+        """The reply as a caller would send it back."""
+        calls = tuple(ToolCall(call.id, call.name, call.arguments) for call in self.calls)
+        return Message("assistant", self.text, tool_calls=calls, reasoning=self.thought or None)

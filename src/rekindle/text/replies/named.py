@@ -1,0 +1,107 @@
+"""Calls as a name and a JSON object behind it.
+
+    [TOOL_CALLS]look[ARGS]{"place": "attic"}
+
+Between the two a mark, or nothing; some write an id of the call with a mark of its own, which is passed over.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rekindle.text.messages import GUARD
+from rekindle.text.replies.arguments import JsonArguments
+from rekindle.text.replies.reader import Begun, CallMarks, CallScan, Ended, Passed, Step
+from rekindle.text.replies.sample import MARK, TOOL, VALUES, CallSample, json_objects
+from rekindle.text.tools_json import skip_blanks
+
+_NAME = re.compile(rf"[^\s{{}}\[\]<>\"{GUARD}]+")
+_ID = re.compile(r"[\w\-]*")
+
+
+@dataclass(frozen=True, slots=True)
+class NamedForm:
+    """Calls as name and arguments; `separator` stands before these, `id_mark` before an id."""
+
+    marks: CallMarks
+    separator: str
+    id_mark: str = ""
+
+    def opening(self, name: str | None) -> str:
+        """How a call begins, up to its arguments or its name; the id is the model's to leave out."""
+        return self.marks.open if name is None else self.marks.open + name + self.separator
+
+    def new_scan(self, tools: Sequence[Any]) -> Callable[[], CallScan]:
+        """What makes a scan for each call."""
+        return lambda: NamedScan(self)
+
+
+def recognise_named(sample: CallSample) -> NamedForm | None:
+    """The form, if the sample's call is its name and then its arguments as JSON."""
+    for start, end, value in json_objects(sample.body):
+        name_at = sample.body.rfind(TOOL, 0, start)
+        if value != VALUES or name_at < 0:
+            continue
+        between, gap, after = sample.split_at(name_at, end)
+        before = re.search(rf"({MARK})\s*$", between)
+        middle = re.fullmatch(rf"(?:({MARK})\w+)?({MARK})?\s*", sample.body[name_at + len(TOOL) : start])
+        behind = re.match(rf"\s*({MARK})?", after)
+        if before and middle and behind:
+            marks = CallMarks(before[1], behind[1] or "", gap)
+            return NamedForm(marks, middle[2] or "", middle[1] or "")
+    return None
+
+
+class NamedScan:
+    """One call; see `CallScan`."""
+
+    def __init__(self, form: NamedForm) -> None:
+        self._form = form
+        self._json = JsonArguments(form.marks.close)
+        self._has_begun = False
+
+    def advance(self, text: str, at: int, *, final: bool) -> tuple[int, Step]:
+        """Take one more piece."""
+        return self._arguments(text, at, final) if self._has_begun else self._head(text, at)
+
+    def _head(self, text: str, at: int) -> tuple[int, Step]:
+        """The name and what stands behind it, read again until the arguments begin."""
+        begin = skip_blanks(text, at)
+        name = _NAME.match(text, begin)
+        if name is None:
+            return at, "more" if begin == len(text) else "broken"
+        end = self._behind(text, name.end())
+        if end is None:
+            return at, "more"
+        if not text.startswith("{", end):
+            return at, "broken"
+        self._has_begun = True
+        return end, Begun(name.group())
+
+    def _behind(self, text: str, at: int) -> int | None:
+        """Where the arguments should begin; None: that is not to be seen yet."""
+        for mark, value in ((self._form.id_mark, _ID), (self._form.separator, None)):
+            at = skip_blanks(text, at)
+            rest = text[at:]
+            if mark and rest.startswith(mark):
+                found = value.match(text, at + len(mark)) if value else None
+                at = found.end() if found else at + len(mark)
+            elif mark and mark.startswith(rest):
+                return None
+        at = skip_blanks(text, at)
+        return at if at < len(text) else None
+
+    def _arguments(self, text: str, at: int, final: bool) -> tuple[int, Step]:
+        end, found = self._json.advance(text, at, final=final)
+        if isinstance(found, Passed) or found == "more":
+            return end, found
+        close = self._form.marks.close
+        end = skip_blanks(text, at)
+        if close and text.startswith(close, end):
+            return end + len(close), Ended(found == "closed")
+        if close and found == "closed" and not final and close.startswith(text[end:]):
+            return at, "more"
+        return at, Ended(found == "closed")

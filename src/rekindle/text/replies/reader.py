@@ -1,0 +1,282 @@
+"""Text and calls of a reply as they are generated, whatever the form of the calls.
+
+    text ─ opening mark ─▶ scan: name ─▶ arguments ─▶ end ─▶ blanks, a further call, or text
+
+Owns what is text and what is held back. How a call is spelled is a scan's to know (`CallScan`, one per form). A call
+begins when its name is known and its arguments begin; what cannot be a call is text. What went out is not taken back: a
+call that breaks later ends where it breaks. Tokens flagged special stand in a structured reply behind a guard, and have
+no text unless they are marks of the form.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+from rekindle.text.messages import GUARD
+from rekindle.text.replies.events import ArgumentsPiece, Blanks, CallEnd, CallStart, Event, TextPiece
+from rekindle.text.stream import overlap
+from rekindle.text.tools_json import skip_blanks
+
+
+@dataclass(frozen=True, slots=True)
+class Begun:
+    """The name is known; `arguments`, where they are known at once and nothing of them is to come."""
+
+    name: str
+    arguments: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Passed:
+    """More of the arguments; `text` is their JSON."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """The call is over; `whole`: its arguments are closed."""
+
+    whole: bool
+
+
+# "more": it depends on text to come; the text up to here was looked at. "broken": this is no call.
+Step = Begun | Passed | Ended | Literal["more", "broken"]
+
+
+class CallScan(Protocol):
+    """Reads one call, from behind its opening mark."""
+
+    def advance(self, text: str, at: int, *, final: bool) -> tuple[int, Step]:
+        """Take one more piece of `text` from `at`, where the last one ended; return where this one ends.
+
+        `final`: nothing follows, so that after `Begun` the answer is never "more".
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class CallMarks:
+    """What stands around calls.
+
+    `open` empty: calls are bare JSON, which only begin a reply or follow a call. A call may begin with `tag` as well.
+    `gap` stands between a reply's text and its first call. `listed`: one opening mark, then calls in a JSON list, then
+    `close`; else the scan of each call knows its end.
+    """
+
+    open: str
+    close: str = ""
+    gap: str = ""
+    listed: bool = False
+    tag: str = ""
+
+    @property
+    def starts(self) -> tuple[str, ...]:
+        """What a call begins with."""
+        return tuple(mark for mark in (self.open, self.tag) if mark)
+
+
+class CallReader:
+    """Reads one reply. Holds text back only while it may belong to a call; `marks` None: all of it is text.
+
+    With `parallel` False it ends behind the first call: `ended` says so, and nothing follows.
+    """
+
+    def __init__(
+        self,
+        marks: CallMarks | None,
+        new_scan: Callable[[], CallScan] | None,
+        *,
+        specials: Sequence[str] = (),
+        parallel: bool = True,
+        new_id: Callable[[], str],
+    ) -> None:
+        self.ended = False
+        self._marks = marks
+        self._new_scan = new_scan
+        self._specials = tuple(specials)
+        self._parallel = parallel
+        self._new_id = new_id
+        starts = marks.starts if marks else ()
+        gaps = tuple(marks.gap + start for start in starts) if marks else ()
+        self._waits_for = (*gaps, *starts, *self._specials)
+        self._held = ""
+        self._read = 0  # how much of `_held` was looked at already
+        self._opened = 0  # where the text behind the opening mark begins in `_held`
+        self._num_calls = 0
+        self._final = False
+        self._has_begun = False
+        self._in_list = False
+        self._events: list[Event] = []
+        self._scan: CallScan | None = None
+        self._state: Callable[[], bool] = self._blanks
+
+    def push(self, text: str) -> list[Event]:
+        """Take more of the reply; return what became certain, often nothing."""
+        self._held += text
+        while not self.ended and self._held and self._state():
+            pass
+        events, self._events = self._events, []
+        return events
+
+    def finish(self) -> list[Event]:
+        """The reply is over: return what was held back. A call that has not begun is text."""
+        self._final = True
+        events = self.push("")
+        if self._has_begun and self._scan is not None:
+            _, step = self._scan.advance("", 0, final=True)
+            events.append(CallEnd(self._num_calls - 1, isinstance(step, Ended) and step.whole, ""))
+            self._has_begun = False
+        return events
+
+    # Each state takes from `_held` what it can and says whether the next state should go on.
+
+    def _blanks(self) -> bool:
+        """White space where text or a call may follow: at the start, and behind a call."""
+        at = skip_blanks(self._held)
+        rest = self._held[at:]
+        start = next((mark for mark in self._starts if rest.startswith(mark)), None)
+        if start is not None:
+            return self._open(at, at + len(start))
+        if not self._final and any(mark.startswith(rest) for mark in self._starts):
+            return False
+        if self._is_bare and rest.startswith("{"):
+            return self._open(at, at)
+        if self._is_bare and not rest and not self._final:
+            return False
+        if not rest and self._num_calls:
+            self._emit(Blanks(self._held), at)
+            return False
+        self._state = self._text
+        return True
+
+    def _text(self) -> bool:
+        found = min(((at, mark) for mark in self._starts if (at := self._held.find(mark)) >= 0), default=None)
+        if found is not None:
+            at, mark = found
+            gap = self._marks.gap if self._marks else ""
+            size = at - len(gap) if self._held.endswith(gap, 0, at) else at
+            self._say(size)
+            return self._open(at - size, at - size + len(mark))
+        kept = 0 if self._final else max((overlap(self._held, start) for start in self._waits_for), default=0)
+        self._say(len(self._held) - kept)
+        return False
+
+    def _open(self, at: int, opened: int) -> bool:
+        self._read = self._opened = opened
+        assert self._new_scan is not None
+        self._scan, self._has_begun = self._new_scan(), False
+        self._state = self._list if self._marks and self._marks.listed else self._call
+        return True
+
+    def _list(self) -> bool:
+        """Behind the opening mark of a list: its bracket."""
+        at = skip_blanks(self._held, self._read)
+        if at == len(self._held) and not self._final:
+            return False
+        self._in_list = self._held.startswith("[", at)
+        self._read = at + self._in_list
+        self._state = self._call
+        return True
+
+    def _call(self) -> bool:
+        assert self._scan is not None
+        size, step = self._scan.advance(self._held, self._read, final=self._final)
+        if step == "more" and (self._has_begun or not self._final):
+            self._read = size
+            return False
+        if isinstance(step, str):
+            self._state, self._in_list = self._text, False
+            self._say(self._opened or 1)
+            return True
+        if isinstance(step, Begun):
+            self._emit(CallStart(self._num_calls, self._new_id(), step.name, self._held[:size]), size)
+            self._num_calls += 1
+            self._has_begun = True
+            if step.arguments is not None:
+                self._emit(ArgumentsPiece(self._num_calls - 1, step.arguments, ""), 0)
+        elif isinstance(step, Passed):
+            self._emit(ArgumentsPiece(self._num_calls - 1, step.text, self._held[:size]), size)
+        else:
+            self._end(size, whole=step.whole)
+        return True
+
+    def _end(self, size: int, *, whole: bool) -> None:
+        self._emit(CallEnd(self._num_calls - 1, whole, self._held[:size]), size)
+        self._has_begun = False
+        self._state = self._between if self._in_list or self._is_bare else self._blanks
+        self.ended = not self._parallel
+
+    def _between(self) -> bool:
+        """Behind a call of a list, or a bare one: a sign that joins it to the next, or the end of the list."""
+        at = skip_blanks(self._held)
+        sign = self._held[at : at + 1]
+        if not sign and not self._final:
+            return False
+        if sign in (",", ";"):
+            after = skip_blanks(self._held, at + 1)
+            if self._held.startswith("{", after):
+                self._open(at, after)
+                self._state = self._call
+                return True
+            if after == len(self._held) and not self._final:
+                return False
+        if sign == "]" and self._in_list:
+            self._emit(Blanks(self._held[: at + 1]), at + 1)
+            self._state = self._closing
+        else:
+            self._state = self._blanks
+        self._in_list = False
+        return True
+
+    def _closing(self) -> bool:
+        """Behind a list: its closing mark."""
+        close = self._marks.close if self._marks else ""
+        at = skip_blanks(self._held)
+        rest = self._held[at:]
+        if close and not self._final and close.startswith(rest) and rest != close:
+            return False
+        if close and rest.startswith(close):
+            self._emit(Blanks(self._held[: at + len(close)]), at + len(close))
+        self._state = self._blanks
+        return True
+
+    @property
+    def _starts(self) -> tuple[str, ...]:
+        return self._marks.starts if self._marks else ()
+
+    @property
+    def _is_bare(self) -> bool:
+        return self._marks is not None and not self._marks.open
+
+    def _say(self, size: int) -> None:
+        raw = self._held[:size]
+        if self._events and isinstance(self._events[-1], TextPiece):
+            raw = self._events.pop().raw + raw
+        if raw:
+            self._events.append(text_piece(raw, self._specials))
+        self._drop(size)
+
+    def _emit(self, event: Event, size: int) -> None:
+        self._events.append(event)
+        self._drop(size)
+
+    def _drop(self, size: int) -> None:
+        self._held = self._held[size:]
+        self._read = 0
+
+
+def text_piece(raw: str, specials: Sequence[str]) -> TextPiece:
+    """A piece of text without the special tokens in it."""
+    text = without(raw, specials)
+    return TextPiece(text) if text == raw else TextPiece(text, raw)
+
+
+def without(raw: str, specials: Sequence[str]) -> str:
+    """Structured text without its special tokens."""
+    if GUARD not in raw:
+        return raw
+    for special in sorted(specials, key=len, reverse=True):
+        raw = raw.replace(special, "")
+    return raw.replace(GUARD, "")

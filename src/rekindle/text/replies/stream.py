@@ -1,0 +1,227 @@
+"""One reply, read as it is generated; what a prompt has begun of it.
+
+Owns where thoughts end. What follows them is read as the form says (`format`). Malformed is text, never an error.
+
+Always true: the `raw` of all events, joined, is the structured reply behind `opening`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from rekindle.text.messages import GUARD
+from rekindle.text.prompt import PromptEncoder, RenderedPrompt
+from rekindle.text.replies.events import (
+    ArgumentsPiece,
+    Blanks,
+    CallEnd,
+    CallStart,
+    Event,
+    Said,
+    TextPiece,
+    ThoughtPiece,
+)
+from rekindle.text.replies.format import ReplyFormat
+from rekindle.text.replies.probes import structured
+from rekindle.text.replies.reader import without
+from rekindle.text.stream import TextStream, overlap
+from rekindle.text.tools_json import skip_blanks
+from rekindle.text.vocabulary import MARK
+
+_TAIL_BYTES = 512  # of a prompt's end: longer than any cue
+
+
+class ReplyStream:
+    """Reads one structured reply. Holds text back only while it may belong to a mark.
+
+    `tools`: whether calls are looked for; the definitions sent with the request say more than True: of forms that
+    write values without types they give the types. With `parallel` False the reply ends behind its first call: `ended`
+    says so, and nothing follows. `opening` is what stands before the reply already; calls it has begun are told.
+    """
+
+    def __init__(
+        self,
+        form: ReplyFormat,
+        *,
+        tools: bool | Sequence[Any],
+        parallel: bool = True,
+        opening: str = "",
+        new_id: Callable[[], str] | None = None,
+    ) -> None:
+        self._thinking = form.leading_thoughts
+        self._specials = form.specials
+        starts = form.tools.marks.starts if form.tools and tools else ()
+        self._calls = tuple(mark for mark in starts if mark.startswith(GUARD))  # they end thoughts that are not closed
+        self._reader = form.reader(tools, parallel=parallel and not form.one_call, new_id=new_id or form.new_id)
+        self._held = ""
+        self._state = self._start
+        self._events: list[Event] = []
+        self._final = False
+        self._to_skip = len(opening)
+        self._opened = self._skip(self._read(opening)) if opening else []
+
+    @property
+    def ended(self) -> bool:
+        """Whether no further call is wanted: what else is generated belongs to nobody."""
+        return self._reader.ended
+
+    def push(self, text: str) -> list[Event]:
+        """Take more of the reply; return what became certain, often nothing."""
+        opened, self._opened = self._opened, []
+        return opened + self._skip(self._read(text))
+
+    def finish(self) -> list[Event]:
+        """The reply is over: return what was held back. A call that has not begun is text."""
+        self._final = True
+        return self.push("") + self._skip(self._reader.finish())
+
+    def _read(self, text: str) -> list[Event]:
+        self._held += text
+        while self._state():
+            pass
+        events, self._events = self._events, []
+        return events
+
+    # Each state takes from `_held` what it can and says whether the next state should go on.
+
+    def _start(self) -> bool:
+        """Before anything was said: white space, and a mark that opens thoughts."""
+        if self._thinking is None:
+            self._state = self._body
+            return True
+        at = skip_blanks(self._held)
+        rest = self._held[at:]
+        if rest.startswith(self._thinking.open):
+            self._emit(Blanks, at + len(self._thinking.open))
+            self._state = self._lead
+            return True
+        if self._thinking.open.startswith(rest) and not self._final:
+            return False
+        self._state = self._body
+        return True
+
+    def _lead(self) -> bool:
+        """What the template puts before thoughts."""
+        lead = self._thinking.lead if self._thinking else ""
+        if lead.startswith(self._held) and self._held != lead and not self._final:
+            return False
+        if self._held.startswith(lead):
+            self._emit(Blanks, len(lead))
+        self._state = self._thought
+        return True
+
+    def _thought(self) -> bool:
+        assert self._thinking is not None
+        trail, close = self._thinking.trail, self._thinking.close
+        ends = [close, *self._calls]
+        found = min(((at, mark) for mark in ends if (at := self._held.find(mark)) >= 0), default=None)
+        if found is None:
+            waits = (trail + close, *ends, *self._specials)
+            kept = 0 if self._final else max(overlap(self._held, mark) for mark in waits)
+            self._think(len(self._held) - kept)
+            return False
+        at, mark = found
+        self._think(at - len(trail) if mark == close and self._held.endswith(trail, 0, at) else at)
+        if mark == close:
+            self._emit(Blanks, self._held.index(close) + len(close))
+        self._state = self._behind
+        return True
+
+    def _behind(self) -> bool:
+        """Behind thoughts: white space, which belongs to nobody."""
+        self._emit(Blanks, skip_blanks(self._held))
+        if not self._held:
+            return False
+        self._state = self._body
+        return True
+
+    def _body(self) -> bool:
+        text, self._held = self._held, ""
+        self._events += self._reader.push(text)
+        return False
+
+    def _think(self, size: int) -> None:
+        raw = self._held[:size]
+        if raw:
+            text = without(raw, self._specials)
+            self._events.append(ThoughtPiece(text) if text == raw else ThoughtPiece(text, raw))
+        self._held = self._held[size:]
+
+    def _emit(self, kind: type[Blanks], size: int) -> None:
+        if size:
+            self._events.append(kind(self._held[:size]))
+        self._held = self._held[size:]
+
+    def _skip(self, events: list[Event]) -> list[Event]:
+        """The events behind the opening: calls it has begun stay, without what was spelled there already."""
+        if not self._to_skip:
+            return events
+        kept: list[Event] = []
+        for event in events:
+            raw = event.raw
+            rest = raw[self._to_skip :]
+            self._to_skip -= len(raw) - len(rest)
+            if rest == raw:
+                kept.append(event)
+            elif isinstance(event, CallStart | ArgumentsPiece | CallEnd):
+                kept.append(replace(event, raw=rest))
+            elif rest:
+                kept.append(_cut(event, rest, self._specials))
+        return kept
+
+
+def opened_by(form: ReplyFormat, encoder: PromptEncoder, prompt: RenderedPrompt) -> str:
+    """What the cue at the prompt's end has begun of the reply, as structured text: mostly nothing."""
+    return form.opened_at_end_of(structured(encoder, _tail(encoder, prompt)))
+
+
+def begin_reply(
+    form: ReplyFormat, encoder: PromptEncoder, *, prompt: RenderedPrompt, prefix: str = ""
+) -> tuple[RenderedPrompt, str]:
+    """The prompt with `prefix` (structured text) as the beginning of its reply, and all it has begun of the reply.
+
+    Thoughts that the cue has opened are ended first: a prefix is text, or a call.
+    """
+    opened = opened_by(form, encoder, prompt)
+    if not prefix:
+        return prompt, opened
+    bridged = form.bridged(opened, prefix)
+    return encoder.continued(prompt, bridged), opened + bridged
+
+
+def read_reply(
+    form: ReplyFormat,
+    encoder: PromptEncoder,
+    ids: Sequence[int] | np.ndarray,
+    *,
+    opening: str = "",
+    tools: bool | Sequence[Any],
+) -> Said:
+    """Read a whole reply from its token ids."""
+    stream = TextStream(encoder, visible=form.visible)
+    reader = ReplyStream(form, tools=tools, opening=opening)
+    said = Said()
+    for token_id in ids:
+        for event in reader.push(stream.push(int(token_id))):
+            said.take(event)
+    for event in (*reader.push(stream.finish()), *reader.finish()):
+        said.take(event)
+    return said
+
+
+def _tail(encoder: PromptEncoder, prompt: RenderedPrompt) -> np.ndarray:
+    """The ids of the prompt's end; what stands before the first control token in it is not told apart."""
+    from_byte = max(len(prompt.key) - _TAIL_BYTES, 0)
+    start = prompt.key.find(MARK, from_byte)
+    return encoder.encode_rest(prompt, start if start >= 0 else len(prompt.key))
+
+
+def _cut(event: ThoughtPiece | TextPiece | Blanks, raw: str, specials: Sequence[str]) -> Event:
+    if isinstance(event, Blanks):
+        return Blanks(raw)
+    text = without(raw, specials)
+    return type(event)(text) if text == raw else type(event)(text, raw)

@@ -1,0 +1,134 @@
+"""A coding agent's session over a real socket, on six chat templates: nearly all is known, all said as without."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from rekindle.bench.session import ARMS, SessionBench, replay, spread
+from rekindle.bench.session_agent import Request, SessionPlan
+from rekindle.bench.session_client import Heard, Identity
+from rekindle.bench.session_report import Asked, Checked, Replayed, measurements, share
+from rekindle.bench.session_templates import BEHAVIOURS, Behaviour, behaviour
+from rekindle.cli import app
+from rekindle.config import Settings
+from rekindle.errors import ConfigError
+
+KNOWN = 0.95  # of all prompt tokens behind the session's first request, sub-agents included
+SETTINGS = Settings.load({"threads": 2})
+
+
+@pytest.mark.parametrize("chosen", BEHAVIOURS, ids=lambda each: each.name)
+def test_forty_turns_stay_warm(chosen: Behaviour) -> None:
+    replayed = replay(chosen, "as served", SETTINGS, plan=SessionPlan(turns=40, seed=0), checks=4)
+    assert replayed.share >= KNOWN, [
+        (e.request.who, e.request.turn, e.prompt_tokens, e.reused_tokens) for e in replayed.asked
+    ]
+    assert [each.asked.request.turn for each in replayed.checked if not each.is_equal] == []
+    assert replayed.num_wrong_usage == 0
+    by_agent = replayed.by_agent
+    assert len(by_agent["main"]) == 40 and len(by_agent) == 4
+    assert all(each.heard.calls or each.heard.text for each in replayed.asked)
+    thoughts = [block for each in replayed.asked for block in each.heard.content if block["type"] == "thinking"]
+    assert bool(thoughts) == chosen.thinking
+    tools = {call["name"] for each in replayed.asked for call in each.heard.calls}
+    assert tools == {"Read", "Grep", "Bash", "Edit"}
+    # The fork of the conversation starts from it; midnight is named for what it is.
+    assert share(by_agent["helper-3"][:1]) > 0.9
+    assert by_agent["main"][20].cause == "date_line"
+
+
+def test_without_normalising_nearly_nothing_is_known() -> None:
+    plan = SessionPlan(turns=4)
+    known = {
+        arm: replay(behaviour("append"), arm, SETTINGS, plan=plan, checks=1) for arm in ("as served", "normalise off")
+    }
+    assert known["normalise off"].share < 0.5 < known["as served"].share
+    assert all(each.num_equal == 1 for each in known.values())
+    assert {each.cause for each in known["normalise off"].by_agent["main"][1:2]} == {"attribution_header"}
+
+
+def test_what_is_anticipated_is_not_computed_again() -> None:
+    plan = SessionPlan(turns=6)
+    on, off = (
+        replay(behaviour("open-thinking"), arm, SETTINGS, plan=plan, checks=1)
+        for arm in ("as served", "anticipate off")
+    )
+    assert on.anticipated_tokens > 0 == off.anticipated_tokens
+    assert on.num_equal == off.num_equal == 1
+
+
+def test_the_command_writes_a_log_and_lines(tmp_path: Path) -> None:
+    log, out = tmp_path / "session.jsonl", tmp_path / "bench.jsonl"
+    given = ["--turns", "4", "--behaviour", "dated", "--checks", "1", "--log", str(log), "--out", str(out)]
+    result = CliRunner(env={"COLUMNS": "220"}).invoke(app, ["bench", "session", *given])
+    assert result.exit_code == 0, result.output
+    assert "dated, as served" in result.output and "1 of 1" in result.output and "adds up" in result.output
+    lines = [json.loads(line) for line in log.read_text().splitlines()]
+    assert {line["endpoint"] for line in lines} == {"/v1/messages"} and len(lines) > 4
+    measured = {line["measure"]: line for line in map(json.loads, out.read_text().splitlines())}
+    assert len(measured["known of prompts"]["detail"]["turns"]) == len(lines)
+
+
+@pytest.mark.parametrize("given", [{"behaviours": ("appendix",)}, {"arms": ("off",)}])
+def test_unknown_names_are_refused_with_the_known_ones(given: dict[str, tuple[str, ...]]) -> None:
+    with pytest.raises(ConfigError, match="must be all or some of"):
+        SessionBench(SessionPlan(), **given)  # type: ignore[arg-type]
+
+
+def test_all_names_can_be_asked_for() -> None:
+    options = SessionBench(SessionPlan(), behaviours=("all",), arms=("all",))
+    assert options.chosen_behaviours() == list(BEHAVIOURS) and options.chosen_arms() == list(ARMS)
+    assert SessionBench(SessionPlan(), behaviours=("dated", "append")).chosen_behaviours() == [
+        behaviour("append"),
+        behaviour("dated"),
+    ]
+
+
+def asked(prompt: int, reused: int, *, text: str = "Yes.", created: int = 0) -> Asked:
+    """A request with this outcome."""
+    report = {
+        "prompt_tokens": prompt,
+        "reused_tokens": reused,
+        "completion_tokens": 3,
+        "outcome": "extend",
+        "source": "own",
+    }
+    usage = {
+        "input_tokens": prompt - reused - created,
+        "cache_read_input_tokens": reused,
+        "cache_creation_input_tokens": created,
+        "output_tokens": 3,
+    }
+    heard = Heard([{"type": "text", "text": text}], "end_turn", usage, report, 0.1)
+    return Asked(Request("main", 1, {}, Identity("s"), SessionPlan().now(1)), heard, 0.0)
+
+
+def test_the_share_leaves_out_the_first_request_and_nothing_else() -> None:
+    replayed = Replayed("append", "as served", (asked(100, 0), asked(100, 90), asked(300, 290)), (), 0)
+    assert replayed.share == 380 / 400
+    assert next(measurements(replayed)).values == (380 / 400,)
+
+
+def test_usage_adds_up_to_the_token_or_is_counted_as_wrong() -> None:
+    good, lost = asked(100, 60, created=40), asked(100, 60)
+    lost.heard.usage["input_tokens"] -= 1
+    assert good.usage_adds_up() and not lost.usage_adds_up()
+    assert Replayed("append", "as served", (good, lost), (), 0).num_wrong_usage == 1
+
+
+def test_a_check_needs_the_same_words_computed_anew() -> None:
+    known = asked(100, 60)
+    assert Checked(known, asked(100, 0).heard).is_equal
+    assert not Checked(known, asked(100, 0, text="No.").heard).is_equal
+    assert not Checked(known, asked(100, 16).heard).is_equal
+    assert not Checked(known, asked(101, 0).heard).is_equal
+
+
+def test_checks_are_spread_over_the_session_and_end_with_its_last() -> None:
+    all_of_it = [asked(number, 0) for number in range(1, 41)]
+    assert [each.prompt_tokens for each in spread(all_of_it, 4)] == [10, 20, 30, 40]
+    assert spread(all_of_it, 100) == all_of_it and spread(all_of_it, 0) == []

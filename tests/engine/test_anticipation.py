@@ -1,0 +1,185 @@
+"""After a turn the next prompt is computed as far as it can be known; only new words are left for the next turn."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rekindle.cache.hashing import BlockHash
+from rekindle.engine.anticipation import Anticipation
+from rekindle.engine.api import Engine
+from rekindle.engine.request import FinishedTurn
+from rekindle.engine.types import EngineStats, GenerationRequest, Report
+from rekindle.model.params import SamplingParams
+from rekindle.text.messages import Message
+from rekindle.text.replies import ReplyFormat, ThinkingFormat
+from rekindle.text.replies.envelope import EnvelopeForm
+from tests.engine.conftest import Start
+from tests.engine.rewriting import REWRITING, with_template
+
+SYSTEM = "You are a careful assistant. Answer in one short sentence, and remember what you are told. " * 2
+PLACE = {"type": "object", "properties": {"place": {"type": "string"}}}
+TOOLS = [
+    {"type": "function", "function": {"name": name, "description": "Looks for a place.", "parameters": PLACE}}
+    for name in ("look", "find")
+]
+WORDS = ("What did she say about the weather?", "It rained.", "The red box holds 4711 screws.", "And the blue one?")
+
+
+def until_idle(engine: Engine) -> EngineStats:
+    """Wait as a user would, who looks at the figures."""
+    while (stats := engine.stats()).num_background or stats.num_running or stats.num_waiting:
+        time.sleep(0.002)
+    return stats
+
+
+def talk(
+    engine: Engine, agent: str | None, *, wait: bool = True, **options: Any
+) -> list[tuple[Report, tuple[int, ...]]]:
+    messages: list[dict[str, Any]] = [{"role": "system", "content": SYSTEM}]
+    said = []
+    for words in WORDS:
+        messages.append({"role": "user", "content": words})
+        reply = engine.chat(agent, messages, tools=TOOLS, temperature=0.0, max_tokens=24, **options)
+        messages.append({"role": "assistant", "content": reply.text})
+        said.append((reply.report, reply.token_ids))
+        if wait:
+            until_idle(engine)
+    return said
+
+
+@pytest.fixture(params=REWRITING)
+def model(request: pytest.FixtureRequest, tiny_llama: Path, tmp_path: Path) -> Path:
+    return with_template(tiny_llama, REWRITING[request.param], tmp_path / "model")
+
+
+@pytest.mark.parametrize("agent", ["ada", None])
+def test_the_next_turn_computes_new_words_only(start: Start, model: Path, agent: str | None) -> None:
+    engine = start(model, anticipate="on", min_reuse_tokens=1)
+    said = talk(engine, agent)
+    for words, (report, _) in list(zip(WORDS, said, strict=True))[1:]:
+        new = len(
+            engine.encoder.encode(engine.encoder.render_text(f"{words}<|im_end|>\n<|im_start|>assistant\n<think>\n"))
+        )
+        assert report.computed_tokens <= new + 8, f"{words}: {report}"
+        assert report.outcome != "miss"
+    cold = talk(start(model, anticipate="off", store="off"), agent, wait=False, reuse="off")
+    assert [ids for _, ids in said] == [ids for _, ids in cold]
+
+
+SAID = (
+    "<think>\nIs it up there?\n</think>\n\nI look."
+    '\n<tool_call>\n{"name": "look", "arguments": {"place":"attic"}}\n</tool_call>'
+)
+THINKING = ThinkingFormat("<think>", "</think>", "\n", "\n", "\n\n")
+HERMES = ReplyFormat(tools=EnvelopeForm(), thinking=THINKING)
+
+
+@pytest.fixture
+def anticipation(start: Start) -> Anticipation:
+    parts = start()._running
+    return Anticipation(
+        encoder=parts.encoder,
+        memory=parts.memory,
+        form=HERMES,
+        new_table=parts.core.cache.new_table,
+        root=parts.core.cache.root,
+        submit=lambda request: None,
+        max_context=1024,
+    )
+
+
+def asked(*earlier: Message, **options: Any) -> GenerationRequest:
+    return GenerationRequest(messages=(*earlier, Message("user", "Where?")), agent="ada", **options)
+
+
+def test_who_reads_text_sends_text_back(anticipation: Anticipation) -> None:
+    assert anticipation.sent_back(asked(), SAID, "") == Message("assistant", SAID)
+    assert anticipation.sent_back(asked(reply_prefix="So: "), "here.", "So: ") == Message("assistant", "So: here.")
+
+
+def test_who_reads_parts_sends_parts_back(anticipation: Anticipation) -> None:
+    reply = anticipation.sent_back(asked(structured=True, tools=TOOLS), SAID, "")
+    assert (reply.content.strip(), reply.reasoning) == ("I look.", None)
+    assert [(call.name, call.arguments) for call in reply.tool_calls] == [("look", '{"place":"attic"}')]
+    again = anticipation.sent_back(asked(structured=True, tools=TOOLS, respells_arguments=True), SAID, "")
+    assert again.tool_calls[0].arguments == '{"place": "attic"}'
+    bare = anticipation.sent_back(asked(structured=True), SAID, "")
+    assert "<tool_call>" in bare.content and not bare.tool_calls, "without tools nothing is a call"
+
+
+def test_thoughts_go_back_where_the_caller_sends_them(anticipation: Anticipation) -> None:
+    thinker = Message("assistant", "Hm.", reasoning="Why?")
+    for told, earlier, expected in (
+        (None, (), None),
+        (True, (), "Is it up there?"),
+        (None, (thinker,), "Is it up there?"),
+        (False, (thinker,), None),
+    ):
+        reply = anticipation.sent_back(asked(*earlier, structured=True, tools=TOOLS, echoes_thoughts=told), SAID, "")
+        assert (reply.reasoning or "").strip() == (expected or "")
+
+
+def test_a_prefix_of_the_reply_goes_back_with_it_but_not_a_call_that_was_forced(anticipation: Anticipation) -> None:
+    reply = anticipation.sent_back(asked(structured=True, reply_prefix="It is"), " here.", "It is")
+    assert reply.content == "It is here."
+    opening = HERMES.opening("look")
+    assert opening is not None
+    request = asked(structured=True, tools=TOOLS, reply_prefix=opening)
+    reply = anticipation.sent_back(request, '{"place": "attic"}}\n</tool_call>', opening)
+    assert reply.content == "" and [call.arguments for call in reply.tool_calls] == ['{"place": "attic"}']
+
+
+def test_a_request_of_the_agent_makes_it_void(anticipation: Anticipation, start: Start) -> None:
+    ids, root = np.arange(20, 30, dtype=np.uint32), BlockHash(bytes(32))
+    turn = FinishedTurn("default", "ada", root, ids, (), root, 0, 0, 10, asked=asked(), text="There.")
+    for _ in range(2):
+        anticipation.expect(turn)
+        anticipation.ended(turn)
+    anticipation.expect(other := replace(turn, agent="bob"))
+    anticipation.ended(other)
+    assert anticipation.num_pending == 2, "of an agent the last turn counts"
+    anticipation.void("default", "ada")
+    anticipation.void("default", "cleo")
+    assert anticipation.num_pending == 1
+    assert anticipation.work() and not anticipation.work()
+    assert anticipation.num_pending == 0
+
+
+def test_nothing_is_foreseen_of_what_was_cancelled_forgotten_or_asked_as_text(start: Start) -> None:
+    engine = start(anticipate="on", min_reuse_tokens=1)
+    params = SamplingParams(temperature=0.0, max_tokens=8)
+    engine.submit(GenerationRequest(text="It rained", agent="ada", params=params)).result()
+    engine.submit_many(GenerationRequest(messages=(Message("user", SYSTEM),), agent="bob", params=params), 2)[
+        1
+    ].result()
+    endless = engine.stream("cleo", [{"role": "user", "content": "Hi"}], ignore_eos=True)
+    next(iter(endless))
+    endless.cancel()
+    engine.warm("dora", [{"role": "user", "content": SYSTEM}])
+    assert until_idle(engine).num_anticipations == 0
+
+
+def test_a_purged_agent_leaves_nothing_foreseen(start: Start, tiny_llama: Path, tmp_path: Path) -> None:
+    model = with_template(tiny_llama, REWRITING["tools moved"], tmp_path / "model")
+    engine = start(model, anticipate="on", min_reuse_tokens=1)
+    talk(engine, "ada")
+    assert engine.stats().num_anticipations > 0
+    engine.purge("ada")
+    stats = until_idle(engine)
+    assert (stats.num_cached_blocks, stats.num_held_blocks) == (0, 0)
+
+
+def test_an_evicted_agent_leaves_memory_with_what_was_foreseen(start: Start, tiny_llama: Path, tmp_path: Path) -> None:
+    model = with_template(tiny_llama, REWRITING["trimmed and dated"], tmp_path / "model")
+    engine = start(model, anticipate="on", min_reuse_tokens=1)
+    engine.chat("ada", [{"role": "user", "content": SYSTEM}], temperature=0.0, max_tokens=24)
+    assert until_idle(engine).num_anticipations == 1
+    engine.evict("ada")
+    assert engine.agent("ada").hot_tokens == 0
+    assert engine.stats().num_cached_blocks == 0

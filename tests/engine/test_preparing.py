@@ -1,0 +1,102 @@
+"""A request becomes what the engine runs: its ids, its places in tokens, and what is told of its reply."""
+
+from __future__ import annotations
+
+import pytest
+
+from rekindle.cache.hashing import BlockHash
+from rekindle.cache.matcher import Matcher
+from rekindle.cache.pool import BlockPool
+from rekindle.cache.table import BlockTable
+from rekindle.engine.branches import BranchBook
+from rekindle.engine.generation import Generation
+from rekindle.engine.memory import AgentMemory
+from rekindle.engine.preparing import Preparer, PromptLimits
+from rekindle.engine.recall import Recall
+from rekindle.engine.rendering import Renderer
+from rekindle.engine.request import Request
+from rekindle.engine.types import Breakpoint, GenerationRequest
+from rekindle.errors import BadRequest, PromptTooLong
+from rekindle.model.params import SamplingParams
+from rekindle.text.messages import Message
+from rekindle.text.prompt import PromptEncoder
+from rekindle.text.replies import find_reply_format
+from tests.text.families import encoder_for
+
+CHAT = (Message("system", "Be kind and brief."), Message("user", "Hello, who are you?"))
+ROOT = BlockHash(b"r" * 32)
+
+
+def prepared(encoder: PromptEncoder, asked: GenerationRequest, *, max_context: int = 4096) -> Request:
+    form, requests = find_reply_format(encoder), list[Request]()
+    memory = AgentMemory(
+        encoder=encoder,
+        matcher=Matcher(encoder),
+        book=BranchBook(max_branches=8),
+        store=None,
+        block_tokens=16,
+        save=lambda order: None,
+        demote=lambda branch, num_kept: None,
+        now=lambda: 0.0,
+    )
+    preparer = Preparer(
+        encoder=encoder,
+        renderer=Renderer(encoder, form, frozenset(["attribution"])),
+        recall=Recall(encoder, memory, reuse="on"),
+        limits=PromptLimits(max_context, encoder.vocab_size, frozenset(), None),
+        visible=form.visible,
+        block_tokens=16,
+        root=lambda namespace: ROOT,
+        new_table=lambda: BlockTable(BlockPool(8, 16)),
+        submit=requests.append,
+        wake=lambda: None,
+    )
+    preparer.prepare(asked, [Generation()], 0.0)
+    (request,) = requests
+    return request
+
+
+def test_structured_deltas_spell_the_marks_of_the_models_form() -> None:
+    encoder = encoder_for("channels")
+    special = next(token for token in encoder.controls.tokens if token.content == "<|channel|>")
+    assert special.special
+    plain = prepared(encoder, GenerationRequest(messages=CHAT))
+    shown = prepared(encoder, GenerationRequest(messages=CHAT, structured=True))
+    assert (plain.stream.push(special.id), shown.stream.push(special.id)) == ("", "\ufdd0<|channel|>")
+
+
+def test_breakpoints_in_tokens_and_settled_messages() -> None:
+    encoder = encoder_for("hermes")
+    signed = Message("system", f"x-anthropic-billing-header: cch=1;\n{CHAT[0].content}")
+    marks = (Breakpoint(1, None, 300.0), Breakpoint(0, None, 3600.0))
+    request = prepared(encoder, GenerationRequest(messages=(signed, CHAT[1]), agent="ada", breakpoints=marks))
+    assert request.asked is not None and request.asked.messages == CHAT
+    assert [kept.ttl_s for kept in request.kept] == [300.0, 3600.0]
+    last, first = request.breakpoint_tokens
+    for num_tokens, text in ((first, CHAT[0].content), (last, CHAT[1].content)):
+        assert encoder.decode(request.prompt_ids[:num_tokens]).endswith(text)
+        assert not encoder.decode(request.prompt_ids[: num_tokens - 1]).endswith(text)
+    (line,) = request.taken_out
+    assert (line.kind, line.num_before < first, line.is_new) == ("attribution", True, False)
+
+
+def test_the_opening_reaches_the_caller_with_the_prompt() -> None:
+    encoder = encoder_for("hermes")
+    request = prepared(encoder, GenerationRequest(messages=CHAT, reply_prefix="I am"))
+    assert request.generation.opening.endswith("I am")
+    assert request.generation.prompt_ids == tuple(request.prompt_ids)
+    assert encoder.decode(request.prompt_ids).endswith("I am")
+
+
+def test_what_has_no_room_is_refused_with_its_size() -> None:
+    encoder = encoder_for("hermes")
+    request = prepared(encoder, GenerationRequest(messages=CHAT))
+    size = len(request.prompt_ids)
+    assert prepared(encoder, GenerationRequest(messages=CHAT), max_context=size + 3).max_new_tokens == 3
+    with pytest.raises(PromptTooLong, match=f"{size} tokens"):
+        prepared(encoder, GenerationRequest(messages=CHAT), max_context=size)
+    with pytest.raises(BadRequest, match="token ids"):
+        prepared(encoder, GenerationRequest(token_ids=(1 << 30,)))
+    few = GenerationRequest(messages=CHAT, params=SamplingParams(max_tokens=2))
+    assert prepared(encoder, few).max_new_tokens == 2
+    assert prepared(encoder, GenerationRequest(messages=CHAT, task="prefill")).max_new_tokens == 0

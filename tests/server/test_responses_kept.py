@@ -1,0 +1,386 @@
+"""Kept responses: found at once, on disk a moment later, gone when their time has come, whatever the disk does."""
+
+from __future__ import annotations
+
+import logging
+import sqlite3
+import stat
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
+
+from rekindle.errors import StoreError
+from rekindle.server.errors import HttpError
+from rekindle.server.responses.items import message_item
+from rekindle.server.responses.kept import FILE_NAME, Kept, KeptResponses
+
+DAY_S = 86400.0
+
+
+class Clock:
+    """Wall clock of a test."""
+
+    def __init__(self) -> None:
+        self.now = 1e9
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def response(id: str, previous: str | None = None, *, text: str = "Hello.") -> dict[str, Any]:
+    return {"id": id, "previous_response_id": previous, "output": [message_item(f"msg_{id}", text)]}
+
+
+def kept(
+    id: str, previous: str | None = None, *, agent: str | None = "ada", namespace: str = "default", **more: Any
+) -> Kept:
+    return Kept(namespace, agent, response(id, previous, **more), [message_item(f"in_{id}", "Asked.")])
+
+
+@pytest.fixture(params=["disk", "memory"])
+def opened(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable[..., KeptResponses]]:
+    """Opens kept responses, on disk again and again the same."""
+    made: list[KeptResponses] = []
+
+    def open_(**options: Any) -> KeptResponses:
+        responses = KeptResponses(tmp_path / FILE_NAME if request.param == "disk" else None, **options)
+        made.append(responses)
+        responses.start()
+        return responses
+
+    yield open_
+    for responses in made:
+        responses.close()
+
+
+def test_a_response_is_found_before_and_after_it_is_written(opened: Callable[..., KeptResponses]) -> None:
+    responses = opened()
+    one = kept("a")
+    responses.keep(one)
+    for _ in range(2):
+        assert responses.find("default", "a") == one
+        assert responses.item("default", "in_a") == one.items[0]
+        assert responses.item("default", "msg_a") == one.response["output"][0]
+        assert responses.find("other", "a") is None
+        assert responses.item("other", "in_a") is None
+        assert responses.flush()
+    responses.check()
+
+
+def test_an_id_that_is_no_unicode_is_nobodys(opened: Callable[..., KeptResponses]) -> None:
+    responses = opened()
+    assert responses.find("default", "\ud800") is None
+    assert responses.item("default", "\ud800") is None
+
+
+def test_a_conversation_is_a_chain(opened: Callable[..., KeptResponses]) -> None:
+    responses = opened()
+    for name, previous in (("a", None), ("b", "a"), ("c", "b"), ("other", "a")):
+        responses.keep(kept(name, previous))
+    assert [each.id for each in responses.chain("default", "c")] == ["a", "b", "c"]
+    assert responses.flush()
+    assert [each.id for each in responses.chain("default", "c")] == ["a", "b", "c"]
+    assert responses.delete("default", "b")
+    assert not responses.delete("default", "b")
+    assert not responses.delete("other", "a")
+    with pytest.raises(HttpError, match="'b', which it goes on from") as caught:
+        responses.chain("default", "c")
+    assert caught.value.problem.status == 400
+    assert [each.id for each in responses.chain("default", "other")] == ["a", "other"]
+
+
+def test_what_waits_is_deleted_too(opened: Callable[..., KeptResponses]) -> None:
+    responses = opened()
+    for number in range(50):
+        responses.keep(kept(f"a{number}"))
+        assert responses.delete("default", f"a{number}")
+        responses.keep(kept(f"b{number}", agent="bo"))
+        assert responses.forget("default", "bo") == 1
+        assert responses.find("default", f"b{number}") is None
+    assert responses.flush()
+    assert responses.find("default", "a0") is None
+    responses.check()
+
+
+def test_what_is_being_written_is_deleted_too(opened: Callable[..., KeptResponses]) -> None:
+    """A large response is packed for a while: whenever it is deleted meanwhile, it does not come back."""
+    responses = opened()
+    text = "".join(chr(0x4E00 + at * 7919 % 20_000) for at in range(100_000))
+    for number in range(30):
+        name = f"r{number}"
+        responses.keep(kept(name, text=text))
+        for _ in range(number * 1_000):
+            assert responses.problems() == ()
+        assert responses.delete("default", name)
+        responses.keep(kept(f"after-{name}"))
+        assert responses.flush()
+        assert responses.find("default", name) is None
+
+
+def test_an_agents_responses_are_forgotten_and_nobody_elses(opened: Callable[..., KeptResponses]) -> None:
+    responses = opened()
+    for name, agent, namespace in (
+        ("a", "ada", "default"),
+        ("b", "bo", "default"),
+        ("c", None, "default"),
+        ("d", "ada", "x"),
+    ):
+        responses.keep(kept(name, agent=agent, namespace=namespace))
+    assert responses.flush()
+    assert responses.forget("default", "ada") == 1
+    found = [
+        responses.find(space, name) is not None
+        for space, name in (("default", "a"), ("default", "b"), ("default", "c"), ("x", "d"))
+    ]
+    assert found == [False, True, True, True]
+
+
+def test_the_oldest_go_and_a_chain_that_is_used_stays_whole(opened: Callable[..., KeptResponses]) -> None:
+    clock = Clock()
+    responses = opened(clock=clock, max_kept=4)
+    for name, previous in (("a", None), ("b", "a"), ("x", None), ("c", "b"), ("d", "c")):
+        clock.now += 1
+        responses.keep(kept(name, previous))
+        assert responses.flush()
+        responses.check()
+    assert responses.find("default", "x") is None, "the only one that nobody went on from"
+    assert len(responses.chain("default", "d")) == 4
+    clock.now += 1
+    responses.keep(kept("y"))
+    assert responses.flush()
+    assert responses.find("default", "d") is None, "of a chain the last one goes first"
+    assert len(responses.chain("default", "c")) == 3
+
+
+def test_bytes_are_bounded(opened: Callable[..., KeptResponses]) -> None:
+    responses = opened(max_bytes=4_000)
+    for number in range(30):
+        responses.keep(
+            kept(f"r{number}", text="".join(chr(0x4E00 + (number * 997 + at * 31) % 20_000) for at in range(500)))
+        )
+        assert responses.flush()
+    found = [number for number in range(30) if responses.find("default", f"r{number}")]
+    assert 1 <= len(found) < 6
+    assert found[-1] == 29
+
+
+def test_they_are_kept_for_thirty_days_from_their_last_use(opened: Callable[..., KeptResponses]) -> None:
+    clock = Clock()
+    responses = opened(clock=clock)
+    responses.keep(kept("a"))
+    responses.keep(kept("lone"))
+    assert responses.flush()
+    clock.now += 29 * DAY_S
+    responses.keep(kept("b", "a"))
+    assert responses.flush()
+    clock.now += 2 * DAY_S
+    assert responses.find("default", "lone") is None
+    assert len(responses.chain("default", "b")) == 2
+    clock.now -= 365 * DAY_S
+    for name, previous in (("sibling", "a"), ("c", "b")):
+        responses.keep(kept(name, previous))
+        assert responses.flush()
+        responses.check()
+    assert len(responses.chain("default", "c")) == 3, "a clock that goes back harms nobody"
+
+
+def test_the_file_is_private_and_outlives_the_process(tmp_path: Path) -> None:
+    path = tmp_path / FILE_NAME
+    responses = KeptResponses(path)
+    responses.start()
+    responses.keep(kept("a"))
+    responses.close()
+    assert {each.stat().st_mode & 0o777 for each in tmp_path.iterdir()} == {0o600}
+    again = KeptResponses(path)
+    again.start()
+    assert again.find("default", "a") == kept("a")
+    again.close()
+    again.close()
+    with pytest.raises(StoreError):
+        again.find("default", "a")
+
+
+def test_two_servers_may_share_one(tmp_path: Path) -> None:
+    both = [KeptResponses(tmp_path / FILE_NAME) for _ in range(2)]
+    for responses in both:
+        responses.start()
+    threads = [
+        threading.Thread(target=lambda r=responses, n=name: [r.keep(kept(f"{n}{at}")) or r.flush() for at in range(40)])
+        for name, responses in zip("ab", both, strict=True)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for responses in both:
+        assert all(responses.find("default", f"{name}{at}") for name in "ab" for at in range(40))
+        responses.close()
+
+
+def test_a_purge_leaves_no_trace(tmp_path: Path) -> None:
+    responses = KeptResponses(tmp_path / FILE_NAME)
+    responses.start()
+    for number in range(60):
+        responses.keep(kept(f"secret-{number}", agent="ada"))
+        responses.keep(kept(f"public-{number}", agent="bo"))
+    assert responses.flush()
+    assert responses.forget("default", "ada") == 60
+    data = b"".join(path.read_bytes() for path in tmp_path.iterdir())
+    responses.close()
+    assert b"secret-" not in data
+    assert b"public-7" in data
+
+
+def test_a_damaged_file_is_set_aside(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = tmp_path / FILE_NAME
+    path.write_bytes(b"This is no database. " * 500)
+    responses = KeptResponses(path)
+    with caplog.at_level(logging.WARNING):
+        responses.start()
+    assert "damaged" in caplog.text
+    responses.keep(kept("a"))
+    assert responses.flush()
+    assert (tmp_path / f"{FILE_NAME}.damaged").read_bytes().startswith(b"This is no")
+    responses.close()
+
+
+def test_the_directory_is_made_where_nobody_else_does(tmp_path: Path) -> None:
+    responses = KeptResponses(tmp_path / "new" / "store" / FILE_NAME)
+    responses.start()
+    responses.close()
+    assert stat.S_IMODE((tmp_path / "new" / "store").stat().st_mode) == 0o700
+
+
+def test_a_file_that_cannot_be_used_is_said(tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").touch()
+    (tmp_path / FILE_NAME).symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(StoreError, match="--store"):
+        KeptResponses(tmp_path / FILE_NAME).start()
+    newer = tmp_path / "newer.db"
+    with sqlite3.connect(newer) as connection:
+        connection.execute("PRAGMA user_version = 7")
+    with pytest.raises(StoreError, match="format 7"):
+        KeptResponses(newer).start()
+
+
+def test_a_disk_that_refuses_costs_nothing_but_what_does_not_fit_in_memory(tmp_path: Path) -> None:
+    responses = KeptResponses(tmp_path / FILE_NAME)
+    responses.start()
+    with sqlite3.connect(tmp_path / FILE_NAME) as other:
+        other.execute("CREATE TRIGGER full BEFORE INSERT ON response BEGIN SELECT RAISE(FAIL, 'disk full'); END")
+    responses.keep(kept("a"))
+    assert not responses.flush(0.3)
+    assert "disk full" in responses.problems()[0]
+    for number in range(300):
+        responses.keep(kept(f"b{number}"))
+    assert responses.find("default", "a") is None
+    assert responses.find("default", "b299") is not None
+    with sqlite3.connect(tmp_path / FILE_NAME) as other:
+        other.execute("DROP TRIGGER full")
+    responses.close()
+    again = KeptResponses(tmp_path / FILE_NAME)
+    again.start()
+    assert again.find("default", "b299") == kept("b299")
+    assert again.problems() == ()
+    again.close()
+
+
+def test_a_response_that_comes_after_its_agent_was_forgotten_is_not_kept(opened: Callable[..., KeptResponses]) -> None:
+    responses = opened()
+    before = responses.ticket()
+    assert responses.forget("default", "ada") == 0
+    for name, agent, ticket in (("late", "ada", before), ("other", "bo", before), ("new", "ada", responses.ticket())):
+        responses.keep(kept(name, agent=agent), ticket=ticket)
+    assert responses.flush()
+    assert [responses.find("default", name) is not None for name in ("late", "other", "new")] == [False, True, True]
+
+
+def test_a_disk_that_refuses_to_forget_forgets_nothing(tmp_path: Path) -> None:
+    responses = KeptResponses(tmp_path / FILE_NAME)
+    responses.start()
+    responses.keep(kept("a", agent="ada"))
+    assert responses.flush()
+    with sqlite3.connect(tmp_path / FILE_NAME) as other:
+        for event in ("INSERT", "DELETE"):
+            other.execute(f"CREATE TRIGGER no_{event} BEFORE {event} ON response BEGIN SELECT RAISE(FAIL, 'full'); END")
+    responses.keep(kept("b", agent="ada"))
+    with pytest.raises(StoreError, match="full"):
+        responses.forget("default", "ada")
+    assert all(responses.find("default", name) is not None for name in "ab")
+    with sqlite3.connect(tmp_path / FILE_NAME) as other:
+        for event in ("INSERT", "DELETE"):
+            other.execute(f"DROP TRIGGER no_{event}")
+    assert responses.forget("default", "ada") == 2
+    responses.close()
+
+
+class Machine(RuleBasedStateMachine):
+    """Against a dictionary: what was kept and not deleted is found, while there is room for all of it."""
+
+    ids = Bundle("ids")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.clock = Clock()
+        self.responses = KeptResponses(None, clock=self.clock)
+        self.responses.start()
+        self.model: dict[str, Kept] = {}
+        self.count = 0
+
+    @rule(target=ids, previous=st.none() | ids, agent=st.sampled_from([None, "ada", "bo"]))
+    def keep(self, previous: str | None, agent: str | None) -> str:
+        self.count += 1
+        one = kept(f"r{self.count}", previous, agent=agent)
+        self.responses.keep(one)
+        self.model[one.id] = one
+        return one.id
+
+    @rule(id=consumes(ids))
+    def delete(self, id: str) -> None:
+        assert self.responses.delete("default", id) == (self.model.pop(id, None) is not None)
+
+    @rule(agent=st.sampled_from(["ada", "bo"]))
+    def forget(self, agent: str) -> None:
+        gone = [name for name, one in self.model.items() if one.agent == agent]
+        assert self.responses.forget("default", agent) == len(gone)
+        for name in gone:
+            del self.model[name]
+
+    @rule()
+    def flush(self) -> None:
+        assert self.responses.flush()
+
+    @rule(seconds=st.integers(-100, 100))
+    def wait(self, seconds: int) -> None:
+        self.clock.now += seconds
+
+    @rule(id=ids)
+    def chain(self, id: str) -> None:
+        wanted, at = [], id
+        while at is not None and at in self.model:
+            wanted.append(at)
+            at = self.model[at].previous  # type: ignore[assignment]
+        try:
+            assert [one.id for one in self.responses.chain("default", id)] == wanted[::-1]
+            assert at is None
+        except HttpError:
+            assert at is not None
+
+    @invariant()
+    def agrees(self) -> None:
+        for name in list(self.model)[-5:]:
+            assert self.responses.find("default", name) == self.model[name]
+        self.responses.check()
+
+    def teardown(self) -> None:
+        self.responses.close()
+
+
+TestMachine = Machine.TestCase
+TestMachine.settings = hypothesis_settings(max_examples=40, stateful_step_count=25)

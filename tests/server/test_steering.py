@@ -1,0 +1,105 @@
+"""How a caller steers a reply: which tool is called, how much is thought."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from rekindle.engine.types import GenerationRequest
+from rekindle.errors import BadRequest
+from rekindle.server.openai.calls import parse_tool_choice
+from rekindle.server.steering import ToolChoice, steered, template_kwargs
+from rekindle.text.messages import Message
+from rekindle.text.replies import ReplyFormat
+from rekindle.text.replies.envelope import EnvelopeForm
+
+FORM, BARE = ReplyFormat(tools=EnvelopeForm()), ReplyFormat()
+ASKED = GenerationRequest(messages=(Message("user", "Hi"),))
+AUTO, NONE, ANY, LOOK = ToolChoice(), ToolChoice("none"), ToolChoice("required"), ToolChoice("required", "look")
+
+
+@pytest.mark.parametrize(
+    ("given", "choice"),
+    [
+        (None, AUTO),
+        ("auto", AUTO),
+        ("none", NONE),
+        ("required", ANY),
+        ({"type": "function", "function": {"name": "look"}}, LOOK),
+        ({"type": "function", "name": "look"}, LOOK),
+    ],
+)
+def test_openais_choices(given: Any, choice: ToolChoice) -> None:
+    assert parse_tool_choice(given) == choice
+
+
+@pytest.mark.parametrize(
+    "given", ["any", 1, [], {"type": "function"}, {"type": "web_search"}, {"type": "function", "name": None}]
+)
+def test_other_choices_are_refused(given: Any) -> None:
+    with pytest.raises(BadRequest) as caught:
+        parse_tool_choice(given)
+    assert caught.value.param == "tool_choice"
+
+
+def test_a_forced_call_begins_the_reply() -> None:
+    for choice in (ANY, LOOK):
+        found = steered(ASKED, FORM, choice, tool_names=["look", "add"])
+        assert found.reply_prefix == FORM.opening(choice.name)
+        assert found.messages == ASKED.messages
+    assert '"look"' in steered(ASKED, FORM, LOOK, tool_names=["look"]).reply_prefix
+
+
+@pytest.mark.parametrize("choice", [AUTO, NONE])
+@pytest.mark.parametrize("names", [[], ["look"]])
+def test_nothing_else_changes_the_request(choice: ToolChoice, names: list[str]) -> None:
+    assert steered(ASKED, FORM, choice, tool_names=names) is ASKED
+    if not names or choice == NONE:
+        assert steered(ASKED, BARE, choice, tool_names=names) is ASKED
+
+
+@pytest.mark.parametrize(
+    ("form", "choice", "names", "param"),
+    [
+        (FORM, ANY, [], "choice"),
+        (FORM, LOOK, [], "choice"),
+        (FORM, LOOK, ["add"], "choice"),
+        (BARE, AUTO, ["look"], "functions"),
+        (BARE, LOOK, ["look"], "functions"),
+    ],
+)
+def test_what_cannot_be_done_is_refused_in_the_words_of_the_dialect(
+    form: ReplyFormat, choice: ToolChoice, names: list[str], param: str
+) -> None:
+    with pytest.raises(BadRequest) as caught:
+        steered(ASKED, form, choice, tool_names=names, params=("functions", "choice"))
+    assert caught.value.param == param
+    assert str(caught.value).startswith(param)
+
+
+def test_a_call_is_not_forced_behind_ids() -> None:
+    with pytest.raises(BadRequest, match="cannot be forced"):
+        steered(GenerationRequest(token_ids=(1, 2)), FORM, ANY, tool_names=["look"])
+
+
+@pytest.mark.parametrize(
+    ("given", "effort", "told"),
+    [
+        (None, None, {}),
+        ({}, None, {}),
+        (None, "none", {"enable_thinking": False}),
+        (None, "low", {"enable_thinking": True, "reasoning_effort": "low"}),
+        (None, "max", {"enable_thinking": True, "reasoning_effort": "max"}),
+        ({"enable_thinking": False, "a": [1]}, "low", {"enable_thinking": False, "reasoning_effort": "low", "a": [1]}),
+    ],
+)
+def test_what_a_template_is_told(given: Any, effort: str | None, told: dict[str, Any]) -> None:
+    assert template_kwargs(given, effort) == told
+
+
+@pytest.mark.parametrize("name", ["messages", "tools", "add_generation_prompt", "eos_token", "self", "a b", "", "1a"])
+def test_a_caller_may_not_say_for_the_engine(name: str) -> None:
+    with pytest.raises(BadRequest) as caught:
+        template_kwargs({name: "x"}, None)
+    assert caught.value.param == "chat_template_kwargs"

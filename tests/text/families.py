@@ -1,0 +1,160 @@
+"""Templates of the kinds that models with tools and thoughts have, each written for these tests, and their tokens.
+
+Every template writes calls and thoughts as its family does and shows no more of a real one than that.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from functools import cache
+
+from rekindle.text.prompt import PromptEncoder
+from rekindle.text.template import ChatTemplate
+from rekindle.text.tokenizer import TokenizerFile
+from tests.text.factories import tokenizer_json
+
+IM_CUE = "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+HERMES = (
+    "{% for t in tools or [] %}{{ t | tojson }}{% endfor %}"
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n"
+    "{% if m.reasoning_content %}<think>\n{{ m.reasoning_content }}\n</think>\n\n{% endif %}{{ m.content }}"
+    "{% for c in m.tool_calls or [] %}{{ '\n' if m.content or not loop.first }}<tool_call>\n"
+    '{"name": "{{ c.function.name }}", "arguments": {{ c.function.arguments | tojson }}}\n</tool_call>{% endfor %}'
+    "<|im_end|>\n{% endfor %}" + IM_CUE
+)
+OPENED = HERMES.replace(IM_CUE, IM_CUE.replace("assistant\n{%", "assistant\n<think>\n{%"))
+EMPTY = HERMES.replace(IM_CUE, IM_CUE.replace("assistant\n{%", "assistant\n<think>\n\n</think>\n\n{%"))
+CODER = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}{% for c in m.tool_calls or [] %}"
+    "{{ '\n' }}<tool_call>\n<function={{ c.function.name }}>\n{% for key, value in c.function.arguments.items() %}"
+    "<parameter={{ key }}>\n{{ value if value is string else value | tojson }}\n</parameter>\n{% endfor %}"
+    "</function>\n</tool_call>{% endfor %}<|im_end|>\n{% endfor %}" + IM_CUE
+)
+LLAMA = (
+    "<|begin|>{% for m in messages %}<|header|>{{ m.role }}<|/header|>\n\n"
+    "{% if loop.first and tools %}{{ tools | tojson }} Use <|python_tag|> never.{% endif %}{% if m.tool_calls %}"
+    "{% if m.tool_calls | length > 1 %}{{ raise_exception('one call at once') }}{% endif %}"
+    '{% set f = m.tool_calls[0].function %}{"name": "{{ f.name }}", "parameters": {{ f.arguments | tojson }}}'
+    "{% else %}{{ m.content | trim }}{% endif %}<|eot|>{% endfor %}"
+    "{% if add_generation_prompt %}<|header|>assistant<|/header|>\n\n{% endif %}"
+)
+_INST = (
+    "<s>{% for m in messages %}{% if m.role == 'user' %}[INST]{{ m.content }}[/INST]{% elif m.tool_calls %}"
+    "{% for c in m.tool_calls if c.id | length != 9 %}{{ raise_exception('ids have nine characters') }}{% endfor %}"
+)
+MISTRAL_LIST = (
+    _INST + "[TOOL_CALLS] [{% for c in m.tool_calls %}{{ ', ' if not loop.first }}"
+    '{"name": "{{ c.function.name }}", "arguments": {{ c.function.arguments | tojson }}, "id": "{{ c.id }}"}'
+    "{% endfor %}]</s>{% elif m.role == 'tool' %}[TOOL_RESULTS]{{ m.content }}[/TOOL_RESULTS]{% else %}"
+    "{{ m.content }}</s>{% endif %}{% endfor %}"
+)
+MISTRAL_ARGS = (
+    _INST + "{{ m.content }}{% for c in m.tool_calls %}[TOOL_CALLS]{{ c.function.name }}[ARGS]"
+    "{{ c.function.arguments | tojson }}{% endfor %}</s>{% else %}{{ m.content }}</s>{% endif %}{% endfor %}"
+    "{# they think in [THINK][/THINK] #}{% if false %}[THINK][/THINK]{% endif %}"
+)
+MISTRAL_ID = MISTRAL_ARGS.replace("}[ARGS]", "}[CALL_ID]{{ c.id }}[ARGS]")
+KEYED = (
+    '{% macro value(v) %}{% if v is string %}<|"|>{{ v }}<|"|>{% elif v is mapping %}{ {%- for k in v | sort %}'
+    "{{ ',' if not loop.first }}{{ k }}:{{ value(v[k]) }}{% endfor %}}{% elif v is sequence %}[{% for e in v %}"
+    "{{ ',' if not loop.first }}{{ value(e) }}{% endfor %}]{% else %}{{ v | tojson }}{% endif %}{% endmacro %}"
+    "<bos>{% for m in messages %}<|turn>{{ 'model' if m.role == 'assistant' else m.role }}\n"
+    "{% if m.reasoning_content and m.tool_calls %}<|channel>thought\n{{ m.reasoning_content }}\n<channel|>{% endif %}"
+    "{{ m.content }}{% for c in m.tool_calls or [] %}<|tool_call>call:{{ c.function.name }}"
+    "{{ value(c.function.arguments) }}<tool_call|>{% endfor %}<turn|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|turn>model\n{% if enable_thinking is false %}<|channel>thought\n<channel|>"
+    "{% endif %}{% endif %}"
+).replace("{ {%-", "{{ '{' }}{%-")
+# Calls before text, and a cue that begins with the same sign as they do.
+KEYED_FIRST = (
+    KEYED.replace("{{ m.content }}{% for c", "{% for c")
+    .replace("<turn|>\n{% endfor %}", "{{ m.content }}<turn|>\n{% endfor %}")
+    .replace("is false", "is not true")
+    .replace("m.reasoning_content and m.tool_calls", "false")
+)
+FENCED = (
+    "<bos>{% for m in messages %}<start_of_turn>{{ 'model' if m.role == 'assistant' else m.role }}\n{{ m.content }}"
+    "{% for c in m.tool_calls or [] %}"
+    '{{ "\n" }}```tool_code\n{"name": "{{ c.function.name }}", "parameters": {{ c.function.arguments | tojson }}}\n```'
+    "{% endfor %}<end_of_turn>\n{% endfor %}{% if add_generation_prompt %}<start_of_turn>model\n{% endif %}"
+)
+CHANNELS = (
+    "{% for m in messages %}{% if m.role == 'assistant' %}"
+    "{% if m.thinking and (m.tool_calls or loop.last) %}"
+    "<|start|>assistant<|channel|>analysis<|message|>{{ m.thinking }}<|end|>{% endif %}"
+    "{% if m.content and m.thinking and m.tool_calls %}{{ raise_exception('text or thoughts') }}{% endif %}"
+    "{% if m.tool_calls %}{% set f = m.tool_calls[0].function %}{% if m.content %}"
+    "<|start|>assistant<|channel|>analysis<|message|>{{ m.content }}<|end|>{% endif %}"
+    "<|start|>assistant to=functions.{{ f.name }}<|channel|>commentary json"
+    "<|message|>{{ f.arguments | tojson }}<|call|>{% else %}"
+    "<|start|>assistant<|channel|>final<|message|>{{ m.content }}"
+    "{{ '<|return|>' if loop.last and not add_generation_prompt else '<|end|>' }}{% endif %}"
+    "{% elif m.role == 'tool' %}<|start|>functions.x to=assistant<|channel|>commentary<|message|>{{ m.content }}<|end|>"
+    "{% else %}<|start|>{{ m.role }}<|message|>{{ m.content }}<|end|>{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}<|start|>assistant{% endif %}"
+)
+STRIPPED = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content.split('</think>')[-1] }}<|im_end|>\n{% endfor %}"
+    + IM_CUE
+)
+
+IM = ("<|im_start|>", "<|im_end|>")
+THINK = ("<think>", "</think>", "<tool_call>", "</tool_call>")
+MISTRAL = ("[INST]", "[/INST]", "[TOOL_CALLS]", "[TOOL_RESULTS]", "[/TOOL_RESULTS]", "</s>")
+
+
+@dataclass(frozen=True)
+class Family:
+    """A template, its tokens flagged special, and its other added tokens."""
+
+    template: str
+    special: tuple[str, ...]
+    unflagged: tuple[str, ...] = ()
+
+    @property
+    def ends(self) -> tuple[str, ...]:
+        """The tokens that end a reply."""
+        known = ("<|im_end|>", "<|eot|>", "</s>", "<turn|>", "<end_of_turn>", "<|call|>", "<|return|>")
+        return tuple(token for token in self.special if token in known)
+
+
+FAMILIES = {
+    "hermes": Family(HERMES, IM, THINK),
+    "opened": Family(OPENED, IM, THINK),
+    "empty": Family(EMPTY, IM, THINK),
+    "spelled": Family(HERMES, IM),
+    "special": Family(HERMES, (*IM, *THINK)),
+    "stripped": Family(STRIPPED, IM),
+    "coder": Family(CODER, IM, ("<tool_call>", "</tool_call>")),
+    "llama": Family(LLAMA, ("<|begin|>", "<|header|>", "<|/header|>", "<|eot|>", "<|python_tag|>")),
+    "mistral_list": Family(MISTRAL_LIST, MISTRAL),
+    "mistral_args": Family(MISTRAL_ARGS, (*MISTRAL, "[ARGS]", "[THINK]", "[/THINK]")),
+    "mistral_id": Family(MISTRAL_ID, (*MISTRAL, "[ARGS]", "[CALL_ID]")),
+    "keyed": Family(
+        KEYED,
+        ("<bos>", "<|turn>", "<turn|>", "<|channel>", "<channel|>", "<|tool_call>", "<tool_call|>", '<|"|>'),
+    ),
+    "keyed_first": Family(
+        KEYED_FIRST,
+        ("<bos>", "<|turn>", "<turn|>", "<|channel>", "<channel|>", "<|tool_call>", "<tool_call|>", '<|"|>'),
+    ),
+    "fenced": Family(FENCED, ("<bos>", "<start_of_turn>", "<end_of_turn>")),
+    "channels": Family(
+        CHANNELS, ("<|start|>", "<|channel|>", "<|message|>", "<|end|>", "<|call|>", "<|return|>", "<|constrain|>")
+    ),
+}
+
+
+@cache
+def encoder_for(name: str, kind: str = "cl100k") -> PromptEncoder:
+    """The family's encoder, on a tokenizer of this kind (see factories)."""
+    family = FAMILIES[name]
+    data = json.loads(tokenizer_json(kind))
+    data["added_tokens"] = [entry for entry in data["added_tokens"] if entry["content"] == "<s>"]
+    next_id = 1 + max([*data["model"]["vocab"].values(), *(entry["id"] for entry in data["added_tokens"])])
+    for number, content in enumerate((*family.special, *family.unflagged)):
+        flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+        entry = {"id": next_id + number, "content": content, "special": content in family.special, **flags}
+        data["added_tokens"].append(entry)
+    return PromptEncoder(TokenizerFile(json.dumps(data).encode()), {}, ChatTemplate({"default": family.template}, {}))

@@ -1,0 +1,329 @@
+"""How a model writes replies is found by what its template makes of probes; an odd template has no form."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from rekindle.errors import BadRequest
+from rekindle.pocket import MODEL_DIR
+from rekindle.text.messages import Message, ToolCall
+from rekindle.text.prompt import PromptEncoder, RenderedPrompt
+from rekindle.text.replies import (
+    ReplyFormat,
+    ThinkingFormat,
+    begin_reply,
+    find_reply_format,
+    opened_by,
+    read_reply,
+)
+from rekindle.text.replies.channels import ChannelForm
+from rekindle.text.replies.envelope import EnvelopeForm
+from rekindle.text.replies.keyed import KeyedForm
+from rekindle.text.replies.named import NamedForm
+from rekindle.text.replies.probes import structured
+from rekindle.text.replies.reader import CallMarks
+from rekindle.text.replies.tagged import TaggedForm
+from tests.text.factories import CHAT, KINDS, STRIPS_THINKING, encoder_of
+from tests.text.families import FAMILIES, encoder_for
+
+G = "\ufdd0"
+THINK = ThinkingFormat("<think>", "</think>", "\n", "\n", "\n\n")
+QWEN = EnvelopeForm(CallMarks("<tool_call>", "</tool_call>", "\n"))
+ASKED = Message("user", "What is in the attic?")
+ARGUMENTS = '{"floor": 3, "place": "the \\"old\\" attic\\n<b>"}'
+HOLDS_ONE = ("llama", "channels")
+TOOLS = [
+    {
+        "type": "function",
+        "function": {
+            "name": "look",
+            "parameters": {"properties": {"floor": {"type": "integer"}, "place": {"type": "string"}}},
+        },
+    }
+]
+
+
+@pytest.mark.parametrize(
+    ("family", "thinking", "tools"),
+    [
+        ("hermes", THINK, QWEN),
+        ("opened", THINK, QWEN),
+        ("empty", THINK, QWEN),
+        ("spelled", THINK, QWEN),
+        ("stripped", THINK, None),
+        ("coder", None, TaggedForm(CallMarks("<tool_call>", "</tool_call>", "\n", tag="<function="))),
+        ("llama", None, EnvelopeForm(CallMarks("", tag=G + "<|python_tag|>"), "parameters", "")),
+        ("mistral_list", None, EnvelopeForm(CallMarks(G + "[TOOL_CALLS]", listed=True), blank=" ")),
+        (
+            "mistral_args",
+            ThinkingFormat(G + "[THINK]", G + "[/THINK]"),
+            NamedForm(CallMarks(G + "[TOOL_CALLS]"), G + "[ARGS]"),
+        ),
+        ("mistral_id", None, NamedForm(CallMarks(G + "[TOOL_CALLS]"), G + "[ARGS]", G + "[CALL_ID]")),
+        (
+            "keyed",
+            ThinkingFormat(G + "<|channel>thought", G + "<channel|>", "\n", "\n"),
+            KeyedForm(CallMarks(G + "<|tool_call>", G + "<tool_call|>"), G + '<|"|>'),
+        ),
+        (
+            "keyed_first",
+            ThinkingFormat(G + "<|channel>thought", G + "<channel|>", "\n"),
+            KeyedForm(CallMarks(G + "<|tool_call>", G + "<tool_call|>"), G + '<|"|>'),
+        ),
+        ("fenced", None, EnvelopeForm(CallMarks("```tool_code", "```", "\n"), "parameters")),
+        (
+            "channels",
+            ThinkingFormat(f"{G}<|channel|>analysis{G}<|message|>", G + "<|end|>"),
+            ChannelForm(
+                *(G + mark for mark in ("<|start|>", "<|channel|>", "<|message|>")),
+                (G + "<|end|>", G + "<|return|>", G + "<|call|>"),
+                (" to=functions.", f"{G}<|channel|>commentary json{G}<|message|>"),
+                G + "<|constrain|>",
+            ),
+        ),
+    ],
+)
+def test_the_form_is_what_the_template_writes(family: str, thinking: ThinkingFormat | None, tools: object) -> None:
+    found = find_reply_format(encoder_for(family))
+    assert found.thinking == thinking
+    assert found.tools == tools
+    assert found.one_call == (family in HOLDS_ONE)
+    assert found.call_ids == ("short" if family.startswith("mistral") else "long")
+
+
+@pytest.mark.parametrize("kind", [*KINDS, "lower"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_tokenizer_makes_no_difference(family: str, kind: str) -> None:
+    """But for a blank behind a mark, which some tokenizers add themselves."""
+    found, expected = (str(find_reply_format(encoder_for(family, each)).tools) for each in (kind, "cl100k"))
+    assert found.replace("blank=''", "blank=' '") == expected.replace("blank=''", "blank=' '")
+    assert find_reply_format(encoder_for(family, kind)).thinking == find_reply_format(encoder_for(family)).thinking
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_only_marks_are_visible(family: str) -> None:
+    encoder = encoder_for(family)
+    found = find_reply_format(encoder)
+    names = {token.id: token.content for token in encoder.controls.tokens}
+    assert {G + names[token_id] for token_id in found.visible} == set(found.specials)
+    assert {names[token_id] for token_id in found.visible} <= set(FAMILIES[family].special)
+    assert not {"<|im_end|>", "</s>", "<|eot|>", "<turn|>"} & {names[token_id] for token_id in found.visible}
+    assert all(mark not in found.specials for mark in ("[INST]", "<bos>"))
+
+
+def test_the_bundled_model_calls_tools_and_does_not_think() -> None:
+    found = find_reply_format(PromptEncoder.from_dir(MODEL_DIR))
+    assert found == ReplyFormat(tools=EnvelopeForm())
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{{ raise_exception('never') }}",
+        "",
+        "{% for m in messages %}{{ m.content }}{% endfor %}",
+        "{% for m in messages %}{{ m.tool_calls[0].function.name }}{% endfor %}",
+        "{{ messages[0].content }}",
+        "{% for m in messages %}{{ m.content }}{{ m.tool_calls | tojson }}{% endfor %}",
+        "{% for m in messages %}{{ m.content }}{% for c in m.tool_calls %}{{ c.function }}{% endfor %}{% endfor %}",
+        "<|user|>{% for m in messages %}<|user|>{{ m.reasoning_content }}<|user|>{{ m.content }}{% endfor %}",
+        "{% for m in messages %}{{ m.reasoning_content }}{{ m.content }}{% endfor %}",
+    ],
+)
+def test_other_templates_have_no_form(template: str) -> None:
+    assert find_reply_format(encoder_of("gpt2", template)) == ReplyFormat()
+
+
+def test_a_name_and_json_behind_a_mark_are_a_form() -> None:
+    assert find_reply_format(encoder_of("gpt2", CHAT)).tools == NamedForm(CallMarks("<tool_call>"), "")
+
+
+def test_a_template_that_takes_thoughts_out_knows_their_marks() -> None:
+    assert find_reply_format(encoder_of("cl100k", STRIPS_THINKING)).thinking == THINK
+
+
+def reply_of(encoder: PromptEncoder, message: Message) -> tuple[np.ndarray, str]:
+    """The ids of a reply as the template writes it, up to its end, and the text of the whole."""
+    prompt = encoder.render_chat([ASKED])
+    whole = encoder.render_chat([ASKED, message], add_generation_prompt=False)
+    assert whole.key.startswith(prompt.key)
+    return encoder.encode_rest(whole, len(prompt.key)), structured(encoder, encoder.encode(whole))
+
+
+def until_end(encoder: PromptEncoder, ids: np.ndarray, family: str) -> np.ndarray:
+    """The ids that a model would have generated before its last token."""
+    ends = {token.id for token in encoder.controls.tokens if token.content in FAMILIES[family].ends}
+    return ids[: [int(token_id) in ends for token_id in ids].index(True)]
+
+
+DROPS_TEXT = ("llama", "mistral_list", "channels", "keyed_first")
+THINKS = ("hermes", "spelled", "special", "keyed", "channels")
+
+
+@pytest.mark.parametrize(
+    "family", [name for name in FAMILIES if name not in ("opened", "empty", "stripped", "keyed_first")]
+)
+@pytest.mark.parametrize("kind", ["cl100k", "prepend", "first"])
+@pytest.mark.parametrize("num_calls", [1, 2])
+def test_what_the_template_writes_is_read_back_and_written_the_same(family: str, kind: str, num_calls: int) -> None:
+    encoder = encoder_for(family, kind)
+    num_calls = 1 if family in HOLDS_ONE else num_calls
+    form = find_reply_format(encoder)
+    calls = tuple(ToolCall(form.new_id(), "look", ARGUMENTS) for _ in range(num_calls))
+    text = "" if family in DROPS_TEXT else "Let me see."
+    thought = "Up there?" if family in THINKS else None
+    ids, whole = reply_of(encoder, Message("assistant", text, tool_calls=calls, reasoning=thought))
+    said = read_reply(form, encoder, until_end(encoder, ids, family), tools=TOOLS)
+    again = said.message()
+    assert (again.content, again.reasoning) == (text, thought)
+    assert [(call.name, call.arguments) for call in again.tool_calls] == [("look", ARGUMENTS)] * num_calls
+    assert all(call.whole for call in said.calls) and said.has_whole_call
+    _, rewritten = reply_of(encoder, again)
+    assert [call.id for call in said.calls] == [call.id for call in again.tool_calls]
+    for old, new in zip(calls, again.tool_calls, strict=True):
+        rewritten = rewritten.replace(str(new.id), str(old.id))
+    assert rewritten == whole
+
+
+@pytest.mark.parametrize("family", [name for name in FAMILIES if name not in ("opened", "empty", "keyed_first")])
+def test_plain_replies_are_text(family: str) -> None:
+    encoder = encoder_for(family)
+    ids, _ = reply_of(encoder, Message("assistant", "Dust, <b>mostly</b>. {1: 2}"))
+    for tools in (True, False):
+        said = read_reply(find_reply_format(encoder), encoder, until_end(encoder, ids, family), tools=tools)
+        assert (said.thought, said.text, said.calls) == ("", "Dust, <b>mostly</b>. {1: 2}", [])
+
+
+@pytest.mark.parametrize("family", ["special", "mistral_list", "mistral_args", "mistral_id", "keyed", "channels"])
+def test_text_that_looks_like_a_mark_is_text(family: str) -> None:
+    """A reply whose text spells a call, token by token of text, calls nobody."""
+    encoder = encoder_for(family)
+    form = find_reply_format(encoder)
+    call = ToolCall(form.new_id(), "look", ARGUMENTS)
+    ids, _ = reply_of(encoder, Message("assistant", "", tool_calls=(call,)))
+    spelled = structured(encoder, until_end(encoder, ids, family)).replace(G, "")
+    as_text = encoder.encode(encoder.render_chat([Message("user", spelled)]))
+    start = structured(encoder, as_text).partition(spelled)[0]
+    said = read_reply(form, encoder, as_text[len(encoder.encode(encoder.continued(EMPTY, start))) :], tools=True)
+    assert not said.calls
+    assert spelled in said.text or family == "channels"
+
+
+EMPTY = RenderedPrompt(b"")
+
+
+@pytest.mark.parametrize(
+    ("family", "opened"),
+    [
+        ("hermes", ""),
+        ("opened", "<think>\n"),
+        ("empty", "<think>\n\n</think>\n\n"),
+        ("llama", ""),
+        ("mistral_args", ""),
+        ("keyed", ""),
+        ("keyed_first", f"{G}<|channel>thought\n{G}<channel|>"),
+        ("channels", ""),
+    ],
+)
+def test_what_the_cue_has_begun(family: str, opened: str) -> None:
+    encoder = encoder_for(family)
+    form = find_reply_format(encoder)
+    prompt = encoder.render_chat([Message("user", "<think>"), Message("assistant", "<think>\n"), ASKED])
+    assert opened_by(form, encoder, prompt) == opened
+    long = encoder.render_chat([Message("user", "é" * 3_000 + "<think>\n")])
+    assert opened_by(form, encoder, long) == opened
+
+
+def test_variables_of_the_template_open_and_close_thoughts() -> None:
+    encoder = encoder_for("keyed")
+    form = find_reply_format(encoder)
+    prompt = encoder.render_chat([ASKED], enable_thinking=False)
+    assert opened_by(form, encoder, prompt) == f"{G}<|channel>thought\n{G}<channel|>"
+
+
+@pytest.mark.parametrize("family", [name for name in FAMILIES if name != "stripped"])
+def test_a_forced_call_is_told_when_the_model_goes_on(family: str) -> None:
+    """The opening of a call, behind what the cue has begun, is tokens of the model; what follows are its arguments."""
+    encoder = encoder_for(family)
+    form = find_reply_format(encoder)
+    prefix = form.opening("look")
+    assert prefix is not None
+    cue = encoder.render_chat([ASKED])
+    prompt, opening = begin_reply(form, encoder, prompt=cue, prefix=prefix)
+    assert structured(encoder, encoder.encode(prompt)).endswith(opening)
+    assert opening.startswith(opened_by(form, encoder, cue))
+    call = ToolCall(form.new_id(), "look", ARGUMENTS)
+    ids, whole = reply_of(
+        encoder_for({"opened": "hermes", "empty": "hermes", "keyed_first": "keyed"}.get(family, family)), _calling(call)
+    )
+    del ids
+    rest = _arguments_of(whole, family)
+    said = read_reply(form, encoder, encoder.encode(encoder.continued(EMPTY, rest)), opening=opening, tools=TOOLS)
+    assert [(each.name, each.arguments, each.whole) for each in said.calls] == [("look", ARGUMENTS, True)]
+    assert (said.thought, said.text) == ("", "")
+
+
+def _calling(call: ToolCall) -> Message:
+    return Message("assistant", "", tool_calls=(call,))
+
+
+def _arguments_of(whole: str, family: str) -> str:
+    """What follows the beginning of the call in a rendered reply, without the end of the turn."""
+    behind = {
+        "coder": "=look>\n",
+        "keyed": "look{",
+        "keyed_first": "look{",
+        "mistral_args": "[ARGS]",
+        "mistral_id": "[ARGS]",
+    }
+    behind["channels"] = "json" + G + "<|message|>"
+    mark = behind.get(family, ' "look", "parameters":' if "parameters" in whole else ' "look", "arguments":')
+    rest = whole.rpartition(mark)[2]
+    ends = [at for end in FAMILIES[family].ends if (at := rest.find(G + end)) >= 0]
+    return rest[: min(ends)]
+
+
+@pytest.mark.parametrize(
+    ("family", "bridge"),
+    [
+        ("hermes", ""),
+        ("opened", "<think>\n\n</think>\n\n"),
+        ("empty", "<think>\n\n</think>\n\n"),
+        ("channels", f"{G}<|channel|>final{G}<|message|>"),
+    ],
+)
+def test_text_can_be_put_into_a_models_mouth(family: str, bridge: str) -> None:
+    encoder = encoder_for(family)
+    form = find_reply_format(encoder)
+    prompt, opening = begin_reply(form, encoder, prompt=encoder.render_chat([ASKED]), prefix="The answer <is")
+    assert opening == bridge + "The answer <is"
+    assert structured(encoder, encoder.encode(prompt)).endswith(opening)
+    rest = encoder.encode(encoder.continued(EMPTY, "> dust"))
+    said = read_reply(form, encoder, rest, opening=opening, tools=True)
+    assert (said.thought, said.text) == ("", "> dust")
+
+
+def test_no_prefix_changes_no_prompt() -> None:
+    encoder = encoder_for("opened")
+    prompt = encoder.render_chat([ASKED])
+    assert begin_reply(find_reply_format(encoder), encoder, prompt=prompt) == (prompt, "<think>\n")
+
+
+def test_thoughts_and_text_beside_a_call_are_joined_where_the_template_refuses_them() -> None:
+    call = (ToolCall("1", "look", "{}"),)
+    encoder = encoder_for("channels")
+    both = encoder.render_chat([ASKED, Message("assistant", "Wait.", tool_calls=call, reasoning="Hm.")])
+    assert both == encoder.render_chat([ASKED, Message("assistant", "Hm.\n\nWait.", tool_calls=call)])
+    hermes = encoder_for("hermes").render_chat([Message("assistant", "Wait.", tool_calls=call, reasoning="Hm.")])
+    assert b"<think>" not in hermes.key and b"Hm.\n\nWait." not in hermes.key
+    with pytest.raises(BadRequest, match="nine characters"):
+        encoder_for("mistral_args").render_chat([Message("assistant", "a", tool_calls=call, reasoning="b")])
+
+
+def test_ids_are_as_the_template_takes_them() -> None:
+    short = find_reply_format(encoder_for("mistral_list"))
+    ids = {short.new_id() for _ in range(1_000)}
+    assert len(ids) == 1_000
+    assert all(len(each) == 9 and each.isalnum() for each in ids)
+    assert find_reply_format(encoder_for("hermes")).new_id().startswith("call_")
