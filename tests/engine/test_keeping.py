@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 
 import numpy as np
 import pytest
@@ -10,9 +11,11 @@ import pytest
 from rekindle.cache.hashing import BlockHash, chain_hashes
 from rekindle.engine.api import Engine
 from rekindle.engine.branches import BranchBook
+from rekindle.engine.gauges import hot_tokens
 from rekindle.engine.keeping import MOST_OF_AGENT, Keeping, is_kept
 from rekindle.engine.marked import Kept
 from rekindle.engine.request import FinishedTurn
+from rekindle.engine.retention import Retention, RetentionRules
 from rekindle.engine.saving import Forgotten, Pinned, SaveOrder
 from rekindle.engine.types import Breakpoint, GenerationRequest, Report
 from rekindle.errors import NotFound
@@ -204,14 +207,19 @@ def test_unnamed_conversations_do_not_go_on_from_them(start: Start) -> None:
     assert len({agent for agent in hidden if not is_kept(agent)}) == 1
 
 
-def test_they_go_when_their_time_is_over(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_they_go_when_their_time_is_over(start: Start) -> None:
     engine = start()
     asked(engine, "ada", SYSTEM, "Hello!")
     assert len(kept(engine)) == 2
-    retention = engine._running.intake._retention
-    later = retention._now() + 400.0
-    monkeypatch.setattr(retention, "_now", lambda: later)
-    engine._running.intake.call(retention.expire).result()
+    parts = engine._running
+    later = Retention(
+        parts.memory,
+        RetentionRules(None, 3600.0, max_unsaved=100),
+        ask_hot=lambda branches: parts.loop.call(lambda core: hot_tokens(core.cache, branches)),
+        run=parts.intake.run,
+        now=lambda: time.time() + 400.0,
+    )
+    parts.intake.call(later.expire).result()
     assert len(kept(engine)) == 1
     engine.check()
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from rekindle.engine.api import Engine
@@ -19,8 +21,8 @@ def signed(sign: str, *, day: str = "") -> Message:
     return Message("system", f"{head}\n{SYSTEM}{day}")
 
 
-def ask(engine: Engine, *messages: Message, agent: str | None = "ada", **options: object) -> Report:
-    asked = GenerationRequest(messages=messages, agent=agent, params=GREEDY, **options)  # type: ignore[arg-type]
+def ask(engine: Engine, *messages: Message, agent: str | None = "ada", **options: Any) -> Report:
+    asked = GenerationRequest(messages=messages, agent=agent, params=GREEDY, **options)
     return engine.submit(asked).result().report
 
 

@@ -12,7 +12,7 @@ from openai.types import responses as official
 from pydantic import TypeAdapter
 
 from rekindle.engine.generation import Generation
-from rekindle.engine.types import Delta, Progress
+from rekindle.engine.types import Delta, FinishReason, Progress
 from rekindle.errors import BadRequest
 from rekindle.model.params import SamplingParams
 from rekindle.server.caller import Caller
@@ -62,11 +62,13 @@ def messages(given: Any, *kept: Kept, **parameters: Any) -> tuple[Message, ...]:
     return found
 
 
-def answer(call: ResponseCall, *texts: str, reason: str = "stop") -> tuple[list[dict[str, Any]], dict[str, Any]]:
+def answer(
+    call: ResponseCall, *texts: str, reason: FinishReason = "stop"
+) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     """Events and whole response of a reply that comes in these texts, a token each."""
     reply = ResponseReply(Stamp("resp_1", 7, "toy"), call, Generation(), form=FORM, keep=lambda _: None)
     events = [event for at, text in enumerate(texts) for event in reply.take(0, Delta(text, (at,)))]
-    last = Delta("", (), reason, report(completion_tokens=len(texts)))  # type: ignore[arg-type]
+    last = Delta("", (), reason, report(completion_tokens=len(texts)))
     events += [*reply.take(0, last), *reply.ending()]
     for event in events:
         EVENT.validate_python(event)

@@ -362,10 +362,11 @@ class Machine(RuleBasedStateMachine):
 
     @rule(id=ids)
     def chain(self, id: str) -> None:
-        wanted, at = [], id
+        wanted: list[str] = []
+        at: str | None = id
         while at is not None and at in self.model:
             wanted.append(at)
-            at = self.model[at].previous  # type: ignore[assignment]
+            at = self.model[at].previous
         try:
             assert [one.id for one in self.responses.chain("default", id)] == wanted[::-1]
             assert at is None

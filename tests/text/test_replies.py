@@ -98,7 +98,7 @@ def read(form: ReplyFormat, pieces: list[str], *, tools: Any = True, **options: 
         raw = (last.raw if last else "") + event.raw
         match event, last:
             case (TextPiece(), TextPiece()) | (ThoughtPiece(), ThoughtPiece()):
-                joined[-1] = type(event)(last.text + event.text, raw)  # type: ignore[union-attr]
+                joined[-1] = type(event)(last.text + event.text, raw)
             case ArgumentsPiece(), ArgumentsPiece() if event.index == last.index:
                 joined[-1] = ArgumentsPiece(event.index, last.text + event.text, raw)
             case Blanks(), Blanks():

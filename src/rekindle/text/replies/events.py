@@ -14,8 +14,8 @@ from rekindle.text.messages import Message, ToolCall
 
 
 @dataclass(frozen=True, slots=True)
-class TextPiece:
-    """Text of the reply; `spelled` is what was generated, where that is not the text."""
+class _Words:
+    """Words for somebody; `spelled` is what was generated, where that is not the text."""
 
     text: str
     spelled: str | None = None
@@ -26,17 +26,16 @@ class TextPiece:
         return self.text if self.spelled is None else self.spelled
 
 
-@dataclass(frozen=True, slots=True)
-class ThoughtPiece:
+class TextPiece(_Words):
+    """Text of the reply."""
+
+    __slots__ = ()
+
+
+class ThoughtPiece(_Words):
     """What the model thinks before it answers."""
 
-    text: str
-    spelled: str | None = None
-
-    @property
-    def raw(self) -> str:
-        """What was generated."""
-        return self.text if self.spelled is None else self.spelled
+    __slots__ = ()
 
 
 @dataclass(frozen=True, slots=True)
