@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from typing import Annotated
 
 import typer
@@ -20,15 +23,33 @@ def _log_to_stderr() -> None:
     logging.getLogger("rekindle").setLevel(logging.INFO)
 
 
+@contextmanager
+def _lasting_heap() -> Iterator[None]:
+    """Make what start-up leaves behind no matter of the garbage collector.
+
+    Modules and weights are some 420,000 objects that stay: full collections of them take 0.4 s of a start and 0.2 s of
+    the first request after it.
+    """
+    gc.disable()
+    try:
+        yield
+        gc.collect()
+        gc.freeze()
+    finally:
+        gc.enable()
+
+
 @with_settings()
 def serve(settings: Settings) -> int:
     """Serve a model over HTTP until a signal; what was said is on disk when it stops."""
-    from rekindle.engine.api import Engine
-    from rekindle.server.serve import open_listeners, run_server
-
     _log_to_stderr()
-    listeners = open_listeners(settings.server)
-    with Engine(settings) as engine:
+    with ExitStack() as stack:
+        with _lasting_heap():
+            from rekindle.engine.api import Engine
+            from rekindle.server.serve import open_listeners, run_server
+
+            listeners = open_listeners(settings.server)
+            engine = stack.enter_context(Engine(settings))
         run_server(engine, settings, typer.echo, listeners=listeners)
     return 0
 

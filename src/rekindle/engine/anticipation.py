@@ -39,7 +39,9 @@ MOST_PENDING = 32
 class Anticipation:
     """Turns that have ended, until idle work is made of them; `submit` takes it. Without `enabled` there is none.
 
-    Of prompts that fill `max_context` tokens nothing is made: they could not be replied to.
+    Of prompts that fill `max_context` tokens nothing is made: they could not be replied to. While the engine `is_busy`
+    nothing is begun either: what is foreseen could not be computed, and rendering it would take the interpreter from
+    those who are served.
 
     `settled` gives a request with messages and tools as they are rendered.
     """
@@ -54,6 +56,7 @@ class Anticipation:
         root: Callable[[str], BlockHash],
         submit: Callable[[Request], None],
         max_context: int,
+        is_busy: Callable[[], bool] = lambda: False,
         enabled: bool = True,
     ) -> None:
         self.settled: Callable[[GenerationRequest], GenerationRequest] = lambda asked: asked
@@ -61,6 +64,7 @@ class Anticipation:
         self._memory = memory
         self._form = form
         self._max_context = max_context
+        self._is_busy = is_busy
         self._enabled = enabled
         self._new_table = new_table
         self._root = root
@@ -73,6 +77,11 @@ class Anticipation:
     def num_pending(self) -> int:
         """Turns that have ended and of which nothing has been made yet. Any thread."""
         return self._num_pending
+
+    @property
+    def has_turns(self) -> bool:
+        """Whether `work` will have something to do once the engine is idle."""
+        return bool(self._turns)
 
     def expect(self, turn: FinishedTurn) -> None:
         """Count a turn that `ended` will be told of. Any thread."""
@@ -100,8 +109,8 @@ class Anticipation:
             self._settle()
 
     def work(self) -> bool:
-        """Make idle work of the turn that ended last; False when there is none left."""
-        if not self._turns:
+        """Make idle work of the turn that ended last; False when there is none, or nobody is idle."""
+        if not self._turns or self._is_busy():
             return False
         _, turn = self._turns.popitem()
         try:

@@ -159,6 +159,7 @@ def _anticipation(ground: _Ground, memory: AgentMemory, cache: PrefixCache, loop
         root=cache.root,
         submit=loop.submit,
         max_context=ground.max_context,
+        is_busy=lambda: loop.is_busy,
         enabled=settings.prompt.anticipate == "on" and settings.cache.reuse == "on",
     )
 

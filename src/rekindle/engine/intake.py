@@ -29,6 +29,8 @@ from rekindle.errors import BadRequest, Cancelled, Overloaded, RekindleError, Re
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
+LOOK_AGAIN_S = 0.02  # whether the engine is idle, while there are next prompts to foresee
+
 
 class Intake:
     """One thread that prepares requests and remembers turns."""
@@ -187,8 +189,9 @@ class Intake:
                 if filling:
                     filling = self._fill()
                     continue
+                foresees = self._anticipation is not None and self._anticipation.has_turns
                 try:
-                    work = self._inbox.get(timeout=self._idle())
+                    work = self._inbox.get(timeout=LOOK_AGAIN_S if foresees else self._idle())
                 except queue.Empty:
                     continue
             if work is None:

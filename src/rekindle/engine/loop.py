@@ -68,6 +68,11 @@ class EngineLoop:
         """Whether steps are taken: it was started and has not ended."""
         return self._thread is not None and self._thread.is_alive()
 
+    @property
+    def is_busy(self) -> bool:
+        """Whether the engine had requests when its last step ended, idle work aside. Any thread."""
+        return self._core is not None and bool(self._core.scheduler.everybody())
+
     def submit(self, request: Request) -> None:
         """Hand over a request; it gets an error if the loop has ended."""
         self._put(request)
