@@ -15,8 +15,8 @@ test: $(STAMP)
 	$(BIN)/python -m pytest $(TESTS)
 
 lint: $(STAMP)
-	$(BIN)/ruff check src tests tools
-	$(BIN)/ruff format --check src tests tools
+	$(BIN)/ruff check src tests tools examples
+	$(BIN)/ruff format --check src tests tools examples
 
 types: $(STAMP)
 	$(BIN)/mypy

@@ -8,6 +8,7 @@ import socket
 import time
 from dataclasses import fields
 from pathlib import Path
+from typing import get_args, get_type_hints
 
 import pytest
 from click.testing import Result
@@ -15,10 +16,11 @@ from typer.testing import CliRunner
 
 from rekindle.bench.client import ServerProcess
 from rekindle.bench.demo import variables
+from rekindle.cache.eviction import POLICIES
 from rekindle.cli import app
 from rekindle.cli.settings import FLAG_GROUPS, FLAGS, WITHOUT_FLAG
 from rekindle.cli.units import parse_duration, show_ago, show_bytes
-from rekindle.config import ServerSettings, Settings
+from rekindle.config import CacheSettings, ServerSettings, Settings
 from rekindle.errors import ConfigError
 
 FIXED = (
@@ -29,6 +31,8 @@ COMMANDS = (["serve"], ["doctor"], ["demo"], ["bench", "engine"], ["bench", "mat
 
 VALUES = {
     "min_reuse_ratio": 0.25,
+    "eviction": "adaptive",
+    "namespace_share": 0.5,
     "agent_ttl_s": 86400.0,
     "anonymous_ttl_s": 60.0,
     "stale_ttl_s": 5.0,
@@ -173,3 +177,9 @@ def test_variables_of_the_caller_stay_outside(tmp_path: Path, monkeypatch: pytes
             time.sleep(0.01)
         assert server.stop() == 0
     assert "the bundled model" in shown
+
+
+def test_the_policies_that_can_be_set_are_those_there_are_but_for_lifetimes() -> None:
+    offered = get_args(get_type_hints(CacheSettings)["eviction"])
+    assert set(offered) == set(POLICIES) - {"ttl"}, "hot memory has no lifetime of its own"
+    assert all(name in FLAGS["eviction"] for name in offered)

@@ -32,9 +32,13 @@ import importlib.util, sys
 import rekindle.cache
 missing = ["torch", "tokenizers", "transformers", "fastapi", "typer", "platformdirs"]
 assert not any(importlib.util.find_spec(name) for name in missing)
-from rekindle.cache import BlockPool
+from rekindle.cache import BlockPool, CacheManager, analyze_batch
 pool = BlockPool(4, 16)
 assert pool.allocate() is not None
+cache = CacheManager(keys="text")
+cache.store("a prompt", 1)
+assert cache.lookup("a prompt and more").payload == 1
+assert analyze_batch(["a b", "a c"], keys="text").distinct_tokens == 4
 print("ok")
 """
 

@@ -31,6 +31,7 @@ PATHS, LOW = "tests/exactness/test_paths.py", "tests/exactness/test_low_precisio
 ALONE = "tests/exactness/test_against_transformers.py"
 CRASHES = "tests/store/test_crash.py::test_saved_turns_survive_a_crash_at_any_moment"
 IDLE = "tests/engine/test_background.py"
+FORESEEN = "tests/engine/test_anticipation.py"
 RETENTION, TRACES = "tests/store/test_retention.py", "tests/store/test_purge_traces.py"
 Verdict = Literal["killed", "SURVIVED", "BROKEN"]
 
@@ -325,6 +326,20 @@ MUTANTS = (
         "return found if len(found) <= room // 2 else None",
         "return found",
         f"{IDLE}::test_reading_for_it_takes_no_more_than_half_either",
+    ),
+    one(
+        "what is foreseen is encoded afresh",
+        "engine/anticipation.py",
+        "ids, canonical = prompt_ids(self._encoder, match, rendered)",
+        "ids, canonical = self._encoder.encode(rendered), 0",
+        f"{FORESEEN}::test_what_is_foreseen_is_found_behind_a_reply_whose_ids_are_no_encoding",
+    ),
+    one(
+        "next prompts are foreseen while others are served",
+        "engine/loop.py",
+        "bool(self._core.scheduler.everybody())",
+        "not self._core.scheduler",
+        f"{FORESEEN}::test_nothing_is_foreseen_while_the_engine_is_busy",
     ),
     one(
         "parent of another namespace",

@@ -9,10 +9,19 @@ from pathlib import Path
 
 PROBE = """
 import sys
+before = set(sys.modules)
 import rekindle.cache as cache
 assert cache.BlockPool(2, 4).allocate() is not None
-heavy = {"torch", "transformers", "tokenizers", "safetensors", "jinja2", "pydantic"} & set(sys.modules)
-assert not heavy, f"imported with rekindle.cache: {sorted(heavy)}"
+manager = cache.CacheManager(cache.CacheConfig(ttl_s=9, max_entries_per_namespace=2))
+assert manager.store([1, 2, 3], b"payload") is not None and manager.lookup([1, 2, 4]).matched == 2
+assert manager.analyze_batch([[1, 2], [1, 3]]).distinct_tokens == 3
+for name in cache.__all__:
+    assert hasattr(cache, name), name
+for policy in cache.POLICIES:
+    cache.make_policy(policy)
+loaded = {name.split(".")[0] for name in set(sys.modules) - before}
+others = {name for name in loaded - set(sys.stdlib_module_names) if not name.startswith("_")}
+assert others == {"numpy", "rekindle"}, f"imported with rekindle.cache: {sorted(others)}"
 """
 
 

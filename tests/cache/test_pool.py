@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 
 from rekindle.cache import BlockCopy, BlockHash, BlockPool, BlockTable, block_hash, chain_hashes, root_hash, tail_name
+from rekindle.cache.eviction import Hints
+from rekindle.cache.eviction.policies import Forgetful
 
 ROOT = root_hash(fingerprint=b"fp", namespace="default", cache_salt="", secret=b"s")
 OTHER = root_hash(fingerprint=b"fp", namespace="other", cache_salt="", secret=b"s")
@@ -99,7 +103,7 @@ def test_a_demoted_block_leaves_before_older_ones() -> None:
     assert pool.allocate() == superseded
 
 
-def test_a_block_committed_twice_is_stored_once() -> None:
+def test_a_block_registered_twice_is_stored_once() -> None:
     pool = BlockPool(num_blocks=8, block_tokens=4)
     ids = np.arange(9, dtype=np.uint32)
     one, two = BlockTable(pool), BlockTable(pool)
@@ -180,6 +184,15 @@ def test_the_longest_of_many_children_is_found() -> None:
     assert (pool.find_child(ROOT, array(1, 1, 90)) or (-1, 0))[1] == 2
 
 
+def test_of_children_that_share_as_much_the_newest_is_found() -> None:
+    pool = BlockPool(num_blocks=8, block_tokens=4)
+    blocks = [turn(pool, array(1, number, 5, 6))[0] for number in (3, 9, 4, 7)]
+    assert pool.find_child(ROOT, array(1, 8)) == (blocks[3], 1)
+    assert pool.evict(blocks[3])
+    assert pool.find_child(ROOT, array(1, 8)) == (blocks[2], 1)
+    assert pool.find_child(ROOT, array(1, 9, 9)) == (blocks[1], 2)
+
+
 def test_a_tail_is_not_found_as_a_full_block() -> None:
     pool = BlockPool(num_blocks=4, block_tokens=4)
     turn(pool, array(1, 2, 3))
@@ -193,7 +206,7 @@ def test_nothing_is_published_after_a_collision_until_it_is_gone() -> None:
     mine, theirs = array(1, 2, 3, 4, 5), array(8, 9)
     squatter = pool.allocate()
     assert squatter is not None
-    assert pool.commit(squatter, block_hash(ROOT, mine[:2]), ROOT, theirs) == squatter
+    assert pool.register(squatter, block_hash(ROOT, mine[:2]), ROOT, theirs) == squatter
     table = stored(pool, mine)
     assert table.names == [] and pool.is_private(table.blocks[0]) and pool.is_private(table.blocks[1])
     assert table.seal(mine, ROOT) is None
@@ -215,23 +228,25 @@ def test_names_of_shared_blocks_end_at_one_without_a_name() -> None:
     assert table.names == []
 
 
-def test_a_forgotten_block_is_gone_at_once_and_freed_when_let_go() -> None:
-    pool = BlockPool(num_blocks=4, block_tokens=2)
-    left: list[BlockHash] = []
-    pool.on_evict = left.append
-    table = stored(pool, array(1, 2, 3, 4))
-    parent, child = table.blocks
-    names = list(table.names)
-    pool.forget(parent)
-    pool.forget(parent)
-    assert left == names[:1]
-    assert pool.try_reuse_prefix(ROOT, array(1, 2, 3, 4)) == []
-    assert pool.find(names[1], array(3, 4)) == child
-    table.release()
-    assert (pool.num_free, pool.num_cached) == (3, 1)
-    (again,) = turn(pool, array(1, 2))
-    assert not pool.evict(again), "its child is still here"
-    assert pool.evict(child) and pool.evict(again)
+def test_what_cannot_be_registered_is_refused_and_says_what_is_expected() -> None:
+    with pytest.raises(ValueError, match="at least, not 0 of 16 tokens"):
+        BlockPool(0, 16)
+    with pytest.raises(ValueError, match="at least, not 4 of 0 tokens"):
+        BlockPool(4, 0)
+    pool, ids = BlockPool(num_blocks=4, block_tokens=2), array(1, 2)
+    block, name = pool.allocate() or 0, block_hash(ROOT, ids)
+    refused: list[tuple[str, Callable[[], int]]] = [
+        ("a full block holds 2 ids, not 1", lambda: pool.register(block, name, ROOT, ids[:1])),
+        ("have 32 bytes, not 31", lambda: pool.register(block, BlockHash(name[1:]), ROOT, ids)),
+        ("have 32 bytes, not 0", lambda: pool.register(block, name, BlockHash(b""), ids)),
+        ("a tail of blocks of 2 holds fewer ids.*not 2", lambda: pool.register_tail(block, ROOT, ids)),
+        ("a tail of blocks of 2 holds fewer ids.*not 0", lambda: pool.register_tail(block, ROOT, ids[:0])),
+        ("have 32 bytes, not 33", lambda: pool.register_tail(block, BlockHash(ROOT + b"x"), ids[:1])),
+    ]
+    for says, operation in refused:
+        with pytest.raises(ValueError, match=says):
+            operation()
+    assert pool.is_private(block) and pool.num_held == 1
     pool.check()
 
 
@@ -254,3 +269,153 @@ def test_an_abandoned_step_gives_its_reserved_blocks_back() -> None:
     table.truncate(3)
     assert pool.num_free == 3
     assert table.num_tokens == 3
+
+
+def test_a_private_block_needs_no_copy_and_any_other_gets_one() -> None:
+    pool = BlockPool(num_blocks=3, block_tokens=4)
+    private = pool.allocate()
+    assert private is not None
+    assert pool.copy_on_write(private, 3) == BlockCopy(private, private, 0)
+    pool.share(private)
+    copy = pool.copy_on_write(private, 3)
+    assert copy is not None and copy == BlockCopy(private, copy.target, 3) and pool.is_private(copy.target)
+    assert pool.refs(private) == 2, "the reference on the source stays with its holder"
+    named = pool.register_tail(copy.target, ROOT, array(1, 2))
+    assert pool.copy_on_write(named, 2) == BlockCopy(named, 2, 2), "what has a name is never written"
+    assert pool.copy_on_write(named, 2) is None, "every block is held"
+    assert pool.refs(named) == 1
+    pool.check()
+
+
+def test_a_table_that_finds_no_room_beside_its_copy_is_as_before() -> None:
+    pool = BlockPool(num_blocks=4, block_tokens=2)
+    parent, child, tail = turn(pool, array(1, 2, 3, 4, 5))
+    table = BlockTable(pool)
+    for block in (child, tail):
+        pool.share(block)
+    table.append_shared([child, tail], 3)
+    assert table.prepare(6) is None, "a copy and one more, but the cached parent of what is held cannot leave"
+    assert table.blocks == [child, tail] and (pool.num_free, pool.num_cached, pool.num_held) == (1, 1, 2)
+    copies = table.prepare(4)
+    assert copies == [BlockCopy(tail, table.blocks[1], 1)] and pool.name(parent) is not None
+
+
+def test_ids_outlast_their_block() -> None:
+    pool = BlockPool(num_blocks=1, block_tokens=2)
+    (block,) = turn(pool, array(1, 2))
+    ids = pool.ids(block)
+    turn(pool, array(3, 4))
+    assert ids.tolist() == [1, 2] and pool.ids(block).tolist() == [3, 4]
+
+
+def test_ids_keep_the_name_they_came_with() -> None:
+    pool = BlockPool(num_blocks=3, block_tokens=2)
+    (block,) = turn(pool, array(1, 2))
+    other = pool.allocate()
+    assert other is not None
+    assert pool.register(other, OTHER, ROOT, array(1, 2)) == other
+    assert pool.is_private(other) and pool.block_of(OTHER) is None
+    assert pool.find_child(ROOT, array(1, 2)) == (block, 2)
+    pool.check()
+
+
+def test_a_parent_that_comes_after_its_child_has_no_name_until_that_has_left() -> None:
+    pool = BlockPool(num_blocks=3, block_tokens=2)
+    names = chain_hashes(ROOT, array(1, 2, 3, 4), 2)
+    child, parent = pool.allocate_many(2) or (0, 0)
+    pool.register(child, names[1], names[0], array(3, 4))
+    assert pool.parent(child) == names[0] and pool.find_child(names[0], array(3)) == (child, 1)
+    assert pool.register(parent, names[0], ROOT, array(1, 2)) == parent
+    assert pool.is_private(parent) and pool.try_reuse_prefix(ROOT, array(1, 2, 3, 4)) == []
+    pool.release(child)
+    pool.check()
+    assert pool.evict(child)
+    assert pool.register(parent, names[0], ROOT, array(1, 2)) == parent and pool.name(parent) == names[0]
+    pool.check()
+
+
+def test_blocks_expire_from_their_ends_once_nobody_holds_them() -> None:
+    now = 0.0
+    pool = BlockPool(num_blocks=8, block_tokens=2, clock=lambda: now, ttl=10.0)
+    left: list[BlockHash] = []
+    pool.on_evict = left.append
+    held = stored(pool, array(1, 2))
+    turn(pool, array(1, 2, 3, 4, 5))
+    now = 5.0
+    turn(pool, array(7, 8))
+    assert pool.expire(9.9) == 0
+    names = chain_hashes(ROOT, array(1, 2, 3, 4), 2)
+    assert pool.expire(10.0) == 2 and left == [tail_name(names[1], array(5)), names[1]]
+    held.release()
+    assert pool.expire(14.9) == 0
+    assert pool.expire(15.0) == 2 and pool.num_free == 8, "the last use of both was at 5"
+    assert not pool.num_evictions
+    pool.check()
+
+
+def test_who_is_over_quota_makes_room_first() -> None:
+    pool = BlockPool(num_blocks=6, block_tokens=2)
+    pool.set_quota(ROOT, 2)
+    older = turn(pool, array(1, 2), OTHER)
+    greedy = turn(pool, array(1, 2, 3, 4, 5, 6), ROOT)
+    assert pool.allocate_many(2) is not None
+    assert [pool.allocate()] == greedy[-1:] and pool.name(older[0]) is not None
+    assert [pool.allocate()] == older, "within its quota, by the last use"
+    pool.set_quota(ROOT, None)
+    assert pool.allocate_many(2) == [greedy[1], greedy[0]]
+
+
+def test_the_policy_and_hints_say_who_leaves() -> None:
+    pool = BlockPool(num_blocks=3, block_tokens=2, policy="fifo")
+    (first,), (second,) = turn(pool, array(1, 2)), turn(pool, array(3, 4))
+    pool.release_all(pool.try_reuse_prefix(ROOT, array(1, 2)))
+    assert pool.allocate_many(2) == [2, first]
+    pool = BlockPool(num_blocks=2, block_tokens=2)
+    kept = stored(pool, array(1, 2)).blocks[0]
+    pool.release(kept, hints=Hints(keep=True))
+    (second,) = turn(pool, array(3, 4))
+    assert [pool.allocate(), pool.allocate()] == [second, kept]
+
+
+def test_a_prefix_that_is_shared_and_released_is_used_once() -> None:
+    pool = BlockPool(num_blocks=2, block_tokens=2, policy="lfu")
+    (reused,), (found,) = turn(pool, array(1, 2)), turn(pool, array(3, 4))
+    for _ in range(2):
+        assert pool.find(block_hash(ROOT, array(3, 4)), array(3, 4)) == found
+    pool.release_all(pool.try_reuse_prefix(ROOT, array(1, 2)))
+    assert [pool.allocate(), pool.allocate()] == [reused, found], "two uses against three"
+
+
+class KeepsReturned(Forgetful):
+    """Least recently used first, but what was here before stays longest."""
+
+    name = "keeps returned"
+    remembers = True
+
+    def __init__(self) -> None:
+        self.seen: set[int] = set()
+        self.has_returned: dict[int, bool] = {}
+
+    def came(self, slot: int, key: int) -> None:
+        self.has_returned[slot] = key in self.seen
+        self.seen.add(key)
+
+    def used(self, slot: int, now: float, num_uses: int, idle: float) -> float:
+        return now + 1000.0 * self.has_returned[slot]
+
+
+def test_a_policy_knows_content_again_that_comes_back() -> None:
+    pool = BlockPool(num_blocks=2, block_tokens=2, policy=KeepsReturned())
+    (first,) = turn(pool, array(1, 2))
+    assert pool.evict(first)
+    (again,) = turn(pool, array(1, 2))
+    (other,) = turn(pool, array(3, 4))
+    assert [pool.allocate(), pool.allocate()] == [other, again]
+
+
+def test_a_block_costs_what_its_arrays_take() -> None:
+    pool = BlockPool(num_blocks=1 << 12, block_tokens=16)
+    empty = pool.nbytes
+    turn(pool, np.arange(16 << 12, dtype=np.uint32))
+    assert not pool.num_free
+    assert empty <= pool.nbytes <= 300 << 12

@@ -49,13 +49,9 @@ class PoolMachine(RuleBasedStateMachine):
         self.named: dict[BlockHash, tuple[int, BlockHash, tuple[int, ...]]] = {}
         self.arena: list[list[KV | None]] = [[None] * BLOCK_TOKENS for _ in range(NUM_BLOCKS)]
         self.sequences: list[Sequence] = []
-        self.forgetting: int | None = None
 
     def left(self, name: BlockHash) -> None:
         block, _, _ = self.named.pop(name)
-        if self.forgetting is not None:
-            assert block == self.forgetting
-            return
         assert block not in self.held(), "a held block was evicted"
         assert all(parent != name for _, parent, _ in self.named.values()), "a parent left before its child"
 
@@ -210,14 +206,6 @@ class PoolMachine(RuleBasedStateMachine):
         is_cached = block not in self.held() and block in (other for other, _, _ in self.named.values())
         assert self.pool.demote(block) == is_cached
 
-    @rule(block=st.integers(0, NUM_BLOCKS - 1))
-    def forget(self, block: int) -> None:
-        self.forgetting = block
-        self.pool.forget(block)
-        self.forgetting = None
-        assert self.pool.name(block) is None
-        assert block not in (other for other, _, _ in self.named.values())
-
     @precondition(lambda self: self.named)
     @rule(data=st.data())
     def collide(self, data: st.DataObject) -> None:
@@ -230,8 +218,8 @@ class PoolMachine(RuleBasedStateMachine):
                 self.pool.release(block)
             return
         others = array([7] * BLOCK_TOKENS)
-        assert self.pool.commit(block, name, parent, others) == block
-        assert self.pool.commit(block, name, ROOTS[0] if parent != ROOTS[0] else ROOTS[1], array(ids)) == block
+        assert self.pool.register(block, name, parent, others) == block
+        assert self.pool.register(block, name, ROOTS[0] if parent != ROOTS[0] else ROOTS[1], array(ids)) == block
         assert self.pool.is_private(block)
         assert self.pool.find(name, others) is None
         assert self.pool.find(name, array(ids)) == self.named[name][0]
@@ -274,23 +262,3 @@ def common(a: tuple[int, ...], b: tuple[int, ...]) -> int:
 
 TestPool = PoolMachine.TestCase
 TestPool.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
-
-
-def test_a_forgotten_block_may_be_named_again_for_its_first_rows() -> None:
-    pool, root = BlockPool(4, BLOCK_TOKENS), ROOTS[0]
-    owner, borrower = BlockTable(pool), BlockTable(pool)
-    ids = array(list(range(BLOCK_TOKENS)))
-    owner.prepare(BLOCK_TOKENS)
-    owner.publish(ids, root)
-    found = pool.find_child(root, ids[:1])
-    assert found is not None
-    pool.share(found[0])
-    borrower.append_shared([found[0]], 1)
-    pool.forget(found[0])
-    sealed = borrower.seal(ids[:1], root)
-    assert sealed is not None and pool.name(found[0]) == sealed.name
-    assert pool.find(block_hash(root, ids), ids) is None, "it came back under the name that was forgotten"
-    for table in (owner, borrower):
-        table.check()
-        table.release()
-    pool.check()

@@ -47,6 +47,11 @@ REWRITING = {
         "{%- else -%}" + _PLAIN + "{%- endif -%}"
     ),
 }
+# What begins with a d was thought; a reply that was not stays as it was generated.
+SOME_THOUGHTS_DROPPED = _each(
+    "{%- if m.role == 'assistant' and m.content[:1] == 'd' and loop.index0 < last.user -%}"
+    "{{- '<|im_start|>assistant\n' + m.content[9:] + '<|im_end|>\n' -}}{%- else -%}" + _PLAIN + "{%- endif -%}"
+)
 
 
 def with_template(model: Path, template: str, directory: Path) -> Path:

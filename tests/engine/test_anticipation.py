@@ -14,13 +14,14 @@ from rekindle.cache.hashing import BlockHash
 from rekindle.engine.anticipation import Anticipation
 from rekindle.engine.api import Engine
 from rekindle.engine.request import FinishedTurn
-from rekindle.engine.types import EngineStats, GenerationRequest, Report
+from rekindle.engine.types import ChatResult, EngineStats, GenerationRequest, Report
 from rekindle.model.params import SamplingParams
 from rekindle.text.messages import Message
 from rekindle.text.replies import ReplyFormat, ThinkingFormat
 from rekindle.text.replies.envelope import EnvelopeForm
 from tests.engine.conftest import Start
-from tests.engine.rewriting import REWRITING, with_template
+from tests.engine.rewriting import REWRITING, SOME_THOUGHTS_DROPPED, with_template
+from tests.tiny_models import END_ID, tiny_tokenizer
 
 SYSTEM = "You are a careful assistant. Answer in one short sentence, and remember what you are told. " * 2
 PLACE = {"type": "object", "properties": {"place": {"type": "string"}}}
@@ -70,6 +71,35 @@ def test_the_next_turn_computes_new_words_only(start: Start, model: Path, agent:
         assert report.outcome != "miss"
     cold = talk(start(model, anticipate="off", store="off"), agent, wait=False, reuse="off")
     assert [ids for _, ids in said] == [ids for _, ids in cold]
+
+
+def spelled(engine: Engine, letter: str, messages: list[Message]) -> ChatResult:
+    """A reply that says a letter 48 times, a token each, where its encoding takes two letters at a time."""
+    token = tiny_tokenizer().get_vocab()[letter]
+    bias = ((token, 50.0), (END_ID, 100.0))
+    params = SamplingParams(temperature=0.0, min_tokens=48, max_tokens=64, logit_bias=bias)
+    asked = GenerationRequest(messages=tuple(messages), agent="ada", params=params)
+    reply = engine.submit(asked).result()
+    assert reply.token_ids[:48] == (token,) * 48 and reply.text == letter * 48
+    until_idle(engine)
+    return reply
+
+
+def test_what_is_foreseen_is_found_behind_a_reply_whose_ids_are_no_encoding(
+    start: Start, tiny_llama: Path, tmp_path: Path
+) -> None:
+    """The first reply keeps its sampled ids, the second is rewritten: what is foreseen has to stand on these ids."""
+    engine = start(with_template(tiny_llama, SOME_THOUGHTS_DROPPED, tmp_path / "model"), anticipate="on")
+    messages = [Message("system", SYSTEM)]
+    for letter, words in zip("ed", WORDS, strict=False):
+        messages.append(Message("user", words))
+        messages.append(Message("assistant", spelled(engine, letter, messages).text))
+    messages.append(Message("user", WORDS[2]))
+    last = spelled(engine, "e", messages)
+    fresh = engine.encoder.encode(engine.encoder.render_chat(messages))
+    assert len(last.prompt_ids) == len(fresh) + 24, "one of the replies is not encoded afresh"
+    new = engine.encoder.render_text(f"{WORDS[2]}<|im_end|>\n<|im_start|>assistant\n")
+    assert last.report.computed_tokens <= len(engine.encoder.encode(new)) + 8, last.report
 
 
 SAID = (
@@ -149,6 +179,43 @@ def test_a_request_of_the_agent_makes_it_void(anticipation: Anticipation, start:
     assert anticipation.num_pending == 1
     assert anticipation.work() and not anticipation.work()
     assert anticipation.num_pending == 0
+
+
+@pytest.mark.timeout(45)  # an intake that does not look again does so after a minute
+def test_nothing_is_foreseen_while_the_engine_is_busy(start: Start) -> None:
+    """Made up for once it is idle. It is asked on the intake's thread, so that nothing is left to chance."""
+    engine = start(anticipate="on", min_reuse_tokens=1, store="off")
+    parts = engine._running
+    endless = engine.stream("cleo", [{"role": "user", "content": "Hi"}], ignore_eos=True, reuse="off")
+    next(iter(endless))
+    engine.chat("ada", [{"role": "user", "content": SYSTEM}], temperature=0.0, max_tokens=8)
+    assert not parts.intake.call(parts.anticipation.work).result()
+    stats = engine.stats()
+    assert (parts.anticipation.num_pending, stats.num_background, stats.num_anticipations) == (1, 1, 0)
+    endless.cancel()
+    assert until_idle(engine).num_anticipations == 1
+    assert not parts.anticipation.has_turns
+
+
+@pytest.mark.parametrize("forget", ["purge", "delete"])
+def test_a_turn_of_an_agent_that_is_forgotten_is_forgotten_with_it(start: Start, forget: str) -> None:
+    """It may wait for idle time for long, with all that was said in it."""
+    parts = (engine := start(anticipate="on", min_reuse_tokens=1))._running
+    ids, root = np.arange(20, 30, dtype=np.uint32), BlockHash(bytes(32))
+    turns = [FinishedTurn("default", name, root, ids, (), root, 0, 0, 10, asked=asked()) for name in ("ada", "bob")]
+    for turn in turns:
+        engine.chat(turn.agent, [{"role": "user", "content": SYSTEM}], temperature=0.0, max_tokens=8)
+    until_idle(engine)
+
+    def forgotten() -> int:
+        """At once, before the intake has idle time."""
+        for turn in turns:
+            parts.anticipation.expect(turn)
+            parts.anticipation.ended(turn)
+        parts.edits.purge("default", "ada", frozenset()) if forget == "purge" else parts.edits.delete("default", "ada")
+        return parts.anticipation.num_pending
+
+    assert parts.intake.call(forgotten).result() == 1
 
 
 def test_nothing_is_foreseen_of_what_was_cancelled_forgotten_or_asked_as_text(start: Start) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from rekindle.engine.rendering import Renderer
 from rekindle.engine.types import Breakpoint, GenerationRequest
 from rekindle.errors import BadRequest
 from rekindle.model.params import SamplingParams
@@ -16,14 +17,14 @@ from rekindle.server.anthropic.calls import ModelSide, parse_count, parse_messag
 from rekindle.server.anthropic.habits import TemplateHabits, find_habits
 from rekindle.server.anthropic.signatures import sign, thought_of
 from rekindle.server.caller import Caller
+from rekindle.server.openai.calls import parse_chat
 from rekindle.text.messages import Message, ToolCall
 from rekindle.text.prompt import PromptEncoder
 from rekindle.text.replies import ReplyFormat, TextPiece, ThoughtPiece
 from rekindle.text.replies.envelope import EnvelopeForm
 from tests.tiny_models import write_tokenizer
 
-FREE = TemplateHabits(takes_user_after_tool=True, takes_late_system=True)
-STRICT = TemplateHabits(takes_user_after_tool=False, takes_late_system=False)
+FREE, STRICT = TemplateHabits(takes_late_system=True), TemplateHabits(takes_late_system=False)
 MARK, LONG = {"type": "ephemeral"}, {"type": "ephemeral", "ttl": "1h"}
 USE = {"type": "tool_use", "id": "t1", "name": "look", "input": {"place": "attic", "n": [1, {}]}}
 RESULT = {
@@ -82,8 +83,6 @@ def test_tools_are_used_and_answered() -> None:
     head = (Message("user", "Find it"), Message("assistant", "Let me look.", tool_calls=(call,), reasoning="Where?"))
     result, word = Message("tool", "It\nis there.", tool_call_id="t1"), Message("user", "Well?")
     assert asked(messages).messages == (*head, result, word)
-    folded = Message("tool", "It\nis there.\nWell?", tool_call_id="t1")
-    assert asked(messages, habits=STRICT).messages == (*head, folded)
 
 
 def test_a_failure_without_words_does_not_look_like_a_success() -> None:
@@ -252,12 +251,32 @@ DROPPING = """
 {%- endfor %}"""
 
 
-@pytest.mark.parametrize(
-    ("template", "habits"), [(OPEN, FREE), (ALTERNATING, STRICT), (DROPPING, TemplateHabits(True, False))]
-)
+@pytest.mark.parametrize(("template", "habits"), [(OPEN, FREE), (ALTERNATING, STRICT), (DROPPING, STRICT)])
 def test_what_a_template_takes_is_found_by_rendering(template: str, habits: TemplateHabits, tmp_path: Path) -> None:
     write_tokenizer(tmp_path, template)
     assert find_habits(PromptEncoder.from_dir(tmp_path)) == habits
+
+
+@pytest.mark.parametrize("template", [OPEN, ALTERNATING])
+def test_words_behind_a_result_stand_where_the_template_takes_them_in_every_dialect(
+    template: str, tmp_path: Path
+) -> None:
+    write_tokenizer(tmp_path, template)
+    encoder = PromptEncoder.from_dir(tmp_path)
+    theirs = asked([user("Find it"), said(USE), user(RESULT, text("Well?", cache_control=MARK))])
+    function = {"name": "look", "arguments": '{"place": "attic", "n": [1, {}]}'}
+    body = [
+        {"role": "user", "content": "Find it"},
+        {"role": "assistant", "content": None, "tool_calls": [{"id": "t1", "type": "function", "function": function}]},
+        {"role": "tool", "content": "It\nis there.", "tool_call_id": "t1"},
+        {"role": "user", "content": "Well?"},
+    ]
+    ours = parse_chat({"messages": body}, Caller()).requests[0]
+    prompt = Renderer(encoder, ReplyFormat(), frozenset()).render(theirs)
+    assert encoder.readable(prompt.prompt.key).strip().endswith("Well?")
+    assert encoder.render_chat(ours.messages or ()) == prompt.prompt
+    (end,) = prompt.breakpoints
+    assert encoder.readable(prompt.prompt.key[:end]).endswith("Well?"), "marks are found in them, too"
 
 
 def test_what_has_no_text_makes_no_block() -> None:

@@ -21,7 +21,7 @@ from rekindle.server.errors import invalid, problem_of
         (Overloaded("full", retry_after_s=1.2), 503, "server_error", None, "overloaded"),
         (Cancelled("gone"), 499, "invalid_request_error", None, "cancelled"),
         (RequestFailed("sorry"), 500, "server_error", None, None),
-        (StoreError("disk"), 500, "server_error", None, None),
+        (StoreError("disk"), 503, "server_error", None, "store_unavailable"),
         (HTTPException(405), 405, "invalid_request_error", None, None),
     ],
 )
@@ -49,6 +49,7 @@ def test_accidents_tell_nothing() -> None:
         (invalid(413, "large"), 413, "request_too_large"),
         (invalid(418, "tea"), 418, "invalid_request_error"),
         (Overloaded("full", retry_after_s=1.2), 503, "overloaded_error"),
+        (StoreError("disk"), 503, "overloaded_error"),
         (RequestFailed("sorry"), 500, "api_error"),
     ],
 )

@@ -8,7 +8,12 @@ import pytest
 
 from rekindle.engine.types import GenerationRequest
 from rekindle.errors import BadRequest
-from rekindle.server.openai.calls import parse_tool_choice
+from rekindle.server.anthropic.calls import ModelSide, parse_messages
+from rekindle.server.anthropic.habits import TemplateHabits
+from rekindle.server.caller import Caller
+from rekindle.server.openai.calls import parse_chat, parse_tool_choice
+from rekindle.server.responses.calls import parse_response
+from rekindle.server.responses.kept import KeptResponses
 from rekindle.server.steering import ToolChoice, steered, template_kwargs
 from rekindle.text.messages import Message
 from rekindle.text.replies import ReplyFormat
@@ -90,12 +95,29 @@ def test_a_call_is_not_forced_behind_ids() -> None:
         ({}, None, {}),
         (None, "none", {"enable_thinking": False}),
         (None, "low", {"enable_thinking": True, "reasoning_effort": "low"}),
-        (None, "max", {"enable_thinking": True, "reasoning_effort": "max"}),
+        (None, "minimal", {"enable_thinking": True, "reasoning_effort": "minimal"}),
+        (None, "xhigh", {"enable_thinking": True, "reasoning_effort": "high"}),
+        (None, "max", {"enable_thinking": True, "reasoning_effort": "high"}),
+        ({"reasoning_effort": "max"}, "low", {"enable_thinking": True, "reasoning_effort": "max"}),
         ({"enable_thinking": False, "a": [1]}, "low", {"enable_thinking": False, "reasoning_effort": "low", "a": [1]}),
     ],
 )
 def test_what_a_template_is_told(given: Any, effort: str | None, told: dict[str, Any]) -> None:
     assert template_kwargs(given, effort) == told
+
+
+@pytest.mark.parametrize(
+    ("effort", "told"), [("low", "low"), ("medium", "medium"), ("high", "high"), ("xhigh", "high"), ("max", "high")]
+)
+def test_an_effort_means_the_same_in_every_dialect(effort: str, told: str) -> None:
+    hi = [{"role": "user", "content": "Hi"}]
+    side = ModelSide(ReplyFormat(), TemplateHabits(takes_late_system=True))
+    asked = (
+        parse_chat({"messages": hi, "reasoning_effort": effort}, Caller()).requests[0],
+        parse_response({"input": "Hi", "reasoning": {"effort": effort}}, Caller(), KeptResponses(None)).request,
+        parse_messages({"messages": hi, "max_tokens": 9, "output_config": {"effort": effort}}, Caller(), side).request,
+    )
+    assert [request.template_kwargs["reasoning_effort"] for request in asked] == [told] * 3
 
 
 @pytest.mark.parametrize("name", ["messages", "tools", "add_generation_prompt", "eos_token", "self", "a b", "", "1a"])

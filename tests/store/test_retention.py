@@ -32,15 +32,24 @@ def clock() -> Clock:
     return Clock()
 
 
-def keep(store: WarmStore, clock: Clock, agent: str, num_blocks: int = 1, *, ids: list[int] | None = None) -> Chain:
+def keep(
+    store: WarmStore,
+    clock: Clock,
+    agent: str,
+    num_blocks: int = 1,
+    *,
+    ids: list[int] | None = None,
+    namespace: str = "default",
+) -> Chain:
     """Save blocks of the agent's own, used a second after all before."""
     clock.now += 1.0
     seed = sum(agent.encode()) + 1000
-    chain = Chain.of(store, [seed + number for number in range(num_blocks * SIZE)] if ids is None else ids)
+    own = [seed + number for number in range(num_blocks * SIZE)]
+    chain = Chain.of(store, own if ids is None else ids, namespace)
     with one_batch(store):
         for block in chain.blocks:
             assert store.stage(block)
-        store.save_turn(chain.record(agent, last_use=clock.now))
+        store.save_turn(chain.record(agent, last_use=clock.now, namespace=namespace))
     return chain
 
 
@@ -321,6 +330,61 @@ def test_opening_reads_no_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     store.close()
     assert any("sequence" in query for query in asked)
     assert not [query for query in asked if " block" in query]
+
+
+@pytest.mark.parametrize("reopen", [False, True])
+def test_a_namespace_beyond_its_share_gives_way_before_others(opened: Opened, clock: Clock, reopen: bool) -> None:
+    settings = {"disk_bytes": budget(6), "namespace_share": 0.5}
+    store = opened(clock=clock, **settings)
+    keep(store, clock, "early")
+    for agent in ("a", "b", "c", "d", "e"):
+        keep(store, clock, agent, namespace="flood")
+    if reopen:
+        store.close()
+        store = opened(clock=clock, **settings)
+    keep(store, clock, "f", namespace="flood")
+    assert agents(store) == {"early", "b", "c", "d", "e", "f"}, "of all, `early` was used longest ago"
+    for agent in ("x", "y"):
+        keep(store, clock, agent)
+    assert agents(store) == {"early", "d", "e", "f", "x", "y"}
+    keep(store, clock, "z")
+    assert agents(store) == {"d", "e", "f", "x", "y", "z"}, "within the shares the one used longest ago leaves"
+
+
+def test_shares_are_of_the_room_there_is_and_not_of_the_room_there_was(opened: Opened, clock: Clock) -> None:
+    store = opened(clock=clock)
+    keep(store, clock, "early")
+    for agent in "abcdefghijk":
+        keep(store, clock, agent, namespace="flood")
+    store.close()
+    store = opened(clock=clock, disk_bytes=budget(6), namespace_share=0.5)
+    assert store.flush(10)
+    assert agents(store) == {"early", *"ghijk"}, "a flood of eleven of the twelve gives way"
+    keep(store, clock, "l", namespace="flood")
+    assert agents(store) == {"early", *"hijkl"}, "five of six: its own make room"
+    for agent in ("x", "y"):
+        keep(store, clock, agent)
+    assert agents(store) == {"early", *"jklxy"}
+    keep(store, clock, "z")
+    assert agents(store) == {*"jklxyz"}, "three of six are its share"
+
+
+def test_shares_grow_with_the_number_of_blocks(opened: Opened, clock: Clock) -> None:
+    store = opened(clock=clock, disk_bytes=budget(12), namespace_share=0.5)
+    for agent in "ab":
+        keep(store, clock, agent)
+    for agent in "AB":
+        keep(store, clock, agent, namespace="many")
+    keep(store, clock, "long", 9, namespace="guest")  # the first shortage, of four blocks: two are half
+    assert agents(store) == {*"bAB", "long"}
+    store.delete("guest", "long").result(10)
+    for agent in "CDE":
+        keep(store, clock, agent, namespace="many")
+    for agent in "vwxyz":
+        keep(store, clock, agent, namespace="other")
+    keep(store, clock, "c")
+    keep(store, clock, "d")
+    assert agents(store) == {*"ABCDEvwxyzcd"}, "nobody has more than six of twelve: who was used longest ago leaves"
 
 
 def test_a_shared_end_is_as_good_as_the_best_that_ends_there(opened: Opened, clock: Clock) -> None:

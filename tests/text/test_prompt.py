@@ -343,6 +343,34 @@ STRICT = """
 ONCE = STRICT.replace("and messages[loop.index0 - 1].role == 'user'", "and false")
 
 
+BEHIND_REPLIES = """
+{%- for message in messages %}
+{%- if message.role == 'user' and not loop.first and messages[loop.index0 - 1].role != 'assistant' %}
+{{- raise_exception('the user speaks behind replies') }}
+{%- endif %}{{ '<|user|>' + message.role + ': ' + message.content }}
+{%- endfor %}"""
+NO_LATE_SYSTEM = BEHIND_REPLIES.replace(
+    "{%- endif %}{{ '",
+    "{%- elif message.role == 'system' and not loop.first %}"
+    "{{- raise_exception('system comes first') }}{%- endif %}{{ '",
+)
+
+
+def test_words_behind_a_result_go_into_it_where_a_template_refuses_them() -> None:
+    call = Message("assistant", "", tool_calls=(ToolCall("t", "look", "{}"),))
+    result, word, late = Message("tool", "b", tool_call_id="t"), Message("user", "c"), Message("system", "d")
+    head = [Message("user", "a"), call]
+    encoder = encoder_of("gpt2", BEHIND_REPLIES)
+    folded = Message("tool", "b\n\nc", tool_call_id="t")
+    assert encoder.render_chat([*head, result, result, word]) == encoder.render_chat([*head, result, folded])
+    assert encoder.render_chat([*head, result, word, late]) == encoder.render_chat([*head, folded, late])
+    strict, all_folded = encoder_of("gpt2", NO_LATE_SYSTEM), Message("tool", "b\n\nc\n\nd", tool_call_id="t")
+    assert strict.render_chat([*head, result, word, late]) == strict.render_chat([*head, all_folded])
+    turns = encoder_of("gpt2", STRICT)
+    spoken = [*head, result, word, word]
+    assert turns.render_chat(spoken) == turns.render_chat([*head, result, Message("user", "c\n\nc")]), "not refused"
+
+
 def test_a_conversation_that_a_template_refuses_is_told_in_a_form_that_it_takes() -> None:
     system, asked, late = Message("system", "a"), Message("user", "b"), Message("system", "c")
     messages = [system, Message("system", "d"), asked, late, Message("user", "e"), Message("assistant", "f"), late]

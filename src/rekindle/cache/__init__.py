@@ -1,10 +1,13 @@
-"""Names, counts and prefixes of KV blocks: the hot tier's bookkeeping, usable alone.
+"""Prefixes and what is kept for them: a cache of any payload, and the hot tier's bookkeeping of KV blocks.
 
-Needs numpy only and imports in milliseconds; knows neither tensors nor files. The matcher, which needs a tokenizer's
-tables, is imported by its own name.
+Usable alone: needs numpy only and imports in milliseconds; knows neither tensors nor files. The matcher, which needs a
+tokenizer's tables, is imported by its own name. docs/cache.md shows how to use it.
 """
 
-from rekindle.cache.eviction import LeafLRU
+from rekindle.cache.batch import BatchAnalysis, SharedPrefix, analyze_batch
+from rekindle.cache.copying import BlockCopy
+from rekindle.cache.entries import CacheConfig, CacheEntry, CacheStats, PrefixMatch, content_key
+from rekindle.cache.eviction import POLICIES, EvictionOrder, Hints, KeyedOrder, Policy, make_policy
 from rekindle.cache.hashing import (
     HASH_BYTES,
     BlockHash,
@@ -15,23 +18,41 @@ from rekindle.cache.hashing import (
     root_hash,
     tail_name,
 )
+from rekindle.cache.keys import Key, Keys
+from rekindle.cache.manager import CacheManager
 from rekindle.cache.pool import BlockPool
-from rekindle.cache.radix import RadixTree
-from rekindle.cache.table import BlockCopy, BlockTable, Published
+from rekindle.cache.radix import RadixTrie
+from rekindle.cache.table import BlockTable, Published
 
 __all__ = [
     "HASH_BYTES",
+    "POLICIES",
+    "BatchAnalysis",
     "BlockCopy",
     "BlockHash",
     "BlockPool",
     "BlockTable",
-    "LeafLRU",
+    "CacheConfig",
+    "CacheEntry",
+    "CacheManager",
+    "CacheStats",
+    "EvictionOrder",
+    "Hints",
+    "Key",
+    "KeyedOrder",
+    "Keys",
+    "Policy",
+    "PrefixMatch",
     "Published",
-    "RadixTree",
+    "RadixTrie",
+    "SharedPrefix",
     "TokenIds",
+    "analyze_batch",
     "block_hash",
     "chain_hashes",
+    "content_key",
     "id_bytes",
+    "make_policy",
     "root_hash",
     "tail_name",
 ]

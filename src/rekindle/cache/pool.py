@@ -1,10 +1,10 @@
 """The bookkeeping of the hot tier: which block is free, held, or kept under a name for whoever comes next.
 
-Owns reference counts, names, parents and token ids of blocks, and who leaves next. Does not know the bytes of a block,
-nor whose table holds it. One thread owns a pool.
+Owns reference counts; `free` has the free blocks, `contents` what is in the others, `eviction` who leaves next. Does
+not know the bytes of a block, nor whose table holds it. All of it lies in arrays. One thread owns a pool.
 
-    free ──allocate──▶ private ──commit, commit_tail──▶ named ──last release──▶ cached ──evict──▶ free
-                          └──────last release──▶ free      ◀──────share────────────┘
+    free ──allocate──▶ private ──register, register_tail──▶ named ──last release──▶ cached ──evict, expire──▶ free
+                          └──────last release──▶ free          ◀──────share────────────┘
 
 Invariants: free + cached + held = all. A named block is never written. A name is given to one block at most, and a
 block is found under it only if its token ids agree too. A cached block leaves only when it has no child in the pool.
@@ -12,36 +12,55 @@ block is found under it only if its token ids agree too. A cached block leaves o
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
+from itertools import count
 
-import numpy as np
-
-from rekindle.cache.eviction import LeafLRU
-from rekindle.cache.hashing import HASH_BYTES, BlockHash, TokenIds, block_hash, id_bytes, tail_name
-from rekindle.cache.radix import RadixTree
+from rekindle.cache.contents import BlockContents, NameOf, check_names
+from rekindle.cache.copying import BlockCopy
+from rekindle.cache.eviction.hints import Hints
+from rekindle.cache.eviction.order import EvictionOrder
+from rekindle.cache.eviction.policies import Policy
+from rekindle.cache.free import FreeList
+from rekindle.cache.hashing import BlockHash, TokenIds, block_hash, id_bytes, tail_name
 
 
 class BlockPool:
     """`num_blocks` blocks of `block_tokens` tokens, by index. All operations are O(1) or O(log num_blocks).
 
-    `on_evict` is told each name that leaves the pool, evicted or forgotten; it must not call the pool.
+    `policy` says which cached leaf makes room, by its last use: as counted, or by `clock`. `ttl` is a lifetime from the
+    last use, in units of the clock; `expire` ends it. `on_evict` is told each name that leaves the pool, evicted
+    or expired; it must not call the pool.
+
+    Other names than BLAKE2b-256 may come in: ids and parents are compared, so that names that collide cost reuse and
+    never yield other ids. Roots must be strong names, as `root_hash` gives, that no block bears.
     """
 
-    def __init__(self, num_blocks: int, block_tokens: int) -> None:
-        assert num_blocks > 0 and block_tokens > 0, f"{num_blocks} blocks of {block_tokens} tokens"
+    def __init__(
+        self,
+        num_blocks: int,
+        block_tokens: int,
+        *,
+        policy: Policy | str = "lru",
+        clock: Callable[[], float] | None = None,
+        ttl: float | None = None,
+        name_of: NameOf = block_hash,
+        tail_name_of: NameOf = tail_name,
+    ) -> None:
+        if num_blocks < 1 or block_tokens < 1:
+            raise ValueError(f"a pool needs a block of a token at least, not {num_blocks} of {block_tokens} tokens")
         self.num_blocks = num_blocks
         self.block_tokens = block_tokens
+        self.name_of = name_of
+        self.tail_name_of = tail_name_of
         self.on_evict: Callable[[BlockHash], None] | None = None
-        self._free = list(range(num_blocks - 1, -1, -1))
+        self._free = FreeList(num_blocks)
         self._refs = [0] * num_blocks
-        self._names: list[BlockHash | None] = [None] * num_blocks
-        self._parents: list[BlockHash | None] = [None] * num_blocks
-        self._ids: list[bytes] = [b""] * num_blocks  # of named blocks
-        self._by_name: dict[BlockHash, int] = {}
-        self._children: RadixTree[int] = RadixTree()  # parent ++ ids of every named block
-        self._order: LeafLRU[BlockHash] = LeafLRU()  # every named block
-        self._num_uses = 0
-        self._used: set[int] = set()  # handed out since `take_used_free` returned them
+        self._contents = BlockContents(num_blocks, block_tokens)
+        self._order = EvictionOrder(policy, capacity=num_blocks, ttl=ttl)  # every named block
+        self._clock = clock
+        self._use: Callable[[], float] = clock or count(1).__next__
+        self._group_of_root: dict[BlockHash, int] = {}  # those with a quota; all others are group 0
         self.num_evictions = 0  # to make room; not those that were asked for
 
     @property
@@ -57,35 +76,38 @@ class BlockPool:
     def num_held(self) -> int:
         return self.num_blocks - self.num_free - self.num_cached
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all arrays of the pool."""
+        return sys.getsizeof(self._refs) + self._free.nbytes + self._contents.nbytes + self._order.nbytes
+
     def refs(self, block: int) -> int:
         return self._refs[block]
 
     def name(self, block: int) -> BlockHash | None:
         """Return the name of a full block or the tail name of a partial one; None while it has none."""
-        return self._names[block]
+        return self._contents.name(block)
 
     def parent(self, block: int) -> BlockHash | None:
-        return self._parents[block]
+        return self._contents.parent(block)
 
     def ids(self, block: int) -> TokenIds:
-        """Return the token ids of a named block, read-only; none for a block without a name."""
-        return np.frombuffer(self._ids[block], dtype="<u4")
+        """Return a copy of the token ids of a named block; none for a block without a name."""
+        return self._contents.ids(block)
 
     def is_private(self, block: int) -> bool:
         """Say whether one holder has the block to itself and may write it."""
-        return self._refs[block] == 1 and self._names[block] is None
+        return self._refs[block] == 1 and block not in self._contents
 
     def allocate(self) -> int | None:
-        """Return a private block, evicting the least recently used leaf if none is free; None is a shortage."""
-        if not self._free:
-            name = self._order.pop()
-            if name is None:
-                return None
-            self._drop_name(self._by_name[name])
+        """Return a private block, evicting the leaf that the policy gives up if none is free; None is a shortage."""
+        if self._free:
+            block: int | None = self._free.pop()
+        elif (block := self._order.pop(None if self._clock is None else self._clock())) is not None:
+            self._drop_name(block)
             self.num_evictions += 1
-        block = self._free.pop()
-        self._refs[block] = 1
-        self._used.add(block)
+        if block is not None:
+            self._refs[block] = 1
         return block
 
     def allocate_many(self, count: int) -> list[int] | None:
@@ -101,178 +123,176 @@ class BlockPool:
             blocks.append(block)
         return blocks
 
+    def copy_on_write(self, block: int, num_tokens: int) -> BlockCopy | None:
+        """Return a private block to write in place of `block`, and the copy of its first tokens to be made before.
+
+        A private block is its own target, and there is nothing to copy. The reference on a source stays with its
+        holder: release it once the copy is made. None is a shortage.
+        """
+        assert self._refs[block] > 0, f"block {block} is held by nobody"
+        if self.is_private(block):
+            return BlockCopy(block, block, 0)
+        target = self.allocate()
+        return None if target is None else BlockCopy(block, target, num_tokens)
+
     def share(self, block: int) -> None:
         """Add a reference to a block that is held or cached."""
-        name = self._names[block]
-        assert self._refs[block] or name is not None, f"block {block} is free"
-        if name is not None and not self._refs[block]:
-            self._order.hold(name)
+        if not self._refs[block]:
+            assert block in self._contents, f"block {block} is free"
+            self._order.hold(block)
         self._refs[block] += 1
 
-    def release(self, block: int) -> None:
-        """Let go of one reference; with the last one a named block becomes cached, any other is free."""
-        assert self._refs[block] > 0, f"block {block} is held by nobody"
-        self._refs[block] -= 1
-        if self._refs[block]:
-            return
-        name = self._names[block]
-        if name is None:
+    def release(self, block: int, *, hints: Hints | None = None) -> None:
+        """Let go of one reference; with the last one a named block becomes cached, any other is free.
+
+        `hints` of the last one count, and last until others are given.
+        """
+        refs = self._refs[block]
+        assert refs > 0, f"block {block} is held by nobody"
+        self._refs[block] = refs - 1
+        if refs == 1 and block in self._contents:
+            self._order.release(block, self._use(), hints=hints)
+        elif refs == 1:
             self._free.append(block)
-        else:
-            self._order.release(name, self._next_use())
 
     def release_all(self, blocks: list[int]) -> None:
         for block in blocks:
             self.release(block)
 
-    def commit(self, block: int, name: BlockHash, parent: BlockHash, ids: TokenIds) -> int:
+    def register(self, block: int, name: BlockHash, parent: BlockHash, ids: TokenIds) -> int:
         """Publish a full block and return the one to use from now on.
 
+        Parents first: `parent` is a root, or the name of the block that these ids follow, which the caller holds. A
+        name that has children and no block counts as a root, and is given to no block while it has them.
+
         When the name is there already, with the same parent and ids: `block` is released and the one that was there
-        returned, shared. With others (a collision of names): `block` stays as it is, without a name, and is returned.
+        returned, shared. With others (a collision of names), or these under another name, or when the name is a
+        root's: `block` stays as it is, without a name, and is returned.
         """
-        assert len(ids) == self.block_tokens, f"a full block holds {self.block_tokens} ids, not {len(ids)}"
+        if len(ids) != self.block_tokens:
+            raise ValueError(f"a full block holds {self.block_tokens} ids, not {len(ids)}")
+        check_names(name, parent)
         return self._publish(block, name, parent, id_bytes(ids))
 
-    def commit_tail(self, block: int, parent: BlockHash, ids: TokenIds) -> int:
-        """Name a partial block, so that it is kept and never written again; return the one to use, as `commit` does."""
-        assert 0 < len(ids) < self.block_tokens, f"a tail holds 1 to {self.block_tokens - 1} ids, not {len(ids)}"
-        return self._publish(block, tail_name(parent, ids), parent, id_bytes(ids))
+    def register_tail(self, block: int, parent: BlockHash, ids: TokenIds) -> int:
+        """Name a partial block, so that it is kept and never written again; return the one to use, as `register`."""
+        if not 0 < len(ids) < self.block_tokens:
+            raise ValueError(
+                f"a tail of blocks of {self.block_tokens} holds fewer ids, and one at least: not {len(ids)}"
+            )
+        check_names(parent)
+        return self._publish(block, self.tail_name_of(parent, ids), parent, id_bytes(ids))
 
-    def find(self, name: BlockHash, ids: TokenIds) -> int | None:
-        """Return the block of this name that holds these ids, and note the use; it is not shared."""
-        block = self.peek(name, ids)
+    def find(self, name: BlockHash, ids: TokenIds, *, parent: BlockHash | None = None) -> int | None:
+        """Return the block of this name that holds these ids, and note the use; it is not shared.
+
+        With a `parent`, it must be that one's child: whoever follows a chain by names that could collide says so.
+        """
+        block = self._contents.match(name, id_bytes(ids), parent)
         if block is not None and not self._refs[block]:
-            self._order.touch(name, self._next_use())
+            self._order.touch(block, self._use())
         return block
 
-    def peek(self, name: BlockHash, ids: TokenIds) -> int | None:
+    def peek(self, name: BlockHash, ids: TokenIds, *, parent: BlockHash | None = None) -> int | None:
         """As `find`, without a use: for whoever counts what is here, so that counting does not keep it here."""
-        block = self._by_name.get(name)
-        return block if block is not None and self._ids[block] == id_bytes(ids) else None
+        return self._contents.match(name, id_bytes(ids), parent)
 
     def find_child(self, parent: BlockHash, ids: TokenIds) -> tuple[int, int] | None:
         """Return the child of `parent`, full or tail, with the most leading ids in common, and how many; not shared.
 
-        None when no child has even the first. The cost does not depend on how many children there are.
+        Of several the one registered last; None when no child has even the first. Costs some log2 of the children.
         """
-        length, block = self._children.longest_prefix(parent + id_bytes(ids[: self.block_tokens]))
-        num_common = (length - HASH_BYTES) // 4
-        return (block, num_common) if block is not None and num_common > 0 else None
+        return self._contents.find_child(parent, id_bytes(ids[: self.block_tokens]))
 
     def try_reuse_prefix(self, root: BlockHash, ids: TokenIds) -> list[int]:
-        """Share and return the blocks of the longest prefix of `ids` that is here, whole blocks only."""
-        blocks: list[int] = []
-        parent = root
-        for start in range(0, len(ids) - self.block_tokens + 1, self.block_tokens):
-            part = ids[start : start + self.block_tokens]
-            parent = block_hash(parent, part)
-            block = self.find(parent, part)
-            if block is None:
-                break
+        """Share and return the blocks of the longest prefix of `ids`, whole blocks only; their release is the use."""
+        blocks = self._contents.prefix(root, ids, self.name_of)
+        for block in blocks:
             self.share(block)
-            blocks.append(block)
         return blocks
 
     def demote(self, block: int) -> bool:
-        """Make a cached block the next to leave, until it is used again; False when it is held or has no name.
+        """Make a cached block the next leaf to leave, until it is used; False when it is held or has no name.
 
-        One with children leaves as soon as they have; demote a superseded chain from its end.
+        Demote a chain from its end: one with children waits for them.
         """
-        name = self._names[block]
-        return name is not None and self._order.demote(name)
+        return block in self._contents and self._order.demote(block)
 
     def evict(self, block: int) -> bool:
         """Free a cached block that has no child in the pool; False, and nothing happens, for any other."""
-        name = self._names[block]
-        if name is None or self._refs[block] or not self._order.is_leaf(name):
+        if block not in self._contents or self._refs[block] or not self._order.is_leaf(block):
             return False
-        self._order.remove(name)
+        self._order.remove(block)
         self._drop_name(block)
+        self._free.append(block)
         return True
+
+    def expire(self, now: float) -> int:
+        """Free the cached leaves whose lifetime is over, then those they stood on; return how many blocks that were."""
+        num_expired = 0
+        while (block := self._order.pop_expired(now)) is not None:
+            self._drop_name(block)
+            self._free.append(block)
+            num_expired += 1
+        return num_expired
+
+    def set_quota(self, root: BlockHash, most: int | None) -> None:
+        """While a root has more than `most` blocks, its leaves make room before others'; None takes that back.
+
+        Set it before the first block of a namespace: those that are here already do not count.
+        """
+        group = self._group_of_root.setdefault(root, len(self._group_of_root) + 1)
+        self._order.set_quota(group, most)
 
     def block_of(self, name: BlockHash) -> int | None:
         """Return the block that bears this name, whatever its ids; no use of it."""
-        return self._by_name.get(name)
+        return self._contents.find(name)
 
     def idle_blocks(self) -> list[int]:
         """Return all cached blocks."""
-        return [block for block in self._by_name.values() if not self._refs[block]]
+        return [block for block in self._contents.blocks() if not self._refs[block]]
 
     def take_used_free(self) -> list[int]:
         """Return the free blocks whose bytes may be somebody's: handed out since they were last returned here."""
-        used = [block for block in self._free if block in self._used]
-        self._used.difference_update(used)
-        return used
-
-    def forget(self, block: int) -> None:
-        """Take the name away at once, so that nobody finds the block; it is free when its last holder lets go.
-
-        Its children keep their names, which still stand for all ids before them.
-        """
-        name = self._names[block]
-        if name is not None:
-            self._order.remove(name)
-            self._drop_name(block)
+        return self._free.take_used()
 
     def check(self) -> None:
         """Derive from the counts and names everything else that is kept, and assert that it agrees."""
         self._order.check()
-        self._children.check()
-        free = set(self._free)
-        assert len(free) == len(self._free), "a block is free twice"
-        assert self._used | free == set(range(self.num_blocks)), "a block was handed out and is not noted as used"
-        for block, name in enumerate(self._names):
-            is_free = not self._refs[block] and name is None
-            assert self._refs[block] >= 0, f"block {block} has {self._refs[block]} references"
-            assert is_free == (block in free), f"block {block}: {self._refs[block]} refs, name {name!r}, wrong list"
-            if name is None:
-                assert not self._ids[block] and self._parents[block] is None, f"block {block} has ids and no name"
-                continue
-            assert self._by_name.get(name) == block, f"block {block} is not found under its name"
-            assert self._children.get(self._child_key(block)) == block, f"block {block} is not its parent's child"
-            parent, ids = self._parents[block], self.ids(block)
-            assert parent is not None and 0 < len(ids) <= self.block_tokens, f"block {block} is half-named"
-            is_tail = len(ids) < self.block_tokens
-            assert name == (tail_name if is_tail else block_hash)(parent, ids), f"block {block} bears a wrong name"
-        num_named = self.num_blocks - self._names.count(None)
-        assert num_named == len(self._by_name) == len(self._children) == len(self._order), "names without blocks"
-        num_cached = sum(name is not None and not refs for name, refs in zip(self._names, self._refs, strict=True))
-        assert num_cached == self.num_cached, f"num_cached is {self.num_cached}, {num_cached} are"
+        self._contents.check(self.name_of, self.tail_name_of)
+        self._free.check({block for block, refs in enumerate(self._refs) if not refs and block not in self._contents})
+        assert len(self._contents) == len(self._order), "names without blocks"
+        for block, refs in enumerate(self._refs):
+            assert refs >= 0, f"block {block} has {refs} references"
+            if block in self._contents:
+                assert block in self._order, f"block {block} has a name, and is not in the order"
+                assert self._order.is_held(block) == bool(refs), f"block {block} has {refs} references, held otherwise"
+                assert self._order.parent(block) == self._contents.above(block), f"block {block} has another parent"
 
     def _publish(self, block: int, name: BlockHash, parent: BlockHash, data: bytes) -> int:
         assert self._refs[block] > 0, f"block {block} is held by nobody"
-        existing = self._by_name.get(name)
-        if existing is None:
-            assert self._names[block] is None, f"block {block} has a name and cannot take another"
-            self._names[block], self._parents[block], self._ids[block] = name, parent, data
-            self._by_name[name] = block
-            self._children.insert(self._child_key(block), block)
-            self._order.add(name, parent)
+        if self._contents.find(name) is None:
+            assert block not in self._contents, f"block {block} has a name and cannot take another"
+            if self._contents.add(block, name, parent, data):
+                self._place(block, name, parent)
             return block
-        if existing == block or (self._parents[existing], self._ids[existing]) != (parent, data):
+        existing = self._contents.match(name, data, parent)
+        if existing is None or existing == block:
             return block
         self.share(existing)
         self.release(block)
         return existing
 
+    def _place(self, block: int, name: BlockHash, parent: BlockHash) -> None:
+        """Take a block that has just got its name into the order, below its parent."""
+        above = self._contents.above(block)
+        group = 0
+        if self._group_of_root:
+            group = self._order.group(above) if above >= 0 else self._group_of_root.get(parent, 0)
+        self._order.add(block, above, group=group, key=int.from_bytes(name[:8], "little"))
+
     def _drop_name(self, block: int) -> None:
-        """Forget everything said of the block but its references; it has left the order already."""
-        name = self._names[block]
-        assert name is not None
-        self._children.remove(self._child_key(block))
-        del self._by_name[name]
-        self._names[block], self._parents[block], self._ids[block] = None, None, b""
-        if not self._refs[block]:
-            self._free.append(block)
+        """Empty a cached block, which has left the order already."""
+        name = self._contents.remove(block)
         if self.on_evict is not None:
             self.on_evict(name)
-
-    def _child_key(self, block: int) -> bytes:
-        parent = self._parents[block]
-        assert parent is not None
-        return parent + self._ids[block]
-
-    def _next_use(self) -> int:
-        self._num_uses += 1
-        return self._num_uses

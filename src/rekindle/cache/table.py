@@ -15,17 +15,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from rekindle.cache.hashing import BlockHash, TokenIds, block_hash, tail_name
+from rekindle.cache.copying import BlockCopy as BlockCopy
+from rekindle.cache.hashing import BlockHash, TokenIds
 from rekindle.cache.pool import BlockPool
-
-
-@dataclass(frozen=True, slots=True)
-class BlockCopy:
-    """Copy the first `num_tokens` tokens of block `source` to block `target`, all parts and layers."""
-
-    source: int
-    target: int
-    num_tokens: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,16 +83,18 @@ class BlockTable:
         last = self.num_tokens // block_tokens
         must_copy = last < len(self.blocks) and not self.pool.is_private(self.blocks[last])
         num_new = max(0, -(-num_tokens // block_tokens) - len(self.blocks))
-        fresh = self.pool.allocate_many(num_new + must_copy)
-        if fresh is None:
+        if num_new + must_copy > self.pool.num_free + self.pool.num_cached:
             return None
-        copies: list[BlockCopy] = []
-        if must_copy:
-            copies.append(BlockCopy(self.blocks[last], fresh.pop(), self.num_tokens % block_tokens))
-            self._sources.append(self.blocks[last])
-            self.blocks[last] = copies[0].target
+        copy = self.pool.copy_on_write(self.blocks[last], self.num_tokens % block_tokens) if must_copy else None
+        fresh = None if must_copy and copy is None else self.pool.allocate_many(num_new)
+        if fresh is None:
+            self.pool.release_all([copy.target] if copy is not None else [])
+            return None
+        if copy is not None:
+            self._sources.append(copy.source)
+            self.blocks[last] = copy.target
         self.blocks += fresh
-        return copies
+        return [copy] if copy is not None else []
 
     def publish(self, ids: TokenIds, root: BlockHash) -> list[Published]:
         """Note that positions [0, len(ids)) are stored, name the blocks that became full, and return these in order.
@@ -118,10 +112,10 @@ class BlockTable:
             index = len(self.names)
             part = ids[index * block_tokens : (index + 1) * block_tokens]
             parent = self.head(root)
-            name = block_hash(parent, part)
+            name = self.pool.name_of(parent, part)
             block, was_named = self.blocks[index], self.pool.name(self.blocks[index]) == name
-            self.blocks[index] = self.pool.commit(block, name, parent, part)
-            if self.pool.name(self.blocks[index]) != name:  # what follows a collision would be found in its place
+            self.blocks[index] = self.pool.register(block, name, parent, part)
+            if not self._bears(index, name, parent, part):  # what follows a collision would be found in its place
                 break
             self.names.append(name)
             if self.blocks[index] == block and not was_named:
@@ -140,11 +134,11 @@ class BlockTable:
         if not num_rows or len(self.names) < len(self.blocks) - 1:
             return None
         parent, part = self.head(root), ids[-num_rows:]
-        name = tail_name(parent, part)
+        name = self.pool.tail_name_of(parent, part)
         if self.pool.name(self.blocks[-1]) not in (None, name):
             return None
-        self.blocks[-1] = self.pool.commit_tail(self.blocks[-1], parent, part)
-        return Published(self.blocks[-1], name, parent, num_rows) if self.pool.name(self.blocks[-1]) == name else None
+        self.blocks[-1] = self.pool.register_tail(self.blocks[-1], parent, part)
+        return Published(self.blocks[-1], name, parent, num_rows) if self._bears(-1, name, parent, part) else None
 
     def fork(self) -> BlockTable:
         """Return a table of the same stored positions on the same blocks; whoever writes first copies the tail.
@@ -183,16 +177,15 @@ class BlockTable:
             assert self.pool.refs(block) > 0, f"block {block} of the table is held by nobody"
         for index, name in enumerate(self.names):
             block = self.blocks[index]
-            is_full = len(self.pool.ids(block)) == block_tokens
-            if (
-                not is_full
-            ):  # forgotten meanwhile, and perhaps named again for its first rows; the sequence keeps its name
-                continue
             assert self.pool.name(block) == name, f"block {block} at {index} has another name"
             follows = index == 0 or self.pool.parent(block) == self.names[index - 1]
             assert follows, f"block {block} at {index} has another parent"
         for block in self.blocks[-(-self.num_tokens // block_tokens) :]:
             assert self.pool.is_private(block), f"reserved block {block} is not private"
+
+    def _bears(self, index: int, name: BlockHash, parent: BlockHash, ids: TokenIds) -> bool:
+        """Say whether the block at `index` is the one that has this name, under this parent and with these ids."""
+        return self.pool.peek(name, ids, parent=parent) == self.blocks[index]
 
     def _let_go_sources(self) -> None:
         self.pool.release_all(self._sources)

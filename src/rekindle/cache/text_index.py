@@ -1,6 +1,6 @@
 """Stored branches under the text they spell, within a budget of bytes.
 
-Owns the keys of branches and one radix tree over them per namespace. A branch over budget loses its key and its place,
+Owns the keys of branches and one radix trie over them per namespace. A branch over budget loses its key and its place,
 least recently used first; asked for by name it gets both back. Does not know agents, nor what a key says.
 """
 
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from rekindle.cache.radix import NODE_BYTES, RadixTree
+from rekindle.cache.radix import FORK_BYTES, NODE_BYTES, RadixTrie
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -37,7 +37,7 @@ class TextIndex:
         self._max_bytes = max_bytes
         self.on_drop: Callable[[StoredBranch], None] | None = None
         self._keys: OrderedDict[StoredBranch, bytes] = OrderedDict()  # least recently used first
-        self._trees: dict[str, RadixTree[dict[StoredBranch, None]]] = {}
+        self._tries: dict[str, RadixTrie[dict[StoredBranch, None]]] = {}
         self._key_bytes = 0
 
     def __iter__(self) -> Iterator[StoredBranch]:
@@ -48,8 +48,8 @@ class TextIndex:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of keys and trees."""
-        return self._key_bytes + sum(tree.num_bytes for tree in self._trees.values())
+        """Bytes of keys and tries."""
+        return self._key_bytes + sum(trie.num_bytes for trie in self._tries.values())
 
     def key(self, branch: StoredBranch) -> bytes:
         """The branch's key; O(its length) when it had none, and then it is indexed."""
@@ -60,14 +60,14 @@ class TextIndex:
         """Index a branch as the most recently used one, at the cost of others; one that never fits is left out."""
         assert branch not in self._keys, "a branch is indexed once"
         key = self._key_of(branch.ids)
-        if 2 * len(key) + NODE_BYTES > self._max_bytes:
+        if 2 * len(key) + NODE_BYTES + FORK_BYTES > self._max_bytes:
             if self.on_drop is not None:
                 self.on_drop(branch)
             return key
-        tree = self._trees.setdefault(branch.namespace, RadixTree())
-        held = tree.get(key) or {}
+        trie = self._tries.setdefault(branch.namespace, RadixTrie("bytes"))
+        held = trie.get(key) or {}
         held[branch] = None
-        tree.insert(key, held)
+        trie.insert(key, held)
         self._keys[branch] = key
         self._key_bytes += len(key)
         while self.num_bytes > self._max_bytes and len(self._keys) > 1:
@@ -83,46 +83,46 @@ class TextIndex:
         if key is None:
             return
         self._key_bytes -= len(key)
-        tree = self._trees[branch.namespace]
-        held = tree.get(key)
-        assert held is not None, "an indexed branch is in its tree"
+        trie = self._tries[branch.namespace]
+        held = trie.get(key)
+        assert held is not None, "an indexed branch is in its trie"
         del held[branch]
         if not held:
-            tree.remove(key)
-        if not len(tree):
-            del self._trees[branch.namespace]
+            trie.remove(key)
+        if not len(trie):
+            del self._tries[branch.namespace]
 
     def use(self, branch: StoredBranch) -> None:
         """Make an indexed branch the most recently used one."""
         key = self._keys.get(branch)
         if key is not None:
             self._keys.move_to_end(branch)
-            self._trees[branch.namespace].touch(key)
+            self._tries[branch.namespace].touch(key)
 
     def nearest(self, namespace: str, key: bytes, limit: int) -> list[tuple[int, StoredBranch]]:
         """Up to `limit` branches with the bytes they share with `key`, longest first; at least one byte."""
-        tree = self._trees.get(namespace)
-        found = tree.candidates(key, limit) if tree is not None else []
+        trie = self._tries.get(namespace)
+        found = trie.candidates(key, limit) if trie is not None else []
         return [(length, branch) for length, held in found for branch in reversed(held)][:limit]
 
     def check(self) -> None:
-        """Derive every key anew and assert that trees, keys and byte counts agree."""
+        """Derive every key anew and assert that tries, keys and byte counts agree."""
         for branch, key in self._keys.items():
             assert key == self._key_of(branch.ids), (
                 f"branch {branch.branch} of {branch.agent}: not the key its ids spell"
             )
         assert self._key_bytes == sum(map(len, self._keys.values())), "key bytes are not the sum of the keys"
-        in_trees: set[StoredBranch] = set()
-        for namespace, tree in self._trees.items():
-            tree.check()
-            assert len(tree), f"namespace {namespace!r}: an empty tree is kept"
-            for key, held in tree.items():
+        in_tries: set[StoredBranch] = set()
+        for namespace, trie in self._tries.items():
+            trie.check()
+            assert len(trie), f"namespace {namespace!r}: an empty trie is kept"
+            for spelled, held in trie.items():
                 assert held, f"namespace {namespace!r}: an entry without branches"
                 for branch in held:
-                    assert self._keys.get(branch) == key, f"branch {branch.branch} of {branch.agent} is misplaced"
+                    assert self._keys.get(branch) == spelled, f"branch {branch.branch} of {branch.agent} is misplaced"
                     assert branch.namespace == namespace, (
-                        f"branch {branch.branch} of {branch.agent} is in a foreign tree"
+                        f"branch {branch.branch} of {branch.agent} is in a foreign trie"
                     )
-                    in_trees.add(branch)
-        assert in_trees == set(self._keys), f"{len(in_trees)} branches in trees, {len(self._keys)} keys"
+                    in_tries.add(branch)
+        assert in_tries == set(self._keys), f"{len(in_tries)} branches in tries, {len(self._keys)} keys"
         assert self.num_bytes <= self._max_bytes or len(self._keys) == 1, f"{self.num_bytes} bytes are over budget"

@@ -15,6 +15,7 @@ from rekindle.cli.doctor import doctor
 from rekindle.cli.evaluating import evaluate
 from rekindle.cli.serving import chat, demo, serve
 from rekindle.cli.settings import GroupedCommand
+from rekindle.cli.simulating import simulate
 from rekindle.cli.why import why
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
@@ -33,7 +34,7 @@ def rekindle(
     """An inference server whose agents' KV memory lasts."""
 
 
-for command in (serve, chat, demo, doctor, why, analyze):
+for command in (serve, chat, demo, doctor, why, analyze, simulate):
     app.command(cls=GroupedCommand)(command)
 app.command("eval", cls=GroupedCommand)(evaluate)
 for name, group in (("agents", agents), ("cache", cache), ("bench", bench)):

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
-from rich.console import Console
 
+from rekindle.cli.console import console
 from rekindle.cli.settings import BENCH_UNUSED, FLAGS, exit_with, with_settings
 from rekindle.config import Settings
 from rekindle.errors import ConfigError
@@ -35,7 +35,28 @@ def bench_engine(
 
     _need_reuse(settings)
     options = EngineBench(context=context, repeats=repeats, seed=seed, baseline=baseline, out=out)
-    return run_engine_bench(settings, options, Console())
+    return run_engine_bench(settings, options, console())
+
+
+@bench.command("cache")
+def bench_cache(
+    sequences: Annotated[int, typer.Option(help="sequences in the trie")] = 100_000,
+    tokens: Annotated[int, typer.Option(help="tokens of each")] = 2_000,
+    blocks: Annotated[int, typer.Option(help="blocks of the pool")] = 1_000_000,
+    repeats: Annotated[int, typer.Option(help="how often each measure is taken; the median counts")] = 3,
+    seed: Annotated[int, typer.Option(help="of the ids")] = 0,
+    only: Annotated[list[str] | None, typer.Option(help="trie, pool or hashing; may be repeated [all]")] = None,
+    out: Annotated[Path | None, typer.Option(help="append JSON lines here instead of printing them")] = None,
+) -> None:
+    """Trie, block pool and hashes of the library alone: time and memory, beside what they are held to."""
+
+    def run() -> int:
+        from rekindle.bench.cache_bench import PARTS, CacheBench, run_cache_bench
+
+        parts = tuple(only) if only else PARTS
+        return run_cache_bench(CacheBench(sequences, tokens, blocks, repeats, seed, parts, out), console())
+
+    exit_with(run)
 
 
 @bench.command("match")
@@ -52,7 +73,7 @@ def bench_match(
     from rekindle.bench.match_bench import MatchBench, run_match_bench
 
     options = MatchBench(num_short=short, num_long=long, repeats=repeats, seed=seed, out=out)
-    return run_match_bench(settings, options, Console())
+    return run_match_bench(settings, options, console())
 
 
 @bench.command("recall")
@@ -67,7 +88,7 @@ def bench_recall(
     from rekindle.bench.recall import RecallBench, run_recall
 
     _need_reuse(settings)
-    return run_recall(settings, RecallBench(cases=cases, seed=seed, out=out), Console())
+    return run_recall(settings, RecallBench(cases=cases, seed=seed, out=out), console())
 
 
 @bench.command("day")
@@ -82,7 +103,7 @@ def bench_day(
     def run() -> int:
         from rekindle.bench.day import DayPlan, run_day
 
-        return run_day(path, DayPlan(seed=seed, scale=scale, context=context), Console())
+        return run_day(path, DayPlan(seed=seed, scale=scale, context=context), console())
 
     exit_with(run)
 
@@ -111,7 +132,7 @@ def bench_replay(
 
         pace = Pace(speed, mode, restart_cmd, kill_cmd)
         options = ReplayOptions(against, pace, arm, model, api_key_env, cold_check, cold_url, out, plot)
-        return run_replay(path, options, Console())
+        return run_replay(path, options, console())
 
     exit_with(run)
 
@@ -140,7 +161,7 @@ def bench_server(
         restart = (restart_cmd, drop_cache)
         whom = (arm, model, api_key_env)
         options = ServerBench(url, context, extension, repeats, seed, *restart, end_token, *whom, out, plot)
-        return run_server_bench(options, Console())
+        return run_server_bench(options, console())
 
     exit_with(run)
 
@@ -161,7 +182,7 @@ def bench_fleet(
     from rekindle.bench.fleet import FleetBench, run_fleet
 
     _need_reuse(settings)
-    return run_fleet(settings, FleetBench(agents, tokens, hot_agents, disk_agents, sample, seed, out), Console())
+    return run_fleet(settings, FleetBench(agents, tokens, hot_agents, disk_agents, sample, seed, out), console())
 
 
 @bench.command("restart")
@@ -180,7 +201,7 @@ def bench_restart(
 
     _need_reuse(settings)
     options = RestartBench(tuple(agents or (1_000, 10_000)), tokens, repeats, seed, keep, out)
-    return run_restart(settings, options, Console())
+    return run_restart(settings, options, console())
 
 
 @bench.command("session")
@@ -204,7 +225,7 @@ def bench_session(
 
     chosen = tuple(behaviour or ()), tuple(arm or ())
     return run_session_bench(
-        settings, SessionBench(SessionPlan(turns, seed), *chosen, checks, by_turn, log, out), Console()
+        settings, SessionBench(SessionPlan(turns, seed), *chosen, checks, by_turn, log, out), console()
     )
 
 

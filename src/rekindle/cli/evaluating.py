@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
+from rekindle.cli.console import console
 from rekindle.cli.settings import BENCH_UNUSED, with_settings
 from rekindle.config import Settings
 
@@ -27,4 +27,4 @@ def evaluate(
     from rekindle.bench.eval import EvalBench, run_eval
 
     bench = EvalBench(tuple(text or ()), tokens, context, cases, seed, out, plot)
-    return run_eval(settings, bench, Console())
+    return run_eval(settings, bench, console())

@@ -10,8 +10,8 @@ from contextlib import ExitStack, contextmanager
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
+from rekindle.cli.console import console
 from rekindle.cli.settings import SERVER_FLAGS, with_settings
 from rekindle.config import Settings
 
@@ -64,7 +64,7 @@ def chat(
     from rekindle.engine.api import Engine
 
     with Engine(settings) as engine:
-        chat_loop(engine, agent, Console())
+        chat_loop(engine, agent, console())
     return 0
 
 
@@ -76,4 +76,4 @@ def demo(
     """Four agents, a kill -9 between their turns, and a verdict: 0 if every reply and 90 % of the memory survived."""
     from rekindle.bench.demo import run_demo
 
-    return run_demo(settings, seed=seed, console=Console())
+    return run_demo(settings, seed=seed, console=console())

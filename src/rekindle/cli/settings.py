@@ -34,6 +34,7 @@ FLAG_GROUPS = {
         "min_reuse_tokens": "fewer tokens than these are not worth reusing [16]",
         "min_reuse_ratio": "nor is a smaller share of the prompt, 0 to 1 [0]",
         "max_branches": "conversations kept of one agent [8]",
+        "eviction": "who leaves hot memory first: lru, fifo, lfu, aged-lfu or adaptive [lru]",
         "text_index_bytes": "memory for finding prompts by their text [256MiB]",
     },
     "Prompts": {
@@ -46,6 +47,7 @@ FLAG_GROUPS = {
         "agent_ttl_s": "forget agents unused for so many seconds [never]",
         "anonymous_ttl_s": "the same for conversations without a name [3600]",
         "stale_ttl_s": "the same for other models' stores in this directory [30 days]",
+        "namespace_share": "of disk and hot memory; a tenant with more gives way before others [1]",
         "staging_bytes": "memory for blocks on their way to the disk [64MiB]",
         "readers": "threads that read the store [2]",
     },

@@ -57,7 +57,8 @@ class ModelSettings:
 class CacheSettings:
     """Hot memory and matching. `hot_bytes` None: the engine sizes it by the memory at hand.
 
-    A match is used when it has `min_reuse_tokens` and is at least `min_reuse_ratio` of the prompt.
+    A match is used when it has `min_reuse_tokens` and is at least `min_reuse_ratio` of the prompt. `eviction` names who
+    leaves hot memory first.
     """
 
     block_tokens: int = 64
@@ -67,6 +68,7 @@ class CacheSettings:
     reuse: Literal["on", "off"] = "on"
     text_index_bytes: int = 256 * MiB
     max_branches: int = 8
+    eviction: Literal["lru", "fifo", "lfu", "aged-lfu", "adaptive"] = "lru"
 
     def __post_init__(self) -> None:
         size = self.block_tokens
@@ -106,7 +108,8 @@ class StoreSettings:
     """The warm tier. `dir` None: the user's cache directory; `disk_bytes` None: decided by the free space.
 
     Agents that were not used for `agent_ttl_s` are forgotten (None: never), unnamed conversations after
-    `anonymous_ttl_s`, other models' stores in the same directory after `stale_ttl_s`.
+    `anonymous_ttl_s`, other models' stores in the same directory after `stale_ttl_s`. A namespace that has
+    more than `namespace_share` of the disk, or of hot memory, gives way there before others do.
     """
 
     dir: Path | None = None
@@ -117,10 +120,13 @@ class StoreSettings:
     stale_ttl_s: float = 30 * 86400.0
     staging_bytes: int = 64 * MiB
     readers: int = 2
+    namespace_share: float = 1.0
 
     def __post_init__(self) -> None:
         _need_at_least(self, disk_bytes=1, staging_bytes=1, readers=1)
         _need_at_least(self, agent_ttl_s=1, anonymous_ttl_s=1, stale_ttl_s=0)
+        share = self.namespace_share
+        _need(0 < share <= 1, f"namespace_share must be above 0 and at most 1 (1: no quota), not {share}")
 
     def directory(self) -> Path:
         """`dir`, or where this system keeps a user's caches."""

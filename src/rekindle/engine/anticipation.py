@@ -6,7 +6,7 @@ before it is asked for, as idle work that remembers no branch: the next prompt i
 the same ids of it and encodes the same text behind them, so its blocks are found by their names.
 
 Owned by the intake thread, but for `expect` and `num_pending`. Of each agent only the last turn counts, and a request
-of the agent makes it void.
+of the agent makes it void, or its being forgotten.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ class Anticipation:
             self._settle()
 
     def void(self, namespace: str, agent: str) -> None:
-        """The agent has asked for something else: what was to be made of its last turn is out of date."""
+        """The agent has asked for something else, or is forgotten: nothing is to be made of its last turn any more."""
         if self._turns.pop((namespace, agent), None) is not None:
             self._settle()
 

@@ -93,7 +93,7 @@ class _Ground:
 def _connect(ground: _Ground, started: dict[str, float]) -> Assembly:
     settings, loaded, encoder, store = ground.settings, ground.loaded, ground.encoder, ground.store
     spec, loop = loaded.spec, EngineLoop(check_when_idle=settings.engine.check_when_idle)
-    cache = _prefix_cache(settings.cache, spec, ground.arena, store, loop)
+    cache = _prefix_cache(settings.cache, settings.store.namespace_share, spec, ground.arena, store, loop)
     memory = _memory(settings.cache, encoder, store, loop, spec.layout)
     anticipation = _anticipation(ground, memory, cache, loop)
     intake = _intake(ground, memory, cache, loop, anticipation)
@@ -116,7 +116,7 @@ def _connect(ground: _Ground, started: dict[str, float]) -> Assembly:
         memory=memory,
         anticipation=anticipation,
         started=started,
-        edits=AgentEdits(memory, block_tokens=spec.layout.block_tokens, now=time.time),
+        edits=AgentEdits(memory, void=anticipation.void, block_tokens=spec.layout.block_tokens, now=time.time),
         store=store,
         place=StorePlace(settings.store.directory() / spec.fingerprint.hex()) if store is not None else None,
     )
@@ -165,16 +165,22 @@ def _anticipation(ground: _Ground, memory: AgentMemory, cache: PrefixCache, loop
 
 
 def _prefix_cache(
-    settings: CacheSettings, spec: ModelSpec, arena: KVArena, store: WarmStore | None, loop: EngineLoop
+    settings: CacheSettings,
+    namespace_share: float,
+    spec: ModelSpec,
+    arena: KVArena,
+    store: WarmStore | None,
+    loop: EngineLoop,
 ) -> PrefixCache:
     return PrefixCache(
-        pool=BlockPool(arena.num_blocks, spec.layout.block_tokens),
+        pool=BlockPool(arena.num_blocks, spec.layout.block_tokens, policy=settings.eviction),
         arena=arena,
         store=store,
         fingerprint=spec.fingerprint,
         secret=store.secret if store is not None else secrets.token_bytes(32),
         min_reuse_tokens=settings.min_reuse_tokens,
         min_reuse_ratio=settings.min_reuse_ratio,
+        namespace_share=namespace_share,
         report_load=loop.report_load,
     )
 

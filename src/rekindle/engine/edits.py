@@ -20,10 +20,16 @@ from rekindle.errors import BadRequest, NotFound
 
 
 class AgentEdits:
-    """Changes of one engine's agents. Raises NotFound for an agent that is not known."""
+    """Changes of one engine's agents. Raises NotFound for an agent that is not known.
 
-    def __init__(self, memory: AgentMemory, *, block_tokens: int, now: Callable[[], float]) -> None:
+    `void` is told of whoever is forgotten: what was to be made of the agent's last turn goes, too.
+    """
+
+    def __init__(
+        self, memory: AgentMemory, *, void: Callable[[str, str], None], block_tokens: int, now: Callable[[], float]
+    ) -> None:
         self._memory = memory
+        self._void = void
         self._block_tokens = block_tokens
         self._now = now
 
@@ -35,6 +41,7 @@ class AgentEdits:
         """Take an agent's branches out of the book, and what is kept for it, which may be all that is left."""
         if not self._memory.keeping.of(namespace, agent):
             self._known(namespace, agent)
+        self._void(namespace, agent)
         self._memory.know_agent(namespace, agent)
         return self._memory.take_out(namespace, agent), self._memory.keeping.take_out(namespace, agent)
 

@@ -72,9 +72,9 @@ class Loads:
                 continue
             ids = np.asarray(location.ids, dtype=np.uint32)
             if len(ids) == self._pool.block_tokens:
-                block = self._pool.commit(target, location.name, location.parent, ids)
+                block = self._pool.register(target, location.name, location.parent, ids)
             else:
-                block = self._pool.commit_tail(target, location.parent, ids)
+                block = self._pool.register_tail(target, location.parent, ids)
             load.request.loaded.add(location.name)
             self._pool.release(block)
         if num_good < len(load.locations):

@@ -49,6 +49,7 @@ class PrefixCache:
         min_reuse_tokens: int,
         report_load: Callable[[Load, int], None],
         min_reuse_ratio: float = 0.0,
+        namespace_share: float = 1.0,
     ) -> None:
         self.pool = pool
         self.arena = arena
@@ -58,11 +59,19 @@ class PrefixCache:
         self._secret = secret
         self._min_reuse_tokens = min_reuse_tokens
         self._min_reuse_ratio = min_reuse_ratio
+        self._most_of_namespace = max(1, int(namespace_share * pool.num_blocks)) if namespace_share < 1 else None
+        self._bounded: set[BlockHash] = set()
         self.loads = Loads(pool=pool, arena=arena, report=report_load)
 
     def root(self, namespace: str) -> BlockHash:
-        """The parent of a sequence's first block: model, tenant and store."""
+        """The parent of a sequence's first block: model, tenant and store. Any thread."""
         return root_hash(fingerprint=self._fingerprint, namespace=namespace, cache_salt="", secret=self._secret)
+
+    def _bound(self, root: BlockHash) -> None:
+        """Give a namespace its quota of the pool before its first block comes."""
+        if self._most_of_namespace is not None and root not in self._bounded:
+            self._bounded.add(root)
+            self.pool.set_quota(root, self._most_of_namespace)
 
     def attach(self, request: Request, computing: Collection[BlockHash], *, alone: bool = True) -> Attached:
         """Give the request the longest stored prefix of its ids.
@@ -74,6 +83,7 @@ class PrefixCache:
         assert not request.table.blocks, "attach comes before any block"
         if request.reuse == "off":
             return "ready"
+        self._bound(request.root)
         size = self.pool.block_tokens
         hot = self.pool.try_reuse_prefix(request.root, request.ids)
         following: list[Location] = []
@@ -238,11 +248,13 @@ class PrefixCache:
         size, blocks = self.pool.block_tokens, []
         rest = ids[len(names) * size :]
         tail = [tail_name(names[-1] if names else root, rest)] if len(rest) else []
+        parent = root
         for index, name in enumerate([*names, *tail]):
-            block = self.pool.peek(name, ids[index * size : (index + 1) * size])
+            block = self.pool.peek(name, ids[index * size : (index + 1) * size], parent=parent)
             if block is None:
                 break
             blocks.append(block)
+            parent = name
         return blocks
 
     def save_again(self, root: BlockHash, ids: np.ndarray, names: Sequence[BlockHash]) -> None:

@@ -17,7 +17,16 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
-from rekindle.errors import BadRequest, Cancelled, NotFound, Overloaded, PromptTooLong, RekindleError, Timeout
+from rekindle.errors import (
+    BadRequest,
+    Cancelled,
+    NotFound,
+    Overloaded,
+    PromptTooLong,
+    RekindleError,
+    StoreError,
+    Timeout,
+)
 
 ANTHROPIC_PATH = "/v1/messages"
 # What Anthropic's clients make an exception class of is the status; the type says the same in a word.
@@ -110,6 +119,8 @@ def problem_of(error: Exception) -> Problem:
         return Problem(503, "server_error", message, code="timeout", retry_after_s=1)
     if isinstance(error, Cancelled):  # nobody reads it; logs and figures tell it apart from what we did wrong
         return Problem(CLIENT_LEFT, "invalid_request_error", message, code="cancelled")
+    if isinstance(error, StoreError):  # a disk that is full or hangs: once it is mended, it can be asked again
+        return Problem(503, "server_error", message, code="store_unavailable")
     if isinstance(error, RekindleError):
         return Problem(500, "server_error", message)
     if isinstance(error, RequestValidationError):

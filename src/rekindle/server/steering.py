@@ -17,6 +17,7 @@ from rekindle.text.replies import ReplyFormat
 # What the engine gives every template: not the caller's to change.
 RESERVED = frozenset("self messages tools add_generation_prompt continue_final_message tokenize chat_template".split())
 EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
+_BEYOND_HIGH = ("xhigh", "max")  # templates know none of them
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +67,11 @@ def steered(
     return replace(request, reply_prefix=request.reply_prefix + opening)
 
 
+def effort_told(effort: str) -> dict[str, str]:
+    """How a chat template is told of an effort, in every dialect; whoever wants another word gives it by its name."""
+    return {"reasoning_effort": "high" if effort in _BEYOND_HIGH else effort}
+
+
 def template_kwargs(given: Mapping[str, Any] | None, effort: str | None) -> dict[str, Any]:
     """What the chat template is told: the caller's own variables win over those made of `effort` (None: not given).
 
@@ -78,7 +84,7 @@ def template_kwargs(given: Mapping[str, Any] | None, effort: str | None) -> dict
     if effort == "none":
         told = {"enable_thinking": False}
     elif effort is not None:
-        told = {"enable_thinking": True, "reasoning_effort": effort}
+        told = {"enable_thinking": True, **effort_told(effort)}
     for name in given or {}:
         if name in RESERVED or name.endswith("_token") or not name.isidentifier():
             message = f"chat_template_kwargs: {name[:100]!r} is not for the caller to set"

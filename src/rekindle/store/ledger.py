@@ -87,7 +87,7 @@ class Ledger:
             before = self._db.execute("SELECT part, slot FROM block WHERE name = ?", (row.name,)).fetchall()
             self._db.execute("DELETE FROM block WHERE name = ?", (row.name,))
             if not before:
-                self._order.add(row.name, None if row.parent == row.root else row.parent)
+                self._order.add(row.name, row.parent, row.root)
             for part, (slot, crc) in enumerate(zip(row.slots, row.crcs, strict=True)):
                 self.slots.take(part, slot)
                 self._db.execute(
@@ -172,6 +172,10 @@ class Ledger:
     def _mend_future(self, now: float) -> None:
         query = "UPDATE sequence SET last_use = ?1 WHERE last_use > ?2"
         self._db.execute(query, (max(0.0, now - JUST_BEFORE_S), now))
+
+    def limit_namespaces(self, share: float) -> None:
+        """Let a namespace with more than this share of the blocks give way before others."""
+        self._order.limit_namespaces(share)
 
     def evict(self, num_blocks: int, keep: Iterable[bytes], now: float) -> list[Shortened]:
         """Free so many blocks, or all that may go, leaves first; never one of `keep`. Return what became of branches.

@@ -42,7 +42,6 @@ from rekindle.store.values import Location, PurgeProof, SequenceRecord, StagedBl
 from rekindle.store.writer import Clock, OnSaved, Writer
 
 __all__ = ["Location", "PurgeProof", "SequenceRecord", "StagedBlock", "StoreStats", "WarmStore"]
-
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
@@ -81,14 +80,15 @@ class WarmStore:
         """Open or make the store of `fingerprint` below `directory`; reads the sequences' index, no records.
 
         StoreLocked if another process has it, StoreError if the directory cannot be used. A damaged index is set aside
-        and made anew from the records, chains of `namespaces` as recovered agents. `clock` gives wall time, `model` is
-        a name for people. Stores beside it that were not used for `stale_ttl_s` are removed.
+        and made anew from the records, chains of `namespaces` as recovered agents. `clock` is wall time.
+        Stores beside it that were not used for `stale_ttl_s` are removed.
         """
         fs = fs or OsFileSystem()
         place = StoreDirectory.claim(directory, fingerprint, fs)
         try:
             described = describe(place.path, Description(model, layout, tuple(namespaces)), fs)
             parts = open_store(place, layout, shard_bytes, fs, clock, described.namespaces)
+            parts.ledger.limit_namespaces(settings.namespace_share)
             collect_stale(directory, place.path.name, settings.stale_ttl_s, now=clock(), fs=fs)
             return cls(parts, settings, clock, parts.budget(settings.disk_bytes, fs))
         except BaseException:

@@ -50,14 +50,18 @@ class Message:
 def plainer_forms(messages: Sequence[Message]) -> Iterator[list[Message]]:
     """The same conversation as templates take it that refuse it as it is, the nearest form first; often none.
 
-    System messages at the head become one, later ones the user's; then words of the user in a row one message.
-    Thoughts beside text and calls become the first paragraph of the text. At last no system message is left.
+    System messages at the head become one, later ones the user's; then words of the user in a row one message, and
+    those right behind a tool's result a part of it. Thoughts beside text and calls become the first paragraph of the
+    text. At last no system message is left.
     """
     systems = _with_one_system(messages)
     thoughts = [_with_thoughts_in_text(message) for message in messages]
     plain = _with_one_system(thoughts)
+    turns, plain_turns, users = (_joined(form, "user") for form in (systems, plain, _of_user(plain)))
+    forms = [systems, turns, _joined(messages, "tool"), _joined(turns, "tool")]
+    forms += [thoughts, plain_turns, _joined(plain_turns, "tool"), users, _joined(users, "tool")]
     tried = [list(messages)]
-    for form in (systems, _with_one_turn(systems), thoughts, _with_one_turn(plain), _with_one_turn(_of_user(plain))):
+    for form in forms:
         if form not in tried:
             tried.append(form)
             yield form
@@ -79,10 +83,11 @@ def _of_user(messages: Sequence[Message]) -> list[Message]:
     return [replace(each, role="user") if each.role == "system" else each for each in messages]
 
 
-def _with_one_turn(messages: Sequence[Message]) -> list[Message]:
+def _joined(messages: Sequence[Message], onto: str) -> list[Message]:
+    """With the user's words right behind a message of the role `onto` inside it."""
     merged: list[Message] = []
     for message in messages:
-        if merged and message.role == merged[-1].role == "user":
+        if merged and (merged[-1].role, message.role) == (onto, "user"):
             merged[-1] = replace(merged[-1], content=_paragraphs([merged[-1], message]))
         else:
             merged.append(message)

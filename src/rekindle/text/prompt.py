@@ -87,8 +87,8 @@ class PromptEncoder:
     ) -> RenderedPrompt:
         """Render a conversation. Raises BadRequest where the template refuses it.
 
-        Some refuse system messages, all or in the middle, two of the user in a row, or thoughts and text beside calls:
-        they get the conversation in a plainer form that they take.
+        Some refuse system messages, all or in the middle, the user's words behind others or behind results, or thoughts
+        and text beside calls: they get the conversation in a plainer form that they take.
         """
         guard = self.controls.guard
         check_json(tools, "tools")

@@ -56,7 +56,7 @@ def open_log(path: Path) -> Log:
         why = "; ".join(f"{example.count} x {reason}" for reason, example in log.skipped.items()) or "it is empty"
         raise ConfigError(
             f"{path} holds no request: {why}. Give JSON lines of bodies sent to OpenAI's or Anthropic's API, bare or "
-            "as proxies log them (docs/analyze.md)"
+            "as proxies log them, or prompts with --separator (docs/analyze.md)"
         )
     return log
 

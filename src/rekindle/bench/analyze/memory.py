@@ -114,19 +114,25 @@ class Memory:
                 self._open.popitem(last=False)
         return reuse
 
-    def reply(self, serial: int, message: Message) -> None:
-        """Store what was replied to a request, and what is computed ahead of the next; once for each request."""
+    def reply(self, serial: int, message: Message) -> np.ndarray | None:
+        """Store what was replied to a request, and what is computed ahead of the next; once for each request.
+
+        Returns prompt and reply as they are stored; None where nothing is.
+        """
         opened = self._open.pop(serial, None)
         if opened is None:
-            return
+            return None
         prompt, reuse = opened.reuse.rendered, opened.reuse
         later = [*reuse.normal.messages, message]
         reply = self._encoder.encode(RenderedPrompt(self._as_generated(opened, later)))
         held = self._agents.get(opened.agent)
+        stored = None
         if held is not None and opened.number in held.held and len(reply):
-            self._put(opened.agent, opened.number, np.concatenate([reuse.ids, reply]))
+            stored = np.concatenate([reuse.ids, reply])
+            self._put(opened.agent, opened.number, stored)
         if self._handling.anticipates:
             self._anticipate(opened, later, prompt)
+        return stored
 
     def _text_of(self, agent: str, serial: int | None) -> bytes | None:
         """The text of the branch that holds an earlier request of this agent."""

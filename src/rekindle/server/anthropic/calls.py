@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
@@ -26,11 +26,9 @@ from rekindle.server.caller import Caller
 from rekindle.server.openai.bodies import RekindleOptions
 from rekindle.server.openai.calls import validated
 from rekindle.server.steering import ToolChoice as Steer
-from rekindle.server.steering import steered
+from rekindle.server.steering import effort_told, steered
 from rekindle.text.replies import ReplyFormat
 
-# Templates know the efforts that OpenAI names.
-_EFFORTS: Mapping[str, str] = {"low": "low", "medium": "medium", "high": "high", "xhigh": "high", "max": "high"}
 Body = TypeVar("Body", bound=PromptBody)
 
 
@@ -156,7 +154,7 @@ def _template_kwargs(asked: PromptBody, *, starts_given: bool) -> dict[str, Any]
     elif asked.thinking is not None:
         told["enable_thinking"] = asked.thinking.type != "disabled"
     effort = asked.output_config.effort if asked.output_config is not None else None
-    return told if effort is None else told | {"reasoning_effort": _EFFORTS[effort]}
+    return told if effort is None else told | effort_told(effort)
 
 
 def _check_warm_up(asked: MessagesBody, choice: ToolChoice) -> None:

@@ -136,8 +136,6 @@ class Conversation:
         last = self._turns[-1] if self._turns else None
         if last is not None and last.role == role:
             return last
-        if last is not None and (last.role, role) == ("tool", "user") and not self._habits.takes_user_after_tool:
-            return last
         self._turns.append(_Turn(role))
         return self._turns[-1]
 

@@ -181,7 +181,11 @@ class KeptResponses:
     def delete(self, namespace: str, id: str) -> bool:
         """Keep a response no longer; whether there was one. StoreError if the disk refuses."""
         with self._disk:
-            was_there = self._open.delete(namespace, id)
+            try:
+                was_there = self._open.delete(namespace, id)
+            except StoreError as error:
+                message = f"response {id[:100]!r} is not deleted: {error}; make room on the disk and delete it again"
+                raise StoreError(message) from error
             with self._changed:
                 return self._unsaved.pop((namespace, id), None) is not None or was_there
 

@@ -1,0 +1,122 @@
+"""A trace: requests over time, each the blocks that its prompt is made of.
+
+Owns the names of blocks, chained once for all runs, and which request asks for which block. Knows no file and no pool.
+Blocks are numbers from 0 in order of appearance; equal contents after different beginnings are different blocks, and a
+block's parent always has a smaller number.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import numpy as np
+
+from rekindle.cache import BlockHash, TokenIds, block_hash, root_hash
+
+ROOT = root_hash(fingerprint=b"", namespace="", cache_salt="", secret=b"")  # a trace is one namespace
+
+
+@dataclass(frozen=True, slots=True)
+class TraceRequest:
+    """A prompt of `num_tokens`; its `blocks` from the first on, and those `stored` once it is answered, these first."""
+
+    at_s: float
+    num_tokens: int
+    blocks: tuple[int, ...]
+    stored: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TraceBlock:
+    """What a pool has to know of a block."""
+
+    name: BlockHash
+    parent: BlockHash
+    ids: TokenIds
+
+
+@dataclass(frozen=True)
+class Trace:
+    """Requests in order of time over `blocks` of `block_tokens` each; `name` and `kind` are for people.
+
+    Without times (`is_timed` False) the order is all that counts. `notes` say what of the file is not in it.
+    """
+
+    name: str
+    kind: str
+    block_tokens: int
+    requests: tuple[TraceRequest, ...]
+    blocks: tuple[TraceBlock, ...]
+    is_timed: bool = True
+    notes: tuple[str, ...] = ()
+
+    @cached_property
+    def num_asked(self) -> int:
+        """Blocks of all prompts, as often as they were asked for."""
+        return sum(len(request.blocks) for request in self.requests)
+
+    @cached_property
+    def num_tokens(self) -> int:
+        """Tokens of all prompts."""
+        return sum(request.num_tokens for request in self.requests)
+
+    @property
+    def seconds(self) -> float:
+        """From the first request to the last."""
+        return self.requests[-1].at_s if self.requests else 0.0
+
+    def tokens_in(self, request: TraceRequest, num_blocks: int) -> int:
+        """Tokens in the first `num_blocks` of a prompt; its last block may be a partial one."""
+        return min(num_blocks * self.block_tokens, request.num_tokens)
+
+    def unlinked(self) -> Trace:
+        """Return the same trace with blocks that know no parent: any may leave, whatever stands on it."""
+        numbers = np.arange(len(self.blocks), dtype=np.uint32)
+        parts = [numbers[at : at + 1] for at in range(len(numbers))]
+        return replace(self, blocks=tuple(TraceBlock(block_hash(ROOT, part), ROOT, part) for part in parts))
+
+
+class TraceBuilder:
+    """Takes requests in any order; `build` sorts them by time, which begins at 0. Of one moment: as they were added."""
+
+    def __init__(self, block_tokens: int) -> None:
+        self._block_tokens = block_tokens
+        self._numbers: dict[tuple[int, Hashable], int] = {}  # (number of the parent, contents) -> number
+        self._blocks: list[TraceBlock] = []
+        self._requests: list[TraceRequest] = []
+        self._ids: dict[Hashable, int] = {}
+
+    def add_hashed(self, at_s: float, num_tokens: int, hash_ids: Sequence[Hashable]) -> None:
+        """Add a request whose blocks another's hashes stand for: in the pool each is one token, the hash's number."""
+        numbers = [self._ids.setdefault(hash_id, len(self._ids)) for hash_id in hash_ids]
+        blocks = self._chain(np.array(numbers, dtype=np.uint32), 1)
+        self._requests.append(TraceRequest(at_s, num_tokens, blocks, blocks))
+
+    def add_tokens(self, at_s: float, ids: TokenIds, stored: TokenIds) -> None:
+        """Add a request by the token ids of its prompt, and of all that is `stored` afterwards; whole blocks count."""
+        prompt, whole = self._chain(ids, self._block_tokens), self._chain(stored, self._block_tokens)
+        self._requests.append(TraceRequest(at_s, len(ids), prompt, max(prompt, whole, key=len)))
+
+    def build(self, name: str, kind: str, *, is_timed: bool = True, notes: Sequence[str] = ()) -> Trace:
+        """Return the trace."""
+        requests = sorted(self._requests, key=lambda request: request.at_s)
+        began = requests[0].at_s if requests else 0.0
+        requests = [replace(request, at_s=request.at_s - began) for request in requests]
+        return Trace(name, kind, self._block_tokens, tuple(requests), tuple(self._blocks), is_timed, tuple(notes))
+
+    def _chain(self, ids: TokenIds, step: int) -> tuple[int, ...]:
+        numbers: list[int] = []
+        parent = -1
+        for start in range(0, len(ids) - step + 1, step):
+            part = ids[start : start + step]
+            key = (parent, part.tobytes())
+            number = self._numbers.get(key)
+            if number is None:
+                number = self._numbers[key] = len(self._blocks)
+                above = ROOT if parent < 0 else self._blocks[parent].name
+                self._blocks.append(TraceBlock(block_hash(above, part), above, part))
+            numbers.append(number)
+            parent = number
+        return tuple(numbers)

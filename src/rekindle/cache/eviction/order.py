@@ -1,0 +1,284 @@
+"""The order in which a tier gives things up: as its policy says, and a parent only after its children.
+
+Owns who of the `slots` leaves next. Does not know what a slot stands for, nor the time: `now` comes in, in any unit.
+Invariants: only a slot that is neither held nor a parent leaves; when its last child has left, a slot takes the place
+that its own last use gives it. Of those that may leave, these go first, before the policy is asked:
+
+    expired · of a group over its quota · demoted · awaited in vain · ranks from 0 up · awaited · kept
+
+State is in arrays; an operation costs about a microsecond, O(log n) at most, amortised over what `queue` puts right.
+"""
+
+from __future__ import annotations
+
+import math
+
+from rekindle.cache.eviction.hints import Announced, Hints
+from rekindle.cache.eviction.lifetimes import Lifetimes
+from rekindle.cache.eviction.policies import EarliestDeadline, Policy, make_policy
+from rekindle.cache.eviction.queue import SlotQueue, sort_key
+from rekindle.cache.eviction.quotas import Quotas
+from rekindle.cache.eviction.slots import AWAITED, DEMOTED, EARLY, HELD, HERE, KEPT, LEVELS, MAX_USES, Slots
+
+_MARKED = AWAITED | EARLY | DEMOTED
+
+
+class EvictionOrder(Slots):
+    """Slots of one tier with their parents; room for `capacity` at once, and it grows by itself.
+
+    `ttl`: how long after its last use a slot expires; None is never. One thread owns an order.
+    """
+
+    def __init__(self, policy: Policy | str = "lru", *, capacity: int = 0, ttl: float | None = None) -> None:
+        if ttl is not None and not ttl > 0:
+            raise ValueError(f"ttl is {ttl}: a lifetime is more than 0; leave it out for none")
+        super().__init__(capacity)
+        self.policy = make_policy(policy) if isinstance(policy, str) else policy
+        self.ttl = ttl
+        self._is_by_deadline = isinstance(self.policy, EarliestDeadline)
+        self._turn = 1  # odd, see `queue`
+        self._now = -math.inf  # the latest that was heard of
+        self._queue = SlotQueue(self._key_of, self._marks)
+        self._announced = Announced()
+        self._lives = None if ttl is None else Lifetimes(ttl, self._expiry_of, capacity)
+        self._quotas: Quotas | None = None
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the columns, of the queues, and of what the policy keeps."""
+        parts = [part for part in (self._lives, self._quotas) if part is not None]
+        return super().nbytes + self._queue.nbytes + self.policy.nbytes + sum(part.nbytes for part in parts)
+
+    def is_expired(self, slot: int, now: float) -> bool:
+        """Say whether the lifetime of a slot that nobody holds is over."""
+        if self._lives is None or not self._uses[slot] or self._state[slot] & HELD:
+            return False
+        return self._last_use[slot] + self._lives.ttl(slot) <= now
+
+    def group(self, slot: int) -> int:
+        """Return the group whose quota the slot counts against; 0 unless it came in with another."""
+        return 0 if self._quotas is None else self._quotas.group(slot)
+
+    def add(self, slot: int, parent: int = -1, *, group: int = 0, key: int = -1) -> None:
+        """Take a new slot in, held: it cannot leave before `release`.
+
+        `key`, from 0 up, is the same whenever the same content comes in, for policies that know it again; -1: unknown.
+        """
+        self._enter(slot, parent)
+        if self.policy.remembers:
+            self.policy.came(slot, key)
+        if group and self._quotas is None:
+            self._quotas = Quotas(self._key_of, len(self._state), self._len - 1)
+        if self._quotas is not None:
+            self._quotas.add(slot, group)
+
+    def release(self, slot: int, now: float, *, rank: int = 0, hints: Hints | None = None) -> None:
+        """Let the slot go when its turn comes, as used at `now`; 0 <= `rank` <= 255.
+
+        Without `hints`, what was said of it before still holds, but for a use that was announced: this was it.
+        """
+        state = self._state[slot]
+        assert state, f"slot {slot} is not here"
+        before = LEVELS[state] | self._rank[slot]
+        self._let_go(slot, state, rank)
+        self._use(slot, now, before, hints)
+
+    def touch(self, slot: int, now: float) -> None:
+        """Note a use without holding."""
+        state = self._state[slot]
+        assert state, f"slot {slot} is not here"
+        self._use(slot, now, LEVELS[state] | self._rank[slot], None)
+
+    def settle(self, slot: int, *, rank: int = 0) -> None:
+        """Let the slot go without a use, at the place of its last one, which it must have had."""
+        state = self._state[slot]
+        assert state and self._uses[slot], f"slot {slot} is not here, or was never used"
+        before = LEVELS[state] | self._rank[slot]
+        self._let_go(slot, state, rank)
+        if LEVELS[state] | rank < before:
+            self._lower(slot)
+        self._put(slot)
+
+    def demote(self, slot: int) -> bool:
+        """Put an idle slot before all that were used, until its next use; False when it is held.
+
+        Among demoted slots of one rank the first demoted goes first. One with children goes as soon as they have left.
+        A use that was announced is no longer waited for; a slot that was kept is kept again from its next use on.
+        """
+        state = self._state[slot]
+        assert state, f"slot {slot} is not here"
+        if state & HELD:
+            return False
+        self._announced.forget(slot)
+        self._state[slot] = HERE | DEMOTED | state & KEPT
+        self._turn += 2
+        self._turns[slot] = self._turn
+        self._lower(slot)
+        self._put(slot)
+        return True
+
+    def remove(self, slot: int) -> None:
+        """Take out a slot that has no children here, held or not."""
+        assert not self._children[slot], f"slot {slot} has children: who has its number next would have them"
+        self.vacate(slot)
+
+    def vacate(self, slot: int) -> None:
+        """Take the slot out, held or not; its children keep it as their parent, so its number means nobody else."""
+        self._leave(slot)
+        self._queue.sweep(self._len)
+
+    def pop(self, now: float | None = None) -> int | None:
+        """Remove and return the idle leaf that leaves now; None when every leaf is held.
+
+        Without a time, it is that of the latest use.
+        """
+        self._now = now = self._now if now is None else max(now, self._now)
+        if self._lives is not None and (expired := self.pop_expired(now)) is not None:
+            return expired
+        if self._announced.waiting:
+            for slot in self._announced.overdue(now):
+                self._state[slot] &= ~AWAITED
+                self._lower(slot)
+                self._put(slot)
+        leaving = None if self._quotas is None else self._quotas.first()
+        if leaving is None:
+            leaving = self._queue.first()
+        if leaving is None:
+            return None
+        if not self._state[leaving] & (_MARKED | KEPT):
+            self._announced.note_left(now - self._last_use[leaving])
+        self.policy.left(leaving, self._priority[leaving], now, self._uses[leaving])
+        self._leave(leaving)
+        if self._quotas is not None:  # it may not have come from the front of the queue
+            self._queue.sweep(self._len)
+        return leaving
+
+    def pop_expired(self, now: float) -> int | None:
+        """Remove and return an idle leaf whose lifetime is over; None when there is none.
+
+        What expires before its children leaves after them.
+        """
+        slot = None if self._lives is None else self._lives.queue.first()
+        if slot is None or not self.is_expired(slot, now):
+            return None
+        self.vacate(slot)
+        return slot
+
+    def set_quota(self, group: int, most: int | None) -> None:
+        """Let a group have `most` slots before its leaves go first, held ones counted; None lifts the quota."""
+        if self._quotas is None:
+            self._quotas = Quotas(self._key_of, len(self._state), self._len)
+        self._quotas.limit(group, most, self._all)
+
+    def check(self) -> None:
+        """Derive the counts anew, and assert that every slot that may leave stands in the queues."""
+        super().check()
+        self.policy.check()
+        here = self._all()
+        announced = {slot for slot in here if self._state[slot] & (AWAITED | EARLY)}
+        assert announced == self._announced.slots(), "a slot is marked as announced and is not, or the other way round"
+        free = {slot for slot in here if not self._state[slot] & HELD and not self._children[slot]}
+        self._queue.check(free)
+        if self._quotas is not None:
+            self._quotas.check(here, free)
+        if self._lives is not None:
+            self._lives.queue.check({slot for slot in free if self._lives.ttl(slot) < math.inf})
+
+    def _use(self, slot: int, now: float, before: int, hints: Hints | None) -> None:
+        """Give a slot the place that a use gives it; `before`: its level and rank until now."""
+        state = self._state[slot]
+        if state & _MARKED:
+            self._announced.forget(slot)
+            self._state[slot] = state & ~_MARKED
+        uses, last_use = self._uses[slot], self._last_use[slot]
+        idle = now - last_use if uses else 0.0
+        if uses < MAX_USES:
+            self._uses[slot] = uses = uses + 1
+        if idle < 0:  # the clock went back, and the deadline with it
+            idle = 0.0
+            if self._lives is not None:
+                self._lives.drop(slot, self._len)
+        self._last_use[slot] = now
+        self._turn += 2
+        self._turns[slot] = self._turn
+        if now > self._now:
+            self._now = now
+        if hints is not None:
+            self._heed(slot, now, hints)
+        priority = self._deadline(slot) if self._is_by_deadline else self.policy.used(slot, now, uses, idle)
+        was, self._priority[slot] = self._priority[slot], priority
+        state = self._state[slot]
+        if priority < was or state & _MARKED or LEVELS[state] | self._rank[slot] < before:
+            self._lower(slot)
+        if not self._marks[slot] or self._lives is not None or self._quotas is not None:
+            self._put(slot)
+
+    def _heed(self, slot: int, now: float, hints: Hints) -> None:
+        state = self._state[slot] & ~KEPT
+        if hints.keep:
+            state |= KEPT
+        elif hints.next_use_in is not None:
+            state |= AWAITED if self._announced.expect(slot, now, hints.next_use_in) else EARLY
+        self._state[slot] = state
+        if hints.ttl is not None and self._lives is None:
+            self._lives = Lifetimes(math.inf, self._expiry_of, len(self._state))
+        if self._lives is not None:
+            self._lives.set_own(slot, hints.ttl)
+            self._lives.drop(slot, self._len)
+
+    def _leave(self, slot: int) -> None:
+        state = self._state[slot]
+        assert state, f"slot {slot} is not here"
+        self._len -= 1
+        self.num_held -= state & HELD == HELD
+        if state & _MARKED:
+            self._announced.forget(slot)
+        self._state[slot] = self._rank[slot] = self._uses[slot] = self._marks[slot] = 0
+        if self._lives is not None:
+            self._lives.remove(slot, self._len)
+        if self._quotas is not None:
+            self._quotas.remove(slot)
+        above = self._above[slot]
+        if above:
+            left = self._children[above - 1] - 1
+            self._children[above - 1] = left
+            if not left and self._state[above - 1]:
+                self._put(above - 1)
+
+    def _put(self, slot: int) -> None:
+        self._queue.put(slot)
+        if self._lives is not None:
+            self._lives.queue.put(slot)
+        if self._quotas is not None:
+            self._quotas.put(slot)
+
+    def _lower(self, slot: int) -> None:
+        self._queue.drop(slot)
+        self._queue.sweep(self._len)
+        if self._quotas is not None:
+            self._quotas.drop(slot)
+
+    def _deadline(self, slot: int) -> float:
+        return self._last_use[slot] + (math.inf if self._lives is None else self._lives.ttl(slot))
+
+    def _key_of(self, slot: int) -> int | None:
+        state = self._state[slot]
+        if state & HELD or self._children[slot]:
+            return None
+        if not state & _MARKED:
+            priority = self._priority[slot]
+        else:
+            priority = 0.0 if state & DEMOTED else -self._announced.next_use(slot)
+        return sort_key(LEVELS[state] | self._rank[slot], priority, self._turns[slot], slot)
+
+    def _expiry_of(self, slot: int) -> int | None:
+        if self._state[slot] & HELD or self._children[slot]:
+            return None
+        deadline = self._deadline(slot)
+        return sort_key(0, deadline, self._turns[slot], slot) if deadline < math.inf else None
+
+    def _grow(self, size: int) -> None:
+        super()._grow(size)
+        for part in (self._lives, self._quotas):
+            if part is not None:
+                part.grow(len(self._state))

@@ -1,0 +1,133 @@
+"""Slots in columns: who is here, who is held, whose child each is, and its last use.
+
+Owns the columns that the order fills. Slots are small numbers that the owner of a tier chooses: a block's index. Does
+not know who leaves next.
+Invariant: `_children` of a number counts the slots here that name it as their parent, whether it is here or not.
+"""
+
+from __future__ import annotations
+
+import sys
+from array import array
+from collections import Counter
+
+HERE, HELD, KEPT, AWAITED, EARLY, DEMOTED = 1, 2, 4, 8, 16, 32  # bits of a state; 0 is not here
+MAX_USES = (1 << 32) - 1
+
+
+def _level(state: int) -> int:
+    """What goes before all ranks, which are below 256."""
+    for mark, level in ((DEMOTED, 0), (KEPT, 4), (EARLY, 1), (AWAITED, 3)):
+        if state & mark:
+            return level << 8
+    return 2 << 8
+
+
+LEVELS = tuple(_level(state) for state in range(64))
+
+
+def _counts(size: int) -> array[int]:
+    return array("I", [0]) * size
+
+
+class Slots:
+    """Columns of `capacity` slots, 42 bytes a slot; they grow by half when a number is beyond."""
+
+    def __init__(self, capacity: int) -> None:
+        self.num_held = 0
+        self._len = 0
+        self._state, self._rank = bytearray(capacity), bytearray(capacity)
+        self._above, self._children = _counts(capacity), _counts(capacity)  # parent + 1, 0 for none; how many
+        self._uses, self._marks = _counts(capacity), _counts(capacity)  # marks of the order's queue
+        self._turns = array("Q", [0]) * capacity
+        self._priority, self._last_use = array("d", [0.0]) * capacity, array("d", [0.0]) * capacity
+
+    def __len__(self) -> int:
+        return self._len
+
+    def __contains__(self, slot: int) -> bool:
+        return slot < len(self._state) and bool(self._state[slot])
+
+    @property
+    def num_idle(self) -> int:
+        """Slots nobody holds; those with children here can still leave, after them."""
+        return self._len - self.num_held
+
+    @property
+    def nbytes(self) -> int:
+        columns = (*self._columns(), self._state, self._rank)
+        return sum(sys.getsizeof(column) for column in columns)
+
+    def is_leaf(self, slot: int) -> bool:
+        """Say whether no slot here has `slot` as its parent."""
+        return slot >= len(self._children) or not self._children[slot]
+
+    def is_held(self, slot: int) -> bool:
+        return bool(self._state[slot] & HELD)
+
+    def parent(self, slot: int) -> int:
+        """Return the parent, here or not, of a slot that is here or was the last under its number; -1 for none."""
+        return self._above[slot] - 1
+
+    def last_use(self, slot: int) -> float | None:
+        """When the slot was used last; None before its first use."""
+        return self._last_use[slot] if self._uses[slot] else None
+
+    def adopt(self, child: int, parent: int) -> None:
+        """Make `parent`, which came in after it or has yet to, the parent of a slot that had none."""
+        assert self._state[child] and not self._above[child], f"slot {child} is not here, or has a parent"
+        self._grow(parent + 1)
+        self._above[child] = parent + 1
+        self._children[parent] += 1
+
+    def hold(self, slot: int) -> None:
+        """Keep the slot from leaving; holding twice is one hold."""
+        state = self._state[slot]
+        assert state, f"slot {slot} is not here"
+        if not state & HELD:
+            self._state[slot] = state | HELD
+            self.num_held += 1
+
+    def check(self) -> None:
+        """Derive the counts anew."""
+        here = self._all()
+        held = sum(self._state[slot] & HELD == HELD for slot in here)
+        assert len(here) == self._len, f"{len(here)} slots are here, {self._len} are counted"
+        assert held == self.num_held, f"num_held is {self.num_held}, {held} are held"
+        children = Counter(self._above[slot] - 1 for slot in here if self._above[slot])
+        kept = {slot: num for slot, num in enumerate(self._children) if num}
+        assert children == kept, f"children: kept {kept}, derived {dict(children)}"
+
+    def _enter(self, slot: int, parent: int) -> None:
+        if slot >= len(self._state) or parent >= len(self._state):
+            self._grow(max(slot, parent) + 1)
+        assert not self._state[slot], f"slot {slot} is here already"
+        self._state[slot] = HERE | HELD
+        self._len += 1
+        self.num_held += 1
+        self._above[slot] = parent + 1
+        if parent >= 0:
+            self._children[parent] += 1
+
+    def _let_go(self, slot: int, state: int, rank: int) -> None:
+        if state & HELD:
+            self._state[slot] = state & ~HELD
+            self.num_held -= 1
+        self._rank[slot] = rank
+
+    def _all(self) -> list[int]:
+        return [slot for slot, state in enumerate(self._state) if state]
+
+    def _columns(self) -> tuple[array[int] | array[float], ...]:
+        ints = self._above, self._children, self._turns, self._uses, self._marks
+        return *ints, self._priority, self._last_use
+
+    def _grow(self, size: int) -> None:
+        """Make room for slots below `size`."""
+        if size <= len(self._state):
+            return
+        size = max(size, len(self._state) + len(self._state) // 2)
+        for column in self._columns():
+            column.frombytes(bytes(column.itemsize * (size - len(column))))
+        self._rank.extend(bytes(size - len(self._rank)))
+        self._state.extend(bytes(size - len(self._state)))

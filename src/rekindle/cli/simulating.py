@@ -1,0 +1,51 @@
+"""simulate: what memories of many sizes would have held of a trace. Needs no server and no weights."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from rekindle.cli.console import console
+from rekindle.cli.settings import exit_with
+from rekindle.cli.units import parse_duration
+
+
+def simulate(
+    path: Annotated[Path, typer.Argument(metavar="TRACE", help="Mooncake's format, a recorded day or a request log")],
+    policies: Annotated[str, typer.Option(help="who leaves, e.g. lru,lfu [all]")] = "",
+    capacities: Annotated[str, typer.Option(help="blocks, tokens (10M), shares (25%) or unlimited [six shares]")] = "",
+    ttl: Annotated[str, typer.Option(help="also forget what was unused so long, e.g. 60s,5m [never]")] = "",
+    disk: Annotated[str, typer.Option(help="a disk of this size below, as --capacities [none]")] = "",
+    order: Annotated[Literal["leaves", "free"], typer.Option(help="free: parents may leave first, too")] = "leaves",
+    block_tokens: Annotated[int | None, typer.Option(min=1, help="tokens of a block [found; 64 for logs]")] = None,
+    model: Annotated[str | None, typer.Option(help="whose tokenizer and template count, for logs")] = None,
+    revision: Annotated[str | None, typer.Option(help="branch, tag or commit of a hub model")] = None,
+    out: Annotated[Path | None, typer.Option(help="append JSON lines here")] = None,
+    plot: Annotated[Path | None, typer.Option(help="PNG of what was found by capacity")] = None,
+) -> None:
+    """What share of a trace's prompts each memory would have held, policy by policy, and the most possible."""
+
+    def run() -> int:
+        from rekindle.bench.simulate.capacities import DEFAULT
+        from rekindle.bench.simulate.reading import TraceOptions
+        from rekindle.bench.simulate.run import SimulateOptions, run_simulate
+
+        options = SimulateOptions(
+            policies=_listed(policies),
+            capacities=_listed(capacities) or DEFAULT,
+            ttls_s=[parse_duration(text) for text in _listed(ttl)],
+            disks=_listed(disk),
+            order=order,
+            trace=TraceOptions(block_tokens, model, revision),
+            out=out,
+            plot=plot,
+        )
+        return run_simulate(path, options, console())
+
+    exit_with(run)
+
+
+def _listed(text: str) -> list[str]:
+    return [part.strip() for part in text.split(",") if part.strip()]

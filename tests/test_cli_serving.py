@@ -1,0 +1,54 @@
+"""What a start leaves behind is no matter of the garbage collector; what comes after it is."""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from rekindle import Engine
+from rekindle.bench.client import Client, free_port
+from rekindle.cli.serving import _lasting_heap
+from rekindle.errors import RekindleError
+from tests.store.confined import run_apart
+from tests.test_cli import run
+
+MOST_TRIES = 6_000  # five minutes
+
+
+def heap_while_serving(store: Path) -> tuple[int, bool, bool]:
+    """The exit code of a server; while it served: whether the collector was on, and whether it knew of the engine."""
+    port, found = free_port(), []
+
+    def look() -> None:
+        for _ in range(MOST_TRIES):
+            try:
+                Client(port).json("GET", "/health/ready")
+            except (OSError, RekindleError):
+                time.sleep(0.05)
+            else:
+                found.append((gc.isenabled(), any(isinstance(each, Engine) for each in gc.get_objects())))
+                break
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=look, daemon=True).start()
+    result = run("serve", "--port", str(port), "--store", str(store), "--threads", "1", "--hot-bytes", "64MiB")
+    ((is_enabled, is_known),) = found
+    return result.exit_code, is_enabled, is_known
+
+
+def test_a_server_collects_its_garbage_without_looking_at_its_engine(tmp_path: Path) -> None:
+    assert run_apart(heap_while_serving, tmp_path / "store") == (0, True, False)
+
+
+def test_a_start_that_fails_leaves_the_collector_as_it_was() -> None:
+    frozen = gc.get_freeze_count()
+    with pytest.raises(RekindleError), _lasting_heap():
+        assert not gc.isenabled(), "a start makes much and leaves most of it"
+        raise RekindleError("no model")
+    assert (gc.isenabled(), gc.get_freeze_count()) == (True, frozen)
