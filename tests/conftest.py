@@ -25,11 +25,12 @@ settings.load_profile(PROFILE)
 for name in [name for name in os.environ if name.startswith("REKINDLE_")]:
     del os.environ[name]
 
-# The order in which MKL sums an fp32 product depends on its shape on Intel's processors, unless it is told otherwise
-# before it is loaded. Others do without, and the word would send them another way.
+# On Intel's processors a row of a product depends on how many rows there are, in fp32 (MKL) and in bf16 (AMX), unless
+# the libraries are told otherwise before they are loaded. Others do without, and the words would send them another way.
 CPUINFO = Path("/proc/cpuinfo")
 if CPUINFO.exists() and "GenuineIntel" in CPUINFO.read_text():
     os.environ.setdefault("MKL_CBWR", "AUTO,STRICT")
+    os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
 
 
 def tortured(usual: settings) -> settings:

@@ -325,7 +325,7 @@ def test_the_command_prints_writes_and_draws(tmp_path: Path) -> None:
 
 
 def test_what_the_caller_has_to_change_ends_with_2(tmp_path: Path) -> None:
-    nothing = run(str(write(tmp_path / "log.jsonl", ["?"])))
+    nothing = run(str(write(tmp_path / "log.jsonl", [{"level": "info"}])))
     assert nothing.exit_code == 2 and "holds no request" in nothing.output
     model = run(str(write(tmp_path / "log.jsonl", talk(1))), "--model", str(tmp_path / "none"))
     assert model.exit_code == 2 and "no such directory" in model.output

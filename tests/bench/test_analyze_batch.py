@@ -137,6 +137,15 @@ def test_short_beginnings_can_be_left_out(tmp_path: Path) -> None:
     assert report["shared"] == [] and report["deduplication"] == 0 and report["identical"] == [["line 3", "line 4"]]
 
 
+def test_what_a_terminal_would_obey_is_shown_escaped(tmp_path: Path) -> None:
+    start = "Red \x1b[31m and \u202eback\u202c,\u3000wide \u00e9"
+    path, out = write(tmp_path, f"{start} one\n{start} two\n"), tmp_path / "out.json"
+    result = run(path, "--out", out)
+    assert result.exit_code == 0 and "\x1b" not in result.output and "\u202e" not in result.output
+    (shared,) = json.loads(out.read_text())["shared"]
+    assert shared["ends_with"].startswith(r"Red \x1b[31m and \u202eback\u202c," + "\u3000wide \u00e9")
+
+
 def test_a_separator_makes_prompts_of_any_file(tmp_path: Path) -> None:
     path = write(tmp_path, '{"task": 1}\n\n{"task": 2}\n')
     refused = run(path)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shlex
 from collections.abc import Sequence
@@ -88,6 +89,7 @@ def test_the_size_of_blocks_is_found_or_given(tmp_path: Path) -> None:
         {"timestamp": 0, "input_length": 512, "hash_ids": [[1]]},
         {"timestamp": 0, "input_length": "512", "hash_ids": [1]},
         {"timestamp": float("nan"), "input_length": 512, "hash_ids": [1]},
+        {"timestamp": 10**400, "input_length": 512, "hash_ids": [1]},
         {"timestamp": "noon", "input_length": 512, "hash_ids": [1]},
         [],
         "hash_ids",
@@ -142,18 +144,19 @@ def test_blocks_of_a_log_are_whole_ones(tmp_path: Path) -> None:
 
 def test_capacities_are_blocks_tokens_or_shares(tmp_path: Path) -> None:
     trace = hashed(tmp_path)
-    assert [parse_capacity(text, trace) for text in ("3", "1k", "1025", "0.5k", "50%", "unlimited")] == [
+    assert [parse_capacity(text, trace) for text in ("3", "1k", "1025", "0.5k", "50%", "1%", "unlimited")] == [
         3,
         2,
         1025,
         1,
         2,
+        1,
         4,
     ]
     assert parse_capacities(["unlimited", "2", "50%"], trace) == [2, 4]
     assert [show_capacity(blocks, trace) for blocks in (3, 4, 5000)] == ["3", "unlimited", "unlimited"]
     assert [show_tokens(count) for count in (7, 512_000, 5_120_000, 22_489_088)] == ["7", "512k", "5.12M", "22.5M"]
-    for text in ("", "many", "-3", "1.5", "10X", "0", "1%"):
+    for text in ("", "many", "-3", "1.5", "10X", "0", "0%", "9" * 5000, "9" * 400 + "k", "9" * 400 + "%"):
         with pytest.raises(ConfigError):
             parse_capacity(text, trace)
 
@@ -204,6 +207,38 @@ def test_all_policies_are_compared_unless_some_are_named(tmp_path: Path) -> None
 def test_what_does_not_fit_is_refused(tmp_path: Path, arguments: list[str], said: str) -> None:
     result = command(write(tmp_path / "t.jsonl", HASHED), *arguments)
     assert result.exit_code == 2 and said in result.output
+
+
+def test_the_commands_own_capacities_fit_a_small_trace(tmp_path: Path) -> None:
+    result = command(write(tmp_path / "t.jsonl", HASHED), "--policies", "lru")
+    assert result.exit_code == 0, result.output
+
+
+def test_empty_lines_before_the_first_request_are_passed_over(tmp_path: Path) -> None:
+    path = write(tmp_path / "t.jsonl", HASHED)
+    path.write_text("\n  \n" + path.read_text())
+    assert len(read_trace(path, TraceOptions()).requests) == 3
+
+
+def test_a_trace_without_blocks_or_from_a_pipe_is_refused(tmp_path: Path) -> None:
+    nothing = write(tmp_path / "t.jsonl", [{"timestamp": 0, "input_length": 0, "hash_ids": []}])
+    result = command(nothing, "--capacities", "5")
+    assert result.exit_code == 2 and "has no blocks of 512 tokens" in result.output
+    reading, writing = os.pipe()
+    os.write(writing, write(tmp_path / "u.jsonl", HASHED).read_bytes())
+    os.close(writing)
+    result = command(f"/dev/fd/{reading}", "--capacities", "2")
+    os.close(reading)
+    assert result.exit_code == 2 and "is no regular file" in result.output
+
+
+@pytest.mark.parametrize("option", ["--out", "--plot"])
+def test_where_nothing_can_be_written_is_said_before_the_work(tmp_path: Path, option: str) -> None:
+    trace = write(tmp_path / "t.jsonl", HASHED)
+    result = command(trace, "--capacities", "2", option, trace / "x.png")
+    assert result.exit_code == 2 and "cannot be written" in result.output and "Share of" not in result.output
+    result = command(tmp_path / "none.jsonl", "--capacities", "2", option, tmp_path / "x.png")
+    assert result.exit_code == 2 and not (tmp_path / "x.png").exists()
 
 
 def test_files_that_are_no_trace_are_refused(tmp_path: Path) -> None:

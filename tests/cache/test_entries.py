@@ -13,15 +13,15 @@ from rekindle.cache.entries import payload_bytes
 
 IMPOSSIBLE: list[tuple[str, Any]] = [
     *(("max_entries", value) for value in (0, -1, 1.5, "many", None, True)),
-    *(("max_memory_mb", value) for value in (0, -1.0, "1", float("inf"), float("nan"), True)),
-    *(("ttl_s", value) for value in (0, -5, float("inf"), "never")),
+    *(("max_memory_mb", value) for value in (0, -1.0, "1", float("inf"), float("nan"), True, 10**400)),
+    *(("ttl_s", value) for value in (0, -5, float("inf"), "never", 10**400)),
     *(("min_prefix_length", value) for value in (0, -1, 2.0, None)),
     *(("max_entries_per_namespace", value) for value in (0, -3, 0.5)),
     *(("eviction_policy", value) for value in ("", "LRU", "random", None)),
 ]
 
 
-@pytest.mark.parametrize(("name", "value"), IMPOSSIBLE, ids=repr)
+@pytest.mark.parametrize(("name", "value"), IMPOSSIBLE, ids=lambda value: repr(value)[:24])
 def test_limits_that_cannot_be_are_refused_by_name(name: str, value: Any) -> None:
     with pytest.raises(ValueError, match=name):
         CacheConfig(**{name: value})
@@ -67,6 +67,14 @@ def test_what_holds_itself_is_counted_once() -> None:
     around: list[Any] = [b"123"]
     around.append(around)
     assert payload_bytes(around) == 3
+
+
+def test_a_payload_of_less_than_nothing_is_an_error() -> None:
+    class Lying:
+        nbytes = -(10**9)
+
+    with pytest.raises(ValueError, match="nbytes of a Lying must be a number of bytes from 0 up"):
+        payload_bytes([Lying()])
 
 
 def test_content_keys_are_whole_digests() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import deque
 from dataclasses import dataclass
 from typing import Any
 
@@ -518,10 +519,111 @@ def test_sizes_that_nobody_knows_are_asked_for() -> None:
     sized: CacheManager[object] = CacheManager(CacheConfig(max_memory_mb=1), keys="text", size_of=lambda payload: 7)
     entry = sized.store("a", object())
     assert entry is not None and entry.num_bytes == ENTRY_BYTES + 2 + 7
-    wrong: CacheManager[object] = CacheManager(keys="text", size_of=lambda payload: -1)
-    with pytest.raises(ValueError, match="size_of"):
-        wrong.store("a", object())
-    assert len(wrong) == 0
+
+
+@pytest.mark.parametrize("size", [-1, math.nan, math.inf, 1.5, None, "a", np.float32(3)], ids=repr)
+@pytest.mark.parametrize("limit", [None, 1.0])
+def test_sizes_that_are_no_number_of_bytes_are_errors(size: Any, limit: float | None) -> None:
+    manager: CacheManager[object] = CacheManager(
+        CacheConfig(max_memory_mb=limit), keys="text", size_of=lambda payload: size
+    )
+    with pytest.raises((TypeError, ValueError), match="what size_of returns must be a"):
+        manager.store("a", object())
+    assert len(manager) == 0 and manager.stats().bytes == 0
+
+
+def test_sizes_are_summed_as_ints() -> None:
+    manager: CacheManager[object] = CacheManager(keys="text", size_of=lambda payload: np.uint8(250))
+    for key in "abc":
+        entry = manager.store(key, object())
+        assert entry is not None and type(entry.num_bytes) is int and entry.num_bytes == 250 + 2 + ENTRY_BYTES
+    manager.check()
+
+
+@pytest.mark.parametrize(
+    "told", [{"hints": {"keep": True}}, {"hints": Hints(ttl=10**400)}, {"namespace": None}], ids=["dict", "ttl", "None"]
+)
+def test_what_cannot_be_stored_changes_nothing(told: Any) -> None:
+    manager: CacheManager[int] = CacheManager(keys="text")
+    with pytest.raises((TypeError, ValueError), match=r"hints are|of the hints|a namespace is a str"):
+        manager.store("a", 1, **told)
+    manager.check()
+    manager.store("a", 1)
+    manager.pin("a")
+    if "hints" in told:
+        with pytest.raises((TypeError, ValueError), match=r"hints are|of the hints"):
+            manager.unpin("a", **told)
+    manager.check()
+    assert manager.stats().pinned == 1 and manager.evict(9) == []
+
+
+def test_a_digest_that_is_none_changes_nothing() -> None:
+    broken: Any = lambda data: None  # noqa: E731
+    manager: CacheManager[int] = CacheManager(keys="text", digest_of=broken)
+    with pytest.raises(TypeError):
+        manager.store("a", 1)
+    assert len(manager) == 0 and manager.evict(9) == []
+
+
+@pytest.mark.parametrize(
+    "now", [None, "5", math.nan, math.inf, -math.inf, 10**400], ids=["None", "text", "nan", "inf", "-inf", "big"]
+)
+def test_a_clock_that_gives_no_time_changes_nothing(now: Any) -> None:
+    times: list[Any] = [1.0]
+    manager: CacheManager[int] = CacheManager(CacheConfig(ttl_s=5), keys="text", clock=lambda: times[-1])
+    manager.store("a", 1)
+    times.append(now)
+    for call in (lambda: manager.store("b", 2), lambda: manager.lookup("a"), manager.evict):
+        with pytest.raises((TypeError, ValueError), match="clock must return a"):
+            call()
+    times.append(2.0)
+    manager.check()
+    assert held(manager) == ["a"] and [entry.payload for entry in manager.evict(9)] == [1]
+
+
+def test_a_config_is_no_dict() -> None:
+    wrong: Any = {"max_entries": 5}
+    with pytest.raises(TypeError, match="config is a CacheConfig, not dict"):
+        CacheManager(wrong)
+
+
+def test_all_are_told_of_though_telling_fails_and_the_first_failure_is_raised() -> None:
+    told: list[Any] = []
+
+    def tell(entry: CacheEntry[int]) -> None:
+        told.append(entry.payload)
+        raise RuntimeError(f"no room for {entry.payload}")
+
+    manager: CacheManager[int] = CacheManager(keys="text", on_evict=tell)
+    for number, key in enumerate("abc"):
+        manager.store(key, number)
+    with pytest.raises(RuntimeError, match="no room for 0"):
+        manager.evict(3)
+    assert told == [0, 1, 2] and len(manager) == 0
+
+
+def test_what_expired_is_told_of_though_the_call_fails() -> None:
+    clock, told, wrong = Clock(), [], []
+    manager: CacheManager[int] = CacheManager(CacheConfig(ttl_s=1), keys="text", clock=clock, on_evict=told.append)
+    manager.store("a", 1)
+    clock.now += 5
+    namespace: Any = wrong
+    with pytest.raises(TypeError):
+        manager.lookup("a", namespace=namespace)
+    assert [entry.payload for entry in told] == [1]
+    manager.check()
+
+
+def test_a_match_counts_ids_and_bytes_whatever_holds_them() -> None:
+    ids: CacheManager[int] = CacheManager()
+    ids.store([1, 2, 3], 1)
+    match = ids.lookup(deque([1, 2, 4]))
+    assert match is not None and match.matched == 2 and list(match.remaining) == [4]
+    data: CacheManager[int] = CacheManager(keys="bytes")
+    data.store(b"abcdefgh", 1)
+    words: Any = memoryview(np.frombuffer(b"abcdefgh", dtype="<u4"))
+    found = data.lookup(words)
+    assert found is not None and found.is_exact and found.savings_ratio == 1 and found.remaining == b""
 
 
 def test_whoever_is_told_may_use_the_manager_and_fail() -> None:

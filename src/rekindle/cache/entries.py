@@ -7,12 +7,14 @@ count ids, bytes or characters, as the keys do.
 from __future__ import annotations
 
 import math
+import operator
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Generic, TypeVar
 
-from rekindle.cache.eviction import POLICIES
+from rekindle.cache.eviction import POLICIES, Hints
 from rekindle.cache.keys import Key, SpelledKey
 
 P = TypeVar("P")
@@ -47,7 +49,7 @@ class CacheConfig:
                 raise ValueError(f"{name} must be a whole number of at least 1, not {value!r}")
         for name in ("max_memory_mb", "ttl_s"):
             value = getattr(self, name)
-            if value is not None and not (_is_number(value) and 0 < value < math.inf):
+            if value is not None and not (_is_number(value) and 0 < value <= sys.float_info.max):
                 raise ValueError(f"{name} must be a number above 0, or None for no limit, not {value!r}")
         if self.eviction_policy not in POLICIES:
             raise ValueError(f"eviction_policy must be one of {', '.join(POLICIES)}, not {self.eviction_policy!r}")
@@ -153,7 +155,7 @@ def payload_bytes(payload: object) -> int | None:
         seen.add(id(part))
         nbytes = getattr(part, "nbytes", None)
         if isinstance(nbytes, int):
-            total += nbytes
+            total += whole_bytes(nbytes, f"nbytes of a {type(part).__name__}")
         elif isinstance(part, bytes | bytearray | str):
             total += len(part.encode("utf-8", "surrogatepass")) if isinstance(part, str) else len(part)
         elif isinstance(part, Mapping):
@@ -165,6 +167,43 @@ def payload_bytes(payload: object) -> int | None:
         else:
             return None
     return total
+
+
+def whole_bytes(size: int, source: str) -> int:
+    """The size as an int. TypeError where it is no whole number, ValueError below 0, both with its `source`."""
+    try:
+        count = operator.index(size)
+    except TypeError:
+        raise TypeError(f"{source} must be a whole number of bytes, not {size!r}") from None
+    if count < 0:
+        raise ValueError(f"{source} must be a number of bytes from 0 up, not {size!r}")
+    return count
+
+
+def clock_time(now: float) -> float:
+    """The time as a float. TypeError or ValueError where a clock gave what is no finite number."""
+    try:
+        is_finite = math.isfinite(now)
+    except TypeError:
+        raise TypeError(f"clock must return a number of seconds, not {now!r}") from None
+    except OverflowError:
+        is_finite = False
+    if not is_finite:
+        raise ValueError(f"clock must return a finite number of seconds, not {now!r}")
+    return float(now)
+
+
+def check_hints(hints: Hints | None) -> None:
+    """TypeError for what is no Hints, ValueError for times that no float holds."""
+    if hints is None:
+        return
+    if not isinstance(hints, Hints):
+        raise TypeError(f"hints are rekindle.cache.Hints, not {type(hints).__name__}")
+    for name, value in (("ttl", hints.ttl), ("next_use_in", hints.next_use_in)):
+        try:
+            float(0 if value is None else value)
+        except OverflowError:
+            raise ValueError(f"{name} of the hints is larger than any float") from None
 
 
 def _is_number(value: object) -> bool:

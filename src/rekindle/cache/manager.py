@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Generic, TypeVar
@@ -25,9 +25,12 @@ from rekindle.cache.entries import (
     CacheEntry,
     CacheStats,
     PrefixMatch,
+    check_hints,
+    clock_time,
     content_key,
     payload_bytes,
     recognition_key,
+    whole_bytes,
 )
 from rekindle.cache.eviction import EvictionOrder, Hints
 from rekindle.cache.keys import Key, Keys, SpelledKey, key_kind
@@ -41,8 +44,8 @@ class CacheManager(Generic[P]):
 
     `size_of` gives a payload's bytes. Without it arrays, tensors, bytes, text and containers of these are measured;
     others count as nothing, or are a TypeError where memory is limited. `on_evict` is told of each entry that left to
-    make room, was evicted or has expired; what it raises reaches the caller, after the change. `digest_of` makes the
-    content keys.
+    make room, was evicted or has expired; the first it raises reaches the caller, once all were told. `digest_of` makes
+    the content keys.
     """
 
     def __init__(
@@ -56,6 +59,8 @@ class CacheManager(Generic[P]):
         digest_of: Callable[[bytes], bytes] = content_key,
     ) -> None:
         self.config = CacheConfig() if config is None else config
+        if not isinstance(self.config, CacheConfig):
+            raise TypeError(f"config is a CacheConfig, not {type(config).__name__}")
         self.keys = keys
         self._kind = key_kind(keys)
         self._size_of = size_of
@@ -90,7 +95,8 @@ class CacheManager(Generic[P]):
             self._shelf.use(slot)
             self._counts["hits"] += 1
             self._counts["tokens_saved"] += matched
-            return PrefixMatch(self._shelf[slot], key, matched)
+            asked = wanted if isinstance(key, (memoryview, deque)) else key  # neither is sliced as keys are
+            return PrefixMatch(self._shelf[slot], asked, matched)
 
     def store(self, key: Key, payload: P, *, namespace: str = "", hints: Hints | None = None) -> CacheEntry[P] | None:
         """Keep the payload under the key, in place of the one there may be (what was pinned stays so).
@@ -99,6 +105,9 @@ class CacheManager(Generic[P]):
         None where it is refused, and then everything is as before: it is larger than the whole cache may be, or what
         is pinned leaves no room, or the key is shorter than `min_prefix_length` and could never be found.
         """
+        check_hints(hints)
+        if not isinstance(namespace, str):
+            raise TypeError(f"a namespace is a str, not {type(namespace).__name__}")
         data = self._kind.to_bytes(key)
         size = self._measure(payload) + 2 * len(data) + ENTRY_BYTES
         kept, digest = self._kind.from_bytes(data), self._digest_of(data)
@@ -135,6 +144,7 @@ class CacheManager(Generic[P]):
 
     def unpin(self, key: Key, *, namespace: str = "", hints: Hints | None = None) -> bool:
         """Let the entry of exactly this key leave when its turn comes, as used now; False when it was not pinned."""
+        check_hints(hints)
         wanted = self._wanted(key)
         with self._turn() as (now, _):
             slot = self._shelf.find(wanted, namespace)
@@ -188,22 +198,32 @@ class CacheManager(Generic[P]):
     def _turn(self) -> Iterator[tuple[float, list[CacheEntry[P]]]]:
         """One call: the lock, the time, and a list of who left, the expired first; `on_evict` hears of them at last."""
         left: list[CacheEntry[P]] = []
-        with self._lock:
-            now = self._clock()
-            while (slot := self._order.pop_expired(now)) is not None:
-                left.append(self._shelf.drop(slot))
-                self._counts["expirations"] += 1
-            yield now, left
-        if self._on_evict is not None:
-            for entry in left:
+        try:
+            with self._lock:
+                now = clock_time(self._clock())
+                while (slot := self._order.pop_expired(now)) is not None:
+                    left.append(self._shelf.drop(slot))
+                    self._counts["expirations"] += 1
+                yield now, left
+        finally:
+            self._tell(left)
+
+    def _tell(self, left: Iterable[CacheEntry[P]]) -> None:
+        """Tell of each who left, also where telling of another failed; then raise what failed first."""
+        if self._on_evict is None:
+            return
+        failed: list[Exception] = []
+        for entry in left:
+            try:
                 self._on_evict(entry)
+            except Exception as error:
+                failed.append(error)
+        if failed:
+            raise failed[0]
 
     def _measure(self, payload: P) -> int:
         if self._size_of is not None:
-            size = self._size_of(payload)
-            if size < 0:
-                raise ValueError(f"size_of must return a number of bytes, not {size!r}")
-            return size
+            return whole_bytes(self._size_of(payload), "what size_of returns")
         known = payload_bytes(payload)
         if known is None and self.config.max_memory_mb is not None:
             raise TypeError(
@@ -232,10 +252,10 @@ class CacheManager(Generic[P]):
 
     def _put(self, entry: CacheEntry[P]) -> int:
         """Take an entry in, held. A group gets its quota once, and keeps it for the next namespace of that number."""
+        key = recognition_key(entry.namespace, entry.content_key)  # may fail on a digest: before any change
         slot, quota = self._shelf.put(entry), self.config.max_entries_per_namespace
         space = self._shelf.space(entry.namespace)
         assert space is not None
-        key = recognition_key(entry.namespace, entry.content_key)
         if quota is None:
             self._order.add(slot, key=key)
             return slot

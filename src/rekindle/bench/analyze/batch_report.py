@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from unicodedata import category
 
 import numpy as np
 from rich.console import Console
@@ -40,11 +41,11 @@ class Batch:
         return cls(prompts, ids, analyze_batch(ids, min_length=min_length), encoder)
 
     def end_of(self, shared: SharedPrefix) -> str:
-        """The last words of a shared prefix, on one line."""
+        """The last words of a shared prefix, on one line, what cannot be printed escaped."""
         ids = self.ids[shared.first_prompt][: shared.length]
         text = self.encoder.readable(self.encoder.key_of(ids[-QUOTE_TOKENS:])).replace("\n", "⏎").replace("\t", " ")
         is_whole = len(ids) <= QUOTE_TOKENS and len(text) <= QUOTE_CHARS
-        return text if is_whole else "…" + text[-QUOTE_CHARS:]
+        return _printable(text if is_whole else "…" + text[-QUOTE_CHARS:])
 
 
 def print_batch(console: Console, batch: Batch, *, model: str, rows: int) -> None:
@@ -126,6 +127,14 @@ def _table(batch: Batch, rows: int) -> Table:
         share = _percent(each.saved_tokens, found.total_tokens)
         shown.add_row(*counts, share, batch.prompts[each.first_prompt].place, Text(batch.end_of(each)))
     return shown
+
+
+def _printable(text: str) -> str:
+    """The text without what a terminal would obey: control characters, marks of direction, halves of characters."""
+    return "".join(
+        each if each.isprintable() or category(each) == "Zs" else each.encode("unicode_escape").decode()
+        for each in text
+    )
 
 
 def _percent(part: int, whole: int) -> str:

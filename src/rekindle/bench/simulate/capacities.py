@@ -17,15 +17,17 @@ SCALES = {"k": 10**3, "m": 10**6, "g": 10**9}
 def parse_capacity(text: str, trace: Trace) -> int:
     """Return the blocks of `1000` (blocks), `10M` (tokens: as many blocks as hold them), `25%` or `unlimited`.
 
-    All that the trace would fill is 100 % and unlimited. At least 1; ConfigError for anything else.
+    All that the trace would fill is 100 % and unlimited. A share above 0 is at least one block. ConfigError for less
+    than one, and for anything else.
     """
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)([kmg%]?)", text.strip().lower().replace("_", ""))
+    match = re.fullmatch(r"(\d{1,18}(?:\.\d{1,18})?)([kmg%]?)", text.strip().lower().replace("_", ""))
     if text.strip().lower() == UNLIMITED:
         blocks = len(trace.blocks)
     elif match is None or (not match[2] and "." in match[1]):
-        raise ConfigError(f"{text!r} is no capacity: write 30000 (blocks), 10M (tokens), 25% or {UNLIMITED}")
+        raise ConfigError(f"{text[:40]!r} is no capacity: write 30000 (blocks), 10M (tokens), 25% or {UNLIMITED}")
     elif match[2] == "%":
-        blocks = round(len(trace.blocks) * float(match[1]) / 100)
+        share = float(match[1]) / 100
+        blocks = max(1, round(len(trace.blocks) * share)) if share else 0
     elif match[2]:
         blocks = math.ceil(float(match[1]) * SCALES[match[2]] / trace.block_tokens)
     else:

@@ -18,6 +18,7 @@ from rekindle.bench.simulate.trace import Trace, TraceBuilder
 from rekindle.errors import ConfigError
 
 MOONCAKE, LOG = "hashed blocks (Mooncake's format)", "log"
+MAX_LINE = 1 << 26  # bytes of the first line that are looked at
 LIKELY_BLOCK_TOKENS = (512, 16, 32, 64, 128, 256, 1024)  # tried on traces that do not say; Mooncake's first
 
 
@@ -42,9 +43,11 @@ def read_trace(path: Path, options: TraceOptions, progress: Callable[[], None] =
 
     ConfigError says which line is wrong. A last line torn by a crash is an error, too, except in recorded days.
     """
+    if path.exists() and not (path.is_file() or path.is_dir()):
+        raise ConfigError(f"{path} is no regular file: a trace is read more than once, write it to a file first")
     try:
         with path.open("rb") as file:
-            first = file.readline(1 << 26)
+            first = next((line for line in iter(lambda: file.readline(MAX_LINE), b"") if line.strip()), b"")
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None
     try:
@@ -68,8 +71,10 @@ def _read_hashed(path: Path, block_tokens: int | None) -> Trace:
                 continue
             try:
                 requests.append(_hashed(json.loads(line)))
-            except (ValueError, KeyError, TypeError, RecursionError) as error:
+            except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
                 raise ConfigError(f"{path}, line {number}: not a request of this trace: {error!r}") from None
+    if not requests:
+        raise ConfigError(f"{path} holds no requests")
     builder = TraceBuilder(_block_tokens(path, requests, block_tokens))
     for request in requests:
         builder.add_hashed(request.at_s, request.num_tokens, request.hash_ids)

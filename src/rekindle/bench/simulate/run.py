@@ -62,6 +62,9 @@ def run_simulate(path: Path, options: SimulateOptions, console: Console) -> int:
     """Simulate one trace; 0. Raises ConfigError where it cannot be read or an option does not fit it."""
     if options.plot is not None:
         pyplot()  # before minutes of work, not after
+    for written in (options.out, options.plot):
+        if written is not None:
+            _prove_writable(written)
     bar = Progress(
         TextColumn("{task.description}"),
         BarColumn(),
@@ -83,9 +86,23 @@ def run_simulate(path: Path, options: SimulateOptions, console: Console) -> int:
     return 0
 
 
+def _prove_writable(path: Path) -> None:
+    """ConfigError where a file cannot be written; one that was not there is not there afterwards."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        was_there = path.exists()
+        path.open("ab").close()
+        if not was_there:
+            path.unlink()
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be written: {error.strerror}") from None
+
+
 def _sweep(trace: Trace, options: SimulateOptions, bar: Progress) -> list[Found]:
     if options.ttls_s and not trace.is_timed:
         raise ConfigError(f"{trace.name} does not say when its requests came: --ttl has no meaning for it")
+    if not trace.blocks:
+        raise ConfigError(f"{trace.name} has no blocks of {trace.block_tokens} tokens: there is nothing to hold")
     policies = options.chosen_policies()
     capacities = parse_capacities(options.capacities, trace)
     disks = parse_capacities(options.disks, trace) or [0]
