@@ -247,10 +247,24 @@ MUTANTS = (
     one(
         "a parent evicted before its child",
         "store/retention.py",
-        "            lru.add(name, None if parent == root else parent)\n",
-        "            lru.add(name, None)\n",
+        "order.add(name, None if parent == root else parent, group",
+        "order.add(name, None, group",
         f"{RETENTION}::test_a_shared_prefix_leaves_last",
         f"{RETENTION}::test_a_branch_is_shortened_from_its_end_and_that_is_told",
+    ),
+    one(
+        "a namespace that takes all of hot memory",
+        "engine/prefix_cache.py",
+        "        self._bound(request.root)\n",
+        "",
+        "tests/engine/test_evicting.py::test_a_namespace_beyond_its_share_gives_way_before_others",
+    ),
+    one(
+        "a policy that is parsed and ignored",
+        "engine/building.py",
+        ", policy=settings.eviction)",
+        ")",
+        "tests/engine/test_evicting.py::test_the_policy_says_who_leaves_memory_first",
     ),
     one(
         "a pinned chain evicted",
@@ -270,7 +284,7 @@ MUTANTS = (
     Mutant(
         "a clock that went back obeyed",
         (
-            Edit("store/retention.py", "+ min(max(0.0, last_use), now)\n", "+ max(0.0, last_use)\n"),
+            Edit("store/retention.py", "return min(max(0.0, use), now)\n", "return max(0.0, use)\n"),
             Edit("store/ledger.py", "        self._db.execute(query, (max(0.0, now - JUST_BEFORE_S), now))\n", ""),
         ),
         (f"{RETENTION}::test_a_use_in_the_future_makes_nobody_immortal", "tests/store/test_clock.py"),

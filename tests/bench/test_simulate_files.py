@@ -7,6 +7,7 @@ import os
 import re
 import shlex
 from collections.abc import Sequence
+from contextlib import chdir
 from pathlib import Path
 from typing import Any
 
@@ -256,17 +257,18 @@ def blocks_of_the_page(language: str) -> list[str]:
     return re.findall(rf"```{language}\n(.*?)```", PAGE, re.DOTALL)
 
 
-def test_the_example_of_the_page_prints_what_stands_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_example_of_the_page_prints_what_stands_there(tmp_path: Path) -> None:
     (lines,), (said,), (asked,) = (blocks_of_the_page(language) for language in ("json", "text", "bash"))
-    monkeypatch.chdir(tmp_path)
-    Path("trace.jsonl").write_text(lines)
+    (tmp_path / "trace.jsonl").write_text(lines)
     program, *arguments = shlex.split(asked)
     assert program == "rekindle"
-    result = CliRunner().invoke(app, arguments)
+    with chdir(tmp_path):
+        result = CliRunner().invoke(app, arguments)
     assert result.exit_code == 0, result.output
     printed = [line.rstrip() for line in result.output.splitlines() if line.strip()]
     assert printed[:-2] == [line for line in said.splitlines() if line.strip()]
-    assert Path("simulated.png").exists() and len(Path("simulated.jsonl").read_text().splitlines()) == 4 * 3 * 2
+    assert (tmp_path / "simulated.png").exists()
+    assert len((tmp_path / "simulated.jsonl").read_text().splitlines()) == 4 * 3 * 2
 
 
 def test_the_page_names_every_option() -> None:

@@ -217,6 +217,7 @@ class CacheManager(Generic[P]):
             try:
                 self._on_evict(entry)
             except Exception as error:
+                # Border: whatever the caller's function raises must not keep the others from being told of.
                 failed.append(error)
         if failed:
             raise failed[0]

@@ -70,7 +70,7 @@ class EngineLoop:
 
     @property
     def is_busy(self) -> bool:
-        """Whether the engine had requests when its last step ended, idle work aside. Any thread."""
+        """Whether requests run or wait in the engine, idle work and what is still in its inbox aside. Any thread."""
         return self._core is not None and bool(self._core.scheduler.everybody())
 
     def submit(self, request: Request) -> None:
