@@ -77,8 +77,15 @@ def install(python: Path, wheel: Path, *flags: str) -> None:
 
 def test_the_wheel_holds_what_it_needs(wheel: Path) -> None:
     names = zipfile.ZipFile(wheel).namelist()
-    for wanted in ("rekindle/py.typed", "rekindle/pocket/model/model.safetensors", "rekindle/pocket/model/config.json"):
-        assert wanted in names
+    for wanted in (
+        "py.typed",
+        "pocket/model/model.safetensors",
+        "pocket/model/config.json",
+        "scenarios/committee.yaml",
+        "scenarios/router/lighthouse.md",
+        "server/page/static/index.html",
+    ):
+        assert f"rekindle/{wanted}" in names
     assert any(name.endswith("licenses/LICENSE") for name in names)
     assert not [name for name in names if name.startswith(("tests", "tools"))]
 

@@ -3,7 +3,8 @@
     RekindleError
     ├── BadRequest            the caller's: 400, names the parameter
     │   ├── PromptTooLong     the prompt does not fit the context
-    │   └── NotFound          404: no such agent or model
+    │   ├── NotFound          404: no such agent or model
+    │   └── Conflict          409: not now, something else is under way
     ├── ConfigError           the operator's: a flag, variable or file
     ├── ModelRefused          the model cannot be served; says why and what would fit
     ├── StoreError            the directory's
@@ -37,6 +38,10 @@ class PromptTooLong(BadRequest):
 
 class NotFound(BadRequest):
     """What the request names does not exist."""
+
+
+class Conflict(BadRequest):
+    """What the request asks for does not go together with what is under way; the message says what to do first."""
 
 
 class ConfigError(RekindleError):

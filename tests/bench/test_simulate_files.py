@@ -242,6 +242,14 @@ def test_where_nothing_can_be_written_is_said_before_the_work(tmp_path: Path, op
     assert result.exit_code == 2 and not (tmp_path / "x.png").exists()
 
 
+@pytest.mark.parametrize("name", ["x.pgn", "x"])
+def test_a_picture_of_no_known_kind_is_refused_before_the_work(tmp_path: Path, name: str) -> None:
+    trace = write(tmp_path / "t.jsonl", HASHED)
+    result = command(trace, "--capacities", "2", "--plot", tmp_path / name)
+    assert result.exit_code == 2 and "no picture of this kind" in result.output and "Share of" not in result.output
+    assert list(tmp_path.iterdir()) == [trace]
+
+
 def test_files_that_are_no_trace_are_refused(tmp_path: Path) -> None:
     assert "cannot be read" in command(tmp_path / "none.jsonl").output
     empty = tmp_path / "empty.jsonl"

@@ -394,7 +394,7 @@ def test_quotas_cost_the_same_whatever_the_number_of_groups() -> None:
 
 @pytest.mark.parametrize("policy", ["fifo", "adaptive"])
 def test_bytes_count_what_the_policy_keeps(policy: str) -> None:
-    plain, kept = filled(EvictionOrder(), 1000), make_policy(policy)
+    plain, kept = filled(EvictionOrder("lfu"), 1000), make_policy(policy)
     order = filled(EvictionOrder(kept), 1000)
     assert order.nbytes == plain.nbytes + kept.nbytes
     assert kept.nbytes > 8 * 1000
@@ -452,3 +452,28 @@ def test_priorities_sort_whatever_their_sign() -> None:
     order.add(3, key=77)
     assert arrivals == [*((slot, -1) for slot in range(8)), (3, 77)]
     assert departures[0] == (2, -math.inf, 50.0, 1) and departures[-1][0] == 5
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("now", [math.nan, math.inf, -math.inf])
+def test_a_time_that_is_no_finite_number_is_refused_and_nothing_happens(policy: str, now: float) -> None:
+    order = filled(EvictionOrder(policy), 3)
+    order.hold(1)
+    for act in (lambda: order.release(1, now), lambda: order.touch(0, now), lambda: order.touch(1, now)):
+        with pytest.raises(ValueError, match="finite"):
+            act()
+    with pytest.raises(ValueError, match="finite"):
+        order.pop(now)
+    order.check()
+    assert order.is_held(1) and order.num_idle == 2
+    order.release(1, 9.0)
+    assert sorted(slot for slot in (order.pop(), order.pop(), order.pop()) if slot is not None) == [0, 1, 2]
+
+
+def test_a_slot_that_left_is_new_when_it_comes_again() -> None:
+    order = filled(EvictionOrder(), 2)
+    assert order.pop() == 0 and order.last_use(0) is None
+    order.add(0)
+    assert order.last_use(0) is None
+    order.release(0, 0.0)
+    assert order.last_use(0) == 0.0 and [order.pop(), order.pop()] == [0, 1]

@@ -419,3 +419,22 @@ def test_a_block_costs_what_its_arrays_take() -> None:
     turn(pool, np.arange(16 << 12, dtype=np.uint32))
     assert not pool.num_free
     assert empty <= pool.nbytes <= 300 << 12
+
+
+def test_a_clock_without_a_finite_time_changes_nothing() -> None:
+    times = iter([float("nan"), 1.0, float("inf"), 2.0])
+    pool = BlockPool(2, 4, clock=lambda: next(times))
+    block = pool.allocate()
+    assert block is not None
+    ids = np.arange(4, dtype=np.uint32)
+    root = BlockHash(bytes(32))
+    pool.register(block, block_hash(root, ids), root, ids)
+    with pytest.raises(ValueError, match="finite"):
+        pool.release(block)
+    assert pool.refs(block) == 1
+    pool.check()
+    pool.release(block)
+    with pytest.raises(ValueError, match="finite"):
+        pool.find(block_hash(root, ids), ids)
+    pool.check()
+    assert pool.find(block_hash(root, ids), ids) == block

@@ -32,7 +32,7 @@ GOOD = [
 ]
 BAD = ["", "%00", "a%00b", "x" * 257, "x" * 300, "%C3%A9" * 129, "%ED%A0%80", "%FF", "a%0D%0AX-Evil:%201", "%1B[2J"]
 STORE_FILES = re.compile(
-    r"secret(\.new)?|responses\.db(-wal|-shm)?|formats/.*|.*\.json"
+    r"secret(\.new)?|(responses|sessions)\.db(-wal|-shm)?|formats/.*|.*\.json"
     r"|[0-9a-f]{64}/(lock|index\.db(-wal|-shm)?|layout\.json|blocks-\d+-\d+\.safetensors)"
 )
 

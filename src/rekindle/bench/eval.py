@@ -20,6 +20,7 @@ from rekindle.bench.eval_plot import plot_eval
 from rekindle.bench.eval_text import windows_of
 from rekindle.bench.recall import KV, RecallArm, RecallBench, RecallScore, ask_arm, questions_of
 from rekindle.bench.record import Measurement, Origin, deliver
+from rekindle.bench.replay_plot import check_plot
 from rekindle.config import Settings
 from rekindle.errors import ConfigError
 from rekindle.model.formats import native_format, summary
@@ -44,6 +45,7 @@ class EvalBench:
 
 def run_eval(settings: Settings, bench: EvalBench, console: Console) -> int:
     """Measure, print both tables, write lines and plot; 0."""
+    check_plot(bench.plot)
     size = settings.cache.block_tokens
     if bench.context < MIN_BLOCKS * size:
         raise ConfigError(f"--context must be at least {MIN_BLOCKS * size} tokens ({MIN_BLOCKS} blocks)")

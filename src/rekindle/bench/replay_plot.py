@@ -22,6 +22,23 @@ def pyplot() -> Any:
     return pyplot
 
 
+def check_plot(path: Path | None) -> None:
+    """Raise ConfigError where no picture could be drawn to this path; None: none is wanted.
+
+    To be asked before minutes of work, not after.
+    """
+    if path is None:
+        return
+    figure = pyplot().figure()
+    kinds = figure.canvas.get_supported_filetypes()
+    pyplot().close(figure)
+    suffix = path.suffix[1:].lower()
+    if suffix not in kinds:
+        raise ConfigError(
+            f"--plot {path}: no picture of this kind; let the name end in one of {', '.join(sorted(kinds))}"
+        )
+
+
 def plot_day(path: Path, measured: Iterable[Measurement], events: Sequence[tuple[str, float]]) -> None:
     """Seconds waited for first tokens so far, over the recorded day, a line per arm; `events` are (kind, second)."""
     plots = pyplot()

@@ -17,7 +17,7 @@ from rekindle.bench.record import Origin, deliver
 from rekindle.bench.replay import Pace, Replay, Replayed
 from rekindle.bench.replay_client import OpenAIServer
 from rekindle.bench.replay_cold import check_cold
-from rekindle.bench.replay_plot import plot_day, pyplot
+from rekindle.bench.replay_plot import check_plot, plot_day
 from rekindle.bench.replay_report import earlier, measurements, notes, table
 from rekindle.errors import ConfigError
 from rekindle.server.dayfile import Day, read_day
@@ -58,8 +58,7 @@ def key_in(variable: str | None) -> str | None:
 
 def run_replay(path: Path, options: ReplayOptions, console: Console) -> int:
     """Replay a day, print its table, write lines and plot; 0, or 1 when a reply differed from its cold twin."""
-    if options.plot is not None:
-        pyplot()  # whatever is missing is said before a day of waiting
+    check_plot(options.plot)
     day = read_day(path)
     server = options.server(options.against)
     replayed = _replay(day, server, options, console)

@@ -17,7 +17,7 @@ from rich.console import Console
 
 from rekindle.bench.record import Measurement, Origin, deliver
 from rekindle.bench.replay_client import OpenAIServer
-from rekindle.bench.replay_plot import plot_bars, pyplot
+from rekindle.bench.replay_plot import check_plot, plot_bars
 from rekindle.bench.replay_run import key_in, lines_of
 from rekindle.bench.replay_table import arms_table
 from rekindle.bench.server_bench_arms import Bench, after_restart, first_tokens
@@ -56,8 +56,7 @@ class ServerBench:
 
 def run_server_bench(options: ServerBench, console: Console) -> int:
     """Measure everything, print the table, write lines and plot; 0. RequestFailed where the server fails a request."""
-    if options.plot is not None:
-        pyplot()
+    check_plot(options.plot)
     server = OpenAIServer(options.url, model=options.model, api_key=key_in(options.api_key_env))
     server.wait_answering()
     arm = options.arm or f"{server.model} at {options.url}"

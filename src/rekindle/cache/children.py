@@ -134,7 +134,7 @@ class ChildIndex:
             self._links.extend([EMPTY] * missing)
         self._links[self._tops + parent] = link
 
-    def _nearest(self, parent: int, data: bytes | bytearray) -> int:
+    def _nearest(self, parent: int, data: bytes) -> int:
         link = self._links[self._tops + parent]
         while link >= 0:
             link = self._links[2 * link + _bit(data, self._places[link])]
@@ -147,7 +147,7 @@ class ChildIndex:
         left, right = (self._latest_below(link) for link in self._links[2 * fork : 2 * fork + 2])
         return left if self._stamps[left] > self._stamps[right] else right
 
-    def _fork(self, parent: int, block: int, data: bytes | bytearray, place: int) -> None:
+    def _fork(self, parent: int, block: int, data: bytes, place: int) -> None:
         """Hang a block into the tree where its ids leave those of all others: at `place`."""
         links, places = self._links, self._places
         where = self._tops + parent
@@ -167,14 +167,14 @@ class ChildIndex:
         return self._num_forks - 1
 
 
-def _bit(data: bytes | bytearray, place: int) -> int:
+def _bit(data: bytes, place: int) -> int:
     byte, bit = place >> 4, place & 15
     if byte >= len(data):
         return 0
     return data[byte] >> (bit - 1) & 1 if bit else 1
 
 
-def _first_difference(a: bytes | bytearray, b: bytes | bytearray) -> int:
+def _first_difference(a: bytes, b: bytes) -> int:
     """Return the first place where the ids differ, or one ends; -1 when they are the same."""
     if a == b:
         return -1

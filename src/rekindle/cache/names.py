@@ -6,11 +6,15 @@ Invariants: a slot bears one name at most, a name stands at one slot at most. Th
     heads  [num_buckets]   the slot put last into each bucket, -1: none      bucket = hash of the name, by its low bits
     links  [num_slots]     the slot before it in the same bucket, -1: none; FREE: the slot bears no name
     names  [num_slots, 32]
+
+The arrays are numpy's, which asks for huge pages, and are read through `memoryview` and `Struct`: of a million names at
+random places that takes two thirds of the time of `bytearray` and `array`, and of a single int less than numpy does.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from struct import Struct
 
 import numpy as np
 
@@ -18,6 +22,7 @@ from rekindle.cache.hashing import HASH_BYTES
 
 END = -1
 FREE = -2
+_name_at = Struct(f"{HASH_BYTES}s").unpack_from
 
 
 class NameTable:
@@ -26,9 +31,9 @@ class NameTable:
     def __init__(self, num_slots: int) -> None:
         num_buckets = 1 << (num_slots - 1).bit_length()  # one to two for each slot
         self._mask = num_buckets - 1
-        self._heads = np.full(num_buckets, END, np.int32).data  # one int is read faster than from the array
+        self._heads = np.full(num_buckets, END, np.int32).data
         self._links = np.full(num_slots, FREE, np.int32).data
-        self._names = bytearray(num_slots * HASH_BYTES)
+        self._names = np.zeros(num_slots * HASH_BYTES, np.uint8).data
         self._num_names = 0
 
     def __len__(self) -> int:
@@ -40,25 +45,28 @@ class NameTable:
 
     @property
     def nbytes(self) -> int:
-        return 4 * (len(self._heads) + len(self._links)) + len(self._names)
+        return self._heads.nbytes + self._links.nbytes + self._names.nbytes
 
     def find(self, name: bytes) -> int:
         """Return the slot that bears the name, -1 when none does."""
         assert len(name) == HASH_BYTES, f"a name has {HASH_BYTES} bytes, not {len(name)}"
+        names = self._names
         slot = self._heads[hash(name) & self._mask]
-        while slot >= 0 and not self._names.startswith(name, slot * HASH_BYTES):
+        while slot >= 0 and _name_at(names, slot * HASH_BYTES)[0] != name:
             slot = self._links[slot]
         return slot
 
     def bears(self, slot: int, name: bytes) -> bool:
         """Say whether the slot, which has a name, has this one."""
-        return self._names.startswith(name, slot * HASH_BYTES)
+        is_same: bool = _name_at(self._names, slot * HASH_BYTES)[0] == name
+        return is_same
 
     def name(self, slot: int) -> bytes | None:
         """Return the name of a slot, None when it has none."""
         if self._links[slot] == FREE:
             return None
-        return bytes(self._names[slot * HASH_BYTES : (slot + 1) * HASH_BYTES])
+        name: bytes = _name_at(self._names, slot * HASH_BYTES)[0]
+        return name
 
     def put(self, slot: int, name: bytes) -> None:
         """Give a slot without a name one that no slot bears yet."""

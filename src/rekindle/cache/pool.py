@@ -149,11 +149,11 @@ class BlockPool:
         """
         refs = self._refs[block]
         assert refs > 0, f"block {block} is held by nobody"
-        self._refs[block] = refs - 1
         if refs == 1 and block in self._contents:
-            self._order.release(block, self._use(), hints=hints)
+            self._order.release(block, self._use(), hints=hints)  # raises for a wrong time, and nothing has happened
         elif refs == 1:
             self._free.append(block)
+        self._refs[block] = refs - 1
 
     def release_all(self, blocks: list[int]) -> None:
         for block in blocks:

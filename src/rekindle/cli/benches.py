@@ -229,6 +229,30 @@ def bench_session(
     )
 
 
+@bench.command("coordination")
+@with_settings(unused=BENCH_UNUSED)
+def bench_coordination(
+    settings: Settings,
+    agents: Annotated[int, typer.Option(help="agents that talk with each other")] = 6,
+    rounds: Annotated[int, typer.Option(help="in each of which everybody speaks once")] = 10,
+    history: Annotated[int, typer.Option(help="tokens that all know before, computed once")] = 0,
+    tokens: Annotated[int, typer.Option(help="of each reply")] = 40,
+    arm: Annotated[
+        list[str] | None, typer.Option(help="ours, not listening, trailing cue, reuse off; may be repeated [all]")
+    ] = None,
+    baseline_rounds: Annotated[int | None, typer.Option(help="of the other arms [--rounds]")] = None,
+    seed: Annotated[int, typer.Option(help="of the history and the replies")] = 0,
+    out: Annotated[Path | None, typer.Option(help="append JSON lines here instead of printing them")] = None,
+    plot: Annotated[Path | None, typer.Option(help="PNG of silence and reuse by round")] = None,
+) -> int:
+    """Agents that talk round after round: the silence between two of them, what of each prompt was known."""
+    from rekindle.bench.coordination import CoordinationBench, run_coordination_bench
+
+    _need_reuse(settings)
+    options = CoordinationBench(agents, rounds, history, tokens, tuple(arm or ()), baseline_rounds, seed, out, plot)
+    return run_coordination_bench(settings, options, console())
+
+
 def _need_reuse(settings: Settings) -> None:
     if settings.cache.reuse == "off":
         raise ConfigError("what is measured here is reuse: --reuse off leaves nothing to measure")

@@ -29,6 +29,7 @@ BUILT_AFTER = 1735689600  # 2025-01-01: a clock before it was never set
 CLOCK_SLACK_S = 5.0
 ANSWER_S = 5.0  # a server of ours answers a health check at once
 OURS = "our server runs on"
+IMPORTED_AS = {"pyyaml": "yaml"}  # whose module has another name than the package
 MISSING, BROKEN = "is missing", "cannot be imported"
 
 
@@ -57,7 +58,7 @@ def is_missing(finding: Finding) -> bool:
 def package(name: str, wanted: str) -> Finding:
     try:
         version = importlib.metadata.version(name)
-        importlib.import_module(name.replace("-", "_"))
+        importlib.import_module(IMPORTED_AS.get(name, name.replace("-", "_")))
     except importlib.metadata.PackageNotFoundError:
         return Finding(name, "fail", f"{MISSING}: {wanted} is needed", "pip install 'rekindle[serve]'")
     except (ImportError, OSError) as error:

@@ -11,28 +11,16 @@ from typing import Annotated, Any
 
 import typer
 
-from rekindle.cache.explain import Cause
 from rekindle.cli.remote import Remote, agent_path
 from rekindle.cli.settings import with_settings
 from rekindle.cli.units import show_ago, show_id
 from rekindle.config import Settings
 from rekindle.errors import NotFound
+from rekindle.server.advice import ADVICE
 
 UrlOption = Annotated[str | None, typer.Option("--url", help="the server [http://HOST:PORT of the settings]")]
 JsonOption = Annotated[bool, typer.Option("--json", help="print JSON")]
 AgentArgument = Annotated[str, typer.Argument(metavar="AGENT", help="its id")]
-
-ADVICE: dict[Cause, str] = {
-    "text_differs": "send the history as it was answered: earlier messages unchanged, new ones at the end",
-    "template_rewrote_history": "send what the model said as it said it (reasoning and tool calls, too); "
-    "a template that drops old parts by itself costs only those",
-    "date_line": "put dates and times into the last message, or keep them fixed for a conversation",
-    "attribution_header": "serve with --normalise attribution, or have the client leave the line out",
-    "tool_order": "serve with --normalise attribution,tools, or send tools and their keys in one order",
-    "evicted": "give more room with --hot-bytes or --disk-bytes, or pin the agent: rekindle agents pin ID",
-    "not_stored": "nothing: the first turn is computed, the next ones reuse it",
-    "other_fingerprint": "serve the model, dtype and --kv of before, or let the agent start anew",
-}
 NORMALISED = {
     "attribution": "left out the attribution line",
     "dates": "left out a line with date or time",

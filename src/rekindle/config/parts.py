@@ -12,6 +12,7 @@ from rekindle.config.keys import DEFAULT_NAMESPACE, check_keys
 from rekindle.errors import ConfigError
 
 MiB = 1 << 20
+SESSIONS_FILE = "sessions.db"
 
 
 def is_loopback(host: str) -> bool:
@@ -135,6 +136,16 @@ class StoreSettings:
         from platformdirs import user_cache_path
 
         return user_cache_path("rekindle")
+
+    def sessions_path(self) -> Path | None:
+        """The file of sessions: words are data, so they lie beside the KV only where `dir` is given; None: nowhere."""
+        if not self.enabled:
+            return None
+        if self.dir is not None:
+            return self.directory() / SESSIONS_FILE
+        from platformdirs import user_data_path
+
+        return user_data_path("rekindle") / SESSIONS_FILE
 
 
 @dataclass(frozen=True, slots=True)

@@ -192,11 +192,13 @@ class Engine:
         tools: Sequence[Mapping[str, Any]] | None = None,
         template_kwargs: Mapping[str, Any] | None = None,
         namespace: str = "default",
+        open_end: bool = False,
     ) -> Generation:
         """Compute and remember a prompt as the agent's; the generation ends without a reply when that is done.
 
-        Messages that end with a user's words or a tool's result are what is asked next; of others, a system prompt for
-        instance, what all prompts that continue them have in common is computed. Raises as `chat` does.
+        Messages that end with a user's words or a tool's result are what is asked next, unless with an `open_end` more
+        words may follow in the last one; of others, a system prompt for instance, what all prompts that continue them
+        have in common is computed. Raises as `chat` does.
         """
         asked = GenerationRequest(
             messages=normalise_messages(messages),
@@ -205,6 +207,7 @@ class Engine:
             tools=tools,
             template_kwargs=template_kwargs or {},
             task="prefill",
+            open_end=open_end,
         )
         return self.submit(asked)
 

@@ -19,6 +19,7 @@ from rekindle.cache.hashing import BlockHash
 from rekindle.engine.prefix_cache import PrefixCache
 from rekindle.engine.request import Request, State
 from rekindle.engine.scheduler import Chunk, Scheduler
+from rekindle.engine.unclaimed import Unclaimed
 
 MOST_WAITING = 32
 
@@ -39,7 +40,7 @@ class _Job:
 class Background:
     """The idle work of one core. `num_begun` requests had something to compute, `num_tokens` were computed for them."""
 
-    def __init__(self, *, cache: PrefixCache, scheduler: Scheduler, min_tokens: int) -> None:
+    def __init__(self, *, cache: PrefixCache, scheduler: Scheduler, unclaimed: Unclaimed, min_tokens: int) -> None:
         self.num_begun = 0
         self.num_tokens = 0
         self._cache = cache
@@ -47,7 +48,7 @@ class Background:
         self._min_tokens = min_tokens
         self._waiting: list[_Job] = []
         self._current: _Job | None = None
-        self._names: dict[tuple[str, str], set[BlockHash]] = {}  # computed for an agent, as far as it is in memory
+        self._unclaimed = unclaimed
 
     def __len__(self) -> int:
         return len(self._waiting) + (self._current is not None)
@@ -82,10 +83,10 @@ class Background:
             self._end(job)
 
     def forget(self, namespace: str, agent: str) -> set[BlockHash]:
-        """End the work for an agent; return the names of the blocks that were computed for it and are in memory."""
+        """End the work for an agent; return the names of all blocks in memory that were computed for it and are no
+        turn's."""
         self.cancel(namespace, agent)
-        names = self._names.pop((namespace, agent), set())
-        return {name for name in names if self._cache.pool.block_of(name) is not None}
+        return self._unclaimed.take((namespace, agent))
 
     def give_way(self) -> None:
         """Let go of all blocks, because somebody else is there; the work goes on later."""
@@ -157,19 +158,8 @@ class Background:
         request = job.request
         names = request.table.names[(job.first or 0) // request.block_tokens :]
         head = self._cache.detach(request)
-        if job.first is None:
-            return
-        earlier = self._names.get(job.key, set())
-        here = {name for name in earlier if self._cache.pool.block_of(name) is not None}
-        self._names[job.key] = here | {*names, head.name}
-        if len(self._names) > self._cache.pool.num_blocks:
-            self._prune()
-
-    def _prune(self) -> None:
-        """Drop the names of blocks that have left memory, and agents of whom nothing is left."""
-        pool = self._cache.pool
-        left = {key: {name for name in names if pool.block_of(name) is not None} for key, names in self._names.items()}
-        self._names = {key: names for key, names in left.items() if names}
+        if job.first is not None:
+            self._unclaimed.note(job.key, {*names, head.name})
 
     def _done(self, job: _Job) -> None:
         """End what is computed, or cannot be; what follows it is next."""

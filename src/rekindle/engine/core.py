@@ -21,6 +21,7 @@ from rekindle.engine.progress import tell_progress
 from rekindle.engine.replies import Replies
 from rekindle.engine.request import FinishedTurn, Request, State
 from rekindle.engine.scheduler import Chunk, Scheduler
+from rekindle.engine.unclaimed import Unclaimed
 from rekindle.errors import Overloaded, RekindleError, RequestFailed, Timeout
 from rekindle.model.batch import SequenceStep
 from rekindle.model.runner import ModelRunner
@@ -49,11 +50,17 @@ class EngineCore:
         self.step_s = 0.0
         self._runner = runner
         self._clock = clock
+        unclaimed = Unclaimed(cache.pool)
         self._replies = Replies(
-            cache=cache, scheduler=scheduler, min_reuse_tokens=min_reuse_tokens, on_turn=on_turn, clock=clock
+            cache=cache,
+            scheduler=scheduler,
+            unclaimed=unclaimed,
+            min_reuse_tokens=min_reuse_tokens,
+            on_turn=on_turn,
+            clock=clock,
         )
         self.admission = Admission(cache=cache, scheduler=scheduler, replies=self._replies, clock=clock)
-        self.background = Background(cache=cache, scheduler=scheduler, min_tokens=min_reuse_tokens)
+        self.background = Background(cache=cache, scheduler=scheduler, unclaimed=unclaimed, min_tokens=min_reuse_tokens)
 
     def add(self, request: Request) -> None:
         """Queue a request; it starts in one of the next steps. Idle work for its agent is out of date then."""

@@ -83,6 +83,11 @@ class AgentEdits:
                 if is_kept(branch.agent):
                     self._memory.keeping.know(branch.namespace, branch.agent)
 
+    def branches_to_evict(self, namespace: str, agent: str) -> list[Branch]:
+        """What is to leave memory; what was to be made of the last turn would bring it back."""
+        self._void(namespace, agent)
+        return self._memory.know_agent(namespace, agent)
+
     def fork(self, namespace: str, source: str, target: str) -> None:
         """Give `target` every branch of `source`, sharing all blocks; refused if `target` has a memory already."""
         branches = self._memory.know_agent(namespace, source)

@@ -29,7 +29,9 @@ from rekindle.errors import BadRequest, Cancelled, Overloaded, RekindleError, Re
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
-LOOK_AGAIN_S = 0.02  # whether the engine is idle, while there are next prompts to foresee
+# With next prompts to foresee, look this often whether the engine is idle; and not before nothing has come for as long:
+# who asks right behind a turn, as agents that talk with each other do, would wait for a step of idle work (60-100 ms).
+LOOK_AGAIN_S = 0.02
 
 
 class Intake:
@@ -181,17 +183,19 @@ class Intake:
     def _run(self) -> None:
         filling = True
         while True:
+            foresees = self._anticipation is not None and self._anticipation.has_turns
             try:
-                work = self._inbox.get_nowait()
+                work = self._inbox.get(timeout=LOOK_AGAIN_S) if foresees else self._inbox.get_nowait()
             except queue.Empty:
                 if self._anticipate():
                     continue
                 if filling:
                     filling = self._fill()
                     continue
-                foresees = self._anticipation is not None and self._anticipation.has_turns
+                if foresees:
+                    continue
                 try:
-                    work = self._inbox.get(timeout=LOOK_AGAIN_S if foresees else self._idle())
+                    work = self._inbox.get(timeout=self._idle())
                 except queue.Empty:
                     continue
             if work is None:

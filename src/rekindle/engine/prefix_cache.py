@@ -162,7 +162,7 @@ class PrefixCache:
             blocks, stored = [], 0
         if blocks:
             request.table.append_shared(blocks, stored)
-            if not request.background:
+            if request.is_turn:
                 self.saving.let_go(hot)
         request.num_computed = min(stored, request.num_tokens - (request.task == "generate"))
         if request.marks.admitted is not None:
@@ -200,18 +200,18 @@ class PrefixCache:
             self._save(request, published)
 
     def _save(self, request: Request, published: Published) -> None:
-        """Queue a block that has just got its name; idle work is kept from the disk until a turn stands on it."""
-        if request.background:
-            self.saving.hold_back(published, request.root)
-        else:
+        """Queue a block that has just got its name; what is no turn's is kept from the disk until one stands on it."""
+        if request.is_turn:
             self.saving.add_block(published, request.root)
+        else:
+            self.saving.hold_back(published, request.root)
 
     def detach(self, request: Request) -> Head:
         """Name the tail, drop all references; return what a stored sequence stands on (the root if nothing)."""
         table = request.table
         sealed = None
         if table.blocks and request.reuse != "off":
-            if not request.background:
+            if request.is_turn:
                 self.saving.add_missing(table, request.root)
             sealed = table.seal(request.ids[: table.num_tokens], request.root)
         if sealed is not None:

@@ -64,7 +64,7 @@ class Renderer:
             return self._continued(Rendering(asked, self._encoder.render_text(asked.text)))
         normal = normalise(asked.messages, asked.tools, self._kinds)
         settled = replace(asked, messages=normal.messages, tools=normal.tools)
-        common = self._common(settled) if asked.task == "prefill" else None
+        common = self._common(settled) if asked.task in ("prefill", "absorb") else None
         prompt = common or self._encoder.render_chat(normal.messages, normal.tools, **asked.template_kwargs)
         marks = [normal.place(Place(each.message_index, each.num_chars)) for each in asked.breakpoints]
         at = positions(
@@ -87,12 +87,15 @@ class Renderer:
         return replace(rendering, prompt=prompt, opening=opening)
 
     def _common(self, settled: GenerationRequest) -> RenderedPrompt | None:
-        """Of a history that a reply cannot follow: what all prompts that continue it have in common."""
+        """Of a history that a reply cannot follow, or whose end is open: what all prompts that continue it have in
+        common."""
         last: Message | None = settled.messages[-1] if settled.messages else None
-        if last is None or last.role in ("user", "tool"):
+        if last is None or (last.role in ("user", "tool") and not settled.open_end):
             return None
         ids = [call.id for call in last.tool_calls if call.id is not None]
         probes: Probes = "tool" if last.tool_calls else "user"
+        if settled.open_end:
+            probes = "more"
         return foreseen(
             self._encoder,
             settled.messages or (),

@@ -17,6 +17,7 @@ from rekindle.engine.reporting import report_of
 from rekindle.engine.request import FinishedTurn, Request, State
 from rekindle.engine.scheduler import Scheduler
 from rekindle.engine.types import Delta, FinishReason, Report
+from rekindle.engine.unclaimed import Unclaimed
 from rekindle.errors import RekindleError
 from rekindle.model.logprobs import TokenLogprob, score
 from rekindle.model.sampler import sample
@@ -32,6 +33,7 @@ class Replies:
         *,
         cache: PrefixCache,
         scheduler: Scheduler,
+        unclaimed: Unclaimed,
         min_reuse_tokens: int,
         on_turn: Callable[[FinishedTurn], None],
         clock: Callable[[], float],
@@ -39,6 +41,7 @@ class Replies:
         self.sample_s = 0.0
         self._cache = cache
         self._scheduler = scheduler
+        self._unclaimed = unclaimed
         self.min_reuse_tokens = min_reuse_tokens
         self._on_turn = on_turn
         self._clock = clock
@@ -114,7 +117,10 @@ class Replies:
         ids, names = request.ids[: request.table.num_tokens].copy(), tuple(request.table.names)
         head = self._cache.detach(request)
         self._scheduler.move(request, State.FINISHED)
-        if request.reuse == "off" or request.task == "load":
+        if request.task == "absorb":
+            computed = names[request.reused_tokens // request.block_tokens :]
+            self._unclaimed.note((request.namespace, request.agent), {*computed, head.name})
+        if request.reuse == "off" or request.task in ("absorb", "load"):
             return
         if not keep or not len(ids):
             self._note_unfinished(request, names)

@@ -124,6 +124,11 @@ class Request:
         return tuple(each.num_tokens for each in self.kept)
 
     @property
+    def is_turn(self) -> bool:
+        """Whether its sequence is remembered when it ends; what others leave behind waits in memory for one that is."""
+        return not self.background and self.task != "absorb"
+
+    @property
     def num_prompt(self) -> int:
         """Tokens of the prompt."""
         return len(self.prompt_ids)

@@ -19,7 +19,7 @@ from rekindle.text.messages import Message
 Reuse = Literal["continuation", "canonical", "off"]
 Outcome = Literal["exact", "extend", "diverge", "miss"]
 Source = Literal["own", "parent", "shared"]
-Task = Literal["generate", "prefill", "load"]
+Task = Literal["generate", "prefill", "absorb", "load"]
 FinishReason = Literal["stop", "length", "cancelled"]
 
 
@@ -45,7 +45,9 @@ class GenerationRequest:
     writes any stored KV.
 
     `parent` names the agent whose memory this one goes on from while it has none. `task`: "prefill" computes and
-    remembers the prompt without a reply, "load" brings what is stored of it into memory and computes nothing.
+    remembers the prompt without a reply, "absorb" computes it and leaves its blocks in memory for whoever asks next
+    but makes no turn of it, "load" brings what is stored of it into memory and computes nothing. `open_end`: of a task
+    without a reply, the last message may go on; what all prompts that continue it have in common is computed.
     `template_kwargs` reach the chat template; `reply_prefix` is how the reply begins, part of the prompt.
     `structured`: deltas also hold the control tokens that the model's reply format needs, each behind U+FDD0.
     `echoes_thoughts`: whether the caller sends thinking back with the history (None: unknown); `respells_arguments`:
@@ -68,6 +70,7 @@ class GenerationRequest:
     structured: bool = False
     respells_arguments: bool = False
     echoes_thoughts: bool | None = None
+    open_end: bool = False
 
     def __post_init__(self) -> None:
         given = sum(x is not None for x in (self.messages, self.text, self.token_ids))
@@ -185,8 +188,8 @@ class ChatResult:
 class BranchInfo:
     """One branch of an agent: its tokens, how many of them are durable, in memory, on disk only.
 
-    `shared_tokens` at its beginning lie in blocks that the agents `shared_with` stand on, too; unnamed conversations
-    are all called "unnamed".
+    `num_turns` ended in it. `shared_tokens` at its beginning lie in blocks that the agents `shared_with` stand on, too;
+    unnamed conversations are all called "unnamed".
     """
 
     number: int
@@ -197,6 +200,7 @@ class BranchInfo:
     shared_tokens: int
     shared_with: tuple[str, ...]
     last_use: float
+    num_turns: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -90,6 +90,7 @@ def _branch_infos(parts: Assembly, namespace: str, agent: str) -> tuple[BranchIn
             shared_tokens=num_shared,
             shared_with=agents,
             last_use=branch.last_use,
+            num_turns=len(branch.turn_ends),
         )
         for (branch, (num_shared, agents)), num_hot in zip(branches, hot, strict=True)
     )
@@ -106,7 +107,7 @@ def latest_ids(parts: Assembly, namespace: str, agent: str) -> tuple[int, ...]:
 def evict(parts: Assembly, namespace: str, agent: str) -> int:
     """Make an agent durable and drop its blocks from memory, as far as nobody shares them; return how many."""
     parts.flush(FLUSH_S)
-    branches = parts.intake.call(lambda: parts.memory.know_agent(namespace, agent)).result()
+    branches = parts.intake.call(lambda: parts.edits.branches_to_evict(namespace, agent)).result()
     if not branches:
         raise NotFound(f"no agent {agent!r}", param="agent")
     return parts.loop.call(lambda core: _evict(core, namespace, agent, branches)).result()

@@ -6,10 +6,12 @@ An id is percent-encoded in URLs and looked at as it was spelled, so that a slas
 from __future__ import annotations
 
 import math
+from collections.abc import Awaitable, Callable
 from dataclasses import asdict
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Path, Query, Request
+from fastapi.concurrency import run_in_threadpool
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -18,21 +20,22 @@ from rekindle.engine.types import AgentInfo
 from rekindle.server.caller import access_of, check_agent_id, decode_agent_id
 from rekindle.server.errors import needs_admin
 from rekindle.server.history import History
-from rekindle.server.responses.kept import KeptResponses
 
 PREFIX = "/v1/agents"
+SPELLED = (f"{PREFIX}/", "/v1/coordination/")
 ALL = "*"
+Forget = Callable[[str, str], Awaitable[None]]
 
 
 class SpelledPaths:
-    """ASGI middleware: paths of agents are matched as they were sent, not decoded; bodies are JSON in any case."""
+    """ASGI middleware: paths with names in them are matched as they were sent; bodies are JSON in any case."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Put the path as it was sent where routes look for it, and take the body's type away."""
-        if scope["type"] == "http" and scope["path"].startswith(f"{PREFIX}/"):
+        if scope["type"] == "http" and scope["path"].startswith(SPELLED):
             scope["path"] = scope["raw_path"].decode("latin-1")
             # curl -d calls everything a form.
             scope["headers"] = [(name, value) for name, value in scope["headers"] if name != b"content-type"]
@@ -111,6 +114,7 @@ class BranchEntry(BaseModel):
     warm_tokens: int
     shared_tokens: int = Field(description="from the beginning on, also another agent's")
     shared_with: list[str] = Field(description="ids of those agents; `unnamed` stands for all without one")
+    num_turns: int = Field(description="requests that ended in it")
 
 
 class AgentDetail(AgentEntry):
@@ -143,12 +147,16 @@ def described(info: AgentInfo, **more: Any) -> dict[str, Any]:
     }
 
 
-def agents_router(engine: Engine, history: History, kept: KeptResponses) -> APIRouter:
-    """Routes under /v1/agents. Plain functions: they run in worker threads and may wait for engine and disk."""
+def agents_router(engine: Engine, history: History, forget: Forget) -> APIRouter:
+    """Routes under /v1/agents. Plain functions run in worker threads and may wait for engine and disk.
+
+    `forget` has everything else forget an agent of a namespace that is to be deleted.
+    """
     router = APIRouter(prefix=PREFIX, tags=["agents"])
     _looking(router, engine, history)
     _keeping(router, engine)
-    _changing(router, engine, history, kept)
+    _changing(router, engine)
+    _ending(router, engine, forget)
     return router
 
 
@@ -200,7 +208,7 @@ def _keeping(router: APIRouter, engine: Engine) -> None:
         return _shown(engine, agent, namespace)
 
 
-def _changing(router: APIRouter, engine: Engine, history: History, kept: KeptResponses) -> None:
+def _changing(router: APIRouter, engine: Engine) -> None:
     @router.post("/{id}/fork", response_model=AgentEntry)
     def fork_agent(agent: Agent, namespace: Namespace, body: ForkBody) -> dict[str, Any]:
         """Give another agent all that this one remembers; nothing is copied. Answers with the new one."""
@@ -214,18 +222,18 @@ def _changing(router: APIRouter, engine: Engine, history: History, kept: KeptRes
         num_tokens = engine.rewind(agent, body.turns, namespace=namespace)
         return {"id": agent, "object": "agent", "num_tokens": num_tokens}
 
+
+def _ending(router: APIRouter, engine: Engine, forget: Forget) -> None:
     @router.post("/{id}/purge")
-    def purge_agent(agent: Agent, namespace: Namespace) -> dict[str, Any]:
+    async def purge_agent(agent: Agent, namespace: Namespace) -> dict[str, Any]:
         """Delete an agent and prove it: its bytes on disk and in memory are overwritten with zeros and read back."""
-        kept.forget(namespace, agent)
-        history.forget(namespace, agent)
-        report = asdict(engine.purge(agent, namespace=namespace))
+        await forget(namespace, agent)
+        report = asdict(await run_in_threadpool(engine.purge, agent, namespace=namespace))
         return {"id": report.pop("agent"), "object": "agent", "purged": True, **report}
 
     @router.delete("/{id}")
-    def delete_agent(agent: Agent, namespace: Namespace) -> dict[str, Any]:
+    async def delete_agent(agent: Agent, namespace: Namespace) -> dict[str, Any]:
         """Forget an agent on every tier; what others stand on stays theirs."""
-        kept.forget(namespace, agent)
-        history.forget(namespace, agent)
-        engine.delete(agent, namespace=namespace)
+        await forget(namespace, agent)
+        await run_in_threadpool(engine.delete, agent, namespace=namespace)
         return {"id": agent, "object": "agent", "deleted": True}

@@ -8,18 +8,23 @@ thread.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 
 from fastapi import FastAPI
+from fastapi.concurrency import run_in_threadpool
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 
 from rekindle.config import ServerSettings
 from rekindle.engine.api import Engine
 from rekindle.errors import RekindleError
-from rekindle.server.agents import SpelledPaths, agents_router
+from rekindle.server.agents import Forget, SpelledPaths, agents_router
 from rekindle.server.chat import ChatRoute
 from rekindle.server.completions import CompletionRoute
+from rekindle.server.coordination.routes import sessions_router
+from rekindle.server.coordination.running import Sessions
+from rekindle.server.coordination.streaming import Ears
 from rekindle.server.errors import on_error
 from rekindle.server.gauges import EngineCollector
 from rekindle.server.guard import Guard
@@ -31,6 +36,7 @@ from rekindle.server.messages import MessagesRoute
 from rekindle.server.metrics import Counted, Metrics
 from rekindle.server.models import ServedModel
 from rekindle.server.observer import Everybody, Observer
+from rekindle.server.page.page import page_router
 from rekindle.server.recording import Recorder
 from rekindle.server.responses.kept import FILE_NAME, KeptResponses
 from rekindle.server.responses.routes import ResponseRoute, responses_router
@@ -39,9 +45,12 @@ from rekindle.server.warming import warming_router
 
 
 class App(FastAPI):
-    """The application, with the door that a stop closes, and what it ends: the recorder, the kept responses."""
+    """The application, with the door that a stop closes, and what it ends: the recorder, the kept responses, sessions.
 
-    def __init__(self, door: Door, recorder: Recorder | None, kept: KeptResponses) -> None:
+    What sessions run ends with the event loop, at the end of its lifespan; the rest when it is closed.
+    """
+
+    def __init__(self, door: Door, recorder: Recorder | None, kept: KeptResponses, sessions: Sessions) -> None:
         super().__init__(
             title="Rekindle",
             docs_url=None,
@@ -49,10 +58,19 @@ class App(FastAPI):
             openapi_url=None,
             redirect_slashes=False,
             strict_content_type=False,  # the guard refuses foreign pages, which are what that rule is against
+            lifespan=self._lifespan,
         )
         self.door = door
         self.recorder = recorder
         self.kept = kept
+        self.sessions = sessions
+
+    @asynccontextmanager
+    async def _lifespan(self, _: FastAPI) -> AsyncIterator[None]:
+        try:
+            yield
+        finally:
+            await self.sessions.close()
 
     def close(self) -> None:
         """Write out what is still to be recorded and kept."""
@@ -69,27 +87,24 @@ def create_app(
     metrics, history = Metrics(served.name), History(clock=clock)
     metrics.registry.register(EngineCollector(engine, served.name))
     recorder = _recorder(settings, served.name)
-    observers: list[Observer] = [RequestLog(), metrics, history, *([recorder] if recorder else [])]
+    observers: list[Observer] = [RequestLog(), metrics, history]
     kept = _kept_responses(engine)
-    app = App(Door(), recorder, kept)
-    everybody = Everybody(observers)
-    chat = ChatRoute(engine, served, everybody, clock=clock, ping_s=settings.ping_s)
-    completions = CompletionRoute(engine, served, everybody, clock=clock, ping_s=settings.ping_s)
-    app.add_api_route("/v1/chat/completions", chat.__call__, methods=["POST"], response_model=None)
-    app.add_api_route("/v1/completions", completions.__call__, methods=["POST"], response_model=None)
-    responses = ResponseRoute(engine, served, everybody, kept=kept, clock=clock, ping_s=settings.ping_s)
-    app.add_api_route("/v1/responses", responses.__call__, methods=["POST"], response_model=None)
-    messages = MessagesRoute(engine, served, everybody, ping_s=settings.ping_s)
-    app.add_api_route("/v1/messages", messages.__call__, methods=["POST"], response_model=None)
-    app.add_api_route("/v1/messages/count_tokens", messages.count, methods=["POST"], response_model=None)
+    sessions = Sessions(engine, clock=clock)
+    app = App(Door(), recorder, kept, sessions)
+    everybody = Everybody([*observers, *([recorder] if recorder else [])])
+    _add_generating(app, engine, served, everybody, clock=clock, ping_s=settings.ping_s)
     for router in (
-        agents_router(engine, history, kept),
+        agents_router(engine, history, _forgetting(history, kept, sessions)),
+        sessions_router(sessions, Ears(app.door, settings.ping_s), Everybody(observers)),  # no body: nothing to replay
         responses_router(kept),
         warming_router(engine, served, everybody, ping_s=settings.ping_s),
         models_router(served),
         tokens_router(engine, served),
+        page_router(engine, served, history),
         figures_router(engine, metrics),
-        health_router(engine, lambda: (*(recorder.problems() if recorder else ()), *kept.problems())),
+        health_router(
+            engine, lambda: (*(recorder.problems() if recorder else ()), *kept.problems(), *sessions.problems())
+        ),
         schema_router(app, max_choices=engine.settings.cache.max_branches),
     ):
         app.include_router(router)
@@ -101,6 +116,38 @@ def create_app(
     app.add_middleware(Guard, settings=settings)
     app.add_middleware(Counted, metrics=metrics)
     return app
+
+
+def _add_generating(
+    app: App,
+    engine: Engine,
+    served: ServedModel,
+    observer: Observer,
+    *,
+    clock: Callable[[], float],
+    ping_s: float,
+) -> None:
+    chat = ChatRoute(engine, served, observer, clock=clock, ping_s=ping_s)
+    completions = CompletionRoute(engine, served, observer, clock=clock, ping_s=ping_s)
+    responses = ResponseRoute(engine, served, observer, kept=app.kept, clock=clock, ping_s=ping_s)
+    messages = MessagesRoute(engine, served, observer, ping_s=ping_s)
+    for path, route in (
+        ("/v1/chat/completions", chat.__call__),
+        ("/v1/completions", completions.__call__),
+        ("/v1/responses", responses.__call__),
+        ("/v1/messages", messages.__call__),
+        ("/v1/messages/count_tokens", messages.count),
+    ):
+        app.add_api_route(path, route, methods=["POST"], response_model=None)
+
+
+def _forgetting(history: History, kept: KeptResponses, sessions: Sessions) -> Forget:
+    async def forget(namespace: str, agent: str) -> None:
+        await sessions.forget(namespace, agent)  # first, since another server may have that file
+        await run_in_threadpool(kept.forget, namespace, agent)
+        history.forget(namespace, agent)
+
+    return forget
 
 
 def _kept_responses(engine: Engine) -> KeptResponses:

@@ -24,7 +24,7 @@ class ConnectionConfig(uvicorn.Config):
     """uvicorn's configuration, with the settings that bound connections."""
 
     def __init__(self, app: Any, settings: ServerSettings, **options: Any) -> None:
-        fixed: dict[str, Any] = {"ws": "none", "lifespan": "off", "log_config": None, "access_log": False}
+        fixed: dict[str, Any] = {"ws": "none", "lifespan": "on", "log_config": None, "access_log": False}
         super().__init__(app, http=BoundedProtocol, **fixed, **options)
         self.settings = settings
         self.num_refused = 0  # connections that were turned away and linger

@@ -20,6 +20,7 @@ from starlette.exceptions import HTTPException
 from rekindle.errors import (
     BadRequest,
     Cancelled,
+    Conflict,
     NotFound,
     Overloaded,
     PromptTooLong,
@@ -109,6 +110,8 @@ def problem_of(error: Exception) -> Problem:
         return error.problem
     if isinstance(error, NotFound):
         return Problem(404, "invalid_request_error", message, error.param, "not_found")
+    if isinstance(error, Conflict):
+        return Problem(409, "invalid_request_error", message, error.param, "conflict")
     if isinstance(error, PromptTooLong):
         return Problem(400, "invalid_request_error", message, error.param or "messages", TOO_LONG)
     if isinstance(error, BadRequest):

@@ -3,7 +3,8 @@
 A page in somebody's browser must not reach a server on this machine. Its own site's requests carry a foreign Origin;
 a rebound DNS name carries a foreign Host. On loopback only this machine's names are ours, with an API key or without.
 Elsewhere a server with a key answers to any name (it cannot know them all, and a page would need the key), one without
-to addresses and its own names. There are no CORS headers. Health checks need no key.
+to addresses and its own names. There are no CORS headers. Health checks and the files of
+the page, which asks for a key itself, need none.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from rekindle.config import DEFAULT_NAMESPACE, ServerSettings, is_loopback
 from rekindle.server.caller import Access, grant
 from rekindle.server.errors import Problem
 
-HEALTH = "/health/"
+KEYLESS = ("/health/", "/page/")  # and the page itself, at /
 
 
 class Keys:
@@ -81,7 +82,7 @@ class Guard:
         if origin is not None and _netloc(origin) != host.lower():
             return _refused(403, f"requests from pages of {origin!r} are not served")
         access = self._keys.access(headers)
-        if access is None and path.startswith(HEALTH):
+        if access is None and (path == "/" or path.startswith(KEYLESS)):
             return Access(has_key=False)
         return access or _refused(401, "a valid API key is required: Authorization: Bearer KEY", code="invalid_api_key")
 

@@ -62,11 +62,17 @@ class Door:
     def __init__(self) -> None:
         self.num_inside = 0
         self.is_closed = False
+        self._closed = asyncio.Event()
         self._cut = asyncio.Event()
 
     def close(self) -> None:
-        """Turn away whoever comes from now on; those inside stay."""
+        """Turn away whoever comes from now on; those inside stay, but for who only watches."""
         self.is_closed = True
+        self._closed.set()
+
+    async def closed(self) -> None:
+        """Return when it is closed: who only watches leaves then."""
+        await self._closed.wait()
 
     def cut(self) -> None:
         """Tell those inside that their clients have left: each answer ends as soon as it can."""

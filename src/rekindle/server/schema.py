@@ -20,6 +20,7 @@ from rekindle.server import chat, completions, messages, warming
 from rekindle.server.anthropic.bodies import CountBody, MessagesBody
 from rekindle.server.anthropic.models import AnthropicErrorReply, MessageAnswer, MessageEvent
 from rekindle.server.caller import MAX_ID_BYTES
+from rekindle.server.coordination.models import RunEvent
 from rekindle.server.openai.bodies import MAX_CHOICES, ChatBody, CompletionBody
 from rekindle.server.openai.models import ChatChunk, ChatCompletion, ErrorReply, TextCompletion
 from rekindle.server.responses import routes
@@ -44,6 +45,8 @@ BODIES: tuple[tuple[str, type[BaseModel]], ...] = (
     (warming.WARM, warming.WarmBody),
     (messages.COUNT_PATH, CountBody),
 )
+# Of streams that routes describe themselves.
+EVENTS: tuple[type[BaseModel], ...] = (RunEvent,)
 AGENT_ID = {"type": "string", "minLength": 1, "maxLength": MAX_ID_BYTES}
 AGENT_HEADER = {
     "name": "X-Agent-ID",
@@ -102,6 +105,7 @@ def _add_models(schema: dict[str, Any]) -> None:
             AnthropicErrorReply,
             *(model for row in GENERATING for model in row[1:4]),
             *(body for _, body in BODIES),
+            *EVENTS,
         )
     )
     _, found = models_json_schema([(model, "validation") for model in models], ref_template=SCHEMAS + "{model}")

@@ -131,6 +131,8 @@ class _Server(uvicorn.Server):
         self._door.cut()
         await self._empty(CLOSE_S)
         await super().shutdown(sockets)
+        if self.force_exit:  # uvicorn leaves this out then, and the application's own end would be cut off
+            await self.lifespan.shutdown()
 
     async def _empty(self, most_s: float, *, until: Callable[[], bool] = lambda: False) -> None:
         """Wait for those inside to leave."""

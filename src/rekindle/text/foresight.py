@@ -16,11 +16,13 @@ from rekindle.text.messages import Message
 from rekindle.text.prompt import PromptEncoder, RenderedPrompt
 from rekindle.text.vocabulary import agreeing
 
-# What follows: a user's words, results of the calls, or results and words of the user's behind them.
-Probes = Literal["user", "tool", "tool_user"]
+# What follows: a user's words, results of the calls, results and words of the user's behind them, or more words in the
+# last message itself.
+Probes = Literal["user", "tool", "tool_user", "more"]
 # They share no beginning, so that nothing of them stands in what both prompts agree on; nor do their calls' ids, which
 # have nine letters and digits because some templates take no others.
 _PROBES = (("Yes, go on.", "a"), ("4 of them.", "b"))
+_MORE = (" more", "\n4")
 
 
 def foreseen(
@@ -56,6 +58,8 @@ def _continued(messages: Sequence[Message], probes: Probes, call_ids: Sequence[s
     if probes == "user" or not messages:
         return [*messages, Message("user", text)]
     *earlier, last = messages
+    if probes == "more":
+        return [*earlier, replace(last, content=f"{last.content}{_MORE[number]}")]
     ids = call_ids or [f"{letter}{index:08d}" for index in range(len(last.tool_calls))]
     calls = tuple(replace(call, id=call_id) for call, call_id in zip(last.tool_calls, ids, strict=True))
     results = [Message("tool", text, tool_call_id=each) for each in ids]

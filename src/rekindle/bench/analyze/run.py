@@ -19,7 +19,7 @@ from rekindle.bench.analyze.batch_report import Batch, batch_json, plot_batch, p
 from rekindle.bench.analyze.logfile import open_log
 from rekindle.bench.analyze.promptfile import holds_prompts, read_prompts
 from rekindle.bench.analyze.report import as_json, plot_analysis, print_report, write_json
-from rekindle.bench.replay_plot import pyplot
+from rekindle.bench.replay_plot import check_plot
 from rekindle.model.checkpoint import Source
 
 
@@ -42,8 +42,7 @@ class AnalyzeOptions:
 
 def run_analyze(path: Path, options: AnalyzeOptions, console: Console) -> int:
     """Analyse a log or a batch of prompts; 0, or 1 where no request of a log could be rendered."""
-    if options.plot is not None:
-        pyplot()  # before minutes of work, not after
+    check_plot(options.plot)
     if options.separator is not None or holds_prompts(path):
         return _run_batch(path, options, console)
     return _run_log(path, options, console)

@@ -18,7 +18,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.text import Text
 
 from rekindle.bench.record import Origin, append_lines
-from rekindle.bench.replay_plot import pyplot
+from rekindle.bench.replay_plot import check_plot
 from rekindle.bench.simulate.capacities import DEFAULT, parse_capacities
 from rekindle.bench.simulate.plot import plot_simulation
 from rekindle.bench.simulate.reading import TraceOptions, read_trace
@@ -60,8 +60,7 @@ class SimulateOptions:
 
 def run_simulate(path: Path, options: SimulateOptions, console: Console) -> int:
     """Simulate one trace; 0. Raises ConfigError where it cannot be read or an option does not fit it."""
-    if options.plot is not None:
-        pyplot()  # before minutes of work, not after
+    check_plot(options.plot)
     for written in (options.out, options.plot):
         if written is not None:
             _prove_writable(written)

@@ -15,12 +15,14 @@ import math
 
 from rekindle.cache.eviction.hints import Announced, Hints
 from rekindle.cache.eviction.lifetimes import Lifetimes
-from rekindle.cache.eviction.policies import EarliestDeadline, Policy, make_policy
+from rekindle.cache.eviction.policies import LRU, EarliestDeadline, Policy, make_policy
 from rekindle.cache.eviction.queue import SlotQueue, sort_key
 from rekindle.cache.eviction.quotas import Quotas
-from rekindle.cache.eviction.slots import AWAITED, DEMOTED, EARLY, HELD, HERE, KEPT, LEVELS, MAX_USES, Slots
+from rekindle.cache.eviction.slots import AWAITED, DEMOTED, EARLY, HELD, HERE, KEPT, LEVELS, NEVER, Slots, finite
+from rekindle.cache.eviction.weights import Weights
 
 _MARKED = AWAITED | EARLY | DEMOTED
+_INF = math.inf
 
 
 class EvictionOrder(Slots):
@@ -34,6 +36,8 @@ class EvictionOrder(Slots):
             raise ValueError(f"ttl is {ttl}: a lifetime is more than 0; leave it out for none")
         super().__init__(capacity)
         self.policy = make_policy(policy) if isinstance(policy, str) else policy
+        self._weights = None if type(self.policy) is LRU else Weights(self.policy, capacity)
+        self._priority = self._last_use if self._weights is None else self._weights.priority
         self.ttl = ttl
         self._is_by_deadline = isinstance(self.policy, EarliestDeadline)
         self._turn = 1  # odd, see `queue`
@@ -46,12 +50,12 @@ class EvictionOrder(Slots):
     @property
     def nbytes(self) -> int:
         """Bytes of the columns, of the queues, and of what the policy keeps."""
-        parts = [part for part in (self._lives, self._quotas) if part is not None]
-        return super().nbytes + self._queue.nbytes + self.policy.nbytes + sum(part.nbytes for part in parts)
+        parts = self.policy, self._lives, self._quotas, self._weights
+        return super().nbytes + self._queue.nbytes + sum(part.nbytes for part in parts if part is not None)
 
     def is_expired(self, slot: int, now: float) -> bool:
         """Say whether the lifetime of a slot that nobody holds is over."""
-        if self._lives is None or not self._uses[slot] or self._state[slot] & HELD:
+        if self._lives is None or not self._state[slot] or self._state[slot] & HELD:
             return False
         return self._last_use[slot] + self._lives.ttl(slot) <= now
 
@@ -65,8 +69,8 @@ class EvictionOrder(Slots):
         `key`, from 0 up, is the same whenever the same content comes in, for policies that know it again; -1: unknown.
         """
         self._enter(slot, parent)
-        if self.policy.remembers:
-            self.policy.came(slot, key)
+        if self._weights is not None:
+            self._weights.came(slot, key)
         if group and self._quotas is None:
             self._quotas = Quotas(self._key_of, len(self._state), self._len - 1)
         if self._quotas is not None:
@@ -79,6 +83,7 @@ class EvictionOrder(Slots):
         """
         state = self._state[slot]
         assert state, f"slot {slot} is not here"
+        finite(now)
         before = LEVELS[state] | self._rank[slot]
         self._let_go(slot, state, rank)
         self._use(slot, now, before, hints)
@@ -87,12 +92,17 @@ class EvictionOrder(Slots):
         """Note a use without holding."""
         state = self._state[slot]
         assert state, f"slot {slot} is not here"
-        self._use(slot, now, LEVELS[state] | self._rank[slot], None)
+        if self._weights is None and not state & _MARKED and self._last_use[slot] <= now < _INF:  # what `_use` would do
+            self._last_use[slot] = now
+            self._turns[slot] = self._turn = self._turn + 2
+            self._now = now if now > self._now else self._now
+        else:
+            self._use(slot, finite(now), LEVELS[state] | self._rank[slot], None)
 
     def settle(self, slot: int, *, rank: int = 0) -> None:
         """Let the slot go without a use, at the place of its last one, which it must have had."""
         state = self._state[slot]
-        assert state and self._uses[slot], f"slot {slot} is not here, or was never used"
+        assert state and self._last_use[slot] > NEVER, f"slot {slot} is not here, or was never used"
         before = LEVELS[state] | self._rank[slot]
         self._let_go(slot, state, rank)
         if LEVELS[state] | rank < before:
@@ -132,7 +142,7 @@ class EvictionOrder(Slots):
 
         Without a time, it is that of the latest use.
         """
-        self._now = now = self._now if now is None else max(now, self._now)
+        self._now = now = self._now if now is None else max(self._now, finite(now))
         if self._lives is not None and (expired := self.pop_expired(now)) is not None:
             return expired
         if self._announced.waiting:
@@ -142,12 +152,13 @@ class EvictionOrder(Slots):
                 self._put(slot)
         leaving = None if self._quotas is None else self._quotas.first()
         if leaving is None:
-            leaving = self._queue.first()
+            leaving = self._queue.take()
         if leaving is None:
             return None
         if not self._state[leaving] & (_MARKED | KEPT):
             self._announced.note_left(now - self._last_use[leaving])
-        self.policy.left(leaving, self._priority[leaving], now, self._uses[leaving])
+        if self._weights is not None:
+            self._weights.made_room(leaving, now)
         self._leave(leaving)
         if self._quotas is not None:  # it may not have come from the front of the queue
             self._queue.sweep(self._len)
@@ -190,14 +201,10 @@ class EvictionOrder(Slots):
         if state & _MARKED:
             self._announced.forget(slot)
             self._state[slot] = state & ~_MARKED
-        uses, last_use = self._uses[slot], self._last_use[slot]
-        idle = now - last_use if uses else 0.0
-        if uses < MAX_USES:
-            self._uses[slot] = uses = uses + 1
-        if idle < 0:  # the clock went back, and the deadline with it
-            idle = 0.0
-            if self._lives is not None:
-                self._lives.drop(slot, self._len)
+        last_use = self._last_use[slot]
+        if now < last_use and self._lives is not None:  # the clock went back, and the deadline with it
+            self._lives.drop(slot, self._len)
+        was = self._priority[slot]
         self._last_use[slot] = now
         self._turn += 2
         self._turns[slot] = self._turn
@@ -205,10 +212,12 @@ class EvictionOrder(Slots):
             self._now = now
         if hints is not None:
             self._heed(slot, now, hints)
-        priority = self._deadline(slot) if self._is_by_deadline else self.policy.used(slot, now, uses, idle)
-        was, self._priority[slot] = self._priority[slot], priority
+        if self._weights is not None:
+            self._weights.used(slot, now, max(0.0, now - last_use) if last_use > NEVER else 0.0)
+        if self._is_by_deadline:
+            self._priority[slot] = self._deadline(slot)
         state = self._state[slot]
-        if priority < was or state & _MARKED or LEVELS[state] | self._rank[slot] < before:
+        if self._priority[slot] < was or state & _MARKED or LEVELS[state] | self._rank[slot] < before:
             self._lower(slot)
         if not self._marks[slot] or self._lives is not None or self._quotas is not None:
             self._put(slot)
@@ -233,7 +242,8 @@ class EvictionOrder(Slots):
         self.num_held -= state & HELD == HELD
         if state & _MARKED:
             self._announced.forget(slot)
-        self._state[slot] = self._rank[slot] = self._uses[slot] = self._marks[slot] = 0
+        self._state[slot] = self._rank[slot] = self._marks[slot] = 0
+        self._last_use[slot] = NEVER
         if self._lives is not None:
             self._lives.remove(slot, self._len)
         if self._quotas is not None:
@@ -279,6 +289,8 @@ class EvictionOrder(Slots):
 
     def _grow(self, size: int) -> None:
         super()._grow(size)
-        for part in (self._lives, self._quotas):
+        if self._weights is None:
+            self._priority = self._last_use
+        for part in (self._lives, self._quotas, self._weights):
             if part is not None:
                 part.grow(len(self._state))

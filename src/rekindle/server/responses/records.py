@@ -11,20 +11,19 @@ connection; every method may be called from any thread and raises StoreError if 
 
 from __future__ import annotations
 
-import contextlib
 import json
 import logging
 import os
 import sqlite3
-import threading
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from rekindle.errors import StoreError
 from rekindle.server.responses.items import Item
+from rekindle.store.transactions import Transactions
 
 logger = logging.getLogger("rekindle.server")
 FORMAT = 1
@@ -109,40 +108,14 @@ def _connection(name: str) -> sqlite3.Connection:
     return connection
 
 
-class Records:
+class Records(Transactions):
     """The open file. Bounds: responses, their packed bytes, and seconds since a response was last used."""
 
     def __init__(self, connection: sqlite3.Connection, *, max_kept: int, max_bytes: int, kept_s: float) -> None:
-        self._connection = connection
-        self._lock = threading.Lock()
+        super().__init__(connection, "kept responses", damage=(zlib.error, ValueError))
         self._max_kept = max_kept
         self._max_bytes = max_bytes
         self._kept_s = kept_s
-
-    @contextlib.contextmanager
-    def _reading(self) -> Iterator[sqlite3.Connection]:
-        with self._lock:
-            try:
-                yield self._connection
-            except (sqlite3.Error, zlib.error, ValueError) as error:
-                raise StoreError(f"kept responses cannot be used: {error}") from error
-
-    @contextlib.contextmanager
-    def _writing(self) -> Iterator[sqlite3.Connection]:
-        with self._reading() as connection:
-            connection.execute("BEGIN IMMEDIATE")
-            try:
-                yield connection
-                connection.execute("COMMIT")
-            except BaseException:
-                with contextlib.suppress(sqlite3.Error):  # a full disk has rolled back already
-                    connection.execute("ROLLBACK")
-                raise
-
-    def close(self) -> None:
-        """Close the file."""
-        with self._lock:
-            self._connection.close()
 
     def find(self, namespace: str, id: str, *, now: float) -> tuple[str | None, dict[str, Any], list[Item]] | None:
         """Agent, response and items of an id; None where there is none, or it is too old."""

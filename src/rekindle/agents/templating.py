@@ -1,0 +1,86 @@
+"""Texts with {{ names }} in them: checked before they are used, rendered in a sandbox.
+
+Owns the Jinja environment and which names a text may use. A name that nobody gave a value is an error, when the text is
+checked and when it is rendered; never an empty place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import jinja2
+import jinja2.meta
+import jinja2.nodes
+import jinja2.sandbox
+
+from rekindle.errors import BadRequest
+
+METHODS = frozenset({"items", "keys", "values", "get"})  # of every mapping that a text may use
+_ENVIRONMENT = jinja2.sandbox.ImmutableSandboxedEnvironment(
+    undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Allowed:
+    """The names a text may use, and for some of them, as `decisions`, which members it may take: `decisions.first`."""
+
+    names: Collection[str]
+    members: Mapping[str, Collection[str]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Template:
+    """A text that is rendered when it is said; `place` names it in errors."""
+
+    source: str
+    place: str
+
+    def render(self, values: Mapping[str, Any]) -> str:
+        """Raises BadRequest with the place where the text fails on these values."""
+        try:
+            return render(self.source, values).strip()
+        except BadRequest as error:
+            raise BadRequest(f"{self.place}: {error}") from error
+
+
+def render(source: str, values: Mapping[str, Any]) -> str:
+    """The text with these values in it; BadRequest where that fails."""
+    try:
+        return _ENVIRONMENT.from_string(source).render(values)
+    except jinja2.TemplateError as error:
+        raise BadRequest(f"the template fails: {error.message or error}") from error
+    except (TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError) as error:
+        raise BadRequest(f"the template fails: {type(error).__name__}: {error}") from error
+
+
+def check(source: str, allowed: Allowed) -> list[str]:
+    """What is wrong with a text: that it is no template, or which names in it nobody gives a value."""
+    try:
+        tree = _ENVIRONMENT.parse(source)
+    except jinja2.TemplateSyntaxError as error:
+        return [f"the template cannot be read: {error.message}"]
+    known = {*allowed.names, *allowed.members}
+    unknown = sorted(jinja2.meta.find_undeclared_variables(tree) - known - set(_ENVIRONMENT.globals))
+    found = [
+        f"nothing is called {name!r} here: {', '.join(sorted(known)) or 'no name'} can be used" for name in unknown
+    ]
+    for owner, member in _members(tree):
+        if owner in allowed.members and member not in {*allowed.members[owner], *METHODS}:
+            can = ", ".join(sorted(allowed.members[owner])) or "nothing yet"
+            found.append(f"{owner} has no {member!r} here: it has {can}")
+    return found
+
+
+def _members(tree: jinja2.nodes.Template) -> list[tuple[str, str]]:
+    """Every `owner.member` and `owner['member']` of a text."""
+    found = []
+    for node in tree.find_all(jinja2.nodes.Getattr):
+        if isinstance(node.node, jinja2.nodes.Name):
+            found.append((node.node.name, node.attr))
+    for item in tree.find_all(jinja2.nodes.Getitem):
+        if isinstance(item.node, jinja2.nodes.Name) and isinstance(item.arg, jinja2.nodes.Const):
+            found.append((item.node.name, str(item.arg.value)))
+    return found

@@ -1,0 +1,208 @@
+"""What sessions of agents came to: silence between speakers, what was computed, as tables and measurements. Pure."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from rich import box
+from rich.table import Table
+
+from rekindle.bench.record import Measurement
+from rekindle.bench.replay_plot import pyplot
+
+BOUND_STEPS, BOUND_MS = 2, 10.0
+WANTED_SHARE = 0.98
+
+
+@dataclass(frozen=True, slots=True)
+class Spoken:
+    """One turn. `gap_ms`: from the last word of the turn before to its first; None for the first of a session.
+
+    It `begins` a round: its gap is the one between the last seat and the first, with a round's end in between.
+    `taken_in_tokens` were computed for its speaker while others spoke. `step_ms`: the median between two of its tokens.
+    """
+
+    round: int
+    speaker: str
+    gap_ms: float | None
+    prompt_tokens: int
+    reused_tokens: int
+    taken_in_tokens: int
+    num_tokens: int
+    step_ms: float | None
+    timings: Mapping[str, float]
+    begins: bool = False
+
+    @property
+    def computed_tokens(self) -> int:
+        """Tokens of the prompt that were computed when it was its turn."""
+        return self.prompt_tokens - self.reused_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Played:
+    """One arm: its turns in order, seconds of each round, milliseconds of decode steps of one stream alone."""
+
+    arm: str
+    turns: tuple[Spoken, ...]
+    walls_s: tuple[float, ...]
+    steps_ms: tuple[float, ...]
+
+    @property
+    def step_ms(self) -> float:
+        """One decode step of the model alone."""
+        return statistics.median(self.steps_ms)
+
+    @property
+    def bound_ms(self) -> float:
+        """What the silence between two speakers is held to."""
+        return BOUND_STEPS * self.step_ms + BOUND_MS
+
+    @property
+    def gaps_ms(self) -> list[float]:
+        """The silences between two speakers of a round."""
+        return gaps(self.turns)
+
+    @property
+    def is_met(self) -> bool | None:
+        """Whether the median silence keeps to the bound; None where nobody followed anybody."""
+        found = self.gaps_ms
+        return statistics.median(found) <= self.bound_ms if found else None
+
+    def rounds(self) -> list[list[Spoken]]:
+        """The turns of each round."""
+        return [[turn for turn in self.turns if turn.round == number] for number in range(len(self.walls_s))]
+
+
+def gaps(turns: Sequence[Spoken]) -> list[float]:
+    """The silences before these turns, where somebody spoke before in the same round."""
+    return [turn.gap_ms for turn in turns if turn.gap_ms is not None and not turn.begins]
+
+
+def wraps(turns: Sequence[Spoken]) -> list[float]:
+    """The silences between the last speaker of a round and the first of the next."""
+    return [turn.gap_ms for turn in turns if turn.gap_ms is not None and turn.begins]
+
+
+def share(turns: Sequence[Spoken]) -> float:
+    """Reused of all prompt tokens of these turns."""
+    return sum(turn.reused_tokens for turn in turns) / (sum(turn.prompt_tokens for turn in turns) or 1)
+
+
+def least_share(turns: Sequence[Spoken]) -> float:
+    """The smallest reused share of a turn's prompt."""
+    return min((share([turn]) for turn in turns), default=0.0)
+
+
+COLUMNS = ("gap", "p90", "met", "wrap", "step", "prompt", "reused", "least", "computed", "taken in", "wall")
+
+
+def round_line(arm: str, turns: Sequence[Spoken], num_rounds: int, wall_s: float) -> str:
+    """A round that has just ended."""
+    found, wrapped = gaps(turns), wraps(turns)
+    parts = [f"{arm}: round {turns[0].round + 1} of {num_rounds}"]
+    if found:
+        parts.append(f"gap {statistics.median(found):,.1f} ms")
+    if wrapped:
+        parts.append(f"from the round before {wrapped[0]:,.1f} ms")
+    parts += [f"{share(turns):.1%} reused", f"{wall_s:.1f} s"]
+    return ", ".join(parts)
+
+
+def rounds_table(played: Played) -> Table:
+    """A row per round."""
+    title = f"{played.arm}: a step alone {played.step_ms:.1f} ms, so a gap may take {played.bound_ms:.1f} ms"
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1))
+    for name in ("round", *COLUMNS):
+        table.add_column(name, justify="right", no_wrap=True)
+    for number, turns in enumerate(played.rounds()):
+        table.add_row(str(number + 1), *_cells(turns, played.bound_ms), f"{played.walls_s[number]:.1f} s")
+    return table
+
+
+def totals_table(done: Sequence[Played]) -> Table:
+    """A row per arm, of its last round and of all."""
+    table = Table(title="Last round and all rounds of each arm", title_justify="left", box=box.SIMPLE_HEAD)
+    table.add_column("arm", no_wrap=True)
+    for name in ("rounds", *COLUMNS):
+        table.add_column(name, justify="right", no_wrap=True)
+    for played in done:
+        last = len(played.walls_s)
+        for label, turns, walls in (
+            (f"{last}", played.rounds()[-1], played.walls_s[-1:]),
+            (f"1-{last}", played.turns, played.walls_s),
+        ):
+            table.add_row(played.arm, label, *_cells(turns, played.bound_ms), f"{sum(walls):.1f} s")
+    return table
+
+
+def _cells(turns: Sequence[Spoken], bound_ms: float) -> list[str]:
+    """Gap, its 90th percentile, whether the bound is met, the gap between rounds, step, prompt, shares, computed and
+    taken in of one turn.
+    """
+    found, wrapped = gaps(turns), wraps(turns)
+    steps = [turn.step_ms for turn in turns if turn.step_ms is not None]
+    gap = statistics.median(found) if found else None
+    return [
+        "" if gap is None else f"{gap:,.1f} ms",
+        "" if gap is None else f"{percentile(found, 0.9):,.1f} ms",
+        "" if gap is None else ("yes" if gap <= bound_ms else "no"),
+        f"{statistics.median(wrapped):,.1f} ms" if wrapped else "",
+        f"{statistics.median(steps):,.1f} ms" if steps else "",
+        f"{statistics.median(turn.prompt_tokens for turn in turns):,.0f}",
+        f"{share(turns):.1%}",
+        f"{least_share(turns):.1%}",
+        f"{statistics.median(turn.computed_tokens for turn in turns):,.0f}",
+        f"{statistics.median(turn.taken_in_tokens for turn in turns):,.0f}",
+    ]
+
+
+def percentile(values: Sequence[float], at: float) -> float:
+    """The smallest value that so large a share of them does not exceed."""
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, int(at * len(ordered)))]
+
+
+def measurements(played: Played) -> Iterator[Measurement]:
+    """An arm as lines that say where they come from; its turns in `detail` of the first."""
+    arm, turns = played.arm, played.turns
+    held = {"bound_ms": round(played.bound_ms, 2), "met": played.is_met}
+    if played.gaps_ms:
+        detail = {**held, "turns": [asdict(turn) for turn in turns]}
+        yield Measurement("gap between speakers", arm, "ms", tuple(played.gaps_ms), detail)
+    if wrapped := wraps(turns):
+        is_met = statistics.median(wrapped) <= played.bound_ms
+        yield Measurement("gap between rounds", arm, "ms", tuple(wrapped), {**held, "met": is_met})
+    yield Measurement("decode step alone", arm, "ms", played.steps_ms)
+    steps = tuple(turn.step_ms for turn in turns if turn.step_ms is not None)
+    if steps:
+        yield Measurement("decode step in the session", arm, "ms", steps)
+    shares = tuple(share([turn]) for turn in turns)
+    yield Measurement("reused share of a turn's prompt", arm, "share", shares, {"wanted": WANTED_SHARE})
+    yield Measurement("computed at a turn", arm, "tokens", tuple(float(turn.computed_tokens) for turn in turns))
+    yield Measurement("taken in before a turn", arm, "tokens", tuple(float(turn.taken_in_tokens) for turn in turns))
+    yield Measurement("round", arm, "s", played.walls_s)
+
+
+def plot_rounds(path: Path, done: Sequence[Played]) -> None:
+    """Median silence and reused share by round, a line per arm, with the bound of the first arm."""
+    plots = pyplot()
+    figure, (above, below) = plots.subplots(2, 1, figsize=(9, 7), sharex=True, layout="constrained")
+    for played in done:
+        numbers = range(1, len(played.walls_s) + 1)
+        medians = [statistics.median(found) if (found := gaps(turns)) else None for turns in played.rounds()]
+        above.plot(numbers, medians, marker="o", label=played.arm)
+        below.plot(numbers, [100 * share(turns) for turns in played.rounds()], marker="o", label=played.arm)
+    if done:
+        above.axhline(done[0].bound_ms, color="grey", linestyle=":", label="two steps + 10 ms")
+        above.legend()
+    below.axhline(100 * WANTED_SHARE, color="grey", linestyle=":")
+    above.set_yscale("log")
+    above.set_ylabel("silence between two speakers, ms")
+    below.set_ylabel("reused of the prompts, %")
+    below.set_xlabel("round")
+    figure.savefig(path)
+    plots.close(figure)

@@ -1,0 +1,137 @@
+"""run: a scene from a YAML file, played here in the terminal, without a server."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from contextlib import aclosing, closing
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+
+from rekindle.cli.console import NOT_A_TERMINAL, console
+from rekindle.cli.settings import FLAGS, SERVER_FLAGS, with_settings
+from rekindle.config import Settings
+from rekindle.errors import BadRequest, ConfigError, RekindleError
+
+if TYPE_CHECKING:
+    from rekindle.agents.play import Play
+    from rekindle.agents.scenario import Scenario
+    from rekindle.agents.service import Coordinator
+    from rekindle.agents.telling import SessionEvent
+
+INTERRUPTED = 130
+ENGINE_FLAGS = tuple(name for name in FLAGS if name not in SERVER_FLAGS)
+
+
+@with_settings(only=ENGINE_FLAGS)
+def run(
+    settings: Settings,
+    scenario: Annotated[
+        str | None, typer.Argument(metavar="[SCENARIO]", help="YAML file, or the name of a shipped one [lists those]")
+    ] = None,
+    model: Annotated[str | None, typer.Option("--model", help="directory or hub name [bundled]")] = None,
+    given: Annotated[list[str] | None, typer.Option("--set", help="NAME=VALUE of the scenario's variables")] = None,
+    seed: Annotated[int | None, typer.Option("--seed", help="of sampling [the scenario's]")] = None,
+    max_tokens: Annotated[int | None, typer.Option("--max-tokens", help="of a reply [the scenario's]")] = None,
+    transcript: Annotated[Path | None, typer.Option("--transcript", help="write what happened as Markdown")] = None,
+    plain: Annotated[bool, typer.Option("--plain", help="no colours, as in a pipe")] = False,
+    keep: Annotated[bool, typer.Option("--keep", help="leave the session in the store when it is over")] = False,
+) -> int:
+    """Play a scenario: agents talk, whisper, vote and play by a YAML file; without one, list those that are shipped."""
+    from rekindle.agents.scenario import find, load
+
+    if scenario is None:
+        return _list_shipped()
+    scene = load(find(scenario), _pairs(given or ())).with_sampling(seed=seed, max_tokens=max_tokens)
+    if model is not None:
+        settings = replace(settings, model=replace(settings.model, model=model))
+    shown = Console(no_color=True, force_terminal=False, width=NOT_A_TERMINAL) if plain else console()
+    return _play(scene, settings, shown, transcript, keep)
+
+
+def _list_shipped() -> int:
+    from rekindle.agents.scenario import load, shipped
+
+    scenes = [load(path) for path in shipped()]
+    width = max(len(scene.name) for scene in scenes)
+    for scene in scenes:
+        typer.echo(f"{scene.name:<{width}}  {len(scene.plan.participants):>2} agents  {scene.title}")
+    typer.echo("play one with: rekindle run NAME; write your own: docs/scenarios.md", err=True)
+    return 0
+
+
+def _pairs(given: Sequence[str]) -> dict[str, str]:
+    found = {}
+    for each in given:
+        name, sign, value = each.partition("=")
+        if not sign or not name.strip():
+            raise BadRequest(f"--set needs NAME=VALUE, not {each!r}", param="set")
+        found[name.strip()] = value
+    return found
+
+
+def _play(scene: Scenario, settings: Settings, shown: Console, path: Path | None, keep: bool) -> int:
+    from rekindle.agents.play import Play
+    from rekindle.agents.records import SessionRecords
+    from rekindle.agents.service import Coordinator
+    from rekindle.cli.stage import Stage
+    from rekindle.cli.transcript import Transcript
+    from rekindle.engine.api import Engine
+
+    if path is not None and not path.absolute().parent.is_dir():
+        raise ConfigError(f"--transcript: there is no directory {path.absolute().parent}")
+    shown.print(f"[bold]{escape(scene.title)}[/]\n{escape(scene.about)}", highlight=False, soft_wrap=True)
+    stage, written, play = Stage(scene, shown), Transcript(scene), None
+    try:
+        with Engine(settings) as engine, closing(SessionRecords.open(settings.store.sessions_path())) as records:
+            coordinator = Coordinator(engine, records)
+            play = Play(scene, coordinator)
+            asyncio.run(_follow(play, coordinator, (stage.show, written.add), keep=keep))
+    except KeyboardInterrupt:
+        stage.stop()
+        shown.print(_stopped(play, settings), highlight=False, soft_wrap=True)
+        return INTERRUPTED
+    except RekindleError:
+        stage.stop()
+        if play is not None and play.session is not None:
+            shown.print(_stopped(play, settings), highlight=False, soft_wrap=True)
+        raise
+    finally:
+        if path is not None:
+            path.write_text(written.text(stage.totals.said()), encoding="utf-8")
+    return 0
+
+
+async def _follow(
+    play: Play, coordinator: Coordinator, followers: Sequence[Callable[[SessionEvent], None]], *, keep: bool
+) -> None:
+    """Play it to its end; a cancel ends the running turn within a step, and leaves the session as it stands."""
+    await coordinator.start()
+    try:
+        async with aclosing(play.run()) as events:
+            async for event in events:
+                for follow in followers:
+                    follow(event)
+        if not keep:
+            await play.end()
+    finally:
+        await coordinator.close()
+
+
+def _stopped(play: Play | None, settings: Settings) -> str:
+    """Where it stopped, and what is left of it."""
+    if play is None or play.session is None:
+        return "stopped before the scene began"
+    where = f"in phase {play.phase.name!r}" if play.phase is not None else "at the end"
+    if not settings.store.enabled:
+        return f"stopped {where}; with --store off nothing is kept"
+    return (
+        f"stopped {where}. What was said is kept as session {play.session}, and its agents remember it: a server on "
+        f"the same store goes on with it (POST /v1/coordination/sessions/{play.session}/round) or deletes it (DELETE "
+        f"/v1/coordination/sessions/{play.session})"
+    )

@@ -1,0 +1,35 @@
+"""Blocks that were computed for an agent and are no turn's: idle work, and what was taken in ahead of a turn.
+
+Names only, as far as they are in memory. No branch leads to these blocks, and they keep those that they stand on in
+memory: who forgets the agent has to know of them. Owned by the core, on its thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from rekindle.cache.hashing import BlockHash
+from rekindle.cache.pool import BlockPool
+
+
+class Unclaimed:
+    """Names by (namespace, agent), of as many agents as there are blocks at most."""
+
+    def __init__(self, pool: BlockPool) -> None:
+        self._pool = pool
+        self._names: dict[tuple[str, str], set[BlockHash]] = {}
+
+    def note(self, key: tuple[str, str], names: Collection[BlockHash]) -> None:
+        """These were computed for an agent."""
+        if names:
+            self._names[key] = self._in_memory(self._names.get(key, ())) | set(names)
+        if len(self._names) > self._pool.num_blocks:
+            left = {key: self._in_memory(mine) for key, mine in self._names.items()}
+            self._names = {key: mine for key, mine in left.items() if mine}
+
+    def take(self, key: tuple[str, str]) -> set[BlockHash]:
+        """What is left of an agent's in memory; nothing is known of it then."""
+        return self._in_memory(self._names.pop(key, ()))
+
+    def _in_memory(self, names: Collection[BlockHash]) -> set[BlockHash]:
+        return {name for name in names if self._pool.block_of(name) is not None}

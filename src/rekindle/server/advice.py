@@ -1,0 +1,17 @@
+"""What to do about each cause of a miss, in words: `rekindle why` prints them, the page at `/` shows them."""
+
+from __future__ import annotations
+
+from rekindle.cache.explain import Cause
+
+ADVICE: dict[Cause, str] = {
+    "text_differs": "send the history as it was answered: earlier messages unchanged, new ones at the end",
+    "template_rewrote_history": "send what the model said as it said it (reasoning and tool calls, too); "
+    "a template that drops old parts by itself costs only those",
+    "date_line": "put dates and times into the last message, or keep them fixed for a conversation",
+    "attribution_header": "serve with --normalise attribution, or have the client leave the line out",
+    "tool_order": "serve with --normalise attribution,tools, or send tools and their keys in one order",
+    "evicted": "give more room with --hot-bytes or --disk-bytes, or pin the agent: rekindle agents pin ID",
+    "not_stored": "nothing: the first turn is computed, the next ones reuse it",
+    "other_fingerprint": "serve the model, dtype and --kv of before, or let the agent start anew",
+}

@@ -1,0 +1,69 @@
+"""Values of a session as JSON."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+from rekindle.agents.telling import SessionInfo, Standing
+from rekindle.agents.types import Participant, Plan, Turn, Utterance
+
+
+def said(utterance: Utterance) -> dict[str, Any]:
+    """Something that was said."""
+    return asdict(utterance)
+
+
+def listed(info: SessionInfo) -> dict[str, Any]:
+    """A session among others: without what may be long."""
+    return {
+        "id": info.id,
+        "object": "coordination.session",
+        "namespace": info.namespace,
+        "title": info.plan.title,
+        "topology": info.plan.topology,
+        "names": [each.name for each in info.participants],
+        "created": info.created,
+        "last_use": info.last_use,
+        "num_messages": info.num_messages,
+        "num_rounds": info.num_rounds,
+        "num_turns": info.num_turns,
+        "is_unfinished": info.is_unfinished,
+        "is_voting": info.is_voting,
+        "running": [_turn(turn) for turn in info.running],
+        "expected": list(info.expected),
+    }
+
+
+def detailed(info: SessionInfo) -> dict[str, Any]:
+    """A session with all that is known of it."""
+    return {
+        **listed(info),
+        "plan": as_body(info.plan),
+        "agents": [_agent(each, info.agents[each.name]) for each in info.participants],
+        "decisions": [asdict(each) for each in info.decisions],
+        "layout": asdict(info.layout),
+    }
+
+
+def as_body(plan: Plan) -> dict[str, Any]:
+    """The body that makes a session with this plan; what only a bench compares is no part of one."""
+    fields = asdict(plan)
+    del fields["layout"], fields["reuse"]
+    return {"agents": fields.pop("participants"), **fields, "sampling": dict(plan.sampling)}
+
+
+def _agent(who: Participant, standing: Standing) -> dict[str, Any]:
+    return {
+        "name": who.name,
+        "role": who.role,
+        "agent": standing.agent,
+        "is_permanent": standing.is_permanent,
+        "num_tokens": standing.num_tokens,
+        "taken_in_tokens": standing.taken_in_tokens,
+    }
+
+
+def _turn(turn: Turn) -> dict[str, Any]:
+    fields = asdict(turn)
+    return {"turn": fields.pop("number"), **fields}

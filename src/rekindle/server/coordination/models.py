@@ -1,0 +1,152 @@
+"""What the routes of sessions answer, as JSON; tests hold real answers against these.
+
+A name is one of a session's agents; times are Unix seconds.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from rekindle.agents.types import MOST_AGENTS, Purpose, Topology
+
+
+class _Told(BaseModel):
+    """More may be told of it in time."""
+
+    model_config = ConfigDict(extra="allow")
+
+
+class TurnEntry(_Told):
+    """A turn that has begun."""
+
+    turn: int
+    speaker: str
+    to: list[str] | None = Field(description="who alone hears it; null: everybody")
+    purpose: Purpose
+    round: int | None
+
+
+class SessionAgent(_Told):
+    """One who takes part, and what it remembers as far as that is known."""
+
+    name: str
+    role: str
+    agent: str = Field(description="its identity under /v1/agents")
+    is_permanent: bool = Field(description="whether it lives on when the session is deleted")
+    num_tokens: int | None = Field(description="that it remembers; null: not known yet")
+    taken_in_tokens: int = Field(description="computed for it while others spoke, all in all")
+
+
+class LayoutEntry(_Told):
+    """Whether prompts of the served model only grow at their end. `lost_share`: of a prompt, if they do not."""
+
+    extends: bool
+    lost_share: float
+    why: str | None
+
+
+class SessionEntry(_Told):
+    """A session, as it is listed."""
+
+    id: str
+    object: str = "coordination.session"
+    namespace: str
+    title: str
+    topology: Topology
+    names: list[str] = Field(description=f"of its agents, in the order of their seats; at most {MOST_AGENTS}")
+    created: float
+    last_use: float
+    num_messages: int
+    num_rounds: int
+    num_turns: int
+    is_unfinished: bool = Field(description="a round or vote has begun and not ended")
+    is_voting: bool = Field(description="it is a vote")
+    running: list[TurnEntry] = Field(description="turns that are being spoken right now")
+    expected: list[str] = Field(description="who speaks next, as far as that is known")
+
+
+class SessionDetail(SessionEntry):
+    """A session with all that is known of it. `plan` is the body that makes another one like it."""
+
+    plan: dict[str, Any]
+    agents: list[SessionAgent]
+    decisions: list[dict[str, Any]]
+    layout: LayoutEntry
+
+
+class SessionList(BaseModel):
+    """Sessions, the newest first."""
+
+    object: Literal["list"] = "list"
+    data: list[SessionEntry]
+
+
+class MessageEntry(_Told):
+    """Something that was said. `turn` null: it was put in from outside; `cut`: its speaker was interrupted."""
+
+    number: int
+    by: str
+    text: str
+    to: list[str] | None = Field(description="who alone heard it; null: everybody")
+    turn: int | None
+    purpose: Purpose
+    cut: bool
+
+
+class ListedMessage(MessageEntry):
+    """Something that was said, with the figures of its turn; null: from outside, or no longer known."""
+
+    rekindle: dict[str, Any] | None = Field(description="the report of the turn's request")
+    gap_ms: float | None
+    first_token_ms: float | None
+    taken_in_tokens: int | None
+
+
+class MessageList(BaseModel):
+    """What was said, in order."""
+
+    object: Literal["list"] = "list"
+    data: list[ListedMessage]
+
+
+class Deleted(BaseModel):
+    """It is gone."""
+
+    id: str
+    object: str = "coordination.session"
+    deleted: bool
+
+
+class Run(BaseModel):
+    """What came of a turn, round or vote: the data of its events, in their order."""
+
+    session: str
+    object: str = "coordination.run"
+    turns: list[dict[str, Any]] = Field(description="of turn_complete")
+    failed: list[dict[str, Any]] = Field(description="of turn_failed")
+    messages: list[dict[str, Any]] = Field(description="of message: what was told from outside or by the host")
+    rounds: list[dict[str, Any]] = Field(description="of round_complete; a vote may need several")
+    decision: dict[str, Any] | None = Field(description="of a vote")
+    error: dict[str, Any] | None = Field(description="why it ended early; what had been said by then stands")
+
+
+class RunEvent(BaseModel):
+    """One event of a stream, whose name is `event` and whose JSON is `data`."""
+
+    event: Literal[
+        "turn_start", "token", "turn_complete", "turn_failed", "message", "decision", "round_complete", "error"
+    ]
+    data: dict[str, Any]
+
+
+class Comparison(_Told):
+    """What two agents of a session have in common; `parts_at` null: the other one has heard more."""
+
+    agents: list[str]
+    shared_entries: int = Field(description="things said that both took in, from the beginning on")
+    shared_tokens: int = Field(description="of their prompts, from the beginning on")
+    num_tokens: dict[str, int]
+    parts_at: dict[str, dict[str, Any] | None]
+    last_words: dict[str, str | None]

@@ -1,0 +1,248 @@
+"""Routes under /v1/coordination/sessions, each within the namespace of its key.
+
+They run on the event loop, where the coordinator lives. A session's id is made here; names of agents are
+percent-encoded in URLs as ids of agents are, and looked at as they were spelled.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from typing import Annotated, Any, Literal, TypeVar
+
+from fastapi import APIRouter, Depends, Path, Query, Request
+from starlette.responses import Response
+
+from rekindle.errors import BadRequest
+from rekindle.server.agents import ALL, Namespace
+from rekindle.server.caller import decode_agent_id
+from rekindle.server.coordination.bodies import (
+    ForkBody,
+    InterruptBody,
+    MergeBody,
+    MessageBody,
+    RewindBody,
+    RoundBody,
+    SessionBody,
+    TurnBody,
+    VoteBody,
+    WhisperBody,
+    audience_of,
+    names_of,
+    plan_of,
+    question_of,
+    sampling_of,
+)
+from rekindle.server.coordination.described import detailed, listed, said
+from rekindle.server.coordination.models import (
+    Comparison,
+    Deleted,
+    MessageEntry,
+    MessageList,
+    Run,
+    RunEvent,
+    SessionDetail,
+    SessionList,
+)
+from rekindle.server.coordination.observed import observed
+from rekindle.server.coordination.running import Sessions
+from rekindle.server.coordination.streaming import Ears, Events, listened, streamed, whole
+from rekindle.server.observer import Observer
+
+T = TypeVar("T")
+PREFIX = "/v1/coordination/sessions"
+MOST_NUMBER = (1 << 53) - 1  # that JSON can spell everywhere
+Stop = Literal["nothing", "turn", "round"]
+_EVENTS = {"text/event-stream": {"schema": {"$ref": f"#/components/schemas/{RunEvent.__name__}"}}}
+STREAM: dict[str, Any] = {
+    "response_class": Response,
+    "responses": {200: {"description": "Events, each with its name", "content": _EVENTS}},
+}
+
+
+async def _one_namespace(namespace: Namespace) -> str:
+    if namespace == ALL:
+        raise BadRequest("namespace: sessions are seen one namespace at a time", param="namespace")
+    return namespace
+
+
+async def _name(name: Annotated[str, Path(description="the agent's name in the session, percent-encoded")]) -> str:
+    return decode_agent_id(name.encode("latin-1"), where="name")
+
+
+Space = Annotated[str, Depends(_one_namespace)]
+Agent = Annotated[str, Depends(_name)]
+SessionId = Annotated[str, Path(description="the session's id")]
+
+
+@contextmanager
+def _spelled(**params: str) -> Iterator[None]:
+    """Within this context errors name fields as bodies spell them."""
+    try:
+        yield
+    except BadRequest as error:
+        error.param = params.get(error.param or "", error.param)
+        raise
+
+
+def sessions_router(sessions: Sessions, ears: Ears, observer: Observer) -> APIRouter:
+    """All routes of sessions; `observer` follows the turns that are spoken."""
+    router = APIRouter(prefix=PREFIX, tags=["coordination"])
+    _keeping(router, sessions)
+    _running(router, sessions, ears, observer)
+    _telling(router, sessions, ears)
+    _changing(router, sessions)
+    return router
+
+
+def _keeping(router: APIRouter, sessions: Sessions) -> None:
+    @router.post("", response_model=SessionDetail)
+    async def create_session(space: Space, body: SessionBody) -> dict[str, Any]:
+        """Begin a session of 2 to 30 agents; nobody speaks yet. Permanent agents bring what they remember."""
+        coordinator = await sessions.coordinator()
+        with _spelled(participants="agents"):
+            return detailed(await coordinator.create(space, plan_of(body), id=f"sess_{uuid.uuid4().hex}"))
+
+    @router.get("", response_model=SessionList)
+    async def list_sessions(space: Space) -> dict[str, Any]:
+        """Every session of the namespace, the newest first."""
+        found = (await sessions.coordinator()).sessions(space)
+        return {"object": "list", "data": [listed(info) for info in reversed(found)]}
+
+    @router.get("/{id}", response_model=SessionDetail)
+    async def show_session(space: Space, id: SessionId) -> dict[str, Any]:
+        """One session: who takes part, who speaks, what was decided, and the plan that makes another one like it."""
+        return detailed((await sessions.coordinator()).show(space, id))
+
+    @router.delete("/{id}", response_model=Deleted)
+    async def delete_session(space: Space, id: SessionId) -> dict[str, Any]:
+        """Forget a session. Its ephemeral agents go with it; permanent ones keep their KV and what they remember."""
+        await (await sessions.coordinator()).delete(space, id)
+        sessions.figures.forget(space, id)
+        return {"id": id, "object": "coordination.session", "deleted": True}
+
+
+def _running(router: APIRouter, sessions: Sessions, ears: Ears, observer: Observer) -> None:
+    async def followed(
+        play: Callable[[Sessions, str, str, T], Awaitable[Events]], space: str, id: str, body: T
+    ) -> Events:
+        return observed(await play(sessions, space, id, body), observer, sessions.figures, space, id)
+
+    @router.post("/{id}/turn", response_model=Run)
+    async def run_turn(request: Request, space: Space, id: SessionId, body: TurnBody | None = None) -> dict[str, Any]:
+        """Have one agent speak, and wait for the end. A turn that was broken off is spoken first."""
+        return await whole(request, id, await followed(_turn, space, id, body), ears)
+
+    @router.post("/{id}/turn/stream", **STREAM)
+    async def stream_turn(request: Request, space: Space, id: SessionId, body: TurnBody | None = None) -> Response:
+        """Have one agent speak, and follow it word by word."""
+        return await streamed(request, await followed(_turn, space, id, body), ears)
+
+    @router.post("/{id}/round", response_model=Run)
+    async def run_round(request: Request, space: Space, id: SessionId, body: RoundBody | None = None) -> dict[str, Any]:
+        """Have all speak whom the topology names, or these, and wait for the end. One that was broken off goes on."""
+        return await whole(request, id, await followed(_round, space, id, body), ears)
+
+    @router.post("/{id}/round/stream", **STREAM)
+    async def stream_round(request: Request, space: Space, id: SessionId, body: RoundBody | None = None) -> Response:
+        """Have all speak whom the topology names, or these, and follow it word by word."""
+        return await streamed(request, await followed(_round, space, id, body), ears)
+
+    @router.post("/{id}/vote", response_model=Run)
+    async def run_vote(request: Request, space: Space, id: SessionId, body: VoteBody | None = None) -> dict[str, Any]:
+        """Put a question to the agents and wait for the decision. Without a question a broken off vote goes on."""
+        return await whole(request, id, await followed(_vote, space, id, body), ears)
+
+    @router.post("/{id}/vote/stream", **STREAM)
+    async def stream_vote(request: Request, space: Space, id: SessionId, body: VoteBody | None = None) -> Response:
+        """Put a question to the agents and follow the ballots word by word."""
+        return await streamed(request, await followed(_vote, space, id, body), ears)
+
+
+async def _turn(sessions: Sessions, namespace: str, id: str, body: TurnBody | None) -> Events:
+    asked, coordinator = body or TurnBody(), await sessions.coordinator()
+    sampling = sampling_of(asked.sampling)
+    return coordinator.turn(namespace, id, speaker=asked.speaker, to=audience_of(asked.to), sampling=sampling)
+
+
+async def _round(sessions: Sessions, namespace: str, id: str, body: RoundBody | None) -> Events:
+    asked, coordinator = body or RoundBody(), await sessions.coordinator()
+    speakers, sampling = names_of(asked.speakers), sampling_of(asked.sampling)
+    return coordinator.round(namespace, id, speakers=speakers, to=audience_of(asked.to), sampling=sampling)
+
+
+async def _vote(sessions: Sessions, namespace: str, id: str, body: VoteBody | None) -> Events:
+    asked, coordinator = body or VoteBody(), await sessions.coordinator()
+    voters, sampling = names_of(asked.voters), sampling_of(asked.sampling)
+    with _spelled(text="question"):
+        return coordinator.vote(namespace, id, question_of(asked), voters=voters, sampling=sampling)
+
+
+def _telling(router: APIRouter, sessions: Sessions, ears: Ears) -> None:
+    async def tell(namespace: str, id: str, body: MessageBody, *, stop: Stop = "nothing") -> dict[str, Any]:
+        coordinator = await sessions.coordinator()
+        with _spelled(by="from"):
+            told = await coordinator.tell(namespace, id, body.text, by=body.by, to=audience_of(body.to), stop=stop)
+        return said(told)
+
+    @router.get("/{id}/messages", response_model=MessageList)
+    async def list_messages(
+        space: Space,
+        id: SessionId,
+        hears: Annotated[str | None, Query(description="only what reached this agent, its own words included")] = None,
+        after: Annotated[int, Query(ge=-1, le=MOST_NUMBER, description="only later numbers than this")] = -1,
+    ) -> dict[str, Any]:
+        """What was said, in order: by agents, by the host, from outside."""
+        found = (await sessions.coordinator()).messages(space, id, hears=hears, after=after + 1)
+        figures = sessions.figures
+        return {"object": "list", "data": [said(each) | figures.of(space, id, each.turn) for each in found]}
+
+    @router.post("/{id}/messages", response_model=MessageEntry)
+    async def put_message(space: Space, id: SessionId, body: MessageBody) -> dict[str, Any]:
+        """Put words in. Who is speaking hears them after its own words; nobody is made to answer."""
+        return await tell(space, id, body)
+
+    @router.post("/{id}/whisper", response_model=MessageEntry)
+    async def whisper(space: Space, id: SessionId, body: WhisperBody) -> dict[str, Any]:
+        """Put words in that only some hear; nobody else ever learns of them."""
+        return await tell(space, id, body)
+
+    @router.post("/{id}/interrupt", response_model=MessageEntry)
+    async def interrupt(space: Space, id: SessionId, body: InterruptBody) -> dict[str, Any]:
+        """Cut short who is speaking (what it said stands), or all of the round that is left, and say something."""
+        return await tell(space, id, body, stop=body.stop)
+
+    @router.get("/{id}/events", **STREAM)
+    async def follow(request: Request, space: Space, id: SessionId) -> Response:
+        """What happens in the session from now on, whoever has it happen: for any number of watchers."""
+        coordinator = await sessions.coordinator()
+        coordinator.show(space, id)
+        return await listened(request, coordinator.events(space, id), ears)
+
+
+def _changing(router: APIRouter, sessions: Sessions) -> None:
+    @router.post("/{id}/agents/{name}/fork", response_model=SessionDetail)
+    async def fork(space: Space, id: SessionId, agent: Agent, body: ForkBody) -> dict[str, Any]:
+        """Have another agent join that remembers and has heard all that this one has; no KV is copied."""
+        coordinator = await sessions.coordinator()
+        return detailed(await coordinator.fork(space, id, agent, body.target, persona=body.persona))
+
+    @router.post("/{id}/agents/{name}/rewind", response_model=SessionDetail)
+    async def rewind(space: Space, id: SessionId, agent: Agent, body: RewindBody | None = None) -> dict[str, Any]:
+        """Have an agent forget its last turns and what it heard since; others keep what they heard of it."""
+        coordinator = await sessions.coordinator()
+        return detailed(await coordinator.rewind(space, id, agent, (body or RewindBody()).turns))
+
+    @router.post("/{id}/agents/{name}/merge", response_model=SessionDetail)
+    async def merge(space: Space, id: SessionId, agent: Agent, body: MergeBody) -> dict[str, Any]:
+        """Have an agent take in what another said and heard that it did not."""
+        return detailed(await (await sessions.coordinator()).merge(space, id, body.source, agent))
+
+    @router.get("/{id}/compare", response_model=Comparison)
+    async def compare(
+        space: Space, id: SessionId, agents: Annotated[str, Query(description="two names, separated by a comma")]
+    ) -> dict[str, Any]:
+        """Where what two agents took in parts, and how much of their prompts they share."""
+        names = [name.strip() for name in agents.split(",")]
+        return await (await sessions.coordinator()).compare(space, id, names)

@@ -1,0 +1,110 @@
+"""GET /overview: all that the page draws of a namespace's agents, in one answer.
+
+Owns nothing: memory is told by the engine, requests by the history. It is bounded, for it is asked for every other
+second, and stands outside of /v1/, whose requests are counted against a tenant's limit. The operator's figures are not
+in it: it needs the tenant's key only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from fastapi import APIRouter, Request
+from pydantic import BaseModel, ConfigDict, Field
+
+from rekindle import __version__
+from rekindle.engine.api import Engine
+from rekindle.engine.types import AgentInfo
+from rekindle.server.advice import ADVICE
+from rekindle.server.agents import AgentDetail, described
+from rekindle.server.caller import access_of
+from rekindle.server.history import History
+from rekindle.server.models import ServedModel
+from rekindle.server.page.details import Details
+
+MOST_AGENTS = 30  # with branches and requests, the last used first; the others are counted
+REQUEST_FIELDS = (
+    "at endpoint outcome source prompt_tokens reused_tokens hot_tokens warm_tokens computed_tokens completion_tokens "
+    "reuse finish_reason error"
+).split()
+MISSES = ("diverge", "miss")
+
+
+class OverviewRequest(BaseModel):
+    """One of an agent's last requests; one that failed has `error` and little else."""
+
+    model_config = ConfigDict(extra="allow")
+    at: float = Field(description="Unix seconds")
+    outcome: str | None = None
+    first_token_ms: float | None = None
+
+
+class OverviewAgent(AgentDetail):
+    """An agent, its branches, its last requests and the last that computed what could have been reused."""
+
+    requests: list[OverviewRequest]
+    last_miss: dict[str, Any] | None = Field(description="a request with `explanation` and `advice`")
+
+
+class Overview(BaseModel):
+    """The agents used last, and how many there are in all."""
+
+    object: str = "overview"
+    model: str
+    version: str
+    namespace: str
+    block_tokens: int
+    num_agents: int
+    agents: list[OverviewAgent]
+
+
+def overview_router(engine: Engine, model: ServedModel, history: History) -> APIRouter:
+    """The route. A plain function: it runs in a worker thread and waits for the engine."""
+    router = APIRouter(tags=["agents"])
+    details = Details(engine)
+
+    @router.get("/overview", response_model=Overview)
+    def overview(request: Request) -> dict[str, Any]:
+        """The agents of the key's namespace with memory, requests and last misses, for a page that shows them."""
+        namespace = access_of(request).namespace
+        infos = engine.agents(namespace)
+        shown = details.of(namespace, infos[:MOST_AGENTS])
+        return {
+            "model": model.name,
+            "version": __version__,
+            "namespace": namespace,
+            "block_tokens": engine.spec.layout.block_tokens,
+            "num_agents": len(infos),
+            "agents": [_told(info, history.of(namespace, info.agent)) for info in shown],
+        }
+
+    return router
+
+
+def _told(info: AgentInfo, entries: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    miss = next((entry for entry in entries if is_miss(entry)), None)
+    return {
+        "branch_infos": [],
+        **described(info),
+        "requests": [_request(entry) for entry in entries],
+        "last_miss": None if miss is None else _request(miss) | explained(miss),
+    }
+
+
+def is_miss(entry: Mapping[str, Any]) -> bool:
+    """Whether a request of the history computed what might have been reused, and says why."""
+    return entry.get("explanation") is not None and (
+        entry["outcome"] in MISSES or entry["explanation"]["cause"] == "evicted"
+    )
+
+
+def explained(entry: Mapping[str, Any]) -> dict[str, Any]:
+    """The explanation of a request, and what to do about it."""
+    explanation = entry["explanation"]
+    return {"explanation": explanation, "advice": ADVICE[explanation["cause"]]}
+
+
+def _request(entry: Mapping[str, Any]) -> dict[str, Any]:
+    first_token_ms = entry.get("timings", {}).get("first_token_ms")
+    return {name: entry[name] for name in REQUEST_FIELDS if name in entry} | {"first_token_ms": first_token_ms}

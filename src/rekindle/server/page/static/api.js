@@ -1,0 +1,103 @@
+// Requests to the server this page came from, with the key, if one was given. The key stays in this tab.
+
+const KEPT = "rekindle-key";
+const PATIENCE_MS = 20_000;
+
+/** The server answered, and refused: `status`, and what it says. */
+export class Refused extends Error {
+  constructor(status, message) {
+    super(message);
+    this.status = status;
+  }
+}
+
+/** The server did not answer. */
+export class Unreachable extends Error {}
+
+export function hasKey() {
+  return sessionStorage.getItem(KEPT) !== null;
+}
+
+export function keepKey(key) {
+  sessionStorage.setItem(KEPT, key);
+}
+
+function headersOf(more) {
+  const key = sessionStorage.getItem(KEPT);
+  return { ...(key ? { Authorization: `Bearer ${key}` } : {}), ...more };
+}
+
+async function sent(method, path, { body, headers = {}, signal } = {}) {
+  const type = body === undefined ? {} : { "Content-Type": "application/json" };
+  const options = { method, headers: headersOf({ ...type, ...headers }), signal, cache: "no-store" };
+  if (body !== undefined) options.body = JSON.stringify(body);
+  let response;
+  try {
+    response = await fetch(path, options);
+  } catch (error) {
+    if (signal?.aborted && signal.reason?.name !== "TimeoutError") throw error;
+    throw new Unreachable("the server does not answer");
+  }
+  if (!response.ok) throw new Refused(response.status, await reason(response));
+  return response;
+}
+
+async function reason(response) {
+  try {
+    return (await response.json()).error.message;
+  } catch {
+    return `status ${response.status}, and no reason`;
+  }
+}
+
+/** The JSON answer to a request; Refused or Unreachable. */
+export async function ask(method, path, { body, patience = PATIENCE_MS } = {}) {
+  const signal = patience ? AbortSignal.timeout(patience) : undefined;
+  const response = await sent(method, path, { body, signal });
+  try {
+    return await response.json();
+  } catch {
+    throw new Unreachable("the answer broke off");
+  }
+}
+
+/**
+ * Server-sent events as they come: {name, data}. `onOpen` is told when the server has accepted. An abort ends them
+ * with an AbortError, a connection that breaks with Unreachable.
+ */
+export async function* events(method, path, { body, headers, signal, onOpen } = {}) {
+  const response = await sent(method, path, { body, headers, signal });
+  onOpen?.();
+  const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
+  let rest = "";
+  for (;;) {
+    const { done, value } = await next(reader, signal);
+    if (done) return;
+    const parts = (rest + value).split(/\r?\n\r?\n/);
+    rest = parts.pop();
+    for (const part of parts) {
+      const event = read(part);
+      if (event !== null) yield event;
+    }
+  }
+}
+
+async function next(reader, signal) {
+  try {
+    return await reader.read();
+  } catch (error) {
+    if (signal?.aborted) throw error;
+    throw new Unreachable("the connection broke off");
+  }
+}
+
+function read(part) {
+  let name = "message";
+  const data = [];
+  for (const line of part.split(/\r?\n/)) {
+    if (line.startsWith("event:")) name = line.slice(6).trim();
+    else if (line.startsWith("data:")) data.push(line.slice(5).replace(/^ /, ""));
+  }
+  const text = data.join("\n");
+  return !data.length || text === "[DONE]" ? null : { name, data: JSON.parse(text) };
+}

@@ -1,0 +1,199 @@
+// A chat with any agent. The conversation lives in this tab; what the agent computed of it lives on the server.
+
+import { Refused, Unreachable, events } from "./api.js";
+import { byId, el, keyed, say } from "./dom.js";
+import { MEANS, count, duration, share } from "./words.js";
+
+const KEPT = "rekindle-chats";
+const PATH = "/v1/chat/completions";
+const chats = new Map(Object.entries(JSON.parse(sessionStorage.getItem(KEPT) ?? "{}"))); // agent -> messages, with facts
+let running = null; // {controller, agent}
+let refresh = () => {};
+
+const agentField = () => byId("chat-agent");
+const agent = () => agentField().value.trim();
+const messages = (of = agent()) => chats.get(of) ?? [];
+
+/** Listen to what the person does; `news` asks for fresh figures. */
+export function startChat(news) {
+  refresh = news;
+  byId("chat-form").addEventListener("submit", (event) => {
+    event.preventDefault();
+    send();
+  });
+  byId("chat-text").addEventListener("keydown", (event) => {
+    if (event.key === "Enter" && !event.shiftKey && !event.isComposing) {
+      event.preventDefault();
+      byId("chat-form").requestSubmit();
+    }
+  });
+  byId("chat-stop").addEventListener("click", () => running?.controller.abort());
+  byId("chat-new").addEventListener("click", () => {
+    chats.delete(agent());
+    keep();
+    draw();
+    byId("chat-text").focus();
+  });
+  agentField().addEventListener("input", draw);
+  draw();
+}
+
+/** Offer the names of agents that there are. */
+export function showNames(agents) {
+  keyed(byId("agent-names"), agents.map((each) => each.id).sort(), { key: (id) => id, make: (id) => el("option", { value: id }) });
+}
+
+/** Turn to an agent. */
+export function chatWith(id) {
+  if (running) return;
+  agentField().value = id;
+  draw();
+  byId("chat-text").focus();
+}
+
+async function send() {
+  const text = byId("chat-text").value;
+  if (running || !text.trim() || !agentField().reportValidity()) return;
+  const [who, system] = [agent(), byId("chat-system").value.trim()];
+  const said = [...messages(who)];
+  if (!said.length && system) said.push({ role: "system", content: system });
+  said.push({ role: "user", content: text });
+  chats.set(who, said);
+  byId("chat-text").value = "";
+  running = { controller: new AbortController(), agent: who };
+  lock(true);
+  draw();
+  const reply = { role: "assistant", content: "", facts: {} };
+  const node = makeSaid(reply);
+  node.classList.add("is-speaking");
+  node.setAttribute("aria-busy", "true"); // read out once it is whole
+  byId("chat-log").append(node);
+  toEnd();
+  try {
+    await hear(who, said, reply, node);
+    said.push(reply);
+  } catch (error) {
+    if (!failed(error, said, reply, text)) throw error;
+  } finally {
+    running = null;
+    keep();
+    lock(false);
+    draw();
+    refresh();
+  }
+}
+
+/** What became of a reply that broke off; false where the fault is this page's own. */
+function failed(error, said, reply, text) {
+  if (error.name === "AbortError") {
+    reply.facts.stopped = true;
+    if (reply.content) said.push(reply);
+    else unsay(said, text);
+    return true;
+  }
+  if (!(error instanceof Refused || error instanceof Unreachable)) return false;
+  unsay(said, text);
+  said.push({ role: "error", content: error.message });
+  return true;
+}
+
+/** Take back words that were not answered, so that they can be sent again. */
+function unsay(said, text) {
+  said.pop();
+  if (said.length === 1 && said[0].role === "system") said.pop();
+  if (!byId("chat-text").value) byId("chat-text").value = text;
+}
+
+async function hear(who, said, reply, node) {
+  const body = {
+    messages: said.filter((each) => each.role !== "error").map(({ facts, ...message }) => message),
+    stream: true,
+    max_tokens: byId("chat-most").valueAsNumber || 256,
+    temperature: byId("chat-heat").valueAsNumber || 0,
+  };
+  const began = performance.now();
+  let first = null;
+  const options = { body, headers: { "X-Agent-ID": encodeURIComponent(who) }, signal: running.controller.signal };
+  for await (const { data } of events("POST", PATH, options)) {
+    if (data.error) throw new Refused(data.error.status ?? 500, data.error.message);
+    const choice = data.choices[0];
+    const delta = choice?.delta ?? {};
+    if (delta.content || delta.reasoning_content) first ??= performance.now() - began;
+    reply.content += delta.content ?? "";
+    if (delta.reasoning_content) reply.reasoning_content = (reply.reasoning_content ?? "") + delta.reasoning_content;
+    if (data.rekindle) reply.facts = factsOf(data.rekindle, choice.finish_reason, first);
+    const log = byId("chat-log");
+    const isAtEnd = log.scrollHeight - log.scrollTop - log.clientHeight < 48; // else somebody reads further up
+    node.show(reply);
+    if (isAtEnd) toEnd();
+  }
+}
+
+function factsOf(report, reason, seenMs) {
+  const { outcome, source, prompt_tokens, reused_tokens, warm_tokens, completion_tokens, timings } = report;
+  return { outcome, source, prompt_tokens, reused_tokens, warm_tokens, completion_tokens, reason, firstMs: timings.first_token_ms ?? seenMs };
+}
+
+function draw() {
+  const log = byId("chat-log");
+  if (running && running.agent === agent() && log.querySelector(".is-speaking")) return;
+  const said = messages();
+  log.replaceChildren(...said.map(makeSaid));
+  if (!said.length) {
+    const words = `What you write goes to ${agent() || "the agent"}, under its name. Beneath each answer stands what was reused for it.`;
+    log.append(el("p", { class: "quiet blank" }, words));
+  }
+  toEnd();
+}
+
+function toEnd() {
+  const log = byId("chat-log");
+  log.scrollTop = log.scrollHeight;
+}
+
+function lock(isRunning) {
+  byId("chat-send").hidden = isRunning;
+  byId("chat-stop").hidden = !isRunning;
+  agentField().disabled = byId("chat-new").disabled = isRunning;
+  // The button that had the focus is gone: Stop takes its place, and then the text again.
+  if (isRunning && document.activeElement === document.body) byId("chat-stop").focus();
+  if (!isRunning && document.activeElement === document.body) byId("chat-text").focus();
+}
+
+function keep() {
+  try {
+    sessionStorage.setItem(KEPT, JSON.stringify(Object.fromEntries(chats)));
+  } catch {
+    sessionStorage.removeItem(KEPT); // there is no room: they live as long as the page does
+  }
+}
+
+function makeSaid(message) {
+  const whose = { user: "You", assistant: agent(), system: "System prompt", error: "Failed" }[message.role];
+  if (message.role !== "assistant") {
+    return el("div", { class: `said ${message.role}` }, el("span", { class: "hidden" }, `${whose}: `), message.content);
+  }
+  const thought = el("p", { class: "thought" });
+  const words = el("span", { class: "words" });
+  const facts = el("p", { class: "facts" });
+  const node = el("div", { class: "said assistant" }, el("span", { class: "hidden" }, `${whose}: `), thought, words, facts);
+  node.show = (reply) => {
+    say(thought, reply.reasoning_content ?? "");
+    thought.hidden = !reply.reasoning_content;
+    say(words, reply.content);
+    facts.replaceChildren(...told(reply.facts));
+  };
+  node.show(message);
+  return node;
+}
+
+function told(facts) {
+  if (!facts?.outcome) return [facts?.stopped ? "stopped" : ""];
+  const reused = `reused ${count(facts.reused_tokens)} of ${count(facts.prompt_tokens)} (${share(facts.reused_tokens, facts.prompt_tokens)})`;
+  const parts = [reused];
+  if (facts.warm_tokens) parts.push(`${count(facts.warm_tokens)} from disk`);
+  if (facts.source === "shared") parts.push("of other agents");
+  parts.push(`first token ${duration(facts.firstMs)}`);
+  if (facts.reason === "length") parts.push("cut at the limit");
+  return [el("span", { class: `outcome ${facts.outcome}`, title: MEANS[facts.outcome] }, facts.outcome), ` ${parts.join(" · ")}`];
+}

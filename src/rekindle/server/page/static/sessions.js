@@ -1,0 +1,61 @@
+// The list of sessions, and how to begin one.
+
+import { Refused, ask, hasKey } from "./api.js";
+import { byId, el, keyed, say } from "./dom.js";
+import { ago, counted, listed } from "./words.js";
+
+export const ROOT = "/v1/coordination/sessions";
+export const TOPOLOGIES = {
+  turn_by_turn: "turn by turn",
+  round_robin: "round robin",
+  broadcast: "all answer at once",
+  moderated: "a moderator picks",
+  whisper: "whispers",
+};
+
+/** Ask for the sessions, list them and return them; `open` is the id of the one that is shown beside. */
+export async function showSessions(open) {
+  let sessions;
+  try {
+    sessions = (await ask("GET", ROOT)).data;
+  } catch (error) {
+    if (!(error instanceof Refused) || error.status === 401) throw error;
+    say(byId("sessions-said"), error.message);
+    byId("sessions-said").hidden = false;
+    return [];
+  }
+  byId("sessions-said").hidden = true;
+  byId("no-sessions").hidden = sessions.length > 0;
+  byId("sessions-view").classList.toggle("is-empty", sessions.length === 0);
+  if (!sessions.length) say(byId("session-curl"), curl());
+  const rows = sessions.map((session) => ({ ...session, isOpen: session.id === open, used: ago(session.last_use), last_use: 0 }));
+  keyed(byId("sessions"), rows, { key: (row) => row.id, make: makeRow, update: (node, row) => node.show(row) });
+  return sessions;
+}
+
+function curl() {
+  const key = hasKey() ? " -H 'Authorization: Bearer KEY'" : "";
+  const body = {
+    title: "The key",
+    setting: "The copper key is in the attic. Mira owns the silver bell.",
+    agents: [{ name: "Ada" }, { name: "Bo" }, { name: "Cy" }],
+    sampling: { max_tokens: 48 },
+  };
+  return `curl ${location.origin}${ROOT}${key} \\\n  -d '${JSON.stringify(body)}'`;
+}
+
+function makeRow({ id }) {
+  const title = el("strong");
+  const about = el("span", { class: "quiet" });
+  const link = el("a", { href: `#sessions/${encodeURIComponent(id)}` }, title, about);
+  const row = el("li", {}, link);
+  row.show = (session) => {
+    say(title, session.title || listed(session.names));
+    const speaking = session.running.map((turn) => turn.speaker);
+    const state = speaking.length ? `${listed(speaking)} speaking` : session.is_unfinished ? "unfinished" : session.used;
+    say(about, [TOPOLOGIES[session.topology], counted(session.names.length, "agent"), counted(session.num_turns, "turn"), state].join(" · "));
+    if (session.isOpen) link.setAttribute("aria-current", "true");
+    else link.removeAttribute("aria-current");
+  };
+  return row;
+}

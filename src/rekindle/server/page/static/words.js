@@ -1,0 +1,72 @@
+// Numbers, times and outcomes as people read them.
+
+const whole = new Intl.NumberFormat("en-US");
+
+export const OUTCOMES = ["exact", "extend", "diverge", "miss"];
+export const MEANS = {
+  exact: "the prompt is stored",
+  extend: "it goes on from what is stored",
+  diverge: "it leaves what is stored, after a useful beginning",
+  miss: "next to nothing of it is stored",
+};
+
+/** 1,204 */
+export function count(number) {
+  return number === null || number === undefined ? "–" : whole.format(number);
+}
+
+/** `1 token`, `3 tokens` */
+export function counted(number, noun) {
+  return `${count(number)} ${noun}${number === 1 ? "" : noun.endsWith("ch") ? "es" : "s"}`;
+}
+
+/** 8.4 ms, 120 ms, 2.1 s */
+export function duration(ms) {
+  if (ms === null || ms === undefined) return "–";
+  if (ms >= 1000) return `${(ms / 1000).toFixed(ms < 10000 ? 1 : 0)} s`;
+  return `${ms.toFixed(ms < 10 ? 1 : 0)} ms`;
+}
+
+/** 98.7 %, and 100 % of nothing */
+export function share(part, all) {
+  if (!all) return "–";
+  const percent = (100 * part) / all;
+  // Never round up to all, nor down to none.
+  return `${percent > 99.9 && part < all ? "99.9" : percent.toFixed(percent === 100 || percent === 0 ? 0 : 1)} %`;
+}
+
+/** now, 12 s ago, 3 min ago: of a moment in Unix seconds */
+export function ago(moment) {
+  const passed = Date.now() / 1000 - moment;
+  if (passed < 5) return "now";
+  for (const [size, name] of [[86400, "d"], [3600, "h"], [60, "min"]]) {
+    if (passed >= size) return `${Math.floor(passed / size)} ${name} ago`;
+  }
+  return `${Math.floor(passed)} s ago`;
+}
+
+/** 14:03:22 */
+export function clock(moment) {
+  return new Date(moment * 1000).toLocaleTimeString("en-GB");
+}
+
+/** An id where there is little room: the beginning, and what stands behind its last slash. */
+export function short(id) {
+  if (id.length <= 20) return id;
+  const last = id.slice(id.lastIndexOf("/")).slice(0, 14);
+  return last.startsWith("/") && last.length > 1 ? `${id.slice(0, 9)}…${last}` : `${id.slice(0, 19)}…`;
+}
+
+/** ada, bo and cy */
+export function listed(names) {
+  if (names.length < 2) return names.join("");
+  return `${names.slice(0, -1).join(", ")} and ${names.at(-1)}`;
+}
+
+/** The middle of some numbers; null of none. */
+export function median(numbers) {
+  if (!numbers.length) return null;
+  const sorted = [...numbers].sort((a, b) => a - b);
+  const middle = sorted.length >> 1;
+  return sorted.length % 2 ? sorted[middle] : (sorted[middle - 1] + sorted[middle]) / 2;
+}

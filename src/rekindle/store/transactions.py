@@ -1,0 +1,49 @@
+"""One SQLite connection that any thread may use, one after the other, for the small files beside the store."""
+
+from __future__ import annotations
+
+import contextlib
+import sqlite3
+import threading
+from collections.abc import Iterator
+
+from rekindle.errors import StoreError
+
+
+class Transactions:
+    """Base of whoever keeps such a file: what cannot be read or written is a StoreError that begins with `what`.
+
+    `damage`: errors beside SQLite's own that say the same, of reading what a row holds.
+    """
+
+    def __init__(self, connection: sqlite3.Connection, what: str, *, damage: tuple[type[Exception], ...] = ()) -> None:
+        self._connection = connection
+        self._lock = threading.Lock()
+        self._what = what
+        self._damage: tuple[type[Exception], ...] = (sqlite3.Error, *damage)
+
+    @contextlib.contextmanager
+    def _reading(self) -> Iterator[sqlite3.Connection]:
+        with self._lock:
+            try:
+                yield self._connection
+            except self._damage as error:
+                raise StoreError(f"{self._what} cannot be used: {error}") from error
+
+    @contextlib.contextmanager
+    def _writing(self) -> Iterator[sqlite3.Connection]:
+        """All of it or nothing."""
+        with self._reading() as connection:
+            connection.execute("BEGIN IMMEDIATE")
+            try:
+                yield connection
+                connection.execute("COMMIT")
+            except BaseException:
+                with contextlib.suppress(sqlite3.Error):  # a full disk has rolled back already
+                    connection.execute("ROLLBACK")
+                raise
+
+    def close(self) -> None:
+        """Close the file; closing twice is safe."""
+        with self._lock:
+            self._connection.close()

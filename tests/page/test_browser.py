@@ -1,0 +1,196 @@
+"""The page in headless Chromium against a real server process: what a person sees, types and hears."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+from playwright.sync_api import Page, expect
+
+from tests.page.conftest import AWAY, Open, Seen, Site, ask, site_in
+
+FACT = "Remember that the glass lantern is in the barn."
+QUESTION = "Where is the glass lantern?"
+OUTLINE = "getComputedStyle(document.activeElement).outlineStyle"
+SHIFTS = """() => new Promise((resolve) => {
+  let sum = 0;
+  const add = (entries) => entries.forEach((entry) => (sum += entry.value));
+  const observer = new PerformanceObserver((list) => add(list.getEntries()));
+  observer.observe({ type: "layout-shift", buffered: true });
+  requestAnimationFrame(() => requestAnimationFrame(() => { add(observer.takeRecords()); resolve(sum); }));
+})"""
+
+
+def row(page: Page, agent: str) -> str:
+    """The text of an agent's row, once it is there."""
+    return page.locator("tr.agent", has=page.get_by_role("button", name=agent, exact=True)).inner_text()
+
+
+def picture(page: Page) -> np.ndarray:
+    """What the page looks like, [height, width, 3]."""
+    return np.asarray(Image.open(io.BytesIO(page.screenshot())).convert("RGB"))
+
+
+def press_until(page: Page, selector: str, *, key: str = "Tab") -> None:
+    """Press a key until the focus is where it should be; wherever it comes through, it is seen."""
+    for _ in range(100):
+        if page.evaluate("(selector) => document.activeElement.matches(selector)", selector):
+            return
+        page.keyboard.press(key)
+        assert page.evaluate(OUTLINE) != "none", page.evaluate("document.activeElement.outerHTML")
+    raise AssertionError(f"{selector} is not reached with {key}")
+
+
+def test_an_empty_server_says_how_to_begin_and_an_agent_appears(tmp_path: Path, opened: Open, seen: Seen) -> None:
+    with site_in(tmp_path) as site:
+        page = opened(site.url)
+        expect(page.locator("#first-curl")).to_contain_text(f"curl {site.url}/v1/chat/completions")
+        expect(page.locator("#agents")).to_be_hidden()
+        ask(page, FACT, agent="ada")
+        expect(page.locator("#chat-log .assistant")).to_contain_text("miss reused 0 of")
+        ask(page, QUESTION)
+        expect(page.locator("#chat-log .assistant").last).to_contain_text("extend reused")
+        assert "extend" in row(page, "ada")
+        expect(page.locator("#no-agents")).to_be_hidden()
+        expect(page.locator("#misses")).to_contain_text("nothing is stored for this agent yet")
+        assert page.locator("#times circle").count() == 2
+        page.reload()
+        expect(page.locator("#chat-agent")).to_have_value("me")
+        page.get_by_role("button", name="Chat with ada").click()
+        expect(page.locator("#chat-log .assistant")).to_have_count(2)
+
+
+def test_a_restarted_server_is_found_again_with_its_agents_warm(tmp_path: Path, opened: Open, seen: Seen) -> None:
+    seen.pardoned = AWAY
+    with site_in(tmp_path) as site:
+        page = opened(site.url)
+        ask(page, FACT * 4, agent="ada")
+        site.stop()
+        page.wait_for_selector("body[data-connection=down]")
+        expect(page.get_by_role("alert").filter(has_text="does not answer")).to_be_visible()
+        assert "ada" in row(page, "ada"), "what was known stays on the page"
+        site.start()
+        page.wait_for_selector("body[data-connection=up]")
+        expect(page.locator("#notice")).to_be_hidden()
+        hot, warm = (page.locator(f"tr.agent td[data-label={tier}]") for tier in ("Hot", "Warm"))
+        expect(hot).to_have_text("0")
+        expect(warm).not_to_have_text("0")
+        ask(page, QUESTION)
+        expect(page.locator("#chat-log .assistant").last).to_contain_text("from disk")
+        expect(warm).to_have_text("0")
+
+
+def test_agents_that_begin_alike_are_drawn_in_one_colour(site: Site, opened: Open) -> None:
+    page = opened(site.url)
+    page.get_by_text("System prompt and sampling").click()
+    page.get_by_label("System prompt of a new conversation").fill("You keep the ledger of the mill. " * 20)
+    for agent in ("left", "right"):
+        ask(page, f"I am {agent}.", agent=agent)
+    expect(page.locator("#sharing-groups")).to_contain_text("left and right: ")
+    assert page.locator("#sharing .row").count() == 2
+    page.get_by_role("button", name="left", exact=True).click()
+    expect(page.locator("tr.opened")).to_contain_text("shared with right")
+
+
+def test_a_prompt_that_is_being_computed_can_be_stopped(site: Site, opened: Open) -> None:
+    page = opened(site.url)
+    long = "The copper key is in the attic. " * 350
+    page.get_by_label("Message", exact=True).fill(long)
+    page.keyboard.press("Enter")
+    page.get_by_role("button", name="Stop").click()
+    page.get_by_role("button", name="Send").wait_for()
+    expect(page.get_by_label("Message", exact=True)).to_have_value(long)
+    expect(page.locator("#status")).to_have_text("pocket · ready")
+    ask(page, FACT)
+
+
+def test_refusals_are_said_and_lose_no_words(site: Site, opened: Open, seen: Seen) -> None:
+    seen.pardoned = ("Failed to load resource: the server responded with a status of 400",)
+    page = opened(site.url)
+    words = "key " * 9000
+    page.get_by_label("Message", exact=True).fill(words)
+    page.keyboard.press("Enter")
+    expect(page.locator("#chat-log .error")).to_contain_text("tokens")
+    expect(page.get_by_label("Message", exact=True)).to_have_value(words)
+
+
+def test_ids_and_words_are_text_and_never_html(site: Site, opened: Open, seen: Seen) -> None:
+    seen.pardoned = ("This document requires 'TrustedHTML' assignment",)
+    page = opened(site.url)
+    evil = '<img src="x" onerror="document.title=1">'
+    ask(page, evil, agent=evil)
+    assert "<img src" in row(page, evil)
+    expect(page.locator("#chat-log .user")).to_contain_text(evil)
+    assert page.locator("main img").count() == 0
+    with_html = "() => { try { document.body.innerHTML = '<b>'; return 'written'; } catch { return 'refused'; } }"
+    assert page.evaluate(with_html) == "refused"
+
+
+def test_all_of_it_is_reached_by_keyboard(site: Site, opened: Open) -> None:
+    page = opened(site.url)
+    page.keyboard.press("Tab")
+    expect(page.get_by_role("link", name="Skip to the content")).to_be_focused()
+    page.keyboard.press("Enter")
+    expect(page.get_by_role("main")).to_be_focused()
+    press_until(page, "#chat-agent")
+    page.keyboard.press("Control+A")
+    page.keyboard.type("keys")
+    press_until(page, "#chat-text")
+    page.keyboard.type(FACT)
+    page.keyboard.press("Enter")
+    page.locator("#chat-log .assistant .outcome").wait_for()
+    expect(page.get_by_label("Message", exact=True)).to_be_focused()
+    press_until(page, "button[title=keys]", key="Shift+Tab")
+    page.keyboard.press("Enter")
+    expect(page.locator("button[title=keys]")).to_have_attribute("aria-expanded", "true")
+    expect(page.locator("tr.opened")).to_contain_text("Branches")
+    press_until(page, "#to-sessions", key="Shift+Tab")
+    page.keyboard.press("Enter")
+    expect(page.get_by_role("heading", name="Sessions")).to_be_visible()
+
+
+def test_light_and_dark_follow_the_system_until_somebody_chooses(site: Site, opened: Open) -> None:
+    pictures = {scheme: picture(opened(site.url, scheme=scheme)) for scheme in ("light", "dark")}
+    assert pictures["light"].mean() > 200
+    assert pictures["dark"].mean() < 60
+    for each in pictures.values():
+        assert len(np.unique(each.reshape(-1, 3), axis=0)) > 100, "nothing is drawn"
+    page = opened(site.url)
+    page.get_by_role("button", name="Switch to dark").click()
+    assert picture(page).mean() < 60
+    page.reload()
+    page.wait_for_selector("body[data-connection=up]")
+    assert picture(page).mean() < 60
+    expect(page.get_by_role("button", name="Switch to light")).to_be_visible()
+
+
+def test_a_key_is_asked_for_and_kept_in_the_tab(tmp_path: Path, opened: Open, seen: Seen) -> None:
+    seen.pardoned = ("Failed to load resource: the server responded with a status of 401",)
+    with site_in(tmp_path, api_key="secret") as site:
+        page = opened(site.url, is_up=False)
+        key = page.get_by_label("API key")
+        expect(key).to_be_focused()
+        page.keyboard.type("wrong")
+        page.keyboard.press("Enter")
+        expect(page.get_by_text("does not know this key")).to_be_visible()
+        key.fill("secret")
+        page.keyboard.press("Enter")
+        page.wait_for_selector("body[data-connection=up]")
+        ask(page, FACT, agent="ada")
+        page.reload()
+        page.wait_for_selector("body[data-connection=up]")
+        assert "ada" in row(page, "ada")
+        assert page.evaluate("localStorage.length") == 0
+        assert not [url for url in seen.urls if "secret" in url]
+
+
+def test_it_is_readable_at_400_pixels_and_nothing_jumps(site: Site, opened: Open) -> None:
+    for width in (400, 768, 1024, 1280, 1600):
+        page = opened(site.url, width=width)
+        with page.expect_response("**/overview"):
+            pass
+        too_wide = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
+        assert page.evaluate(too_wide) <= 0, width
+        assert page.evaluate(SHIFTS) < 0.01, width

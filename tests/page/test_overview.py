@@ -1,0 +1,83 @@
+"""GET /overview: all that the page draws, in one answer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rekindle import Engine
+from rekindle.config import Settings
+from rekindle.server.advice import ADVICE
+from tests.server.conftest import Served, serving
+
+SYSTEM = {"role": "system", "content": "You keep the ledger of the mill. " + "Every sack is counted twice. " * 20}
+KEYS = {"team": "one-key", "other": "other-key"}
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    store: Path = tmp_path_factory.mktemp("store")
+    flags = {"store": store, "threads": 1, "hot_bytes": "64MiB", "api_keys": KEYS, "admin_key": "boss"}
+    settings = Settings.load(flags)
+    with Engine(settings) as engine, serving(engine, settings.server) as running:
+        yield running
+
+
+def tell(served: Served, agent: str, text: str, *, key: str = "one-key", system: str = SYSTEM["content"]) -> None:
+    messages = [{"role": "system", "content": system}, {"role": "user", "content": text}]
+    assert served.chat("", key=key, agent=agent, messages=messages).status == 200
+
+
+def overview(served: Served, key: str = "one-key") -> Any:
+    answer = served.send("GET", "/overview", key=key)
+    assert answer.status == 200
+    return answer.json
+
+
+def test_agents_come_with_branches_requests_and_the_last_miss(served: Served) -> None:
+    tell(served, "ada", "The copper key is in the attic.")
+    tell(served, "ada", "The copper key is in the attic.")
+    tell(served, "bo", "Mira owns the silver bell.")
+    found = overview(served)
+    assert found["num_agents"] == len(found["agents"]) == 2
+    agents = {agent["id"]: agent for agent in found["agents"]}
+    (branch,) = agents["ada"]["branch_infos"]
+    assert branch["shared_with"] == ["bo"]
+    assert branch["shared_tokens"] > found["block_tokens"]
+    again, first = agents["ada"]["requests"]
+    assert (again["outcome"], first["outcome"]) == ("exact", "miss")
+    assert again["first_token_ms"] > 0
+    assert again["reused_tokens"] + again["computed_tokens"] == again["prompt_tokens"]
+    miss = agents["ada"]["last_miss"]
+    assert miss["at"] == first["at"]
+    assert miss["explanation"]["cause"] == "not_stored"
+    assert miss["advice"] == ADVICE["not_stored"]
+
+
+def test_a_miss_is_explained_with_both_texts_and_what_to_do(served: Served) -> None:
+    for minute in (14, 15):
+        tell(served, "dee", "Hello.", system=f"It is 4 March 2026, 10:{minute}. {SYSTEM['content']}")
+    (dee,) = [agent for agent in overview(served)["agents"] if agent["id"] == "dee"]
+    miss = dee["last_miss"]
+    assert miss["explanation"]["cause"] == "date_line"
+    assert "10:14" in miss["explanation"]["stored"]
+    assert "10:15" in miss["explanation"]["sent"]
+    assert miss["advice"] == ADVICE["date_line"]
+
+
+def test_a_request_that_failed_is_told(served: Served) -> None:
+    assert served.chat("x " * 6000, key="one-key", agent="eve").status == 400
+    tell(served, "eve", "Hello.")
+    (eve,) = [agent for agent in overview(served)["agents"] if agent["id"] == "eve"]
+    assert [request["error"] is None for request in eve["requests"]] == [True, False]
+    assert eve["requests"][1]["error"]["status"] == 400
+
+
+def test_each_key_sees_its_own_namespace(served: Served) -> None:
+    tell(served, "zoe", "Hello.", key="other-key")
+    assert [agent["id"] for agent in overview(served, "other-key")["agents"]] == ["zoe"]
+    assert "zoe" not in [agent["id"] for agent in overview(served)["agents"]]
+    assert overview(served, "other-key")["namespace"] == "other"
