@@ -11,8 +11,9 @@ export TOKENIZERS_PARALLELISM = false
 demo: $(STAMP)
 	$(BIN)/rekindle demo $(DEMO_FLAGS)
 
+# Files of tests run beside each other, one for each core up to four: a worker takes up to 2 GiB.
 test: $(STAMP)
-	$(BIN)/python -m pytest $(TESTS)
+	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile $(TESTS)
 
 lint: $(STAMP)
 	$(BIN)/ruff check src tests tools examples

@@ -32,6 +32,11 @@ if CPUINFO.exists() and "GenuineIntel" in CPUINFO.read_text():
     os.environ.setdefault("MKL_CBWR", "AUTO,STRICT")
     os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
 
+# Files that run beside each other share the cores. Two teams of threads on the same two wait for each other at every
+# operation, so each worker computes with one thread, as do the servers it starts.
+if "PYTEST_XDIST_WORKER" in os.environ:
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 
 def tortured(usual: settings) -> settings:
     """A machine's own settings, made to look much longer."""

@@ -1,7 +1,11 @@
-"""Write the benchmark table of the README from the JSON lines of a run: figures are never typed by hand.
+"""Write a benchmark table of the README from the JSON lines of a run: figures are never typed by hand.
 
 rekindle bench engine MODEL --out measured/engine.jsonl
 python tools/readme_tables.py measured/engine.jsonl
+rekindle bench coordination --model MODEL --out measured/large.jsonl
+python tools/readme_tables.py measured/large.jsonl --table "coordination, 24 layers"
+
+The table stands between `<!-- measured: NAME -->` and `<!-- end -->`; NAME is the bench, or what --table says.
 """
 
 from __future__ import annotations
@@ -12,8 +16,12 @@ from pathlib import Path
 from typing import Any
 
 README = Path(__file__).parents[1] / "README.md"
-SHOWN_SETTINGS = ("kv", "threads", "context", "block_tokens", "repeats")
-BEGIN, END = "<!-- measured: engine -->", "<!-- end -->"
+SHOWN_SETTINGS = {
+    "engine": ("kv", "threads", "context", "block_tokens", "repeats"),
+    "coordination": ("agents", "history", "tokens", "kv", "threads"),
+}
+ARMS = {"rekindle": "Rekindle", "transformers": "`transformers` alone"}
+END = "<!-- end -->"
 Line = dict[str, Any]
 
 
@@ -21,26 +29,24 @@ def shown(line: Line | None) -> str:
     """The median in its unit, with the range where it was taken more than once."""
     if line is None:
         return ""
-    median, low, high = (
-        f"{line[name]:.3g}" if line[name] < 1000 else f"{line[name]:,.0f}" for name in ("median", "min", "max")
-    )
-    return f"{median} {line['unit']}" + (f" ({low}-{high})" if len(line["values"]) > 1 else "")
+    scale, unit = (100, "%") if line["unit"] == "share" else (1, line["unit"])
+    values = [scale * line[name] for name in ("median", "min", "max")]
+    median, low, high = (f"{value:.3g}" if value < 1000 else f"{value:,.0f}" for value in values)
+    return f"{median} {unit}" + (f" ({low}-{high})" if len(line["values"]) > 1 else "")
 
 
 def table(lines: list[Line]) -> str:
-    """One row per measure, both arms beside one another, and where the figures come from."""
+    """One row per measure, the arms beside one another, and where the figures come from."""
     by_measure: dict[str, dict[str, Line]] = {}
     for line in lines:
         by_measure.setdefault(line["measure"], {})[line["arm"]] = line
-    rows = ["| measure | Rekindle | `transformers` alone |", "|---|--:|--:|"]
-    rows += [
-        f"| {name} | {shown(arms.get('rekindle'))} | {shown(arms.get('transformers'))} |"
-        for name, arms in by_measure.items()
-    ]
+    arms = list(dict.fromkeys(line["arm"] for line in lines))
+    rows = [f"| measure | {' | '.join(ARMS.get(arm, arm) for arm in arms)} |", "|---|" + "--:|" * len(arms)]
+    rows += [f"| {name} | {' | '.join(shown(found.get(arm)) for arm in arms)} |" for name, found in by_measure.items()]
     first = lines[0]
     versions = ", ".join(f"{name} {version}" for name, version in first["versions"].items() if name != "rekindle")
     machine = f"{first['machine']['processor']}, {first['machine']['cores']} cores"
-    settings = ", ".join(f"{name} {first['settings'][name]}" for name in SHOWN_SETTINGS)
+    settings = ", ".join(f"{name} {first['settings'][name]}" for name in SHOWN_SETTINGS[first["bench"]])
     origin = f"{machine}; {versions}; {settings}; {first['date']}, commit {first['commit'][:12]}"
     return "\n".join([*rows, "", f"Median (lowest-highest). {origin}."])
 
@@ -49,10 +55,15 @@ def main() -> None:
     """Replace what stands between the markers."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("lines", type=Path)
-    lines = [json.loads(text) for text in parser.parse_args().lines.read_text("utf-8").splitlines()]
-    before, _, rest = README.read_text("utf-8").partition(BEGIN)
-    _, _, after = rest.partition(END)
-    README.write_text(f"{before}{BEGIN}\n{table(lines)}\n{END}{after}", "utf-8")
+    parser.add_argument("--table", help="the name in the marker [the bench of the lines]")
+    given = parser.parse_args()
+    lines = [json.loads(text) for text in given.lines.read_text("utf-8").splitlines()]
+    begin = f"<!-- measured: {given.table or lines[0]['bench']} -->"
+    before, found, rest = README.read_text("utf-8").partition(begin)
+    _, ended, after = rest.partition(END)
+    if not found or not ended:
+        parser.error(f"the README has no {begin} with {END} behind it")
+    README.write_text(f"{before}{begin}\n{table(lines)}\n{END}{after}", "utf-8")
 
 
 if __name__ == "__main__":

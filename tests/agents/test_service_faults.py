@@ -13,6 +13,8 @@ import pytest
 from rekindle import Engine
 from rekindle.agents.records import SessionRecords
 from rekindle.agents.service import Coordinator
+from rekindle.agents.session import MOST_UNREAD
+from rekindle.agents.telling import SessionEvent
 from rekindle.agents.types import Participant, Plan
 from rekindle.errors import NotFound, RequestFailed, StoreError
 from tests.agents.held import NAMES, SHORT, SPACE, busy_disk, holding, of_kind, plan_of, told, until
@@ -125,6 +127,21 @@ def test_many_go_on_at_once_after_a_failed_write(engine: Engine, tmp_path: Path)
 
     holding(engine, play, path)
     assert holding(engine, _all_of("full"), path)[1:6] == [f"Word {number}." for number in range(5)]
+
+
+def test_watcher_who_does_not_keep_up_is_let_go(engine: Engine) -> None:
+    async def play(coordinator: Coordinator) -> None:
+        info = await coordinator.create(SPACE, plan_of())
+        session = coordinator._registry.found(SPACE, info.id)
+        slow, quick = session.watch(), session.watch()
+        for number in range(2 * MOST_UNREAD):
+            session.tell(SessionEvent("token", {"number": number}))
+            assert quick.get_nowait() == SessionEvent("token", {"number": number})
+        read = [slow.get_nowait() for _ in range(slow.qsize())]
+        assert read == [*(SessionEvent("token", {"number": number}) for number in range(MOST_UNREAD)), None]
+        assert quick.empty(), "who keeps up goes on"
+
+    holding(engine, play)
 
 
 def test_defect_ends_the_run_and_nothing_else(engine: Engine, caplog: pytest.LogCaptureFixture) -> None:

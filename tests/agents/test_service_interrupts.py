@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from contextlib import aclosing
 from pathlib import Path
 
@@ -11,6 +12,9 @@ import pytest
 from rekindle import Engine
 from rekindle.agents.deciding import Question
 from rekindle.agents.service import Coordinator
+from rekindle.agents.speaking import Voice
+from rekindle.agents.types import Turn, TurnEnded, TurnFailed
+from rekindle.engine.generation import Generation
 from rekindle.errors import BadRequest, Cancelled, Conflict, NotFound, StoreError
 from tests.agents.held import NAMES, SPACE, busy_disk, holding, of_kind, plan_of, told, until
 
@@ -40,6 +44,25 @@ def test_leaving_leaves_the_turn_begun(engine: Engine) -> None:
         fresh = await coordinator.create(SPACE, plan_of())
         expected = of_kind(await told(coordinator.round(SPACE, fresh.id)), "turn_complete")
         assert [each["text"] for each in turns] == [each["text"] for each in expected]
+
+    holding(engine, play)
+
+
+def test_words_of_a_round_that_was_left_are_told_when_it_goes_on(engine: Engine) -> None:
+    async def play(coordinator: Coordinator) -> None:
+        info = await coordinator.create(SPACE, plan_of(topology="broadcast"))
+        await _until_token(coordinator, info.id, num_tokens=1)
+        session = coordinator._registry.found(SPACE, info.id)
+        ada, ben, cleo = session.machine.begun()
+        session.commit(TurnEnded(ben.number, "We meet at ten."))  # nobody hears it before Ada has spoken
+        assert list(session.machine.begun()) == [ada, cleo] and len(session.machine.utterances) == 1
+        events = await told(coordinator.round(SPACE, info.id))
+        (message,) = [each["utterance"] for each in of_kind(events, "message")]
+        assert (message["by"], message["turn"], message["text"]) == ("Ben", ben.number, "We meet at ten.")
+        assert [each["speaker"] for each in of_kind(events, "turn_complete")] == ["Ada", "Cleo"]
+        kinds = [event.kind for event in events if event.kind not in ("turn_start", "token")]
+        assert kinds == ["turn_complete", "message", "turn_complete", "round_complete"], "in the order of the seats"
+        assert of_kind(events, "round_complete")[0]["num_turns"] == 2, "figures are those of this run"
 
     holding(engine, play)
 
@@ -244,3 +267,13 @@ def test_session_that_cannot_be_written_goes_back_to_what_is_kept(engine: Engine
         assert [each.by for each in coordinator.messages(SPACE, info.id)] == ["Host", "Ada", "Ben"]
 
     holding(engine, play, path)
+
+
+def test_who_is_cut_before_its_first_word_was_cancelled(engine: Engine) -> None:
+    for is_known in (False, True):  # to the engine, which then says how it ended
+        voice = Voice(Turn(1, "Ada"), Generation(), 0.0, None, 0, time.perf_counter, engine.reply_format)
+        voice.interrupt()
+        voice.finish = "cancelled" if is_known else None
+        assert isinstance(voice.ended() if is_known else voice.failed(Cancelled("left")), TurnFailed)
+        spoken = voice.spoken("session/Ada")
+        assert isinstance(spoken.error, Cancelled) and spoken.request == voice.generation.id

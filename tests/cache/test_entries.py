@@ -57,7 +57,7 @@ ARRAY = np.zeros((3, 5), np.float32)
         ([b"1", object()], None),
         ({1, 2}, None),
     ],
-    ids=str,
+    ids=lambda value: type(value).__name__,
 )
 def test_payloads_are_measured_where_it_can_be_known(payload: Any, size: int | None) -> None:
     assert payload_bytes(payload) == size

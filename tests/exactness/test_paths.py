@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -185,6 +186,29 @@ def test_reuse_off_neither_reads_nor_writes(make_rig: MakeRig, kind: str, kv: st
     off = rig.generate(ids, NEW, reuse="off")
     assert kept.report.reused_tokens == off.report.reused_tokens == 0
     assert first.token_ids == kept.token_ids == off.token_ids
+
+
+@EVERY
+def test_absorbed_in_pieces_while_others_speak(make_rig: MakeRig, kind: str, kv: str) -> None:
+    """What a listener took in word by word, beside the decodes of others, is what its turn would have computed."""
+    heard, speeches = some_ids(75), [some_ids(count, seed=count) for count in (20, 33)]
+    rig = make_rig(kind, "fp64", kv, max_chunk_tokens=32)
+    speaking = [rig.request(speech, 8) for speech in speeches]
+    rig.finish(rig.task(heard[:9], "absorb"))
+    ends = (9, 31, 32, 48, 70)
+    for before, end in pairwise(ends):
+        (taken,) = rig.finish(rig.task(heard[:end], "absorb"))
+        assert taken.report.computed_tokens == end - before
+    assert all(request.state is State.RUNNING for request in speaking)
+    other = [*heard[:50], *some_ids(8, seed=3)]  # the words went on otherwise
+    prompts = (heard, other)
+    answers = rig.finish(*[rig.request(prompt, NEW) for prompt in prompts])
+    for prompt, answer, reused in zip(prompts, answers, (70, 50), strict=True):
+        assert answer.report.reused_tokens == reused
+        assert answer.token_ids == rig.generate(prompt, NEW, reuse="off").token_ids
+    same(rig, heard, answers[0].token_ids, cold(make_rig, kind, kv, heard))
+    for speech, result in zip(speeches, rig.finish(*speaking), strict=True):
+        assert result.token_ids == rig.generate(speech, 8, reuse="off").token_ids
 
 
 def test_a_cancelled_prefill_goes_on_where_it_stopped(make_rig: MakeRig) -> None:

@@ -87,6 +87,20 @@ def test_what_others_make_happen_is_shown_too(site: Site, opened: Open) -> None:
     expect(page.locator("#lanes")).to_contain_text("Dee")
 
 
+def test_the_list_keeps_up_with_the_session_beside_it(site: Site, opened: Open) -> None:
+    session = begin(site, title="Kept up with")
+    with Client(site.settings.port).send("GET", ROOT, None, {}) as response:
+        before = json.loads(response.read())
+    page = opened(site.url, f"/#sessions/{session}")
+    row = page.locator(f"#sessions [data-key='{session}']")
+    expect(row).to_contain_text("0 turns")
+    page.route(site.url + ROOT, lambda route: route.fulfill(json=before))  # the list is asked for too seldom to tell
+    post(site, f"/{session}/round", {})
+    expect(page.locator("#live-sum")).to_contain_text("3 turns")
+    expect(row).to_contain_text("3 turns")
+    expect(row.locator("a")).to_have_attribute("aria-current", "true")
+
+
 def test_a_vote_shows_its_outcome(site: Site, opened: Open) -> None:
     session = begin(site, title="A vote")
     page = opened(site.url, f"/#sessions/{session}")

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import http.client
+import json
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
 from contextlib import closing
 from typing import Any
 
 import pytest
+from starlette.requests import Request
+from starlette.types import Message, Scope
 
+from rekindle.agents.telling import SessionEvent
+from rekindle.server.coordination.streaming import MOST_AHEAD, Ears, listened, streamed
+from rekindle.server.limits import Door
+from rekindle.server.sse import EventStream
 from tests.server.conftest import Served
 from tests.server.coordinating import NAMES, SESSIONS, Event, create
 
@@ -140,6 +148,39 @@ def test_signs_of_life(served: Served) -> None:
         connection.request("GET", f"{SESSIONS}/{session.id}/events")
         response = connection.getresponse()
         assert response.readline() == b": waiting\n", "the head and a sign of life come at once"
+
+
+@pytest.mark.parametrize("opened", [streamed, listened])
+def test_a_slow_reader_is_waited_for_and_misses_nothing(opened: Callable[..., Awaitable[EventStream]]) -> None:
+    """Events are taken out of a session no faster than they are read."""
+    num_events, num_taken, most_ahead, sent = 10 * MOST_AHEAD, 0, 0, b""
+
+    async def happening() -> AsyncGenerator[SessionEvent, None]:
+        nonlocal num_taken
+        for number in range(num_events):
+            num_taken += 1
+            yield SessionEvent("token", {"number": number})
+
+    async def receive() -> Message:
+        await asyncio.Event().wait()  # it stays connected
+        raise AssertionError("nobody says anything")
+
+    async def send(message: Message) -> None:
+        nonlocal most_ahead, sent
+        sent += message.get("body", b"")
+        for _ in range(8):  # whoever takes events out has its turn, and again
+            await asyncio.sleep(0)
+        most_ahead = max(most_ahead, num_taken - sent.count(b"data: "))
+
+    async def read() -> None:
+        scope: Scope = {"type": "http"}
+        stream = await opened(Request(scope, receive), happening(), Ears(Door(), 60.0))
+        await stream(scope, receive, send)
+
+    asyncio.run(read())
+    assert most_ahead in range(MOST_AHEAD, MOST_AHEAD + 3)
+    told = [json.loads(line.removeprefix(b"data: ")) for line in sent.splitlines() if line.startswith(b"data: ")]
+    assert [each["number"] for each in told] == list(range(num_events))
 
 
 def wait_for(holds: Callable[[], bool]) -> None:

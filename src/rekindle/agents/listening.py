@@ -129,6 +129,7 @@ class Listening:
                 task=task,
                 open_end=True,
                 echoes_thoughts=True,
+                waits_aside=True,  # there are few, and nobody who asks for something is to be refused for them
             )
         )
 

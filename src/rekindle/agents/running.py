@@ -181,7 +181,7 @@ class Run:
         self._session.spoke_last_at = voice.last_at or self._session.spoke_last_at
         if isinstance(event, TurnEnded):
             self._ended[voice.turn.number] = voice
-        told = [of_failure(voice.turn, event.reason)] if isinstance(event, TurnFailed) else []
+        told = [of_failure(voice.turn, event.reason, self._spoken(voice))] if isinstance(event, TurnFailed) else []
         behind = self._interruptions.take(self._session.machine.check_told)
         done = self._commit(replace(event, then=tuple(each.told for each in behind)), *told)
         self._interruptions.told(behind, done)
@@ -235,9 +235,10 @@ class Run:
         if voice is None:
             return [of_utterance(utterance)]  # said in a run that was left before it was its turn to be told
         self._tallies.setdefault(voice.turn.round or 0, Tally()).add(voice)
-        agent = self._session.speaker(utterance.by).agent
-        spoken = Spoken(agent, voice.generation.id, voice.report, voice.finish)
-        return [SessionEvent("turn_complete", voice.described(utterance), spoken)]
+        return [SessionEvent("turn_complete", voice.described(utterance), self._spoken(voice))]
+
+    def _spoken(self, voice: Voice) -> Spoken:
+        return voice.spoken(self._session.agent(voice.turn.speaker))
 
     def _speak(self, turn: Turn) -> None:
         session = self._session
@@ -248,7 +249,7 @@ class Run:
         request = request_of(session.speaker(turn.speaker), turn, session.machine.prompt(turn.speaker), self._params)
         voice = Voice.begin(
             session.desk.engine,
-            request,
+            replace(request, waits_aside=bool(self._voices)),  # who begin together wait as one, however few may
             turn,
             timer=session.desk.timer,
             spoke_last_at=session.spoke_last_at,

@@ -13,6 +13,7 @@ from statistics import median
 from typing import Any
 
 from rekindle.agents import layout
+from rekindle.agents.telling import Spoken
 from rekindle.agents.types import Entry, Turn, TurnEnded, TurnFailed, Utterance
 from rekindle.engine.api import Engine
 from rekindle.engine.generation import Generation
@@ -23,6 +24,7 @@ from rekindle.text.messages import Message
 from rekindle.text.replies import ReplyFormat, ReplyStream, Said, TextPiece
 
 MAX_TOKENS = 512  # of a reply for which nothing else was asked: conversations of agents have no reader to stop them
+UNSAID = "interrupted before anything was said"
 OPEN_CHARS = 16  # of what is being said, that may yet be the beginning of something else
 _LAST_WORD = re.compile(r"\S+\Z")  # which may go on
 
@@ -81,6 +83,7 @@ class Voice:
     num_tokens: int = 0
     report: Report | None = None
     finish: FinishReason | None = None
+    error: RekindleError | None = None  # why it says nothing
     said: Said = field(default_factory=Said)
     _stream: ReplyStream | None = None
 
@@ -143,17 +146,25 @@ class Voice:
         if self.finish == "cancelled" and not self.cut:
             return None
         if self.finish == "cancelled" and not self.said.text.strip():
-            return TurnFailed(self.turn.number, "interrupted before anything was said")
+            return self._unsaid(Cancelled(UNSAID))
         cut = self.cut and self.finish == "cancelled"
         return TurnEnded(self.turn.number, self.said.text, self.said.thought or None, cut)
 
     def failed(self, error: RekindleError) -> TurnFailed | None:
         """What an error means for the session; None: the turn is left. Raises what is no fault of this turn."""
         if isinstance(error, Cancelled):
-            return TurnFailed(self.turn.number, "interrupted before anything was said") if self.cut else None
+            return self._unsaid(Cancelled(UNSAID)) if self.cut else None
         if isinstance(error, Overloaded | StoreError):
             raise error
+        return self._unsaid(error)
+
+    def _unsaid(self, error: RekindleError) -> TurnFailed:
+        self.error = error
         return TurnFailed(self.turn.number, str(error))
+
+    def spoken(self, agent: str) -> Spoken:
+        """How it ended, for those who follow requests; `agent` names the speaker's memory."""
+        return Spoken(agent, self.generation.id, self.report, self.finish, self.error)
 
     @property
     def gap_ms(self) -> float | None:

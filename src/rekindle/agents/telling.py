@@ -9,21 +9,26 @@ from typing import Any
 from rekindle.agents.deciding import Decision
 from rekindle.agents.types import Participant, Plan, Turn, Utterance
 from rekindle.engine.types import FinishReason, Report
+from rekindle.errors import RekindleError
 
 
 @dataclass(frozen=True, slots=True)
 class Spoken:
-    """The engine's side of a turn: whose memory it goes on from, and how it ended, once it has."""
+    """The engine's side of a turn: whose memory it goes on from, and how it ended, once it has.
+
+    `error`: why it said nothing.
+    """
 
     agent: str
     request: int | None = None
     report: Report | None = None
     finish: FinishReason | None = None
+    error: RekindleError | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class SessionEvent:
-    """Something that happened; `data` can be written as JSON. `spoken`: of a turn that begins or is complete."""
+    """Something that happened; `data` can be written as JSON. `spoken`: of a turn that begins or ends."""
 
     kind: str
     data: dict[str, Any]
@@ -90,9 +95,9 @@ def of_start(turn: Turn, agent: str) -> SessionEvent:
     return SessionEvent("turn_start", told, Spoken(agent))
 
 
-def of_failure(turn: Turn, reason: str) -> SessionEvent:
+def of_failure(turn: Turn, reason: str, spoken: Spoken) -> SessionEvent:
     """A turn cannot be had."""
-    return SessionEvent("turn_failed", {"turn": turn.number, "speaker": turn.speaker, "error": reason})
+    return SessionEvent("turn_failed", {"turn": turn.number, "speaker": turn.speaker, "error": reason}, spoken)
 
 
 def of_decision(decision: Decision) -> SessionEvent:

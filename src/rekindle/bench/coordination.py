@@ -14,7 +14,7 @@ import asyncio
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from functools import partial
@@ -26,7 +26,6 @@ from rich.console import Console
 
 from rekindle.agents.records import SessionRecords
 from rekindle.agents.service import Coordinator
-from rekindle.agents.telling import SessionEvent
 from rekindle.agents.types import MOST_AGENTS, Participant, Plan
 from rekindle.bench.coordination_report import (
     Played,
@@ -42,6 +41,7 @@ from rekindle.bench.workload import Workload
 from rekindle.config import Settings
 from rekindle.engine.api import Engine
 from rekindle.errors import ConfigError, RekindleError
+from rekindle.text.prompt import PromptEncoder
 
 NAMES = ("Ada", "Ben", "Cleo", "Dora", "Emil", "Fay", "Gus", "Hana", "Ivo", "Jun")
 SPACE, SESSION = "default", "bench"
@@ -76,22 +76,35 @@ class CoordinationBench:
     plot: Path | None = None
 
     def __post_init__(self) -> None:
-        if not 2 <= self.agents <= MOST_AGENTS:
-            raise ConfigError(f"--agents must be from 2 to {MOST_AGENTS}, not {self.agents}")
+        check_agents(self.agents)
         if self.rounds < 1 or self.tokens < 1 or self.history < 0 or (self.baseline_rounds or 1) < 1:
             raise ConfigError("--rounds, --tokens and --baseline-rounds must be at least 1, --history at least 0")
-        unknown = [name for name in self.arms if name not in (*ARMS, "all")]
-        if unknown:
-            raise ConfigError(f"--arm must be all or some of {', '.join(ARMS)}, not {', '.join(unknown)}")
+        self.chosen_arms()
 
     def chosen_arms(self) -> list[str]:
         """The arms to play, in order."""
-        wanted = self.arms or ("all",)
-        return [name for name in ARMS if "all" in wanted or name in wanted]
+        return chosen(self.arms, ARMS)
 
     def rounds_of(self, arm: str) -> int:
         """How many rounds an arm plays."""
         return self.rounds if arm == OURS else min(self.rounds, self.baseline_rounds or self.rounds)
+
+
+def check_agents(agents: int) -> None:
+    """Raise ConfigError where no session has so many agents."""
+    if not 2 <= agents <= MOST_AGENTS:
+        raise ConfigError(f"--agents must be from 2 to {MOST_AGENTS}, not {agents}")
+
+
+def chosen(wanted: Collection[str], known: Iterable[str]) -> list[str]:
+    """Those of the known arms that are wanted, in their order; none named, or `all`: every one. ConfigError names
+    what is no arm.
+    """
+    arms = list(known)
+    unknown = [name for name in wanted if name not in (*arms, "all")]
+    if unknown:
+        raise ConfigError(f"--arm must be all or some of {', '.join(arms)}, not {', '.join(unknown)}")
+    return [name for name in arms if not wanted or "all" in wanted or name in wanted]
 
 
 def run_coordination_bench(settings: Settings, options: CoordinationBench, console: Console) -> int:
@@ -163,8 +176,6 @@ async def _play(arm: str, engine: Engine, records: SessionRecords, options: Coor
 
 def plan_of(engine: Engine, options: CoordinationBench, **changes: Any) -> Plan:
     """A round of agents who know the same long text; replies have so many tokens and then end by themselves."""
-    names = [NAMES[i] if i < len(NAMES) else f"Guest{i + 1}" for i in range(options.agents)]
-    text = Workload(engine.encoder, context=max(options.history, 8), seed=options.seed).base(0)
     ends = tuple((token, 100.0) for token in sorted(engine.spec.eos_ids))
     sampling = (
         ("temperature", 0.8),
@@ -173,9 +184,22 @@ def plan_of(engine: Engine, options: CoordinationBench, **changes: Any) -> Plan:
         ("max_tokens", options.tokens + 1),
         ("logit_bias", ends),
     )
-    agents = tuple(Participant(name, f"You are {name}, and you like short words.") for name in names)
-    setting = f"{text}\n\nFriends who have read this talk about it." if options.history else "Friends meet and talk."
-    return Plan(agents, setting=setting, sampling=sampling, **changes)
+    setting = setting_of(engine.encoder, history=options.history, seed=options.seed)
+    return Plan(participants_of(options.agents), setting=setting, sampling=sampling, **changes)
+
+
+def participants_of(agents: int) -> tuple[Participant, ...]:
+    """So many who talk, in the order of their seats."""
+    names = [NAMES[i] if i < len(NAMES) else f"Guest{i + 1}" for i in range(agents)]
+    return tuple(Participant(name, f"You are {name}, and you like short words.") for name in names)
+
+
+def setting_of(encoder: PromptEncoder, *, history: int, seed: int) -> str:
+    """What all know before anybody speaks: a text of about `history` tokens, and that they talk about it."""
+    if not history:
+        return "Friends meet and talk."
+    text = Workload(encoder, context=max(history, 8), seed=seed).base(0)
+    return f"{text}\n\nFriends who have read this talk about it."
 
 
 def steps_alone(engine: Engine, plan: Plan) -> list[float]:
@@ -196,15 +220,18 @@ async def _round(coordinator: Coordinator, number: int) -> list[Spoken]:
             if event.kind == "token":
                 times.setdefault(event.data["turn"], []).append(time.perf_counter())
             elif event.kind == "turn_complete":
-                found.append(_spoken(event, number, times.get(event.data["turn"], []), begins=not found))
+                found.append(spoken_of(event.data, number, times.get(event.data["turn"], []), begins=not found))
             elif event.kind in ("turn_failed", "error"):
                 raise RekindleError(f"round {number + 1} could not be played: {event.data}")
     return found
 
 
-def _spoken(event: SessionEvent, number: int, times: list[float], *, begins: bool) -> Spoken:
-    """A turn; the first tokens are told when what came before is durable, so that steps are counted behind them."""
-    data, report = event.data, event.data["rekindle"]
+def spoken_of(data: Mapping[str, Any], number: int, times: Sequence[float], *, begins: bool) -> Spoken:
+    """A turn from the data of its `turn_complete` and the seconds at which its tokens came.
+
+    The first tokens are told when what came before is durable, so steps are counted behind them.
+    """
+    report = data["rekindle"]
     steps = [(after - before) * 1e3 for before, after in pairwise(times[WARM_UP_TOKENS:])]
     return Spoken(
         round=number,
@@ -217,4 +244,6 @@ def _spoken(event: SessionEvent, number: int, times: list[float], *, begins: boo
         num_tokens=data["num_tokens"],
         step_ms=statistics.median(steps) if steps else None,
         timings=report["timings"],
+        first_token_ms=data["first_token_ms"],
+        warm_tokens=report["warm_tokens"],
     )

@@ -23,6 +23,7 @@ class Spoken:
 
     It `begins` a round: its gap is the one between the last seat and the first, with a round's end in between.
     `taken_in_tokens` were computed for its speaker while others spoke. `step_ms`: the median between two of its tokens.
+    `first_token_ms`: from the moment it began to its first token. `warm_tokens` of those reused came from disk.
     """
 
     round: int
@@ -35,6 +36,8 @@ class Spoken:
     step_ms: float | None
     timings: Mapping[str, float]
     begins: bool = False
+    first_token_ms: float | None = None
+    warm_tokens: int = 0
 
     @property
     def computed_tokens(self) -> int:

@@ -253,6 +253,27 @@ def bench_coordination(
     return run_coordination_bench(settings, options, console())
 
 
+@bench.command("coordination-restart")
+@with_settings(unused=BENCH_UNUSED)
+def bench_coordination_restart(
+    settings: Settings,
+    agents: Annotated[int, typer.Option(help="agents that talk with each other")] = 6,
+    rounds: Annotated[int, typer.Option(help="whole ones before each kill and after the last")] = 3,
+    restarts: Annotated[int, typer.Option(help="how often the server is killed in one session")] = 3,
+    history: Annotated[int, typer.Option(help="tokens that all know before, computed once")] = 0,
+    tokens: Annotated[int, typer.Option(help="of each reply")] = 40,
+    arm: Annotated[list[str] | None, typer.Option(help="ours, reuse off; may be repeated [all]")] = None,
+    seed: Annotated[int, typer.Option(help="of the history and the replies")] = 0,
+    out: Annotated[Path | None, typer.Option(help="append JSON lines here instead of printing them")] = None,
+) -> int:
+    """kill -9 a server while an agent speaks, start it again: what the session keeps, what its next turns cost."""
+    from rekindle.bench.coordination_restart import CoordinationRestartBench, run_coordination_restart
+
+    _need_reuse(settings)
+    options = CoordinationRestartBench(agents, rounds, restarts, history, tokens, tuple(arm or ()), seed, out)
+    return run_coordination_restart(settings, options, console())
+
+
 def _need_reuse(settings: Settings) -> None:
     if settings.cache.reuse == "off":
         raise ConfigError("what is measured here is reuse: --reuse off leaves nothing to measure")

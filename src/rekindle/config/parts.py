@@ -152,8 +152,9 @@ class StoreSettings:
 class EngineSettings:
     """Scheduling. `max_context` None: what the model was made for; `max_chunk_tokens` None: only time bounds it.
 
-    More than `max_waiting` requests that have not begun are refused as overload. One that is not finished after
-    `request_timeout_s` is stopped and fails (None: it may take as long as it takes).
+    More than `max_waiting` requests that have not begun are refused as overload; what listeners of sessions take in is
+    not counted, and turns that begin together are one. One that is not finished after `request_timeout_s` is stopped
+    and fails (None: it may take as long as it takes).
     `check_when_idle` re-derives every invariant of the engine whenever it runs out of work, for finding defects.
     """
 

@@ -28,6 +28,7 @@ from rekindle.errors import BadRequest, Cancelled, Overloaded, RekindleError, Re
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
+Inbox = queue.SimpleQueue[Callable[[], None] | None]
 
 # With next prompts to foresee, look this often whether the engine is idle; and not before nothing has come for as long:
 # who asks right behind a turn, as agents that talk with each other do, would wait for a step of idle work (60-100 ms).
@@ -35,7 +36,7 @@ LOOK_AGAIN_S = 0.02
 
 
 class Intake:
-    """One thread that prepares requests and remembers turns."""
+    """One thread that prepares requests and remembers turns. It waits for nothing but its `inbox`."""
 
     def __init__(
         self,
@@ -45,6 +46,7 @@ class Intake:
         retention: Retention,
         room: WaitingRoom,
         anticipation: Anticipation | None = None,
+        inbox: Inbox | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._preparer = preparer
@@ -53,7 +55,7 @@ class Intake:
         self._room = room
         self._anticipation = anticipation
         self._clock = clock
-        self._inbox: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._inbox: Inbox = queue.SimpleQueue() if inbox is None else inbox
         self._ended = threading.Event()
         self._rest = threading.Lock()
         self._thread = threading.Thread(target=self._run, name="rekindle-intake", daemon=True)
@@ -72,14 +74,20 @@ class Intake:
 
     def submit(self, request: GenerationRequest, generations: Sequence[Generation]) -> None:
         """Prepare a request and hand it to the engine, once for each generation; what is wrong arrives through them."""
+        if not request.waits_aside and not self._enter(generations):
+            return
+        submitted = self._clock()
+        self._put(lambda: self._prepare(request, generations, submitted))
+
+    def _enter(self, generations: Sequence[Generation]) -> bool:
+        """Have them wait with the others; False where too many do, which they are told."""
         if not self._room.enter(len(generations)):
             for generation in generations:
                 generation.put(Overloaded(f"{self._room.num_waiting} requests wait already", retry_after_s=1.0))
-            return
+            return False
         for generation in generations:
             generation.on_begin(self._room.leave)
-        submitted = self._clock()
-        self._put(lambda: self._prepare(request, generations, submitted))
+        return True
 
     def turn_ended(self, turn: FinishedTurn) -> None:
         """Remember a finished turn (called by the engine before the caller hears of the end)."""

@@ -51,7 +51,8 @@ class GenerationRequest:
     `template_kwargs` reach the chat template; `reply_prefix` is how the reply begins, part of the prompt.
     `structured`: deltas also hold the control tokens that the model's reply format needs, each behind U+FDD0.
     `echoes_thoughts`: whether the caller sends thinking back with the history (None: unknown); `respells_arguments`:
-    whether it sends the arguments of tool calls back as objects, so that their JSON is spelled anew.
+    whether it sends the arguments of tool calls back as objects, so that their JSON is spelled anew. `waits_aside`: it
+    takes none of the places of requests that may wait, and whoever sends such ones bounds how many there are.
     """
 
     messages: tuple[Message, ...] | None = None
@@ -71,6 +72,7 @@ class GenerationRequest:
     respells_arguments: bool = False
     echoes_thoughts: bool | None = None
     open_end: bool = False
+    waits_aside: bool = False
 
     def __post_init__(self) -> None:
         given = sum(x is not None for x in (self.messages, self.text, self.token_ids))

@@ -1,5 +1,6 @@
 """How many requests have been asked for and not begun, and that it never is more than the engine may keep waiting.
 
+Those that wait aside, as what listeners of sessions take in does, are not counted here: they are in nobody's way.
 Safe from any thread. A request enters when it is asked for and leaves once: when it begins, or ends before that.
 """
 

@@ -2,7 +2,7 @@
 
 import { Refused, Unreachable, ask, events } from "./api.js";
 import { byId, el, keyed, say } from "./dom.js";
-import { ROOT, TOPOLOGIES } from "./sessions.js";
+import { ROOT, TOPOLOGIES, showOpen } from "./sessions.js";
 import { count, counted, duration, listed, share } from "./words.js";
 
 const AGAIN_MS = 1000;
@@ -48,9 +48,7 @@ async function follow(session) {
   }
 }
 
-function isShown(session) {
-  return live === session;
-}
+const isShown = (session) => live === session;
 
 /** Ask what there is to know; while somebody asks already, once more after that. */
 function catchUp(session) {
@@ -143,6 +141,7 @@ function draw(session) {
   const { detail } = session;
   const names = detail.agents.map((agent) => agent.name);
   const speaking = [...session.speaking.values()].map((turn) => turn.speaker);
+  showOpen({ ...detail, running: [...session.speaking.values()] });
   say(byId("live-title"), detail.title || listed(names));
   say(byId("live-sum"), about(detail));
   say(byId("live-next"), next(detail, speaking));

@@ -33,6 +33,14 @@ export async function showSessions(open) {
   return sessions;
 }
 
+/** Bring the row of the open session up to how it stands now; the others wait for the list. */
+export function showOpen(session) {
+  const row = [...byId("sessions").children].find((node) => node.dataset.key === session.id);
+  if (row === undefined) return;
+  row.stamp = null; // what the list says next is shown again
+  row.show({ ...session, isOpen: true, used: ago(session.last_use) });
+}
+
 function curl() {
   const key = hasKey() ? " -H 'Authorization: Bearer KEY'" : "";
   const body = {

@@ -1,0 +1,196 @@
+"""What a session kept when its server was killed: turns by phase, restarts, as tables and measurements. Pure."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+
+from rich import box
+from rich.table import Table
+
+from rekindle.bench.coordination_kept import Kept, numbered
+from rekindle.bench.coordination_report import Spoken, gaps, least_share, share
+from rekindle.bench.demo_report import Check
+from rekindle.bench.record import Measurement
+
+BEFORE, FIRST, REST, AFTER = "before the kill", "first after the restart", "rest of that round", "rounds after"
+PHASES = (BEFORE, FIRST, REST, AFTER)
+COLUMNS = (
+    "turns",
+    "gap",
+    "first token",
+    "reused",
+    "least",
+    "computed",
+    "from disk",
+    "in memory",
+    "load",
+    "prefill",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Restart:
+    """One kill and what came of it. `speaker` had said `num_pieces` pieces of text, as the client was told.
+
+    Seconds: `ready_s` from SIGKILL to the first sign of the new server being ready; `first_token_s` from the request
+    that has the round go on to its first token, as the client saw both. `broken`: the turns of the round that were told
+    before the kill; `resumed`: those after it; `after`: those of the rounds that followed.
+    """
+
+    speaker: str
+    num_pieces: int
+    ready_s: float
+    first_token_s: float
+    broken: tuple[Spoken, ...]
+    resumed: tuple[Spoken, ...]
+    after: tuple[Spoken, ...]
+    kept: Kept
+
+    @property
+    def alone_ms(self) -> float | None:
+        """From the moment the first turn after the restart began to its first token, as the server saw it."""
+        return self.resumed[0].first_token_ms
+
+
+@dataclass(frozen=True, slots=True)
+class Endured:
+    """One arm: the turns before the first kill, the restarts, and at the end what was kept and wrongly heard."""
+
+    arm: str
+    before: tuple[Spoken, ...]
+    restarts: tuple[Restart, ...]
+    kept: Kept
+    misheard: tuple[str, ...]
+
+    def phases(self) -> dict[str, list[Spoken]]:
+        """The turns of each phase, of all restarts."""
+        return {
+            BEFORE: [*self.before, *(turn for each in self.restarts for turn in each.broken)],
+            FIRST: [each.resumed[0] for each in self.restarts],
+            REST: [turn for each in self.restarts for turn in each.resumed[1:]],
+            AFTER: [turn for each in self.restarts for turn in each.after],
+        }
+
+    def first_tokens_ms(self, phase: str) -> list[float]:
+        """To the first tokens of a phase: of those who speak first after a restart as the client waited for them."""
+        if phase == FIRST:
+            return [each.first_token_s * 1e3 for each in self.restarts]
+        return [turn.first_token_ms for turn in self.phases()[phase] if turn.first_token_ms is not None]
+
+    def checks(self) -> list[Check]:
+        """What has to hold, in words that say what does not."""
+        found = []
+        every = [(f"after restart {number}", each.kept) for number, each in enumerate(self.restarts, 1)]
+        every.append(("at the end", self.kept))
+        for what in ("lost", "changed", "doubled"):
+            wrong = {when: numbers for when, kept in every if (numbers := getattr(kept, what))}
+            places = ", ".join(f"{numbered(numbers)} {when}" for when, numbers in wrong.items())
+            found.append(Check(f"{self.arm}: no message is {what}" + (f", but {places}" if wrong else ""), not wrong))
+        heard = f"{self.arm}: every agent heard each message once, in order"
+        return [*found, Check("; ".join([heard, *self.misheard]), not self.misheard)]
+
+
+def turns_table(done: Endured) -> Table:
+    """A row per phase; medians, but for the shares, which are of all tokens and of the worst turn.
+
+    The first token of who speaks first after a restart is counted from the client's request, of others from their turn.
+    """
+    title = f"{done.arm}: turns before and after SIGKILL"
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1))
+    table.add_column("phase", no_wrap=True)
+    for name in COLUMNS:
+        table.add_column(name, justify="right", no_wrap=True)
+    for phase, turns in done.phases().items():
+        if turns:
+            table.add_row(phase, *_cells(turns, done.first_tokens_ms(phase)))
+    return table
+
+
+def _cells(turns: Sequence[Spoken], first_tokens_ms: Sequence[float]) -> list[str]:
+    """In the order of `COLUMNS`."""
+    return [
+        f"{len(turns)}",
+        _ms(gaps(turns)),
+        _ms(first_tokens_ms),
+        f"{share(turns):.1%}",
+        f"{least_share(turns):.1%}",
+        _count([turn.computed_tokens for turn in turns]),
+        _count([turn.warm_tokens for turn in turns]),
+        _count([turn.reused_tokens - turn.warm_tokens for turn in turns]),
+        _ms([turn.timings["load_ms"] for turn in turns if "load_ms" in turn.timings]),
+        _ms([turn.timings["prefill_ms"] for turn in turns if "prefill_ms" in turn.timings]),
+    ]
+
+
+def restarts_table(done: Endured) -> Table:
+    """A row per restart, and one of their medians with what is kept at the end."""
+    title = f"{done.arm}: restarts; seconds from SIGKILL on, milliseconds from the request and from the first turn on"
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1))
+    for name in ("restart", "killed while"):
+        table.add_column(name, no_wrap=True)
+    for name in ("ready", "first token", "asked", "turn alone", "told", "found", "lost", "changed", "doubled"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for number, each in enumerate(done.restarts, 1):
+        table.add_row(f"{number}", f"{each.speaker} spoke", *_waits([each]), *_counts(each.kept))
+    table.add_row("median", "at the end", *_waits(done.restarts), *_counts(done.kept))
+    return table
+
+
+def _waits(restarts: Sequence[Restart]) -> list[str]:
+    """Medians: from SIGKILL to ready and to the first token; to that from the request, and from the turn's begin."""
+    ready_s = statistics.median(each.ready_s for each in restarts)
+    first_s = statistics.median(each.ready_s + each.first_token_s for each in restarts)
+    alone = [each.alone_ms for each in restarts if each.alone_ms is not None]
+    asked = [each.first_token_s * 1e3 for each in restarts]
+    return [f"{ready_s:.2f} s", f"{first_s:.2f} s", _ms(asked), _ms(alone)]
+
+
+def _counts(kept: Kept) -> list[str]:
+    return [
+        f"{kept.told}",
+        f"{kept.found}",
+        *(f"{len(numbers)}" for numbers in (kept.lost, kept.changed, kept.doubled)),
+    ]
+
+
+def measurements(done: Endured) -> Iterator[Measurement]:
+    """An arm as lines that say where they come from; the turns of a phase in `detail` of what they computed."""
+    arm, restarts = done.arm, done.restarts
+    for phase, turns in done.phases().items():
+        if not turns:
+            continue
+        if found := gaps(turns):
+            yield Measurement(f"gap between speakers, {phase}", arm, "ms", tuple(found))
+        if waited := done.first_tokens_ms(phase):
+            yield Measurement(f"first token, {phase}", arm, "ms", tuple(waited))
+        shares = tuple(share([turn]) for turn in turns)
+        yield Measurement(f"reused share of a turn's prompt, {phase}", arm, "share", shares)
+        computed = tuple(float(turn.computed_tokens) for turn in turns)
+        told = {"turns": [asdict(turn) for turn in turns]}
+        yield Measurement(f"computed at a turn, {phase}", arm, "tokens", computed, told)
+        warm = tuple(float(turn.warm_tokens) for turn in turns)
+        yield Measurement(f"from disk at a turn, {phase}", arm, "tokens", warm)
+    detail = {"killed": [{"speaker": each.speaker, "pieces": each.num_pieces} for each in restarts]}
+    yield Measurement("SIGKILL to ready", arm, "s", tuple(each.ready_s for each in restarts), detail)
+    firsts = tuple(each.ready_s + each.first_token_s for each in restarts)
+    yield Measurement("SIGKILL to first token", arm, "s", firsts)
+    if alone := tuple(each.alone_ms for each in restarts if each.alone_ms is not None):
+        yield Measurement(f"first token of the turn alone, {FIRST}", arm, "ms", alone)
+    kept = [*(each.kept for each in restarts), done.kept]
+    yield Measurement("messages told", arm, "messages", tuple(float(each.told) for each in kept))
+    yield Measurement("messages found", arm, "messages", tuple(float(each.found) for each in kept))
+    for what in ("lost", "changed", "doubled"):
+        numbers = [list(getattr(each, what)) for each in kept]
+        counts = tuple(float(len(each)) for each in numbers)
+        yield Measurement(f"messages {what}", arm, "messages", counts, {"numbers": numbers})
+    yield Measurement("agents that heard wrongly", arm, "agents", (float(len(done.misheard)),))
+
+
+def _ms(values: Sequence[float]) -> str:
+    return f"{statistics.median(values):,.1f} ms" if values else ""
+
+
+def _count(values: Sequence[float]) -> str:
+    return f"{statistics.median(values):,.0f}"
