@@ -11,9 +11,9 @@ export TOKENIZERS_PARALLELISM = false
 demo: $(STAMP)
 	$(BIN)/rekindle demo $(DEMO_FLAGS)
 
-# Files of tests run beside each other, one for each core up to four: a worker takes up to 2 GiB.
+# Files of tests run beside each other, one for each core up to four: a worker takes up to 3 GiB.
 test: $(STAMP)
-	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile $(TESTS)
+	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder $(TESTS)
 
 lint: $(STAMP)
 	$(BIN)/ruff check src tests tools examples

@@ -392,7 +392,8 @@ def test_a_slow_prompt_begins_at_once_and_shows_that_it_lives(scripted: Served, 
     alive = [name for name in names if name.startswith(": prefill ")]
     assert alive
     assert all("of them reused" in name for name in alive)
-    assert sent.headers["x-rekindle-outcome"] == "miss"
+    completed = next(block for block in blocks if block.startswith("event: response.completed"))
+    assert json.loads(completed.partition("data: ")[2])["response"]["rekindle"]["outcome"] == "miss"
 
 
 def test_a_fork_reads_its_parents_memory(scripted: Served) -> None:
