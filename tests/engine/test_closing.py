@@ -7,9 +7,14 @@ from pathlib import Path
 
 import pytest
 
+from rekindle.engine import upkeep
 from rekindle.engine.api import Engine
+from rekindle.engine.saving import Pinned
 from rekindle.engine.types import GenerationRequest
 from rekindle.errors import RekindleError
+from rekindle.model.params import SamplingParams
+from tests.engine.conftest import Start
+from tests.engine.holding import held
 from tests.tiny_models import tiny_model_dir
 
 
@@ -18,30 +23,62 @@ def test_requests_and_questions_during_and_after_close_are_answered(tmp_path: Pa
     model = tiny_model_dir("llama", "fp32", tmp_path)
     engine = Engine.from_pretrained(str(model), threads=1, hot_bytes=4 << 20, store=str(tmp_path / "store"))
     parts = engine._running
-    long_run = engine.submit(GenerationRequest(text="Tell me everything.", agent="ada"))
-    next(iter(long_run))
-    answers: list[str] = []
+    endless = SamplingParams(ignore_eos=True)
+    refused: list[str] = []
 
     def pester() -> None:
-        for _ in range(200):
+        while len(refused) < 200:
             try:
                 engine.submit(GenerationRequest(text="Hm?")).cancel()
                 engine.stats()
-                answers.append("stats")
-            except RekindleError:
-                answers.append("refused")
+            except RekindleError as error:
+                refused.append(str(error))
 
-    threads = [threading.Thread(target=pester) for _ in range(3)]
-    for thread in threads:
-        thread.start()
-    engine.close()
+    threads = [threading.Thread(target=pester, daemon=True) for _ in range(3)]
+    with held(engine, lambda request: request.num_generated > 500):  # else it may be over before the close begins
+        long_run = engine.submit(GenerationRequest(text="Tell me everything.", agent="ada", params=endless))
+        next(iter(long_run))
+        for thread in threads:
+            thread.start()
+        engine.close()
     for thread in threads:
         thread.join(60)
         assert not thread.is_alive(), "somebody still waits"
-    assert answers.count("refused") > 0
+    assert len(refused) >= 200
     with pytest.raises(RekindleError, match="closed"):
         long_run.result()
     with pytest.raises(RekindleError, match="closed"):
         parts.loop.call(lambda core: core.num_steps).result(5)
     assert parts.intake.call(lambda: 3).result(5) == 3
     assert not [thread for thread in set(threading.enumerate()) - others if thread.name.startswith("rekindle")]
+
+
+def test_orders_to_a_closed_engine_are_refused(start: Start) -> None:
+    engine = start()
+    engine.chat("ada", [{"role": "user", "content": "Hello."}], max_tokens=2)
+    parts = engine._running
+    engine.close()
+    with pytest.raises(RekindleError, match="closed"):
+        upkeep.pin(parts, "default", "ada", None)
+
+
+@pytest.mark.parametrize("has_room", [True, False])
+def test_orders_that_wait_when_it_ends_are_carried_out_or_refused(start: Start, has_room: bool) -> None:
+    engine, go_on = start(staging_bytes=1), threading.Event()
+    parts, order = engine._running, Pinned("default", "ada", 0.0)
+    assert parts.store is not None
+    if not has_room:  # the writer stands still with the one block that there is room for, and all else waits for it
+        parts.store._writer.order(lambda ledger: go_on.wait(60))
+    engine.chat("ada", [{"role": "user", "content": "Hello. " * 40}], max_tokens=2)
+    if has_room:
+        assert engine.flush()
+    parts.loop.save(order)
+    engine._parts = None  # it ends here, as at a close that could not wait any longer
+    parts.loop.stop()
+    if has_room:
+        assert order.done.result(60), "the agent is known"
+    else:
+        with pytest.raises(RekindleError, match="closed"):
+            order.done.result(0)
+    go_on.set()
+    parts._stop()

@@ -23,7 +23,9 @@ import pytest
 
 from rekindle.cache.hashing import id_bytes
 from rekindle.config import StoreSettings
-from rekindle.store.index import Index as StoreIndex
+from rekindle.store import connections
+from rekindle.store import index as store_index
+from rekindle.store.connections import connect
 from rekindle.store.warm import WarmStore
 from tests.store.chains import BLOCK_BYTES, FINGERPRINT, LAYOUT, SIZE, Chain, payload_of, save, warm_tokens
 from tests.store.recording import CRASHES, SECTOR, Crash, Index, RecordingFileSystem, read_index, replay, torn_indexes
@@ -110,10 +112,9 @@ class Campaign:
     @contextmanager
     def running(self) -> Iterator[WarmStore]:
         """A started store whose every moment is recorded."""
-        connect = StoreIndex._connect
 
-        def traced(index: StoreIndex) -> sqlite3.Connection:
-            connection = connect(index)
+        def traced(path: Path) -> sqlite3.Connection:
+            connection = connect(path)
             connection.execute(f"PRAGMA wal_autocheckpoint = {CHECKPOINT_PAGES}")
             connection.set_trace_callback(
                 lambda said: self._turn_page(said.strip()) if said.strip().startswith(STEPS) else None
@@ -121,7 +122,8 @@ class Campaign:
             return connection
 
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(StoreIndex, "_connect", traced)
+            for module in (store_index, connections):
+                patch.setattr(module, "connect", traced)
             store = self.open(fs=self.fs)
             store.on_saved = self.told
             store.on_lost = self.lost

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 from rekindle.engine.core import EngineCore
 from rekindle.engine.loads import Load
 from rekindle.engine.request import Request
-from rekindle.engine.saving import SaveOrder
+from rekindle.engine.saving import SaveOrder, refuse
 from rekindle.errors import RequestFailed
 
 logger = logging.getLogger(__name__)
@@ -111,6 +111,8 @@ class EngineLoop:
                 message.generation.put(RequestFailed("the engine was closed"))
             elif isinstance(message, _Call):
                 message.future.set_exception(RequestFailed("the engine was closed"))
+            elif isinstance(message, SaveOrder):
+                refuse(message)
 
     def refuse(self) -> None:
         """Fail what runs and waits, and all requests from now on; saving and calls go on."""
@@ -140,6 +142,7 @@ class EngineLoop:
         core.fail_all(RequestFailed("the engine was closed"))
         self._drain(core, wait=False)
         core.fail_all(RequestFailed("the engine was closed"))
+        core.cache.saving.close()
         self._ended.set()
         self._refuse_rest()
 

@@ -20,7 +20,7 @@ import numpy as np
 from rekindle.cache.hashing import BlockHash
 from rekindle.cache.pool import BlockPool
 from rekindle.cache.table import BlockTable, Published
-from rekindle.errors import StoreError
+from rekindle.errors import RequestFailed, StoreError
 from rekindle.kv.arena import KVArena
 from rekindle.store.warm import SequenceRecord, StagedBlock, WarmStore
 
@@ -177,6 +177,14 @@ class SaveQueue:
             if isinstance(item, _QueuedBlock):
                 self._queued.discard(item.published.name)
 
+    def close(self) -> None:
+        """Hand over what there is room for. Whoever waits for something that is left is told that it will not be."""
+        self.pump()
+        for item in self._items:
+            refuse(item)
+        self._items.clear()
+        self._queued.clear()
+
     def _order(self, item: Forgotten | Purged | Pinned, store: WarmStore) -> None:
         if isinstance(item, Pinned):
             store.pin(item.namespace, item.agent, item.until).add_done_callback(partial(_tell, item, "pin"))
@@ -231,6 +239,12 @@ def _is_of(item: _QueuedBlock | SaveOrder, order: Purged, names: Collection[Bloc
     if isinstance(item, _QueuedBlock):
         return item.published.name in names
     return isinstance(item, SequenceRecord) and (item.namespace, item.agent) == (order.namespace, order.agent)
+
+
+def refuse(item: _QueuedBlock | SaveOrder) -> None:
+    """Tell whoever waits for it that the engine was closed before the store was asked."""
+    if isinstance(item, Forgotten | Purged | Pinned):
+        item.done.set_exception(RequestFailed("the engine was closed"))
 
 
 _DONE = {"delete": "deleted from disk", "purge": "purged from disk", "pin": "pinned on disk"}

@@ -1,7 +1,7 @@
 """The index: which block lies in which slot, which sequence ends in which block. SQLite in WAL mode.
 
-Owns the schema, the connections and all questions; what changes rows stands in `ledger`. One connection writes (the
-writer thread's), the others read and see whole transactions only. Every block is a row per part and is there only with
+Owns the schema and all questions; what changes rows stands in `ledger`. One connection writes (the writer thread's),
+others (`connections`) read and see whole transactions only. Every block is a row per part and is there only with
 all its parts. Knows no files but its own.
 """
 
@@ -9,16 +9,16 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import queue
 import sqlite3
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 
 import numpy as np
 
 from rekindle.cache.hashing import HASH_BYTES, BlockHash, TokenIds, id_bytes
 from rekindle.errors import StoreError
+from rekindle.store.connections import ReadConnections, connect
 from rekindle.store.values import Location, SequenceRecord
 
 logger = logging.getLogger(__name__)
@@ -104,8 +104,8 @@ class Index:
     def __init__(self, path: Path, num_parts: int) -> None:
         self.num_parts = num_parts
         self._path = path
-        self._idle: queue.SimpleQueue[sqlite3.Connection] = queue.SimpleQueue()
-        self.writer = self._connect()
+        self._readers = ReadConnections(path)
+        self.writer = connect(path)
         try:
             self._prepare()
         except BaseException:
@@ -137,24 +137,12 @@ class Index:
             step = f"BEGIN IMMEDIATE; {_MIGRATIONS[number]} PRAGMA user_version = {number + 1}; COMMIT;"
             self.writer.executescript(step)
 
-    def _connect(self) -> sqlite3.Connection:
-        return sqlite3.connect(self._path, isolation_level=None, check_same_thread=False, timeout=60)
-
-    @contextmanager
-    def reading(self) -> Iterator[sqlite3.Connection]:
+    def reading(self) -> AbstractContextManager[sqlite3.Connection]:
         """A read connection that nobody else uses meanwhile."""
-        try:
-            connection = self._idle.get_nowait()
-        except queue.Empty:
-            connection = self._connect()
-            connection.execute("PRAGMA query_only = ON")
-        try:
-            yield connection
-        finally:
-            self._idle.put(connection)
+        return self._readers.reading()
 
     def close(self) -> None:
-        """Empty the WAL into the file and close all connections; nobody may be reading."""
+        """Empty the WAL into the file and close all connections; one that is reading is closed by its reader."""
         try:
             self.writer.execute("PRAGMA wal_checkpoint(TRUNCATE)")
         except sqlite3.Error as error:
@@ -178,13 +166,15 @@ class Index:
     @property
     def num_bytes(self) -> int:
         """Size of SQLite's files."""
-        paths = [Path(f"{self._path}{suffix}") for suffix in ("", "-wal", "-shm")]
-        return sum(path.stat().st_size for path in paths if path.exists())
+        num_bytes = 0
+        for suffix in ("", "-wal", "-shm"):
+            with suppress(FileNotFoundError):  # SQLite makes and removes the last two as it likes
+                num_bytes += Path(f"{self._path}{suffix}").stat().st_size
+        return num_bytes
 
     def abandon(self) -> None:
         """Close all connections as they are."""
-        while not self._idle.empty():
-            self._idle.get_nowait().close()
+        self._readers.close()
         self.writer.close()
 
     def meta(self) -> dict[str, int]:

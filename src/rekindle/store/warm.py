@@ -122,7 +122,7 @@ class WarmStore:
         self._readers.start()
 
     def flush(self, timeout_s: float | None = None) -> bool:
-        """Wait until all that was staged and ordered before is durable (or has failed); False if that took too long."""
+        """Wait until all ordered before is durable or has failed; False if that took too long, StoreError if closed."""
         try:
             self._writer.order(lambda ledger: None).result(timeout_s)
         except FutureTimeout:
@@ -286,11 +286,11 @@ class WarmStore:
         logger.warning("block %s is damaged on disk and will be computed again: %s", location.name.hex(), reason)
 
     def _ask(self, question: Callable[[], T], otherwise: T) -> T:
-        """The index's answer; where it cannot be read, `otherwise`, said once."""
+        """The index's answer; where it cannot be read, `otherwise`, said once. A closed store has no answer."""
         try:
             return question()
         except INDEX_DAMAGE as error:
-            if not self._index_trouble:
+            if not self._index_trouble and not self.closed:
                 logger.error(
                     "the store's index cannot be read, what it names counts as not there: %s. If its file index.db is "
                     "moved away while nothing runs, it is made anew from the records.",

@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from rekindle.cache.hashing import BlockHash
+from rekindle.errors import StoreError
 from rekindle.kv.payload import BlockPayload
 from rekindle.store.index import Index
 from rekindle.store.ledger import BlockRow, BranchKey, Ledger
@@ -72,6 +73,7 @@ class Writer:
         self._bad: set[BlockHash] = set()
         self._touched: dict[BranchKey, float] = {}
         self._lock = threading.Lock()
+        self._ended = threading.Event()
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
@@ -80,11 +82,23 @@ class Writer:
         self._thread.start()
 
     def stop(self) -> None:
-        """Save all that waits, then end the thread."""
+        """Save all that waits, then end the thread; what is ordered later is refused."""
         self.order(lambda ledger: None)
         self._queue.put("stop")
         if self._thread is not None:
             self._thread.join()
+        self._ended.set()
+        self._refuse_rest()
+
+    def _refuse_rest(self) -> None:
+        """Answer what was ordered too late, so that nobody waits for ever. Any thread."""
+        while True:
+            try:
+                item = self._queue.get_nowait()
+            except queue.Empty:
+                return
+            if isinstance(item, Order):
+                item.future.set_exception(StoreError("the store is closed"))
 
     def put(self, item: WaitingBlock | SequenceRecord) -> None:
         """Queue a block or a moved sequence."""
@@ -96,9 +110,11 @@ class Writer:
     def order(
         self, change: Callable[[Ledger], Any], then: Callable[[Any, Sequence[Slot]], Any] = lambda answer, freed: answer
     ) -> Future[Any]:
-        """Queue a change of the index, after all that was queued before."""
+        """Queue a change of the index, after all that was queued before; StoreError in the future of a closed store."""
         future: Future[Any] = Future()
         self._queue.put(Order(change, then, future))
+        if self._ended.is_set():
+            self._refuse_rest()
         return future
 
     def touch(self, branch: BranchKey, last_use: float) -> None:

@@ -1,0 +1,65 @@
+"""Read connections to one SQLite file, each used by one reader at a time.
+
+Owns those that are open. Any thread may read, also while somebody closes: a reader that is late closes what it read
+with, so that none is left open.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+BUSY_S = 60
+
+
+def connect(path: Path) -> sqlite3.Connection:
+    """A connection for any thread, every statement a transaction of its own unless one is begun."""
+    return sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=BUSY_S)
+
+
+class ReadConnections:
+    """As many as ever read at once. Raises sqlite3.Error where the file cannot be read, and when it is closed."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._lock = threading.Lock()
+        self._idle: list[sqlite3.Connection] = []
+        self._is_closed = False
+
+    @contextmanager
+    def reading(self) -> Iterator[sqlite3.Connection]:
+        """A connection that nobody else uses meanwhile."""
+        connection = self._take() or self._open()
+        try:
+            yield connection
+        finally:
+            self._give_back(connection)
+
+    def _take(self) -> sqlite3.Connection | None:
+        with self._lock:
+            if self._is_closed:
+                raise sqlite3.ProgrammingError(f"{self._path} is closed")
+            return self._idle.pop() if self._idle else None
+
+    def _open(self) -> sqlite3.Connection:
+        connection = connect(self._path)
+        connection.execute("PRAGMA query_only = ON")
+        return connection
+
+    def _give_back(self, connection: sqlite3.Connection) -> None:
+        with self._lock:
+            if not self._is_closed:
+                self._idle.append(connection)
+                return
+        connection.close()
+
+    def close(self) -> None:
+        """Let nobody read any more. Whoever reads now may go on to the end."""
+        with self._lock:
+            self._is_closed = True
+            idle, self._idle = self._idle, []
+        for connection in idle:
+            connection.close()
