@@ -85,7 +85,8 @@ def test_what_can_be_done_to_an_agent(running: tuple[Client, dict[str, str]]) ->
     assert shown("cy", env)["hot_tokens"] == 0 < shown("cy", env)["warm_tokens"]
     said("fork", "cy", "cy/copy", **env)
     assert shown("cy/copy", env)["num_tokens"] == shown("cy", env)["num_tokens"]
-    (branch,) = shown("cy/copy", env)["branch_infos"]
+    while (branch := shown("cy/copy", env)["branch_infos"][0])["saved_tokens"] < branch["num_tokens"]:
+        time.sleep(0.01)
     tokens = f"{branch['num_tokens']:,}"
     line = next(line for line in said("show", "cy/copy", **env).splitlines() if line.startswith("branch "))
     assert line.endswith(

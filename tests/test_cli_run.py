@@ -166,17 +166,17 @@ def test_an_interrupt_ends_cleanly_and_says_what_is_left(scene: Path, tmp_path: 
     store, written = tmp_path / "store", tmp_path / "out.md"
     command = [sys.executable, "-m", "rekindle.cli", "run", str(scene), "--plain", "--set", "times=500"]
     env = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "PYTHONUNBUFFERED": "1"}
-    process = subprocess.Popen(
-        [*command, "--store", str(store), "--transcript", str(written), *SMALL],
-        env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-    )  # fmt: skip
+    here = signal.signal(signal.SIGINT, signal.default_int_handler)  # where it is ignored, a child ignores it, too
+    try:
+        process = subprocess.Popen(
+            [*command, "--store", str(store), "--transcript", str(written), *SMALL],
+            env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        )  # fmt: skip
+    finally:
+        signal.signal(signal.SIGINT, here)
     assert process.stdout is not None
-    lines = []
-    for line in process.stdout:
-        lines.append(line)
-        if line.startswith("Bo: "):
-            process.send_signal(signal.SIGINT)
-            break
+    next(line for line in process.stdout if line.startswith("Bo: "))
+    process.send_signal(signal.SIGINT)
     rest, errors = process.communicate(timeout=120)
     assert process.returncode == 130, errors
     assert "Traceback" not in errors

@@ -138,8 +138,8 @@ def test_shipped_scenes_play_through(engine: Engine, path: Path) -> None:
 TWO_VOTES = """\
 name: small
 title: A small scene
-about: Two votes, of which the second is dropped, and so is a game.
-sampling: {max_tokens: 4, temperature: 0}
+about: Two votes, of which the second is dropped, and so is a game. Nobody has voted when it is told who begins.
+sampling: {max_tokens: 60, temperature: 0, ignore_eos: true}
 agents: [{name: Ada}, {name: Bo}]
 phases:
   - name: first
@@ -198,7 +198,8 @@ def test_leaving_early_leaves_the_session_until_it_is_ended(engine: Engine, tmp_
     async def leave() -> None:
         coordinator = Coordinator(engine, SessionRecords.open(None))
         await coordinator.start()
-        play = Play(small(tmp_path), coordinator)
+        scene = small(tmp_path).with_sampling(max_tokens=200, ignore_eos=True)  # nobody is through when it is left
+        play = Play(scene, coordinator)
         await play.end()  # there is none yet
         async with aclosing(play.run()) as events:
             async for event in events:

@@ -167,6 +167,7 @@ def test_forked_agent_stands_on_the_same_memory(engine: Engine) -> None:
         info = await coordinator.create(SPACE, plan_of(), id="forks")
         await told(coordinator.round(SPACE, info.id))
         await coordinator.settle(SPACE, info.id)
+        (held,) = engine.agent("forks/Ada").branch_infos
         forked = await coordinator.fork(SPACE, info.id, "Ada", "Dan", persona="You doubt everything.")
         assert [each.name for each in forked.participants] == [*NAMES, "Dan"]
         assert forked.agents["Dan"].agent == "forks/Dan" and not forked.agents["Dan"].is_permanent
@@ -175,7 +176,7 @@ def test_forked_agent_stands_on_the_same_memory(engine: Engine) -> None:
         assert compared["parts_at"]["Dan"]["by"] == "Host"
         events = await told(coordinator.turn(SPACE, info.id, speaker="Dan"))
         (data,) = of_kind(events, "turn_complete")
-        assert data["rekindle"]["reused_tokens"] > 0.9 * compared["shared_tokens"]
+        assert data["rekindle"]["reused_tokens"] >= held.num_tokens
         await coordinator.rewind(SPACE, info.id, "Dan")
         await coordinator.merge(SPACE, info.id, "Ben", "Dan")
         with pytest.raises(BadRequest, match="two agents"):
@@ -201,7 +202,7 @@ def test_watchers_see_what_others_have_played(engine: Engine) -> None:
 def test_one_thing_at_a_time(engine: Engine) -> None:
     async def play(coordinator: Coordinator) -> None:
         info = await coordinator.create(SPACE, plan_of())
-        running = coordinator.round(SPACE, info.id)
+        running = coordinator.round(SPACE, info.id, sampling={"max_tokens": 40})  # Ada is not through when it is told
         assert (await anext(running)).kind == "turn_start"
         assert [turn.speaker for turn in coordinator.show(SPACE, info.id).running] == ["Ada"]
         for other in (coordinator.turn(SPACE, info.id), coordinator.vote(SPACE, info.id, None)):

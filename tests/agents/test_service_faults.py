@@ -84,9 +84,10 @@ def test_cancelled_write_ends_what_is_played(engine: Engine, tmp_path: Path) -> 
     async def play(coordinator: Coordinator) -> None:
         await coordinator.create(SPACE, plan_of(), id="cut")
         session = coordinator._registry.found(SPACE, "cut")
-        running = coordinator.round(SPACE, "cut")
+        running = coordinator.round(SPACE, "cut", sampling={"max_tokens": 60})  # nobody ends before the disk is busy
         await anext(running)
         with busy_disk(coordinator):
+            assert len(session.machine.utterances) == 1
             await until(lambda: len(session.machine.utterances) == 2)
             assert session._journal.last is not None
             session._journal.last.cancel()
@@ -158,8 +159,8 @@ def test_defect_ends_the_run_and_nothing_else(engine: Engine, caplog: pytest.Log
             await coordinator.start()
             info = await coordinator.create(SPACE, plan_of())
             seen = asyncio.create_task(told(coordinator.events(SPACE, info.id)))
-            async with aclosing(coordinator.round(SPACE, info.id)) as events:
-                assert (await anext(events)).kind == "turn_start"
+            async with aclosing(coordinator.round(SPACE, info.id, sampling={"max_tokens": 60})) as events:
+                assert (await anext(events)).kind == "turn_start"  # told late, perhaps, but before Ada is through
                 broken[0] = True
                 with pytest.raises(RequestFailed, match="no time"):
                     async for _ in events:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import time
 from contextlib import closing
 
@@ -57,10 +58,11 @@ def test_tokens_are_those_after_a_rewind(engine: Engine) -> None:
 
 def test_gap_is_measured_between_rounds_but_for_a_pause(engine: Engine) -> None:
     paused = [0.0]
+    looks = itertools.count(1)  # a millisecond passes with each
 
     async def play() -> None:
         with closing(SessionRecords.open(None)) as records:
-            coordinator = Coordinator(engine, records, timer=lambda: time.perf_counter() + paused[0])
+            coordinator = Coordinator(engine, records, timer=lambda: next(looks) / 1000 + paused[0])
             await coordinator.start()
             info = await coordinator.create(SPACE, plan_of("Ada", "Ben"))
             gaps = []

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from rekindle.bench.client import Client, ServerProcess
 from rekindle.bench.coordination import OURS
 from rekindle.bench.coordination_kept import Kept, Said, compare, misheard
 from rekindle.bench.coordination_report import Spoken
@@ -27,9 +28,10 @@ from rekindle.bench.coordination_restart_report import (
     restarts_table,
     turns_table,
 )
-from rekindle.bench.coordination_talk import Following
+from rekindle.bench.coordination_talk import Following, Kill, Talk
 from rekindle.config import Settings
 from rekindle.errors import ConfigError, RekindleError
+from tests.bench.durable import until_durable
 
 SAID = [
     Said(0, "Host", "Talk."),
@@ -183,10 +185,17 @@ def test_arms_are_chosen() -> None:
     assert CoordinationRestartBench(arms=("reuse off",)).chosen_arms() == ["reuse off"]
 
 
-def test_a_killed_server_loses_and_doubles_nothing(tmp_path: Path) -> None:
+def test_a_killed_server_loses_and_doubles_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kill = Talk.round_until_killed
+
+    def kill_behind_what_is_durable(talk: Talk, client: Client, server: ServerProcess) -> Kill:
+        until_durable(client)  # KV of the rounds before; of the round that is broken nothing is waited for
+        return kill(talk, client, server)
+
+    monkeypatch.setattr(Talk, "round_until_killed", kill_behind_what_is_durable)
     out, written = tmp_path / "lines.jsonl", StringIO()
     settings = Settings.load({"threads": 1, "hot_bytes": "64MiB"})
-    options = CoordinationRestartBench(agents=3, rounds=1, restarts=1, history=600, tokens=12, arms=(OURS,), out=out)
+    options = CoordinationRestartBench(agents=3, rounds=1, restarts=1, history=1500, tokens=60, arms=(OURS,), out=out)
     assert run_coordination_restart(settings, options, Console(file=written, width=160)) == 0
     told = written.getvalue()
     assert all(f"  {phase} " in told for phase in PHASES) and "FAILS" not in told

@@ -69,7 +69,8 @@ def test_options_are_checked(given: dict[str, Any]) -> None:
 
 
 def test_the_peak_is_never_below_what_is_resident() -> None:
-    assert peak_bytes() >= resident_bytes() > 1 << 20
+    resident = resident_bytes()  # first: reading the peak may itself take a page more
+    assert peak_bytes() >= resident > 1 << 20
 
 
 def test_only_files_below_the_directory_are_dropped(tmp_path: Path) -> None:

@@ -14,11 +14,13 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from rekindle.bench.client import free_port
+from rekindle.bench import server_bench_arms
+from rekindle.bench.client import Client, free_port
 from rekindle.bench.day import DayPlan, make_day, write_day
-from rekindle.bench.replay import Pace
+from rekindle.bench.replay import Pace, run_command
 from rekindle.bench.replay_run import ReplayOptions, lines_of, run_replay
 from rekindle.bench.server_bench import ServerBench, run_server_bench
+from tests.bench.durable import until_durable
 
 AGAIN = Path(__file__).parents[2] / "tools" / "again.py"
 
@@ -56,8 +58,16 @@ def test_what_was_said_is_warm_after_a_kill_and_a_restart(tmp_path: Path, server
     assert lines["whole replay"]["detail"]["replies in prompts"]["replaced"] > 0
 
 
-def test_the_server_bench_finds_conversations_warm_after_a_kill(tmp_path: Path, server: tuple[str, str]) -> None:
+def test_the_server_bench_finds_conversations_warm_after_a_kill(
+    tmp_path: Path, server: tuple[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     url, command = server
+
+    def run_behind_what_is_durable(command: str) -> None:
+        until_durable(Client(int(url.rpartition(":")[2])))  # the bench itself, which asks any server, waits a while
+        run_command(command)
+
+    monkeypatch.setattr(server_bench_arms, "run_command", run_behind_what_is_durable)
     out = tmp_path / "out.jsonl"
     options = ServerBench(url, 500, 32, 1, restart_cmd=command.format("KILL"), arm="ours", out=out)
     assert run_server_bench(options, Console(quiet=True)) == 0

@@ -389,7 +389,8 @@ def test_quotas_cost_the_same_whatever_the_number_of_groups() -> None:
             order.release(slot, group)
         return time.process_time() - began
 
-    assert seconds(3_000) < 3 * seconds(100)
+    # The least of several: what else the process does, above all collecting garbage, only adds to them.
+    assert min(seconds(3_000) for _ in range(7)) < 3 * min(seconds(100) for _ in range(7))
 
 
 @pytest.mark.parametrize("policy", ["fifo", "adaptive"])

@@ -14,6 +14,7 @@ from rekindle.engine.types import ChatResult, GenerationRequest
 from rekindle.errors import BadRequest, NotFound, PromptTooLong, RekindleError
 from rekindle.model.params import SamplingParams
 from tests.engine.conftest import Start
+from tests.engine.holding import held
 
 SYSTEM = {"role": "system", "content": "You are a careful assistant. Answer in one short sentence, and remember. " * 2}
 
@@ -184,9 +185,10 @@ def test_sampling_with_a_seed_does_not_depend_on_neighbours(start: Start) -> Non
 
 def test_cancelling_frees_everything(start: Start) -> None:
     engine = start()
-    generation = engine.stream("ada", [SYSTEM, user("Go on for long.")], temperature=1.0)
-    next(iter(generation))
-    generation.cancel()
+    with held(engine, lambda request: request.num_generated > 1):  # else it may be over before it is cancelled
+        generation = engine.stream("ada", [SYSTEM, user("Go on for long.")], ignore_eos=True)
+        next(iter(generation))
+        generation.cancel()
     assert generation.result().finish_reason == "cancelled"
     assert engine.stats().num_held_blocks == 0
     engine.check()

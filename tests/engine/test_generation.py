@@ -39,7 +39,7 @@ def test_async_consumer_is_woken_from_another_thread() -> None:
         threading.Timer(0.01, spoken, args=(generation,)).start()
         return [delta.text async for delta in generation]
 
-    assert asyncio.run(asyncio.wait_for(consume(), 5)) == ["a", "b"]
+    assert asyncio.run(asyncio.wait_for(consume(), 60)) == ["a", "b"]
 
 
 def test_an_error_ends_it() -> None:

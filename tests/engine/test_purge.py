@@ -14,6 +14,7 @@ from rekindle.engine.core import EngineCore
 from rekindle.engine.purging import Purge, wipe
 from rekindle.errors import NotFound, StoreError
 from tests.engine.conftest import Start
+from tests.engine.holding import held
 from tests.engine.test_engine import SYSTEM, talk, user
 from tests.engine.test_index_trouble import refused
 
@@ -153,9 +154,10 @@ def test_a_request_that_runs_goes_on_and_becomes_the_new_memory(start: Start) ->
     engine, history = start(), [SYSTEM]
     talk(engine, "ada", history, "Hello!")
     alone = engine.chat(None, [*history, user("Go on.")], temperature=0.0, max_tokens=60, reuse="off")
-    running = engine.stream("ada", [*history, user("Go on.")], temperature=0.0, max_tokens=60)
-    next(iter(running))
-    engine.purge("ada")
+    with held(engine, lambda request: request.num_generated > 1):  # else it may be over before the purge begins
+        running = engine.stream("ada", [*history, user("Go on.")], temperature=0.0, max_tokens=60)
+        next(iter(running))
+        engine.purge("ada")
     assert running.result().token_ids == alone.token_ids
     engine.flush()
     info = engine.agent("ada")

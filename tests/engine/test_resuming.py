@@ -12,6 +12,7 @@ from rekindle.engine.request import Request, State
 from rekindle.errors import Timeout
 from rekindle.model.load import LoadedModel
 from tests.engine.conftest import Start
+from tests.engine.holding import held
 from tests.exactness.rig import Rig, load
 from tests.exactness.test_paths import some_ids
 from tests.tiny_models import tiny_model_dir
@@ -81,10 +82,11 @@ def test_stopped_again_and_again_it_comes_to_its_end(loaded: LoadedModel) -> Non
 
 def cut_off(engine: Engine, agent: str, messages: list[dict[str, str]]) -> int:
     """Ask, and leave when a part of the prompt is computed; return how much."""
-    generation = engine.stream(agent, messages, temperature=0.0, max_tokens=3)
-    while generation.progress is None or not generation.progress.computed_tokens:
-        assert not generation.cancel_asked
-    generation.cancel()
+    with held(engine, lambda request: request.num_computed > 5 * CHUNK):  # else it may be over before it is cancelled
+        generation = engine.stream(agent, messages, temperature=0.0, max_tokens=3)
+        while generation.progress is None or not generation.progress.computed_tokens:
+            assert not generation.cancel_asked
+        generation.cancel()
     assert generation.result().finish_reason == "cancelled"
     assert generation.progress is not None
     return generation.progress.computed_tokens

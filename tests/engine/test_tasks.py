@@ -97,7 +97,10 @@ def test_beside_others_it_takes_half_of_what_they_leave(tiny_llama: Path, tmp_pa
     running = rig.request(some_ids(20, seed=2), 40)
     rig.step()
     assert rig.pool.num_free == 11
-    (result,) = rig.finish(rig.task(ids, "load"))
+    task = rig.task(ids, "load")
+    rig.step()
+    rig.wait_for_load()
+    (result,) = rig.finish(task)
     assert running.num_generated < 40, "it did not wait for the other's end"
     assert (result.report.hot_tokens, result.report.warm_tokens) == (0, 5 * BLOCK_TOKENS)
     rig.finish(running)

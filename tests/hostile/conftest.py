@@ -90,6 +90,13 @@ class Target:
             time.sleep(0.05)
         raise AssertionError(f"requests did not end: {stats}")
 
+    def answers(self) -> bool:
+        """Whether a new connection is let in, given a moment: all that came before it have been accepted then."""
+        deadline = time.monotonic() + SETTLE_S
+        while (status := self.send("GET", "/v1/agents").status) == 503 and time.monotonic() < deadline:
+            time.sleep(0.05)
+        return status == 200
+
     def num_open(self, at_most: int = 0) -> int:
         """Descriptors of the server, given a moment to come down to `at_most`."""
         deadline = time.monotonic() + SETTLE_S

@@ -14,6 +14,7 @@ from rekindle.server.advice import ADVICE
 from tests.server.conftest import Served, serving
 
 SYSTEM = {"role": "system", "content": "You keep the ledger of the mill. " + "Every sack is counted twice. " * 20}
+LOOKS = 100  # that agents may take; one is looked at each time, and one that has changed since comes first
 KEYS = {"team": "one-key", "other": "other-key"}
 
 
@@ -37,11 +38,21 @@ def overview(served: Served, key: str = "one-key") -> Any:
     return answer.json
 
 
+def all_known(served: Served) -> Any:
+    """The overview, once the branches of all are in it: a busy engine is asked for one agent at a time."""
+    found = overview(served)
+    for _ in range(LOOKS):
+        if all(agent["branch_infos"] for agent in found["agents"]):
+            return found
+        found = overview(served)
+    raise AssertionError(found)
+
+
 def test_agents_come_with_branches_requests_and_the_last_miss(served: Served) -> None:
     tell(served, "ada", "The copper key is in the attic.")
     tell(served, "ada", "The copper key is in the attic.")
     tell(served, "bo", "Mira owns the silver bell.")
-    found = overview(served)
+    found = all_known(served)
     assert found["num_agents"] == len(found["agents"]) == 2
     agents = {agent["id"]: agent for agent in found["agents"]}
     (branch,) = agents["ada"]["branch_infos"]

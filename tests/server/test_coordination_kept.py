@@ -184,7 +184,7 @@ def test_without_a_store_sessions_last_as_long_as_the_server(tmp_path: Path) -> 
 
 def test_a_stream_shows_that_it_lives_while_a_prompt_is_computed(tmp_path: Path) -> None:
     with running(tmp_path, ServerSettings(ping_s=0.02)) as served:
-        session = create(served, setting=STORY * 4)
+        session = create(served, setting=STORY * 4, listen="later")  # else it is computed before the turn begins
         answer = session.send("POST", "/turn/stream")
         lines = answer.body.decode().split("\n\n")
         assert ": waiting" in lines[:-1] and lines[-2].startswith("event: round_complete\n")

@@ -106,7 +106,7 @@ def check_records(directory: Path, layout: KVLayout) -> None:
         store.close()
 
 
-@pytest.mark.timeout(60 * NUM_KILLS)
+@pytest.mark.timeout(180 * NUM_KILLS)
 def test_every_durable_turn_survives(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     r, num_durable = random.Random(5), 0
     with Engine(Settings.load({"store": "off", "threads": 1, "hot_bytes": "32MiB"})) as engine:

@@ -15,6 +15,7 @@ from rekindle.server.caller import Caller
 from rekindle.server.metrics import Counted, Metrics
 from rekindle.text import messages
 from tests.server.conftest import Served
+from tests.server.test_http import until_idle
 from tests.server.test_log import report
 
 SAID = messages.Message("assistant", "Hi.")
@@ -123,6 +124,8 @@ def test_a_scrape_tells_of_engine_store_and_routes(served: Served) -> None:
         assert answer.headers["content-type"].startswith("text/plain")
         return samples(answer.body)
 
+    until_idle(served)
+    assert served.engine.flush(), "what other tests have said is counted"
     before = scraped()
     reply = served.chat("A brass key lies under the mat of the porch.", agent="a-scraped-agent").json
     served.send("GET", "/v1/agents/a-scraped-agent")

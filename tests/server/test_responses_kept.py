@@ -6,6 +6,7 @@ import logging
 import sqlite3
 import stat
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -275,6 +276,8 @@ def test_a_disk_that_refuses_costs_nothing_but_what_does_not_fit_in_memory(tmp_p
     with sqlite3.connect(tmp_path / FILE_NAME) as other:
         other.execute("CREATE TRIGGER full BEFORE INSERT ON response BEGIN SELECT RAISE(FAIL, 'disk full'); END")
     responses.keep(kept("a"))
+    while not responses.problems():
+        time.sleep(0.001)
     assert not responses.flush(0.3)
     assert "disk full" in responses.problems()[0]
     for number in range(300):

@@ -88,7 +88,7 @@ def test_a_prompt_that_is_too_long_is_a_400(served: Served) -> None:
 
 
 def test_who_leaves_ends_the_warm_up(served: Served) -> None:
-    said = [{"role": "user", "content": "A tall clock ticks in the hall of the mill. " * 120}]
+    said = [{"role": "user", "content": "A tall clock ticks in the hall of the mill. " * 250}]
     with closing(http.client.HTTPConnection("127.0.0.1", served.port, timeout=60)) as connection:
         connection.request("POST", "/v1/agents/leaving/warm", json.dumps({"messages": said}))
         while not served.engine.stats().num_running:

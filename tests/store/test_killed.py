@@ -31,8 +31,7 @@ def directory() -> Iterator[Path]:
 def test_what_was_told_saved_survives_a_kill(directory: Path, capsys: pytest.CaptureFixture[str]) -> None:
     moments = random.Random(7)
     killer = Killer(directory, disk_blocks=60)
-    for number in range(NUM_KILLS):
-        killer.kill(number, moments.uniform(0, LONGEST_S))
+    while min(killer.num_kills, killer.num_told) < NUM_KILLS:  # a slow machine tells less before each
+        killer.kill(killer.num_kills, moments.uniform(0, LONGEST_S))
     with capsys.disabled():
         print(f"\n{killer.num_kills} processes killed; {killer.num_told} turns they told saved were there")
-    assert killer.num_told >= NUM_KILLS
