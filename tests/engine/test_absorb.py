@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import cache
+from itertools import product
 from pathlib import Path
 from string import ascii_letters
 from typing import Any
@@ -253,6 +254,17 @@ def test_an_open_end_begins_whatever_is_said_on_it(name: str, words: str, more: 
 def test_an_open_end_with_other_tokenizers(kind: str, template: str | None, words: str, more: str) -> None:
     encoder = encoder_of(kind) if template is None else encoder_of(kind, template)
     _begins(encoder, [Message("user", words)], words, more)
+
+
+@pytest.mark.parametrize("kind", [*BYTE_LEVEL, *FAMILIES])
+def test_an_open_end_behind_blanks(kind: str) -> None:
+    """Several may be one token at the end of a text, and are divided before words and figures."""
+    encoder = encoder_of(kind) if kind in BYTE_LEVEL else family(kind)
+    for blanks, behind in product(
+        ("  ", "\t\t", "\n\n", "\n ", " \n ", "\u00a0 ", "\u3000\u3000"), ("1s", "1", "!x", "s")
+    ):
+        words = f"s{blanks}{behind}"
+        _begins(encoder, [Message("user", "Hi."), Message("assistant", "Hm."), Message("user", words)], words, "")
 
 
 def _begins(encoder: Any, messages: list[Message], words: str, more: str) -> None:

@@ -12,9 +12,10 @@ from itertools import pairwise
 from typing import Any, Literal
 
 from rekindle.errors import BadRequest
+from rekindle.text.controls import WHITE_SPACE
 from rekindle.text.messages import Message
 from rekindle.text.prompt import PromptEncoder, RenderedPrompt
-from rekindle.text.vocabulary import agreeing
+from rekindle.text.vocabulary import MARK, agreeing
 
 # What follows: a user's words, results of the calls, results and words of the user's behind them, or more words in the
 # last message itself.
@@ -23,6 +24,7 @@ Probes = Literal["user", "tool", "tool_user", "more"]
 # have nine letters and digits because some templates take no others.
 _PROBES = (("Yes, go on.", "a"), ("4 of them.", "b"))
 _MORE = (" more", "\n4")
+_LONGEST_RUN = 8  # bytes that hold two blanks, whatever they are
 
 
 def foreseen(
@@ -49,8 +51,18 @@ def foreseen(
     except BadRequest:
         return None
     agreed = agreeing(one, other)
-    cut = next(encoder.safe_cuts(one, agreed, agreed))
+    cut = next(cut for cut in encoder.safe_cuts(one, agreed, agreed) if _stands_alone(one, cut))
     return RenderedPrompt(one[:cut]) if cut else None
+
+
+def _stands_alone(key: bytes, cut: int) -> bool:
+    """Whether what is before a safe cut is split as it is here where nothing comes behind it.
+
+    Splitters look one character past a run of blanks: two or more may be one token at the end of a text, and are
+    divided before words. Next to a control token a text ends in any case.
+    """
+    before = key[max(0, cut - _LONGEST_RUN) : cut].decode("utf-8", "replace")
+    return key.startswith(MARK, cut) or len(before) - len(before.rstrip(WHITE_SPACE)) < 2
 
 
 def _continued(messages: Sequence[Message], probes: Probes, call_ids: Sequence[str], number: int) -> list[Message]:
