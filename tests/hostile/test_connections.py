@@ -55,6 +55,7 @@ def test_thousands_opened_and_dropped(target: Target) -> None:
     stats = target.settled()
     assert stats["num_running"] == stats["num_waiting"] == stats["num_held_blocks"] == 0
     assert target.num_open(before + 2) <= before + 2
+    assert target.num_files() <= 2 * threads + 12, "two for each thread that reads at most, and those of the writers"
 
 
 def test_work_that_is_left_again_and_again_leaves_no_memory_behind(target: Target) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import json
 import threading
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
@@ -53,6 +54,11 @@ class Served:
         """Connections that are open, those that were turned away too."""
         assert isinstance(self.server.config, ConnectionConfig)
         return len(self.server.server_state.connections) + self.server.config.num_refused
+
+    def until_idle(self) -> None:
+        """Wait until nothing runs or waits, what is foreseen of the next prompts neither."""
+        while (stats := self.engine.stats()).num_running or stats.num_waiting or stats.num_background:
+            time.sleep(0.01)
 
     @property
     def url(self) -> str:

@@ -131,13 +131,6 @@ def test_parallel_agents_with_different_states(served: Served) -> None:
     assert all(reply.model_extra["rekindle"]["reused_tokens"] > 0 for reply in replies.values())
 
 
-def until_idle(served: Served) -> None:
-    stats = served.engine.stats()
-    while stats.num_running or stats.num_waiting:
-        time.sleep(0.01)
-        stats = served.engine.stats()
-
-
 @pytest.mark.parametrize("stream", [True, False])
 def test_a_client_that_hangs_up_in_mid_prefill_is_cancelled(served: Served, stream: bool) -> None:
     agent = f"gone-{stream}"
@@ -150,7 +143,7 @@ def test_a_client_that_hangs_up_in_mid_prefill_is_cancelled(served: Served, stre
         connection.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
         while served.engine.stats().num_steps < wanted:
             time.sleep(0.001)
-    until_idle(served)
+    served.until_idle()
     whole = ask(served.client(agent), said, max_tokens=1)
     report = whole.model_extra["rekindle"]
     assert report["prompt_tokens"] > 2_000

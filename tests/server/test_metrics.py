@@ -15,7 +15,6 @@ from rekindle.server.caller import Caller
 from rekindle.server.metrics import Counted, Metrics
 from rekindle.text import messages
 from tests.server.conftest import Served
-from tests.server.test_http import until_idle
 from tests.server.test_log import report
 
 SAID = messages.Message("assistant", "Hi.")
@@ -124,7 +123,7 @@ def test_a_scrape_tells_of_engine_store_and_routes(served: Served) -> None:
         assert answer.headers["content-type"].startswith("text/plain")
         return samples(answer.body)
 
-    until_idle(served)
+    served.until_idle()
     assert served.engine.flush(), "what other tests have said is counted"
     before = scraped()
     reply = served.chat("A brass key lies under the mat of the porch.", agent="a-scraped-agent").json
