@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,12 +13,13 @@ from rekindle.cache.hashing import BlockHash
 from rekindle.engine.anticipation import Anticipation
 from rekindle.engine.api import Engine
 from rekindle.engine.request import FinishedTurn
-from rekindle.engine.types import ChatResult, EngineStats, GenerationRequest, Report
+from rekindle.engine.types import ChatResult, GenerationRequest, Report
 from rekindle.model.params import SamplingParams
 from rekindle.text.messages import Message
 from rekindle.text.replies import ReplyFormat, ThinkingFormat
 from rekindle.text.replies.envelope import EnvelopeForm
 from tests.engine.conftest import Start
+from tests.engine.idle import until_idle
 from tests.engine.rewriting import REWRITING, SOME_THOUGHTS_DROPPED, with_template
 from tests.tiny_models import END_ID, tiny_tokenizer
 
@@ -30,13 +30,6 @@ TOOLS = [
     for name in ("look", "find")
 ]
 WORDS = ("What did she say about the weather?", "It rained.", "The red box holds 4711 screws.", "And the blue one?")
-
-
-def until_idle(engine: Engine) -> EngineStats:
-    """Wait as a user would, who looks at the figures."""
-    while (stats := engine.stats()).num_background or stats.num_running or stats.num_waiting:
-        time.sleep(0.002)
-    return stats
 
 
 def talk(

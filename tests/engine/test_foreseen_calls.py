@@ -20,7 +20,7 @@ from rekindle.model.params import SamplingParams
 from rekindle.text.messages import Message
 from rekindle.text.replies import ReplyStream, Said
 from tests.engine.conftest import Start
-from tests.engine.test_anticipation import until_idle
+from tests.engine.idle import until_idle
 
 TEXTS = Texts(0)
 TOOLS = [

@@ -5,7 +5,6 @@ from __future__ import annotations
 import http.client
 import json
 import threading
-import time
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ from rekindle import Engine
 from rekindle.config import ServerSettings, Settings
 from rekindle.server.app import App, create_app
 from rekindle.server.connections import ConnectionConfig
+from tests.engine.idle import until_idle
 
 
 @dataclass(frozen=True)
@@ -56,9 +56,8 @@ class Served:
         return len(self.server.server_state.connections) + self.server.config.num_refused
 
     def until_idle(self) -> None:
-        """Wait until nothing runs or waits, what is foreseen of the next prompts neither."""
-        while (stats := self.engine.stats()).num_running or stats.num_waiting or stats.num_background:
-            time.sleep(0.01)
+        """Wait until the engine has nothing to do."""
+        until_idle(self.engine)
 
     @property
     def url(self) -> str:
