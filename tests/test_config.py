@@ -150,3 +150,77 @@ def test_refusals_of_a_server_name_the_setting(flags: dict[str, object], named: 
     with pytest.raises(ConfigError, match=named) as caught:
         Settings.load(flags)
     assert "=b" not in str(caught.value)
+
+
+def test_public_names_are_several(tmp_path: Path) -> None:
+    (tmp_path / "c.toml").write_text('public_host = ["llm.example", "two.example:8443"]\napi_key = "k"\n')
+    assert Settings.load(config_path=tmp_path / "c.toml").server.public_host == ("llm.example", "two.example:8443")
+    env = {"REKINDLE_PUBLIC_HOST": "llm.example, two.example:8443", "REKINDLE_API_KEY": "k"}
+    assert Settings.load(env=env).server.public_host == ("llm.example", "two.example:8443")
+    given = Settings.load({"public_host": ["a.example", "[::1]:80"]}, env)
+    assert given.server.public_host == ("a.example", "[::1]:80"), "a flag wins"
+
+
+@pytest.mark.parametrize(
+    "name", ["https://llm.example", "llm.example/", "a b", "", "llm.example:", "llm.example:x", "*", "*.example", "a@b"]
+)
+def test_what_is_no_public_name_is_refused(name: str) -> None:
+    with pytest.raises(ConfigError, match="public_host"):
+        ServerSettings(api_key="k", public_host=(name,))
+
+
+def test_a_public_name_needs_a_key_or_open() -> None:
+    with pytest.raises(ConfigError, match="REKINDLE_API_KEY"):
+        ServerSettings(public_host=("llm.example",))
+    assert ServerSettings(public_host=("llm.example",), open=True).public_host == ("llm.example",)
+    with pytest.raises(ConfigError, match="list of texts"):
+        Settings.load({"public_host": [1]})
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        ("host = ['a']", "host: must be a text, not a list"),
+        ("host = 7", "host: must be a text, not 7"),
+        ("model = 1.5", "model: must be a text, not 1.5"),
+        ("[model]\nmodel = 'x'", "model: must be a text, not a table"),
+        ("[server]\nport = 1", "unknown setting 'server'; settings have no sections"),
+        ("store = 3", "store: must be a text"),
+        ("store = ['off']", "store: must be a text, not a list"),
+        ('store = "a\\u0000b"', "store: a path holds no NUL"),
+        ("kv = ['q4h']", "kv: must be one of"),
+        ("open = ['on']", "open: must be true or false"),
+        ("port = [1]", "port: must be int"),
+        ("port = 2020-01-01", "port: must be int"),
+        ("request_timeout_s = inf", "request_timeout_s must be a finite number"),
+        ("request_timeout_s = nan", "request_timeout_s must be a finite number"),
+        ("agent_ttl_s = inf", "agent_ttl_s must be a finite number"),
+        ("max_step_s = inf", "max_step_s must be a finite number"),
+        ("stop_s = inf", "stop_s must be a finite number"),
+        ("read_timeout_s = inf", "read_timeout_s must be a finite number"),
+        (f"stop_s = 1{'0' * 400}", "stop_s: must be float"),
+        (f"max_body_bytes = {'9' * 23}", "max_body_bytes must be at most"),
+        (f"max_body_bytes = '{'9' * 23}'", "max_body_bytes must be at most"),
+        (f"hot_bytes = '{'9' * 400}'", "is not a size"),
+        ("hot_bytes = 1.5", "is not a size"),
+        ("hot_bytes = ['1']", "is not a size"),
+        (f"max_running = {'9' * 23}", "max_running must be at most"),
+        ("a = " + "[" * 5_000 + "]" * 5_000, "too deep"),
+    ],
+)
+def test_values_of_other_types_and_endless_ones_are_refused(tmp_path: Path, text: str, named: str) -> None:
+    path = tmp_path / "rekindle.toml"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match=named):
+        Settings.load({}, {}, path)
+
+
+def test_what_is_no_finite_number_is_refused_from_the_library_too() -> None:
+    with pytest.raises(ConfigError, match="ping_s must be a finite number"):
+        ServerSettings(ping_s=float("inf"))
+    with pytest.raises(ConfigError, match="finite"):
+        Settings.load({"request_timeout_s": "inf"})
+
+
+def test_a_size_is_exact() -> None:
+    assert parse_size("9007199254740993") == 9007199254740993

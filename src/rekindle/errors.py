@@ -4,12 +4,15 @@
     ├── BadRequest            the caller's: 400, names the parameter
     │   ├── PromptTooLong     the prompt does not fit the context
     │   ├── NotFound          404: no such agent or model
-    │   └── Conflict          409: not now, something else is under way
+    │   ├── Conflict          409: not now, something else is under way
+    │   └── QuotaExceeded     400: a tenant has as much as it may have; says what to delete
     ├── ConfigError           the operator's: a flag, variable or file
     ├── ModelRefused          the model cannot be served; says why and what would fit
     ├── StoreError            the directory's
-    │   └── StoreLocked       another process holds it
+    │   ├── StoreLocked       another process holds it
+    │   └── StoreRefused      its disk is full or may not be written: answers go on without it
     ├── Overloaded            ours, for now: 503 with a time to come back
+    ├── Unavailable           ours, until it is started again: 503, a thread has ended
     ├── Timeout               the request took longer than the operator allows
     ├── Cancelled             nobody wants the reply any more
     └── RequestFailed         one request failed alone; the others go on
@@ -44,6 +47,10 @@ class Conflict(BadRequest):
     """What the request asks for does not go together with what is under way; the message says what to do first."""
 
 
+class QuotaExceeded(BadRequest):
+    """The caller's namespace has as much of this as it may have; waiting does not help, deleting does."""
+
+
 class ConfigError(RekindleError):
     """A setting is unknown, malformed or contradicts another."""
 
@@ -60,12 +67,20 @@ class StoreLocked(StoreError):
     """Another process has the store open."""
 
 
+class StoreRefused(StoreError):
+    """The disk is full, or may not be written or read: nothing is wrong with what is on it."""
+
+
 class Overloaded(RekindleError):
     """No room for this request now, in memory or in the queue; try again after `retry_after_s` seconds."""
 
     def __init__(self, message: str, *, retry_after_s: float) -> None:
         super().__init__(message)
         self.retry_after_s = retry_after_s
+
+
+class Unavailable(RekindleError):
+    """A thread that the engine needs has ended; nothing can be done until it is started again."""
 
 
 class Timeout(RekindleError):

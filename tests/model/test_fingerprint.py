@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import stat as stat_module
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -86,22 +87,24 @@ def test_digests_are_remembered_until_the_file_changes(tmp_path: Path) -> None:
     first = DigestCache(memory).digest(file)
     assert first == "7692c3ad3540bb803c020b3aee66cd8887123234ea0c6e7143c0add73ff431ed"  # SHA-256 of "one"
     known = json.loads(memory.read_text())
-    known[str(file.resolve())]["sha256"] = "remembered"
+    known[str(file.resolve())]["sha256"] = "ab" * 32
     memory.write_text(json.dumps(known))
-    assert DigestCache(memory).digest(file) == "remembered"  # same path, size, times and inode: not read again
+    assert DigestCache(memory).digest(file) == "ab" * 32  # same path, size, times and inode: not read again
     stat = file.stat()
     while file.stat().st_ctime_ns == stat.st_ctime_ns:  # some kernels count it in ticks of milliseconds
         file.write_bytes(b"two")
         os.utime(file, ns=(stat.st_atime_ns, stat.st_mtime_ns))  # as a copy that keeps times leaves it
-    assert DigestCache(memory).digest(file) not in ("remembered", first)
+    assert DigestCache(memory).digest(file) not in ("ab" * 32, first)
     DigestCache(memory).check()
+    assert stat_module.S_IMODE(memory.stat().st_mode) == 0o600
 
 
-def test_a_damaged_memory_is_ignored(tmp_path: Path) -> None:
+@pytest.mark.parametrize("damaged", ["{broken", "null", "5", "[[]]", '{"FILE": null}', '{"FILE": {"sha256": 5}}'])
+def test_a_damaged_memory_is_ignored(tmp_path: Path, damaged: str) -> None:
     file, memory = tmp_path / "weights", tmp_path / "digests.json"
     file.write_bytes(b"one")
     expected = DigestCache(None).digest(file)
-    memory.write_text("{broken", "utf-8")
+    memory.write_text(damaged.replace("FILE", str(file.resolve())), "utf-8")
     assert DigestCache(memory).digest(file) == expected
 
 

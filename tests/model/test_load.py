@@ -12,6 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from rekindle.config import ModelSettings
+from rekindle.errors import ConfigError
 from rekindle.model import checkpoint
 from rekindle.model.load import load_model
 from tests.model.helpers import Bench, Loader, random_ids, reference_logits
@@ -43,9 +44,10 @@ def test_loaded_weights_compute_what_the_files_say(load: Loader) -> None:
     assert ours.dtype == torch.float64 and (ours - theirs).abs().max() < 1e-4 * theirs.abs().max()
 
 
-def test_max_context_is_the_smaller_of_the_two(load: Loader) -> None:
+def test_max_context_is_at_most_the_models_own(load: Loader) -> None:
     assert load("llama", max_context=512).spec.max_context == 512
-    assert load("llama", max_context=9999).spec.max_context == 1024
+    with pytest.raises(ConfigError, match="--max-context 1025 is more than the 1024 tokens"):
+        load("llama", max_context=1025)
     assert load("llama", max_context=20).spec.max_context == 20
 
 

@@ -96,6 +96,57 @@ def test_damaged_and_absent_files_are_refused(copied: Path) -> None:
         try_load(copied)
 
 
+@pytest.mark.parametrize(
+    ("layers", "reason"),
+    [
+        (10**9, "num_hidden_layers must be a number from 1 to 4096, not 1000000000"),
+        ("x", "num_hidden_layers must be a number from 1 to 4096, not 'x'"),
+        (-1, "num_hidden_layers must be"),
+        (None, "num_hidden_layers must be"),
+    ],
+)
+def test_a_number_of_layers_that_no_model_has_is_refused_unread(copied: Path, layers: Any, reason: str) -> None:
+    change_json(copied / "config.json", num_hidden_layers=layers)
+    with pytest.raises(ModelRefused, match=f"config.json: {reason}"):
+        try_load(copied)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"hidden_size": "x"},
+        {"hidden_size": 0},
+        {"hidden_size": -64},
+        {"num_attention_heads": 0},
+        {"num_key_value_heads": 7},
+        {"num_key_value_heads": None, "num_attention_heads": "many"},
+        {"intermediate_size": []},
+        {"vocab_size": -1},
+        {"max_position_embeddings": "long"},
+        {"rope_parameters": {"rope_type": "nonsense", "rope_theta": 1e4}},
+        {"hidden_act": 3},
+        {"model_type": ["llama"]},
+        {"dtype": "float3"},
+    ],
+    ids=lambda changes: ",".join(changes),
+)
+def test_configs_with_nonsense_are_refused(copied: Path, changes: dict[str, Any]) -> None:
+    change_json(copied / "config.json", **changes)
+    with pytest.raises(ModelRefused):
+        try_load(copied)
+
+
+@pytest.mark.parametrize("content", ["", "[]", "{", '{"model_type": ', "\ud800", "[" * 100_000], ids=range(6))
+def test_a_config_that_is_none_is_refused(copied: Path, content: str) -> None:
+    (copied / "config.json").write_text(content, "utf-8", "surrogatepass")
+    with pytest.raises(ModelRefused, match=r"config\.json"):
+        try_load(copied)
+
+
+def change_json(path: Path, **changes: Any) -> None:
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+
+
 def test_a_shard_that_lacks_is_named(copied: Path) -> None:
     index = {"weight_map": {"a": "model-00001-of-00002.safetensors", "b": "model-00002-of-00002.safetensors"}}
     (copied / "model.safetensors.index.json").write_text(json.dumps(index))

@@ -4,6 +4,9 @@ from rekindle.config.keys import DEFAULT_NAMESPACE
 from rekindle.config.loading import ENV_PREFIX, Settings
 from rekindle.config.parts import (
     NORMALISATIONS,
+    RESPONSES_FILE,
+    SESSIONS_FILE,
+    WORDS_SHARE,
     CacheSettings,
     EngineSettings,
     MiB,
@@ -19,6 +22,9 @@ __all__ = [
     "DEFAULT_NAMESPACE",
     "ENV_PREFIX",
     "NORMALISATIONS",
+    "RESPONSES_FILE",
+    "SESSIONS_FILE",
+    "WORDS_SHARE",
     "CacheSettings",
     "EngineSettings",
     "MiB",

@@ -59,6 +59,7 @@ class Settings:
             if name.startswith(ENV_PREFIX)
         }
         named = variables.pop("config", None)
+        variables.pop("debug", None)  # of the command line alone: see cli/border
         if config_path is None and named:
             config_path = Path(named)
         given = {name: value for name, value in (flags or {}).items() if value is not None}
@@ -109,16 +110,21 @@ def _read_toml(path: Path | None) -> dict[str, Any]:
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise ConfigError(f"config file {path}: {error}") from error
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else error
+        raise ConfigError(f"config file {path}: {reason}") from error
+    except RecursionError as error:
+        raise ConfigError(f"config file {path}: lists or tables lie in each other too deep") from error
 
 
 def _parse(source: str, name: str, value: Any) -> tuple[str, str, Any]:
     if name not in _NAMES:
         near = difflib.get_close_matches(name, _NAMES, n=1)
         hint = f"; did you mean {near[0]}?" if near else ""
+        if isinstance(value, Mapping):
+            hint = "; settings have no sections: write their names at the top of the file"
         raise ConfigError(f"{source}: unknown setting {name!r}{hint}")
     section, key, wanted = _NAMES[name]
-    if name == "store" and value == "off":
+    if name == "store" and isinstance(value, str) and value == "off":
         return section, key, None
     try:
         return section, key, parse_size(value) if name.endswith("_bytes") else _convert(wanted, value)
@@ -132,8 +138,10 @@ def _convert(wanted: Any, value: Any) -> Any:
         (wanted,) = (kind for kind in get_args(wanted) if kind is not type(None))
     if get_origin(wanted) is Mapping:
         return parse_api_keys(value)
+    if get_origin(wanted) is tuple:
+        return _several(value)
     if get_origin(wanted) is Literal:
-        if value not in get_args(wanted):
+        if not isinstance(value, str) or value not in get_args(wanted):
             raise ValueError(f"must be one of {', '.join(get_args(wanted))}, not {value!r}")
         return value
     if wanted is bool:
@@ -147,14 +155,41 @@ def _convert(wanted: Any, value: Any) -> Any:
             "false": False,
             "off": False,
         }
-        if value not in known:
+        if not isinstance(value, bool | int | str) or value not in known:
             raise ValueError(f"must be true or false, not {value!r}")
         return known[value]
-    if isinstance(value, bool) or (wanted is int and isinstance(value, float)):
+    if wanted is str or wanted is Path:
+        return _text(wanted, value)
+    if (
+        isinstance(value, bool)
+        or not isinstance(value, int | float | str)
+        or (wanted is int and isinstance(value, float))
+    ):
         raise ValueError(f"must be {wanted.__name__}, not {value!r}")
-    if wanted is Path and not str(value):
-        raise ValueError("is empty")
     try:
         return wanted(value)
-    except (TypeError, ValueError):
-        raise ValueError(f"must be {wanted.__name__}, not {value!r}") from None
+    except (ValueError, OverflowError):
+        raise ValueError(f"must be {wanted.__name__}, not {_short(value)}") from None
+
+
+def _short(value: Any) -> str:
+    text = repr(value) if not isinstance(value, int) or abs(value) < 10**40 else "a number of many digits"
+    return text if len(text) <= 100 else f"{text[:100]}…"
+
+
+def _text(wanted: type[str] | type[Path], value: Any) -> str | Path:
+    if not isinstance(value, str | Path):  # in Python a model may be named by its path
+        kind = "a table" if isinstance(value, Mapping) else "a list" if isinstance(value, list) else repr(value)
+        raise ValueError(f"must be a text, not {kind}")
+    if wanted is Path and (not str(value) or "\0" in str(value)):
+        raise ValueError("is empty" if not str(value) else "a path holds no NUL character")
+    return wanted(value)
+
+
+def _several(value: Any) -> tuple[str, ...]:
+    """Names of a list, or of one text that separates them by commas."""
+    if isinstance(value, str):
+        return tuple(name for part in value.split(",") if (name := part.strip()))
+    if isinstance(value, list | tuple) and all(isinstance(each, str) for each in value):
+        return tuple(name for each in value for name in _several(each))
+    raise ValueError(f"must be a list of texts, or one with commas between them, not {value!r}")

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import ipaddress
+import math
+import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
+from urllib.parse import urlsplit
 
 from rekindle.config.keys import DEFAULT_NAMESPACE, check_keys
+from rekindle.config.sizes import MOST
 from rekindle.errors import ConfigError
 
 MiB = 1 << 20
 SESSIONS_FILE = "sessions.db"
+RESPONSES_FILE = "responses.db"
+WORDS_SHARE = 1 / 8  # of the disk, for coordination sessions, and again for kept responses
 
 
 def is_loopback(host: str) -> bool:
@@ -25,13 +31,37 @@ def is_loopback(host: str) -> bool:
         return False
 
 
+def is_host(text: str) -> bool:
+    """Whether `text` is a name or address, with a port or without, as a Host header spells it; IPv6 in brackets."""
+    try:
+        parts = urlsplit(f"//{text}")
+        has_port = parts.port is not None
+    except ValueError:
+        return False
+    name = parts.hostname or ""
+    whole = (f"[{name}]" if ":" in name else name) + (f":{parts.port}" if has_port else "")
+    is_name = re.fullmatch(r"[a-z0-9_]([a-z0-9._-]*[a-z0-9_])?", name) is not None
+    return (is_name or ":" in name) and whole == text.lower()
+
+
 def _need(holds: bool, message: str) -> None:
     if not holds:
         raise ConfigError(message)
 
 
+def _need_usual(settings: Any) -> None:
+    """Refuse times that never come, and whole numbers that nothing can count to."""
+    for item in fields(settings):
+        value = getattr(settings, item.name)
+        if isinstance(value, float):
+            _need(math.isfinite(value), f"{item.name} must be a finite number, not {value}")
+        elif isinstance(value, int):
+            _need(abs(value) <= MOST, f"{item.name} must be at most {MOST}, not a number of {len(str(value))} digits")
+
+
 def _need_at_least(settings: object, **least: float) -> None:
-    """Refuse fields below their least value; None means "decided later" and passes."""
+    """Refuse fields below their least value, and numbers that are none; None means "decided later" and passes."""
+    _need_usual(settings)
     for name, low in least.items():
         value = getattr(settings, name)
         _need(value is None or value >= low, f"{name} must be at least {low}, not {value}")
@@ -110,7 +140,9 @@ class StoreSettings:
 
     Agents that were not used for `agent_ttl_s` are forgotten (None: never), unnamed conversations after
     `anonymous_ttl_s`, other models' stores in the same directory after `stale_ttl_s`. A namespace that has
-    more than `namespace_share` of the disk, or of hot memory, gives way there before others do.
+    more than `namespace_share` of the disk, or of hot memory, gives way there before others do. Within `disk_bytes`
+    coordination sessions may take `session_bytes`, kept responses `response_bytes` (None: an eighth each), of which
+    every tenant has an equal part.
     """
 
     dir: Path | None = None
@@ -122,9 +154,17 @@ class StoreSettings:
     staging_bytes: int = 64 * MiB
     readers: int = 2
     namespace_share: float = 1.0
+    session_bytes: int | None = None
+    response_bytes: int | None = None
 
     def __post_init__(self) -> None:
         _need_at_least(self, disk_bytes=1, staging_bytes=1, readers=1)
+        _need_at_least(self, session_bytes=1, response_bytes=1)
+        words = (self.session_bytes or 0) + (self.response_bytes or 0)
+        _need(
+            self.disk_bytes is None or words <= self.disk_bytes,
+            f"session_bytes and response_bytes are within disk_bytes ({self.disk_bytes}), and may not be {words}",
+        )
         _need_at_least(self, agent_ttl_s=1, anonymous_ttl_s=1, stale_ttl_s=0)
         share = self.namespace_share
         _need(0 < share <= 1, f"namespace_share must be above 0 and at most 1 (1: no quota), not {share}")
@@ -152,9 +192,10 @@ class StoreSettings:
 class EngineSettings:
     """Scheduling. `max_context` None: what the model was made for; `max_chunk_tokens` None: only time bounds it.
 
-    More than `max_waiting` requests that have not begun are refused as overload; what listeners of sessions take in is
-    not counted, and turns that begin together are one. One that is not finished after `request_timeout_s` is stopped
-    and fails (None: it may take as long as it takes).
+    `max_running` places and hot memory are shared by the namespaces that ask (`engine/shares`). More than `max_waiting`
+    requests that have not begun are refused as overload, but for a namespace that has less than its share of them
+    (`engine/waiting`); what listeners of sessions take in is not counted, and turns that begin together are one. One
+    that is not finished after `request_timeout_s` is stopped and fails (None: it may take as long as it takes).
     `check_when_idle` re-derives every invariant of the engine whenever it runs out of work, for finding defects.
     """
 
@@ -183,10 +224,13 @@ class ServerSettings:
     """Where to listen (port 0: any free one), who may come in, and how much of it.
 
     `api_key` opens the namespace `default`, each key of `api_keys` the namespace of its name, `admin_key` what
-    concerns all. A connection must have sent its request's head within `read_timeout_s`, and keep its body coming. A
-    stop waits `stop_s` for running answers. A stream that has nothing to say yet gives a sign of life every `ping_s`
-    seconds. Requests are written to `record`, a file or an existing directory; one that has grown to `record_bytes` is
-    put aside and replaces the one put aside before.
+    concerns all. One address may have `max_connections_per_address` of the connections (None: half of them, and from
+    this machine, where a proxy may be, any number). A connection must have sent its request's head within
+    `read_timeout_s`, and keep its body coming. A stop waits `stop_s` for running answers. A stream that has nothing to
+    say yet gives a sign of life every `ping_s` seconds. Requests are written to `record`, a file or an existing
+    directory; one that has grown to `record_bytes` is put aside and replaces the one put aside before.
+    `public_host`: names, each with a port or without, by which a proxy in front is reached; Host and Origin may say
+    them.
     """
 
     host: str = "127.0.0.1"
@@ -199,22 +243,33 @@ class ServerSettings:
     requests_per_minute: int | None = None
     max_body_bytes: int = 32 * MiB
     max_connections: int = 1024
+    max_connections_per_address: int | None = None
     read_timeout_s: float = 30.0
     stop_s: float = 5.0
     ping_s: float = 5.0
     record: Path | None = None
     record_bytes: int = 1024 * MiB
+    public_host: tuple[str, ...] = ()
+    log_format: Literal["text", "json"] = "text"
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
 
     def __post_init__(self) -> None:
         _need(bool(self.host), "host is empty: write 127.0.0.1 for this machine only")
         _need(0 <= self.port <= 65535, f"port must be from 0 to 65535, not {self.port}")
         _need(self.served_model_name != "", "served_model_name is empty")
         check_keys(self.api_key, self.api_keys, self.admin_key)
+        for name in self.public_host:
+            _need(is_host(name), f"public_host: {name!r} is no name: write llm.example or llm.example:8443")
+        _need(
+            self.open or self.needs_key or not self.public_host,
+            "public_host names what others can reach: set REKINDLE_API_KEY, or say --open to do without a key",
+        )
         _need(
             self.open or self.needs_key or is_loopback(self.host),
             f"{self.host} can be reached from other machines: set REKINDLE_API_KEY, or say --open to do without a key",
         )
-        _need_at_least(self, requests_per_minute=1, max_body_bytes=1, max_connections=1, record_bytes=1, stop_s=0)
+        _need_at_least(self, requests_per_minute=1, max_body_bytes=1, record_bytes=1, stop_s=0)
+        _need_at_least(self, max_connections=1, max_connections_per_address=1)
         _need(self.read_timeout_s > 0, f"read_timeout_s must be above 0, not {self.read_timeout_s}")
         _need(self.ping_s > 0, f"ping_s must be above 0, not {self.ping_s}")
 

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import re
+from fractions import Fraction
 
 from rekindle.errors import ConfigError
 
+MOST = (1 << 63) - 1  # of every whole number: what files, counters and SQLite hold
+MOST_DIGITS = 40
 UNITS = {"": 1, "b": 1} | {
     f"{letter}{suffix}": base**power
     for power, letter in enumerate("kmgt", 1)
@@ -17,7 +20,7 @@ def parse_size(value: int | str) -> int:
     """Bytes of `4096`, `"512MB"` (powers of 1000) or `"1.5GiB"` (powers of 1024)."""
     if isinstance(value, int) and not isinstance(value, bool):
         return value
-    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-z]*)\s*", str(value).lower())
-    if match is None or match[2] not in UNITS:
+    match = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([a-z]*)\s*", value.lower()) if isinstance(value, str) else None
+    if match is None or match[2] not in UNITS or len(match[1]) > MOST_DIGITS:
         raise ConfigError(f"{value!r} is not a size: write a number of bytes, 512MB or 4GiB")
-    return int(float(match[1]) * UNITS[match[2]])
+    return int(Fraction(match[1]) * UNITS[match[2]])

@@ -9,8 +9,10 @@ named by its own SHA-256 and is not read at all.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
+import logging
 import os
 import re
 from collections.abc import Iterable
@@ -21,6 +23,8 @@ import torch
 
 from rekindle.errors import ModelRefused
 from rekindle.spec import FORMAT_VERSION, KVLayout
+
+logger = logging.getLogger(__name__)
 
 CHUNK_BYTES = 1 << 22
 BLOB_NAME = re.compile(r"[0-9a-f]{64}")
@@ -42,8 +46,8 @@ class DigestCache:
         self._known: dict[str, dict[str, Any]] = {}
         if path is not None and path.is_file():
             try:
-                self._known = dict(json.loads(path.read_text("utf-8")))
-            except ValueError:
+                self._known = _remembered(json.loads(path.read_text("utf-8")))
+            except (OSError, ValueError):
                 self._known = {}  # damaged: everything is read again and the file rewritten
 
     def digest(self, file: Path) -> str:
@@ -68,7 +72,6 @@ class DigestCache:
     def _save(self) -> None:
         if self._path is None:
             return
-        self._path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         write_json(self._path, self._known)
 
     def check(self) -> None:
@@ -77,11 +80,31 @@ class DigestCache:
             assert BLOB_NAME.fullmatch(str(known.get("sha256"))), f"{path}: {known}"
 
 
+def _remembered(found: Any) -> dict[str, dict[str, Any]]:
+    """What a file of digests holds, entry by entry; whatever else it holds is read again."""
+    entries = found.items() if isinstance(found, dict) else ()
+    return {
+        path: known
+        for path, known in entries
+        if isinstance(known, dict) and BLOB_NAME.fullmatch(str(known.get("sha256")))
+    }
+
+
 def write_json(path: Path, value: Any) -> None:
-    """Replace a JSON file in one step, so that a reader sees the old one or the new one."""
+    """Replace a JSON file in one step, so that a reader sees the old one or the new one; for its owner alone.
+
+    What it holds can be found again: a disk that refuses costs the time for that at the next start, which is logged.
+    """
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    temporary.write_text(json.dumps(value, indent=1, sort_keys=True), "utf-8")
-    temporary.replace(path)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        temporary.touch(mode=0o600)
+        temporary.write_text(json.dumps(value, indent=1, sort_keys=True), "utf-8")
+        temporary.replace(path)
+    except OSError as error:
+        logger.warning("%s cannot be written, so the next start takes longer: %s", path, error)
+        with contextlib.suppress(OSError):
+            temporary.unlink()
 
 
 def _sha256(path: Path) -> str:

@@ -97,7 +97,6 @@ def auto_formats(
         divergence = measure()
         ruled = [_judged(chosen, divergence[chosen.index], native) for chosen in ruled]
     if map_path is not None:
-        map_path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         write_json(map_path, {"version": MAP_VERSION, "layers": [asdict(chosen) for chosen in ruled]})
     return tuple(ruled)
 
@@ -130,7 +129,7 @@ def _read_map(path: Path | None, geometry: Geometry) -> tuple[LayerFormats, ...]
         stored: Any = json.loads(path.read_text("utf-8"))
         layers = tuple(LayerFormats(**entry) for entry in stored["layers"])
         whole = stored["version"] == MAP_VERSION and [x.index for x in layers] == [x.index for x in geometry.layers]
-    except (ValueError, TypeError, KeyError):
+    except (OSError, ValueError, TypeError, KeyError):
         return None
     return layers if whole else None
 

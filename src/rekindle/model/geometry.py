@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from rekindle.errors import ModelRefused
+from rekindle.errors import ConfigError, ModelRefused
 from rekindle.model.adapter import AttentionCall, run_model
 
 SERVED_LAYERS = frozenset({"full_attention", "sliding_attention", "attention"})
@@ -152,7 +152,8 @@ def rope_regime(config: Any, max_context: int | None) -> tuple[str, int]:
     """The RoPE types in use and the longest context served with them.
 
     `dynamic` and `longrope` change with the length of the prompt, so K cached at one length is wrong at another; they
-    are served only within the context below which they do not change, and only when `max_context` says so.
+    are served only within the context below which they do not change, and only when `max_context` says so. ConfigError
+    where that is more than the model has.
     """
     text = text_config(config)
     longest = int(getattr(text, "max_position_embeddings", None) or 0)
@@ -170,7 +171,9 @@ def rope_regime(config: Any, max_context: int | None) -> tuple[str, int]:
                     f"length; --max-context {steady} serves the model where it does not change"
                 )
             longest = min(longest, steady)
-    return ",".join(sorted(set(kinds))) or "none", min(longest, max_context or longest)
+    if max_context is not None and max_context > longest:
+        raise ConfigError(f"--max-context {max_context} is more than the {longest} tokens that the model was made for")
+    return ",".join(sorted(set(kinds))) or "none", max_context or longest
 
 
 def _ropes(parameters: Any) -> Iterator[dict[str, Any]]:

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -36,7 +37,11 @@ WHAT_FITS = (
     "gpt-oss, ...)"
 )
 BYTES_SLACK = 1.05  # tied weights and small buffers
-LOAD_ERRORS = (ValueError, LookupError, TypeError, AttributeError, OSError, RuntimeError, ImportError, SafetensorError)
+MOST_LAYERS = 4096  # some configs list their layers one by one: a number of a billion takes all memory
+LOAD_ERRORS = (
+    *(ValueError, LookupError, TypeError, AttributeError, OSError, RuntimeError, ImportError, ArithmeticError),
+    *(MemoryError, SafetensorError, StrictDataclassError),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,10 +144,24 @@ def _with_formats(
 
 def read_config(directory: Path) -> Any:
     """The model's config; ModelRefused where transformers does not know the architecture or code would be trusted."""
-    if not (directory / "config.json").is_file():
+    path = directory / "config.json"
+    if not path.is_file():
         raise ModelRefused(f"{directory} has no config.json: it is not a model directory of transformers")
+    with refusing(f"{path} cannot be read"):
+        _check_layers(path, json.loads(path.read_text("utf-8")))
     with refusing(f"{directory}: transformers cannot read its config"):
         return AutoConfig.from_pretrained(directory, trust_remote_code=False)
+
+
+def _check_layers(path: Path, value: Any) -> None:
+    """Refuse a number of layers that no model has, the text part's too, before transformers counts them."""
+    if not isinstance(value, dict):
+        raise ModelRefused(f"{path} holds no object: it is not a config of transformers")
+    for each in (value, *(part for part in value.values() if isinstance(part, dict))):
+        layers = each.get("num_hidden_layers", 1)
+        if isinstance(layers, bool) or not isinstance(layers, int) or not 1 <= layers <= MOST_LAYERS:
+            shown = repr(layers)[:40]
+            raise ModelRefused(f"{path}: num_hidden_layers must be a number from 1 to {MOST_LAYERS}, not {shown}")
 
 
 def load_weights(

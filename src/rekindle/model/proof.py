@@ -49,13 +49,12 @@ class ProofCache:
             return None
         try:
             return Proof(**json.loads(self._path.read_text("utf-8")))
-        except (ValueError, TypeError):
+        except (OSError, ValueError, TypeError):
             return None
 
     def write(self, proof: Proof) -> None:
         """Remember a proof for the next start."""
         if self._path is not None:
-            self._path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
             write_json(self._path, asdict(proof))
 
 
