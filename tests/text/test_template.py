@@ -81,6 +81,13 @@ def test_missing_and_broken_templates() -> None:
         ChatTemplate({"default": "{% if %}"}, {})
 
 
+@pytest.mark.parametrize("entry", [{"x": 1}, "default", None, {"name": "default"}])
+def test_templates_without_a_name_are_refused(tmp_path: Path, entry: object) -> None:
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": [entry]}))
+    with pytest.raises(ModelRefused, match="each entry of chat_template needs a name and a template"):
+        ChatTemplate.from_dir(tmp_path)
+
+
 def test_read_from_a_directory(tmp_path: Path) -> None:
     config = {
         "bos_token": {"content": "<s>"},

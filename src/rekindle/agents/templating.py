@@ -13,14 +13,12 @@ from typing import Any
 import jinja2
 import jinja2.meta
 import jinja2.nodes
-import jinja2.sandbox
 
 from rekindle.errors import BadRequest
+from rekindle.text import bounded
 
 METHODS = frozenset({"items", "keys", "values", "get"})  # of every mapping that a text may use
-_ENVIRONMENT = jinja2.sandbox.ImmutableSandboxedEnvironment(
-    undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
-)
+_ENVIRONMENT = bounded.BoundedEnvironment(undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,16 +47,17 @@ class Template:
 def render(source: str, values: Mapping[str, Any]) -> str:
     """The text with these values in it; BadRequest where that fails."""
     try:
-        return _ENVIRONMENT.from_string(source).render(values)
+        return bounded.render(_ENVIRONMENT.compiled(source), values)
     except jinja2.TemplateError as error:
         raise BadRequest(f"the template fails: {error.message or error}") from error
-    except (TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError) as error:
+    except bounded.FAILURES as error:
         raise BadRequest(f"the template fails: {type(error).__name__}: {error}") from error
 
 
 def check(source: str, allowed: Allowed) -> list[str]:
     """What is wrong with a text: that it is no template, or which names in it nobody gives a value."""
     try:
+        _ENVIRONMENT.compiled(source)
         tree = _ENVIRONMENT.parse(source)
     except jinja2.TemplateSyntaxError as error:
         return [f"the template cannot be read: {error.message}"]

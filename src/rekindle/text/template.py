@@ -1,9 +1,9 @@
 """Chat templates, rendered the way transformers renders them.
 
-Owns the Jinja environment: sandboxed and immutable, `trim_blocks` and `lstrip_blocks`, loop controls, the `generation`
-tag, `tojson` that keeps non-ASCII, `raise_exception`, `strftime_now` by a clock that is passed in. Knows no tokens: it
-gets guarded values and gives guarded text back. Everything a template may fail with becomes BadRequest, for whether it
-fails depends on the conversation.
+Owns what templates of models find around them: `trim_blocks` and `lstrip_blocks`, loop controls, the `generation` tag,
+`tojson` that keeps non-ASCII, `raise_exception`, `strftime_now` by a clock that is passed in; sandbox and bounds are
+those of text/bounded. Knows no tokens: it gets guarded values and gives guarded text back. Everything a template may
+fail with becomes BadRequest, for whether it fails depends on the conversation.
 """
 
 from __future__ import annotations
@@ -20,11 +20,13 @@ import jinja2.exceptions
 import jinja2.ext
 import jinja2.nodes
 import jinja2.parser
-import jinja2.sandbox
 import jinja2.utils
 
-from rekindle.errors import BadRequest, ModelRefused
+from rekindle.errors import BadRequest, ModelRefused, PromptTooLong
+from rekindle.text.bounded import FAILURES, MOST_WORK, MOST_WRITTEN, BoundedEnvironment, render
 from rekindle.text.messages import GUARD, Arguments
+from rekindle.text.metered_filters import metered
+from rekindle.text.metering import Exceeded
 
 TEMPLATE_FILE = "chat_template.jinja"
 CONFIG_FILE = "tokenizer_config.json"
@@ -62,10 +64,12 @@ class ChatTemplate:
         special_tokens: Mapping[str, str],
         *,
         clock: Callable[[], datetime] = datetime.now,
+        most_work: int = MOST_WORK,
     ) -> None:
         self.sources = dict(sources)
         self.special_tokens = dict(special_tokens)
         self._clock = clock
+        self._most_work = most_work
         self._environment = self._make_environment()
         self._compiled = {name: self._compile(source) for name, source in self.sources.items()}
 
@@ -78,6 +82,8 @@ class ChatTemplate:
         if isinstance(entry, str):
             sources["default"] = entry
         elif isinstance(entry, list):
+            if not all(isinstance(item, dict) and {"name", "template"} <= item.keys() for item in entry):
+                raise ModelRefused(f"{CONFIG_FILE}: each entry of chat_template needs a name and a template")
             sources = {str(item["name"]): str(item["template"]) for item in entry}
         path = directory / TEMPLATE_FILE
         if path.is_file():
@@ -86,7 +92,7 @@ class ChatTemplate:
 
     def with_clock(self, clock: Callable[[], datetime]) -> ChatTemplate:
         """The same template at another time."""
-        return ChatTemplate(self.sources, self.special_tokens, clock=clock)
+        return ChatTemplate(self.sources, self.special_tokens, clock=clock, most_work=self._most_work)
 
     def literals(self) -> frozenset[str]:
         """Every piece of text and every string constant the templates may print."""
@@ -103,9 +109,14 @@ class ChatTemplate:
         tools: Sequence[Any] | None = None,
         *,
         add_generation_prompt: bool = True,
+        most_chars: int = MOST_WRITTEN,
         **variables: Any,
     ) -> str:
-        """Return the text of a conversation. Raises BadRequest where the template refuses or fails on it."""
+        """Return the text of a conversation. Raises BadRequest where the template refuses or fails on it.
+
+        PromptTooLong where the text has more than `most_chars` characters, or takes more work than a template may do;
+        both are known after that much work, however long the whole would have become.
+        """
         if not self._compiled:
             raise BadRequest("this model has no chat template: use /v1/completions, or add chat_template.jinja")
         name = "tool_use" if tools and "tool_use" in self._compiled else "default"
@@ -121,25 +132,28 @@ class ChatTemplate:
             "add_generation_prompt": add_generation_prompt,
         }
         try:
-            return self._compiled[name].render(values)
+            return render(self._compiled[name], values, most=most_chars, work=self._most_work)
+        except Exceeded as error:
+            message = f"the model's chat template stops on this conversation: {error.message}"
+            raise PromptTooLong(message, param="messages") from error
         except jinja2.TemplateError as error:
             message = f"the model's chat template refuses this conversation: {error.message or error}"
             raise BadRequest(message, param="messages") from error
-        except (TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError) as error:
+        except FAILURES as error:
             message = f"the model's chat template fails on this conversation: {type(error).__name__}: {error}"
             raise BadRequest(message, param="messages") from error
 
     def _compile(self, source: str) -> jinja2.Template:
         try:
-            return self._environment.from_string(source)
+            return self._environment.compiled(source)
         except jinja2.TemplateSyntaxError as error:
             raise ModelRefused(f"the chat template cannot be parsed, line {error.lineno}: {error.message}") from error
 
-    def _make_environment(self) -> jinja2.Environment:
-        environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
+    def _make_environment(self) -> BoundedEnvironment:
+        environment = BoundedEnvironment(
             trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, jinja2.ext.loopcontrols]
         )
-        environment.filters["tojson"] = _tojson
+        environment.filters["tojson"] = metered("tojson", _tojson)
         environment.globals["raise_exception"] = _raise_exception
         environment.globals["namespace"] = _Namespace
         environment.globals["strftime_now"] = lambda form: self._clock().strftime(form)
