@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from rekindle.text.dates import without_dates
 from rekindle.text.messages import Message
-from rekindle.text.normalise import Normal, normalise
+from rekindle.text.normalise import ATTRIBUTION as HEADER
+from rekindle.text.normalise import Normal, attribution_end, normalise
 from rekindle.text.places import Place
 from tests.text.factories import texts
 
@@ -192,3 +193,14 @@ def test_long_texts_are_read_once(text: str) -> None:
     """Where time grew with the square of the length, this took minutes."""
     assert normalise([Message("user", text)], None, DATES).removed == ()
     assert without_dates(text) == text
+
+
+def test_a_signing_line_that_is_far_too_long_stays() -> None:
+    pairs = f"{HEADER} " + "a=b; " * 2_000_000
+    for content in (pairs, f"Be kind.\n{pairs}", f"{HEADER} " + "x" * 100_000):
+        normal = normalise([Message("system", content), Message("user", "Hi.")], None, {"attribution", "dates"})
+        assert (normal.removed, normal.messages[0].content == content) == ((), True)
+    many = f"{HEADER} cc_version=1.2; cch=0;\n" * 10_000 + "Be kind."
+    normal = normalise([Message("system", many), Message("user", "Hi.")], None, {"attribution"})
+    assert (len(normal.removed), normal.messages[0].content) == (10_000, "Be kind.")
+    assert attribution_end("x" * 10_000_000) == attribution_end(pairs) == 0

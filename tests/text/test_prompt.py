@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -386,3 +387,21 @@ def test_a_conversation_that_a_template_refuses_is_told_in_a_form_that_it_takes(
     assert none.render_chat(messages[:3]) == none.render_chat([Message("user", "a\n\nd\n\nb")])
     with pytest.raises(BadRequest, match="never"):
         encoder_of("gpt2", "{{ raise_exception('never') }}").render_chat(messages)
+
+
+@pytest.mark.parametrize(
+    ("entry", "reason"),
+    [
+        ({"id": 4_000_000_000, "content": "<|far|>"}, "id 4000000000, ids are below 16777216"),
+        ({"id": -1, "content": "<|less|>"}, "id -1"),
+        ({"id": 9, "content": ""}, "added token 9 is empty"),
+        ({"id": None, "content": "<|none|>"}, "TypeError"),
+        ({"content": "<|bare|>"}, "KeyError"),
+        ("<|word|>", "AttributeError"),
+    ],
+)
+def test_added_tokens_that_no_key_can_spell_are_refused(entry: Any, reason: str) -> None:
+    data = json.loads(factories.tokenizer_json("bos"))
+    data["added_tokens"].append(entry)
+    with pytest.raises(ModelRefused, match=rf"tokenizer\.json cannot be read: .*{reason}"):
+        TokenizerFile(json.dumps(data).encode())

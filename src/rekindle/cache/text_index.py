@@ -1,12 +1,13 @@
 """Stored branches under the text they spell, within a budget of bytes.
 
-Owns the keys of branches and one radix trie over them per namespace. A branch over budget loses its key and its place,
-least recently used first; asked for by name it gets both back. Does not know agents, nor what a key says.
+Owns the keys of branches and one radix trie over them per namespace. A branch over budget loses its key and its place:
+the least recently used of the namespace that takes most. Asked for by name it gets both back. Does not know agents, nor
+what a key says.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
@@ -36,7 +37,9 @@ class TextIndex:
         self._key_of = key_of
         self._max_bytes = max_bytes
         self.on_drop: Callable[[StoredBranch], None] | None = None
-        self._keys: OrderedDict[StoredBranch, bytes] = OrderedDict()  # least recently used first
+        self._keys: dict[StoredBranch, bytes] = {}
+        self._by_use: dict[str, OrderedDict[StoredBranch, None]] = {}  # of a namespace, least recently used first
+        self._bytes_of: Counter[str] = Counter()  # of the keys of a namespace
         self._tries: dict[str, RadixTrie[dict[StoredBranch, None]]] = {}
         self._key_bytes = 0
 
@@ -69,13 +72,22 @@ class TextIndex:
         held[branch] = None
         trie.insert(key, held)
         self._keys[branch] = key
+        self._by_use.setdefault(branch.namespace, OrderedDict())[branch] = None
+        self._bytes_of[branch.namespace] += len(key)
         self._key_bytes += len(key)
         while self.num_bytes > self._max_bytes and len(self._keys) > 1:
-            oldest = next(iter(self._keys))
+            oldest = self._oldest(branch)
             self.drop(oldest)
             if self.on_drop is not None:
                 self.on_drop(oldest)
         return key
+
+    def _oldest(self, newest: StoredBranch) -> StoredBranch:
+        """The branch to make room next; never the newest one."""
+        mine = self._by_use[newest.namespace]
+        others = [name for name in self._tries if name != newest.namespace or len(mine) > 1]
+        largest = max(others, key=lambda name: self._bytes_of[name] + self._tries[name].num_bytes)
+        return next(iter(self._by_use[largest]))
 
     def drop(self, branch: StoredBranch) -> None:
         """Take a branch out; nothing happens when it is not in."""
@@ -83,6 +95,8 @@ class TextIndex:
         if key is None:
             return
         self._key_bytes -= len(key)
+        self._bytes_of[branch.namespace] -= len(key)
+        del self._by_use[branch.namespace][branch]
         trie = self._tries[branch.namespace]
         held = trie.get(key)
         assert held is not None, "an indexed branch is in its trie"
@@ -90,13 +104,13 @@ class TextIndex:
         if not held:
             trie.remove(key)
         if not len(trie):
-            del self._tries[branch.namespace]
+            del self._tries[branch.namespace], self._by_use[branch.namespace], self._bytes_of[branch.namespace]
 
     def use(self, branch: StoredBranch) -> None:
         """Make an indexed branch the most recently used one."""
         key = self._keys.get(branch)
         if key is not None:
-            self._keys.move_to_end(branch)
+            self._by_use[branch.namespace].move_to_end(branch)
             self._tries[branch.namespace].touch(key)
 
     def nearest(self, namespace: str, key: bytes, limit: int) -> list[tuple[int, StoredBranch]]:
@@ -124,5 +138,7 @@ class TextIndex:
                         f"branch {branch.branch} of {branch.agent} is in a foreign trie"
                     )
                     in_tries.add(branch)
+            assert self._bytes_of[namespace] == sum(len(self._keys[branch]) for branch in self._by_use[namespace])
+        assert {branch for each in self._by_use.values() for branch in each} == set(self._keys)
         assert in_tries == set(self._keys), f"{len(in_tries)} branches in tries, {len(self._keys)} keys"
         assert self.num_bytes <= self._max_bytes or len(self._keys) == 1, f"{self.num_bytes} bytes are over budget"

@@ -24,6 +24,8 @@ WHITE_SPACE = (
 )
 BLANK = "\u2581"  # ▁, the sign that stands for a space inside sentencepiece tokens
 
+MOST_IDS = 1 << 24  # that keys can spell (see vocabulary)
+
 
 @dataclass(frozen=True, slots=True)
 class AddedToken:
@@ -39,8 +41,14 @@ class AddedToken:
 
     @classmethod
     def from_json(cls, entry: Mapping[str, Any]) -> AddedToken:
+        """An entry of the file; ValueError for one without content, or with an id that no key can spell."""
         flags = {name: bool(entry.get(name, False)) for name in ("lstrip", "rstrip", "single_word", "normalized")}
-        return cls(int(entry["id"]), str(entry["content"]), bool(entry.get("special", False)), **flags)
+        token = cls(int(entry["id"]), str(entry["content"]), bool(entry.get("special", False)), **flags)
+        if not token.content:
+            raise ValueError(f"added token {token.id} is empty")
+        if not 0 <= token.id < MOST_IDS:
+            raise ValueError(f"added token {token.content[:40]!r} has the id {token.id}, ids are below {MOST_IDS}")
+        return token
 
 
 def find_control_tokens(added: Iterable[AddedToken], template_literals: Iterable[str]) -> tuple[AddedToken, ...]:

@@ -25,8 +25,12 @@ from rekindle.text.places import Place
 ATTRIBUTION = "x-anthropic-billing-header:"
 _PAIRS = r"(?:[ \t]*[\w-]+=[^;\n]*;)+(?:[ \t]*[\w-]+=[^;\s]*(?=\n|\Z))?"
 # Where blocks were joined without a line break, the line ends behind its last pair.
-_LINE = re.compile(rf"(?m)^[ \t]*{ATTRIBUTION}{_PAIRS}[ \t]*\n*")
-_ODD_LINE = re.compile(rf"\A\s*{ATTRIBUTION}[^\n]*\n*")  # without pairs: only where nothing stands before it
+_LINE = re.compile(rf"[ \t]*{ATTRIBUTION}{_PAIRS}[ \t]*")
+_ODD_LINE = re.compile(rf"\s*{ATTRIBUTION}[^\n]*")  # without pairs: only where nothing stands before it
+_BREAKS = re.compile(r"\n*")
+# What is longer signs nothing: expressions read no more than this of a line, so that they never hold up anybody.
+LONGEST_LINE = 4096
+LONGEST_INDENT = 64
 _ADDED = re.compile(r"<(system-reminder|env|environment_details)>")
 _KEY_ORDER = {key: at for at, key in enumerate(("type", "function", "name", "description", "parameters"))}
 
@@ -83,8 +87,33 @@ class Normal:
 
 def attribution_end(text: str) -> int:
     """Where the attribution line ends with which a text begins; 0: it begins with none."""
-    found = _LINE.match(text) or _ODD_LINE.match(text)
-    return found.end() if found else 0
+    return _line_end(_LINE, text, 0) or _line_end(_ODD_LINE, text, 0) or 0
+
+
+def _line_end(line: re.Pattern[str], text: str, start: int) -> int | None:
+    """Where such a line that begins at `start` ends, with the line breaks behind it; None: none does, or one that is
+    too long."""
+    most = start + LONGEST_LINE
+    found = line.match(text, start, most)
+    if found is None or (found.end() == most and most < len(text)):
+        return None
+    breaks = _BREAKS.match(text, found.end())
+    return breaks.end() if breaks else found.end()
+
+
+def _attribution_lines(text: str) -> Iterator[tuple[int, int]]:
+    """The lines that sign a request; one that says something else only where nothing stands before it."""
+    num_found, at = 0, text.find(ATTRIBUTION)
+    while at >= 0:
+        before = text[max(0, at - LONGEST_INDENT) : at]
+        start = at - len(before) + len(before.rstrip(" \t"))
+        end = _line_end(_LINE, text, start) if start == 0 or text[start - 1] == "\n" else None
+        if end is not None:
+            yield start, end
+            num_found += 1
+        at = text.find(ATTRIBUTION, end or at + len(ATTRIBUTION))
+    if not num_found and (end := _line_end(_ODD_LINE, text, 0)):
+        yield 0, end
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,8 +171,7 @@ def _cuts(message: Message, kinds: Set[str]) -> list[Cut]:
     """What goes, in order and apart from each other."""
     content, found = message.content, []
     if "attribution" in kinds and message.role == "system" and ATTRIBUTION in content:
-        lines = [*_LINE.finditer(content)] or [*_ODD_LINE.finditer(content)]
-        found += [Cut("attribution", *line.span()) for line in lines]
+        found += [Cut("attribution", *span) for span in _attribution_lines(content)]
     if "dates" in kinds:
         for start, end in _regions(message):
             found += [Cut("dates", *span) for span in _date_lines(content, start, end)]
@@ -175,7 +203,7 @@ def _added(content: str) -> Iterator[tuple[int, int]]:
 def _date_lines(content: str, start: int, end: int) -> Iterator[tuple[int, int]]:
     is_announced = False
     for line in content[start:end].splitlines(keepends=True):
-        text = _unmarked(line)
+        text = _unmarked(line) if len(line) <= LONGEST_LINE else line
         if says_date(text) or (is_announced and is_date(text)):
             yield start, start + len(line)
         elif text:

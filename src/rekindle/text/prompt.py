@@ -9,6 +9,8 @@ Always true: `key_of(encode(prompt)) == prompt.key`, and encoding from a safe cu
 
 from __future__ import annotations
 
+import copy
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -18,8 +20,10 @@ from typing import Any
 
 import numpy as np
 
-from rekindle.errors import BadRequest
+from rekindle.errors import BadRequest, PromptTooLong
+from rekindle.text.bounded import MOST_WRITTEN
 from rekindle.text.controls import AddedToken, ControlTokens, find_control_tokens
+from rekindle.text.length import PromptBound
 from rekindle.text.messages import (
     Message,
     arguments_for_template,
@@ -28,6 +32,7 @@ from rekindle.text.messages import (
     map_strings,
     plainer_forms,
 )
+from rekindle.text.splitters import PIECE_BYTES
 from rekindle.text.template import ChatTemplate, read_config, special_token_names
 from rekindle.text.tokenizer import Prefix, TextTokenizer, TokenizerFile
 from rekindle.text.vocabulary import CODE_BYTES, MARK, Vocabulary, control_code, control_id, on_boundary
@@ -41,13 +46,17 @@ class RenderedPrompt:
 
 
 class PromptEncoder:
-    """Renders, encodes and spells for one tokenizer and template. Immutable: any thread may use it."""
+    """Renders, encodes and spells for one tokenizer and template. Immutable: any thread may use it.
+
+    With a `bound` (see `bounded`) what cannot fit is refused before it is tokenised: PromptTooLong.
+    """
 
     def __init__(self, file: TokenizerFile, config: Mapping[str, Any], template: ChatTemplate) -> None:
         controls = find_control_tokens(_added_tokens(file, config), template.literals())
         self.template = template
         self.controls = ControlTokens(controls)
         self.digest = file.digest
+        self.bound: PromptBound | None = None
         self._tokenizer = TextTokenizer(file, controls)
         self._leading = _leading_ids(file, config, self.controls)
 
@@ -56,6 +65,13 @@ class PromptEncoder:
         """Read tokenizer.json, tokenizer_config.json and chat_template.jinja. Raises ModelRefused."""
         file = TokenizerFile.from_dir(directory)
         return cls(file, read_config(directory), ChatTemplate.from_dir(directory, clock=clock))
+
+    def bounded(self, max_context: int) -> PromptEncoder:
+        """The same encoder for prompts of at most so many tokens."""
+        twin = copy.copy(self)
+        longest = max(self.vocabulary.longest, *(len(token.content.encode()) for token in self.controls.tokens), 1)
+        twin.bound = PromptBound(max_context, longest)
+        return twin
 
     @property
     def vocabulary(self) -> Vocabulary:
@@ -91,34 +107,46 @@ class PromptEncoder:
         and text beside calls: they get the conversation in a plainer form that they take.
         """
         guard = self.controls.guard
+        if self.bound is not None:
+            self.bound.check_messages(messages, tools)
         check_json(tools, "tools")
         values = {name: map_strings(value, guard) for name, value in template_kwargs.items()}
 
         def rendered(asked: Sequence[Message]) -> str:
             shown = [self._for_template(message) for message in asked]
             return self.template.render(
-                shown, map_strings(tools, guard), add_generation_prompt=add_generation_prompt, **values
+                shown,
+                map_strings(tools, guard),
+                add_generation_prompt=add_generation_prompt,
+                most_chars=MOST_WRITTEN if self.bound is None else min(MOST_WRITTEN, self.bound.max_sent),
+                **values,
             )
 
         try:
             text = rendered(messages)
+        except PromptTooLong:
+            raise
         except BadRequest:
             for form in plainer_forms(messages):
                 with suppress(BadRequest):
-                    return self._prompt(self.controls.split(rendered(form)))
-            raise
-        return self._prompt(self.controls.split(text))
+                    text = rendered(form)
+                    break
+            else:
+                raise
+        return self._bounded_prompt(self._split(text))
 
     def render_text(self, text: str) -> RenderedPrompt:
         """Render a completion's prompt: spelled control tokens are tokens; leading tokens come first, once."""
-        pieces = self.controls.split(check_text(text, "prompt"))
+        pieces = self._split(check_text(text, "prompt"))
         leading = list(self._leading)
         if pieces[: len(leading)] == leading:
-            return self._prompt(pieces, starts_after=len(leading))
-        return self._prompt([*leading, *pieces], starts_after=len(leading))
+            return self._bounded_prompt(pieces, starts_after=len(leading))
+        return self._bounded_prompt([*leading, *pieces], starts_after=len(leading))
 
     def continued(self, prompt: RenderedPrompt, reply: str) -> RenderedPrompt:
         """The prompt with the beginning of a reply behind it: a structured text (see text/replies)."""
+        if self.bound is not None:
+            self.bound.check_sent(len(reply))
         first, *others = self.controls.split(self.controls.guard_structured(reply)) or [""]
         if isinstance(first, int) or prompt.key[-CODE_BYTES:].startswith(MARK):
             return RenderedPrompt(prompt.key + self._prompt([first, *others], starts_after=-1).key)
@@ -128,14 +156,21 @@ class PromptEncoder:
         added = text.encode() if self.compares_text else self._codes(text)
         return RenderedPrompt(prompt.key + added + self._prompt(others, starts_after=-1).key)
 
-    def encode(self, prompt: RenderedPrompt) -> np.ndarray:
-        """The ids of the whole prompt [tokens], uint32."""
-        return self._encode_key(prompt.key)
+    def encode(self, prompt: RenderedPrompt, *, most: float = math.inf) -> np.ndarray:
+        """The ids of the whole prompt [tokens], uint32; PromptTooLong as soon as there are more than `most`.
 
-    def encode_rest(self, prompt: RenderedPrompt, resume_byte: int) -> np.ndarray:
+        Long texts are encoded piece by piece: beside the ids, memory is taken for one of them.
+        """
+        return self._encode_key(prompt.key, most=most)
+
+    def encode_rest(self, prompt: RenderedPrompt, resume_byte: int, *, most: float = math.inf) -> np.ndarray:
         """The ids of the prompt from a byte of its key on, adding nothing; equal to the whole's end at safe cuts."""
         assert on_boundary(prompt.key, resume_byte), f"byte {resume_byte} is inside a character"
-        return self._encode_key(prompt.key[resume_byte:])
+        return self._encode_key(prompt.key[resume_byte:], most=most)
+
+    def count(self, prompt: RenderedPrompt) -> int:
+        """How many ids `encode` gives, without holding them."""
+        return sum(map(len, self._encoded(prompt.key)))
 
     def key_of(self, ids: Sequence[int] | np.ndarray) -> bytes:
         """The key that ids spell, up to the first byte that is not UTF-8."""
@@ -228,14 +263,33 @@ class PromptEncoder:
 
     def _prompt(self, pieces: Sequence[str | int], *, starts_after: int = 0) -> RenderedPrompt:
         """Join pieces to a key. The text behind the first `starts_after` pieces is the first of the prompt."""
-        parts = []
+        return RenderedPrompt(b"".join(self._key_parts(pieces, starts_after)))
+
+    def _bounded_prompt(self, pieces: Sequence[str | int], *, starts_after: int = 0) -> RenderedPrompt:
+        """As `_prompt`; PromptTooLong as soon as the key cannot fit."""
+        if self.bound is None:
+            return self._prompt(pieces, starts_after=starts_after)
+        # Normalising takes at most half of the characters away; where ids are compared, it already means to tokenise.
+        num_chars = sum(1 if isinstance(piece, int) else len(piece) for piece in pieces)
+        self.bound.check(num_chars // 2 if self.compares_text else num_chars)
+        prompt = self._prompt(pieces, starts_after=starts_after)
+        if self.compares_text:
+            self.bound.check(len(prompt.key))
+        return prompt
+
+    def _split(self, text: str) -> list[str | int]:
+        """Rendered text as pieces; what is several times too long is not looked at."""
+        if self.bound is not None:
+            self.bound.check_sent(len(text))
+        return self.controls.split(text)
+
+    def _key_parts(self, pieces: Sequence[str | int], starts_after: int) -> Iterator[bytes]:
         for index, piece in enumerate(pieces):
             if isinstance(piece, int):
-                parts.append(control_code(piece))
+                yield control_code(piece)
             else:
                 text = self._tokenizer.normalise(piece, at_start=index == starts_after)
-                parts.append(text.encode("utf-8") if self.compares_text else self._codes(text))
-        return RenderedPrompt(b"".join(parts))
+                yield text.encode("utf-8") if self.compares_text else self._codes(text)
 
     def _codes(self, text: str) -> bytes:
         (ids,) = self._tokenizer.encode([text])
@@ -253,23 +307,51 @@ class PromptEncoder:
             start = int(at) + 1
         return b"".join(control_code(piece) if isinstance(piece, int) else self._codes(piece) for piece in pieces)
 
-    def _encode_key(self, key: bytes) -> np.ndarray:
-        pieces = list(_pieces(key))
+    def _encode_key(self, key: bytes, *, most: float = math.inf) -> np.ndarray:
+        parts, num_ids = [], 0
+        for ids in self._encoded(key):
+            num_ids += len(ids)
+            if num_ids > most:
+                raise self._too_long(most)
+            parts.append(ids)
+        return np.concatenate(parts) if parts else np.zeros(0, dtype=np.uint32)
+
+    def _too_long(self, most: float) -> PromptTooLong:
+        if self.bound is not None:
+            return self.bound.refusal(f"more than {most:,}")
+        return PromptTooLong(f"the prompt has more than {most} tokens: shorten it", param="messages")
+
+    def _encoded(self, key: bytes) -> Iterator[np.ndarray]:
+        """The ids of a key that begins on a boundary, some pieces at a time."""
+        pieces: list[bytes | int] = []
+        size = 0
+        for piece in _pieces(key):
+            for part in self._tokenizer.cuts.pieces(piece) if isinstance(piece, bytes) else (piece,):
+                pieces.append(part)
+                size += len(part) if isinstance(part, bytes) else CODE_BYTES
+                if size >= PIECE_BYTES:
+                    yield self._ids(pieces)
+                    pieces, size = [], 0
+        if pieces:
+            yield self._ids(pieces)
+
+    def _ids(self, pieces: Sequence[bytes | int]) -> np.ndarray:
         encoded = iter(self._tokenizer.encode([piece.decode("utf-8") for piece in pieces if isinstance(piece, bytes)]))
         parts = [next(encoded) if isinstance(piece, bytes) else np.array([piece], dtype=np.uint32) for piece in pieces]
-        return np.concatenate(parts) if parts else np.zeros(0, dtype=np.uint32)
+        return np.concatenate(parts)
 
 
 def _pieces(key: bytes) -> Iterator[bytes | int]:
     """The texts and control ids of a key that begins on a boundary, in order; no empty text."""
-    first, *others = key.split(MARK)
-    if first:
-        yield first
-    for part in others:
-        if len(part) >= CODE_BYTES - 1:
-            yield control_id(part)
-        if len(part) > CODE_BYTES - 1:
-            yield part[CODE_BYTES - 1 :]
+    start = 0
+    while (mark := key.find(MARK, start)) >= 0:
+        if start < mark:
+            yield key[start:mark]
+        start = mark + CODE_BYTES
+        if start <= len(key):
+            yield control_id(key[mark + 1 : start])
+    if start < len(key):
+        yield key[start:]
 
 
 def _added_tokens(file: TokenizerFile, config: Mapping[str, Any]) -> list[AddedToken]:

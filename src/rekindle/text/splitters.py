@@ -7,6 +7,9 @@ runs of blanks are cut differently by what comes after them.
 
 Long texts are not split from their start. In every known pattern no pre-token holds a space behind another character,
 so a space behind a visible ASCII character begins one; splitting a window from such a place gives the same pre-tokens.
+
+A text that is known to its end is encoded in pieces, each cut where a pre-token begins behind a character that is no
+blank: the ids of the pieces are those of the whole, and no more than a piece is ever in the tokenizer's memory.
 """
 
 from __future__ import annotations
@@ -17,6 +20,7 @@ from typing import Any
 
 from tokenizers import pre_tokenizers
 
+from rekindle.errors import BadRequest
 from rekindle.text.controls import WHITE_SPACE, AddedToken
 from rekindle.text.vocabulary import CODE_BYTES, MARK, on_boundary
 
@@ -49,6 +53,8 @@ KNOWN_PATTERNS = frozenset(
 )
 _RESUMABLE = re.compile(rb"[\x21-\x7e](?=\x20)")
 _FIRST_WINDOW = 512
+PIECE_BYTES = 64 << 10
+LONGEST_WORD = 1 << 20  # bytes of one pre-token: regular expressions give up on ten million blanks, and end in a panic
 
 
 def is_known(pre_tokenizer: Mapping[str, Any] | None) -> bool:
@@ -107,6 +113,37 @@ class SafeCuts:
             yield from self._pre_tokens(self._splitter, key, segment, min(limit, settled), settled)
         yield segment
 
+    def pieces(self, text: bytes, *, size: int = PIECE_BYTES) -> Iterator[bytes]:
+        """The text between two control tokens in pieces of about `size` bytes whose ids are those of the whole.
+
+        Where nothing is known of the splitter it is one piece. BadRequest for a word that no tokenizer should see.
+        """
+        start = 0
+        while self._splitter is not None and len(text) - start > size:
+            end = self._piece_end(self._splitter, text, start, size)
+            yield text[start:end]
+            start = end
+        if start < len(text):
+            yield text[start:]
+
+    def _piece_end(self, splitter: pre_tokenizers.PreTokenizer, text: bytes, start: int, size: int) -> int:
+        """The last cut in a window from `start` on, the window as large as it takes."""
+        while start + size < len(text):
+            end = start + size
+            at = _last_resumable(text, start, end)
+            if at is not None:
+                return at
+            while not on_boundary(text, end):
+                end -= 1
+            words = list(self._split(splitter, text, start, end))
+            for at, word in reversed(words):
+                if at > start and at + len(word.encode()) < end and not _is_blank(text, at):
+                    return at
+            if size >= LONGEST_WORD:
+                raise BadRequest("the prompt holds more than a million characters in a row that are one word")
+            size *= 4
+        return len(text)
+
     def _settled(self, key: bytes, segment: int, divergence: int) -> int:
         """Where the text ends that is the same text in both: an added token that may have begun is not settled."""
         for size in range(min(self._longest_kept - 1, divergence - segment), 0, -1):
@@ -160,6 +197,19 @@ class SafeCuts:
             yield found.start(), found.group().decode()
             at = found.end()
         yield from _pre_tokens_of(splitter, key[at:end], at)
+
+
+def _last_resumable(text: bytes, start: int, end: int) -> int | None:
+    """The last space behind a visible ASCII character inside (start, end)."""
+    at = text.rfind(b" ", start + 1, end)
+    while at > start and not 0x21 <= text[at - 1] <= 0x7E:
+        at = text.rfind(b" ", start + 1, at)
+    return at if at > start else None
+
+
+def _is_blank(text: bytes, end: int) -> bool:
+    """Whether the character before `end` is one."""
+    return text[max(0, end - 4) : end].decode("utf-8", "ignore").endswith(tuple(WHITE_SPACE))
 
 
 def _pre_tokens_of(splitter: pre_tokenizers.PreTokenizer, data: bytes, at: int) -> Iterator[tuple[int, str]]:

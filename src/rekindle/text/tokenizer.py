@@ -50,7 +50,7 @@ class TokenizerFile:
             self.json: dict[str, Any] = json.loads(data)
             self.added = tuple(AddedToken.from_json(entry) for entry in self.json.get("added_tokens") or ())
             self.words = _model_words(self.json["model"])
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
             raise ModelRefused(f"{FILE_NAME} cannot be read: {type(error).__name__}: {error}") from error
         self.digest = hashlib.blake2b(data, digest_size=32).digest()
 

@@ -85,12 +85,13 @@ class Vocabulary:
         for token_id in spelled:
             self._as_text[token_id] = self._shown[token_id]
         self._lengths = np.array([len(text) for text in self._as_text], dtype=np.int32)
+        self.longest = int(self._lengths.max())  # bytes of text that one token spells, and of a code
 
     def as_codes(self) -> Vocabulary:
         """The same vocabulary with every token as a code: text is then compared by ids only."""
         twin = object.__new__(Vocabulary)
         twin.size, twin._shown, twin._is_control = self.size, self._shown, self._is_control
-        twin._special = self._special
+        twin._special, twin.longest = self._special, self.longest
         twin._in_key = [control_code(token_id) for token_id in range(self.size)]
         twin._as_text = [b"-" * CODE_BYTES] * (self.size + 1)
         twin._lengths = np.full(self.size + 1, CODE_BYTES, dtype=np.int32)

@@ -1,0 +1,95 @@
+"""How long a prompt may be before anybody tokenises it.
+
+Owns one fact: no token spells more than `longest` bytes, so a text of more than `max_context` times as many cannot fit,
+whatever it says. Bytes are counted in microseconds, tokens at a second per megabyte. What a caller sends may be longer
+than its prompt, for templates leave things out (thoughts of old turns, blanks at the ends): it is refused when it is
+several times as long, so that it is not even rendered. Knows no template and no tokenizer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rekindle.errors import PromptTooLong
+from rekindle.text.messages import Message
+
+LEFT_OUT = 8  # times as long as its prompt may be what a template is given
+SPELLED_OUT = 4  # bytes of JSON for a byte of text, on the average: escapes take two to six, most text takes none
+LEAST_BYTES = 4 << 10  # of a prompt that are always looked at: milliseconds of work
+LEAST_BODY = 1 << 20  # the same of a body
+
+
+@dataclass(frozen=True, slots=True)
+class PromptBound:
+    """What fits into `max_context` tokens of at most `longest` bytes each."""
+
+    max_context: int
+    longest: int
+
+    @property
+    def max_bytes(self) -> int:
+        """Bytes of text that may fit; more never do."""
+        return max(LEAST_BYTES, self.max_context * self.longest)
+
+    @property
+    def max_sent(self) -> int:
+        """Characters of what may become a prompt that fits, the guards inside spelled control tokens included."""
+        return LEFT_OUT * self.max_bytes
+
+    @property
+    def max_body_bytes(self) -> int:
+        """Bytes of a JSON body that may hold a prompt that fits."""
+        return max(LEAST_BODY, SPELLED_OUT * self.max_sent)
+
+    def check(self, num_bytes: int) -> None:
+        """PromptTooLong for a rendered prompt of so many bytes that cannot fit."""
+        if num_bytes > self.max_bytes:
+            raise self.refusal(f"{num_bytes:,} bytes")
+
+    def check_sent(self, num_chars: int) -> None:
+        """PromptTooLong for what is longer than templates leave out of it."""
+        if num_chars > self.max_sent:
+            raise self.refusal(f"{num_chars:,} characters were sent")
+
+    def check_ids(self, num_ids: int) -> None:
+        """PromptTooLong for more ids than the context holds."""
+        if num_ids > self.max_context:
+            raise self.refusal(f"{num_ids:,} ids")
+
+    def check_messages(self, messages: Sequence[Message], tools: Sequence[Any] | None) -> None:
+        """As `check_sent`, of a conversation; of messages no more are taken than tokens would be, each of them one."""
+        if len(messages) > LEFT_OUT * max(LEAST_BYTES, self.max_context):
+            raise self.refusal(f"{len(messages):,} messages")
+        self.check_sent(num_chars(messages, tools))
+
+    def refusal(self, size: str) -> PromptTooLong:
+        """What a prompt of this size, in words, is refused with."""
+        return PromptTooLong(
+            f"the prompt has more than {self.max_context} tokens ({size}) and the context holds {self.max_context}: "
+            "shorten the prompt or serve with a larger --max-context",
+            param="messages",
+        )
+
+
+def num_chars(messages: Iterable[Message], tools: Sequence[Any] | None) -> int:
+    """Characters of a conversation, as it was sent."""
+    return sum(map(_num_chars, messages)) + sum(_sizes(tools or ()))
+
+
+def _num_chars(message: Message) -> int:
+    calls = sum(len(call.arguments) + len(call.name) for call in message.tool_calls)
+    return len(message.content) + len(message.reasoning or "") + calls
+
+
+def _sizes(values: Iterable[Any]) -> Iterator[int]:
+    """Characters of every string inside JSON values."""
+    for value in values:
+        if isinstance(value, str):
+            yield len(value)
+        elif isinstance(value, Mapping):
+            yield from map(len, map(str, value))
+            yield from _sizes(value.values())
+        elif isinstance(value, list | tuple):
+            yield from _sizes(value)
