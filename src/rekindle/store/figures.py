@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from rekindle.store.damage import IndexDamage
 from rekindle.store.readers import Readers
 from rekindle.store.values import StoreStats
 from rekindle.store.writer import Writer
@@ -29,6 +30,7 @@ def figures(
     index_bytes: int,
     unsaved_evicted: int,
     bad_records: int,
+    damage: IndexDamage,
 ) -> StoreStats:
     """What `WarmStore.stats` answers; `num_known` are the agents and sequences of the index."""
     return StoreStats(
@@ -43,6 +45,8 @@ def figures(
         blocks_read=readers.blocks_read,
         unsaved_evicted=unsaved_evicted,
         bad_records=bad_records,
+        damaged_rows=damage.num_rows,
+        index_error=damage.file_error,
         queue_length=writer.queue_length,
         last_error=writer.trouble.last_error,
         first_error=writer.trouble.first_error,

@@ -63,6 +63,18 @@ class Location:
         return len(self.ids)
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class BlockRow:
+    """A block whose records are durable: a slot and a payload checksum per part."""
+
+    name: BlockHash
+    parent: BlockHash
+    root: BlockHash
+    ids: TokenIds
+    slots: tuple[int, ...]
+    crcs: tuple[int, ...]
+
+
 @dataclass(frozen=True, slots=True)
 class SequenceRecord:
     """One branch of an agent. `head` names its last block, full or tail (the root if it has none).
@@ -108,6 +120,8 @@ class StoreStats:
     Bytes are those of slots, SQLite's own files are `index_bytes`. `first_error` began the trouble that `last_error`
     is part of (or the last one, when saving works again) at the wall time `first_error_at`; `saving_ok` is False from
     a failed save until the next one that wrote a block, `has_room` from one that did not fit until one that does.
+    `damaged_rows` of the index did not verify and were dropped or repaired; `index_error` says what is wrong with its
+    file, so that nothing can be saved until the next open, which makes it anew.
     """
 
     num_agents: int
@@ -129,6 +143,8 @@ class StoreStats:
     blocks_orphaned: int
     unsaved_evicted: int
     bad_records: int
+    damaged_rows: int
+    index_error: str | None
     failed_saves: int
     queue_length: int
     last_error: str | None

@@ -1,0 +1,67 @@
+"""Blocks as their records on disk describe them: rows for an index that has lost them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+
+import numpy as np
+
+from rekindle.cache.hashing import BlockHash, block_hash, tail_name
+from rekindle.store.records import PAGE, BadRecord
+from rekindle.store.shards import Shards
+from rekindle.store.values import BlockRow
+
+
+def whole_rows(shards: Shards, slots: Sequence[Iterable[int]]) -> tuple[int, list[BlockRow]]:
+    """How many of these slots (per part) hold something, and the blocks that are whole in them, in no order.
+
+    Where a block lies twice, the later slot counts.
+    """
+    num_found, by_part = [], []
+    for part, of_part in enumerate(slots):
+        found = list(_records(shards, part, of_part))
+        num_found.append(len(found))
+        by_part.append({row.name: row for row in found if row is not None})
+    rows = []
+    for name, row in by_part[0].items():
+        if all(name in found for found in by_part):
+            parts = [found[name] for found in by_part]
+            places, crcs = tuple(p.slots[0] for p in parts), tuple(p.crcs[0] for p in parts)
+            rows.append(BlockRow(name, row.parent, row.root, row.ids, places, crcs))
+    return max(num_found), rows
+
+
+def with_parents(rows: Iterable[BlockRow], known: Iterable[tuple[bytes, bytes]] = ()) -> list[BlockRow]:
+    """Those whose parents are among them, or `known` (name, root), up to the root; parents first."""
+    children: dict[bytes, list[BlockRow]] = {}
+    for row in rows:
+        children.setdefault(row.parent, []).append(row)
+    reached = [row for found in children.values() for row in found if row.parent == row.root]
+    reached += [row for name, root in known for row in children.get(name, ()) if row.root == root]
+    whole: list[BlockRow] = []
+    while reached:
+        row = reached.pop()
+        whole.append(row)
+        reached += [child for child in children.get(row.name, ()) if child.root == row.root]
+    return whole
+
+
+def _records(shards: Shards, part: int, slots: Iterable[int]) -> Iterator[BlockRow | None]:
+    """The records of a part as rows of this part alone, None for each that does not verify."""
+    record_format = shards.formats[part]
+    buffer = np.empty(record_format.record_bytes, dtype=np.uint8)
+    for slot in slots:
+        try:
+            shards.read(part, slot, buffer[:PAGE])
+            if not buffer[:PAGE].any():
+                continue
+            shards.read(part, slot, buffer)
+            block = record_format.decode(buffer)
+        except BadRecord:
+            yield None
+            continue
+        parent = BlockHash(block.parent)
+        name = (block_hash if block.num_tokens == record_format.block_tokens else tail_name)(parent, block.ids)
+        crc = record_format.payload_crc(buffer)
+        row = BlockRow(name, parent, BlockHash(block.root), block.ids, (slot,), (crc,))
+        yield row if name == block.name else None

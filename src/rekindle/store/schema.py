@@ -1,0 +1,190 @@
+"""The tables of the index, the MACs of their rows, and how an index of an older version becomes one of this.
+
+Version 3 gave every row a MAC. Rows of older versions get theirs as far as they prove themselves: a block by its name,
+which is the hash of its parent and ids, an agent by its key. What the others say was never checked before either; the
+records on disk decide whether a block is what its row says.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import math
+import sqlite3
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Literal
+
+import numpy as np
+
+from rekindle.cache.hashing import HASH_BYTES, BlockHash, block_hash, tail_name
+from rekindle.store.row_macs import TableMac, row_key
+
+logger = logging.getLogger(__name__)
+
+INDEX_VERSION = 3
+Row = Sequence[Any]
+Table = Literal["meta", "free", "agent", "sequence", "block"]
+IndexMacs = dict[Table, TableMac]
+
+# Columns as they are read and hashed, the MAC last.
+BLOCK = "name, part, parent, root, slot, num_tokens, ids, crc, last_use, mac"
+AGENT = "agent, namespace, id, pinned_until, mac"
+SEQUENCE = "agent, branch, root, head, num_tokens, canonical_tokens, last_use, turn_ends, mac"
+FREE = "part, slot, mac"
+META = "key, value, mac"
+COLUMNS: dict[Table, str] = {"meta": META, "free": FREE, "agent": AGENT, "sequence": SEQUENCE, "block": BLOCK}
+_KINDS: dict[Table, str] = {"meta": "ti", "free": "ii", "agent": "bttf", "sequence": "bibbiifb", "block": "bibbiibif"}
+
+# The child index holds the ids, so that the child with the longest common ids is a neighbour of the ids asked for,
+# found in O(log n) also below a root with ten thousand children.
+_SCHEMA = f"""
+CREATE TABLE meta(key TEXT PRIMARY KEY, value INTEGER NOT NULL, mac BLOB NOT NULL DEFAULT x'') WITHOUT ROWID;
+CREATE TABLE block(
+    id INTEGER PRIMARY KEY, name BLOB NOT NULL, part INTEGER NOT NULL, parent BLOB NOT NULL, root BLOB NOT NULL,
+    slot INTEGER NOT NULL, num_tokens INTEGER NOT NULL, ids BLOB NOT NULL, crc INTEGER NOT NULL, last_use REAL NOT NULL,
+    mac BLOB NOT NULL DEFAULT x'', UNIQUE(name, part), UNIQUE(part, slot));
+CREATE INDEX block_child ON block(parent, ids) WHERE part = 0;
+CREATE TABLE agent(
+    agent BLOB PRIMARY KEY, namespace TEXT NOT NULL, id TEXT NOT NULL, pinned_until REAL NOT NULL DEFAULT 0,
+    mac BLOB NOT NULL DEFAULT x'') WITHOUT ROWID;
+CREATE TABLE sequence(
+    agent BLOB NOT NULL, branch INTEGER NOT NULL, root BLOB NOT NULL, head BLOB NOT NULL, num_tokens INTEGER NOT NULL,
+    canonical_tokens INTEGER NOT NULL, last_use REAL NOT NULL, turn_ends BLOB NOT NULL, mac BLOB NOT NULL DEFAULT x'',
+    PRIMARY KEY(agent, branch)) WITHOUT ROWID;
+CREATE INDEX sequence_head ON sequence(head);
+CREATE TABLE free(
+    part INTEGER NOT NULL, slot INTEGER NOT NULL, mac BLOB NOT NULL DEFAULT x'', PRIMARY KEY(part, slot)) WITHOUT ROWID;
+PRAGMA user_version = {INDEX_VERSION};
+"""
+# From the version that is the key to the next one.
+_MIGRATIONS = {
+    1: ["ALTER TABLE agent ADD COLUMN pinned_until REAL NOT NULL DEFAULT 0"],
+    2: [f"ALTER TABLE {table} ADD COLUMN mac BLOB NOT NULL DEFAULT x''" for table in COLUMNS],
+}
+_MIGRATED_ROWS = 10_000  # read at a time
+
+
+def index_macs(secret: bytes) -> IndexMacs:
+    """The MACs of each table's rows, for the store with this secret."""
+    key = row_key(secret, "index")
+    return {table: TableMac(key, table, kinds) for table, kinds in _KINDS.items()}
+
+
+def agent_key(namespace: str, agent: str, secret: bytes) -> bytes:
+    """The keyed hash under which an agent's rows stand."""
+    digest = hashlib.blake2b(digest_size=HASH_BYTES, key=secret, person=b"rekindle.agent")
+    for field in (namespace.encode(), agent.encode()):
+        digest.update(len(field).to_bytes(8, "little") + field)
+    return digest.digest()
+
+
+class UnknownVersion(Exception):
+    """The index is of a newer version."""
+
+
+def prepare(db: sqlite3.Connection, secret: bytes) -> None:
+    """Make the tables of a new index, or bring an older one up to this version, in one transaction each.
+
+    UnknownVersion for a newer one, sqlite3.DatabaseError where this is no index.
+    """
+    (version,) = db.execute("PRAGMA user_version").fetchone()
+    tables = {row[0] for row in db.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+    if version == 0 and not tables:
+        db.executescript(f"BEGIN IMMEDIATE; {_SCHEMA} COMMIT;")
+        return
+    if version > INDEX_VERSION and tables >= set(COLUMNS):
+        raise UnknownVersion(version)
+    if version < 1 or not tables >= set(COLUMNS):
+        raise sqlite3.DatabaseError(f"tables {sorted(tables)} of version {version}")
+    for number in range(version, INDEX_VERSION):
+        logger.info("the index becomes one of version %d, once; 640,000 blocks take up to a minute", number + 1)
+        db.execute("BEGIN IMMEDIATE")
+        try:
+            for statement in _MIGRATIONS[number]:
+                db.execute(statement)
+            if number == 2:
+                _vouch(db, secret)
+            db.execute(f"PRAGMA user_version = {number + 1}")
+            db.execute("COMMIT")
+        except BaseException:
+            if db.in_transaction:
+                db.execute("ROLLBACK")
+            raise
+
+
+def _vouch(db: sqlite3.Connection, secret: bytes) -> None:
+    """Give every row that proves itself its MAC. The others stay without, and so are as good as not there."""
+    macs = index_macs(secret)
+    update = "UPDATE block SET mac = ? WHERE id = ?"
+    for rows in _blocks(db):
+        db.executemany(update, [(macs["block"].of(row[1:]), row[0]) for row in rows if _is_block(row[1:])])
+    proven = {row[0]: row for row in db.execute(f"SELECT {AGENT} FROM agent").fetchall() if is_agent(row, secret)}
+    rows = [(macs["agent"].of(row), key) for key, row in proven.items() if _is_time(row[3])]
+    db.executemany("UPDATE agent SET mac = ? WHERE agent = ?", rows)
+    rest: dict[Table, tuple[tuple[str, ...], Callable[[Row], bool]]] = {
+        "sequence": (("agent", "branch"), lambda row: row[0] in proven and _is_branch(row)),
+        "free": (("part", "slot"), _are_slots),
+        "meta": (("key",), _is_mark),
+    }
+    for table, (key, is_proven) in rest.items():
+        found = [row for row in db.execute(f"SELECT {COLUMNS[table]} FROM {table}").fetchall() if is_proven(row)]
+        where = " AND ".join(f"{column} = ?" for column in key)
+        change = f"UPDATE {table} SET mac = ? WHERE {where}"
+        db.executemany(change, [(macs[table].of(row), *row[: len(key)]) for row in found])
+
+
+def _blocks(db: sqlite3.Connection) -> Iterator[list[Row]]:
+    """Ids and rows of all blocks, some at a time."""
+    last = -(1 << 63)
+    query = f"SELECT id, {BLOCK} FROM block WHERE id > ? ORDER BY id LIMIT {_MIGRATED_ROWS}"
+    while rows := db.execute(query, (last,)).fetchall():
+        yield rows
+        last = rows[-1][0]
+
+
+def _is_block(row: Row) -> bool:
+    name, part, parent, root, slot, num_tokens, ids, crc, last_use = row[:9]
+    if not (_is_hash(name) and _is_hash(parent) and _is_hash(root) and isinstance(ids, bytes) and len(ids) % 4 == 0):
+        return False
+    held = np.frombuffer(ids, dtype="<u4").astype(np.uint32)
+    if not (num_tokens == len(held) > 0 and all(_is_count(number) for number in (part, slot, crc))):
+        return False
+    return _is_time(last_use) and name in (make(BlockHash(parent), held) for make in (block_hash, tail_name))
+
+
+def is_agent(row: Row, secret: bytes) -> bool:
+    """Whether the first columns of an agent's row agree: its key is the keyed hash of namespace and id."""
+    try:
+        return bool(row[0] == agent_key(row[1], row[2], secret))
+    except (TypeError, AttributeError, ValueError):
+        return False
+
+
+def _is_branch(row: Row) -> bool:
+    _, branch, root, head, num_tokens, canonical, last_use, ends, _ = row
+    counts = all(_is_count(number) for number in (branch, num_tokens, canonical)) and canonical <= num_tokens
+    return counts and _is_hash(root) and _is_hash(head) and _is_time(last_use) and _are_ends(ends)
+
+
+def _are_ends(value: object) -> bool:
+    return isinstance(value, bytes) and len(value) % 4 == 0
+
+
+def _are_slots(row: Row) -> bool:
+    return _is_count(row[0]) and _is_count(row[1])
+
+
+def _is_mark(row: Row) -> bool:
+    return isinstance(row[0], str) and _is_count(row[1])
+
+
+def _is_hash(value: object) -> bool:
+    return isinstance(value, bytes) and len(value) == HASH_BYTES
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, int) and value >= 0
+
+
+def _is_time(value: object) -> bool:
+    return isinstance(value, float) and not math.isnan(value)
