@@ -17,6 +17,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from rekindle.store.schema import COLUMNS
 from rekindle.store.warm import WarmStore
 from tests.store.campaign import Campaign, drawn_actions, recorded
 from tests.store.careless import CARELESS
@@ -126,6 +127,8 @@ def test_a_crash_while_an_old_index_is_migrated_costs_nothing(directory: Path) -
     first = kept_life(directory)
     path = first.place / "index.db"
     with contextlib.closing(sqlite3.connect(path)) as connection:
+        for table in COLUMNS:
+            connection.execute(f"ALTER TABLE {table} DROP COLUMN mac")
         connection.executescript("ALTER TABLE agent DROP COLUMN pinned_until; PRAGMA user_version = 1;")
     first.pins.clear()
     second = first.next_life(directory / "second", first.live)

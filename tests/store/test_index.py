@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from rekindle.errors import StoreError
-from rekindle.store.index import INDEX_VERSION
+from rekindle.store.schema import INDEX_VERSION
 from rekindle.store.siblings import known_to_sibling
 from rekindle.store.warm import WarmStore
 from tests.store.chains import FINGERPRINT, SIZE, Chain, save, warm_tokens
@@ -78,10 +78,55 @@ def test_an_index_of_version_1_is_taken_over(opened: Opened, tmp_path: Path) -> 
     store.check("records")
     store.close()
     with sqlite3.connect(index) as connection:
-        assert connection.execute("PRAGMA user_version").fetchone()[0] == INDEX_VERSION == 2
+        assert connection.execute("PRAGMA user_version").fetchone()[0] == INDEX_VERSION == 3
     connection.close()
     assert opened().pins() == {("default", "ann"): 1e9}
     assert not list(index.parent.glob("*damaged*"))
+
+
+def make_version_2(path: Path) -> None:
+    """Leave of the index what version 2 wrote: rows without MACs."""
+    with sqlite3.connect(path) as connection:
+        for table in COLUMNS:
+            connection.execute(f"ALTER TABLE {table} DROP COLUMN mac")
+        connection.execute("PRAGMA user_version = 2")
+    connection.close()
+
+
+def test_rows_of_version_2_are_taken_over_as_far_as_they_prove_themselves(opened: Opened, tmp_path: Path) -> None:
+    store = opened()
+    chains = {agent: Chain.of(store, range(first, first + 50)) for first, agent in ((0, "ann"), (500, "bob"))}
+    for agent, chain in chains.items():
+        save(store, chain, agent)
+    save(store, Chain.of(store, range(900, 990)), "gone")
+    assert store.pin("default", "bob", 1e9).result(10)
+    store.delete("default", "gone").result(10)
+    store.close()
+    index = tmp_path / "store" / FINGERPRINT.hex() / "index.db"
+    make_version_2(index)
+    pristine = index.read_bytes()
+    store = opened()
+    assert {record.agent: store.sequence_ids(record).tolist() for record in store.sequences()} == {
+        agent: chain.ids.tolist() for agent, chain in chains.items()
+    }
+    assert all(warm_tokens(store, chain) == 50 for chain in chains.values())
+    assert store.pins() == {("default", "bob"): 1e9} and store.stats().damaged_rows == 0
+    store.check("records")
+    store.close()
+
+    index.write_bytes(pristine)
+    with sqlite3.connect(index) as connection:
+        connection.execute("UPDATE agent SET id = 'eve' WHERE id = 'ann'")
+        connection.execute("UPDATE block SET ids = x'02000001' || substr(ids, 5) WHERE id = 6 AND part = 0")
+        connection.execute("UPDATE meta SET value = 2 WHERE key = 'num_slots.0'")
+    connection.close()
+    store = opened()
+    assert {record.agent for record in store.sequences()} <= {"bob"}
+    assert store.stats().damaged_rows >= 1
+    for agent, chain in chains.items():
+        save(store, chain, agent)
+        assert warm_tokens(store, chain) == 50
+    store.check("records")
 
 
 def test_an_index_of_a_newer_rekindle_is_refused_and_left_alone(opened: Opened, tmp_path: Path) -> None:

@@ -15,10 +15,11 @@ from pathlib import Path
 from rekindle.errors import StoreError
 from rekindle.store import stale
 from rekindle.store.check import check_index, damaged_blocks, shortened_branches
+from rekindle.store.damage import INDEX_DAMAGE, DamagedRow
 from rekindle.store.description import Description, read_description
 from rekindle.store.directory import StoreDirectory
-from rekindle.store.index import INDEX_DAMAGE, Index
-from rekindle.store.opening import OpenedStore, open_store, readable_index, shard_slots
+from rekindle.store.index import Index
+from rekindle.store.opening import OpenedStore, open_store, readable_index, repair_rows, shard_slots
 from rekindle.store.purging import prove
 from rekindle.store.rebuild import RebuildReport
 from rekindle.store.records import RecordFormat
@@ -103,7 +104,7 @@ def check_store(
         if place.index_path.stat().st_size == 0 and place.has_shards():
             return CheckReport(0, [], [], "the index is missing: rebuild it from the records")
         try:
-            index, _ = readable_index(place, described.layout, clock())
+            index, _ = readable_index(place, described.layout)
         except sqlite3.Error as error:
             return CheckReport(0, [], [], f"the index cannot be read: {error}; rebuild it from the records")
         with closing(index):
@@ -147,11 +148,19 @@ def purge_agent(
     with _opened(directory, fingerprint, clock, fs or OsFileSystem()) as parts:
         known = {each.agent for each in parts.index.sequences() if each.namespace == namespace}
         kept = sorted(each for each in known if each.startswith(kept_prefix(agent)))
-        with parts.ledger.transaction() as freed:
-            for each in kept:
-                parts.ledger.purge(namespace, each)
-            shared = parts.ledger.purge(namespace, agent)
-        return prove(parts, shared, freed)
+        try:
+            return _purged(parts, namespace, [*kept, agent])
+        except DamagedRow as damaged:
+            parts.ledger.damage.found(str(damaged))
+            repair_rows(parts.ledger, parts.shards, clock())
+            return _purged(parts, namespace, [*kept, agent])
+
+
+def _purged(parts: OpenedStore, namespace: str, agents: Sequence[str]) -> PurgeProof:
+    """Purge these; the proof is that of the last."""
+    with parts.ledger.transaction() as freed:
+        *_, forgotten = [parts.ledger.purge(namespace, each) for each in agents]
+    return prove(parts, forgotten, freed)
 
 
 def agents_of(

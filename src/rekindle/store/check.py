@@ -8,9 +8,10 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 import numpy as np
 
 from rekindle.cache.hashing import BlockHash, block_hash, tail_name
-from rekindle.store.index import Index, agent_key
+from rekindle.store.index import Index
 from rekindle.store.readers import read_record
 from rekindle.store.records import BadRecord
+from rekindle.store.schema import COLUMNS, agent_key
 from rekindle.store.shards import Shards
 
 
@@ -19,12 +20,20 @@ def check_index(index: Index, block_tokens: int, secret: bytes) -> None:
     with index.reading() as connection:
         connection.execute("BEGIN")
         try:
+            _check_macs(connection, index)
             for part in range(index.num_parts):
                 _check_slots(connection, part)
             blocks = _check_blocks(connection, index.num_parts, block_tokens)
             _check_sequences(connection, blocks, secret)
         finally:
             connection.execute("ROLLBACK")
+
+
+def _check_macs(connection: sqlite3.Connection, index: Index) -> None:
+    for table, mac in index.macs.items():
+        rows = connection.execute(f"SELECT {COLUMNS[table]} FROM {table}")
+        num_damaged = sum(not mac.holds(row) for row in rows)
+        assert not num_damaged, f"{num_damaged} rows of {table} do not verify"
 
 
 def _check_slots(connection: sqlite3.Connection, part: int) -> None:

@@ -11,15 +11,20 @@ process, however that ends.
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import secrets
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 
 from rekindle.cache.hashing import BlockHash, root_hash
 from rekindle.errors import StoreError, StoreLocked
+from rekindle.store.refusal import refusal
 from rekindle.store.sync import FileSystem
+
+logger = logging.getLogger(__name__)
 
 SECRET_BYTES = 32
 
@@ -37,12 +42,14 @@ class StoreDirectory:
     def claim(cls, directory: Path, fingerprint: bytes, fs: FileSystem) -> StoreDirectory:
         """Make what is missing and take the lock.
 
-        StoreLocked if another process has it, StoreError if the directory cannot be used.
+        StoreLocked if another process has it, StoreError if the directory cannot be used: StoreRefused where it is
+        there and the disk refuses.
         """
+        is_there = directory.is_dir()
         try:
             directory = directory.resolve()
             fs.make_directory(directory)
-            secret = _secret(directory, fs)
+            secret = store_secret(directory, fs)
             path = directory / fingerprint.hex()
             fs.make_directory(path)
             for name in ("index.db", "index.db-wal", "index.db-shm"):
@@ -56,10 +63,11 @@ class StoreDirectory:
                 fs.close_file(lock)
                 raise
         except OSError as error:
-            raise StoreError(
+            message = (
                 f"the store's directory {directory} cannot be used: {error.strerror or error}; "
                 "check its permissions, or choose another with --store"
-            ) from error
+            )
+            raise (refusal(error, message) if is_there else StoreError(message)) from error
         return cls(path, secret, lock, fs)
 
     @property
@@ -75,6 +83,30 @@ class StoreDirectory:
     def has_shards(self) -> bool:
         """Whether records were ever written here."""
         return any(self.path.glob("blocks-*.safetensors"))
+
+    def note_damage(self) -> None:
+        """Have the next open check the whole index; a directory that takes no file any more goes without."""
+        try:
+            self._fs.close_file(self._fs.open_file(self._damage_note, "create"))
+        except OSError as error:
+            logger.warning("that the index is damaged could not be noted in %s: %s", self.path, error)
+
+    def forget_damage(self) -> None:
+        """The index was checked, and is whole."""
+        if self._damage_note.exists():
+            with contextlib.suppress(OSError):
+                self._fs.remove(self._damage_note)
+
+    def suspicion(self) -> Literal["damaged", "crashed"] | None:
+        """What may be wrong with the index: damage was noted, or the process before ended without closing it."""
+        log = self.path / "index.db-wal"
+        if self._damage_note.exists():
+            return "damaged"
+        return "crashed" if log.exists() and log.stat().st_size > 0 else None
+
+    @property
+    def _damage_note(self) -> Path:
+        return self.path / "index.db.suspect"
 
     def set_index_aside(self) -> Path:
         """Rename a damaged index so that a new one can be made; return where it is now."""
@@ -130,8 +162,11 @@ def _take_lock(path: Path, fs: FileSystem) -> int:
     )
 
 
-def _secret(directory: Path, fs: FileSystem) -> bytes:
-    """The secret, made at first use: written aside and renamed whole, under a lock so that two makers agree."""
+def store_secret(directory: Path, fs: FileSystem) -> bytes:
+    """The secret, made at first use: written aside and renamed whole, under a lock so that two makers agree.
+
+    Raises OSError, and StoreError where it is damaged.
+    """
     path, aside = directory / "secret", directory / "secret.new"
     if not path.exists():
         fd = fs.open_file(aside, "create")

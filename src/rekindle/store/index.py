@@ -1,62 +1,58 @@
 """The index: which block lies in which slot, which sequence ends in which block. SQLite in WAL mode.
 
-Owns the schema and all questions; what changes rows stands in `ledger`. One connection writes (the writer thread's),
-others (`connections`) read and see whole transactions only. Every block is a row per part and is there only with
-all its parts. Knows no files but its own.
+Owns all questions; the tables stand in `schema`, what changes rows in `ledger`. Every row that is read is held against
+its MAC, and one that does not verify counts as not there. One connection writes (the writer thread's), others
+(`connections`) read and see whole transactions only. Every block is a row per part and is there only with all its
+parts. Knows no files but its own.
 """
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import sqlite3
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, suppress
+from operator import itemgetter
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 
-from rekindle.cache.hashing import HASH_BYTES, BlockHash, TokenIds, id_bytes
+from rekindle.cache.hashing import BlockHash, TokenIds, id_bytes
 from rekindle.errors import StoreError
 from rekindle.store.connections import ReadConnections, connect
+from rekindle.store.damage import IndexDamage
+from rekindle.store.schema import (
+    AGENT,
+    BLOCK,
+    COLUMNS,
+    INDEX_VERSION,
+    META,
+    SEQUENCE,
+    Row,
+    Table,
+    UnknownVersion,
+    index_macs,
+    prepare,
+)
 from rekindle.store.values import Location, SequenceRecord
 
 logger = logging.getLogger(__name__)
 
-INDEX_VERSION = 2
-# What a question raises: SQLite has no checksums, so a row may hold anything where its column's type is expected.
-INDEX_DAMAGE = (sqlite3.Error, ValueError, TypeError, OverflowError)
-# The child index holds the ids, so that the child with the longest common ids is a neighbour of the ids asked for,
-# found in O(log n) also below a root with ten thousand children.
-_SCHEMA = f"""
-CREATE TABLE meta(key TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT ROWID;
-CREATE TABLE block(
-    id INTEGER PRIMARY KEY, name BLOB NOT NULL, part INTEGER NOT NULL, parent BLOB NOT NULL, root BLOB NOT NULL,
-    slot INTEGER NOT NULL, num_tokens INTEGER NOT NULL, ids BLOB NOT NULL, crc INTEGER NOT NULL, last_use REAL NOT NULL,
-    UNIQUE(name, part), UNIQUE(part, slot));
-CREATE INDEX block_child ON block(parent, ids) WHERE part = 0;
-CREATE TABLE agent(
-    agent BLOB PRIMARY KEY, namespace TEXT NOT NULL, id TEXT NOT NULL, pinned_until REAL NOT NULL DEFAULT 0)
-    WITHOUT ROWID;
-CREATE TABLE sequence(
-    agent BLOB NOT NULL, branch INTEGER NOT NULL, root BLOB NOT NULL, head BLOB NOT NULL, num_tokens INTEGER NOT NULL,
-    canonical_tokens INTEGER NOT NULL, last_use REAL NOT NULL, turn_ends BLOB NOT NULL,
-    PRIMARY KEY(agent, branch)) WITHOUT ROWID;
-CREATE INDEX sequence_head ON sequence(head);
-CREATE TABLE free(part INTEGER NOT NULL, slot INTEGER NOT NULL, PRIMARY KEY(part, slot)) WITHOUT ROWID;
-PRAGMA user_version = {INDEX_VERSION};
-"""
-# From the version that is the key to the next one.
-_MIGRATIONS = {1: "ALTER TABLE agent ADD COLUMN pinned_until REAL NOT NULL DEFAULT 0;"}
-_TABLES = {"meta", "block", "agent", "sequence", "free"}
-_CHAIN = """
-WITH RECURSIVE chain(parent, ids, depth) AS (
-    SELECT parent, ids, 1 FROM block WHERE name = ? AND part = 0
+_BLOCK = f"SELECT {BLOCK} FROM block WHERE name = ? ORDER BY part"
+_CHAIN = f"""
+WITH RECURSIVE chain(depth, {BLOCK}) AS (
+    SELECT 1, {BLOCK} FROM block WHERE name = ? AND part = 0
     UNION ALL
-    SELECT block.parent, block.ids, depth + 1 FROM chain JOIN block ON block.name = chain.parent AND block.part = 0
-    WHERE depth < ?)
-SELECT parent, ids FROM chain ORDER BY depth DESC
+    SELECT depth + 1, {", ".join(f"block.{column}" for column in BLOCK.split(", "))}
+    FROM chain JOIN block ON block.name = chain.parent AND block.part = 0 WHERE depth < ?)
+SELECT {BLOCK} FROM chain ORDER BY depth DESC
 """
+_SEQUENCES = f"""
+SELECT {", ".join(f"sequence.{column}" for column in SEQUENCE.split(", "))},
+    {", ".join(f"agent.{column}" for column in AGENT.split(", "))} FROM sequence LEFT JOIN agent USING(agent)
+"""
+_SEQUENCE_COLUMNS = SEQUENCE.count(",") + 1
 # Every block that a pinned agent stands on, once.
 _PINNED = """
 WITH RECURSIVE chain(name, parent) AS (
@@ -70,14 +66,6 @@ _NEIGHBOURS = (
     "SELECT name, ids FROM block WHERE part = 0 AND parent = ? AND ids <= ? ORDER BY ids DESC LIMIT 1",
     "SELECT name, ids FROM block WHERE part = 0 AND parent = ? AND ids > ? ORDER BY ids LIMIT 1",
 )
-
-
-def agent_key(namespace: str, agent: str, secret: bytes) -> bytes:
-    """The keyed hash under which an agent's rows stand."""
-    digest = hashlib.blake2b(digest_size=HASH_BYTES, key=secret, person=b"rekindle.agent")
-    for field in (namespace.encode(), agent.encode()):
-        digest.update(len(field).to_bytes(8, "little") + field)
-    return digest.digest()
 
 
 def common_tokens(stored: bytes, asked: bytes) -> int:
@@ -99,20 +87,22 @@ def unpacked(turn_ends: bytes) -> tuple[int, ...]:
 
 
 class Index:
-    """Questions to the index, from any thread. Raises sqlite3.Error when the file is damaged."""
+    """Questions to the index, from any thread; `damage` notes what was found of it. Raises sqlite3.Error."""
 
-    def __init__(self, path: Path, num_parts: int) -> None:
+    def __init__(self, path: Path, num_parts: int, *, secret: bytes, mark_damaged: Callable[[], None]) -> None:
         self.num_parts = num_parts
+        self.macs = index_macs(secret)
+        self.damage = IndexDamage(mark_damaged)
         self._path = path
         self._readers = ReadConnections(path)
         self.writer = connect(path)
         try:
-            self._prepare()
+            self._prepare(secret)
         except BaseException:
             self.writer.close()
             raise
 
-    def _prepare(self) -> None:
+    def _prepare(self, secret: bytes) -> None:
         for pragma in (
             "journal_mode = WAL",
             "synchronous = FULL",
@@ -121,21 +111,13 @@ class Index:
             "secure_delete = ON",
         ):
             self.writer.execute(f"PRAGMA {pragma}")
-        version = self.writer.execute("PRAGMA user_version").fetchone()[0]
-        tables = {row[0] for row in self.writer.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
-        if version == 0 and not tables:
-            self.writer.executescript(f"BEGIN IMMEDIATE; {_SCHEMA} COMMIT;")
-            return
-        if version > INDEX_VERSION and tables >= _TABLES:
+        try:
+            prepare(self.writer, secret)
+        except UnknownVersion as newer:
             raise StoreError(
-                f"{self._path} was written by a newer Rekindle (version {version}, this one knows {INDEX_VERSION}): "
+                f"{self._path} was written by a newer Rekindle (version {newer}, this one knows {INDEX_VERSION}): "
                 "use that one, or choose another directory with --store"
-            )
-        if version < 1 or not tables >= _TABLES:
-            raise sqlite3.DatabaseError(f"tables {sorted(tables)} of version {version}")
-        for number in range(version, INDEX_VERSION):
-            step = f"BEGIN IMMEDIATE; {_MIGRATIONS[number]} PRAGMA user_version = {number + 1}; COMMIT;"
-            self.writer.executescript(step)
+            ) from newer
 
     def reading(self) -> AbstractContextManager[sqlite3.Connection]:
         """A read connection that nobody else uses meanwhile."""
@@ -163,6 +145,21 @@ class Index:
         if busy:
             raise StoreError(f"the log of {self._path} could not be emptied, somebody reads it: purge again")
 
+    def look_through(self, how: Literal["quick_check", "integrity_check"]) -> None:
+        """Have SQLite check its B-trees; what it finds is to be repaired. Reads the whole file.
+
+        500 MB take "quick_check" a second. "integrity_check" takes ten: it compares rows with the indexes over them.
+        """
+        (found,) = self.writer.execute(f"PRAGMA {how}(1)").fetchone()
+        if found != "ok":
+            self.damage.found(found)
+
+    def verify_rows(self) -> None:
+        """Hold every row against its MAC; a second for 300,000."""
+        for table, columns in COLUMNS.items():
+            for row in self.writer.execute(f"SELECT {columns} FROM {table}"):
+                self._holds(table, row)
+
     @property
     def num_bytes(self) -> int:
         """Size of SQLite's files."""
@@ -180,7 +177,15 @@ class Index:
     def meta(self) -> dict[str, int]:
         """Settings of the store that were fixed when it was made, and its high-water marks."""
         with self.reading() as connection:
-            return dict(connection.execute("SELECT key, value FROM meta"))
+            rows = connection.execute(f"SELECT {META} FROM meta").fetchall()
+        return {row[0]: row[1] for row in rows if self._holds("meta", row)}
+
+    def _holds(self, table: Table, row: Row) -> bool:
+        """Whether a row is as it was written; one that is not is reported, and is to count as not there."""
+        if self.macs[table].holds(row):
+            return True
+        self.damage.found(f"a row of {table}")
+        return False
 
     def location(self, name: BlockHash) -> Location | None:
         """Where a block lies, None unless all its parts are there. About 10 µs."""
@@ -188,20 +193,27 @@ class Index:
             return self._location(connection, name)
 
     def _location(self, connection: sqlite3.Connection, name: bytes) -> Location | None:
-        rows = connection.execute(
-            "SELECT parent, root, ids, slot, crc FROM block WHERE name = ? ORDER BY part", (name,)
-        ).fetchall()
-        if len(rows) != self.num_parts:
+        rows = self._rows(connection, name)
+        if not rows:
             return None
-        parent, root, ids = rows[0][:3]
+        _, _, parent, root, _, _, ids = rows[0][:7]
         return Location(
             BlockHash(name),
             BlockHash(parent),
             BlockHash(root),
             np.frombuffer(ids, dtype="<u4").astype(np.uint32),
-            tuple(row[3] for row in rows),
             tuple(row[4] for row in rows),
+            tuple(row[7] for row in rows),
         )
+
+    def _rows(self, connection: sqlite3.Connection, name: bytes) -> list[Row]:
+        """A block's row for each part; none unless all are there and verify."""
+        rows: list[Row] = connection.execute(_BLOCK, (name,)).fetchall()
+        if len(rows) != self.num_parts:
+            if rows:
+                self.damage.found("a block without all its parts")
+            return []
+        return rows if all(self._holds("block", row) for row in rows) else []
 
     def chain(self, names: Sequence[BlockHash], parent: BlockHash, ids: TokenIds) -> list[Location]:
         """The leading blocks of a chain that are there, whole, and hold exactly these ids after `parent`."""
@@ -220,14 +232,15 @@ class Index:
     def nearest_child(self, parent: BlockHash, ids: TokenIds) -> tuple[Location, int] | None:
         """The child of `parent` that shares the most leading ids, at least one, with how many. O(log n)."""
         asked = id_bytes(ids)
+        found: list[tuple[int, Location]] = []
         with self.reading() as connection:
-            rows = [connection.execute(query, (parent, asked)).fetchone() for query in _NEIGHBOURS]
-            shared = [(common_tokens(row[1], asked), row[0]) for row in rows if row is not None]
-            for num_tokens, name in sorted(shared, reverse=True):
-                location = self._location(connection, name) if num_tokens else None
-                if location is not None:
-                    return location, num_tokens
-        return None
+            for query in _NEIGHBOURS:
+                row = connection.execute(query, (parent, asked)).fetchone()
+                location = None if row is None else self._location(connection, row[0])
+                if location is not None and location.parent == parent:
+                    found.append((common_tokens(id_bytes(location.ids), asked), location))
+        num_tokens, nearest = max(found, key=itemgetter(0), default=(0, None))
+        return (nearest, num_tokens) if nearest is not None and num_tokens else None
 
     def has_blocks(self) -> bool:
         """Whether there is any block."""
@@ -237,27 +250,28 @@ class Index:
     def names(self) -> list[BlockHash]:
         """Every block, in the order of the slots; reads the whole index."""
         with self.reading() as connection:
-            return [
-                BlockHash(row[0]) for row in connection.execute("SELECT name FROM block WHERE part = 0 ORDER BY slot")
-            ]
+            query = f"SELECT {BLOCK} FROM block WHERE part = 0 ORDER BY slot"
+            return [BlockHash(row[0]) for row in connection.execute(query) if self._holds("block", row)]
 
     def parents(self) -> dict[bytes, tuple[bytes, int]]:
         """Every block's parent and tokens; reads the whole index."""
         with self.reading() as connection:
-            rows = connection.execute("SELECT name, parent, num_tokens FROM block WHERE part = 0")
-            return {name: (parent, num_tokens) for name, parent, num_tokens in rows}
+            rows = connection.execute(f"SELECT {BLOCK} FROM block WHERE part = 0")
+            return {row[0]: (row[2], row[5]) for row in rows if self._holds("block", row)}
 
     def sequences(self) -> list[SequenceRecord]:
         """Every branch of every agent, without ids."""
+        found = []
         with self.reading() as connection:
-            rows = connection.execute(
-                "SELECT namespace, id, branch, root, head, num_tokens, canonical_tokens, last_use, turn_ends"
-                " FROM sequence JOIN agent USING(agent)"
-            )
-            return [
-                SequenceRecord(namespace, agent, branch, root, head, num_tokens, canonical, last_use, unpacked(ends))
-                for namespace, agent, branch, root, head, num_tokens, canonical, last_use, ends in rows
-            ]
+            for row in connection.execute(_SEQUENCES):
+                owner = row[_SEQUENCE_COLUMNS:]
+                if self._holds("sequence", row) and self._holds("agent", owner):
+                    _, branch, root, head, num_tokens, canonical, last_use, ends, _ = row[:_SEQUENCE_COLUMNS]
+                    ends = unpacked(ends) if ends else ()
+                    found.append(
+                        SequenceRecord(owner[1], owner[2], branch, root, head, num_tokens, canonical, last_use, ends)
+                    )
+        return found
 
     def ids(self, record: SequenceRecord, block_tokens: int) -> TokenIds | None:
         """The token ids of a branch, from a walk up its chain; None where a block of it is missing."""
@@ -265,10 +279,13 @@ class Index:
             return np.empty(0, dtype=np.uint32)
         with self.reading() as connection:
             rows = connection.execute(_CHAIN, (record.head, record.num_tokens // block_tokens + 1)).fetchall()
-        ids = np.frombuffer(b"".join(row[1] for row in rows), dtype="<u4").astype(np.uint32)
-        if not rows or rows[0][0] != record.root or len(ids) < record.num_tokens:
+        if not rows or not all(self._holds("block", row) for row in rows):
             return None
-        return ids[: record.num_tokens]
+        ids = np.frombuffer(b"".join(row[6] for row in rows), dtype="<u4").astype(np.uint32)
+        if rows[0][2] != record.root:
+            self.damage.found("a block whose parent is missing")
+            return None
+        return ids[: record.num_tokens] if len(ids) >= record.num_tokens else None
 
     def counts(self) -> tuple[int, int]:
         """Agents and sequences."""
@@ -279,8 +296,9 @@ class Index:
     def pins(self, now: float) -> dict[tuple[str, str], float]:
         """(namespace, agent) -> until when it is pinned, of those still pinned at `now`."""
         with self.reading() as connection:
-            query = "SELECT namespace, id, pinned_until FROM agent WHERE pinned_until > 0 AND pinned_until >= ?"
-            return {(namespace, agent): until for namespace, agent, until in connection.execute(query, (now,))}
+            query = f"SELECT {AGENT} FROM agent WHERE pinned_until > 0 AND pinned_until >= ?"
+            rows = connection.execute(query, (now,)).fetchall()
+        return {(row[1], row[2]): row[3] for row in rows if self._holds("agent", row)}
 
     def num_pinned_blocks(self, now: float) -> int:
         """Blocks that pinned agents stand on; costs a walk along all of them."""

@@ -5,23 +5,30 @@ writer's thread, behind all that was queued before. What it cannot prove is a St
 
     rows deleted  →  index written anew, its log emptied  →  set-aside indexes removed
     →  slots punched, synced  →  every unused slot read: zeros, or overwritten with zeros and read again
+    →  index read: no row of the agent, no free page, in its file neither the agent's key nor the name of a block
+
+What stays is what others stand on: `blocks_shared`.
 """
 
 from __future__ import annotations
 
+import mmap
 import sqlite3
 from collections.abc import Sequence
 
 import numpy as np
 
 from rekindle.errors import StoreError
+from rekindle.store.ledger import Forgotten
 from rekindle.store.opening import OpenedStore
 from rekindle.store.slots import Slot
 from rekindle.store.values import PurgeProof
 
+MOST_NAMES = 256  # of an agent's blocks that are looked for byte by byte; rows are looked for of all
 
-def prove(parts: OpenedStore, blocks_shared: int, freed: Sequence[Slot]) -> PurgeProof:
-    """Remove what a purge has freed from the disk, and see that it is gone; reads every unused slot."""
+
+def prove(parts: OpenedStore, forgotten: Forgotten, freed: Sequence[Slot]) -> PurgeProof:
+    """Remove what a purge has freed from the disk, and see that it is gone; reads the index and every unused slot."""
     try:
         parts.index.rewrite()
         parts.index.truncate_wal()
@@ -33,6 +40,7 @@ def prove(parts: OpenedStore, blocks_shared: int, freed: Sequence[Slot]) -> Purg
             parts.shards.erase(*slot)
         parts.shards.sync()
         left = [slot for slot in left if not _reads_as_zeros(parts, slot)]
+        found = parts.ledger.has_left(forgotten) or _in_files(parts, forgotten)
     except (OSError, sqlite3.Error) as error:
         raise StoreError(
             f"the agent is forgotten, but its bytes may still be on disk: {error}; mend the disk and purge again"
@@ -42,8 +50,22 @@ def prove(parts: OpenedStore, blocks_shared: int, freed: Sequence[Slot]) -> Purg
             f"the agent is forgotten, but {len(left)} slots do not read as zeros, the first is {left[0][1]} of part "
             f"{left[0][0]}; mend the disk and purge again"
         )
+    if found is not None:
+        raise StoreError(f"the agent is forgotten, but the index still holds {found}: purge again")
     num_bytes = sum(parts.shards.formats[part].record_bytes for part, _ in freed)
-    return PurgeProof(slots_freed=len(freed), bytes_zeroed=num_bytes, blocks_shared=blocks_shared)
+    return PurgeProof(slots_freed=len(freed), bytes_zeroed=num_bytes, blocks_shared=forgotten.num_shared)
+
+
+def _in_files(parts: OpenedStore, forgotten: Forgotten) -> str | None:
+    """Which bytes of a purged agent the index's files hold, in words; None: none. Reads the files once a pattern."""
+    patterns = {forgotten.key: "the agent's key", **dict.fromkeys(forgotten.names[:MOST_NAMES], "a block's name")}
+    for path in parts.place.path.glob("index.db*"):
+        if path.stat().st_size:
+            with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+                found = next((what for pattern, what in patterns.items() if content.find(pattern) >= 0), None)
+            if found is not None:
+                return f"{found} in {path.name}"
+    return None
 
 
 def _unused(parts: OpenedStore) -> list[Slot]:

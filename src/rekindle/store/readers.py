@@ -1,11 +1,13 @@
 """The reader threads: records from disk to whoever asked, each verified before it is handed over.
 
 Owns one buffer per thread and the figures of loading. A load is answered by one thread, in order, and ends at the first
-record that is not exactly what its location says. Damage is said once per block, and is never an error of the load.
+record that is not exactly what its location says. Damage is said once per block, and is never an error of the load. A
+load that no thread is left for brings nothing, at once.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import queue
 import threading
@@ -18,6 +20,7 @@ import numpy.typing as npt
 from rekindle.store.records import BadRecord
 from rekindle.store.shards import Shards
 from rekindle.store.values import Location
+from rekindle.worker import Death, Worker
 
 logger = logging.getLogger(__name__)
 
@@ -40,41 +43,66 @@ class Readers:
 
     def __init__(self, shards: Shards, num_threads: int, report_bad: Callable[[Location, str], object]) -> None:
         self._shards = shards
-        self._num_threads = num_threads
         self._report_bad = report_bad
         self._queue: queue.SimpleQueue[LoadJob | None] = queue.SimpleQueue()
         self._stopping = threading.Event()
-        self._threads: list[threading.Thread] = []
+        self._ended = threading.Event()
+        self.workers = tuple(
+            Worker(f"store-reader-{number}", self._run, on_death=self._died) for number in range(num_threads)
+        )
         self._lock = threading.Lock()
         self.blocks_read = 0
         self.bytes_read = 0
 
     def start(self) -> None:
         """Begin to answer."""
-        for number in range(self._num_threads):
-            thread = threading.Thread(target=self._run, name=f"rekindle-store-reader-{number}", daemon=True)
-            thread.start()
-            self._threads.append(thread)
+        for worker in self.workers:
+            worker.start()
 
     def stop(self) -> None:
         """Answer what is under way with what has come, all else with nothing, then end the threads."""
         self._stopping.set()
-        for _ in self._threads:
+        for _ in self.workers:
             self._queue.put(None)
-        for thread in self._threads:
-            thread.join()
+        for worker in self.workers:
+            worker.join()
+        self._ended.set()
+        self._answer_rest()
 
     def put(self, locations: Sequence[Location], deliver: Deliver, done: Done) -> None:
         """Queue a load."""
         self._queue.put(LoadJob(tuple(locations), deliver, done))
+        if self._ended.is_set() or not self._is_any_left:
+            self._answer_rest()
+
+    @property
+    def _is_any_left(self) -> bool:
+        return any(worker.death is None for worker in self.workers)
+
+    def _died(self, death: Death) -> None:
+        if not self._is_any_left:
+            self._answer_rest()
+
+    def _answer_rest(self) -> None:
+        """Tell those whose loads nobody is left to do that nothing came. Any thread."""
+        with contextlib.suppress(queue.Empty):
+            while True:
+                job = self._queue.get_nowait()
+                if job is not None:
+                    self._report(job, 0)
 
     def _run(self) -> None:
         buffers = [np.empty(f.record_bytes, dtype=np.uint8) for f in self._shards.formats]
         while (job := self._queue.get()) is not None:
-            try:
-                job.done(self._hand_over_all(job, buffers))
-            except Exception:
-                logger.exception("a receiver of loaded blocks failed")
+            self._report(job, self._hand_over_all(job, buffers))
+
+    @staticmethod
+    def _report(job: LoadJob, num_good: int) -> None:
+        try:
+            job.done(num_good)
+        except BaseException:
+            # Border: what a receiver does with its blocks is its own.
+            logger.exception("a receiver of loaded blocks failed")
 
     def _hand_over_all(self, job: LoadJob, buffers: Sequence[Bytes]) -> int:
         """Deliver blocks in order as far as they are good and taken; return how many."""
@@ -82,19 +110,28 @@ class Readers:
             if self._stopping.is_set():
                 return number
             try:
-                payloads = [read_record(self._shards, location, part, buffer) for part, buffer in enumerate(buffers)]
-                for part, payload in enumerate(payloads):
-                    job.deliver(number, part, payload)
-                with self._lock:
-                    self.blocks_read += 1
-                    self.bytes_read += sum(buffer.nbytes for buffer in buffers)
-            except BadRecord as bad:
-                self._report_bad(location, str(bad))
-                return number
-            except Exception:
+                if not self._hand_over(job, number, buffers):
+                    return number
+            except BaseException:
+                # Border: a block that cannot be read or taken is computed again.
                 logger.exception("block %s could not be delivered", location.name.hex())
                 return number
         return len(job.locations)
+
+    def _hand_over(self, job: LoadJob, number: int, buffers: Sequence[Bytes]) -> bool:
+        """Deliver one block; False where it is damaged."""
+        location = job.locations[number]
+        try:
+            payloads = [read_record(self._shards, location, part, buffer) for part, buffer in enumerate(buffers)]
+        except BadRecord as bad:
+            self._report_bad(location, str(bad))
+            return False
+        for part, payload in enumerate(payloads):
+            job.deliver(number, part, payload)
+        with self._lock:
+            self.blocks_read += 1
+            self.bytes_read += sum(buffer.nbytes for buffer in buffers)
+        return True
 
 
 def read_record(shards: Shards, location: Location, part: int, buffer: Bytes) -> Bytes:

@@ -10,19 +10,21 @@ from __future__ import annotations
 
 import contextlib
 import math
-import sqlite3
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
-
-from rekindle.cache.hashing import BlockHash, block_hash, tail_name
-from rekindle.store.index import INDEX_DAMAGE, agent_key, unpacked
-from rekindle.store.ledger import BlockRow, Ledger
-from rekindle.store.records import PAGE, BadRecord
+from rekindle.cache.hashing import BlockHash
+from rekindle.store.connections import connect
+from rekindle.store.damage import INDEX_DAMAGE
+from rekindle.store.index import unpacked
+from rekindle.store.ledger import Ledger
+from rekindle.store.record_rows import whole_rows, with_parents
+from rekindle.store.schema import SEQUENCE, index_macs, is_agent
 from rekindle.store.shards import Shards
-from rekindle.store.values import RECOVERED_PREFIX, SequenceRecord
+from rekindle.store.values import RECOVERED_PREFIX, BlockRow, SequenceRecord
+
+_SEQUENCE_2 = SEQUENCE.removesuffix(", mac")  # up to version 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,14 +53,18 @@ def salvage(path: Path, secret: bytes) -> list[Salvaged]:
     """The branches that can be read from an index that was set aside, of agents that stand under their keyed hash."""
     agents: dict[bytes, tuple[str, str, float]] = {}
     found: list[Salvaged] = []
-    with contextlib.suppress(*INDEX_DAMAGE), contextlib.closing(sqlite3.connect(path, timeout=1)) as connection:
+    macs = index_macs(secret)
+    with contextlib.suppress(*INDEX_DAMAGE), contextlib.closing(connect(path)) as connection:
         columns = {row[1] for row in connection.execute("PRAGMA table_info(agent)")}
+        has_macs = "mac" in columns
         until = "pinned_until" if "pinned_until" in columns else "0.0"
-        for key, namespace, agent, pinned in connection.execute(f"SELECT agent, namespace, id, {until} FROM agent"):
-            if key == agent_key(namespace, agent, secret):
-                agents[key] = (namespace, agent, pinned)
-        query = "SELECT agent, branch, root, head, num_tokens, canonical_tokens, last_use, turn_ends FROM sequence"
-        for key, branch, root, head, num_tokens, canonical, last_use, ends in connection.execute(query):
+        for row in connection.execute(f"SELECT agent, namespace, id, {until}{', mac' * has_macs} FROM agent"):
+            if is_agent(row, secret):
+                agents[row[0]] = (row[1], row[2], row[3] if not has_macs or macs["agent"].holds(row) else 0.0)
+        for row in connection.execute(f"SELECT {SEQUENCE if has_macs else _SEQUENCE_2} FROM sequence"):
+            if has_macs and not macs["sequence"].holds(row):
+                continue
+            key, branch, root, head, num_tokens, canonical, last_use, ends = row[:8]
             with contextlib.suppress(TypeError, ValueError):
                 if key in agents and 0 <= canonical <= num_tokens and math.isfinite(last_use):
                     namespace, agent, pinned = agents[key]
@@ -83,7 +89,8 @@ def rebuild(
     `namespaces` gives the namespace of each root that is known. `settings` are written with the rows: an index without
     them is not made yet, so a crash before the end has it all done again.
     """
-    num_found, rows = _whole_rows(shards)
+    num_found, whole = whole_rows(shards, [shards.slots(part) for part in range(len(shards.formats))])
+    rows = with_parents(whole)
     with ledger.transaction():
         ledger.slots.set_meta(settings)
         for part in range(len(shards.formats)):
@@ -96,29 +103,6 @@ def rebuild(
             if known.pinned_until > 0:
                 ledger.pin(known.record.namespace, known.record.agent, known.pinned_until)
     return RebuildReport(len(rows), max(0, num_found - len(rows)), len(named) + len(recovered))
-
-
-def _whole_rows(shards: Shards) -> tuple[int, list[BlockRow]]:
-    """How many slots of a part hold something, and the blocks that are whole with all their parents, parents first."""
-    num_found, by_part = [], []
-    for part in range(len(shards.formats)):
-        found = list(_records(shards, part))
-        num_found.append(len(found))
-        by_part.append({row.name: row for row in found if row is not None})
-    children: dict[BlockHash, list[BlockRow]] = {}
-    for name, row in by_part[0].items():
-        if all(name in found for found in by_part):
-            parts = [found[name] for found in by_part]
-            slots, crcs = tuple(p.slots[0] for p in parts), tuple(p.crcs[0] for p in parts)
-            merged = BlockRow(name, row.parent, row.root, row.ids, slots, crcs)
-            children.setdefault(row.parent, []).append(merged)
-    rows: list[BlockRow] = []
-    reached = [row for found in children.values() for row in found if row.parent == row.root]
-    while reached:
-        row = reached.pop()
-        rows.append(row)
-        reached += [child for child in children.get(row.name, ()) if child.root == row.root]
-    return max(num_found), rows
 
 
 def _totals(rows: Sequence[BlockRow]) -> dict[BlockHash, int]:
@@ -159,24 +143,3 @@ def _recovered(
         )
         for number, leaf in enumerate(sorted(leaves, key=lambda row: row.name))
     ]
-
-
-def _records(shards: Shards, part: int) -> Iterator[BlockRow | None]:
-    """The records of a part as rows of this part alone, None for each that does not verify."""
-    record_format = shards.formats[part]
-    buffer = np.empty(record_format.record_bytes, dtype=np.uint8)
-    for slot in shards.slots(part):
-        try:
-            shards.read(part, slot, buffer[:PAGE])
-            if not buffer[:PAGE].any():
-                continue
-            shards.read(part, slot, buffer)
-            block = record_format.decode(buffer)
-        except BadRecord:
-            yield None
-            continue
-        parent = BlockHash(block.parent)
-        name = (block_hash if block.num_tokens == record_format.block_tokens else tail_name)(parent, block.ids)
-        crc = record_format.payload_crc(buffer)
-        row = BlockRow(name, parent, BlockHash(block.root), block.ids, (slot,), (crc,))
-        yield row if name == block.name else None

@@ -7,9 +7,11 @@ thread makes room.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from pathlib import Path
 
 from rekindle.store.ledger import BranchKey, Ledger
 from rekindle.store.shards import Shards
@@ -28,11 +30,27 @@ def budget(wanted: int | None, *, free_bytes: int, used_bytes: int) -> int:
     return wanted if wanted is not None else int(min(MAX_DISK_BYTES, DISK_SHARE * (free_bytes + used_bytes)))
 
 
-class DiskRoom:
-    """`disk_bytes` for the records of `shards`; `on_lost` is told what eviction left of a branch."""
+def file_bytes(paths: Iterable[Path]) -> int:
+    """Bytes of SQLite files with their logs; what is not there has none."""
+    sizes = []
+    for path in paths:
+        for name in (path.name, f"{path.name}-wal"):
+            with contextlib.suppress(OSError):
+                sizes.append(path.with_name(name).stat().st_size)
+    return sum(sizes)
 
-    def __init__(self, ledger: Ledger, shards: Shards, *, disk_bytes: int, counts: Counter[str]) -> None:
+
+class DiskRoom:
+    """`disk_bytes` for the records of `shards` and for `words`; `on_lost` learns what eviction left of a branch.
+
+    `words` are the files of sessions and kept responses, whose bounds are their owners'.
+    """
+
+    def __init__(
+        self, ledger: Ledger, shards: Shards, *, disk_bytes: int, counts: Counter[str], words: Sequence[Path] = ()
+    ) -> None:
         self.disk_bytes = disk_bytes
+        self._words = tuple(words)
         self.on_lost: OnLost = nobody
         self._ledger = ledger
         self._shards = shards
@@ -48,7 +66,8 @@ class DiskRoom:
     @property
     def num_blocks(self) -> int:
         """How many more blocks fit; negative where there are more than the budget allows."""
-        return (self.disk_bytes - self.used_bytes) // sum(f.record_bytes for f in self._shards.formats)
+        free_bytes = self.disk_bytes - self.used_bytes - file_bytes(self._words)
+        return free_bytes // sum(f.record_bytes for f in self._shards.formats)
 
     def make(self, num_blocks: int, keep: Collection[bytes], touched: Mapping[BranchKey, float], now: float) -> int:
         """Evict until so many blocks fit, none of `keep`; return how many of them do fit.

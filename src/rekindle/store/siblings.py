@@ -10,7 +10,7 @@ import contextlib
 import sqlite3
 from pathlib import Path
 
-from rekindle.store.index import agent_key
+from rekindle.store.schema import agent_key
 
 
 def known_to_sibling(own: Path, namespace: str, agent: str, secret: bytes) -> bool:

@@ -10,14 +10,18 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Mapping, Sequence
 
+from rekindle.store.damage import DamagedRow
+from rekindle.store.schema import FREE, META, IndexMacs
+
 Slot = tuple[int, int]  # part, slot
 
 
 class SlotTable:
     """`num_slots` and `num_free` per part are those of the rows; `freed` are the slots freed since `begin`."""
 
-    def __init__(self, db: sqlite3.Connection, num_parts: int) -> None:
+    def __init__(self, db: sqlite3.Connection, num_parts: int, macs: IndexMacs) -> None:
         self._db = db
+        self._macs = macs
         self._num_parts = num_parts
         self.num_slots = [0] * num_parts
         self.num_free = [0] * num_parts
@@ -25,11 +29,10 @@ class SlotTable:
         self.reload()
 
     def reload(self) -> None:
-        """Take the counts from the rows."""
-        marks = dict(self._db.execute("SELECT key, value FROM meta"))
-        self.num_slots = [marks.get(f"num_slots.{part}", 0) for part in range(self._num_parts)]
-        if not all(isinstance(mark, int) for mark in self.num_slots):
-            raise ValueError(f"marks of slots are {self.num_slots}")
+        """Take the counts from the rows; a mark that does not verify stays as it was."""
+        rows = self._db.execute(f"SELECT {META} FROM meta").fetchall()
+        marks = {row[0]: row[1] for row in rows if self._macs["meta"].holds(row)}
+        self.num_slots = [marks.get(f"num_slots.{part}", self.num_slots[part]) for part in range(self._num_parts)]
         free = dict(self._db.execute("SELECT part, COUNT(*) FROM free GROUP BY part"))
         self.num_free = [free.get(part, 0) for part in range(self._num_parts)]
 
@@ -44,8 +47,11 @@ class SlotTable:
 
     def next(self, part: int, count: int) -> list[int]:
         """The slots of a part that the next `count` blocks go to, lowest first; they are to be taken in this order."""
-        query = "SELECT slot FROM free WHERE part = ? ORDER BY slot LIMIT ?"
-        free = [row[0] for row in self._db.execute(query, (part, count))]
+        query = f"SELECT {FREE} FROM free WHERE part = ? ORDER BY slot LIMIT ?"
+        rows = self._db.execute(query, (part, count)).fetchall()
+        if not all(map(self._macs["free"].holds, rows)):
+            raise DamagedRow("a row of free")
+        free = [row[1] for row in rows]
         return free + [self.num_slots[part] + number for number in range(count - len(free))]
 
     def used(self, part: int) -> set[int]:
@@ -55,8 +61,7 @@ class SlotTable:
     def extend(self, part: int, num_slots: int) -> None:
         """Raise the mark of a part to `num_slots`; the slots it passes are free."""
         for slot in range(self.num_slots[part], num_slots):
-            self._db.execute("INSERT INTO free VALUES (?, ?)", (part, slot))
-            self.num_free[part] += 1
+            self._put_free(part, slot)
         self._mark(part, max(self.num_slots[part], num_slots))
 
     def take(self, part: int, slot: int) -> None:
@@ -72,13 +77,39 @@ class SlotTable:
     def free(self, slots: Sequence[Slot]) -> None:
         """Blocks left these."""
         for part, slot in slots:
-            self._db.execute("INSERT INTO free VALUES (?, ?)", (part, slot))
-            self.num_free[part] += 1
+            self._put_free(part, slot)
             self.freed.append((part, slot))
 
     def set_meta(self, values: Mapping[str, int]) -> None:
         """Write settings or marks."""
-        self._db.executemany("INSERT OR REPLACE INTO meta VALUES (?, ?)", values.items())
+        rows = [(*row, self._macs["meta"].of(row)) for row in values.items()]
+        self._db.executemany(f"INSERT OR REPLACE INTO meta({META}) VALUES (?, ?, ?)", rows)
+
+    def beyond(self, part: int) -> str | None:
+        """What says that the mark of a part is damaged: a block beyond it would be overwritten. One look-up."""
+        (last,) = self._db.execute("SELECT MAX(slot) FROM block WHERE part = ?", (part,)).fetchone()
+        is_beyond = last is not None and (not isinstance(last, int) or last >= self.num_slots[part])
+        return f"slot {last} of part {part} lies beyond the mark of {self.num_slots[part]}" if is_beyond else None
+
+    def differing(self, part: int) -> str | None:
+        """What says that rows of a part's slots are damaged or lost; None where their numbers add up. One scan."""
+        num_slots = self.num_slots[part]
+        num_used, used = self._counted("block", part)
+        num_free, free = self._counted("free", part)
+        if num_used + num_free == num_slots and used + free == num_slots * (num_slots - 1) // 2:
+            return None
+        return f"{num_used} used and {num_free} free slots of part {part} are not those below {num_slots}"
+
+    def _counted(self, table: str, part: int) -> tuple[int, int]:
+        """How many slots of a part the table has, and their sum."""
+        query = f"SELECT COUNT(*), COALESCE(SUM(slot), 0) FROM {table} WHERE part = ?"
+        count, total = self._db.execute(query, (part,)).fetchone()
+        return count, total
+
+    def _put_free(self, part: int, slot: int) -> None:
+        row = (part, slot)
+        self._db.execute(f"INSERT INTO free({FREE}) VALUES (?, ?, ?)", (*row, self._macs["free"].of(row)))
+        self.num_free[part] += 1
 
     def _mark(self, part: int, num_slots: int) -> None:
         self.num_slots[part] = num_slots

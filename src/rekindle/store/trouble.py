@@ -18,7 +18,7 @@ class SaveTrouble:
         self.first_error_at: float | None = None
         self.last_error: str | None = None
 
-    def failed(self, error: Exception, now: float) -> None:
+    def failed(self, error: BaseException, now: float) -> None:
         """A save has failed at wall time `now`."""
         said = f"{type(error).__name__}: {error}"
         if self.last_error is None:
@@ -32,7 +32,7 @@ class SaveTrouble:
         self.last_error = said
 
     def mended(self) -> None:
-        """A save has written a block."""
+        """A save has written blocks or moved turns."""
         if self.last_error is not None:
             logger.warning("saving works again; what could not be saved meanwhile is saved with its agent's next turn")
         self.last_error = None

@@ -22,16 +22,17 @@ from typing import Literal, TypeVar
 import numpy as np
 
 from rekindle.cache.hashing import BlockHash, TokenIds
-from rekindle.config import StoreSettings
+from rekindle.config import RESPONSES_FILE, SESSIONS_FILE, StoreSettings
 from rekindle.spec import KVLayout
 from rekindle.store.check import check_index, damaged_blocks
+from rekindle.store.damage import INDEX_DAMAGE, kind_of
 from rekindle.store.description import Description, describe
 from rekindle.store.directory import StoreDirectory
 from rekindle.store.figures import figures
-from rekindle.store.index import INDEX_DAMAGE
 from rekindle.store.opening import OpenedStore, open_store
 from rekindle.store.purging import prove
 from rekindle.store.readers import Deliver, Done, Readers
+from rekindle.store.refusal import refusal
 from rekindle.store.room import OnLost
 from rekindle.store.shards import SHARD_BYTES
 from rekindle.store.siblings import known_to_sibling
@@ -40,6 +41,7 @@ from rekindle.store.stale import collect_stale
 from rekindle.store.sync import FileSystem, OsFileSystem
 from rekindle.store.values import Location, PurgeProof, SequenceRecord, StagedBlock, StoreStats
 from rekindle.store.writer import Clock, OnSaved, Writer
+from rekindle.worker import Worker
 
 __all__ = ["Location", "PurgeProof", "SequenceRecord", "StagedBlock", "StoreStats", "WarmStore"]
 logger = logging.getLogger(__name__)
@@ -56,7 +58,10 @@ class WarmStore:
         self._clock = clock
         self._block_tokens = parts.shards.formats[0].block_tokens
         self._staging = StagingBuffer(parts.shards.formats, settings.staging_bytes)
-        self._writer = Writer(parts.ledger, parts.shards, self._staging, disk_bytes=disk_bytes, clock=clock)
+        words = _words(parts.place.path.parent, settings)
+        self._writer = Writer(
+            parts.ledger, parts.shards, self._staging, disk_bytes=disk_bytes, clock=clock, words=words
+        )
         self._readers = Readers(parts.shards, settings.readers, self._found_bad)
         self.closed = False
         self._unsaved_evicted = 0
@@ -79,7 +84,8 @@ class WarmStore:
     ) -> WarmStore:
         """Open or make the store of `fingerprint` below `directory`; reads the sequences' index, no records.
 
-        StoreLocked if another process has it, StoreError if the directory cannot be used. A damaged index is set aside
+        StoreLocked if another process has it, StoreError if the directory cannot be used (StoreRefused: because the
+        disk is full or may not be written). A damaged index is set aside
         and made anew from the records, chains of `namespaces` as recovered agents. `clock` is wall time.
         Stores beside it that were not used for `stale_ttl_s` are removed.
         """
@@ -91,6 +97,9 @@ class WarmStore:
             parts.ledger.limit_namespaces(settings.namespace_share)
             collect_stale(directory, place.path.name, settings.stale_ttl_s, now=clock(), fs=fs)
             return cls(parts, settings, clock, parts.budget(settings.disk_bytes, fs))
+        except OSError as error:
+            place.release()
+            raise refusal(error, f"the store {place.path} cannot be opened: {error}") from error
         except BaseException:
             place.release()
             raise
@@ -121,8 +130,16 @@ class WarmStore:
         self._writer.start()
         self._readers.start()
 
+    @property
+    def workers(self) -> tuple[Worker, ...]:
+        """The threads that write and read."""
+        return (self._writer.worker, *self._readers.workers)
+
     def flush(self, timeout_s: float | None = None) -> bool:
-        """Wait until all ordered before is durable or has failed; False if that took too long, StoreError if closed."""
+        """Wait until all ordered before is durable or has failed; False if that took too long.
+
+        StoreError where the store is closed, or its writer has died.
+        """
         try:
             self._writer.order(lambda ledger: None).result(timeout_s)
         except FutureTimeout:
@@ -142,8 +159,11 @@ class WarmStore:
         """Copy a block, full or tail, to be saved; False if there is no room now: offer it again later.
 
         Parents come before children. A block that is on disk already is not written again; one whose parent is not
-        there is dropped and counted (`blocks_orphaned`).
+        there is dropped and counted (`blocks_orphaned`), and so is any where the writer has died (`unsaved_evicted`).
         """
+        if self._writer.worker.death is not None:
+            self.skip(block.name)
+            return True
         waiting = self._staging.take(block)
         if waiting is None:
             return False
@@ -163,6 +183,14 @@ class WarmStore:
         stays as it was (`turns_unsaved`).
         """
         self._writer.put(turn)
+
+    def move(self, turns: Sequence[SequenceRecord]) -> Future[bool]:
+        """Let branches end where these say, after all that was queued before: all in one transaction.
+
+        True once durable; False, and nothing has changed, where a head is not on disk. StoreError in the future of a
+        closed store, SQLite's and the system's errors where the disk refuses.
+        """
+        return self._writer.move(turns)
 
     def num_known(self, names: Sequence[BlockHash]) -> int:
         """How many leading blocks of a chain are on disk or queued: what comes after is to be staged (again).
@@ -251,7 +279,7 @@ class WarmStore:
         """
         parts = self._parts
         return self._writer.order(
-            lambda ledger: ledger.purge(namespace, agent), lambda shared, freed: prove(parts, shared, freed)
+            lambda ledger: ledger.purge(namespace, agent), lambda forgotten, freed: prove(parts, forgotten, freed)
         )
 
     def stats(self) -> StoreStats:
@@ -264,6 +292,7 @@ class WarmStore:
             index_bytes=self._index.num_bytes,
             unsaved_evicted=self._unsaved_evicted,
             bad_records=self._bad_records,
+            damage=self._index.damage,
         )
 
     def check(self, records: Literal["index", "records"] = "index") -> None:
@@ -290,11 +319,18 @@ class WarmStore:
         try:
             return question()
         except INDEX_DAMAGE as error:
-            if not self._index_trouble and not self.closed:
-                logger.error(
-                    "the store's index cannot be read, what it names counts as not there: %s. If its file index.db is "
-                    "moved away while nothing runs, it is made anew from the records.",
-                    error,
-                )
-            self._index_trouble = True
+            if kind_of(error) == "file":
+                self._index.damage.broken(error)
+            elif kind_of(error) == "rows":
+                self._index.damage.found(str(error))
+            elif not self._index_trouble and not self.closed:
+                logger.error("the store's index cannot be read, what it names counts as not there: %s", error)
+                self._index_trouble = True
             return otherwise
+
+
+def _words(directory: Path, settings: StoreSettings) -> tuple[Path, ...]:
+    """The files that share the disk budget of a store below `directory`; they may be missing."""
+    is_usual = directory == settings.directory()
+    sessions = settings.sessions_path() if is_usual else None
+    return directory / RESPONSES_FILE, sessions or directory / SESSIONS_FILE

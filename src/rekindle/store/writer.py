@@ -7,11 +7,13 @@ So no row ever names bytes that were not durable, and a slot is written again on
 The records never take more than `disk_bytes`: what a batch needs leaves before it is written.
 Owns the queue and the figures of saving. What waits is taken in batches; the order in which it was queued is kept. A
 block is written only if its parent is on disk (or in the same batch), a sequence moved only if its head is. A failing
-batch is dropped, said once and counted; nothing of it is visible, and the thread goes on.
+batch is dropped, said once and counted; nothing of it is visible, and the thread goes on. If the thread itself dies,
+orders are refused at once, and what is to be saved is dropped and counted.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import queue
 import threading
@@ -19,22 +21,27 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Any, Literal
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal, TypeVar
 
 from rekindle.cache.hashing import BlockHash
 from rekindle.errors import StoreError
 from rekindle.kv.payload import BlockPayload
+from rekindle.store.damage import kind_of
 from rekindle.store.index import Index
-from rekindle.store.ledger import BlockRow, BranchKey, Ledger
+from rekindle.store.ledger import BranchKey, Ledger
 from rekindle.store.room import DiskRoom, nobody
 from rekindle.store.shards import Shards
 from rekindle.store.slots import Slot
 from rekindle.store.staging import StagingBuffer, WaitingBlock
 from rekindle.store.trouble import SaveTrouble
-from rekindle.store.values import SequenceRecord
+from rekindle.store.values import BlockRow, SequenceRecord
+from rekindle.worker import Death, Worker, fail, fulfil
 
 logger = logging.getLogger(__name__)
 
+T = TypeVar("T")
 OnSaved = Callable[[str, str, int, int], object]
 Clock = Callable[[], float]
 
@@ -58,11 +65,18 @@ class Writer:
     """Saves blocks and sequences. Only its thread calls the ledger and writes shards once it runs."""
 
     def __init__(
-        self, ledger: Ledger, shards: Shards, staging: StagingBuffer, *, disk_bytes: int, clock: Clock
+        self,
+        ledger: Ledger,
+        shards: Shards,
+        staging: StagingBuffer,
+        *,
+        disk_bytes: int,
+        clock: Clock,
+        words: Sequence[Path] = (),
     ) -> None:
         self.counts: Counter[str] = Counter()
         self.trouble = SaveTrouble()
-        self.room = DiskRoom(ledger, shards, disk_bytes=disk_bytes, counts=self.counts)
+        self.room = DiskRoom(ledger, shards, disk_bytes=disk_bytes, counts=self.counts, words=words)
         self.on_saved: OnSaved = nobody
         self._ledger = ledger
         self._shards = shards
@@ -74,48 +88,74 @@ class Writer:
         self._touched: dict[BranchKey, float] = {}
         self._lock = threading.Lock()
         self._ended = threading.Event()
-        self._thread: threading.Thread | None = None
+        self.worker = Worker("store-writer", self._run, on_death=self._died)
 
     def start(self) -> None:
         """Begin to save what waits."""
-        self._thread = threading.Thread(target=self._run, name="rekindle-store-writer", daemon=True)
-        self._thread.start()
+        self.worker.start()
 
     def stop(self) -> None:
-        """Save all that waits, then end the thread; what is ordered later is refused."""
+        """Save all that waits, then end the thread, unless it has died; what is ordered later is refused."""
         self.order(lambda ledger: None)
         self._queue.put("stop")
-        if self._thread is not None:
-            self._thread.join()
+        self.worker.join()
         self._ended.set()
-        self._refuse_rest()
+        self._refuse_rest("the store is closed")
 
-    def _refuse_rest(self) -> None:
-        """Answer what was ordered too late, so that nobody waits for ever. Any thread."""
-        while True:
-            try:
+    def _died(self, death: Death) -> None:
+        self.trouble.failed(StoreError(str(death)), self._clock())
+        self._refuse_rest(death.summary)
+
+    def _refuse_rest(self, why: str) -> None:
+        """Answer what comes too late, so that nobody waits forever. Any thread."""
+        with contextlib.suppress(queue.Empty):
+            while True:
                 item = self._queue.get_nowait()
-            except queue.Empty:
-                return
-            if isinstance(item, Order):
-                item.future.set_exception(StoreError("the store is closed"))
+                if isinstance(item, Order):
+                    fail(item.future, StoreError(why))
+                elif isinstance(item, WaitingBlock):
+                    self._let_go([item])
+                elif isinstance(item, SequenceRecord):
+                    self.counts["turns_unsaved"] += 1
 
     def put(self, item: WaitingBlock | SequenceRecord) -> None:
-        """Queue a block or a moved sequence."""
+        """Queue a block or a moved sequence; dropped where there is no thread any more."""
         if isinstance(item, WaitingBlock):
             with self._lock:
                 self._pending[item.name] += 1
+        self._put(item)
+
+    def _put(self, item: Item) -> None:
         self._queue.put(item)
+        if self.worker.death is not None:
+            self._refuse_rest(self.worker.death.summary)
+        elif self._ended.is_set():
+            self._refuse_rest("the store is closed")
 
     def order(
         self, change: Callable[[Ledger], Any], then: Callable[[Any, Sequence[Slot]], Any] = lambda answer, freed: answer
     ) -> Future[Any]:
         """Queue a change of the index, after all that was queued before; StoreError in the future of a closed store."""
         future: Future[Any] = Future()
-        self._queue.put(Order(change, then, future))
-        if self._ended.is_set():
-            self._refuse_rest()
+        self._put(Order(change, then, future))
         return future
+
+    def move(self, turns: Sequence[SequenceRecord]) -> Future[bool]:
+        """Order that sequences end elsewhere: all of them, or none where a head is not on disk."""
+
+        def change(ledger: Ledger) -> bool:
+            is_known = all(self._known(turn.head, ()) for turn in turns)
+            if is_known:
+                ledger.move(turns)
+            return is_known
+
+        def moved(is_known: bool, freed: Sequence[Slot]) -> bool:
+            self.counts["turns_saved" if is_known else "turns_unsaved"] += len(turns)
+            for turn in turns if is_known else ():
+                self.on_saved(turn.namespace, turn.agent, turn.branch, turn.num_tokens)
+            return is_known
+
+        return self.order(change, moved)
 
     def touch(self, branch: BranchKey, last_use: float) -> None:
         """Note a use of a branch with the next transaction that there is a reason for."""
@@ -148,7 +188,7 @@ class Writer:
 
     def check(self, index: Index) -> None:
         """Assert that the counts of slots, and the order of leaving, are those of the index."""
-        if self._thread is not None and self._thread.is_alive():
+        if self.worker.is_alive:
             self.order(lambda ledger: ledger.check()).result()
         marks = index.meta()
         for part in range(index.num_parts):
@@ -166,15 +206,15 @@ class Writer:
             if batch:
                 self._save_or_say(batch)
             if isinstance(after, Order):
-                self._carry_out(after)
+                fulfil(after.future, partial(self._repaired, partial(self._carry_out, after)))
             elif after == "stop":
                 return
 
     def _shrink(self) -> None:
         """Come down to a budget that was made smaller since the last time."""
         try:
-            self.room.make(0, (), {}, self._clock())
-        except Exception as error:
+            self._repaired(lambda: self.room.make(0, (), {}, self._clock()))
+        except BaseException as error:
             self.trouble.failed(error, self._clock())
 
     def _collect(self) -> tuple[list[WaitingBlock | SequenceRecord], Order | Literal["stop", "wait"]]:
@@ -193,16 +233,20 @@ class Writer:
         blocks = [item for item in batch if isinstance(item, WaitingBlock)]
         turns = [item for item in batch if isinstance(item, SequenceRecord)]
         try:
-            self._save(blocks, turns)
-        except Exception as error:
+            self._repaired(lambda: self._save(blocks, turns))
+        except BaseException as error:
+            # Border: what cannot be saved is lost at the next restart, never the thread.
             self.counts["failed_saves"] += 1
             self.counts["turns_unsaved"] += len(turns)
             self.trouble.failed(error, self._clock())
         finally:
-            for block in blocks:
-                self._staging.give_back(block)
-            with self._lock:
-                self._pending -= Counter(block.name for block in blocks)
+            self._let_go(blocks)
+
+    def _let_go(self, blocks: Sequence[WaitingBlock]) -> None:
+        for block in blocks:
+            self._staging.give_back(block)
+        with self._lock:
+            self._pending -= Counter(block.name for block in blocks)
 
     def _save(self, blocks: Sequence[WaitingBlock], turns: Sequence[SequenceRecord]) -> None:
         now, touched = self._clock(), self._take_touched()
@@ -216,7 +260,7 @@ class Writer:
             self._ledger.touch(touched, now)
         with self._lock:
             self._bad -= {row.name for row in rows}
-        if rows:
+        if rows or saved:
             self.trouble.mended()
         self.counts["blocks_written"] += len(rows)
         self.counts["bytes_written"] += sum(record.nbytes for block in accepted for record in block.records)
@@ -282,16 +326,43 @@ class Writer:
             rows.append(BlockRow(block.name, block.parent, block.root, block.ids, places, tuple(crcs)))
         return rows
 
-    def _carry_out(self, order: Order) -> None:
-        """Make an ordered change durable and answer it; its errors go to whoever asked."""
+    def _carry_out(self, order: Order) -> Any:
+        """Make an ordered change durable; what is to be answered."""
+        touched = self._take_touched()
+        with self._ledger.transaction() as freed:
+            self._ledger.touch(touched, self._clock())
+            answer = order.change(self._ledger)
+        self.room.give_back(freed)
+        if freed:
+            self.room.forget_full()
+        return order.then(answer, freed)
+
+    def _repaired(self, work: Callable[[], T]) -> T:
+        """What `work` returns, damaged rows of the index repaired before; done once more where it meets some itself."""
+        if self._ledger.damage.is_due:
+            self._repair()
         try:
-            touched = self._take_touched()
-            with self._ledger.transaction() as freed:
-                self._ledger.touch(touched, self._clock())
-                answer = order.change(self._ledger)
-            self.room.give_back(freed)
-            if freed:
-                self.room.forget_full()
-            order.future.set_result(order.then(answer, freed))
+            return work()
         except Exception as error:
-            order.future.set_exception(error)
+            if kind_of(error) == "file":
+                self._ledger.damage.broken(error)
+            if kind_of(error) != "rows" or not self._repair():
+                raise
+        return work()
+
+    def _repair(self) -> bool:
+        """Repair the index's rows; False where it cannot be done."""
+        try:
+            with self._ledger.transaction() as freed:
+                done = self._ledger.repair(self._shards, self._clock())
+        except Exception as error:
+            if kind_of(error) == "other":
+                self.trouble.failed(error, self._clock())
+            else:
+                self._ledger.damage.broken(error)
+            return False
+        logger.warning("the store's index was repaired: %s", done.summary())
+        for branch in done.lost:
+            self.room.on_lost(branch.namespace, branch.agent, branch.branch, 0)
+        self.room.give_back(freed)
+        return True
