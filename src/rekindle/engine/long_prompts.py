@@ -1,0 +1,69 @@
+"""Requests whose prompts take long to render and tokenise, prepared beside the intake, namespaces in turns.
+
+Owns what counts as long, and the order of each agent's requests: while one of them is prepared here, those that follow
+come here, too. A short request takes no thread more than the intake's.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Callable
+
+from rekindle.engine.fairness import FairWorkers
+from rekindle.engine.types import GenerationRequest
+from rekindle.text.length import num_chars
+
+LONG_CHARS = 8 << 10  # up to here the intake is held for a few milliseconds
+
+
+class LongPrompts:
+    """Which requests are prepared by `workers`; any thread may ask."""
+
+    def __init__(self, workers: FairWorkers) -> None:
+        self._workers = workers
+        self._under_way: Counter[tuple[str, str]] = Counter()
+        self._lock = threading.Lock()
+
+    def takes(self, request: GenerationRequest) -> bool:
+        """Whether the request is long, or follows one of its agent's that is prepared here still."""
+        if request.agent is not None:
+            with self._lock:
+                if (request.namespace, request.agent) in self._under_way:
+                    return True
+        return _size(request) > LONG_CHARS
+
+    def submit(self, request: GenerationRequest, prepare: Callable[[], None]) -> None:
+        """Prepare a request after those of its namespace that came before; `prepare` answers whoever asked."""
+        key = None if request.agent is None else (request.namespace, request.agent)
+        if key is not None:
+            with self._lock:
+                self._under_way[key] += 1
+
+        def run() -> None:
+            try:
+                prepare()
+            finally:
+                if key is not None:
+                    self._leave(key)
+
+        self._workers.submit(request.namespace, run)
+
+    def _leave(self, key: tuple[str, str]) -> None:
+        with self._lock:
+            self._under_way[key] -= 1
+            if not self._under_way[key]:
+                del self._under_way[key]
+
+    def stop(self) -> None:
+        """Prepare what waits, and end the threads; what comes later is prepared by whoever asks."""
+        self._workers.stop()
+
+
+def _size(request: GenerationRequest) -> int:
+    """Characters of the prompt, or its ids."""
+    if request.token_ids is not None:
+        return len(request.token_ids)
+    if request.messages is None:
+        return len(request.text or "")
+    return num_chars(request.messages, request.tools) + len(request.reply_prefix)
