@@ -188,10 +188,10 @@ def test_it_may_end_anywhere(start: Start, tiny_llama: Path, tmp_path: Path, tem
     """The ids of the next prompt are those that it has without anything absorbed, whatever the words go on with."""
     engine = start(with_template(tiny_llama, REWRITING[template], tmp_path / "model"))
     for number, end in enumerate(ENDS):
-        for rest in ("", "house keeper.", " 字🙂", "\n"):
+        for words, rest in enumerate(("", "house keeper.", " 字🙂", "\n")):
             opening = [SYSTEM, user(f"Case {number}: " + SAID)]
             history: Messages = [*opening, {"role": "assistant", "content": "Hm."}]
-            agent = f"agent {number} {rest}"
+            agent = f"agent {number}, {words}"
             engine.chat(agent, opening, **GREEDY)
             absorb(engine, agent, [*history, user(end)])
             asked = [*history, user(end + rest or "?")]

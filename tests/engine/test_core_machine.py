@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import shutil
 import tempfile
+from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
@@ -20,10 +22,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
 from rekindle.engine.request import Request, State
-from rekindle.engine.types import Task
+from rekindle.engine.types import Reuse, Task
 from rekindle.model.load import LoadedModel
 from tests.engine.slow_disk import SlowDisk
-from tests.exactness.rig import BLOCK_TOKENS, Rig, load
+from tests.exactness.rig import BLOCK_TOKENS, BY_SIZE, Rig, load
 from tests.tiny_models import tiny_model_dir
 
 _DIRECTORY: list[Path] = []
@@ -63,8 +65,14 @@ class CoreRules:
         self.tasks: list[Request] = []
         self.said = list(said)
 
-    def submit(self, ids: tuple[int, ...], new_tokens: int, reuse: str = "continuation") -> None:
-        self.started.append((self.rig.request(ids, new_tokens, reuse), ids, new_tokens))
+    def submit(
+        self, ids: tuple[int, ...], new_tokens: int, reuse: Reuse = "continuation", namespace: str = "default"
+    ) -> None:
+        """Ask in a namespace, and keep what was asked to compare with."""
+        request = self.rig.unqueued(ids, new_tokens, reuse)
+        request.namespace, request.root = namespace, self.rig.cache.root(namespace)
+        self.rig.core.add(request)
+        self.started.append((request, ids, new_tokens))
         if reuse != "off":
             self.said.append(ids)
 
@@ -209,6 +217,61 @@ class StoreMachine(RuleBasedStateMachine, CoreRules):
             shutil.rmtree(self.directory)
 
 
+class PlacesMachine(RuleBasedStateMachine, CoreRules):
+    """Namespaces that ask for more places than there are; memory is enough for all who run."""
+
+    @initialize(max_running=st.integers(2, 6))
+    def make(self, max_running: int) -> None:
+        settings = replace(BY_SIZE, max_running=max_running)
+        self.begin(Rig(model(), num_blocks=64, max_chunk_tokens=64, settings=settings))
+        self.unfair: Counter[str] = Counter()
+        self.without: Counter[str] = Counter()
+
+    @rule(
+        namespace=st.sampled_from("aaabcd"),
+        count=st.integers(1, 5),
+        seed=st.integers(0, 9),
+        length=st.integers(1, 40),
+        new_tokens=st.integers(1, 40),
+        reuse=st.sampled_from(("continuation", "continuation", "off")),
+    )
+    def ask(self, namespace: str, count: int, seed: int, length: int, new_tokens: int, reuse: Reuse) -> None:
+        for each in range(count):
+            self.submit(some(seed + each, length), new_tokens, reuse, namespace)
+
+    @rule(which=st.integers(0, 40))
+    def cancel(self, which: int) -> None:
+        if self.started:
+            self.started[which % len(self.started)][0].cancelled.set()
+
+    @rule(count=st.integers(1, 20))
+    def step(self, count: int) -> None:
+        for _ in range(count):
+            self.rig.step()
+            self.judge()
+
+    def judge(self) -> None:
+        """Nobody has more than its share for longer than a block while somebody with less waits, and who has nothing
+        gets a turn after one of the others."""
+        queues, most = self.rig.scheduler, self.rig.settings.max_running
+        held = Counter(request.namespace for request in (*queues.running, *queues.loading))
+        assert held.total() <= most
+        names = {request.namespace for request in queues.everybody()}
+        share = max(1, most // max(1, len(names)))
+        waiting = {request.namespace for request in queues.waiting}
+        is_above = any(held[name] > share for name in names)
+        self.unfair = Counter({name: self.unfair[name] + 1 for name in waiting if is_above and held[name] < share})
+        self.without = Counter({name: self.without[name] + 1 for name in waiting if not held[name]})
+        assert max(self.unfair.values(), default=0) <= BLOCK_TOKENS, f"{self.unfair} below their share"
+        assert max(self.without.values(), default=0) <= 4 * BLOCK_TOKENS, f"{self.without} have no place"
+
+    def teardown(self) -> None:
+        if hasattr(self, "rig"):
+            self.finish()
+
+
+PlacesMachine.TestCase.settings = settings(max_examples=12, stateful_step_count=15, deadline=None)
+TestPlacesMachine = PlacesMachine.TestCase
 CoreMachine.TestCase.settings = settings(max_examples=25, stateful_step_count=25, deadline=None)
 TestCoreMachine = CoreMachine.TestCase
 StoreMachine.TestCase.settings = settings(max_examples=10, stateful_step_count=12, deadline=None)

@@ -30,8 +30,8 @@ def failing_once(monkeypatch: pytest.MonkeyPatch, kind: type, name: str, times: 
 
 
 @contextmanager
-def refused(engine: Engine, change: str) -> Iterator[None]:
-    """Meanwhile SQLite refuses such a change (as `DELETE ON sequence`) of the index in which turns are saved."""
+def refused(engine: Engine, *changes: str) -> Iterator[None]:
+    """Meanwhile SQLite refuses such changes (as `DELETE ON sequence`) of the index in which turns are saved."""
     store = engine._running.store
     assert store is not None
     writer = store._index.writer
@@ -39,11 +39,14 @@ def refused(engine: Engine, change: str) -> Iterator[None]:
     def run(statement: str) -> None:
         store._writer.order(lambda _: writer.execute(statement)).result()
 
-    run(f"CREATE TEMP TRIGGER refused BEFORE {change} BEGIN SELECT RAISE(ABORT, 'no more today'); END")
+    names = {change: f"refused_{change.replace(' ', '_')}" for change in changes}
+    for change, name in names.items():
+        run(f"CREATE TEMP TRIGGER {name} BEFORE {change} BEGIN SELECT RAISE(ABORT, 'no more today'); END")
     try:
         yield
     finally:
-        run("DROP TRIGGER refused")
+        for name in names.values():
+            run(f"DROP TRIGGER {name}")
 
 
 def branches(engine: Engine) -> int:
@@ -83,6 +86,11 @@ def test_a_deletion_that_fails_is_said_and_can_be_repeated(start: Start) -> None
         "UPDATE sequence SET num_tokens = 'x'",
         "UPDATE sequence SET turn_ends = x'010203'",
         "UPDATE agent SET id = CAST(x'ff' AS TEXT)",
+        "UPDATE block SET ids = substr(ids, 1, 3) || x'01' || substr(ids, 5)",  # beyond the vocabulary
+        "UPDATE block SET slot = slot + 100000000 WHERE part = 0",
+        "UPDATE sequence SET head = x'00'",
+        "UPDATE agent SET namespace = 'other'",
+        "UPDATE agent SET pinned_until = 'x'",
         "UPDATE meta SET value = 'x' WHERE key = 'num_slots.0'",
     ],
 )
@@ -95,5 +103,9 @@ def test_a_damaged_row_reads_as_not_there(start: Start, tmp_path: Path, damage: 
         connection.execute(damage)
     connection.close()
     engine = start()
+    assert engine.agents(namespace="other") == []
     assert engine.chat("ada", HELLO, max_tokens=5, temperature=0.0).token_ids == cold.token_ids
     assert engine.flush()
+    (ada,) = engine.agents()
+    assert ada.saved_tokens == ada.num_tokens > 0
+    assert not [said for said in engine.health().problems if "free space" in said]

@@ -41,12 +41,19 @@ class Desk:
             self.book, block_tokens=SIZE, max_tokens=max_tokens, save=self.orders.append, now=lambda: self.now
         )
 
-    def turn(self, ids: list[int], *marks: tuple[int, float], agent: str = "a", head_tokens: int | None = None) -> None:
+    def turn(
+        self,
+        ids: list[int],
+        *marks: tuple[int, float],
+        agent: str = "a",
+        head_tokens: int | None = None,
+        namespace: str = "default",
+    ) -> None:
         array = np.array(ids, dtype=np.uint32)
         names = tuple(chain_hashes(ROOT, array, SIZE))
         head = names[-1] if names else ROOT
         turn = FinishedTurn(
-            namespace="default",
+            namespace=namespace,
             agent=agent,
             root=ROOT,
             ids=array,
@@ -138,6 +145,15 @@ def test_all_together_take_a_share_of_the_disk_and_no_more() -> None:
     assert (desk.kept("a"), desk.kept("b"), desk.kept("c")) == ({60: 1300.0}, {}, {30: 1900.0})
     desk.turn(list(range(160)), (150, 9000.0), agent="d")
     assert [desk.kept(agent) for agent in "abcd"] == [{}] * 4
+
+
+def test_what_one_tenant_marks_ends_nothing_of_anothers() -> None:
+    desk = Desk(max_tokens=100)
+    desk.turn(list(range(64)), (60, 300.0), agent="a")
+    for number in range(4):
+        desk.turn([number, *range(63)], (60, 9000.0), agent=f"b{number}", namespace="other")
+    assert desk.kept("a") == {60: 1300.0}
+    assert sum(len(desk.keeping.of("other", f"b{number}")) for number in range(4)) == 1
 
 
 SYSTEM = "You are a careful assistant. Answer in one short sentence, and remember what you are told. " * 2

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -129,16 +131,40 @@ def test_who_finds_too_many_waiting_is_refused_at_once(start: Start) -> None:
 def test_every_end_leaves_the_room_and_only_once() -> None:
     room = WaitingRoom(3)
     generations = [Generation() for _ in range(3)]
-    assert room.enter(3) and not room.enter(1)
+    assert room.enter("a", 3) and not room.enter("a", 1)
     for generation in generations:
-        generation.on_begin(room.leave)
+        generation.on_begin(partial(room.leave, "a"))
     generations[0].begin()
     generations[0].put(Overloaded("no", retry_after_s=1.0))
     assert room.num_waiting == 2
     generations[1].put(Overloaded("no", retry_after_s=1.0))
-    assert room.num_waiting == 1 and room.enter(2) and not room.enter(1)
+    assert room.num_waiting == 1 and room.enter("a", 2) and not room.enter("a", 1)
 
 
 def test_more_replies_than_may_wait_come_into_an_empty_room() -> None:
     room = WaitingRoom(1)
-    assert room.enter(4) and not room.enter(1)
+    assert room.enter("a", 4) and not room.enter("a", 1)
+
+
+def test_a_namespace_that_fills_the_room_leaves_others_their_share() -> None:
+    room = WaitingRoom(12)
+    assert room.enter("a", 12) and not room.enter("a", 1)
+    assert room.enter("b", 6) and not room.enter("b", 1), "half of it"
+    assert room.enter("c", 4) and not room.enter("c", 1), "a third"
+    assert room.num_waiting == 22
+    for _ in range(11):
+        room.leave("a")
+    assert room.num_waiting == 11 and room.enter("b", 1) and not room.enter("b", 1)
+
+
+def test_who_fills_the_waiting_room_keeps_no_other_tenant_out(start: Start) -> None:
+    engine, busy = start(max_waiting=4), threading.Event()
+    engine._running.intake.call(busy.wait)
+    asked = GenerationRequest(text="Hello!", params=SamplingParams(max_tokens=2), namespace="a")
+    accepted = [engine.submit(asked) for _ in range(4)]
+    refused, other = engine.submit(asked), engine.submit(replace(asked, namespace="b"))
+    with pytest.raises(Overloaded):
+        refused.result()
+    busy.set()
+    assert all(generation.result().finish_reason for generation in (*accepted, other))
+    assert engine._running.intake._room.num_waiting == 0

@@ -38,6 +38,7 @@ def prepared(encoder: PromptEncoder, asked: GenerationRequest, *, max_context: i
         save=lambda order: None,
         demote=lambda branch, num_kept: None,
         now=lambda: 0.0,
+        vocab_size=encoder.vocab_size,
     )
     preparer = Preparer(
         encoder=encoder,

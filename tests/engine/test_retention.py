@@ -6,6 +6,7 @@ import math
 import shutil
 from collections.abc import Callable
 from concurrent.futures import Future
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,7 +21,7 @@ from rekindle.engine.memory import AgentMemory
 from rekindle.engine.request import FinishedTurn
 from rekindle.engine.retention import EVERY_S, Retention, RetentionRules
 from rekindle.engine.saving import SaveOrder
-from rekindle.errors import BadRequest, NotFound
+from rekindle.errors import BadRequest, NotFound, StoreError
 from rekindle.pocket import MODEL_DIR
 from rekindle.text.prompt import PromptEncoder
 from tests.engine.conftest import Start
@@ -47,6 +48,7 @@ class Desk:
             save=self.orders.append,
             demote=lambda branch, num_kept: None,
             now=lambda: self.now,
+            vocab_size=self.encoder.vocab_size,
         )
         self.retention = Retention(
             self.memory,
@@ -244,15 +246,16 @@ def test_a_pin_outlives_a_restart_and_ends(start: Start) -> None:
     engine.check()
 
 
-def test_a_pin_that_came_before_the_first_save_follows_it(start: Start) -> None:
+def test_an_agent_that_could_not_be_saved_is_pinned_once_it_can_be(start: Start) -> None:
     engine, history = start(), [SYSTEM]
     with refused(engine, "INSERT ON sequence"):
         talk(engine, "ada", history, "Hello!")
         engine.flush()
         assert engine.agent("ada").saved_tokens == 0 and "saving has failed" in engine.health().problems[0]
-        engine.pin("ada")
-    talk(engine, "ada", history, "And now?")
-    engine.flush()
+        with pytest.raises(StoreError, match="cannot be saved"):
+            engine.pin("ada")
+        assert engine.agent("ada").pinned_until is None
+    engine.pin("ada")
     assert engine.agent("ada").saved_tokens > 0 and engine.health().ok
     engine.close()
     assert start().agent("ada").pinned_until == math.inf
@@ -262,8 +265,8 @@ def test_turns_that_do_not_fit_beside_the_pinned_ones_are_said(start: Start) -> 
     engine = start(disk_bytes=12 * 12_288)
     for number in range(12):
         talk(engine, f"agent-{number}", [user(f"Number {number} has a story to tell. " * 8)], "Hm?")
-        engine.pin(f"agent-{number}")
-        engine.flush()
+        with nullcontext() if number < 2 else pytest.raises(StoreError, match="is not pinned"):
+            engine.pin(f"agent-{number}")
     stats = engine.stats()
     assert stats.store is not None and stats.store["blocks_refused"] > 0
     assert not engine.health().ok and "pinned" in engine.health().problems[0]

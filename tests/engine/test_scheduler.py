@@ -15,6 +15,7 @@ from rekindle.cache.hashing import BlockHash
 from rekindle.cache.pool import BlockPool
 from rekindle.cache.table import BlockTable
 from rekindle.config import EngineSettings
+from rekindle.engine.costs import StepCosts
 from rekindle.engine.generation import Generation
 from rekindle.engine.request import NO_MATCH, Marks, Request, State
 from rekindle.engine.scheduler import LONGEST_WAIT_S, MIN_CHUNK, Chunk, Scheduler
@@ -107,12 +108,55 @@ def test_once_it_runs_what_was_really_reused_counts(make: MakeRequest) -> None:
     assert scheduler_of([]).picks([hoped, found], now=1.0) == [found, hoped]
 
 
-def test_who_waited_too_long_comes_before_everybody_else(make: MakeRequest) -> None:
-    first, second = make(100, at=0.0, namespace="b"), make(100, at=0.1, namespace="a")
-    just_not = make(100, at=1.0, namespace="a", reuse=10)
-    fresh = make(100, at=2.9, namespace="a", reuse=99)
+def test_who_waited_too_long_comes_before_everybody_else_of_its_namespace(make: MakeRequest) -> None:
+    first, second = make(100, at=0.0), make(100, at=0.1)
+    just_not = make(100, at=1.0, reuse=10)
+    fresh = make(100, at=2.9, reuse=99)
     now = just_not.marks.submitted + LONGEST_WAIT_S
     assert scheduler_of([]).picks([fresh, just_not, second, first], now) == [first, second, fresh, just_not]
+
+
+def test_however_long_a_namespace_waits_another_has_every_second_turn(make: MakeRequest) -> None:
+    many = [make(100, at=0.1 * i, namespace="a") for i in range(4)]
+    few = [make(100, at=9.0 + i, namespace="b") for i in range(2)]
+    order = scheduler_of([]).picks([*many, *few], now=10.0)
+    assert "".join(request.namespace for request in order) == "ababaa"
+    assert [request for request in order if request.namespace == "a"] == many
+
+
+def prefilled(scheduler: Scheduler, now: float) -> dict[str, int]:
+    """One step: the rows of prompts that it ran, by namespace."""
+    ran: dict[str, int] = {}
+    for chunk in scheduler.plan(now):
+        if chunk.request.num_left > 1:
+            ran[chunk.request.namespace] = ran.get(chunk.request.namespace, 0) + chunk.num_rows
+        chunk.request.num_computed += chunk.num_rows
+        if chunk.finishes:
+            scheduler.move(chunk.request, State.FINISHED)
+    return ran
+
+
+def test_a_short_prompt_waits_for_one_step_of_another_namespace_that_prefills_for_long(make: MakeRequest) -> None:
+    many = [make(9000, at=0.1 * i, namespace="a", state=State.RUNNING) for i in range(8)]
+    scheduler = scheduler_of(many)
+    for step in range(3):
+        assert prefilled(scheduler, now=10.0 + step) == {"a": 240}
+    small = make(60, at=12.5, namespace="b", state=State.RUNNING)
+    scheduler.move(small, State.RUNNING)
+    ran = [prefilled(scheduler, now=13.0 + step) for step in range(2)]
+    assert sum(each.get("b", 0) for each in ran) == 60 and small.state is State.FINISHED
+
+
+def test_who_comes_and_goes_gets_no_more_rows_than_who_stays(make: MakeRequest) -> None:
+    stays = [make(100_000, namespace=name, state=State.RUNNING) for name in "ab"]
+    scheduler = scheduler_of(stays)
+    total = dict.fromkeys("abc", 0)
+    for step in range(40):
+        if not any(request.namespace == "c" for request in scheduler.running) and step % 2:
+            scheduler.move(make(240, namespace="c"), State.RUNNING)
+        for name, count in prefilled(scheduler, now=float(step)).items():
+            total[name] += count
+    assert max(total.values()) - min(total.values()) <= 240, "one step, that one of them is ahead"
 
 
 def test_nobody_waits_longer_than_two_seconds_for_others_to_go_first(make: MakeRequest) -> None:
@@ -255,3 +299,32 @@ def test_a_thousand_that_wait_are_looked_at_once_each(make: MakeRequest, monkeyp
     monkeypatch.setattr(Scheduler, "_work", staticmethod(counted))
     assert scheduler_of([]).picks(requests, now=1.0) == picks_one_by_one(requests)
     assert len(looked_at) == 1000
+
+
+@pytest.mark.parametrize("num_decodes", [0, 1, 31])
+def test_where_time_does_not_depend_on_rows_the_chunk_is_the_largest_and_again_the_bound_once_it_does(
+    make: MakeRequest, num_decodes: int
+) -> None:
+    decodes = [make(51, state=State.RUNNING, num_computed=50) for _ in range(num_decodes)]
+    prefill, waits = make(1_000_000, state=State.RUNNING), make(10)
+    scheduler = scheduler_of([*decodes, prefill, waits], StepCosts(), largest=512)
+
+    def step(seconds: Callable[[int, int], float]) -> tuple[int, float]:
+        chunks = scheduler.plan(now=0.0)
+        count, contexts = sum(rows(chunks)), sum(chunk.num_rows * chunk.start for chunk in chunks)
+        took = seconds(count, contexts)
+        scheduler.costs.observe(rows=count, row_contexts=contexts, seconds=took)
+        prefill.num_computed = (prefill.num_computed + chunks[-1].num_rows) % 3000
+        return chunks[-1].num_rows, took
+
+    def machine(count: int, contexts: int) -> float:
+        return 0.02 + 0.0008 * count + 1e-7 * contexts
+
+    for _ in range(100):
+        step(machine)
+    stalled = [step(lambda *_: 2.0)[0] for _ in range(400)]
+    assert sum(stalled) / 400 >= 128, "16 rows in each step, as before, are 8 tokens a second"
+    assert sum(count >= 480 for count in stalled[-80:]) >= 60
+    recovered = [step(machine)[1] for _ in range(40)]
+    assert sum(took > 0.3 for took in recovered) <= 8, "one step in eight shows what a row costs"
+    assert all(took <= 0.3 for took in recovered[8:])

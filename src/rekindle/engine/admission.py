@@ -1,8 +1,9 @@
-"""Who may begin: waiting requests get what is stored of them, and run if there is room beside those that run.
+"""Who may begin: waiting requests get what is stored of them, and run if there is room for them and those that run.
 
-Owns no queue (the scheduler does) and no block (their tables do): it decides, and counts what prompts reused. Who waits
-for blocks that another is computing or loading is passed over, derived anew every step. Called by the core, on its
-thread.
+Owns no queue (the scheduler does) and no block (their tables do): it decides, and counts what prompts reused and how
+many requests were preempted. Where there is no room, namespaces above their share give some back (see `shares`). Who
+waits for blocks that another is computing or loading is passed over, derived anew every step. Called by the core, on
+its thread.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from rekindle.engine.progress import tell_progress
 from rekindle.engine.replies import Replies
 from rekindle.engine.request import Request, State
 from rekindle.engine.scheduler import LONGEST_WAIT_S, Scheduler
+from rekindle.engine.shares import Shares, freed_by
 from rekindle.engine.twins import Twins, has_prompt
 from rekindle.errors import Overloaded
 
@@ -27,6 +29,7 @@ class Admission:
     ) -> None:
         self.num_prompt_tokens = 0
         self.num_reused_tokens = 0
+        self.num_preemptions = 0
         self._cache = cache
         self._scheduler = scheduler
         self._replies = replies
@@ -40,22 +43,59 @@ class Admission:
         return names
 
     def admit(self, now: float) -> None:
-        """Start waiting requests while there is room for them; who waits for another's blocks is passed over."""
-        if not self._scheduler.waiting or not self._scheduler.has_room():
+        """Start waiting requests while there is room for them; who waits for another's blocks is passed over.
+
+        One that has waited too long for memory keeps its namespace's others from passing it by, and other namespaces
+        from going above their share; where its own runs nothing, everybody.
+        """
+        queues = self._scheduler
+        if not queues.waiting:
             return
-        computing, twins = self._computing(), Twins([*self._scheduler.running, *self._scheduler.loading])
-        for request in self._scheduler.picks(self._scheduler.waiting, now):
-            if not self._scheduler.has_room():
-                return
-            answer = self._attach(request, computing, twins)
-            if answer == "loading":
-                request.marks.load_started = self._clock()
-                self._scheduler.move(request, State.LOADING)
-            elif answer == "ready":
-                answer = self._start(request, computing)
-                twins.add(request)
+        shares = Shares(queues, self._cache)
+        if not queues.has_room() and not shares.are_asked():
+            return
+        computing, twins, late = self._computing(), Twins([*queues.running, *queues.loading]), set[str]()
+        for request in queues.picks(queues.waiting, now):
+            giver = None if queues.has_room() else shares.place_from(request)
+            if not queues.has_room() and giver is None:
+                continue
+            if request.namespace in late or (late and not shares.allow(request)):
+                continue
+            answer = self._enter(request, computing, twins, giver)
+            if answer == "short" and (givers := shares.blocks_from(request, now)):
+                for each in givers:
+                    self.preempt(each)
+                shares = Shares(queues, self._cache)
+                answer = self._enter(request, computing, twins, None)
             if answer == "short" and now - request.marks.submitted > LONGEST_WAIT_S:
-                return  # what others give back is kept for it, else small requests pass it by for ever
+                late.add(request.namespace)
+                if shares.is_starved(request, now):
+                    return
+            if request.state is not State.WAITING:
+                shares = Shares(queues, self._cache)
+
+    def _enter(self, request: Request, computing: set[BlockHash], twins: Twins, giver: Request | None) -> Attached:
+        """Attach a request and let it run or load, in the place of `giver` if there is one."""
+        answer = self._attach(request, computing, twins)
+        if answer == "loading":
+            if giver is not None:
+                self.preempt(giver)
+            request.marks.load_started = self._clock()
+            self._scheduler.move(request, State.LOADING)
+        elif answer == "ready":
+            answer = self._start(request, computing, giver)
+            twins.add(request)
+        return answer
+
+    def preempt(self, request: Request) -> None:
+        """Take a running request's blocks; what it computed stays cached, and it starts over from that."""
+        self.num_preemptions += 1
+        request.num_preemptions += 1
+        request.num_before = max(request.num_before, request.num_computed)
+        request.marks.preempted = self._clock()
+        self._cache.suspend(request)
+        request.num_computed = 0
+        self._scheduler.move(request, State.WAITING)
 
     def _attach(self, request: Request, computing: set[BlockHash], twins: Twins) -> Attached:
         """What is stored of the request, or all of its prompt from a running one that has the same."""
@@ -68,8 +108,8 @@ class Admission:
         self._cache.share_prompt(request, twin)
         return "ready"
 
-    def _start(self, request: Request, computing: set[BlockHash]) -> Attached:
-        """Let an attached request run, if there is room for it beside the next block of everybody who runs.
+    def _start(self, request: Request, computing: set[BlockHash], giver: Request | None) -> Attached:
+        """Let an attached request run, if there is room for it and the next block of everybody who runs on.
 
         One with nothing left to do ends at once.
         """
@@ -84,13 +124,18 @@ class Admission:
             return "ready"
         # A shared tail is copied before it is written: its copy needs a block beside it.
         copied = 1 if request.table.num_tokens % size else 0
-        wanted = copied + sum(each.num_blocks_ahead for each in [request, *self._scheduler.running])
-        short = wanted > pool.num_free + pool.num_cached
+        running = [each for each in self._scheduler.running if each is not giver]
+        wanted = copied + sum(each.num_blocks_ahead for each in [request, *running])
+        freed = 0 if giver is None else freed_by([giver], pool)
+        short = wanted > pool.num_free + pool.num_cached + freed
         if short and (self._scheduler.running or self._scheduler.loading):
             request.table.release()
             request.num_computed = 0
             return "short"
+        if giver is not None:
+            self.preempt(giver)
         self._begin(request)
+        request.num_before = max(request.num_before, request.num_computed)
         self._scheduler.move(request, State.RUNNING)
         computing |= _to_compute(request)
         return "ready"

@@ -4,7 +4,8 @@
         reply = engine.chat("ada", [{"role": "user", "content": "Hello!"}])
         print(reply.text, reply.report.outcome)
 
-Owns the lifetime of everything below it. Every method may be called from any thread.
+Owns the lifetime of everything below it. Every method may be called from any thread. What is no agent's id (see
+`agent_ids`) is a BadRequest in every method that takes one.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from datetime import datetime
 from typing import Any, Self
 
+from rekindle.agent_ids import check_agent_id
 from rekindle.config import Settings
 from rekindle.engine import upkeep
 from rekindle.engine.assembly import Assembly
@@ -35,6 +37,7 @@ from rekindle.spec import ModelSpec
 from rekindle.text.messages import normalise_messages
 from rekindle.text.prompt import PromptEncoder, RenderedPrompt
 from rekindle.text.replies import ReplyFormat
+from rekindle.worker import Death
 
 Messages = Sequence[Mapping[str, Any]]
 
@@ -132,13 +135,20 @@ class Engine:
         """Queue `n` replies to one prompt, which is prepared and computed once; errors arrive through each generation.
 
         Reply i is seeded with the request's seed + i (without one they differ at random), and each becomes a branch of
-        the agent. Raises BadRequest for more than an agent may have.
+        the agent. Raises BadRequest for more than an agent may have, and for what is no agent's id.
         """
+        for name, agent in (("agent", request.agent), ("parent", request.parent)):
+            if agent is not None:
+                check_agent_id(agent, where=name)
         most = self.settings.cache.max_branches
         if not 1 <= n <= most:
             raise BadRequest(f"n must be from 1 to {most}, as many replies as an agent keeps", param="n")
         generations = [Generation() for _ in range(n)]
-        self._running.intake.submit(request, generations)
+        deaths = self._running.deaths()
+        if not deaths:
+            self._running.intake.submit(request, generations)
+        for generation in generations if deaths else ():
+            generation.put(deaths[0].error())
         return generations
 
     def stream(
@@ -220,19 +230,24 @@ class Engine:
 
         `computed_tokens` of the report is what would have to be computed. Raises NotFound.
         """
-        ids = upkeep.latest_ids(self._running, namespace, agent)
+        ids = upkeep.latest_ids(self._running, namespace, check_agent_id(agent, where="agent"))
         asked = GenerationRequest(token_ids=ids, agent=agent, namespace=namespace, task="load")
         return self.submit(asked).result().report
 
     def fork(self, source: str, target: str, *, namespace: str = "default") -> None:
-        """Give `target` everything `source` remembers; no KV is copied."""
-        edits = self._running.edits
-        self._running.intake.call(lambda: edits.fork(namespace, source, target)).result()
+        """Give `target` everything `source` remembers; no KV is copied. Durable when this returns.
+
+        Raises NotFound, BadRequest where `target` has a memory, and StoreError, after which it has none.
+        """
+        check_agent_id(source, where="source")
+        upkeep.fork(self._running, namespace, source, check_agent_id(target, where="target"))
 
     def rewind(self, agent: str, turns: int = 1, *, namespace: str = "default") -> int:
-        """Take back an agent's last turns; return how many tokens it still remembers."""
-        edits = self._running.edits
-        return self._running.intake.call(lambda: edits.rewind(namespace, agent, turns)).result()
+        """Take back an agent's last turns, durably; return how many tokens it still remembers.
+
+        Raises NotFound, BadRequest where it has fewer turns, and StoreError, after which it remembers all of them.
+        """
+        return upkeep.rewind(self._running, namespace, check_agent_id(agent, where="agent"), turns)
 
     def agents(self, namespace: str | None = None) -> list[AgentInfo]:
         """Every named agent, most recently used first."""
@@ -241,15 +256,18 @@ class Engine:
 
     def agent(self, agent: str, *, namespace: str = "default") -> AgentInfo:
         """One agent's memory, with its branches; raises NotFound."""
-        return upkeep.info(self._running, namespace, agent)
+        return upkeep.info(self._running, namespace, check_agent_id(agent, where="agent"))
 
     def evict(self, agent: str, *, namespace: str = "default") -> int:
-        """Make an agent durable and drop its blocks from memory, as far as nobody shares them; return how many."""
-        return upkeep.evict(self._running, namespace, agent)
+        """Make an agent durable and drop its blocks from memory, as far as nobody shares them; return how many.
+
+        Raises NotFound, and StoreError where not all of it can be saved: nothing leaves memory then.
+        """
+        return upkeep.evict(self._running, namespace, check_agent_id(agent, where="agent"))
 
     def delete(self, agent: str, *, namespace: str = "default") -> None:
         """Forget an agent on every tier; blocks that others stand on stay theirs. StoreError if the disk refuses."""
-        upkeep.delete(self._running, namespace, agent)
+        upkeep.delete(self._running, namespace, check_agent_id(agent, where="agent"))
 
     def purge(self, agent: str, *, namespace: str = "default") -> PurgeReport:
         """Forget an agent and overwrite its KV in memory and on disk; the disk is read back as proof.
@@ -257,18 +275,19 @@ class Engine:
         Blocks that others stand on stay theirs. A request of the agent that runs meanwhile goes on, and what it leaves
         is the beginning of the agent's new memory: purge again after it. Raises NotFound, StoreError.
         """
-        return upkeep.purge(self._running, namespace, agent)
+        return upkeep.purge(self._running, namespace, check_agent_id(agent, where="agent"))
 
     def pin(self, agent: str, *, ttl_s: float | None = None, namespace: str = "default") -> None:
         """Keep an agent from being forgotten by age or for room on disk, for `ttl_s` seconds (None: for ever).
 
-        Pinning again replaces the time. Durable when this returns, where the agent is. Raises NotFound, StoreError.
+        Pinning again replaces the time. Durable when this returns. Raises NotFound, and StoreError, also where nothing
+        of the agent can be saved: it is pinned as before then.
         """
-        upkeep.pin(self._running, namespace, agent, ttl_s)
+        upkeep.pin(self._running, namespace, check_agent_id(agent, where="agent"), ttl_s)
 
     def unpin(self, agent: str, *, namespace: str = "default") -> None:
         """Let an agent be forgotten when its time comes; raises NotFound, StoreError."""
-        upkeep.unpin(self._running, namespace, agent)
+        upkeep.unpin(self._running, namespace, check_agent_id(agent, where="agent"))
 
     def flush(self, timeout_s: float = 60.0) -> bool:
         """Wait until every finished turn is durable; False if that took longer than `timeout_s`."""
@@ -285,6 +304,11 @@ class Engine:
             return Health(False, ("the engine is not running: start it",))
         found = parts.problems()
         return Health(not found, found)
+
+    def deaths(self) -> tuple[Death, ...]:
+        """Threads that have ended of an error, and of which: no request is taken any more. Waits for nothing."""
+        parts = self._parts
+        return () if parts is None else parts.deaths()
 
     def check(self) -> None:
         """Assert every invariant of pool, queues and store."""

@@ -17,10 +17,12 @@ from rekindle.engine.loop import EngineLoop
 from rekindle.engine.memory import AgentMemory
 from rekindle.engine.rendering import Renderer
 from rekindle.engine.types import EngineStats
+from rekindle.errors import StoreError, Unavailable
 from rekindle.spec import ModelSpec
 from rekindle.store.warm import WarmStore
 from rekindle.text.prompt import PromptEncoder
 from rekindle.text.replies import ReplyFormat
+from rekindle.worker import Death
 
 logger = logging.getLogger(__name__)
 
@@ -47,6 +49,7 @@ class Assembly:
     edits: AgentEdits
     started: Mapping[str, float]
     store: WarmStore | None
+    refused: str | None  # why there is no store where there was to be one
     place: StorePlace | None
 
     def start(self) -> None:
@@ -61,25 +64,48 @@ class Assembly:
             raise
 
     def flush(self, timeout_s: float) -> bool:
-        """Wait until the turns that ended before this call are durable."""
+        """Wait until the turns that ended before this call are durable; False where that takes longer, or where a
+        thread has died that they need: what the others can still save is saved then."""
         deadline = time.monotonic() + timeout_s
         try:
-            self.intake.call(lambda: None).result(timeout_s)
+            is_saved = self._is_handed_over(deadline)
+            if self.store is not None:
+                is_saved &= self.store.flush(_left(deadline))
+                # The notices of what was saved are taken in.
+                self.intake.call(lambda: None).result(max(1.0, _left(deadline)))
+        except (FutureTimeout, Unavailable):
+            return False
+        except StoreError:
+            if self.deaths():
+                return False
+            raise
+        return is_saved
+
+    def _is_handed_over(self, deadline: float) -> bool:
+        """Wait until the store has all that ended; False where a thread has died that it comes through."""
+        handed_over = True
+        try:
+            self.intake.call(lambda: None).result(_left(deadline))
+        except Unavailable:
+            handed_over = False
+        try:
             while self.loop.call(lambda core: len(core.cache.saving)).result(_left(deadline)):
                 time.sleep(0.001)
-        except FutureTimeout:
-            return False
-        if self.store is None:
-            return True
-        saved = self.store.flush(_left(deadline))
-        self.intake.call(lambda: None).result(max(1.0, _left(deadline)))  # the notices of what was saved are taken in
-        return saved
+        except Unavailable:
+            handed_over = False
+        return handed_over
+
+    def deaths(self) -> tuple[Death, ...]:
+        """The threads that have ended without being asked to. Any thread; waits for nothing."""
+        workers = (self.intake.worker, self.loop.worker, *(self.store.workers if self.store is not None else ()))
+        return tuple(worker.death for worker in workers if worker.death is not None)
 
     def close(self) -> None:
         """Graceful stop: nothing new, everything finished made durable, then the threads and the store."""
         self.loop.refuse()
         if not self.flush(CLOSE_TIMEOUT_S):
-            logger.error("not every turn could be saved within %.0f s; the unsaved ones start cold", CLOSE_TIMEOUT_S)
+            why = "; ".join(map(str, self.deaths())) or f"within {CLOSE_TIMEOUT_S:.0f} s"
+            logger.error("not every turn could be saved (%s); the unsaved ones start cold", why)
         self._stop()
 
     def _stop(self) -> None:
@@ -99,7 +125,11 @@ class Assembly:
     def problems(self) -> tuple[str, ...]:
         """What does not work, a sentence each."""
         stats = self.store.stats() if self.store is not None else None
-        return problems(stats, is_in_place=self.is_in_place(), is_running=self.loop.is_running)
+        found = problems(stats, is_in_place=self.is_in_place(), is_running=self.loop.is_running, deaths=self.deaths())
+        if self.refused is None:
+            return found
+        what = "nothing is read from disk or saved, what agents remember ends with the engine"
+        return (*found, f"{what}: {self.refused}; then start it again")
 
     def is_in_place(self) -> bool:
         """Whether what was saved can be there still: nobody has taken the store's directory away."""

@@ -137,6 +137,10 @@ class BranchBook:
         if not mine:
             self.drop(branch.namespace, branch.agent)
 
+    def pins(self) -> list[tuple[str, str]]:
+        """(namespace, agent) of every agent that was pinned, hidden ones too; some pins may have run out."""
+        return list(self._pins)
+
     def everybody(self) -> list[tuple[str, str]]:
         """(namespace, agent) of every agent, hidden ones too."""
         return list(self._agents)

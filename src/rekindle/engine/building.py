@@ -5,6 +5,8 @@ Everything is made here and owned by the part it is handed to.
 
 from __future__ import annotations
 
+import logging
+import math
 import secrets
 import time
 from collections import defaultdict
@@ -28,6 +30,7 @@ from rekindle.engine.gauges import StorePlace, hot_tokens
 from rekindle.engine.intake import Intake
 from rekindle.engine.loop import EngineLoop
 from rekindle.engine.memory import AgentMemory
+from rekindle.engine.pins import most_pinned
 from rekindle.engine.prefix_cache import PrefixCache
 from rekindle.engine.preparing import Preparer, PromptLimits
 from rekindle.engine.recall import Recall
@@ -36,16 +39,19 @@ from rekindle.engine.request import Request
 from rekindle.engine.retention import Retention, RetentionRules
 from rekindle.engine.scheduler import Scheduler
 from rekindle.engine.waiting import WaitingRoom
+from rekindle.errors import StoreRefused
 from rekindle.kv.arena import KVArena
 from rekindle.model.load import LoadedModel, load_model
 from rekindle.model.runner import ModelRunner
-from rekindle.spec import KVLayout, ModelSpec
+from rekindle.spec import ModelSpec
 from rekindle.store.warm import WarmStore
 from rekindle.text.growth import analyse_growth
 from rekindle.text.prompt import PromptEncoder
 from rekindle.text.replies import ReplyFormat, find_reply_format
 
-KEPT_SHARE = 0.5  # of the disk, for what requests mark
+logger = logging.getLogger(__name__)
+
+KEPT_SHARE = 0.5  # of a tenant's part of the disk, for what requests mark
 CHUNK_TOKENS = defaultdict(lambda: 512, cuda=2048)
 
 
@@ -63,12 +69,13 @@ def assemble(settings: Settings, *, clock: Callable[[], datetime] = datetime.now
     num_blocks, max_context = capacity(settings.cache, spec, loaded.device)
     encoder = PromptEncoder.from_dir(loaded.directory, clock=clock)
     arena = KVArena(spec.layout, num_blocks, torch.device(loaded.device))
-    store = _open_store(settings, spec) if use_store else None
+    store, refused = _open_store(settings, spec) if use_store else (None, None)
     started["store"] = time.time()
     try:
         form = find_reply_format(encoder)
+        encoder = encoder.bounded(max_context)
         renderer = Renderer(encoder, form, settings.prompt.kinds())
-        ground = _Ground(settings, loaded, encoder, form, renderer, arena, store, max_context)
+        ground = _Ground(settings, loaded, encoder, form, renderer, arena, store, refused, max_context)
         return _connect(ground, started)
     except BaseException:
         if store is not None:
@@ -87,6 +94,7 @@ class _Ground:
     renderer: Renderer
     arena: KVArena
     store: WarmStore | None
+    refused: str | None  # why there is no store where there was to be one
     max_context: int
 
 
@@ -94,7 +102,7 @@ def _connect(ground: _Ground, started: dict[str, float]) -> Assembly:
     settings, loaded, encoder, store = ground.settings, ground.loaded, ground.encoder, ground.store
     spec, loop = loaded.spec, EngineLoop(check_when_idle=settings.engine.check_when_idle)
     cache = _prefix_cache(settings.cache, settings.store.namespace_share, spec, ground.arena, store, loop)
-    memory = _memory(settings.cache, encoder, store, loop, spec.layout)
+    memory = _memory(settings, encoder, store, loop, spec)
     anticipation = _anticipation(ground, memory, cache, loop)
     intake = _intake(ground, memory, cache, loop, anticipation)
     if store is not None:
@@ -118,6 +126,7 @@ def _connect(ground: _Ground, started: dict[str, float]) -> Assembly:
         started=started,
         edits=AgentEdits(memory, void=anticipation.void, block_tokens=spec.layout.block_tokens, now=time.time),
         store=store,
+        refused=ground.refused,
         place=StorePlace(settings.store.directory() / spec.fingerprint.hex()) if store is not None else None,
     )
 
@@ -220,37 +229,47 @@ def _core(
     )
 
 
-def _open_store(settings: Settings, spec: ModelSpec) -> WarmStore:
-    return WarmStore.open(
-        settings.store.directory(),
-        fingerprint=spec.fingerprint,
-        layout=spec.layout,
-        settings=settings.store,
-        model=spec.name,
-        namespaces=settings.server.namespaces(),
-    )
+def _open_store(settings: Settings, spec: ModelSpec) -> tuple[WarmStore | None, str | None]:
+    """The store, or none and why, where the disk refuses: answers go on without one."""
+    try:
+        store = WarmStore.open(
+            settings.store.directory(),
+            fingerprint=spec.fingerprint,
+            layout=spec.layout,
+            settings=settings.store,
+            model=spec.name,
+            namespaces=settings.server.namespaces(),
+        )
+    except StoreRefused as error:
+        logger.error("NOTHING IS READ FROM DISK OR SAVED until this is repaired and the engine restarted: %s", error)
+        return None, str(error)
+    return store, None
 
 
 def _memory(
-    settings: CacheSettings, encoder: PromptEncoder, store: WarmStore | None, loop: EngineLoop, layout: KVLayout
+    settings: Settings, encoder: PromptEncoder, store: WarmStore | None, loop: EngineLoop, spec: ModelSpec
 ) -> AgentMemory:
+    cache, layout, num_tenants = settings.cache, spec.layout, len(settings.server.namespaces())
     disk_blocks = store.stats().disk_bytes // layout.block_bytes if store is not None else 0
+    pinned = most_pinned(disk_blocks, num_tenants, settings.store.namespace_share) if store is not None else math.inf
     return AgentMemory(
         encoder=encoder,
         matcher=Matcher(
             encoder,
-            min_reuse_tokens=settings.min_reuse_tokens,
-            min_reuse_ratio=settings.min_reuse_ratio,
-            max_index_bytes=settings.text_index_bytes,
+            min_reuse_tokens=cache.min_reuse_tokens,
+            min_reuse_ratio=cache.min_reuse_ratio,
+            max_index_bytes=cache.text_index_bytes,
             clock=time.monotonic,
         ),
-        book=BranchBook(max_branches=settings.max_branches),
+        book=BranchBook(max_branches=cache.max_branches),
         store=store,
         block_tokens=layout.block_tokens,
         save=loop.save,
         demote=lambda branch, num_kept: _demote(loop, branch, num_kept),
         now=time.time,
-        max_kept_tokens=KEPT_SHARE * disk_blocks * layout.block_tokens,
+        vocab_size=spec.vocab_size,
+        max_kept_tokens=KEPT_SHARE * disk_blocks * layout.block_tokens / num_tenants,
+        max_pinned_blocks=pinned,
     )
 
 

@@ -21,10 +21,12 @@ from rekindle.engine.progress import tell_progress
 from rekindle.engine.replies import Replies
 from rekindle.engine.request import FinishedTurn, Request, State
 from rekindle.engine.scheduler import Chunk, Scheduler
+from rekindle.engine.shares import Shares
 from rekindle.engine.unclaimed import Unclaimed
 from rekindle.errors import Overloaded, RekindleError, RequestFailed, Timeout
 from rekindle.model.batch import SequenceStep
 from rekindle.model.runner import ModelRunner
+from rekindle.worker import is_meant_for_thread
 
 logger = logging.getLogger(__name__)
 
@@ -46,7 +48,6 @@ class EngineCore:
         self.scheduler = scheduler
         self.num_steps = 0
         self.num_rows = 0  # of all forward passes, also those that ran again after a preemption
-        self.num_preemptions = 0
         self.step_s = 0.0
         self._runner = runner
         self._clock = clock
@@ -89,6 +90,11 @@ class EngineCore:
         return self.background.wants_step and not queues.loading
 
     @property
+    def num_preemptions(self) -> int:
+        """How often running requests gave up their blocks and places to others."""
+        return self.admission.num_preemptions
+
+    @property
     def outside_s(self) -> float:
         """Seconds of all steps that were spent neither in the model nor in the sampler."""
         return self.step_s - self._runner.model_s - self._replies.sample_s
@@ -127,7 +133,7 @@ class EngineCore:
         tell_progress(request, now=self._clock(), min_reuse_tokens=self._replies.min_reuse_tokens)
 
     def _with_room(self, chunks: Sequence[Chunk]) -> list[Chunk]:
-        """The chunks whose blocks could be reserved; the youngest requests are preempted for the others."""
+        """The chunks whose blocks could be reserved; others are preempted for them (`Shares.gives_way`)."""
         kept: list[Chunk] = []
         for chunk in chunks:
             if chunk.request.state is not State.RUNNING:
@@ -138,8 +144,8 @@ class EngineCore:
                     if not len(self.cache.loads):  # else their blocks come free when they report
                         self._replies.fail(chunk.request, Overloaded("the hot memory is full", retry_after_s=1.0))
                     break
-                victim = self.scheduler.youngest(self.scheduler.running)
-                self._preempt(victim)
+                victim = Shares(self.scheduler, self.cache).gives_way()
+                self.admission.preempt(victim)
                 kept = [other for other in kept if other.request is not victim]
                 if victim is chunk.request:
                     break
@@ -147,20 +153,14 @@ class EngineCore:
                 kept.append(chunk)
         return kept
 
-    def _preempt(self, request: Request) -> None:
-        """Take a running request's blocks; its full ones stay cached, and it starts over from them."""
-        self.num_preemptions += 1
-        request.num_preemptions += 1
-        self.cache.detach(request)
-        request.num_computed = 0
-        self.scheduler.move(request, State.WAITING)
-
     def _run(self, chunks: list[Chunk]) -> None:
         began = self._clock()
         try:
             logits, bad = self._forward(chunks)
-        except Exception as error:
-            # Border: whatever the model's code raises must end one request, not the engine.
+        except BaseException as error:
+            # Border: whatever the model's code raises, panics of libraries too, must end one request, not the engine.
+            if is_meant_for_thread(error):
+                raise
             if len(chunks) == 1:
                 logger.exception("request %s failed in its forward pass", chunks[0].request.id)
                 self._replies.fail(chunks[0].request, RequestFailed(f"the forward pass failed: {error}"))

@@ -1,5 +1,5 @@
 """What people ask of agents' memories: forget, purge, pin, fork, rewind. Each is done in the book at once and ordered
-from the store; whoever asked waits for the order, not the intake.
+from the store; whoever asked waits for the order, not the intake, and has it undone here where the store refuses.
 
 Owned by the intake thread, as the memory it changes.
 """
@@ -7,16 +7,37 @@ Owned by the intake thread, as the memory it changes.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from rekindle.cache.hashing import BlockHash
 from rekindle.engine.branches import Branch
 from rekindle.engine.keeping import is_kept
 from rekindle.engine.memory import AgentMemory
 from rekindle.engine.purging import Purge
-from rekindle.engine.saving import Forgotten, Pinned, Purged
-from rekindle.engine.sequences import record_of, stands_on
+from rekindle.engine.saving import Forgotten, Moved, Pinned, Purged
+from rekindle.engine.sequences import durable_tokens, stands_on, to_save
 from rekindle.errors import BadRequest, NotFound
+
+
+@dataclass(frozen=True, slots=True)
+class Before:
+    """Branches as they were before a change, and until when (wall clock) an agent of theirs was pinned."""
+
+    branches: tuple[Branch, ...]
+    pinned_until: float | None = None
+
+    def without_ids(self) -> Before:
+        """The same branches, to be read from the store where it still has them."""
+        return replace(self, branches=tuple(replace(each, ids=None, names=None) for each in self.branches))
+
+
+@dataclass(frozen=True, slots=True)
+class Rewound:
+    """What a rewind left, what was before it, and the store's part of it."""
+
+    num_tokens: int
+    before: Before
+    order: Moved | Forgotten
 
 
 class AgentEdits:
@@ -37,72 +58,106 @@ class AgentEdits:
         if not self._memory.book.of(namespace, agent):
             raise NotFound(f"no agent {agent!r}", param="agent")
 
-    def _take_out(self, namespace: str, agent: str) -> tuple[list[Branch], list[Branch]]:
+    def _take_out(self, namespace: str, agent: str) -> tuple[Before, list[Branch]]:
         """Take an agent's branches out of the book, and what is kept for it, which may be all that is left."""
         if not self._memory.keeping.of(namespace, agent):
             self._known(namespace, agent)
         self._void(namespace, agent)
         self._memory.know_agent(namespace, agent)
-        return self._memory.take_out(namespace, agent), self._memory.keeping.take_out(namespace, agent)
+        until = self._memory.book.pinned_until(namespace, agent, self._now())
+        kept = self._memory.keeping.take_out(namespace, agent)
+        return Before((*self._memory.take_out(namespace, agent), *kept), until), kept
 
-    def delete(self, namespace: str, agent: str) -> tuple[list[Branch], list[Forgotten]]:
+    def delete(self, namespace: str, agent: str) -> tuple[Before, list[Forgotten]]:
         """Forget an agent everywhere but in hot memory; return its branches (with ids where they were at hand), and
         the orders whose `done` tells when the store has forgotten them, too."""
-        branches, kept = self._take_out(namespace, agent)
+        before, kept = self._take_out(namespace, agent)
         orders = [Forgotten(namespace, name) for name in (*(each.agent for each in kept), agent)]
         for order in orders:
             self._memory.save(order)
-        return [*branches, *kept], orders
+        return before, orders
 
-    def purge(self, namespace: str, agent: str, idle: frozenset[BlockHash]) -> tuple[list[Branch], Purge]:
+    def purge(self, namespace: str, agent: str, idle: frozenset[BlockHash]) -> tuple[Before, Purge]:
         """Forget an agent; return its branches, and what is to be overwritten in memory (`idle`: held by nobody when it
         was asked for). The orders in it tell when the store has overwritten its part."""
-        branches, kept = self._take_out(namespace, agent)
+        before, kept = self._take_out(namespace, agent)
         marked = tuple(Purged(namespace, branch.agent) for branch in kept)
         order, size = Purged(namespace, agent), self._block_tokens
         for each in (*marked, order):
             self._memory.save(each)
-        branches = [*branches, *kept]
-        own = frozenset[BlockHash]().union(*(stands_on(branch, size) for branch in branches))
+        own = frozenset[BlockHash]().union(*(stands_on(branch, size) for branch in before.branches))
         claimed = frozenset[BlockHash]().union(*(stands_on(branch, size) for branch in self._memory.book.branches()))
-        return branches, Purge(order, own, claimed, idle, marked)
+        return before, Purge(order, own, claimed, idle, marked)
 
-    def pin(self, namespace: str, agent: str, until: float) -> Pinned:
-        """Keep an agent until then (wall clock; 0: no longer); the order's `done` tells when the store does, too."""
+    def pin(self, namespace: str, agent: str, until: float) -> tuple[Pinned, float]:
+        """Keep an agent until then (wall clock; 0: no longer); the order's `done` tells when the store does, too, and
+        the number until when it was pinned before. QuotaExceeded where the namespace may not pin so much."""
         self._known(namespace, agent)
-        self._memory.book.pin(namespace, agent, until)
-        order = Pinned(namespace, agent, until)
-        self._memory.save(order)
-        return order
+        before = self._memory.book.pinned_until(namespace, agent, self._now()) or 0.0
+        return self._memory.pins.pin(namespace, agent, until), before
 
-    def restore(self, branches: Sequence[Branch]) -> None:
+    def undo_pin(self, order: Pinned, before: float) -> None:
+        """Have an agent pinned as it was before."""
+        if self._memory.book.of(order.namespace, order.agent):
+            self._memory.book.pin(order.namespace, order.agent, before)
+
+    def restore(self, before: Before) -> None:
         """Take back branches that the store could not forget, so that they are seen and can be deleted again."""
-        for branch in branches:
+        for branch in before.branches:
             if self._memory.book.get(branch.namespace, branch.agent, branch.number) is None:
-                self._memory.book.put(replace(branch, ids=None, names=None))
-                if is_kept(branch.agent):
-                    self._memory.keeping.know(branch.namespace, branch.agent)
+                self._put(branch)
+        named = [branch for branch in before.branches if not is_kept(branch.agent)]
+        if named and before.pinned_until is not None:
+            self._memory.book.pin(named[0].namespace, named[0].agent, before.pinned_until)
+
+    def _put(self, branch: Branch) -> None:
+        self._memory.book.put(branch)
+        if is_kept(branch.agent):
+            self._memory.keeping.know(branch.namespace, branch.agent)
+        elif branch.ids is not None:
+            self._memory.index(branch)
+
+    def unsaved(self, namespace: str, agent: str) -> list[Branch]:
+        """Branches of an agent of which less is durable than could be."""
+        return [
+            branch
+            for branch in self._memory.know_agent(namespace, agent)
+            if branch.saved_tokens < durable_tokens(branch, self._block_tokens)
+        ]
 
     def branches_to_evict(self, namespace: str, agent: str) -> list[Branch]:
         """What is to leave memory; what was to be made of the last turn would bring it back."""
         self._void(namespace, agent)
         return self._memory.know_agent(namespace, agent)
 
-    def fork(self, namespace: str, source: str, target: str) -> None:
-        """Give `target` every branch of `source`, sharing all blocks; refused if `target` has a memory already."""
+    def fork(self, namespace: str, source: str, target: str) -> tuple[list[Branch], Moved]:
+        """Give `target` every branch of `source`, sharing all blocks; refused if `target` has a memory already.
+
+        Returns its branches, and the order that makes them durable.
+        """
         branches = self._memory.know_agent(namespace, source)
         if not branches:
             raise NotFound(f"no agent {source!r} to fork from", param="agent")
         if self._memory.book.of(namespace, target):
             raise BadRequest(f"agent {target!r} has a memory already: delete it or fork to another id", param="agent")
-        for branch in reversed(branches):
-            twin = replace(branch, agent=target, saved_tokens=0, last_use=self._now())
-            self._memory.book.put(twin)
-            self._memory.index(twin)
-            self._memory.save(record_of(twin))
+        twins = [replace(branch, agent=target, saved_tokens=0, last_use=self._now()) for branch in reversed(branches)]
+        for twin in twins:
+            self._put(twin)
+        order = Moved(namespace, target, "fork", to_save(twins, self._block_tokens))
+        self._memory.save(order)
+        return twins, order
 
-    def rewind(self, namespace: str, agent: str, turns: int) -> int:
-        """Take back the last turns of the branch used last; return the tokens that are left.
+    def undo_fork(self, twins: Sequence[Branch]) -> None:
+        """Forget what a fork gave, as far as nobody has gone on from it; a store that hangs does so in the end."""
+        for twin in twins:
+            now = self._memory.book.get(twin.namespace, twin.agent, twin.number)
+            if now is not None and (now.head, now.num_tokens) == (twin.head, twin.num_tokens):
+                self._memory.unindex(now)
+                self._memory.book.remove(now)
+                self._memory.save(Forgotten(now.namespace, now.agent, now.number))
+
+    def rewind(self, namespace: str, agent: str, turns: int) -> Rewound:
+        """Take back the last turns of the branch used last.
 
         With no more turns than that left, the branch is forgotten.
         """
@@ -114,15 +169,22 @@ class AgentEdits:
             raise BadRequest(
                 f"agent {agent!r} has {len(branch.turn_ends)} turns, {turns} cannot be taken back", param="turns"
             )
+        before = Before((branch,), self._memory.book.pinned_until(namespace, agent, self._now()))
         left = branch.turn_ends[: len(branch.turn_ends) - turns]
-        self._memory.unindex(branch)
         if not left:
-            self._memory.forget(branch)
-            return 0
+            return Rewound(0, before, self._memory.forget(branch))
+        shorter = self._shortened(branch, left)
+        self._memory.unindex(branch)
+        self._put(shorter)
+        order = Moved(namespace, agent, "rewind", to_save([shorter], self._block_tokens))
+        self._memory.save(order)
+        return Rewound(shorter.num_tokens, before, order)
+
+    def _shortened(self, branch: Branch, turn_ends: tuple[int, ...]) -> Branch:
         assert branch.ids is not None and branch.names is not None
-        end = left[-1]
+        end = turn_ends[-1]
         last = (end - 1) // self._block_tokens
-        shorter = replace(
+        return replace(
             branch,
             ids=branch.ids[:end],
             names=branch.names[: end // self._block_tokens],
@@ -130,10 +192,16 @@ class AgentEdits:
             num_tokens=end,
             canonical_tokens=min(branch.canonical_tokens, end),
             saved_tokens=min(branch.saved_tokens, end),
-            turn_ends=left,
+            turn_ends=turn_ends,
             last_use=self._now(),
         )
-        self._memory.book.put(shorter)
-        self._memory.index(shorter)
-        self._memory.save(record_of(shorter))
-        return end
+
+    def undo_rewind(self, rewound: Rewound) -> None:
+        """Have the branch as it was, unless somebody has gone on from what was left."""
+        (branch,) = rewound.before.branches
+        now = self._memory.book.get(branch.namespace, branch.agent, branch.number)
+        if now is not None and now.num_tokens == rewound.num_tokens:
+            self._memory.unindex(now)
+            self._put(branch)
+        elif now is None:
+            self.restore(rewound.before)

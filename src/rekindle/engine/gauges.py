@@ -15,6 +15,7 @@ from rekindle.engine.core import EngineCore
 from rekindle.engine.prefix_cache import PrefixCache
 from rekindle.engine.types import EngineStats
 from rekindle.store.values import StoreStats
+from rekindle.worker import Death
 
 
 def engine_stats(
@@ -62,20 +63,32 @@ def _hot_tokens(cache: PrefixCache, branch: Branch) -> int:
     return cache.num_hot_tokens(branch.root, branch.ids, branch.names)
 
 
-def problems(stats: StoreStats | None, *, is_in_place: bool, is_running: bool) -> tuple[str, ...]:
+def problems(
+    stats: StoreStats | None, *, is_in_place: bool, is_running: bool, deaths: Sequence[Death] = ()
+) -> tuple[str, ...]:
     """What does not work, a sentence each; nothing when all is well. `stats` None: there is no store."""
-    found = []
-    if not is_running:
+    found = [str(death) for death in deaths]
+    if not is_running and not found:
         found.append("the engine has stopped: start it again")
     if stats is None:
         return tuple(found)
     if not is_in_place:
         found.append("the store's directory was removed or replaced under the server: nothing is saved; restart it")
+    elif stats.index_error is not None:
+        found.append(
+            f"the store's index is damaged ({stats.index_error}): answers go on, but nothing is saved until a restart, "
+            "which makes it anew from the records; check the disk of the store's directory"
+        )
     elif not stats.saving_ok:
         since = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(stats.first_error_at))
         found.append(
             f"saving has failed since {since}: {stats.first_error}; answers go on but will not survive a restart: "
             "check free space, permissions and the disk of the store's directory"
+        )
+    if stats.damaged_rows:
+        found.append(
+            f"{stats.damaged_rows} rows of the store's index were damaged and count as not there; what they named is "
+            "computed again: check the disk of the store's directory"
         )
     if not stats.has_room:
         found.append(

@@ -1,34 +1,61 @@
 """Before and after the engine: requests become token ids here, finished turns become memories.
 
-Owns the thread on which templates, matching and tokenising run, the matcher and the branch book; the server and the
-library use the same one. Work arrives as closures over frozen values and is done in order, so a turn that ended is
-known before the next request of its agent is matched. In idle time next prompts are foreseen, the text index is filled
-from the store, and what is old or lost is forgotten.
+Owns the thread on which templates, matching and tokenising of short prompts run, the matcher and the branch book; the
+server and the library use the same one. Long prompts are rendered and tokenised elsewhere (see long_prompts). Work
+arrives as closures over frozen values and is done in order, so a turn that ended is known before the next request of
+its agent is matched. In idle time next prompts are foreseen, the text index is filled from the store, and what is old
+or lost is forgotten. What fails, in whatever way, ends one piece of work; if the thread itself dies, what waits and
+what comes after is refused at once.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import queue
 import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from dataclasses import dataclass
+from functools import partial
 from typing import TypeVar
 
 from rekindle.engine.anticipation import Anticipation
+from rekindle.engine.fairness import FairWorkers
 from rekindle.engine.generation import Generation
+from rekindle.engine.long_prompts import LongPrompts
 from rekindle.engine.memory import AgentMemory
 from rekindle.engine.preparing import Preparer
+from rekindle.engine.recall import OnMemory
 from rekindle.engine.request import FinishedTurn
 from rekindle.engine.retention import EVERY_S, Retention
 from rekindle.engine.types import GenerationRequest
 from rekindle.engine.waiting import WaitingRoom
 from rekindle.errors import BadRequest, Cancelled, Overloaded, RekindleError, RequestFailed
+from rekindle.worker import Death, Worker, described, fail, fulfil, is_meant_for_thread
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
-Inbox = queue.SimpleQueue[Callable[[], None] | None]
+
+
+def _here(work: Callable[[], T], /) -> T:
+    return work()
+
+
+def _nobody_waits(error: RekindleError) -> None:
+    """Work that nobody waits for is refused without a word."""
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """One thing to do on the intake thread; `refuse` answers whoever waits for it when it cannot be done."""
+
+    do: Callable[[], None]
+    refuse: Callable[[RekindleError], None] = _nobody_waits
+
+
+Inbox = queue.SimpleQueue[Work | None]
 
 # With next prompts to foresee, look this often whether the engine is idle; and not before nothing has come for as long:
 # who asks right behind a turn, as agents that talk with each other do, would wait for a step of idle work (60-100 ms).
@@ -36,7 +63,10 @@ LOOK_AGAIN_S = 0.02
 
 
 class Intake:
-    """One thread that prepares requests and remembers turns. It waits for nothing but its `inbox`."""
+    """One thread that prepares requests and remembers turns. It waits for nothing but its `inbox`.
+
+    Long prompts are prepared by `workers`, which come to it for what memory says.
+    """
 
     def __init__(
         self,
@@ -47,6 +77,7 @@ class Intake:
         room: WaitingRoom,
         anticipation: Anticipation | None = None,
         inbox: Inbox | None = None,
+        workers: FairWorkers | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._preparer = preparer
@@ -56,44 +87,60 @@ class Intake:
         self._anticipation = anticipation
         self._clock = clock
         self._inbox: Inbox = queue.SimpleQueue() if inbox is None else inbox
+        self._long = LongPrompts(workers or FairWorkers("prompts"))
         self._ended = threading.Event()
         self._rest = threading.Lock()
-        self._thread = threading.Thread(target=self._run, name="rekindle-intake", daemon=True)
+        self.worker = Worker("intake", self._run, on_death=self._refuse_rest)
 
     def start(self) -> None:
         """Begin working; what was queued before is done first."""
-        self._thread.start()
+        self.worker.start()
 
     def stop(self) -> None:
-        """Finish what is queued and end the thread; calling twice is safe."""
+        """Finish what is queued and end the thread, waiting for none that has died; calling twice is safe."""
+        self._long.stop()
         self._inbox.put(None)
-        if self._thread.is_alive():
-            self._thread.join()
-        self._ended.set()
-        self._work_off()
+        self.worker.join()
+        if self.worker.death is None:
+            self._ended.set()
+            self._work_off()
 
     def submit(self, request: GenerationRequest, generations: Sequence[Generation]) -> None:
         """Prepare a request and hand it to the engine, once for each generation; what is wrong arrives through them."""
-        if not request.waits_aside and not self._enter(generations):
+        if not request.waits_aside and not self._enter(request.namespace, generations):
             return
         submitted = self._clock()
-        self._put(lambda: self._prepare(request, generations, submitted))
 
-    def _enter(self, generations: Sequence[Generation]) -> bool:
+        def refuse(error: RekindleError) -> None:
+            for generation in generations:
+                generation.put(error)
+
+        if self._long.takes(request):
+            self._long.submit(
+                request, lambda: self._prepare(request, generations, submitted, on_memory=self._on_memory)
+            )
+        else:
+            self._put(Work(lambda: self._prepare(request, generations, submitted, on_memory=_here), refuse))
+
+    def _on_memory(self, work: Callable[[], T], /) -> T:
+        """What `work` gives on the intake thread, for another that waits for it."""
+        return self.call(work).result()
+
+    def _enter(self, namespace: str, generations: Sequence[Generation]) -> bool:
         """Have them wait with the others; False where too many do, which they are told."""
-        if not self._room.enter(len(generations)):
+        if not self._room.enter(namespace, len(generations)):
             for generation in generations:
                 generation.put(Overloaded(f"{self._room.num_waiting} requests wait already", retry_after_s=1.0))
             return False
         for generation in generations:
-            generation.on_begin(self._room.leave)
+            generation.on_begin(partial(self._room.leave, namespace))
         return True
 
     def turn_ended(self, turn: FinishedTurn) -> None:
         """Remember a finished turn (called by the engine before the caller hears of the end)."""
         if self._anticipation is not None:
             self._anticipation.expect(turn)
-        self._put(lambda: self._remember(turn))
+        self._put(Work(lambda: self._remember(turn)))
 
     def _remember(self, turn: FinishedTurn) -> None:
         if self._anticipation is not None:
@@ -104,59 +151,68 @@ class Intake:
 
     def turn_saved(self, namespace: str, agent: str, branch: int, num_tokens: int) -> None:
         """Note what the store has made durable."""
-        self._put(lambda: self._memory.saved(namespace, agent, branch, num_tokens))
+        self._put(Work(lambda: self._memory.saved(namespace, agent, branch, num_tokens)))
 
     def turn_lost(self, namespace: str, agent: str, branch: int, num_tokens: int) -> None:
         """Note what the store has left of a branch."""
-        self._put(lambda: self._retention.lost(namespace, agent, branch, num_tokens))
+        self._put(Work(lambda: self._retention.lost(namespace, agent, branch, num_tokens)))
 
     def run(self, work: Callable[[], None]) -> None:
         """Do something on the intake thread, after all that was queued before; nobody waits for it."""
-        self._put(work)
+        self._put(Work(work))
 
     def call(self, run: Callable[[], T]) -> Future[T]:
         """Run something on the intake thread, after all that was queued before."""
         future: Future[T] = Future()
 
-        def answer() -> None:
-            try:
-                future.set_result(run())
-            except Exception as error:
-                # Border: the error belongs to whoever waits on the future.
-                future.set_exception(error)
-
-        self._put(answer)
+        self._put(Work(lambda: fulfil(future, run), lambda error: fail(future, error)))
         return future
 
-    def _put(self, work: Callable[[], None]) -> None:
+    def _put(self, work: Work) -> None:
         self._inbox.put(work)
-        if self._ended.is_set():
+        if self.worker.death is not None:
+            self._refuse_rest(self.worker.death)
+        elif self._ended.is_set():
             self._work_off()
 
-    def _work_off(self) -> None:
-        """Do what came after the thread had ended, one caller at a time: nobody is to wait for ever."""
-        with self._rest:
+    def _refuse_rest(self, death: Death) -> None:
+        """Answer what the thread can no longer do. Any thread."""
+        with contextlib.suppress(queue.Empty):
             while True:
-                try:
-                    work = self._inbox.get_nowait()
-                except queue.Empty:
-                    return
+                work = self._inbox.get_nowait()
+                if work is not None:
+                    work.refuse(death.error())
+
+    def _work_off(self) -> None:
+        """Do what came after the thread had ended, one caller at a time: nobody is to wait forever."""
+        with self._rest, contextlib.suppress(queue.Empty):
+            while True:
+                work = self._inbox.get_nowait()
                 if work is not None:
                     self._do(work)
 
-    def _prepare(self, request: GenerationRequest, generations: Sequence[Generation], submitted: float) -> None:
+    def _prepare(
+        self,
+        request: GenerationRequest,
+        generations: Sequence[Generation],
+        submitted: float,
+        *,
+        on_memory: OnMemory,
+    ) -> None:
         if all(generation.cancel_asked for generation in generations):
             error: RekindleError = Cancelled("cancelled before it began")
         else:
             try:
-                self._preparer.prepare(request, generations, submitted)
+                self._preparer.prepare(request, generations, submitted, on_memory=on_memory)
                 return
             except RekindleError as refusal:
                 error = refusal
             except RecursionError:
                 error = BadRequest("the request is nested too deeply")
-            except Exception as failure:
-                # Border: a template or tokenizer that fails ends this request only.
+            except BaseException as failure:
+                # Border: a template or tokenizer that fails, be it in a panic, ends this request only.
+                if is_meant_for_thread(failure):
+                    raise
                 logger.exception("request %s could not be prepared", generations[0].id)
                 error = RequestFailed(f"the prompt could not be prepared: {failure}")
         for generation in generations:
@@ -165,7 +221,7 @@ class Intake:
     def _fill(self) -> bool:
         try:
             return self._memory.index_one_more()
-        except Exception:
+        except BaseException:
             # Border: a stored branch that cannot be taken in costs its reuse, never the intake.
             logger.exception("a stored branch could not be made findable")
             return True
@@ -173,7 +229,7 @@ class Intake:
     def _anticipate(self) -> bool:
         try:
             return self._anticipation is not None and self._anticipation.work()
-        except Exception:
+        except BaseException:
             # Border: what cannot be foreseen is computed when it is asked for.
             logger.exception("a next prompt could not be foreseen")
             return True
@@ -183,7 +239,7 @@ class Intake:
         try:
             self._memory.let_go()
             return self._retention.idle()
-        except Exception:
+        except BaseException:
             # Border: what could not be forgotten stays, the intake goes on.
             logger.exception("idle work of the intake failed")
             return EVERY_S
@@ -211,9 +267,12 @@ class Intake:
             self._do(work)
 
     @staticmethod
-    def _do(work: Callable[[], None]) -> None:
+    def _do(work: Work) -> None:
         try:
-            work()
-        except Exception:
+            work.do()
+        except BaseException as error:
             # Border: a turn that cannot be remembered costs its reuse, never the intake.
             logger.exception("the intake failed on one item")
+            work.refuse(RequestFailed(described(error)))
+            if is_meant_for_thread(error):
+                raise

@@ -25,7 +25,7 @@ RENEWED_SHARE = 0.1  # of its time, before a pin is written again
 class Keeping:
     """The kept beginnings in a branch book. `save` queues orders for the store behind all that was queued before.
 
-    All together have `max_tokens`, each block counted as often as it is kept.
+    All of a namespace have `max_tokens`, each block counted as often as it is kept.
     """
 
     def __init__(
@@ -106,9 +106,9 @@ class Keeping:
         mine = sorted(self.of(turn.namespace, turn.agent), key=self._until)
         for branch in mine[: max(0, len(mine) - MOST_OF_AGENT)]:
             self._forget(branch)
-        everything = [branch for key in list(self._names) for branch in self._in(key)]
-        num_tokens = sum(branch.num_tokens for branch in everything)
-        for branch in sorted(everything, key=self._until) if num_tokens > self._max_tokens else ():
+        tenants = [branch for key in list(self._names) if key[0] == turn.namespace for branch in self._in(key)]
+        num_tokens = sum(branch.num_tokens for branch in tenants)
+        for branch in sorted(tenants, key=self._until) if num_tokens > self._max_tokens else ():
             if num_tokens > self._max_tokens:
                 self._forget(branch)
                 num_tokens -= branch.num_tokens

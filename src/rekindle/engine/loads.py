@@ -6,7 +6,7 @@ its reader reports, also when nobody wants it any more. Called by the engine thr
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -42,6 +42,10 @@ class Loads:
 
     def __contains__(self, name: BlockHash) -> bool:
         return name in self._by_name
+
+    def under_way(self) -> Collection[Load]:
+        """Every load that has not reported."""
+        return set(self._by_name.values())
 
     def start(self, store: WarmStore, request: Request, held: Sequence[int], locations: Sequence[Location]) -> bool:
         """Reserve targets and hand the reading to the store; False when not one block is free for it."""

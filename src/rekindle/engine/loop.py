@@ -1,11 +1,13 @@
 """The engine thread: messages in, steps out.
 
 Owns the thread and its inbox. Whoever is not the engine thread reaches the core through `submit`, `cancel`,
-`report_load`, `save` and `call`; while nothing is to be done the thread sleeps on the inbox.
+`report_load`, `save` and `call`; while nothing is to be done the thread sleeps on the inbox. A step or a message that
+fails, in whatever way, ends the requests at hand; if the thread itself dies, whoever waits for it is answered at once.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import queue
 import threading
@@ -18,7 +20,8 @@ from rekindle.engine.core import EngineCore
 from rekindle.engine.loads import Load
 from rekindle.engine.request import Request
 from rekindle.engine.saving import SaveOrder, refuse
-from rekindle.errors import RequestFailed
+from rekindle.errors import RekindleError, RequestFailed
+from rekindle.worker import Death, Worker, described, fail, fulfil
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -43,15 +46,16 @@ class _Wake:
 
 
 Message = Request | SaveOrder | _LoadReport | _Call | _Wake
+Inbox = queue.SimpleQueue[Message]
 
 
 class EngineLoop:
     """Runs one `EngineCore` on a thread of its own, started by `start`."""
 
-    def __init__(self, *, check_when_idle: bool) -> None:
-        self._inbox: queue.SimpleQueue[Message] = queue.SimpleQueue()
+    def __init__(self, *, check_when_idle: bool, inbox: Inbox | None = None) -> None:
+        self._inbox: Inbox = queue.SimpleQueue() if inbox is None else inbox
         self._core: EngineCore | None = None
-        self._thread: threading.Thread | None = None
+        self.worker = Worker("engine", self._run, on_death=self._fail_rest)
         self._stopping = threading.Event()
         self._refusing = threading.Event()
         self._ended = threading.Event()
@@ -60,13 +64,12 @@ class EngineLoop:
     def start(self, core: EngineCore) -> None:
         """Begin stepping; the core belongs to the thread from here on."""
         self._core = core
-        self._thread = threading.Thread(target=self._run, args=(core,), name="rekindle-engine", daemon=True)
-        self._thread.start()
+        self.worker.start()
 
     @property
     def is_running(self) -> bool:
         """Whether steps are taken: it was started and has not ended."""
-        return self._thread is not None and self._thread.is_alive()
+        return self.worker.is_alive
 
     @property
     def is_busy(self) -> bool:
@@ -97,22 +100,26 @@ class EngineLoop:
 
     def _put(self, message: Message) -> None:
         self._inbox.put(message)
-        if self._ended.is_set():
-            self._refuse_rest()
+        if self.worker.death is not None:
+            self._refuse_rest(self.worker.death.error())
+        elif self._ended.is_set():
+            self._refuse_rest(RequestFailed("the engine was closed"))
 
-    def _refuse_rest(self) -> None:
-        """Answer what reached the inbox too late, so that nobody waits for ever. Any thread."""
-        while True:
-            try:
-                message = self._inbox.get_nowait()
-            except queue.Empty:
-                return
-            if isinstance(message, Request):
-                message.generation.put(RequestFailed("the engine was closed"))
-            elif isinstance(message, _Call):
-                message.future.set_exception(RequestFailed("the engine was closed"))
-            elif isinstance(message, SaveOrder):
-                refuse(message)
+    def _refuse_rest(self, error: RekindleError) -> None:
+        """Answer what is in the inbox, so that nobody waits forever. Any thread."""
+        with contextlib.suppress(queue.Empty):
+            while True:
+                _refuse(self._inbox.get_nowait(), error)
+
+    def _fail_rest(self, death: Death) -> None:
+        """The thread has died: fail what runs and waits, and hand over to the store what it has room for."""
+        error, core = death.error(), self._core
+        if core is not None:
+            for request in core.scheduler.everybody():
+                request.generation.put(error)
+        self._refuse_rest(error)
+        if core is not None:
+            core.cache.saving.close(error)
 
     def refuse(self) -> None:
         """Fail what runs and waits, and all requests from now on; saving and calls go on."""
@@ -120,13 +127,14 @@ class EngineLoop:
         self.wake()
 
     def stop(self) -> None:
-        """Fail what is left with an error, end the thread and wait for it; calling twice is safe."""
+        """Fail what is left with an error, end the thread and wait for it, unless it died; calling twice is safe."""
         self._stopping.set()
         self.wake()
-        if self._thread is not None and self._thread is not threading.current_thread():
-            self._thread.join()
+        self.worker.join()
 
-    def _run(self, core: EngineCore) -> None:
+    def _run(self) -> None:
+        core = self._core
+        assert core is not None
         while not self._stopping.is_set():
             self._drain(core)
             if self._stopping.is_set():
@@ -135,16 +143,17 @@ class EngineLoop:
                 core.fail_all(RequestFailed("the engine was closed"))
             try:
                 core.step()
-            except Exception as error:
+            except BaseException as error:
                 # Border: a broken invariant ends the requests at hand, never silently the thread.
                 logger.exception("an engine step failed")
-                core.fail_all(RequestFailed(f"the engine failed: {error}"))
-        core.fail_all(RequestFailed("the engine was closed"))
+                core.fail_all(RequestFailed(f"the engine failed: {described(error)}"))
+        closed = RequestFailed("the engine was closed")
+        core.fail_all(closed)
         self._drain(core, wait=False)
-        core.fail_all(RequestFailed("the engine was closed"))
-        core.cache.saving.close()
+        core.fail_all(closed)
+        core.cache.saving.close(closed)
         self._ended.set()
-        self._refuse_rest()
+        self._refuse_rest(closed)
 
     def _timeout(self, core: EngineCore) -> float | None:
         """How long to sleep: not at all with work at hand, briefly with blocks to save, else until a message.
@@ -164,12 +173,23 @@ class EngineLoop:
         try:
             message = self._inbox.get(block=timeout != 0.0, timeout=timeout)
             while True:
-                self._handle(core, message)
+                self._take_in(core, message)
                 message = self._inbox.get_nowait()
         except queue.Empty:
             return
 
-    def _handle(self, core: EngineCore, message: Message) -> None:
+    def _take_in(self, core: EngineCore, message: Message) -> None:
+        try:
+            self._handle(core, message)
+        except BaseException as error:
+            # Border: as for a step; whoever sent this message hears of it, too.
+            logger.exception("the engine failed on a message")
+            failure = RequestFailed(f"the engine failed: {described(error)}")
+            _refuse(message, failure)
+            core.fail_all(failure)
+
+    @staticmethod
+    def _handle(core: EngineCore, message: Message) -> None:
         if isinstance(message, Request):
             core.add(message)
         elif isinstance(message, SaveOrder):
@@ -177,8 +197,14 @@ class EngineLoop:
         elif isinstance(message, _LoadReport):
             core.finish_load(message.load, message.num_good)
         elif isinstance(message, _Call):
-            try:
-                message.future.set_result(message.run(core))
-            except Exception as error:
-                # Border: the caller of `call` gets its error, the loop goes on.
-                message.future.set_exception(error)
+            fulfil(message.future, lambda: message.run(core))
+
+
+def _refuse(message: Message, error: RekindleError) -> None:
+    """Answer whoever waits for a message that will not be handled."""
+    if isinstance(message, Request):
+        message.generation.put(error)
+    elif isinstance(message, _Call):
+        fail(message.future, error)
+    elif isinstance(message, SaveOrder):
+        refuse(message, error)

@@ -18,9 +18,10 @@ from rekindle.cache.hashing import chain_hashes
 from rekindle.cache.matcher import Matcher, StoredBranch
 from rekindle.engine.branches import Branch, BranchBook
 from rekindle.engine.keeping import Keeping, is_kept
+from rekindle.engine.pins import Pins
 from rekindle.engine.request import FinishedTurn
 from rekindle.engine.saving import Forgotten, Pinned, SaveOrder
-from rekindle.engine.sequences import branch_of, cut, record_of
+from rekindle.engine.sequences import branch_of, cut, record_of, to_save
 from rekindle.store.warm import SequenceRecord, WarmStore
 from rekindle.text.prompt import PromptEncoder
 
@@ -30,7 +31,7 @@ logger = logging.getLogger(__name__)
 class AgentMemory:
     """Agents, their branches, their texts. `save` queues a sequence, or its end, behind its blocks;
     `demote` lets all but a branch's first blocks leave hot memory before others. What requests mark is kept on disk, as
-    far as all of it has at most `max_kept_tokens`."""
+    far as all that is a tenant's has at most `max_kept_tokens`; it may pin `max_pinned_blocks`."""
 
     def __init__(
         self,
@@ -43,17 +44,21 @@ class AgentMemory:
         save: Callable[[SaveOrder], None],
         demote: Callable[[Branch, int], None],
         now: Callable[[], float],
+        vocab_size: int,
         max_kept_tokens: float = math.inf,
+        max_pinned_blocks: float = math.inf,
     ) -> None:
         self.book = book
         self.matcher = matcher
         self._encoder = encoder
         self._store = store
         self._block_tokens = block_tokens
+        self._vocab_size = vocab_size
         self.save = save
         self._demote = demote
         self._now = now
         self.keeping = Keeping(book, block_tokens=block_tokens, max_tokens=max_kept_tokens, save=save, now=now)
+        self.pins = Pins(book, block_tokens=block_tokens, max_blocks=max_pinned_blocks, save=save, now=now)
         self._to_index: list[Branch] = []
         self._unfindable: list[StoredBranch] = []
         matcher.index.on_drop = self._unfindable.append
@@ -75,6 +80,7 @@ class AgentMemory:
         for (namespace, agent), until in self._store.pins().items():
             if self.book.of(namespace, agent):
                 self.book.pin(namespace, agent, until)
+        self.pins.know()
         findable = (branch for branch in self.book.branches() if not is_kept(branch.agent))
         self._to_index = sorted(findable, key=lambda branch: branch.last_use)
         return sum(1 for _ in self.book.agents())
@@ -127,7 +133,8 @@ class AgentMemory:
             return None
         record = record_of(branch)
         ids = self._store.sequence_ids(record)
-        return ids if len(ids) == branch.num_tokens else None
+        is_whole = len(ids) == branch.num_tokens and not (ids >= self._vocab_size).any()
+        return ids if is_whole else None
 
     def index(self, branch: Branch) -> None:
         """Make a branch with ids findable by its text."""
@@ -202,6 +209,7 @@ class AgentMemory:
     def end_turn(self, turn: FinishedTurn) -> None:
         """Continue or start a branch for the turn, make it findable, queue it for the store."""
         self._remember(turn)
+        self.pins.grown(turn.namespace, turn.agent)
         if turn.kept and self._store is not None:
             self.keeping.turn_ended(turn)
 
@@ -220,7 +228,8 @@ class AgentMemory:
             if self._store is not None:
                 self._store.touch(turn.namespace, turn.agent, ended.branch.number, ended.branch.last_use)
             if ended.branch.saved_tokens < ended.branch.num_tokens:  # the disk gave some of it up meanwhile
-                self.save(record_of(ended.branch))
+                for record in to_save([ended.branch], self._block_tokens):
+                    self.save(record)
             return
         self.index(ended.branch)
         if turn.head_tokens:
@@ -230,12 +239,14 @@ class AgentMemory:
         """Take a branch out of the matcher; nothing happens when it is not in."""
         self.matcher.remove(branch.namespace, branch.agent, branch.number)
 
-    def forget(self, branch: Branch) -> None:
+    def forget(self, branch: Branch) -> Forgotten:
         """Drop one branch from book, matcher and store; its blocks leave memory before others."""
         self._demote(branch, 0)
         self.book.remove(branch)
         self.unindex(branch)
-        self.save(Forgotten(branch.namespace, branch.agent, branch.number))
+        order = Forgotten(branch.namespace, branch.agent, branch.number)
+        self.save(order)
+        return order
 
     def drop(self, namespace: str, agent: str) -> Forgotten:
         """Forget an agent in book, matcher and store; its blocks leave memory before others."""

@@ -222,6 +222,15 @@ class PrefixCache:
         table.release()
         return head
 
+    def suspend(self, request: Request) -> None:
+        """Drop all references of a request that attaches again later; its tail gets a name and stays in memory."""
+        table = request.table
+        if table.blocks and request.reuse != "off":
+            sealed = table.seal(request.ids[: table.num_tokens], request.root)
+            if sealed is not None:
+                self.saving.hold_back(sealed, request.root)
+        table.release()
+
     def _head_inside(self, request: Request) -> Head:
         """The head of a sequence that ends with a full block, or inside a longer one that was there already."""
         table = request.table

@@ -1,7 +1,7 @@
 """From a caller's request to one the engine can run: render, match, encode what is new, check that it fits.
 
-Runs on the intake thread. Decides how much of the reply fits, and what is told of the prompt: the places its caller
-marked, and what was taken out of it.
+Decides how much of the reply fits, and what is told of the prompt: the places its caller marked, and what was taken out
+of it. Any thread may prepare: memory is looked into, and the request handed over, by the `on_memory` that is given.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from rekindle.cache.hashing import BlockHash
 from rekindle.cache.table import BlockTable
 from rekindle.engine.generation import Generation
 from rekindle.engine.marked import Kept, TakenOut
-from rekindle.engine.recall import Prompt, Recall
+from rekindle.engine.recall import OnMemory, Prompt, Recall
 from rekindle.engine.rendering import Renderer, Rendering
 from rekindle.engine.request import Marks, Request
 from rekindle.engine.types import GenerationRequest, Task
@@ -30,6 +30,7 @@ from rekindle.text.prompt import PromptEncoder
 from rekindle.text.stream import TextStream
 
 QUOTED_CHARS = 120  # of what was taken out of a prompt
+COUNTED = 4  # times the context are counted on: how much too long a prompt is helps whoever shortens it
 MOST_AGENTS = 4096  # whose last request is remembered, to tell what changes from one to the next
 
 
@@ -41,6 +42,19 @@ class PromptLimits:
     vocab_size: int
     eos_ids: frozenset[int]
     timeout_s: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Ready:
+    """What all requests of one prompt have in common; `sampler` is the first one's."""
+
+    asked: GenerationRequest
+    prompt: Prompt
+    rendering: Rendering
+    ids: tuple[int, ...]
+    sampler: SamplerState
+    max_new_tokens: int
+    marks: Marks
 
 
 class Preparer:
@@ -77,21 +91,40 @@ class Preparer:
         self._clock = clock
         self._last_sent: OrderedDict[tuple[str, str], frozenset[str]] = OrderedDict()
 
-    def prepare(self, asked: GenerationRequest, generations: Sequence[Generation], submitted: float) -> None:
+    def prepare(
+        self,
+        asked: GenerationRequest,
+        generations: Sequence[Generation],
+        submitted: float,
+        *,
+        on_memory: OnMemory = lambda work: work(),
+    ) -> None:
         """Match, encode and hand over a request for each generation, of one prompt; raises BadRequest.
 
-        Choice i is seeded with the request's seed + i, or with a random one + i.
+        Choice i is seeded with the request's seed + i, or with a random one + i. Without `on_memory` the caller is on
+        the intake thread.
         """
         began, params = self._clock(), asked.params
         self._check_ids([token for token, _ in params.logit_bias], "logit_bias")
         self._check_ids(params.stop_token_ids, "stop_token_ids")
-        prompt, rendering = self._prompt(asked)
+        prompt, rendering = self._prompt(asked, on_memory)
         room = self._room(prompt, asked.task)
         most = room if asked.task == "generate" else 0
-        most = min(most, params.max_tokens) if params.max_tokens is not None else most
-        sampler = SamplerState.create(params, lambda: secrets.randbits(63), eos_ids=self._limits.eos_ids)
+        ready = _Ready(
+            asked,
+            prompt,
+            rendering,
+            ids=tuple(prompt.ids.tolist()),
+            sampler=SamplerState.create(params, lambda: secrets.randbits(63), eos_ids=self._limits.eos_ids),
+            max_new_tokens=min(most, params.max_tokens) if params.max_tokens is not None else most,
+            marks=Marks(submitted=submitted, match_s=self._clock() - began),
+        )
+        on_memory(lambda: self._hand_over(ready, generations))
+
+    def _hand_over(self, ready: _Ready, generations: Sequence[Generation]) -> None:
+        """Submit a request for each generation; on the intake thread, as what depends on the order of requests is."""
+        asked, prompt, rendering = ready.asked, ready.prompt, ready.rendering
         kept, taken_out = self._told(prompt, rendering)
-        prompt_ids, match_s = tuple(int(token) for token in prompt.ids), self._clock() - began
         for index, generation in enumerate(generations):
             request = Request(
                 namespace=asked.namespace,
@@ -99,23 +132,23 @@ class Preparer:
                 prompt_ids=prompt.ids,
                 root=self._root(asked.namespace),
                 block_tokens=self._block_tokens,
-                max_new_tokens=most,
+                max_new_tokens=ready.max_new_tokens,
                 reuse=prompt.reuse,
                 facts=prompt.facts,
                 generation=generation,
                 canonical_tokens=prompt.canonical_tokens,
                 num_replies=_num_replies(asked),
-                stream=self._stream(asked, prompt_ids[-1]),
-                sampler=replace(sampler, seed=sampler.seed + index),
-                marks=Marks(submitted=submitted, match_s=match_s),
+                stream=self._stream(asked, ready.ids[-1]),
+                sampler=replace(ready.sampler, seed=ready.sampler.seed + index),
+                marks=replace(ready.marks),
                 table=self._new_table(),
                 task=asked.task,
                 asked=rendering.asked if len(generations) == 1 and prompt.reuse != "off" else None,
                 kept=kept,
                 taken_out=taken_out,
-                deadline=submitted + (self._limits.timeout_s or math.inf),
+                deadline=ready.marks.submitted + (self._limits.timeout_s or math.inf),
             )
-            generation.prompt_ids, generation.opening = prompt_ids, rendering.opening
+            generation.prompt_ids, generation.opening = ready.ids, rendering.opening
             generation.on_cancel(partial(self._cancel, request))
             self._submit(request)
 
@@ -132,12 +165,15 @@ class Preparer:
         visible = self._visible if asked.structured else frozenset[int]()
         return TextStream(self._encoder, stop, after=last_id, visible=visible)
 
-    def _prompt(self, asked: GenerationRequest) -> tuple[Prompt, Rendering]:
+    def _prompt(self, asked: GenerationRequest, on_memory: OnMemory) -> tuple[Prompt, Rendering]:
         if asked.token_ids is not None:
+            if self._encoder.bound is not None and asked.task != "load":
+                self._encoder.bound.check_ids(len(asked.token_ids))
             ids = self._checked(asked.token_ids)
-            return self._recall.of_ids(asked, ids), Rendering(asked)
+            return on_memory(lambda: self._recall.of_ids(asked, ids)), Rendering(asked)
         rendering = self._renderer.render(asked)
-        return self._recall.of_text(asked, rendering), rendering
+        most = COUNTED * self._limits.max_context
+        return self._recall.of_text(asked, rendering, on_memory=on_memory, most=most), rendering
 
     def _room(self, prompt: Prompt, task: Task) -> int:
         """How many tokens of reply fit behind the prompt; PromptTooLong when not even one does."""

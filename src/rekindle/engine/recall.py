@@ -1,13 +1,16 @@
 """What memory gives for a prompt: the ids it becomes, whose conversation it goes on with, and why not more.
 
-Runs on the intake thread, on which the memory lives. Stored ids are kept as far as the text agrees with them; the rest
-is a fresh encoding.
+Stored ids are kept as far as the text agrees with them; the rest is a fresh encoding. The memory lives on the intake
+thread: only looking into it is done there, by the `on_memory` that is handed in; any thread may do the rest.
 """
 
 from __future__ import annotations
 
+import math
 import secrets
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol, TypeVar
 
 import numpy as np
 
@@ -21,6 +24,14 @@ from rekindle.engine.request import NO_MATCH, MatchFacts
 from rekindle.engine.types import GenerationRequest, Reuse
 from rekindle.text.prompt import PromptEncoder, RenderedPrompt
 
+T = TypeVar("T")
+
+
+class OnMemory(Protocol):
+    """Does something on the thread on which the memory lives, and gives what comes of it."""
+
+    def __call__(self, work: Callable[[], T], /) -> T: ...
+
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
@@ -31,6 +42,15 @@ class Prompt:
     reuse: Reuse
     facts: MatchFacts
     canonical_tokens: int  # how many of the ids are known to be a fresh encoding
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """What memory says of a prompt: the best match, whether the agent has anything here, or with another model."""
+
+    match: TextMatch
+    has_own: bool
+    is_elsewhere: bool
 
 
 class Recall:
@@ -49,31 +69,45 @@ class Recall:
             self._memory.know_agent(namespace, parent)
         return self._memory.matcher.match(namespace, agent, rendered, mode, parent=parent)
 
-    def of_text(self, asked: GenerationRequest, rendering: Rendering) -> Prompt:
-        """A rendered prompt: stored ids as far as the text agrees with them, a fresh encoding of the rest."""
+    def of_text(
+        self, asked: GenerationRequest, rendering: Rendering, *, on_memory: OnMemory, most: float = math.inf
+    ) -> Prompt:
+        """A rendered prompt: stored ids as far as the text agrees with them, a fresh encoding of the rest.
+
+        PromptTooLong where that has more than `most`.
+        """
         agent = asked.agent or HIDDEN_PREFIX + secrets.token_hex(8)
         rendered = rendering.prompt
         if self._is_off(asked):
-            ids = self._encoder.encode(rendered)
+            ids = self._encoder.encode(rendered, most=most)
             return Prompt(ids, agent, "off", NO_MATCH, len(ids))
-        mode = asked.reuse if asked.reuse != "off" else None
-        match = self.match(asked.namespace, asked.agent, rendered, mode=mode, parent=asked.parent)
-        ids, canonical = prompt_ids(self._encoder, match, rendered)
+        found = on_memory(lambda: self._look(asked, rendered))
+        match = found.match
+        ids, canonical = prompt_ids(self._encoder, match, rendered, most=most)
         if asked.agent is None and _goes_on(match):
             assert match.branch is not None and match.branch.agent is not None
             agent = match.branch.agent
         facts = MatchFacts(
             relation=match.relation,
             source=match.source,
-            has_own=asked.agent is not None and bool(self._memory.book.of(asked.namespace, asked.agent)),
+            has_own=found.has_own,
             matched_bytes=match.matched_bytes,
             num_tokens=match.num_tokens,
-            explanation=self._explain(asked, match, rendering, len(ids)),
+            explanation=self._explain(found, rendering, len(ids)),
         )
         return Prompt(ids, agent, match.mode, facts, canonical)
 
+    def _look(self, asked: GenerationRequest, rendered: RenderedPrompt) -> _Found:
+        mode = asked.reuse if asked.reuse != "off" else None
+        match = self.match(asked.namespace, asked.agent, rendered, mode=mode, parent=asked.parent)
+        if asked.agent is None:
+            return _Found(match, has_own=False, is_elsewhere=False)
+        has_own = bool(self._memory.book.of(asked.namespace, asked.agent))
+        return _Found(match, has_own, self._memory.is_elsewhere(asked.namespace, asked.agent))
+
     def of_ids(self, asked: GenerationRequest, ids: np.ndarray) -> Prompt:
-        """Ids are run as they are: what they share with the agent's branches is found by ids, not by text."""
+        """Ids are run as they are: what they share with the agent's branches is found by ids, not by text. On the
+        intake thread."""
         agent = asked.agent or HIDDEN_PREFIX + secrets.token_hex(8)
         if self._is_off(asked):
             return Prompt(ids, agent, "off", NO_MATCH, 0)
@@ -93,13 +127,10 @@ class Recall:
     def _is_off(self, asked: GenerationRequest) -> bool:
         return self._reuse == "off" or asked.reuse == "off"
 
-    def _explain(
-        self, asked: GenerationRequest, match: TextMatch, rendering: Rendering, num_tokens: int
-    ) -> Explanation | None:
-        elsewhere = asked.agent is not None and self._memory.is_elsewhere(asked.namespace, asked.agent)
-        known: KnownCause | None = "other_fingerprint" if elsewhere else None
+    def _explain(self, found: _Found, rendering: Rendering, num_tokens: int) -> Explanation | None:
+        known: KnownCause | None = "other_fingerprint" if found.is_elsewhere else None
         return explain(
-            match,
+            found.match,
             rendering.prompt,
             rendering.as_sent,
             encoder=self._encoder,

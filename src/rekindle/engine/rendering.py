@@ -58,10 +58,12 @@ class Renderer:
         return replace(asked, messages=normal.messages, tools=normal.tools)
 
     def render(self, asked: GenerationRequest) -> Rendering:
-        """Render a request of messages or text; BadRequest where the template refuses it."""
+        """Render a request of messages or text; BadRequest where the template refuses it, PromptTooLong where it
+        cannot fit."""
         if asked.messages is None:
             assert asked.text is not None, "ids are run as they are"
             return self._continued(Rendering(asked, self._encoder.render_text(asked.text)))
+        self._check_length(asked)
         normal = normalise(asked.messages, asked.tools, self._kinds)
         settled = replace(asked, messages=normal.messages, tools=normal.tools)
         common = self._common(settled) if asked.task in ("prefill", "absorb") else None
@@ -78,12 +80,20 @@ class Renderer:
         removed = tuple(zip(normal.removed, at[len(marks) :], strict=True))
         return self._continued(Rendering(settled, prompt, "", removed, tuple(at[: len(marks)]), normal))
 
+    def _check_length(self, asked: GenerationRequest) -> None:
+        """Of what cannot fit nothing is looked for, either."""
+        if self._encoder.bound is not None:
+            self._encoder.bound.check_messages(asked.messages or (), asked.tools)
+            self._encoder.bound.check_sent(len(asked.reply_prefix))
+
     def _continued(self, rendering: Rendering) -> Rendering:
         """With the reply's prefix behind the prompt. Thoughts that the prompt has opened end before it."""
         asked = rendering.asked
         if asked.task != "generate":
             return rendering
         prompt, opening = begin_reply(self._form, self._encoder, prompt=rendering.prompt, prefix=asked.reply_prefix)
+        if self._encoder.bound is not None:
+            self._encoder.bound.check(len(prompt.key))
         return replace(rendering, prompt=prompt, opening=opening)
 
     def _common(self, settled: GenerationRequest) -> RenderedPrompt | None:

@@ -63,6 +63,12 @@ class Marks:
     admitted: float | None = None
     first_token: float | None = None
     logged: float | None = None  # when the log last told how far the prompt is
+    preempted: float | None = None  # the last time
+
+    @property
+    def waiting_since(self) -> float:
+        """When a request that waits began to."""
+        return self.submitted if self.preempted is None else self.preempted
 
 
 @dataclass(slots=True, eq=False)
@@ -103,6 +109,7 @@ class Request:
     hot_tokens: int = 0
     warm_tokens: int = 0
     num_preemptions: int = 0
+    num_before: int = 0  # the most tokens that were ever computed when it started or was preempted
     tried_loads: set[BlockHash] = field(default_factory=set)
     loaded: set[BlockHash] = field(default_factory=set)
     token_ids: np.ndarray = field(init=False)  # uint32, room for the whole answer
@@ -147,6 +154,11 @@ class Request:
     def num_left(self) -> int:
         """Tokens still to compute before the next one can be sampled, or the task is done; 1 while decoding."""
         return self.num_tokens - self.num_computed
+
+    @property
+    def num_gained(self) -> int:
+        """Tokens computed since it started that had not been computed before; below 0 while it makes up for loss."""
+        return self.num_computed - self.num_before
 
     @property
     def ids(self) -> np.ndarray:

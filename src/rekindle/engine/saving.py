@@ -13,16 +13,17 @@ from collections.abc import Collection, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
 from rekindle.cache.hashing import BlockHash
 from rekindle.cache.pool import BlockPool
 from rekindle.cache.table import BlockTable, Published
-from rekindle.errors import RequestFailed, StoreError
+from rekindle.errors import RekindleError, StoreError
 from rekindle.kv.arena import KVArena
 from rekindle.store.warm import SequenceRecord, StagedBlock, WarmStore
+from rekindle.worker import fail
 
 if TYPE_CHECKING:
     from rekindle.store.warm import PurgeProof
@@ -69,7 +70,21 @@ class Pinned:
     done: Future[bool] = field(default_factory=Future, compare=False)
 
 
-SaveOrder = SequenceRecord | Forgotten | Purged | Pinned
+@dataclass(frozen=True, slots=True)
+class Moved:
+    """Where branches that nobody has just computed are to end, all of them or none: a fork, or a rewind.
+
+    `done` tells whether they do; they do not where blocks that they stand on are not on disk.
+    """
+
+    namespace: str
+    agent: str
+    verb: Literal["fork", "rewind"]
+    records: tuple[SequenceRecord, ...]
+    done: Future[bool] = field(default_factory=Future, compare=False)
+
+
+SaveOrder = SequenceRecord | Forgotten | Purged | Pinned | Moved
 
 
 class SaveQueue:
@@ -177,15 +192,20 @@ class SaveQueue:
             if isinstance(item, _QueuedBlock):
                 self._queued.discard(item.published.name)
 
-    def close(self) -> None:
-        """Hand over what there is room for. Whoever waits for something that is left is told that it will not be."""
-        self.pump()
-        for item in self._items:
-            refuse(item)
-        self._items.clear()
-        self._queued.clear()
+    def close(self, error: RekindleError) -> None:
+        """Hand over what there is room for. Whoever waits for something that is left gets the error."""
+        try:
+            self.pump()
+        finally:
+            for item in self._items:
+                refuse(item, error)
+            self._items.clear()
+            self._queued.clear()
 
-    def _order(self, item: Forgotten | Purged | Pinned, store: WarmStore) -> None:
+    def _order(self, item: Forgotten | Purged | Pinned | Moved, store: WarmStore) -> None:
+        if isinstance(item, Moved):
+            store.move(item.records).add_done_callback(partial(_tell, item, item.verb))
+            return
         if isinstance(item, Pinned):
             store.pin(item.namespace, item.agent, item.until).add_done_callback(partial(_tell, item, "pin"))
             return
@@ -241,16 +261,22 @@ def _is_of(item: _QueuedBlock | SaveOrder, order: Purged, names: Collection[Bloc
     return isinstance(item, SequenceRecord) and (item.namespace, item.agent) == (order.namespace, order.agent)
 
 
-def refuse(item: _QueuedBlock | SaveOrder) -> None:
-    """Tell whoever waits for it that the engine was closed before the store was asked."""
-    if isinstance(item, Forgotten | Purged | Pinned):
-        item.done.set_exception(RequestFailed("the engine was closed"))
+def refuse(item: _QueuedBlock | SaveOrder, error: RekindleError) -> None:
+    """Give whoever waits for it the reason why the store was never asked."""
+    if isinstance(item, Forgotten | Purged | Pinned | Moved):
+        fail(item.done, error)
 
 
-_DONE = {"delete": "deleted from disk", "purge": "purged from disk", "pin": "pinned on disk"}
+_DONE = {
+    "delete": "deleted from disk",
+    "purge": "purged from disk",
+    "pin": "pinned on disk",
+    "fork": "forked on disk",
+    "rewind": "rewound on disk",
+}
 
 
-def _tell(item: Forgotten | Purged | Pinned, verb: str, end: Future[Any]) -> None:
+def _tell(item: Forgotten | Purged | Pinned | Moved, verb: str, end: Future[Any]) -> None:
     error = end.exception()
     if error is None:
         item.done.set_result(end.result())

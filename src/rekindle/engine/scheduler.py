@@ -4,22 +4,26 @@ Owns the waiting and running queues and the step-time model; knows no tensors an
 picked request's `num_computed` towards its `num_tokens`:
 
     decodes         one row each, always
-    everyone else   as many rows as fit into what is left of the bound, in the order of `picks`
+    everyone else   as many rows as fit into what is left of the bound, namespaces in turn by the rows they had
 
 The bound is `max_stall_s` while another request runs, loads or waits, else `max_step_s`; where even `MIN_CHUNK` rows
-take longer, they are run all the same and the miss is counted.
+take longer, they are run all the same and the miss is counted. Of such late steps only one in `PROBE_EVERY` is that
+short, to learn what a row costs; the others have as many rows as make them longer by `LATE_SHARE`, so that a machine
+that stalls, however few the rows, computes as many as it can.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from rekindle.config import EngineSettings
 from rekindle.engine.costs import StepCosts
 from rekindle.engine.request import Request, State
 
 MIN_CHUNK = 16
+LATE_SHARE, PROBE_EVERY = 0.25, 8
 LONGEST_WAIT_S = 2.0
 IDLE_SHARE = 0.4  # of the longest stall, for a step that nobody is waiting for
 
@@ -45,20 +49,22 @@ class Chunk:
 
 
 class _Line:
-    """The requests of one namespace, given oldest first: each is picked once. Sorted once, whatever the picks."""
+    """The requests of one namespace, given oldest first: each is picked once. Sorted once, whatever the picks.
 
-    def __init__(self, by_age: Sequence[Request], work: Callable[[Request], int]) -> None:
+    The first `num_late` of them have waited too long.
+    """
+
+    def __init__(self, by_age: Sequence[Request], work: Callable[[Request], int], *, num_late: int) -> None:
         self.num_left = len(by_age)
+        self._num_late = num_late
         self._by_age = iter(by_age)
         self._by_work = iter(sorted(by_age, key=work))  # equals stay in order of age
         self._picked: set[int] = set()
 
-    def oldest(self) -> Request:
-        """The one that has waited longest."""
-        return self._next(self._by_age)
-
-    def least(self) -> Request:
-        """The one with the least left to compute."""
+    def pick(self, order: Literal["oldest", "least"]) -> Request:
+        """The one that has waited longest, or has the least left to compute; who waited too long comes first."""
+        if len(self._picked) < self._num_late or order == "oldest":
+            return self._next(self._by_age)
         return self._next(self._by_work)
 
     def _next(self, order: Iterator[Request]) -> Request:
@@ -66,6 +72,35 @@ class _Line:
         self._picked.add(id(pick))
         self.num_left -= 1
         return pick
+
+
+class _RowCounts:
+    """Rows of prompts that were run for each namespace, for those that have any to run.
+
+    Who had none meanwhile goes on from the least of the others, at least: idle time is no credit (the virtual token
+    counter of Sheng et al., Fairness in Serving Large Language Models, OSDI 2024).
+    """
+
+    def __init__(self) -> None:
+        self._counts: dict[str, int] = {}
+        self._active: set[str] = set()
+
+    def keep(self, active: set[str]) -> None:
+        """These namespaces have rows to run now; where none of them had before, everybody begins anew."""
+        if not active & self._active:
+            self._counts.clear()
+        least = min((self.of(each) for each in active & self._active), default=0)
+        for namespace in active - self._active:
+            self._counts[namespace] = max(least, self.of(namespace))
+        self._active = active
+
+    def of(self, namespace: str) -> int:
+        """The rows of a namespace."""
+        return self._counts.get(namespace, 0)
+
+    def add(self, namespace: str, count: int) -> None:
+        """So many rows of it are run."""
+        self._counts[namespace] = self.of(namespace) + count
 
 
 class Scheduler:
@@ -82,14 +117,24 @@ class Scheduler:
         self._num_picks = 0
         self._num_starts = 0
         self._last_starts: dict[str, int] = {}  # by namespace: the number of its last start
+        self._rows = _RowCounts()
 
     def everybody(self) -> list[Request]:
         """Every request that has not ended."""
         return [*self.waiting, *self.loading, *self.running]
 
+    @property
+    def max_running(self) -> int:
+        """How many requests may run or load."""
+        return self._settings.max_running
+
     def has_room(self) -> bool:
         """Whether one more request may start."""
-        return len(self.running) + len(self.loading) < self._settings.max_running
+        return len(self.running) + len(self.loading) < self.max_running
+
+    def last_start(self, namespace: str) -> int:
+        """The number of the last start of a namespace's requests; 0 where none has."""
+        return self._last_starts.get(namespace, 0)
 
     def add(self, request: Request) -> None:
         """Queue a new request, or a preempted one before all others."""
@@ -115,27 +160,36 @@ class Scheduler:
             self.add(request)
 
     def picks(self, requests: Iterable[Request], now: float) -> list[Request]:
-        """Fair order: who waited too long first; then namespaces in turn, and inside one the longest reuse first, every
+        """Fair order: namespaces in turn, and inside one who waited too long, then the longest reuse first, every
         fourth pick the oldest. The turn begins with the namespace that started least recently, then by oldest request.
         """
-        left = sorted(requests, key=lambda request: request.marks.submitted)
-        order = [request for request in left if now - request.marks.submitted > LONGEST_WAIT_S]
+        return self._picks(requests, now, self.last_start)
+
+    def _picks(self, requests: Iterable[Request], now: float, turn: Callable[[str], int]) -> list[Request]:
+        """The order of `picks`, whose turns begin with the namespace of the least `turn`."""
         by_namespace: dict[str, list[Request]] = {}
-        for request in left[len(order) :]:
+        for request in sorted(requests, key=lambda request: request.marks.submitted):
             by_namespace.setdefault(request.namespace, []).append(request)
-        by_namespace = dict(sorted(by_namespace.items(), key=lambda item: self._last_starts.get(item[0], 0)))
-        lines = [_Line(mine, self._work) for mine in by_namespace.values()]
+        lines: list[_Line] = []
+        for namespace in sorted(by_namespace, key=turn):
+            mine = by_namespace[namespace]
+            num_late = sum(now - request.marks.submitted > LONGEST_WAIT_S for request in mine)
+            lines.append(_Line(mine, self._work, num_late=num_late))
+        order: list[Request] = []
         while lines:
             for line in lines:
                 self._num_picks += 1
-                order.append(line.least() if self._num_picks % 4 else line.oldest())
+                order.append(line.pick("least" if self._num_picks % 4 else "oldest"))
             lines = [line for line in lines if line.num_left]
         return order
 
     @staticmethod
     def _work(request: Request) -> int:
-        """Tokens to compute: what is reused is known once it runs, and expected from the match before."""
-        reused = request.num_computed if request.state is State.RUNNING else request.facts.num_tokens
+        """Tokens to compute: what is reused is known once it runs, and expected from the match before, or from what
+        was computed of one that was preempted."""
+        if request.state is State.RUNNING:
+            return request.num_left
+        reused = request.num_before if request.num_preemptions and request.reuse != "off" else request.facts.num_tokens
         return request.num_tokens - reused
 
     def plan(self, now: float) -> list[Chunk]:
@@ -146,13 +200,16 @@ class Scheduler:
         alone = len(self.running) + len(self.waiting) + len(self.loading) == 1
         bound = self._settings.max_step_s if alone else self._settings.max_stall_s
         rows, contexts = len(chunks), sum(chunk.start for chunk in chunks)
-        for request in self.picks(prefilling, now):
-            fit = self.costs.rows_within(seconds=bound, rows=rows, row_contexts=contexts, start=request.num_computed)
-            count = self._chunk(request, fit, room=self._max_chunk_tokens - rows, first=len(chunks) == len(decoding))
+        self._rows.keep({request.namespace for request in prefilling})
+        for request in self._picks(prefilling, now, self._rows.of):
+            first = len(chunks) == len(decoding)
+            fit = self._fit(request, bound, rows=rows, contexts=contexts, first=first)
+            count = self._chunk(request, fit, room=self._max_chunk_tokens - rows, first=first)
             if count:
                 chunks.append(Chunk(request, request.num_computed, count))
                 rows += count
                 contexts += count * (request.num_computed + count // 2)
+                self._rows.add(request.namespace, count)
         return chunks
 
     def chunk_alone(self, request: Request) -> Chunk:
@@ -162,19 +219,28 @@ class Scheduler:
         They end with a block where they do not end the request, so that whoever stops there leaves no tail.
         """
         start, bound = request.num_computed, self._settings.max_stall_s * IDLE_SHARE
-        fit = self.costs.rows_within(seconds=bound, rows=0, row_contexts=0, start=start)
+        fit = self._fit(request, bound, rows=0, contexts=0, first=True)
         count = self._chunk(request, fit, room=self._max_chunk_tokens, first=True)
         end = (start + count) // request.block_tokens * request.block_tokens
         return Chunk(request, start, end - start if count < request.num_left and end > start else count)
 
-    def _chunk(self, request: Request, fit: int, *, room: int, first: bool) -> int:
-        """Rows for a prefilling request: all that is left if it fits, else whole multiples of MIN_CHUNK.
+    def _fit(self, request: Request, bound: float, *, rows: int, contexts: int, first: bool) -> int:
+        """Rows of a request that fit into the bound alongside the given ones.
 
         The first prefill of a step always moves, so that decoding streams cannot starve it.
         """
-        if fit < min(MIN_CHUNK, request.num_left) and first:
-            self.num_stall_misses += 1
-            fit = MIN_CHUNK
+        costs, start = self.costs, request.num_computed
+        fit = costs.rows_within(seconds=bound, rows=rows, row_contexts=contexts, start=start)
+        if fit >= min(MIN_CHUNK, request.num_left) or not first:
+            return fit
+        self.num_stall_misses += 1
+        late = (1 + LATE_SHARE) * costs.predict(rows=rows, row_contexts=contexts)
+        if late <= bound or self.num_stall_misses % PROBE_EVERY == 1:
+            return MIN_CHUNK
+        return max(MIN_CHUNK, costs.rows_within(seconds=late, rows=rows, row_contexts=contexts, start=start))
+
+    def _chunk(self, request: Request, fit: int, *, room: int, first: bool) -> int:
+        """Rows for a prefilling request: all that is left if it fits, else whole multiples of MIN_CHUNK."""
         if first:
             room = max(room, MIN_CHUNK)
         count = min(fit, room, request.num_left)

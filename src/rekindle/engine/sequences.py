@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 
 from rekindle.cache.hashing import BlockHash, chain_hashes, tail_name
@@ -22,6 +23,22 @@ def record_of(branch: Branch) -> SequenceRecord:
         last_use=branch.last_use,
         turn_ends=branch.turn_ends,
     )
+
+
+def durable_tokens(branch: Branch, block_tokens: int) -> int:
+    """How many leading tokens can be durable: those up to the branch's head.
+
+    A tail that another request had published first has no name of its own, so the head is the full block before it.
+    """
+    if branch.names is None or branch.head != (branch.names[-1] if branch.names else branch.root):
+        return branch.num_tokens
+    return len(branch.names) * block_tokens
+
+
+def to_save(branches: Iterable[Branch], block_tokens: int) -> tuple[SequenceRecord, ...]:
+    """What the store is to keep of these branches; of one that has no block nothing."""
+    each = ((branch, durable_tokens(branch, block_tokens)) for branch in branches)
+    return tuple(replace(record_of(branch), num_tokens=num_tokens) for branch, num_tokens in each if num_tokens)
 
 
 def branch_of(record: SequenceRecord) -> Branch:

@@ -256,7 +256,8 @@ class EngineStats:
 class PurgeReport:
     """What a purge overwrote: slots and bytes on disk, read back as zeros, and blocks in memory.
 
-    `blocks_shared` blocks on disk stay: others stand on them.
+    `blocks_shared` blocks on disk stay, and `hot_blocks_left` in memory: other agents stand on them, or a request of
+    the agent that runs.
     """
 
     agent: str
@@ -264,6 +265,7 @@ class PurgeReport:
     bytes_zeroed: int
     blocks_shared: int
     hot_blocks_zeroed: int
+    hot_blocks_left: int = 0
 
 
 @dataclass(frozen=True, slots=True)

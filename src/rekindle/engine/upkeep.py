@@ -1,7 +1,7 @@
-"""What is asked of a running engine's agents from outside: look, pin, evict, delete, purge.
+"""What is asked of a running engine's agents from outside: look, pin, evict, fork, rewind, delete, purge.
 
-Each is a question to the intake, one to the engine, and where something is to be durable the store's answer. Called
-from any thread but those of the engine.
+Each is a question to the intake, one to the engine, and where something is to be durable the store's answer: what it
+refuses is undone, so that nothing has changed. Called from any thread but those of the engine.
 """
 
 from __future__ import annotations
@@ -18,12 +18,14 @@ from typing import TypeVar
 from rekindle.engine.assembly import Assembly
 from rekindle.engine.branches import Branch
 from rekindle.engine.core import EngineCore
+from rekindle.engine.edits import Before
 from rekindle.engine.gauges import hot_tokens
-from rekindle.engine.purging import evict_named, idle_names, wipe
-from rekindle.engine.sequences import record_of
+from rekindle.engine.purging import Purge, evict_named, idle_names, wipe
+from rekindle.engine.saving import Moved
+from rekindle.engine.sequences import to_save
 from rekindle.engine.sharing import shared_tokens
 from rekindle.engine.types import AgentInfo, BranchInfo, PurgeReport
-from rekindle.errors import BadRequest, NotFound, StoreError
+from rekindle.errors import BadRequest, NotFound, RekindleError, StoreError
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -105,12 +107,88 @@ def latest_ids(parts: Assembly, namespace: str, agent: str) -> tuple[int, ...]:
 
 
 def evict(parts: Assembly, namespace: str, agent: str) -> int:
-    """Make an agent durable and drop its blocks from memory, as far as nobody shares them; return how many."""
-    parts.flush(FLUSH_S)
+    """Make an agent durable and drop its blocks from memory, as far as nobody shares them; return how many.
+
+    StoreError where not all of it can be saved, and then nothing is dropped.
+    """
+    _check_place(parts)
     branches = parts.intake.call(lambda: parts.edits.branches_to_evict(namespace, agent)).result()
     if not branches:
         raise NotFound(f"no agent {agent!r}", param="agent")
+    _save_rest(parts, namespace, agent)
+    is_flushed = parts.flush(FLUSH_S)
+    unsaved = parts.intake.call(lambda: parts.edits.unsaved(namespace, agent)).result()
+    if parts.store is not None and (unsaved or not is_flushed):
+        raise _not_saved(agent, "nothing of it has left memory")
     return parts.loop.call(lambda core: _evict(core, namespace, agent, branches)).result()
+
+
+def _save_rest(parts: Assembly, namespace: str, agent: str) -> None:
+    """Queue again what of an agent is in memory and not on disk: a save that failed before may work by now."""
+    unsaved = parts.intake.call(lambda: parts.edits.unsaved(namespace, agent)).result()
+    if unsaved:
+        parts.loop.call(lambda core: _save_branches(core, unsaved)).result()
+
+
+def _check_open(parts: Assembly) -> None:
+    """Refuse what is to be durable where there is no store that was to be there."""
+    if parts.refused is not None:
+        raise StoreError(f"nothing can be saved or deleted: {parts.refused}; then start again")
+
+
+def _check_place(parts: Assembly) -> None:
+    """Refuse what is to be durable where nothing can be."""
+    _check_open(parts)
+    if not parts.is_in_place():
+        raise StoreError("the store's directory was removed or replaced, so nothing can be saved: start again")
+
+
+def _not_saved(agent: str, so: str) -> StoreError:
+    return StoreError(
+        f"agent {agent!r} cannot be saved, so {so}: check free space, permissions and the disk of the store's "
+        "directory (/health/ready says more), then ask again"
+    )
+
+
+def fork(parts: Assembly, namespace: str, source: str, target: str) -> None:
+    """Give `target` everything `source` remembers, durably; StoreError, and there is no `target`, where that cannot
+    be."""
+    _check_place(parts)
+    _save_rest(parts, namespace, source)
+    twins, order = parts.intake.call(lambda: parts.edits.fork(namespace, source, target)).result()
+    if parts.store is not None:
+        _done_or_undone(parts, order.done, lambda: parts.edits.undo_fork(twins), _not_saved(source, "it is not forked"))
+
+
+def rewind(parts: Assembly, namespace: str, agent: str, turns: int) -> int:
+    """Take back an agent's last turns, durably; return how many tokens it still remembers. StoreError, and it remembers
+    all as before, where that cannot be."""
+    _check_place(parts)
+    _save_rest(parts, namespace, agent)
+    rewound = parts.intake.call(lambda: parts.edits.rewind(namespace, agent, turns)).result()
+    if parts.store is not None:
+        undo, refusal = lambda: parts.edits.undo_rewind(rewound), _not_saved(agent, "it is not rewound")
+        if isinstance(rewound.order, Moved):
+            _done_or_undone(parts, rewound.order.done, undo, refusal)
+        else:
+            _undone_if_refused(parts, rewound.order.done, undo)
+    return rewound.num_tokens
+
+
+def _done_or_undone(parts: Assembly, done: Future[bool], undo: Callable[[], None], refusal: StoreError) -> None:
+    """Wait for the store; where it has not done it, have it undone in the book and say so."""
+    if not _undone_if_refused(parts, done, undo):
+        parts.intake.call(undo).result()
+        raise refusal
+
+
+def _undone_if_refused(parts: Assembly, done: Future[T], undo: Callable[[], None]) -> T:
+    """What the store answers; where that is an error, it is undone in the book."""
+    try:
+        return _answer(done, FLUSH_S)
+    except RekindleError:
+        parts.intake.call(undo).result()
+        raise
 
 
 def _evict(core: EngineCore, namespace: str, agent: str, branches: Sequence[Branch]) -> int:
@@ -124,25 +202,33 @@ def _evict(core: EngineCore, namespace: str, agent: str, branches: Sequence[Bran
 
 def delete(parts: Assembly, namespace: str, agent: str) -> None:
     """Forget an agent on every tier; blocks that others stand on stay theirs."""
+    _check_open(parts)
     began = time.time()
-    branches, orders = parts.intake.call(lambda: parts.edits.delete(namespace, agent)).result()
-    parts.loop.call(lambda core: _evict(core, namespace, agent, branches)).result()
+    before, orders = parts.intake.call(lambda: parts.edits.delete(namespace, agent)).result()
     if parts.store is not None:
-        _carried_out(parts, [order.done for order in orders], branches, FLUSH_S, began)
+        _carried_out(parts, [order.done for order in orders], before, FLUSH_S, began)
+    parts.loop.call(lambda core: _evict(core, namespace, agent, before.branches)).result()
 
 
 def purge(parts: Assembly, namespace: str, agent: str) -> PurgeReport:
     """Forget an agent, overwrite its KV in memory and on disk, and read the disk back as zeros."""
+    _check_open(parts)
     began = time.time()
     idle = parts.loop.call(lambda core: idle_names(core.cache.pool)).result()
-    branches, asked = parts.intake.call(lambda: parts.edits.purge(namespace, agent, idle)).result()
+    before, asked = parts.intake.call(lambda: parts.edits.purge(namespace, agent, idle)).result()
     num_hot = parts.loop.call(lambda core: wipe(core, asked)).result()
     if parts.store is None:
-        return PurgeReport(agent, 0, 0, 0, num_hot)
+        return PurgeReport(agent, 0, 0, 0, num_hot, _num_left(parts, asked))
     done = [order.done for order in (*asked.kept, asked.order)]
-    proofs = _carried_out(parts, done, branches, PROOF_S, began)
+    # What could not be proved gone is not made findable by its text again.
+    proofs = _carried_out(parts, done, before.without_ids(), PROOF_S, began)
     slots_freed, bytes_zeroed = sum(each.slots_freed for each in proofs), sum(each.bytes_zeroed for each in proofs)
-    return PurgeReport(agent, slots_freed, bytes_zeroed, proofs[-1].blocks_shared, num_hot)
+    return PurgeReport(agent, slots_freed, bytes_zeroed, proofs[-1].blocks_shared, num_hot, _num_left(parts, asked))
+
+
+def _num_left(parts: Assembly, purged: Purge) -> int:
+    """Blocks of a purged agent that are in memory still."""
+    return parts.loop.call(lambda core: sum(core.cache.pool.block_of(name) is not None for name in purged.own)).result()
 
 
 def pin(parts: Assembly, namespace: str, agent: str, ttl_s: float | None) -> None:
@@ -158,9 +244,15 @@ def unpin(parts: Assembly, namespace: str, agent: str) -> None:
 
 
 def _pin(parts: Assembly, namespace: str, agent: str, until: float) -> None:
-    order = parts.intake.call(lambda: parts.edits.pin(namespace, agent, until)).result()
-    if parts.store is not None:
-        _answer(order.done, FLUSH_S)
+    _check_place(parts)
+    _save_rest(parts, namespace, agent)
+    order, before = parts.intake.call(lambda: parts.edits.pin(namespace, agent, until)).result()
+    if parts.store is None:
+        return
+    is_known = _undone_if_refused(parts, order.done, lambda: parts.edits.undo_pin(order, before))
+    if until and not is_known:  # what is not on disk is not pinned there either
+        parts.intake.call(lambda: parts.edits.undo_pin(order, before)).result()
+        raise _not_saved(agent, "it is not pinned")
 
 
 def _answer(done: Future[T], timeout_s: float) -> T:
@@ -170,14 +262,12 @@ def _answer(done: Future[T], timeout_s: float) -> T:
         raise StoreError(f"the store did not answer within {timeout_s:.0f} s; ask again") from None
 
 
-def _carried_out(
-    parts: Assembly, done: Sequence[Future[T]], branches: Sequence[Branch], timeout_s: float, began: float
-) -> list[T]:
+def _carried_out(parts: Assembly, done: Sequence[Future[T]], before: Before, timeout_s: float, began: float) -> list[T]:
     """What the store answers; what it could not forget is taken back, so that it is seen and can be asked for again."""
     try:
         answers = [_answer(each, timeout_s) for each in done]
-    except StoreError:
-        parts.intake.call(lambda: parts.edits.restore(branches)).result()
+    except RekindleError:
+        parts.intake.call(lambda: parts.edits.restore(before)).result()
         raise
     _save_again(parts, began)
     return answers
@@ -198,4 +288,5 @@ def _save_branches(core: EngineCore, branches: Sequence[Branch]) -> None:
     for branch in branches:
         if branch.ids is not None and branch.names is not None:
             core.cache.save_again(branch.root, branch.ids, branch.names)
-            core.cache.saving.add(record_of(branch))
+            for record in to_save([branch], core.cache.pool.block_tokens):
+                core.cache.saving.add(record)

@@ -1,0 +1,111 @@
+"""How much of the disk a tenant may pin: pinned blocks never make room, so all of them could be one tenant's.
+
+Half of a tenant's part of the disk; a tenant that is alone may pin all of it. What was pinned when the engine started
+stays pinned, however much it was. A pin that would be too much is refused; where pinned agents grow beyond the bound,
+the one used longest ago is no longer pinned, which is logged. Owned by the intake thread.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable
+
+from rekindle.cache.hashing import BlockHash
+from rekindle.engine.branches import BranchBook
+from rekindle.engine.keeping import is_kept
+from rekindle.engine.saving import Pinned, SaveOrder
+from rekindle.engine.sequences import stands_on
+from rekindle.errors import QuotaExceeded
+
+logger = logging.getLogger(__name__)
+PINNED_SHARE = 0.5  # of a tenant's part of the disk
+
+
+def most_pinned(disk_blocks: int, num_tenants: int, namespace_share: float) -> float:
+    """Blocks that each of the tenants may pin; inf for one that has the disk to itself."""
+    part = min(namespace_share, 1 / num_tenants)
+    return math.inf if part == 1 else PINNED_SHARE * part * disk_blocks
+
+
+class Pins:
+    """The pins in a branch book. `save` queues orders for the store behind all that was queued before."""
+
+    def __init__(
+        self,
+        book: BranchBook,
+        *,
+        block_tokens: int,
+        max_blocks: float,
+        save: Callable[[SaveOrder], None],
+        now: Callable[[], float],
+    ) -> None:
+        self._book = book
+        self._block_tokens = block_tokens
+        self._max_blocks = max_blocks
+        self._save = save
+        self._now = now
+        self._at_start: dict[str, int] = {}  # blocks by namespace, where they are more than may be
+
+    def know(self) -> None:
+        """Take in what is pinned in the book at the start."""
+        if self._max_blocks < math.inf:
+            for namespace in {namespace for namespace, _ in self._book.pins()}:
+                num_blocks = self._num_blocks(namespace, self._of(namespace))
+                if num_blocks > self._max_blocks:
+                    self._at_start[namespace] = num_blocks
+
+    def pin(self, namespace: str, agent: str, until: float) -> Pinned:
+        """Pin a known agent until then (wall clock; 0: no longer); QuotaExceeded where that is too much."""
+        if until > 0 and self._max_blocks < math.inf:
+            num_blocks = self._num_blocks(namespace, [*self._of(namespace, but=agent), agent])
+            if num_blocks > self._most(namespace):
+                raise QuotaExceeded(
+                    f"pinned agents of namespace {namespace!r} may have {self._tokens(self._most(namespace))} tokens "
+                    f"on disk, with {agent!r} they would have {self._tokens(num_blocks)}: unpin or delete some",
+                    param="agent",
+                )
+        self._book.pin(namespace, agent, until)
+        order = Pinned(namespace, agent, until)
+        self._save(order)
+        return order
+
+    def grown(self, namespace: str, agent: str) -> None:
+        """An agent's turn has ended: where pinned ones are too much by now, some are no longer pinned."""
+        if self._max_blocks == math.inf or self._book.pinned_until(namespace, agent, self._now()) is None:
+            return
+        pinned = sorted(self._of(namespace), key=lambda each: self._book.of(namespace, each)[0].last_use)
+        while pinned and self._num_blocks(namespace, pinned) > self._most(namespace):
+            oldest = pinned.pop(0)
+            self._book.pin(namespace, oldest, 0.0)
+            self._save(Pinned(namespace, oldest, 0.0))
+            logger.warning(
+                "agent %s of %s is no longer pinned: pinned agents of a namespace may have %d tokens on disk",
+                oldest,
+                namespace,
+                self._tokens(self._most(namespace)),
+            )
+
+    def _most(self, namespace: str) -> float:
+        return max(self._max_blocks, self._at_start.get(namespace, 0))
+
+    def _tokens(self, num_blocks: float) -> int:
+        return int(num_blocks) * self._block_tokens
+
+    def _of(self, namespace: str, but: str | None = None) -> list[str]:
+        """The pinned agents of a namespace; beginnings that requests marked have a bound of their own."""
+        now = self._now()
+        mine = [agent for space, agent in self._book.pins() if space == namespace and agent != but]
+        pinned = [agent for agent in mine if not is_kept(agent)]
+        return [agent for agent in pinned if self._book.pinned_until(namespace, agent, now) is not None]
+
+    def _num_blocks(self, namespace: str, agents: list[str]) -> int:
+        """Blocks on which these agents stand; those of branches whose ids are not at hand count for each branch."""
+        known, num_unknown = set[BlockHash](), 0
+        for agent in agents:
+            for branch in self._book.of(namespace, agent):
+                if branch.names is None:
+                    num_unknown += -(-branch.num_tokens // self._block_tokens)
+                else:
+                    known |= stands_on(branch, self._block_tokens)
+        return len(known) + num_unknown
