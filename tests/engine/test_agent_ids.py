@@ -1,0 +1,55 @@
+"""What is no agent's id is refused by every method of the library; the engine's own hidden ids stay its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from rekindle.engine.api import Engine
+from rekindle.engine.types import GenerationRequest
+from rekindle.errors import BadRequest
+from rekindle.store.values import HIDDEN_PREFIX, KEPT_PREFIX
+from tests.engine.conftest import Start
+
+HELLO = [{"role": "user", "content": "Hello!"}]
+WAYS: dict[str, Callable[[Engine, str], object]] = {
+    "chat": lambda engine, agent: engine.chat(agent, HELLO, max_tokens=1),
+    "stream": lambda engine, agent: engine.stream(agent, HELLO, max_tokens=1),
+    "submit": lambda engine, agent: engine.submit(GenerationRequest(text="Hello!", agent=agent)),
+    "parent": lambda engine, agent: engine.submit(GenerationRequest(text="Hello!", agent="ada", parent=agent)),
+    "several": lambda engine, agent: engine.submit_many(GenerationRequest(text="Hello!", agent=agent), 2),
+    "warming": lambda engine, agent: engine.warming(agent, HELLO),
+    "warm": lambda engine, agent: engine.warm(agent, HELLO),
+    "prefetch": lambda engine, agent: engine.prefetch(agent),
+    "fork source": lambda engine, agent: engine.fork(agent, "eve"),
+    "fork target": lambda engine, agent: engine.fork("ada", agent),
+    "rewind": lambda engine, agent: engine.rewind(agent),
+    "agent": lambda engine, agent: engine.agent(agent),
+    "evict": lambda engine, agent: engine.evict(agent),
+    "delete": lambda engine, agent: engine.delete(agent),
+    "purge": lambda engine, agent: engine.purge(agent),
+    "pin": lambda engine, agent: engine.pin(agent),
+    "unpin": lambda engine, agent: engine.unpin(agent),
+}
+
+
+def test_a_control_character_is_refused_everywhere(start: Start) -> None:
+    engine = start()
+    engine.chat("ada", HELLO, max_tokens=1)
+    for way, ask in WAYS.items():
+        for bad in (f"{HIDDEN_PREFIX}ada", f"{KEPT_PREFIX}ada", "a\nb", "\x9f", "a" * 257, "", "\ud800"):
+            with pytest.raises(BadRequest, match="agent's id") as caught:
+                ask(engine, bad)
+            assert caught.value.param in ("agent", "parent", "source", "target"), way
+    assert [info.agent for info in engine.agents()] == ["ada"]
+    assert engine.agent("ada").num_tokens > 0
+
+
+def test_unnamed_conversations_and_marked_beginnings_go_on_under_hidden_ids(start: Start) -> None:
+    engine = start()
+    first = engine.chat(None, HELLO, max_tokens=4, temperature=0.0)
+    grown = [*HELLO, {"role": "assistant", "content": first.text}, {"role": "user", "content": "And?"}]
+    again = engine.chat(None, grown, max_tokens=1, temperature=0.0)
+    assert again.report.reused_tokens >= first.report.prompt_tokens - 1
+    assert engine.agents() == []

@@ -1,0 +1,187 @@
+"""What is asked of agents is durable when it is answered; what the disk refuses is said, and has changed nothing."""
+
+from __future__ import annotations
+
+import math
+import shutil
+import threading
+from collections.abc import Callable
+from dataclasses import astuple
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rekindle.engine.api import Engine
+from rekindle.errors import NotFound, StoreError
+from rekindle.store.warm import SequenceRecord
+from tests.engine.conftest import Start
+from tests.engine.test_index_trouble import refused
+
+FIRST = [{"role": "user", "content": "Remember me, please, for a while. " * 3}]
+
+
+def two_turns(engine: Engine, agent: str = "ada") -> list[dict[str, str]]:
+    """Have an agent answer twice, each turn saved; what was said."""
+    said: list[dict[str, str]] = [*FIRST]
+    for _ in range(2):
+        said.append({"role": "assistant", "content": engine.chat(agent, said, max_tokens=5, temperature=0).text})
+        said.append({"role": "user", "content": "And then?"})
+        assert engine.flush()
+    return said[:-1]
+
+
+def stored(engine: Engine) -> dict[str, list[int]]:
+    """Tokens of each branch on disk, by agent."""
+    store = engine._running.store
+    assert store is not None
+    found: dict[str, list[int]] = {}
+    for record in store.sequences():
+        found.setdefault(record.agent, []).append(record.num_tokens)
+    return found
+
+
+def state(engine: Engine, agent: str = "ada") -> tuple[Any, ...]:
+    """All that is known of an agent but when it was used."""
+    info = engine.agent(agent)
+    return (*astuple(info)[:-3], info.pinned_until, [astuple(each)[:-2] for each in info.branch_infos], stored(engine))
+
+
+def unsaved_turn(engine: Engine, said: list[dict[str, str]]) -> None:
+    """A turn that the disk does not take."""
+    engine.chat("ada", [*said, {"role": "user", "content": "Tell me more. " * 5}], max_tokens=5, temperature=0)
+    engine.flush()
+    info = engine.agent("ada")
+    assert info.saved_tokens < info.num_tokens <= info.hot_tokens + 1
+
+
+CHANGES: dict[str, Callable[[Engine], object]] = {
+    "fork": lambda engine: engine.fork("ada", "eve"),
+    "rewind": lambda engine: engine.rewind("ada", 1),
+    "rewind all": lambda engine: engine.rewind("ada", 2),
+    "delete": lambda engine: engine.delete("ada"),
+    "pin": lambda engine: engine.pin("ada", ttl_s=500.0),
+    "unpin": lambda engine: engine.unpin("ada"),
+}
+AFTER: dict[str, Callable[[dict[str, list[int]], int], bool]] = {
+    "fork": lambda found, length: found["eve"] == found["ada"] == [length],
+    "rewind": lambda found, length: 0 < found["ada"][0] < length,
+    "rewind all": lambda found, length: "ada" not in found,
+    "delete": lambda found, length: "ada" not in found,
+}
+
+
+@pytest.mark.parametrize("change", AFTER)
+def test_a_change_is_durable_when_it_is_answered(start: Start, change: str) -> None:
+    engine = start()
+    two_turns(engine)
+    length, store = engine.agent("ada").num_tokens, engine._running.store
+    assert store is not None
+    go = threading.Event()
+    store._writer.order(lambda _: go.wait())  # a disk that is slow to answer
+    thread = threading.Thread(target=CHANGES[change], args=(engine,))
+    thread.start()
+    thread.join(0.5)
+    was_answered = not thread.is_alive()
+    go.set()
+    thread.join()
+    assert not was_answered, "before the disk had it"
+    assert AFTER[change](stored(engine), length), stored(engine)
+    engine.check()
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_change_that_the_disk_refuses_changes_nothing(start: Start, change: str) -> None:
+    engine = start()
+    said = two_turns(engine)
+    engine.pin("ada")
+    before = state(engine)
+    with refused(engine, "INSERT ON sequence", "DELETE ON sequence", "INSERT ON agent"):
+        with pytest.raises(StoreError, match="no more today"):
+            CHANGES[change](engine)
+        assert state(engine) == before
+        with pytest.raises(NotFound):
+            engine.agent("eve")
+    again = engine.chat("ada", [*said, {"role": "user", "content": "Once more."}], max_tokens=2, temperature=0)
+    assert again.report.source == "own" and again.report.reused_tokens > before[3] - 16
+    if change in AFTER:
+        CHANGES[change](engine)
+    engine.check()
+    engine = start()
+    assert ("eve" in stored(engine)) == (change == "fork")
+
+
+def test_evicting_what_cannot_be_saved_drops_nothing(start: Start) -> None:
+    engine = start()
+    said = two_turns(engine)
+    with refused(engine, "INSERT ON block"):
+        unsaved_turn(engine, said)
+        before = state(engine)
+        with pytest.raises(StoreError, match="nothing of it has left memory"):
+            engine.evict("ada")
+        assert state(engine) == before
+    assert engine.evict("ada") > 0, "saved once the disk takes it"
+    info = engine.agent("ada")
+    assert info.saved_tokens == info.num_tokens and info.warm_tokens > 0
+    engine.check()
+
+
+def test_an_agent_of_which_nothing_can_be_saved_is_neither_pinned_nor_forked(start: Start) -> None:
+    engine = start()
+    with refused(engine, "INSERT ON block"):
+        engine.chat("ada", FIRST, max_tokens=5, temperature=0)
+        before = state(engine)
+        for change in (CHANGES["pin"], CHANGES["fork"], lambda engine: engine.evict("ada")):
+            with pytest.raises(StoreError, match="cannot be saved"):
+                change(engine)
+            assert state(engine) == before
+    engine.pin("ada")
+    assert engine.agent("ada").pinned_until == math.inf
+    engine.fork("ada", "eve")
+    assert stored(engine)["eve"] == [engine.agent("ada").num_tokens]
+    engine.close()
+    engine = start()
+    assert engine.agent("ada").pinned_until == math.inf
+
+
+def test_a_deletion_that_the_disk_refuses_keeps_what_is_not_saved(start: Start) -> None:
+    engine = start()
+    said = two_turns(engine)
+    with refused(engine, "INSERT ON block"):
+        unsaved_turn(engine, said)
+        before = state(engine)
+        with refused(engine, "DELETE ON sequence"), pytest.raises(StoreError, match="delete it again"):
+            engine.delete("ada")
+        assert state(engine) == before
+    engine.delete("ada")
+    with pytest.raises(NotFound):
+        engine.agent("ada")
+    engine.check()
+
+
+@pytest.mark.parametrize("change", ["evict", "fork", "rewind", "pin"])
+def test_a_store_that_was_taken_away_keeps_nothing(start: Start, tmp_path: Path, change: str) -> None:
+    engine = start()
+    two_turns(engine)
+    hot = engine.agent("ada").hot_tokens
+    shutil.rmtree(tmp_path / "store")
+    with pytest.raises(StoreError, match="removed"):
+        engine.evict("ada") if change == "evict" else CHANGES[change](engine)
+    assert engine.agent("ada").hot_tokens == hot
+    assert engine.agent("ada").pinned_until is None
+
+
+def test_a_store_moves_all_branches_or_none(start: Start) -> None:
+    engine = start()
+    two_turns(engine)
+    store = engine._running.store
+    assert store is not None
+    (record,) = store.sequences()
+    twin = SequenceRecord(**{name: getattr(record, name) for name in record.__slots__} | {"agent": "eve"})
+    nowhere = SequenceRecord(
+        **{name: getattr(record, name) for name in record.__slots__} | {"agent": "eve", "branch": 1, "head": b"?" * 16}
+    )
+    assert store.move([twin, nowhere]).result(60) is False
+    assert store.sequences() == [record]
+    assert store.move([twin]).result(60) is True
+    assert len(store.sequences()) == 2
