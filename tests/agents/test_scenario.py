@@ -285,3 +285,28 @@ def test_shipped_scenes_are_whole(path: Path) -> None:
     scene = load(path)
     assert scene.name == path.stem
     assert scene.title and scene.about and scene.models and scene.outcome
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "name: x\nabout: " + "[" * 5_000 + "]" * 5_000,
+        "name: x\nabout: " + "{a: " * 3_000 + "1" + "}" * 3_000,
+        "name: x\nabout:\n" + "".join(" " * depth + "-\n" for depth in range(1, 200)),
+    ],
+    ids=["lists", "maps", "blocks"],
+)
+def test_what_lies_too_deep_is_a_mistake_with_its_line(tmp_path: Path, text: str) -> None:
+    ((line, _, message),) = problems(tmp_path, text)
+    assert line is not None
+    assert line > 1
+    assert "more than 50 deep" in message
+
+
+@pytest.mark.parametrize(
+    "text", ["{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}", "{{ 'a' * 4000000000 }}"]
+)
+def test_a_text_that_would_not_end_is_a_mistake_with_its_line(tmp_path: Path, text: str) -> None:
+    found = problems(tmp_path, GOOD.replace("A duel about {{ prize }}", f'"{text}"'))
+    assert [(line, place) for line, place, _ in found] == [(2, "title")]
+    assert "more work than a template may do" in found[0][2]

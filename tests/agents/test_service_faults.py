@@ -7,6 +7,7 @@ import time
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import aclosing, closing, contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,8 +17,9 @@ from rekindle.agents.service import Coordinator
 from rekindle.agents.session import MOST_UNREAD
 from rekindle.agents.telling import SessionEvent
 from rekindle.agents.types import Participant, Plan
-from rekindle.errors import NotFound, RequestFailed, StoreError
-from tests.agents.held import NAMES, SHORT, SPACE, busy_disk, holding, of_kind, plan_of, told, until
+from rekindle.errors import NotFound, RequestFailed, StoreError, Unavailable
+from tests.agents.held import NAMES, SHORT, SPACE, busy_disk, holding, of_kind, plan_of, settings_in, told, until
+from tests.engine.dying import Panic, died, poison
 
 REFUSED = "CREATE TRIGGER full BEFORE {} BEGIN SELECT RAISE(ABORT, 'the disk is full'); END"
 
@@ -145,12 +147,15 @@ def test_watcher_who_does_not_keep_up_is_let_go(engine: Engine) -> None:
     holding(engine, play)
 
 
-def test_defect_ends_the_run_and_nothing_else(engine: Engine, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("kind", [ZeroDivisionError, Panic])
+def test_defect_ends_the_run_and_nothing_else(
+    engine: Engine, caplog: pytest.LogCaptureFixture, kind: type[BaseException]
+) -> None:
     broken = [False]
 
     def timer() -> float:
         if broken[0]:
-            raise ZeroDivisionError("no time")
+            raise kind("no time")
         return time.perf_counter()
 
     async def play() -> None:
@@ -284,3 +289,72 @@ def test_what_is_not_durable_is_not_shown(engine: Engine) -> None:
         assert len(coordinator.show(SPACE, "soon").participants) == 4
 
     holding(engine, play)
+
+
+class PanickingRecords(SessionRecords):
+    """Its file panics while it is told to, on the thread that writes."""
+
+    kind: type[BaseException] | None = None
+
+    def append(self, *args: Any) -> None:
+        self._panic()
+        super().append(*args)
+
+    def forget(self, *args: Any) -> None:
+        self._panic()
+        super().forget(*args)
+
+    def _panic(self) -> None:
+        if self.kind is not None:
+            raise self.kind("out of the depths")
+
+
+@pytest.mark.parametrize("kind", [Panic, SystemExit])
+def test_a_panic_on_the_writing_thread_fails_what_was_asked(engine: Engine, kind: type[BaseException]) -> None:
+    async def play() -> None:
+        with closing(PanickingRecords.open(None)) as records:
+            assert isinstance(records, PanickingRecords)
+            coordinator = Coordinator(engine, records)
+            await coordinator.start()
+            info = await coordinator.create(SPACE, plan_of())
+            records.kind = kind
+            with pytest.raises(StoreError, match="out of the depths"):
+                await coordinator.tell(SPACE, info.id, "Hello!")
+            with pytest.raises(RequestFailed, match="out of the depths"):
+                await coordinator.forget(SPACE, "ada")
+            records.kind = None
+            await coordinator.tell(SPACE, info.id, "Hello again!")
+            assert _texts(coordinator, info.id)[-1] == "Hello again!"
+            await coordinator.close()
+
+    asyncio.run(play())
+
+
+def test_turns_that_a_dead_thread_leaves_are_spoken_after_the_restart(tmp_path: Path) -> None:
+    settings, path = settings_in(tmp_path / "store"), tmp_path / "sessions.db"
+
+    async def play(coordinator: Coordinator) -> None:
+        await coordinator.create(SPACE, plan_of(), id="left")
+        with pytest.raises(Unavailable, match="engine thread has ended"):
+            async for event in coordinator.round(SPACE, "left", sampling={"max_tokens": 60}):
+                if event.kind == "token" and not coordinator._desk.engine.deaths():
+                    died(poison(coordinator._desk.engine, "engine"))
+        with pytest.raises(Unavailable):
+            await told(coordinator.round(SPACE, "left"))
+
+    async def go_on(coordinator: Coordinator) -> None:
+        assert coordinator.show(SPACE, "left").is_unfinished
+        events = await told(coordinator.round(SPACE, "left"))
+        assert len(of_kind(events, "turn_complete")) == 3 and not of_kind(events, "turn_failed")
+
+    with Engine(settings) as engine, closing(SessionRecords.open(path)) as records:
+        coordinator = Coordinator(engine, records)
+
+        async def run() -> None:
+            await coordinator.start()
+            await play(coordinator)
+            await coordinator.close()
+
+        asyncio.run(run())
+    with Engine(settings) as engine:
+        holding(engine, go_on, path)

@@ -9,6 +9,7 @@ import pytest
 from rekindle import Engine
 from rekindle.agents.service import Coordinator
 from rekindle.agents.types import Participant, Plan
+from rekindle.agents.usage import Usage
 from rekindle.errors import BadRequest, NotFound
 from tests.agents.held import SHORT, SPACE, holding
 
@@ -88,6 +89,7 @@ def test_a_session_whose_rows_say_nothing_is_left_out(
             await _say(coordinator, each, SECRET)
         records, broken = coordinator._desk.records, '{"system": "You are Ada."}'
         records._connection.execute("UPDATE session SET preludes = ? WHERE id = 'one'", (f'{{"Ada": {broken}}}',))
+        records.usage = Usage.of_file(records._connection)
 
     async def after(coordinator: Coordinator) -> None:
         assert [info.id for info in coordinator.sessions(SPACE)] == ["two"]

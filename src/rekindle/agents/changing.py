@@ -9,12 +9,14 @@ import asyncio
 import contextlib
 
 from rekindle.agents.interrupting import Answer
+from rekindle.agents.joining import check_look
 from rekindle.agents.journal import written
 from rekindle.agents.running import Run
 from rekindle.agents.session import Session, agent_of
 from rekindle.agents.telling import of_utterance
 from rekindle.agents.types import Event, Forked, Hear, RoundDropped, Told, Utterance
 from rekindle.errors import NotFound
+from rekindle.worker import contained
 
 
 async def happen(session: Session, event: Event) -> list[Utterance]:
@@ -57,13 +59,14 @@ async def fork(session: Session, event: Forked) -> None:
     async with session.changing:
         await session.reload()
         session.machine.check_fork(event)
+        check_look(event.target, session.machine.names, param="name")
         target = agent_of(session.id, event.target, None)
-        await asyncio.to_thread(_fork_kv, session, session.agent(event.source), target)
+        await asyncio.to_thread(contained(_fork_kv), session, session.agent(event.source), target)
         try:
             await happen(session, event)
         except BaseException:
             await session.listening.stop()  # it may have begun to take in what it heard
-            await asyncio.to_thread(_forget_kv, session, target)
+            await asyncio.to_thread(contained(_forget_kv), session, target)
             session.fall_behind()
             if session.run is None:
                 session.catch_up()

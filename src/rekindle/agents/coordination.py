@@ -72,6 +72,11 @@ class Coordination:
     # What can be asked of it.
 
     @property
+    def names(self) -> tuple[str, ...]:
+        """Who takes part, and the host."""
+        return (*self.participants, self.plan.host)
+
+    @property
     def num_rounds(self) -> int:
         """Rounds that have begun, rounds of ballots included."""
         return self._floor.num_rounds

@@ -17,6 +17,7 @@ from rekindle.errors import BadRequest
 
 Scalar = str | int | float | bool
 NOTHING = "tag:yaml.org,2002:null"
+MOST_DEEP = 50
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +39,10 @@ class Reading:
     def parse(self, text: str) -> Field | None:
         """The document's outermost value; None (and a problem) where it is no YAML, or several documents, or none."""
         try:
+            line = _too_deep(text)
+            if line is not None:
+                self.problems.append(Problem(line, "", f"lists and names lie in each other more than {MOST_DEEP} deep"))
+                return None
             node = yaml.compose(text, Loader=yaml.SafeLoader)
         except yaml.MarkedYAMLError as error:
             mark = error.problem_mark or error.context_mark
@@ -238,6 +243,20 @@ class Field:
         if self._node.tag == NOTHING:
             return "nothing"
         return f"{self._node.value!r}"
+
+
+def _too_deep(text: str) -> int | None:
+    """The line where values lie in each other deeper than any document needs, before anything recurses into them."""
+    depth = 0
+    for event in yaml.parse(text, Loader=yaml.SafeLoader):
+        if isinstance(event, yaml.CollectionStartEvent):
+            depth += 1
+        elif isinstance(event, yaml.CollectionEndEvent):
+            depth -= 1
+        if depth > MOST_DEEP:
+            mark = event.start_mark
+            return mark.line + 1 if mark else None
+    return None
 
 
 def _construct(node: yaml.ScalarNode) -> Any:

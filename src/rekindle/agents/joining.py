@@ -1,10 +1,15 @@
-"""Who may take part: plans checked, forks made, names found in words."""
+"""Who may take part: plans checked, forks made, names found in words.
+
+What `check_plan` and `check_name` refuse was never accepted: events of old sessions are held to it too. Names that only
+look alike are refused where they are new (`check_new_plan`, `check_look`).
+"""
 
 from __future__ import annotations
 
 import unicodedata
 from collections.abc import Mapping, Sequence
 
+from rekindle.agents.lookalikes import mixed_scripts, skeleton
 from rekindle.agents.reading import choice, ranking
 from rekindle.agents.types import MOST_AGENTS, TOPOLOGIES, Forked, Participant, Plan
 from rekindle.errors import BadRequest
@@ -29,6 +34,27 @@ def check_plan(plan: Plan) -> None:
         raise BadRequest("a moderated session needs a moderator: name one of its agents", param="moderator")
     if plan.moderator is not None and plan.moderator not in names:
         raise BadRequest(f"the moderator {plan.moderator!r} is none of the agents", param="moderator")
+
+
+def check_new_plan(plan: Plan) -> None:
+    """The same for a session that begins, whose names must also look apart; an older one may go on as it is."""
+    check_plan(plan)
+    names = [each.name for each in plan.participants]
+    for at, name in enumerate(names):
+        check_look(name, (*names[:at], plan.host), param=f"agents[{at}].name")
+    check_look(plan.host, (), param="host")
+
+
+def check_look(name: str, taken: Sequence[str], *, param: str) -> None:
+    """Raise BadRequest for a new name that people would take for another one."""
+    scripts = mixed_scripts(name)
+    if scripts:
+        mixed = " and ".join(each.capitalize() for each in scripts)
+        raise BadRequest(f"{name!r} cannot be a name: a word of it has {mixed} letters, which look alike", param=param)
+    shape = skeleton(name)
+    other = next((each for each in taken if each != name and skeleton(each) == shape), None)
+    if other is not None:
+        raise BadRequest(f"the name {name!r} looks like {other!r}, which is taken", param=param)
 
 
 def check_name(name: str, taken: Sequence[str], *, param: str) -> None:

@@ -16,6 +16,7 @@ from concurrent.futures import Executor
 from rekindle.agents.records import SessionRecords
 from rekindle.agents.types import Event
 from rekindle.errors import StoreError
+from rekindle.worker import contained
 
 logger = logging.getLogger(__name__)
 Durable = asyncio.Future[None]
@@ -46,6 +47,11 @@ class Journal:
         self._num_handed = num_rows
         self._num_written = num_rows  # known to the writing thread
 
+    @property
+    def is_settled(self) -> bool:
+        """Whether all that was handed over is in the file."""
+        return self.failed is None and (self.last is None or self.last.done())
+
     def write(self, event: Event, now: float) -> Durable:
         """Have the next row written."""
         if self.failed is not None:
@@ -63,7 +69,7 @@ class Journal:
                 raise StoreError("the write before it was cancelled")
             self._records.append(self._number, number, [event], now)
             self._num_written += 1
-        except Exception as error:
+        except BaseException as error:
             # Border: whatever it is, nothing may be written behind it.
             self.failed = error if isinstance(error, StoreError) else StoreError(f"an event cannot be kept: {error!r}")
             logger.error("an event of session %d cannot be written: %s", self._number, error)
@@ -78,7 +84,7 @@ class Journal:
         """All that is in the file, behind what is still being written; StoreError."""
         loop = asyncio.get_running_loop()
         try:
-            return await loop.run_in_executor(self._writer, self._records.events, self._number)
+            return await loop.run_in_executor(self._writer, contained(self._records.events), self._number)
         except ValueError as error:
             raise StoreError(f"session {self._number} cannot be read: {error}") from error
 

@@ -31,6 +31,8 @@ PIECE_TOKENS = 8  # said since the last piece was absorbed; a step for fewer cos
 class Listening:
     """The listeners of one session. `prompt` renders what a participant has heard, `agent` names its memory.
 
+    `owner` gives the session, which stays in memory as long as somebody takes something in.
+
     For one event loop. Every participant begins behind.
     """
 
@@ -41,6 +43,7 @@ class Listening:
         *,
         prompt: Callable[[str, Entry | None], tuple[Message, ...]],
         agent: Callable[[str], str],
+        owner: Callable[[], object],
     ) -> None:
         self.computed: Counter[str] = Counter()  # tokens, since its last turn
         self.computed_ever: Counter[str] = Counter()
@@ -50,6 +53,7 @@ class Listening:
         self._namespace = namespace
         self._prompt = prompt
         self._agent = agent
+        self._owner = owner
         self._behind: dict[str, None] = {}
         self._busy: dict[str, Generation] = {}  # who takes in
         self._absorbing: Generation | None = None
@@ -57,6 +61,11 @@ class Listening:
         self._tasks: set[asyncio.Task[None]] = set()
         self._is_open = False
         self._skipped: frozenset[str] = frozenset()
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nobody is taking anything in."""
+        return not self._tasks
 
     def heard(self, names: Iterable[str]) -> None:
         """There is something new for these."""
@@ -134,11 +143,12 @@ class Listening:
         )
 
     def _follow(self, name: str, generation: Generation) -> None:
-        task = asyncio.create_task(self._await(name, generation))
+        task = asyncio.create_task(self._await(name, generation, self._owner()))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _await(self, name: str, generation: Generation) -> None:
+    async def _await(self, name: str, generation: Generation, owner: object) -> None:
+        """Take the result in; `owner` stays in memory until then."""
         try:
             result = await generation.aresult()
             is_whole = result.finish_reason != "cancelled"

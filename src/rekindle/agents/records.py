@@ -17,6 +17,7 @@ from pathlib import Path
 from rekindle.agents.database import opened
 from rekindle.agents.packing import packed, packed_event, unpacked, unpacked_event
 from rekindle.agents.types import Event, Plan, Prelude
+from rekindle.agents.usage import EVENT_BYTES, SESSION_BYTES, Usage
 from rekindle.errors import Conflict, NotFound, StoreError
 from rekindle.store.transactions import Transactions
 
@@ -38,6 +39,22 @@ class Kept:
 
 
 @dataclass(frozen=True, slots=True)
+class Card:
+    """A session in the file: `number` names its rows, `agents` are those of its agents that outlive it."""
+
+    number: int
+    namespace: str
+    id: str
+    agents: frozenset[str]
+
+    @classmethod
+    def of(cls, number: int, namespace: str, id: str, plan: Plan) -> Card:
+        """The card of a session with this plan: whoever joins it later is forked, and ends with it."""
+        permanent = (each.agent for each in plan.participants if each.agent is not None)
+        return cls(number, namespace, id, frozenset(permanent))
+
+
+@dataclass(frozen=True, slots=True)
 class Memory:
     """What an agent has of its sessions until `at`; `prelude` None: nothing.
 
@@ -56,16 +73,23 @@ class SessionRecords(Transactions):
     def __init__(self, connection: sqlite3.Connection) -> None:
         super().__init__(connection, "the file of sessions")
         self._has_traces = False  # of what was to be forgotten
+        with self._reading():
+            self.usage = Usage.of_file(connection)
 
     @classmethod
     def open(cls, path: Path | None) -> SessionRecords:
         """The file at `path`, made where there is none; None: in memory. Raises StoreLocked, StoreError."""
-        return cls(opened(path))
+        connection = opened(path)
+        try:
+            return cls(connection)
+        except BaseException:
+            connection.close()
+            raise
 
     def create(self, namespace: str, id: str, plan: Plan, preludes: Mapping[str, Prelude], now: float) -> int:
         """Write a new session; return the number of its rows. Conflict where there is one of this id."""
-        brought = packed(dict(preludes))
-        row = (namespace, id, now, now, packed(plan), brought)
+        set_up, brought = packed(plan), packed(dict(preludes))
+        row = (namespace, id, now, now, set_up, brought)
         with self._writing() as connection:
             try:
                 number = connection.execute(
@@ -74,6 +98,7 @@ class SessionRecords(Transactions):
             except sqlite3.IntegrityError as error:
                 raise Conflict(f"there is a session {id!r} already: choose another id", param="id") from error
         assert number is not None
+        self.usage.set_session(number, namespace, SESSION_BYTES + len(set_up.encode()) + len(brought.encode()))
         return number
 
     def append(self, number: int, first: int, events: Sequence[Event], now: float) -> None:
@@ -87,27 +112,39 @@ class SessionRecords(Transactions):
             if connection.execute(used, (now, number)).rowcount == 0:
                 raise NotFound("this session has been deleted", param="id")
             connection.executemany("INSERT INTO event VALUES(?, ?, ?, ?, ?)", rows)
+        self.usage.grow(number, sum(EVENT_BYTES + len(body.encode()) for *_, body in rows))
 
-    def sessions(self) -> list[Kept]:
-        """Every session, the oldest first. One that cannot be read is left where it is, and said loudly."""
+    def cards(self) -> list[Card]:
+        """Every session, the oldest first. One whose plan cannot be read stays in the file, and is logged."""
         with self._reading() as connection:
             rows: list[tuple[int, bytes, bytes]] = connection.execute(
                 "SELECT number, CAST(namespace AS BLOB), CAST(id AS BLOB) FROM session ORDER BY number"
             ).fetchall()
-        found: list[Kept] = []
+        found: list[Card] = []
         for number, namespace, name in rows:
             try:
-                found.append(self._kept(number))
+                found.append(self._card(number))
             except ValueError as error:
                 names = (name.decode(errors="replace"), namespace.decode(errors="replace"))
                 logger.error("session %s of %s cannot be read, it stays in the file: %s", *names, error)
         return found
 
-    def _kept(self, number: int) -> Kept:
+    def _card(self, number: int) -> Card:
         with self._reading() as connection:
-            namespace, name, created, last_use, plan, preludes = connection.execute(
+            namespace, name, plan = connection.execute(
+                "SELECT namespace, id, plan FROM session WHERE number = ?", (number,)
+            ).fetchone()
+        return Card.of(number, namespace, name, unpacked(Plan, plan))
+
+    def kept(self, number: int) -> Kept:
+        """All of one session; ValueError where a row of it cannot be read, or it is not there."""
+        with self._reading() as connection:
+            row = connection.execute(
                 "SELECT namespace, id, created, last_use, plan, preludes FROM session WHERE number = ?", (number,)
             ).fetchone()
+        if row is None:
+            raise ValueError("it has been deleted")
+        namespace, name, created, last_use, plan, preludes = row
         brought = unpacked(dict[str, Prelude], preludes)
         times = (float(created), float(last_use))
         return Kept(number, namespace, name, *times, unpacked(Plan, plan), brought, self.events(number))
@@ -134,7 +171,16 @@ class SessionRecords(Transactions):
                     "prelude = excluded.prelude WHERE excluded.at >= memory.at AND memory.forgotten < ?",
                     (namespace, memory.agent, memory.at, kept, number),
                 )
+        self.usage.drop_session(number)
+        for memory in memories:
+            self._count_memory(namespace, memory.agent)
         self._shorten()
+
+    def _count_memory(self, namespace: str, agent: str) -> None:
+        query = "SELECT length(CAST(prelude AS BLOB)) FROM memory WHERE namespace = ? AND agent = ?"
+        with self._reading() as connection:
+            row = connection.execute(query, (namespace, agent)).fetchone()
+        self.usage.set_memory(namespace, agent, 0 if row is None else row[0] or 0)
 
     def remembered(self, namespace: str, agent: str) -> Memory | None:
         """What an agent kept of deleted sessions; StoreError where that cannot be read."""
@@ -167,6 +213,7 @@ class SessionRecords(Transactions):
                 (namespace, agent, namespace, identity),
             ).rowcount
             self._has_traces = self._has_traces or kept > 0
+        self._count_memory(namespace, agent)
         if self._has_traces:
             with self._reading() as connection:
                 connection.execute("VACUUM")
@@ -185,6 +232,7 @@ class SessionRecords(Transactions):
             assert connection.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
             numbers = {number for (number,) in connection.execute("SELECT number FROM session")}
             events = connection.execute("SELECT session, count(*), max(number) FROM event GROUP BY session").fetchall()
+            self.usage.check(Usage.of_file(connection))
         for number, count, last in events:
             assert number in numbers, f"events of session {number}, which is not there"
             assert count == last + 1, f"session {number} has {count} events, the last is {last}"

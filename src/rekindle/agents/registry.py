@@ -1,31 +1,35 @@
-"""Which sessions there are, and that one thing at a time is played in each.
+"""How sessions come and go, and that one thing at a time is played in each.
 
-Owns the sessions in memory, by namespace and id, and how they come and go. What is said in them is others' business.
+Which there are and which are in memory `loaded` knows. What is said in them is others' business.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import re
-from collections.abc import Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from dataclasses import asdict
 from typing import Any, TypeVar
 
 from rekindle.agents.comparing import measured_extension
-from rekindle.agents.joining import check_plan
-from rekindle.agents.records import Kept, Memory
+from rekindle.agents.joining import check_new_plan
+from rekindle.agents.loaded import LoadedSessions, no_session
+from rekindle.agents.packing import packed
+from rekindle.agents.records import Card, Kept, Memory
 from rekindle.agents.remembering import brought, check_apart, forget_kv, held_by, kept_of
 from rekindle.agents.session import Desk, Session, check_agents
 from rekindle.agents.speaking import sampling_of
 from rekindle.agents.telling import Extension, SessionInfo
 from rekindle.agents.types import Plan, Prelude
-from rekindle.errors import BadRequest, Cancelled, Conflict, NotFound, RekindleError, StoreError
+from rekindle.agents.usage import SESSION_BYTES
+from rekindle.errors import BadRequest, Cancelled, Conflict, NotFound, StoreError
 from rekindle.text.messages import check_json
+from rekindle.worker import contained
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
-MOST_SESSIONS = 10_000  # all of them are held in memory
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
@@ -34,30 +38,28 @@ class Registry:
 
     def __init__(self, desk: Desk) -> None:
         self._desk = desk
-        self._sessions: dict[tuple[str, str], Session] = {}
+        self._sessions = LoadedSessions(desk)
         self._extension: Extension | None = None
         self._creating = asyncio.Lock()
         self._tasks: set[asyncio.Task[Any]] = set()
         self._is_closed = False
 
     async def load(self) -> None:
-        """Bring back what is kept; a session that cannot be had again stays in the file, and is said loudly."""
-        for kept in await self._in_writer(self._desk.records.sessions):
-            try:
-                self._sessions[kept.namespace, kept.id] = Session(self._desk, kept)
-            except RekindleError as error:
-                logger.error("session %s of %s cannot be gone on with: %s", kept.id, kept.namespace, error)
-        self._extension = await asyncio.to_thread(measured_extension, self._desk.engine)
+        """Learn which sessions there are; each is read when it is first asked for."""
+        for card in await self._in_writer(self._desk.records.cards):
+            self._sessions.know(card)
+        self._extension = await asyncio.to_thread(contained(measured_extension), self._desk.engine)
 
     async def close(self) -> None:
         """Stop whoever speaks or listens, let what was asked for come to its end, and the writing thread finish."""
         self._is_closed = True
-        for session in self._sessions.values():
+        sessions = self._sessions.live()
+        for session in sessions:
             session.close(Cancelled("the service of sessions is closed"))
-        await asyncio.gather(*(session.stop() for session in self._sessions.values()))
+        await asyncio.gather(*(session.stop() for session in sessions))
         while self._tasks:
             await asyncio.wait(self._tasks)
-        for session in self._sessions.values():
+        for session in self._sessions.live():
             session.end_watching()
         await asyncio.to_thread(self._desk.writer.shutdown)
 
@@ -73,16 +75,18 @@ class Registry:
             raise
 
     async def _in_writer(self, work: Callable[..., Any], *args: Any) -> Any:
-        return await asyncio.get_running_loop().run_in_executor(self._desk.writer, work, *args)
+        return await asyncio.get_running_loop().run_in_executor(self._desk.writer, contained(work), *args)
 
     async def create(self, namespace: str, plan: Plan, id: str) -> Session:
         """Begin a session, durably; BadRequest, Conflict where the id is taken, StoreError."""
         async with self._creating:  # so that each is checked against those before it
             self._check_new(namespace, plan, id)
-            now, held = self._desk.clock(), held_by(plan, self._all_of(namespace))
+            permanent = [each.agent for each in plan.participants if each.agent is not None]
+            sessions = await self._sessions.with_agents(namespace, permanent)
+            now, held = self._desk.clock(), held_by(plan, sessions)
             number, preludes = await self._in_writer(self._write_new, namespace, id, plan, held, now)
             session = Session(self._desk, Kept(number, namespace, id, now, now, plan, preludes, ()))
-            self._sessions[namespace, id] = session
+            self._sessions.add(Card.of(number, namespace, id, plan), session)
         if self._is_closed:
             session.close(Cancelled("the service of sessions is closed"))
         session.fall_behind()
@@ -94,19 +98,25 @@ class Registry:
             raise Cancelled("the service of sessions is closed")
         if not _ID.fullmatch(id):
             raise BadRequest(f"{id!r} is no id: 1 to 64 letters, digits, '.', '_', '-'", param="id")
-        if len(self._sessions) >= MOST_SESSIONS:
-            raise BadRequest(f"there are {MOST_SESSIONS} sessions: delete some first")
+        self.check_room(namespace, sessions=1)
         check_json(asdict(plan), "plan")
         sampling_of(dict(plan.sampling))
-        check_plan(plan)
+        check_new_plan(plan)
         check_agents(id, ((each.name, each.agent) for each in plan.participants))
-        check_apart(id, plan, self._all_of(namespace))
+        check_apart(id, plan, self._sessions.cards(namespace))
+
+    def check_room(self, namespace: str, *, sessions: int = 0, num_bytes: int = 0) -> None:
+        """Raise QuotaExceeded where a namespace may not have so much more."""
+        used = self._desk.records.usage.of(namespace)
+        self._desk.quota.check(namespace, used, sessions=sessions, num_bytes=num_bytes)
 
     def _write_new(
         self, namespace: str, id: str, plan: Plan, held: list[tuple[int, Memory]], now: float
     ) -> tuple[int, dict[str, Prelude]]:
         """On the writing thread, as forgetting is: what is forgotten meanwhile is forgotten of this session, too."""
         preludes = brought(plan, held, self._desk.records, namespace)
+        num_bytes = SESSION_BYTES + len(packed(plan).encode()) + len(packed(preludes).encode())
+        self.check_room(namespace, sessions=1, num_bytes=num_bytes)
         return self._desk.records.create(namespace, id, plan, preludes, now), preludes
 
     async def forget(self, namespace: str, agent: str) -> None:
@@ -115,20 +125,31 @@ class Registry:
 
     async def delete(self, namespace: str, id: str) -> None:
         """Forget a session, KV first; from now on nobody finds it, unless the disk refuses (StoreError)."""
-        session = self.found(namespace, id)
-        session.close(_no_session(id))
+        session = await self.fetch(namespace, id)
+        session.close(no_session(id))
         try:
             async with session.changing:
                 await session.stop()
                 await self._reload(session)
-                await asyncio.to_thread(forget_kv, session)
-                await self._in_writer(self._desk.records.delete, session.number, namespace, kept_of(session))
+                await asyncio.to_thread(contained(forget_kv), session)
+                await self._in_writer(self._delete, session)
         except BaseException:
             session.reopen()
             raise
-        if self._sessions.get((namespace, id)) is session:  # another may have got the id by now
-            del self._sessions[namespace, id]
+        self._sessions.remove(session)
         session.end_watching()
+
+    def _delete(self, session: Session) -> None:
+        """On the writing thread. What agents would remember beyond their namespace's bound is lost, which is logged."""
+        records, most = self._desk.records, self._desk.quota.num_bytes
+        fit, used = [], records.usage.of(session.namespace).num_bytes - records.usage.size(session.number)
+        for memory in kept_of(session):
+            used += 0 if memory.prelude is None else len(packed(memory.prelude).encode())
+            if most is None or used <= most:
+                fit.append(memory)
+            else:
+                logger.warning("%s does not remember session %s: its namespace is full", memory.agent, session.id)
+        records.delete(session.number, session.namespace, fit)
 
     async def _reload(self, session: Session) -> None:
         """Before it is deleted, so that nobody remembers what was not durable; one that cannot be read goes, too."""
@@ -137,28 +158,33 @@ class Registry:
         except StoreError as error:
             logger.warning("session %s of %s is deleted as it was last known: %s", session.id, session.namespace, error)
 
-    def of(self, namespace: str) -> list[Session]:
-        """The sessions of a namespace, the oldest first."""
-        return [session for session in self._all_of(namespace) if session.closed is None]
+    def of(self, namespace: str) -> Iterator[Session]:
+        """The sessions of a namespace, the oldest first, each read when it is its turn."""
+        for card in self._sessions.cards(namespace):
+            with contextlib.suppress(NotFound, Cancelled):  # it is being deleted
+                yield self.found(namespace, card.id)
 
-    def _all_of(self, namespace: str) -> list[Session]:
-        """Those with them that are being deleted: until they are, their agents remember what was said in them."""
-        return [session for (space, _), session in self._sessions.items() if space == namespace]
+    async def fetched(self, namespace: str) -> AsyncIterator[Session]:
+        """The same, without keeping the event loop waiting for the file."""
+        for card in self._sessions.cards(namespace):
+            try:
+                yield await self.fetch(namespace, card.id)
+            except (NotFound, Cancelled):
+                continue
 
     def found(self, namespace: str, id: str) -> Session:
-        """One session; raises NotFound."""
-        session = self._sessions.get((namespace, id))
-        if session is None:
-            raise _no_session(id)
-        if session.closed is not None:
-            raise session.closed
-        return session
+        """One session, read at once where it is not in memory; NotFound, StoreError."""
+        return _open(self._sessions.get(namespace, id))
+
+    async def fetch(self, namespace: str, id: str) -> Session:
+        """The same, without keeping the event loop waiting for the file."""
+        return _open(await self._sessions.fetch(namespace, id))
 
     async def ready(self, namespace: str, id: str) -> Session:
         """One session in which nothing is being played, as it is in the file; NotFound, Conflict, StoreError."""
-        session = self.found(namespace, id)
+        session = await self.fetch(namespace, id)
         await session.reload()
-        self.found(namespace, id)
+        _open(session)
         if session.run is not None:
             raise Conflict("somebody is speaking in this session: wait for the end, or interrupt it")
         return session
@@ -188,8 +214,7 @@ class Registry:
 
     def check(self) -> None:
         """Assert what must hold of every session and of the file."""
-        for session in self._sessions.values():
-            session.check()
+        self._sessions.check()
         self._desk.records.check()
 
 
@@ -199,5 +224,7 @@ def _log_failure(task: asyncio.Task[Any]) -> None:
         logger.warning("what was asked for of a session failed when nobody waited for it any more: %s", error)
 
 
-def _no_session(id: str) -> NotFound:
-    return NotFound(f"no session {id!r}", param="id")
+def _open(session: Session) -> Session:
+    if session.closed is not None:
+        raise session.closed
+    return session

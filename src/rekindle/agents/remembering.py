@@ -10,7 +10,7 @@ import contextlib
 from collections.abc import Sequence
 
 from rekindle.agents.coordination import Coordination
-from rekindle.agents.records import Memory, SessionRecords
+from rekindle.agents.records import Card, Memory, SessionRecords
 from rekindle.agents.session import Session
 from rekindle.agents.types import Plan, Prelude
 from rekindle.errors import BadRequest, NotFound
@@ -43,7 +43,7 @@ def brought(
     return preludes
 
 
-def check_apart(id: str, plan: Plan, sessions: Sequence[Session]) -> None:
+def check_apart(id: str, plan: Plan, sessions: Sequence[Card]) -> None:
     """Raise BadRequest where a permanent agent would be one that belongs to a session, and ends with it.
 
     Agents of a session are called by its id, "/" and a name; `sessions` are the others of the namespace.
@@ -55,9 +55,9 @@ def check_apart(id: str, plan: Plan, sessions: Sequence[Session]) -> None:
             message = f"{each.agent!r} would be an agent of the session {owner!r}: choose another identity"
             raise BadRequest(message, param=f"agents[{at}].agent")
     for session in sessions:
-        for each in session.machine.participants.values():
-            if each.agent is not None and each.agent.startswith(f"{id}/"):
-                raise BadRequest(f"{each.agent!r} is a permanent agent: choose another id than {id!r}", param="id")
+        for agent in session.agents:
+            if agent.startswith(f"{id}/"):
+                raise BadRequest(f"{agent!r} is a permanent agent: choose another id than {id!r}", param="id")
 
 
 def kept_of(session: Session) -> list[Memory]:

@@ -40,6 +40,7 @@ from rekindle.agents.types import (
 )
 from rekindle.errors import Cancelled, Conflict, RekindleError, RequestFailed
 from rekindle.model.params import SamplingParams
+from rekindle.worker import MEANT_FOR_THE_LOOP
 
 logger = logging.getLogger(__name__)
 PAUSE_S = 1.0  # after the last turn: a run that begins later follows a pause, not a gap
@@ -73,7 +74,9 @@ class Run:
             durable.add_done_callback(self._written)
         try:
             self._carry_out(directives, durable)
-        except Exception as error:
+        except MEANT_FOR_THE_LOOP:
+            raise
+        except BaseException as error:
             self._defect(error)
         self._task = asyncio.create_task(self._play())
 
@@ -125,7 +128,7 @@ class Run:
         self.failure = self.failure or error
         self._leave()
 
-    def _defect(self, error: Exception) -> None:
+    def _defect(self, error: BaseException) -> None:
         """Border: it ends this run, and nothing else."""
         logger.error("what was played in session %s ended", self._session.id, exc_info=error)
         failed = RequestFailed(f"what was played ended unexpectedly: {error!r}")
@@ -137,7 +140,9 @@ class Run:
         teller = asyncio.create_task(self._outbox.empty())
         try:
             await self._listen_to_voices()
-        except Exception as error:
+        except MEANT_FOR_THE_LOOP:
+            raise
+        except BaseException as error:
             self._defect(error)
         finally:
             try:

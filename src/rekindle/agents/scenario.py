@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from rekindle.agents.document import Field, Problem, Reading, Scalar
-from rekindle.agents.joining import check_plan
+from rekindle.agents.joining import check_new_plan
 from rekindle.agents.outcomes import Known, Rule, read_rules
 from rekindle.agents.phases import Phase, Stage, allowed, read_phases
 from rekindle.agents.types import HOST, TOPOLOGIES, Participant, Plan
@@ -181,7 +181,7 @@ def _read_plan(root: Field, entries: Mapping[str, Field], folder: Path, texts: M
     )
     if "agents" in entries and entries["agents"].is_list:
         try:
-            check_plan(plan)
+            check_new_plan(plan)
         except BadRequest as error:
             _blamed(root, error.param or "").wrong(str(error))
     return plan

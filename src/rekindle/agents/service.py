@@ -28,6 +28,7 @@ from rekindle.agents import changing
 from rekindle.agents.comparing import Picture, compared
 from rekindle.agents.coordination import Coordination
 from rekindle.agents.deciding import Question
+from rekindle.agents.joining import check_look
 from rekindle.agents.records import SessionRecords
 from rekindle.agents.registry import Registry
 from rekindle.agents.rounds import Asked
@@ -48,17 +49,22 @@ from rekindle.agents.types import (
     Utterance,
     VoteBegun,
 )
+from rekindle.agents.usage import Quota
 from rekindle.engine.api import Engine
 from rekindle.errors import BadRequest
 from rekindle.text.messages import check_json, check_text
+from rekindle.worker import contained
 
 __all__ = ["Coordinator", "SessionEvent", "SessionInfo"]
+NO_QUOTA = Quota()
 Sampling = Mapping[str, Any] | None
 Events = AsyncGenerator[SessionEvent, None]
 
 
 class Coordinator:
     """The sessions over `engine` that `records` keeps. `clock` is the wall's, `timer` measures gaps.
+
+    `quota` is what each namespace may have; what would be more raises QuotaExceeded.
 
     Closing it closes neither engine nor records.
     """
@@ -70,13 +76,14 @@ class Coordinator:
         *,
         clock: Callable[[], float] = time.time,
         timer: Callable[[], float] = time.perf_counter,
+        quota: Quota = NO_QUOTA,
     ) -> None:
         writer = ThreadPoolExecutor(1, thread_name_prefix="rekindle-sessions")
-        self._desk = Desk(engine, records, writer, clock, timer)
+        self._desk = Desk(engine, records, writer, clock, timer, quota)
         self._registry = Registry(self._desk)
 
     async def start(self) -> None:
-        """Load every session; one that cannot be had again stays in the file, and is said loudly."""
+        """Learn which sessions there are; each is read from the file when it is first asked for."""
         await self._registry.load()
 
     async def close(self) -> None:
@@ -96,6 +103,14 @@ class Coordinator:
     def sessions(self, namespace: str) -> list[SessionInfo]:
         """Every session of a namespace, the oldest first."""
         return [self._registry.info(session) for session in self._registry.of(namespace)]
+
+    async def listed(self, namespace: str) -> list[SessionInfo]:
+        """The same, without keeping the event loop waiting for the file."""
+        return [self._registry.info(session) async for session in self._registry.fetched(namespace)]
+
+    async def fetch(self, namespace: str, id: str) -> None:
+        """Have a session in memory, so that what is asked of it next need not wait for the file; raises NotFound."""
+        await self._registry.fetch(namespace, id)
 
     def show(self, namespace: str, id: str) -> SessionInfo:
         """One session; raises NotFound."""
@@ -124,11 +139,11 @@ class Coordinator:
         """Where the contexts of two agents part, and how many tokens their prompts share."""
         if len(names) != 2:
             raise BadRequest(f"name two agents to be compared, not {len(names)}", param="agents")
-        session = self._registry.found(namespace, id)
+        session = await self._registry.fetch(namespace, id)
         await session.reload()
         one, other = (Picture.of(session.machine, name) for name in names)
         await session.written()
-        return await asyncio.to_thread(compared, self._desk.engine, one, other)
+        return await asyncio.to_thread(contained(compared), self._desk.engine, one, other)
 
     # What is played.
 
@@ -186,6 +201,7 @@ class Coordinator:
         def begun(machine: Coordination) -> Event | None:
             if question is not None:
                 check_json(asdict(question), "question")
+                self._registry.check_room(namespace, num_bytes=len(str(question).encode()))
                 return VoteBegun(question, tuple(machine.participants if voters is None else voters))
             if machine.voting is None:
                 raise BadRequest("no vote is under way: put a question", param="question")
@@ -201,6 +217,7 @@ class Coordinator:
         None: with the turns that have begun and not ended.
         """
         session = await self._registry.ready(namespace, id)
+        self._registry.check_room(namespace, num_bytes=1)
         event = begun(session.machine)
         run = Run(session, sampling_of(dict(session.machine.plan.sampling), sampling or {}))
         if event is None:
@@ -232,11 +249,14 @@ class Coordinator:
         `stop`: "turn" has whoever is speaking now end there, and all hear it before anybody else speaks; "round" has
         nobody speak after it either. Durable when it returns.
         """
-        session = self._registry.found(namespace, id)
+        session = await self._registry.fetch(namespace, id)
         check_text(text, "text")
         check_text(by or "", "by")
         told, run = Told(session.machine.plan.host if by is None else by, text, to), session.run
         session.machine.check_told(told)
+        if told.by not in session.machine.names:
+            check_look(told.by, session.machine.names, param="by")
+        self._registry.check_room(namespace, num_bytes=len(text.encode()))
         if stop == "round":
             return await self._registry.whole(changing.give_up(session, run, told))
         pending = run.interrupt(told) if stop == "turn" and run is not None else None
@@ -244,9 +264,10 @@ class Coordinator:
 
     async def fork(self, namespace: str, id: str, source: str, target: str, *, persona: str = "") -> SessionInfo:
         """Add an agent that remembers all that another does, its KV included; it lives as long as the session."""
-        session = self._registry.found(namespace, id)
+        session = await self._registry.fetch(namespace, id)
         check_json([target, persona], "name")
         check_agents(id, [(target, None)])
+        self._registry.check_room(namespace, num_bytes=len(persona.encode()))
         await self._registry.whole(changing.fork(session, Forked(source, target, persona)))
         return self._registry.info(session)
 
@@ -259,13 +280,13 @@ class Coordinator:
         return await self._changed(namespace, id, Merged(source, target))
 
     async def _changed(self, namespace: str, id: str, event: Event) -> SessionInfo:
-        session = self._registry.found(namespace, id)
+        session = await self._registry.fetch(namespace, id)
         await self._registry.whole(changing.happen(session, event))
         return self._registry.info(session)
 
     async def events(self, namespace: str, id: str) -> Events:
         """What happens in a session from now on, whoever has it played; ends when the session does."""
-        session = self._registry.found(namespace, id)
+        session = await self._registry.fetch(namespace, id)
         queue = session.watch()
         try:
             while (told := await queue.get()) is not None:
@@ -275,7 +296,7 @@ class Coordinator:
 
     async def settle(self, namespace: str, id: str) -> None:
         """Wait until everybody has taken in what can be taken in now."""
-        await self._registry.found(namespace, id).listening.settle()
+        await (await self._registry.fetch(namespace, id)).listening.settle()
 
     def check(self) -> None:
         """Assert what must hold of every session and of the file."""

@@ -10,12 +10,14 @@ to what is in the file (`reload`). A session that is closed takes nothing more. 
 from __future__ import annotations
 
 import asyncio
+import weakref
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
+from rekindle.agent_ids import check_agent_id
 from rekindle.agents.coordination import Coordination
 from rekindle.agents.journal import Durable, Journal, failure, written
 from rekindle.agents.listening import Listening
@@ -23,15 +25,15 @@ from rekindle.agents.records import Kept, SessionRecords
 from rekindle.agents.speaking import Speaker
 from rekindle.agents.telling import SessionEvent, Standing
 from rekindle.agents.types import Directive, Entry, Event, Hear, Merged, Participant, Rewound, Utterance
+from rekindle.agents.usage import Quota
 from rekindle.engine.api import Engine
 from rekindle.engine.types import Reuse
-from rekindle.errors import BadRequest, RekindleError, StoreError
+from rekindle.errors import RekindleError, StoreError
 from rekindle.text.messages import Message
 
 if TYPE_CHECKING:
     from rekindle.agents.running import Run
 
-MAX_ID_BYTES = 256  # of an agent's id
 MOST_UNREAD = 4096  # events that a watcher may be behind
 
 
@@ -44,12 +46,9 @@ def agent_of(session: str, name: str, identity: str | None) -> str:
 
 
 def check_agents(session: str, named: Iterable[tuple[str, str | None]]) -> None:
-    """Refuse names, each with an identity or none, that are too long or too odd for an agent's id."""
+    """Refuse names, each with an identity or none, that cannot be an agent's id."""
     for name, identity in named:
-        agent = agent_of(session, name, identity)
-        if not 1 <= len(agent.encode()) <= MAX_ID_BYTES or not agent.isprintable():
-            message = f"{agent!r} is no id of an agent: 1 to {MAX_ID_BYTES} bytes, no control characters"
-            raise BadRequest(message, param="agents")
+        check_agent_id(agent_of(session, name, identity), where="agents")
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +60,7 @@ class Desk:
     writer: Executor  # one thread
     clock: Callable[[], float]
     timer: Callable[[], float]
+    quota: Quota
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,10 +107,26 @@ class Session:
         self._watchers: set[asyncio.Queue[SessionEvent | None]] = set()
 
     def _listeners(self) -> Listening:
-        def prompt(name: str, partial: Entry | None) -> tuple[Message, ...]:
-            return self.machine.prompt(name, partial=partial, cue=False)
+        me = weakref.ref(self)  # a session that nobody has is to leave memory at once
 
-        return Listening(self.desk.engine, self.namespace, prompt=prompt, agent=self.agent)
+        def held() -> Session:
+            session = me()
+            assert session is not None, "a session with listeners is held"
+            return session
+
+        def prompt(name: str, partial: Entry | None) -> tuple[Message, ...]:
+            return held().machine.prompt(name, partial=partial, cue=False)
+
+        def agent(name: str) -> str:
+            return held().agent(name)
+
+        return Listening(self.desk.engine, self.namespace, prompt=prompt, agent=agent, owner=held)
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing is lost if it leaves memory: it can be read from the file as it is."""
+        is_quiet = self.run is None and not self._watchers and not self.changing.locked()
+        return is_quiet and self.listening.is_idle and self._journal.is_settled
 
     def agent(self, name: str) -> str:
         """The id of a participant's memory in the engine."""

@@ -18,7 +18,7 @@ from rekindle.agents.types import Entry, Turn, TurnEnded, TurnFailed, Utterance
 from rekindle.engine.api import Engine
 from rekindle.engine.generation import Generation
 from rekindle.engine.types import Delta, FinishReason, GenerationRequest, Report, Reuse
-from rekindle.errors import BadRequest, Cancelled, Overloaded, RekindleError, StoreError
+from rekindle.errors import BadRequest, Cancelled, Overloaded, RekindleError, StoreError, Unavailable
 from rekindle.model.params import MAX_STOPS, SamplingParams
 from rekindle.text.messages import Message
 from rekindle.text.replies import ReplyFormat, ReplyStream, Said, TextPiece
@@ -154,7 +154,7 @@ class Voice:
         """What an error means for the session; None: the turn is left. Raises what is no fault of this turn."""
         if isinstance(error, Cancelled):
             return self._unsaid(Cancelled(UNSAID)) if self.cut else None
-        if isinstance(error, Overloaded | StoreError):
+        if isinstance(error, Overloaded | StoreError | Unavailable):
             raise error
         return self._unsaid(error)
 
