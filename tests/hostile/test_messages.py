@@ -29,7 +29,7 @@ def check(target: Target, path: str, body: Any) -> int:
     assert answer.status < 500, f"{answer.status}: {answer.body[:300]!r} to {str(body)[:300]}"
     if answer.status != 200:
         told = answer.json
-        assert (set(told), told["type"]) == ({"type", "error"}, "error")
+        assert (set(told), told["type"]) == ({"type", "error", "request_id"}, "error")
         assert set(told["error"]) == {"type", "message"}
         assert told["error"]["message"]
     return answer.status

@@ -26,7 +26,7 @@ from rekindle.server.errors import invalid, problem_of
     ],
 )
 def test_mapping(error: Exception, status: int, kind: str, param: str | None, code: str | None) -> None:
-    response = problem_of(error).response("/v1/completions")
+    response = problem_of(error).response({"path": "/v1/completions"})
     body = json.loads(bytes(response.body))["error"]
     assert response.status_code == status
     assert (body["type"], body["param"], body["code"]) == (kind, param, code)
@@ -34,7 +34,7 @@ def test_mapping(error: Exception, status: int, kind: str, param: str | None, co
 
 
 def test_come_back_later() -> None:
-    assert problem_of(Overloaded("full", retry_after_s=1.2)).response("/").headers["Retry-After"] == "2"
+    assert problem_of(Overloaded("full", retry_after_s=1.2)).response({"path": "/"}).headers["Retry-After"] == "2"
 
 
 def test_accidents_tell_nothing() -> None:
@@ -55,7 +55,7 @@ def test_accidents_tell_nothing() -> None:
 )
 def test_under_messages_errors_have_anthropics_shape(error: Exception, status: int, kind: str) -> None:
     for path in ("/v1/messages", "/v1/messages/count_tokens"):
-        response = problem_of(error).response(path)
+        response = problem_of(error).response({"path": path})
         body = json.loads(bytes(response.body))
         assert (response.status_code, body["type"], body["error"]["type"]) == (status, "error", kind)
         assert set(body["error"]) == {"type", "message"}
@@ -63,5 +63,5 @@ def test_under_messages_errors_have_anthropics_shape(error: Exception, status: i
 
 @pytest.mark.parametrize("path", ["/v1/messages", "/v1/completions"])
 def test_a_message_that_quotes_half_of_a_pair_can_be_sent(path: str) -> None:
-    body = json.loads(bytes(problem_of(BadRequest("no \ud83d here", param="\ud83d")).response(path).body))
+    body = json.loads(bytes(problem_of(BadRequest("no \ud83d here", param="\ud83d")).response({"path": path}).body))
     assert "no ? here" in body["error"]["message"]

@@ -11,12 +11,23 @@ def fail(history: History, caller: Caller, number: int) -> None:
     history.began(caller, "/v1/chat/completions", {}).failed(number, BadRequest("no"))
 
 
+def test_requests_are_numbered_by_namespace() -> None:
+    """The engine's own number says how many requests everybody has made."""
+    history = History()
+    for number in range(5):
+        fail(history, Caller("left", "ada"), 1000 + number)
+        fail(history, Caller("left", None), 1000 + number)
+    fail(history, Caller("right", "bo"), 1031)
+    assert [entry["request"] for entry in history.of("left", "ada")] == [9, 7, 5, 3, 1]
+    assert [entry["request"] for entry in history.of("right", "bo")] == [1]
+
+
 def test_the_newest_come_first_and_the_oldest_go() -> None:
     history = History(clock=lambda: 5.0)
     for number in range(MAX_REQUESTS + 3):
         fail(history, Caller("default", "ada"), number)
     entries = history.of("default", "ada")
-    assert [entry["request"] for entry in entries] == list(range(MAX_REQUESTS + 2, 2, -1))
+    assert [entry["request"] for entry in entries] == list(range(MAX_REQUESTS + 3, 3, -1))
     assert entries[0]["at"] == 5.0
 
 

@@ -35,8 +35,17 @@ def test_a_recording_that_fails_is_told_to_those_with_a_key(served: Served, tmp_
         assert (ready.status, ready.json["status"]) == (200, "degraded")
         assert "recording" in ready.json["problems"][0]
         without = running.send("GET", "/health/ready").json
-        assert (without["status"], without["problems"]) == ("degraded", [])
+        assert without == {"status": "degraded", "problems": []}
         assert running.chat("Hello again!", key="k").status == 200
+
+
+def test_how_many_requests_there_are_is_for_those_with_a_key(served: Served) -> None:
+    with serving(served.engine, ServerSettings(api_keys={"left": "k"})) as running:
+        assert running.send("GET", "/health/ready").json == {"status": "ok", "problems": []}
+        assert running.send("GET", "/health/ready", key="wrong").json == {"status": "ok", "problems": []}
+        ready = running.send("GET", "/health/ready", key="k").json
+        assert set(ready) == {"status", "running", "waiting", "problems"}
+    assert set(served.send("GET", "/health/ready").json) == {"status", "running", "waiting", "problems"}
 
 
 def test_tokens_of_messages_are_those_the_model_sees(served: Served) -> None:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
+
 from rekindle.engine.types import Normalised, Report, Timings
-from rekindle.errors import BadRequest
+from rekindle.server.lines import Line, on_one_line, plain
 from rekindle.server.log import RequestLog
 
 
@@ -29,37 +31,50 @@ def report(prompt: int, hot: int, warm: int, prefill_ms: float) -> Report:
 def test_time_saved_is_priced_by_what_was_computed() -> None:
     log = RequestLog()
     warm = report(1000, 600, 300, 50.0)
-    log.finished(1, None, report(1000, 0, 0, 500.0), "stop")
+    log.learn(report(1000, 0, 0, 500.0))
     assert log.price_ms == 0.5
-    assert log.line("ada", warm, "stop") == (
-        "ada: extend, reused 900 of 1,000 (600 hot, 300 warm), first token 51 ms, saved about 450 ms, 5 tokens out"
+    assert log.described(warm, "stop") == (
+        "extend, reused 900 of 1,000 (600 hot, 300 warm), first token 51 ms, saved about 450 ms, 5 tokens out"
     )
 
 
 def test_the_first_warm_request_is_priced_by_its_own_prefill() -> None:
     log = RequestLog()
-    assert "saved about 450 ms" in log.line("ada", report(1000, 0, 900, 50.0), "stop")
-    log.finished(1, None, report(110, 0, 109, 20.0), "stop")
-    assert "saved about 450 ms" in log.line("ada", report(1000, 0, 900, 50.0), "stop")
-    assert "saved" not in log.line("ada", report(10, 0, 0, 5.0), "stop")
+    assert "saved about 450 ms" in log.described(report(1000, 0, 900, 50.0), "stop")
+    log.learn(report(110, 0, 109, 20.0))
+    assert "saved about 450 ms" in log.described(report(1000, 0, 900, 50.0), "stop")
+    assert "saved" not in log.described(report(10, 0, 0, 5.0), "stop")
 
 
-def test_a_failure_is_one_line_too() -> None:
-    log = RequestLog()
-    assert log.failure("ada", 400, BadRequest("no\n such thing")) == "ada: failed with 400, no such thing"
-    assert log.failure(None, 500, ValueError("bits")) == "unnamed: failed with 500, ValueError('bits')"
-    assert len(log.failure("ada", 400, BadRequest("x" * 10_000))) < 400
+def test_a_failure_is_bounded() -> None:
+    line = Line("req_1", status=200)
+    line.fail(503, "x" * 10_000)
+    line.fail(500, "another")
+    assert line.about().startswith("failed with 503, xxx") and len(line.about()) < 400
+    assert line.as_dict()["error_status"] == 503 and len(line.as_dict()["error"]) < 400
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [(None, "-"), ("-", '"-"'), ("ada", "ada"), ("a b", '"a b"'), ('a"', '"a\\""'), ("a=b", '"a=b"'), ("", '""')],
+)
+def test_a_value_ends_where_it_seems_to(value: str | None, shown: str) -> None:
+    assert plain(value) == shown
+
+
+def test_a_line_is_one_line() -> None:
+    assert on_one_line("a\nb\x1b[31m\u2028\u202e\ud83d é") == r"a\nb\x1b[31m\u2028\u202e\ud83d é"
 
 
 def test_short_prefills_price_nothing() -> None:
     log = RequestLog()
-    log.finished(1, None, report(100, 95, 0, 30.0), "stop")
+    log.learn(report(100, 95, 0, 30.0))
     assert log.price_ms is None
 
 
 def test_the_unnamed_and_the_cancelled_are_told() -> None:
-    line = RequestLog().line(None, report(10, 0, 0, 5.0), "cancelled")
-    assert line.startswith("unnamed: miss, reused 0 of 10, first token")
+    line = RequestLog().described(report(10, 0, 0, 5.0), "cancelled")
+    assert line.startswith("miss, reused 0 of 10, first token")
     assert line.endswith("cancelled")
 
 
@@ -70,7 +85,7 @@ def test_what_was_taken_out_is_told_with_its_cost() -> None:
         Normalised("dates", 1, "Today's date: 2026-11-20", 0),
         Normalised("tools", None, "look, ask", 0),
     )
-    line = RequestLog().line("ada", replace(report(20_000, 19_000, 0, 5.0), normalised=items), "stop")
+    line = RequestLog().described(replace(report(20_000, 19_000, 0, 5.0), normalised=items), "stop")
     assert "attribution taken out (would have cost 12,345 tokens)" in line
     assert line.count("dates taken out") == line.count("dates taken out (would have cost 900 tokens)") == 1
     assert line.endswith("tools put in order") or "tools put in order," in line

@@ -15,7 +15,15 @@ def test_sigterm_stops_and_saves(tmp_path: Path) -> None:
         first = server.wait_ready().chat(SAID, agent="ada", max_tokens=4)
         assert server.stop() == 0
     banner = log.read_text()
-    for wanted in ("pocket", "q4h", "hot", "agents found: 0", f"http://127.0.0.1:{server.port}/v1", "ada: miss"):
+    for wanted in (
+        "pocket",
+        "q4h",
+        "hot",
+        "agents found: 0",
+        f"http://127.0.0.1:{server.port}/v1",
+        "agent=ada ",
+        ": miss, reused 0 ",
+    ):
         assert wanted in banner
     with ServerProcess(flags, log=log) as server:
         again = server.wait_ready().chat(SAID, agent="ada", max_tokens=4)

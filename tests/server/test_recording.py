@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import stat
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +18,9 @@ from rekindle.server import dayfile, recording
 from rekindle.server.caller import Caller
 from rekindle.server.dayfile import DayWriter, Header, RecordedRequest, read_day
 from rekindle.server.openai.parts import message_of
-from rekindle.server.recording import RETRY_S, Recorder
+from rekindle.server.recording import MAX_QUEUED, RETRY_S, Recorder
 from rekindle.text.messages import Message, ToolCall
+from tests.engine.dying import Panic
 from tests.server.conftest import Served, serving
 from tests.server.scripted import serving as scripted_serving
 from tests.server.scripted import write_scripted_model
@@ -270,3 +272,52 @@ def test_a_file_that_everybody_could_read_is_for_its_owner_again(tmp_path: Path)
     path.chmod(0o644)
     recorder(path).close()
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
+
+
+class BrokenClock(Clock):
+    """Tells the time to everybody but the recorder's own thread, once it is broken."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.kind: type[BaseException] | None = None
+
+    def __call__(self) -> float:
+        if self.kind is not None and threading.current_thread().name == "rekindle-recorder":
+            raise self.kind("no time")
+        return super().__call__()
+
+
+@pytest.mark.parametrize("kind", [Panic, SystemExit])
+def test_a_panic_costs_one_line(tmp_path: Path, kind: type[BaseException]) -> None:
+    path, clock = tmp_path / "day.jsonl", BrokenClock()
+    made = recorder(path, clock=clock, max_bytes=1)  # each line begins a file, whose head has the time
+    tell(made, "One.")
+    while made.num_pending:
+        pass
+    clock.kind = kind
+    tell(made, "Two.")
+    while made.num_pending:
+        pass
+    clock.kind = None
+    tell(made, "Three.")
+    made.close()
+    assert made.worker.death is None and "Three." in path.read_text()
+
+
+def test_a_recorder_that_died_says_so_and_keeps_nobody_waiting(tmp_path: Path) -> None:
+    path, clock = tmp_path / "there" / "day.jsonl", BrokenClock()
+    made = recorder(path, clock=clock)
+    tell(made, "One.")
+    while made.num_pending:
+        pass
+    path.unlink()
+    clock.kind = Panic
+    tell(made, "Two.")  # fails, and then there is no time to say when it is tried again
+    made.worker.join(60)
+    assert made.worker.death is not None
+    for _ in range(MAX_QUEUED + 1):
+        tell(made, "Three.")
+    assert made.num_pending == 0
+    (problem,) = made.problems()
+    assert "the recorder thread has ended: Panic: no time; restart the server" in problem
+    made.close()

@@ -7,26 +7,29 @@ thread, so that other streams go on meanwhile.
 
 from __future__ import annotations
 
-import json
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+import asyncio
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
 from typing import Any, TypeVar
 
 from fastapi import Request
-from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import JSONResponse
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 
 from rekindle.engine.api import Engine
+from rekindle.engine.fairness import FairWorkers
 from rekindle.engine.generation import Generation
 from rekindle.engine.types import GenerationRequest, Report
 from rekindle.errors import BadRequest, Cancelled, RekindleError
-from rekindle.server.caller import Caller, caller_of, unnamed
+from rekindle.server.border import in_thread
+from rekindle.server.caller import Caller, access_of, caller_of, unnamed
 from rekindle.server.errors import HttpError, Problem, invalid, problem_of
+from rekindle.server.json_body import parse_json
 from rekindle.server.observer import Observer, RequestWatch
 from rekindle.server.reply import Reply, headers_of
 from rekindle.server.sse import DONE, EventStream, Item, event, watched
+from rekindle.worker import contained
 
 LARGE_BODY = 256 << 10  # bytes: up to here a body costs the event loop a few milliseconds
 Value = TypeVar("Value")
@@ -41,17 +44,18 @@ async def read_body(request: Request) -> bytes:
         raise invalid(400, "the client left before its body had come") from None
 
 
-def parse_json(raw: bytes) -> Any:
-    """The JSON that a body spells; 400 where it is none."""
-    try:
-        return json.loads(raw)
-    except (ValueError, RecursionError) as error:
-        raise invalid(400, f"the body is not JSON: {error}") from None
+async def aside(request: Request, num_bytes: int, work: Callable[[], Value]) -> Value:
+    """What `work` makes of a body of this size: of a small one here, of others as `off_loop` does."""
+    return contained(work)() if num_bytes <= LARGE_BODY else await off_loop(request, num_bytes, work)
 
 
-async def aside(num_bytes: int, work: Callable[[], Value]) -> Value:
-    """What `work` makes of a body of this size; of a large one in a worker thread."""
-    return await run_in_threadpool(work) if num_bytes > LARGE_BODY else work()
+async def off_loop(request: Request, num_bytes: int, work: Callable[[], Value]) -> Value:
+    """What `work` gives, done in a worker thread. On large bodies one of each namespace works at a time: other
+    namespaces wait for none of them, and no more than one is taken apart in memory."""
+    if num_bytes <= LARGE_BODY:
+        return await in_thread(work)
+    workers: FairWorkers = request.app.workers
+    return await asyncio.wrap_future(workers.submit(access_of(request).namespace, work))
 
 
 async def accepted(
@@ -73,11 +77,12 @@ async def accepted(
     try:
         caller = known or caller_of(request)
         raw = await read_body(request)
-        body = await aside(len(raw), lambda: parse_json(raw))
+        body = await aside(request, len(raw), lambda: parse_json(raw))
         watch = observer.began(caller, path, body if isinstance(body, dict) else {}, num_bytes=len(raw))
         try:
-            num_bytes = LARGE_BODY + 1 if always_aside else len(raw)
-            return await aside(num_bytes, lambda: submit(body, caller)), watch
+            if always_aside and len(raw) <= LARGE_BODY:
+                return await in_thread(lambda: submit(body, caller)), watch
+            return await aside(request, len(raw), lambda: submit(body, caller)), watch
         except RecursionError:
             raise invalid(400, "the body is nested too deeply") from None
     except Exception as error:
@@ -102,7 +107,8 @@ def submit_all(engine: Engine, requests: Sequence[GenerationRequest], num_choice
 class Answer:
     """One answer as it is made: whole, or as a stream that shows every `ping_s` that it lives.
 
-    `params`: what the dialect calls the parameters that the engine may refuse.
+    `params`: what the dialect calls the parameters that the engine may refuse. `settle` is awaited before the end of
+    the answer is spelled: what it promises is durable then.
     """
 
     def __init__(
@@ -113,8 +119,10 @@ class Answer:
         *,
         params: Mapping[str, str],
         ping_s: float,
+        settle: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
         self._reply = reply
+        self._settle = settle
         self._generations = generations
         self._watch = watch
         self._params = params
@@ -130,7 +138,8 @@ class Answer:
                 if item is not None:
                     self._take(item)
         if self._was_cancelled:
-            return problem_of(_cancelled()).response(request.url.path)
+            return problem_of(_cancelled()).response(request.scope)
+        await self._settled()
         return JSONResponse(self._reply.whole(), headers=self._headers())
 
     async def stream(self, request: Request) -> Response:
@@ -147,6 +156,10 @@ class Answer:
             await items.aclose()
             raise
         return EventStream(self._events(events, items), headers=self._headers())
+
+    async def _settled(self) -> None:
+        if self._settle is not None:
+            await self._settle()
 
     def _headers(self) -> dict[str, str]:
         known = self._first_report or self._generations[0].progress
@@ -201,6 +214,8 @@ class Answer:
                 async for item in items:
                     for each in self._spelled(item):
                         yield each
+                if not self._was_cancelled:
+                    await self._settled()
                 last = self._reply.broken(problem_of(_cancelled())) if self._was_cancelled else self._reply.ending()
             except RekindleError as error:
                 # The head is out already: the error travels as an event.

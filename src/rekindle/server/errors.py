@@ -9,6 +9,7 @@ Owns the mapping from the errors of `rekindle.errors`; adds the few that only HT
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +17,7 @@ from fastapi import Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
+from starlette.types import Scope
 
 from rekindle.errors import (
     BadRequest,
@@ -24,10 +26,13 @@ from rekindle.errors import (
     NotFound,
     Overloaded,
     PromptTooLong,
+    QuotaExceeded,
     RekindleError,
     StoreError,
     Timeout,
+    Unavailable,
 )
+from rekindle.server.lines import line_of
 
 ANTHROPIC_PATH = "/v1/messages"
 # What Anthropic's clients make an exception class of is the status; the type says the same in a word.
@@ -55,28 +60,45 @@ class Problem:
     code: str | None = None
     retry_after_s: float | None = None
 
-    def body(self, path: str = "") -> dict[str, Any]:
-        """The JSON body, in the shape that clients of this path read."""
+    def body(self, path: str = "", *, request_id: str | None = None) -> dict[str, Any]:
+        """The JSON body, in the shape that clients of this path read; Anthropic's has the request's id, too."""
         if path.startswith(ANTHROPIC_PATH):
             kind = ANTHROPIC_TYPES.get(self.status, "invalid_request_error" if self.status < 500 else "api_error")
             # Coding agents shorten their history when they read these words.
             told = f"prompt is too long: {self.message}" if self.code == TOO_LONG else self.message
-            return {"type": "error", "error": {"type": kind, "message": _sound(told)}}
+            named = {} if request_id is None else {"request_id": request_id}
+            return {"type": "error", "error": {"type": kind, "message": _sound(told)}, **named}
         error = {"message": self.message, "type": self.type, "param": self.param, "code": self.code}
         return {"error": {name: _sound(value) for name, value in error.items()}}
 
     def headers(self) -> dict[str, str]:
-        """`Retry-After` in whole seconds, rounded up, where it helps to come back; the challenge of a 401."""
+        """`Retry-After` in whole seconds, rounded up, to come back; the challenge of a 401; what a 415 takes."""
         headers = {}
         if self.retry_after_s is not None:
             headers["Retry-After"] = str(max(1, math.ceil(self.retry_after_s)))
         if self.status == 401:
             headers["WWW-Authenticate"] = "Bearer"
+        if self.status == 415:
+            headers["Accept-Encoding"] = "identity"
         return headers
 
-    def response(self, path: str) -> JSONResponse:
-        """The whole response to a request of this path."""
-        return JSONResponse(self.body(path), self.status, self.headers())
+    def response(self, scope: Scope) -> JSONResponse:
+        """The whole response to a request, in its dialect; the request's line in the log says what was wrong."""
+        line = line_of(scope)
+        if line is not None:
+            line.fail(self.status, self.message)
+        path = ANTHROPIC_PATH if is_anthropic(scope) else ""
+        return JSONResponse(
+            self.body(path, request_id=None if line is None else line.request_id), self.status, self.headers()
+        )
+
+
+def is_anthropic(scope: Mapping[str, Any]) -> bool:
+    """Whether a request speaks Anthropic's dialect. Models are asked for in both: a header tells them apart."""
+    path: str = scope["path"]
+    if path.startswith("/v1/models"):
+        return any(name == b"anthropic-version" for name, _ in scope.get("headers", ()))
+    return path.startswith(ANTHROPIC_PATH)
 
 
 def _sound(text: str | None) -> str | None:
@@ -112,12 +134,16 @@ def problem_of(error: Exception) -> Problem:
         return Problem(404, "invalid_request_error", message, error.param, "not_found")
     if isinstance(error, Conflict):
         return Problem(409, "invalid_request_error", message, error.param, "conflict")
+    if isinstance(error, QuotaExceeded):  # no 409 or 429: clients would send it again at once
+        return Problem(400, "invalid_request_error", message, error.param, "quota_exceeded")
     if isinstance(error, PromptTooLong):
         return Problem(400, "invalid_request_error", message, error.param or "messages", TOO_LONG)
     if isinstance(error, BadRequest):
         return Problem(400, "invalid_request_error", message, error.param)
     if isinstance(error, Overloaded):
         return Problem(503, "server_error", message, code="overloaded", retry_after_s=error.retry_after_s)
+    if isinstance(error, Unavailable):  # until it is started again; whoever balances load sees it in /health
+        return Problem(503, "server_error", message, code="unavailable")
     if isinstance(error, Timeout):  # what was computed is kept: asked again, it gets further
         return Problem(503, "server_error", message, code="timeout", retry_after_s=1)
     if isinstance(error, Cancelled):  # nobody reads it; logs and figures tell it apart from what we did wrong
@@ -143,7 +169,5 @@ def _malformed(error: RequestValidationError) -> Problem:
 
 
 async def on_error(request: Request, error: Exception) -> JSONResponse:
-    """Exception handler of the app. Models are asked for by clients of both makes: a header tells them apart."""
-    path = request.url.path
-    is_anthropic = path.startswith("/v1/models") and "anthropic-version" in request.headers
-    return problem_of(error).response(ANTHROPIC_PATH if is_anthropic else path)
+    """Exception handler of the app."""
+    return problem_of(error).response(request.scope)

@@ -15,6 +15,7 @@ from prometheus_client.registry import Collector
 
 from rekindle.engine.api import Engine
 from rekindle.engine.types import EngineStats
+from rekindle.errors import Unavailable
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +62,7 @@ STORE = (
     _Figure("bytes_written", "disk_written_bytes", "counter", "Bytes written to disk"),
     _Figure("bytes_read", "disk_read_bytes", "counter", "Bytes read from disk"),
     _Figure("bad_records", "bad_records", "counter", "Records on disk that were damaged"),
+    _Figure("damaged_rows", "damaged_rows", "counter", "Rows of the store's index that were damaged"),
     _Figure("failed_saves", "failed_saves", "counter", "Saves that failed"),
 )
 
@@ -78,7 +80,13 @@ class EngineCollector(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """All families, as of now."""
-        stats = self._engine.stats()
+        dead = GaugeMetricFamily("rekindle_dead_threads", "Threads that have ended of an error: restart the server")
+        dead.add_metric([], len(self._engine.deaths()))
+        yield dead
+        try:
+            stats = self._engine.stats()
+        except Unavailable:  # the engine's own thread
+            return
         families: dict[str, Metric] = {}
         given = {name: getattr(stats, name) for name in EngineStats.__dataclass_fields__}
         for figures, values in ((ENGINE, given), (STORE, stats.store or {})):

@@ -1,20 +1,22 @@
 """The last requests of each agent, to say afterwards why one was slow.
 
-Owns a bounded number of them for a bounded number of agents, those asked for last. They hold what the engine reported,
-so stored text stands in them only where it is the agent's own. Kept in memory: a restart forgets them.
+Owns a bounded number of them for a bounded number of agents, those asked for last, and their numbers, which count the
+requests of one namespace since the start: what others do is not to be read off. They hold what the engine reported, so
+stored text stands in them only where it is the agent's own. Kept in memory: a restart forgets them.
 """
 
 from __future__ import annotations
 
 import threading
 import time
-from collections import OrderedDict, deque
+from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from rekindle.engine.types import Delta, FinishReason, Report
 from rekindle.server.caller import Caller
 from rekindle.server.errors import problem_of
+from rekindle.server.lines import CURRENT
 from rekindle.text.messages import Message
 
 MAX_REQUESTS = 8
@@ -28,11 +30,17 @@ class History:
         self._max_agents = max_agents
         self._clock = clock
         self._lock = threading.Lock()
+        self._counts: Counter[str] = Counter()
         self._agents: OrderedDict[tuple[str, str], deque[dict[str, Any]]] = OrderedDict()
 
     def began(self, caller: Caller, endpoint: str, body: Mapping[str, Any], *, num_bytes: int = 0) -> HistoryWatch:
         """Follow one request; those of unnamed conversations are not kept."""
-        return HistoryWatch(self, caller, endpoint, self._clock())
+        with self._lock:
+            self._counts[caller.namespace] += 1
+            number = self._counts[caller.namespace]
+        line = CURRENT.get()
+        head = {"request": number, "request_id": line and line.request_id, "at": self._clock(), "endpoint": endpoint}
+        return HistoryWatch(self, caller, head)
 
     def of(self, namespace: str, agent: str) -> list[dict[str, Any]]:
         """The agent's last requests, the newest first."""
@@ -57,23 +65,23 @@ class History:
 class HistoryWatch:
     """Keeps one entry per choice, or one for the failure."""
 
-    def __init__(self, history: History, caller: Caller, endpoint: str, at: float) -> None:
+    def __init__(self, history: History, caller: Caller, head: Mapping[str, Any]) -> None:
         self._history = history
         self._caller = caller
-        self._head = {"at": at, "endpoint": endpoint}
+        self._head = head
 
     def delta(self, choice: int, delta: Delta) -> None:
         """The report says all."""
 
     def finished(self, number: int, report: Report, reason: FinishReason, *, said: Message) -> None:
         """Keep the report."""
-        self._add({"request": number, **report.as_dict(), "finish_reason": reason, "error": None})
+        self._add({**report.as_dict(), "finish_reason": reason, "error": None})
 
     def failed(self, number: int | None, error: Exception) -> None:
         """Keep what the client was told."""
         problem = problem_of(error)
         said = {"status": problem.status, "message": problem.message, "param": problem.param, "code": problem.code}
-        self._add({"request": number, "finish_reason": None, "error": said})
+        self._add({"finish_reason": None, "error": said})
 
     def _add(self, entry: dict[str, Any]) -> None:
         if self._caller.agent is not None:

@@ -1,6 +1,7 @@
 """What the server says of itself: models, version, health, figures; and text as tokens.
 
-Figures of everybody are for admins. Health is for whoever asks; what exactly is wrong is told to those with a key.
+Figures of everybody are for admins. Health is for whoever asks; what exactly is wrong, and how many requests there are,
+only for those with a key.
 """
 
 from __future__ import annotations
@@ -12,18 +13,23 @@ from typing import Annotated, Any, Literal
 from fastapi import APIRouter, Depends, Header, Request
 from prometheus_client import CONTENT_TYPE_LATEST
 from pydantic import BaseModel, ConfigDict, Field
-from starlette.responses import Response
+from starlette.responses import JSONResponse, Response
 
 from rekindle import __version__
 from rekindle.engine.api import Engine
 from rekindle.engine.types import GenerationRequest
 from rekindle.errors import BadRequest
+from rekindle.server.answering import off_loop, read_body
+from rekindle.server.border import Router
 from rekindle.server.caller import access_of
 from rekindle.server.errors import needs_admin
+from rekindle.server.json_body import parse_json
 from rekindle.server.metrics import Metrics
 from rekindle.server.models import ServedModel
+from rekindle.server.openai.calls import validated
 from rekindle.server.steering import template_kwargs
 from rekindle.text.messages import normalise_messages
+from rekindle.worker import Death
 
 Problems = Callable[[], Sequence[str]]
 
@@ -34,15 +40,20 @@ async def _admin(request: Request) -> None:
 
 
 ADMIN = [Depends(_admin)]
+TOKENIZE = "/v1/tokenize"
+MOST_IDS = 1 << 20  # of a text, in an answer
 
 
 class Readiness(BaseModel):
-    """`degraded` answers requests, but does not keep all it promises; `problems` say what and what to do."""
+    """`degraded` answers requests, but does not keep all it promises; `problems` say what and what to do.
 
-    status: Literal["ok", "degraded"]
-    running: int
-    waiting: int
-    problems: list[str]
+    `failed` (with 503) answers none: a thread has ended, and only a restart helps.
+    """
+
+    status: Literal["ok", "degraded", "failed"]
+    running: int | None = Field(default=None, description="requests, of all namespaces; with a key only")
+    waiting: int | None = Field(default=None, description="requests, of all namespaces; with a key only")
+    problems: list[str] = Field(description="what is wrong; with a key only")
 
 
 class TokenizeBody(BaseModel):
@@ -69,7 +80,7 @@ AnthropicVersion = Annotated[str | None, Header(description="sent by Anthropic's
 
 def models_router(model: ServedModel) -> APIRouter:
     """Which models there are: one, in the shape of the client that asks."""
-    router = APIRouter(prefix="/v1/models", tags=["models"])
+    router = Router(prefix="/v1/models", tags=["models"])
 
     @router.get("")
     def list_models(anthropic_version: AnthropicVersion = None) -> dict[str, Any]:
@@ -93,24 +104,27 @@ def models_router(model: ServedModel) -> APIRouter:
 
 def tokens_router(engine: Engine, model: ServedModel) -> APIRouter:
     """Text as tokens."""
-    router = APIRouter(tags=["models"])
+    router = Router(tags=["models"])
 
-    @router.post("/v1/tokenize", response_model=Tokens)
-    def tokenize(body: TokenizeBody) -> dict[str, Any]:
+    @router.post(TOKENIZE, response_model=Tokens)
+    async def tokenize(request: Request) -> dict[str, Any]:
         """Count the tokens of a text or of a rendered conversation, a fresh encoding of all of it."""
-        model.require(body.model)
-        ids = _ids(engine, body)
+        raw = await read_body(request)
+        ids = await off_loop(request, len(raw), lambda: _ids(engine, model, raw))
         return {"ids": ids, "count": len(ids), "max_model_len": engine.max_context}
 
     return router
 
 
-def _ids(engine: Engine, body: TokenizeBody) -> list[int]:
+def _ids(engine: Engine, model: ServedModel, raw: bytes) -> list[int]:
+    body = validated(TokenizeBody, parse_json(raw), harmless=frozenset(), neutral={})
+    model.require(body.model)
     if (body.text is None) == (body.messages is None):
         raise BadRequest("give exactly one of text and messages", param="text")
     try:
         asked = GenerationRequest(text=body.text) if body.messages is None else _conversation(body, body.messages)
-        return [int(token) for token in engine.encoder.encode(engine.render(asked))]
+        ids: list[int] = engine.encoder.encode(engine.render(asked), most=MOST_IDS).tolist()
+        return ids
     except RecursionError:
         raise BadRequest("the body is nested too deeply", param="messages") from None
 
@@ -122,7 +136,7 @@ def _conversation(body: TokenizeBody, messages: list[dict[str, Any]]) -> Generat
 
 def figures_router(engine: Engine, metrics: Metrics) -> APIRouter:
     """Figures of all namespaces together."""
-    router = APIRouter(tags=["operation"], dependencies=ADMIN)
+    router = Router(tags=["operation"], dependencies=ADMIN)
 
     @router.get("/v1/stats")
     def stats() -> dict[str, Any]:
@@ -137,23 +151,37 @@ def figures_router(engine: Engine, metrics: Metrics) -> APIRouter:
     return router
 
 
+def _told(request: Request, deaths: Sequence[Death]) -> list[str]:
+    has_key = access_of(request).has_key
+    return [str(death) if has_key else death.summary for death in deaths]
+
+
 def health_router(engine: Engine, problems: Problems) -> APIRouter:
     """Whether it lives, whether it works, and what it is. `problems` adds what the engine does not know of."""
-    router = APIRouter(tags=["operation"])
+    router = Router(tags=["operation"])
 
-    @router.get("/health/live")
-    async def live() -> dict[str, str]:
-        """It answers."""
-        return {"status": "ok"}
+    @router.get("/health/live", responses={503: {"description": "a thread has ended: restart the server"}})
+    async def live(request: Request) -> JSONResponse:
+        """It answers, and so do the threads that requests need; without a key it is not told what ended them."""
+        deaths = engine.deaths()
+        if not deaths:
+            return JSONResponse({"status": "ok"})
+        return JSONResponse({"status": "failed", "problems": _told(request, deaths)}, 503)
 
-    @router.get("/health/ready", response_model=Readiness)
-    def ready(request: Request) -> dict[str, Any]:
+    @router.get("/health/ready", response_model=Readiness, responses={503: {"model": Readiness}})
+    def ready(request: Request) -> Response:
         """It takes requests; `degraded` where something it promises does not hold."""
+        deaths = engine.deaths()
+        if deaths:
+            counts = {"running": 0, "waiting": 0} if access_of(request).has_key else {}
+            return JSONResponse({"status": "failed", **counts, "problems": _told(request, deaths)}, 503)
+        problems_found = [*engine.health().problems, *problems()]
+        status = "degraded" if problems_found else "ok"
+        if not access_of(request).has_key:
+            return JSONResponse({"status": status, "problems": []})
         stats = engine.stats()
-        found = [*engine.health().problems, *problems()]
-        told = found if access_of(request).has_key else []
-        status = "degraded" if found else "ok"
-        return {"status": status, "running": stats.num_running, "waiting": stats.num_waiting, "problems": told}
+        counts = {"running": stats.num_running, "waiting": stats.num_waiting}
+        return JSONResponse({"status": status, **counts, "problems": problems_found})
 
     @router.get("/version")
     def version() -> dict[str, str]:

@@ -1,27 +1,33 @@
-"""One line per request for the person who watches the server, whether it ended well or not.
+"""One line per request for the person who watches the server, whether it ended well or not, and one per session turn.
 
-Owns the running price of a prompt token, from which the time saved is estimated. Nothing parses these lines.
+Owns the running price of a prompt token, from which the time saved is estimated. docs/log.md describes the lines.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Mapping
 from typing import Any
+
+from starlette.datastructures import MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from rekindle.engine.types import Delta, FinishReason, Normalised, Report
 from rekindle.errors import RekindleError
 from rekindle.server.caller import Caller
-from rekindle.server.errors import problem_of
-from rekindle.text.messages import Message
+from rekindle.server.errors import CLIENT_LEFT, Problem, is_anthropic, problem_of
+from rekindle.server.lines import CURRENT, REQUEST_ID, Line, new_id, plain
+from rekindle.server.log_output import FIELDS
+from rekindle.text import messages
+from rekindle.worker import MEANT_FOR_THE_LOOP
 
 logger = logging.getLogger("rekindle.server")
 _PRICED_TOKENS = 16  # shorter prefills measure the step, not the tokens
-_ERROR_LENGTH = 300  # a message may quote what the client sent
 
 
 class RequestLog:
-    """Writes the line; `price_ms` is the measured cost of one computed prompt token, None until one was."""
+    """Describes replies; `price_ms` is the measured cost of one computed prompt token, None until one was."""
 
     def __init__(self) -> None:
         self._computed_tokens = 0
@@ -33,41 +39,36 @@ class RequestLog:
         return self._prefill_ms / self._computed_tokens if self._computed_tokens else None
 
     def began(self, caller: Caller, endpoint: str, body: Mapping[str, Any], *, num_bytes: int = 0) -> LogWatch:
-        """Follow one request."""
-        return LogWatch(self, caller.agent)
+        """Follow one request: its line is written by `Logged`."""
+        line = CURRENT.get() or Line(new_id())
+        line.agent = caller.agent
+        return LogWatch(self, line)
 
-    def finished(self, number: int, agent: str | None, report: Report, reason: FinishReason) -> None:
-        """Log one finished request and learn its price."""
+    def learn(self, report: Report) -> None:
+        """Note what a prompt token costs."""
         if report.computed_tokens >= _PRICED_TOKENS:
             self._computed_tokens += report.computed_tokens
             self._prefill_ms += report.timings.prefill_ms
-        logger.info("#%d %s", number, self.line(agent, report, reason))
 
-    def failed(self, number: int | None, agent: str | None, error: Exception) -> None:
-        """Log one request that has no result; `number` None: it never got as far as the engine."""
-        status = problem_of(error).status
-        level = logging.INFO if status < 500 else logging.WARNING
-        logger.log(level, "#%s %s", "-" if number is None else number, self.failure(agent, status, error))
+    def saved_ms(self, report: Report) -> float | None:
+        """About how long the reused tokens would have taken; None where nothing tells."""
+        if not (report.reused_tokens and report.computed_tokens):
+            return None
+        price_ms = self.price_ms
+        if price_ms is None:  # nothing else was computed yet: this prefill is the only measure there is
+            price_ms = report.timings.prefill_ms / report.computed_tokens
+        return report.reused_tokens * price_ms
 
-    @staticmethod
-    def failure(agent: str | None, status: int, error: Exception) -> str:
-        """Agent, status, and what was wrong, on one line."""
-        named = str(error) if isinstance(error, RekindleError) else repr(error)
-        text = " ".join(named.split())
-        return f"{agent or 'unnamed'}: failed with {status}, {text[:_ERROR_LENGTH]}"
-
-    def line(self, agent: str | None, report: Report, reason: FinishReason) -> str:
-        """Agent, outcome, reused of prompt, tier, first token, time saved, and why not more."""
+    def described(self, report: Report, reason: FinishReason) -> str:
+        """Outcome, reused of prompt, tier, first token, time saved, and why not more."""
         parts = [
-            f"{agent or 'unnamed'}: {report.outcome}" if report.reuse != "off" else f"{agent or 'unnamed'}: reuse off",
-            f"reused {report.reused_tokens:,} of {report.prompt_tokens:,}{self._tiers(report)}",
+            report.outcome if report.reuse != "off" else "reuse off",
+            f"reused {report.reused_tokens:,} of {report.prompt_tokens:,}{_tiers(report)}",
             f"first token {report.timings.first_token_ms:,.0f} ms",
         ]
-        if report.reused_tokens and report.computed_tokens:
-            price_ms = self.price_ms
-            if price_ms is None:  # nothing else was computed yet: this prefill is the only measure there is
-                price_ms = report.timings.prefill_ms / report.computed_tokens
-            parts.append(f"saved about {report.reused_tokens * price_ms:,.0f} ms")
+        saved_ms = self.saved_ms(report)
+        if saved_ms is not None:
+            parts.append(f"saved about {saved_ms:,.0f} ms")
         parts.append("cancelled" if reason == "cancelled" else f"{report.completion_tokens:,} tokens out")
         dearest = {item.kind: item for item in sorted(report.normalised, key=lambda item: item.tokens)}
         parts += map(_taken_out, dearest.values())
@@ -75,11 +76,76 @@ class RequestLog:
             parts.append(f"because: {report.explanation.cause.replace('_', ' ')}")
         return ", ".join(parts)
 
-    @staticmethod
-    def _tiers(report: Report) -> str:
-        if report.hot_tokens and report.warm_tokens:
-            return f" ({report.hot_tokens:,} hot, {report.warm_tokens:,} warm)"
-        return " hot" if report.hot_tokens else " warm" if report.warm_tokens else ""
+    def fields(self, report: Report, reason: FinishReason) -> dict[str, Any]:
+        """The same as keys and values."""
+        first_ms, saved_ms = report.timings.first_token_ms, self.saved_ms(report)
+        return {
+            "outcome": report.outcome,
+            "reuse": report.reuse,
+            "prompt_tokens": report.prompt_tokens,
+            "reused_tokens": report.reused_tokens,
+            "hot_tokens": report.hot_tokens,
+            "warm_tokens": report.warm_tokens,
+            "computed_tokens": report.computed_tokens,
+            "completion_tokens": report.completion_tokens,
+            "first_token_ms": round(first_ms, 3) if math.isfinite(first_ms) else None,
+            "saved_ms": None if saved_ms is None else round(saved_ms, 3),
+            "finish_reason": reason,
+            "cause": None if report.explanation is None else report.explanation.cause,
+        }
+
+
+class TurnLog:
+    """Writes a line of its own for every turn of a session: a request may have several, or a turn outlive it."""
+
+    def __init__(self, log: RequestLog) -> None:
+        self._log = log
+
+    def began(self, caller: Caller, endpoint: str, body: Mapping[str, Any], *, num_bytes: int = 0) -> LogWatch:
+        """Follow one turn."""
+        current = CURRENT.get()
+        line = Line("-" if current is None else current.request_id, tenant=caller.namespace, agent=caller.agent)
+        return LogWatch(self._log, line, is_turn=True)
+
+
+class LogWatch:
+    """Notes in a line what came of one request; of a turn it writes the line, too."""
+
+    def __init__(self, log: RequestLog, line: Line, *, is_turn: bool = False) -> None:
+        self._log = log
+        self._line = line
+        self._is_turn = is_turn
+
+    def delta(self, choice: int, delta: Delta) -> None:
+        """Deltas have no line."""
+
+    def finished(self, number: int, report: Report, reason: FinishReason, *, said: messages.Message) -> None:
+        """Note a choice; of several the fields are those of the first, and the number of all."""
+        line = self._line
+        self._log.learn(report)
+        line.details.append(self._log.described(report, reason))
+        line.fields = {**self._log.fields(report, reason), **line.fields, "num_replies": len(line.details)}
+        self._write_turn("complete")
+
+    def failed(self, number: int | None, error: Exception) -> None:
+        """Note why there is no reply."""
+        status, named = problem_of(error).status, str(error) if isinstance(error, RekindleError) else repr(error)
+        self._line.fail(status, named)
+        self._write_turn("failed", logging.INFO if status < 500 else logging.WARNING)
+
+    def _write_turn(self, how: str, level: int = logging.INFO) -> None:
+        if not self._is_turn:
+            return
+        line = self._line
+        head = f"turn {how} tenant={plain(line.tenant)} agent={plain(line.agent)} id={line.request_id}"
+        about = {"event": "turn", "request_id": line.request_id, "tenant": line.tenant, "agent": line.agent}
+        logger.log(level, "%s: %s", head, line.about(), extra={FIELDS: {**about, **line.fields, **line.failure()}})
+
+
+def _tiers(report: Report) -> str:
+    if report.hot_tokens and report.warm_tokens:
+        return f" ({report.hot_tokens:,} hot, {report.warm_tokens:,} warm)"
+    return " hot" if report.hot_tokens else " warm" if report.warm_tokens else ""
 
 
 def _taken_out(item: Normalised) -> str:
@@ -87,20 +153,83 @@ def _taken_out(item: Normalised) -> str:
     return f"{done} (would have cost {item.tokens:,} tokens)" if item.tokens else done
 
 
-class LogWatch:
-    """Writes the line of one agent's request when it ends."""
+def write(line: Line, crash: BaseException | None = None) -> None:
+    """Write the line of a request that has ended; `crash`: what no route caught, with its traceback."""
+    status = line.status or 0
+    level = logging.ERROR if crash is not None else logging.INFO if status < 500 else logging.WARNING
+    about = line.about()
+    text = f"{line.head()}: {about}" if about else line.head()
+    logger.log(level, "%s", text, exc_info=crash, extra={FIELDS: line.as_dict()})
 
-    def __init__(self, log: RequestLog, agent: str | None) -> None:
-        self._log = log
-        self._agent = agent
 
-    def delta(self, choice: int, delta: Delta) -> None:
-        """Deltas have no line."""
+def write_unread(problem: Problem, client: str | None, own_id: str) -> None:
+    """Write the line of something that never became a request."""
+    line = Line(own_id, client=client, status=problem.status)
+    line.fail(problem.status, problem.message)
+    write(line)
 
-    def finished(self, number: int, report: Report, reason: FinishReason, *, said: Message) -> None:
-        """One line per choice."""
-        self._log.finished(number, self._agent, report, reason)
 
-    def failed(self, number: int | None, error: Exception) -> None:
-        """One line."""
-        self._log.failed(number, self._agent, error)
+class Logged:
+    """ASGI application outside of everything: gives each request its id, and writes its line when it has ended."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer an HTTP request; other kinds (lifespan) pass."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        line, crash = Line.of(scope), None
+        exchange = _Exchange(line, scope, receive, send)
+        token = CURRENT.set(line)
+        try:
+            await self._app(scope, exchange.receive, exchange.send)
+        except MEANT_FOR_THE_LOOP:
+            raise
+        except BaseException as error:
+            # Border: the outermost of the routes. The client has its 500, or a stream that ends too early.
+            crash, line.problem = error, None
+            line.fail(500, repr(error))
+        finally:
+            CURRENT.reset(token)
+            exchange.settle()
+            write(line, crash)
+
+
+class _Exchange:
+    """Both directions of one request, as far as its line needs them."""
+
+    def __init__(self, line: Line, scope: Scope, receive: Receive, send: Send) -> None:
+        self._line = line
+        self._names = (REQUEST_ID, "request-id") if is_anthropic(scope) else (REQUEST_ID,)
+        self._receive = receive
+        self._send = send
+        self._has_left = False
+        self._is_whole = False
+
+    async def receive(self) -> Message:
+        """What the client says; whether it left before it had its answer is noted."""
+        message = await self._receive()
+        self._has_left = self._has_left or (message["type"] == "http.disconnect" and not self._is_whole)
+        return message
+
+    async def send(self, message: Message) -> None:
+        """What the client hears: the head gets the request's id."""
+        if message["type"] == "http.response.start":
+            self._line.status = CLIENT_LEFT if self._has_left else message["status"]
+            headers = MutableHeaders(raw=list(message["headers"]))
+            for name in self._names:
+                headers[name] = self._line.request_id
+            message = {**message, "headers": headers.raw}
+        elif message["type"] == "http.response.body" and not message.get("more_body", False):
+            self._is_whole = True
+        await self._send(message)
+
+    def settle(self) -> None:
+        """Say what became of an answer that did not come to its end."""
+        line = self._line
+        if line.status is None:
+            line.status = CLIENT_LEFT if self._has_left else 500
+        if self._has_left and (line.problem is None or line.details):
+            line.problem, line.problem_status = "the client left", CLIENT_LEFT

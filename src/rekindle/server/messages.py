@@ -6,18 +6,18 @@ import uuid
 from typing import Any
 
 from fastapi import Request
-from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import JSONResponse
 from starlette.responses import Response
 
 from rekindle.engine.api import Engine
 from rekindle.engine.generation import Generation
 from rekindle.errors import BadRequest
-from rekindle.server.answering import Answer, accepted, parse_json, read_body, submit_all
+from rekindle.server.answering import Answer, accepted, off_loop, read_body, submit_all
 from rekindle.server.anthropic.calls import MessagesCall, ModelSide, parse_count, parse_messages
 from rekindle.server.anthropic.habits import find_habits
 from rekindle.server.anthropic.reply import MessagesReply
 from rekindle.server.caller import Caller, caller_of
+from rekindle.server.json_body import parse_json
 from rekindle.server.models import ServedModel
 from rekindle.server.observer import Observer
 
@@ -47,7 +47,8 @@ class MessagesRoute:
     async def count(self, request: Request) -> Response:
         """Tokens of the prompt that such a body makes, of a fresh encoding; nothing is computed or kept."""
         caller, raw = caller_of(request), await read_body(request)
-        return JSONResponse({"input_tokens": await run_in_threadpool(self._count, raw, caller)})
+        num_tokens = await off_loop(request, len(raw), lambda: self._count(raw, caller))
+        return JSONResponse({"input_tokens": num_tokens})
 
     def _submit(self, body: Any, caller: Caller) -> tuple[MessagesCall, list[Generation]]:
         call = parse_messages(body, caller, self._side)
@@ -58,6 +59,6 @@ class MessagesRoute:
         try:
             asked, model = parse_count(parse_json(raw), caller, self._side)
             self._model.require(model, dialect="anthropic")
-            return len(self._engine.encoder.encode(self._engine.render(asked)))
+            return self._engine.encoder.count(self._engine.render(asked))
         except RecursionError:
             raise BadRequest("the body is nested too deeply", param="messages") from None

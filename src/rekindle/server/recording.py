@@ -25,6 +25,7 @@ from rekindle.server.dayfile import DayWriter, Header, RecordedRequest
 from rekindle.server.errors import problem_of
 from rekindle.server.openai.parts import message_of
 from rekindle.text.messages import Message
+from rekindle.worker import Death, Worker
 
 logger = logging.getLogger("rekindle.server")
 FILE_NAME = "day.jsonl"  # in a directory that was named
@@ -74,7 +75,7 @@ class Recorder:
         self._model = model
         self._max_bytes = max_bytes
         self._queue: queue.Queue[Ended | None] = queue.Queue(MAX_QUEUED)
-        self._thread = threading.Thread(target=self._run, name="rekindle-recorder", daemon=True)
+        self.worker = Worker("recorder", self._run, on_death=self._died)
         self._writer: DayWriter | None = None
         self._retry_at = 0.0
         self._lock = threading.Lock()  # over the three below: the event loop queues and loses requests, too
@@ -88,14 +89,14 @@ class Recorder:
             self._open(at_s=0.0)
         except OSError as error:
             raise ConfigError(f"record: {self.path} cannot be written: {error.strerror or error}") from error
-        self._thread.start()
+        self.worker.start()
 
     def close(self) -> None:
         """Write what waits and close the file; again, or without a start, is safe."""
-        if self._thread.is_alive():
+        if self.worker.is_alive:
             with contextlib.suppress(queue.Full):  # the disk hangs: what waits for it is lost
                 self._queue.put(None, timeout=JOIN_S)
-            self._thread.join(JOIN_S)
+            self.worker.join(JOIN_S)
 
     @property
     def num_pending(self) -> int:
@@ -127,6 +128,24 @@ class Recorder:
         except queue.Full:
             self._left(ended)
             self._failed("the disk is too slow")
+        if self.worker.death is not None:
+            self._lose_rest(self.worker.death)
+
+    def _died(self, death: Death) -> None:
+        self._lose_rest(death)
+        self._drop_writer()
+
+    def _lose_rest(self, death: Death) -> None:
+        """What waits is not recorded, nor is what comes. Any thread."""
+        with contextlib.suppress(queue.Empty):
+            while True:
+                ended = self._queue.get_nowait()
+                self._queue.task_done()
+                if ended is not None:
+                    self._left(ended)
+                    self._failed(str(death))
+        with self._lock:
+            self._problem = str(death)
 
     def _left(self, ended: Ended) -> None:
         with self._lock:
@@ -140,7 +159,7 @@ class Recorder:
                 self._drop_writer()
                 self._retry_at = self.monotonic() + RETRY_S
                 self._failed(str(error))
-            except Exception:
+            except BaseException:
                 # Border: a body that cannot be written down costs its line, never the recording.
                 logger.exception("a request could not be recorded")
             finally:

@@ -16,10 +16,11 @@ from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
 from rekindle import __version__
-from rekindle.server import chat, completions, messages, warming
+from rekindle.agent_ids import MAX_ID_BYTES
+from rekindle.server import chat, completions, info, messages, warming
 from rekindle.server.anthropic.bodies import CountBody, MessagesBody
 from rekindle.server.anthropic.models import AnthropicErrorReply, MessageAnswer, MessageEvent
-from rekindle.server.caller import MAX_ID_BYTES
+from rekindle.server.border import Router
 from rekindle.server.coordination.models import RunEvent
 from rekindle.server.openai.bodies import MAX_CHOICES, ChatBody, CompletionBody
 from rekindle.server.openai.models import ChatChunk, ChatCompletion, ErrorReply, TextCompletion
@@ -44,6 +45,7 @@ GENERATING: tuple[tuple[str, type[BaseModel], type[BaseModel], type[BaseModel], 
 BODIES: tuple[tuple[str, type[BaseModel]], ...] = (
     (warming.WARM, warming.WarmBody),
     (messages.COUNT_PATH, CountBody),
+    (info.TOKENIZE, info.TokenizeBody),
 )
 # Of streams that routes describe themselves.
 EVENTS: tuple[type[BaseModel], ...] = (RunEvent,)
@@ -63,7 +65,7 @@ def schema_router(app: FastAPI, *, max_choices: int) -> APIRouter:
 
     `max_choices`: how many replies to one prompt the engine gives.
     """
-    router = APIRouter()
+    router = Router()
     described: dict[str, Any] = {}
 
     @router.get(PATH, include_in_schema=False)

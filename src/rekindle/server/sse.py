@@ -17,6 +17,7 @@ from starlette.types import Receive, Scope, Send
 
 from rekindle.engine.generation import Generation
 from rekindle.engine.types import Delta
+from rekindle.worker import MEANT_FOR_THE_LOOP, failure_of
 
 DONE = b"data: [DONE]\n\n"
 LINE_ENDS = {"\\u0085": "\x85", "\\u2028": "\u2028", "\\u2029": "\u2029"}  # for `str.splitlines`, which httpx uses
@@ -98,9 +99,11 @@ async def watched(
         try:
             async for delta in generation:
                 arrived.put_nowait((index, delta))
-        except Exception as error:
+        except MEANT_FOR_THE_LOOP:
+            raise
+        except BaseException as error:
             # Border: the error belongs to whoever reads the deltas.
-            arrived.put_nowait((index, error))
+            arrived.put_nowait((index, failure_of(error)))
         arrived.put_nowait(None)
 
     async with cancel_on_disconnect(request, generations):

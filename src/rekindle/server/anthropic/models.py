@@ -23,10 +23,11 @@ class AnthropicError(_Said):
 
 
 class AnthropicErrorReply(_Said):
-    """Every error under /v1/messages has this shape; in a stream it comes as an event."""
+    """Every error under /v1/messages has this shape, with the request's id; in a stream it comes as an event, without."""
 
     type: Literal["error"]
     error: AnthropicError
+    request_id: str | None = None
 
 
 class CacheCreation(_Said):

@@ -18,6 +18,7 @@ from rekindle.engine.api import Engine
 from rekindle.engine.types import AgentInfo
 from rekindle.server.advice import ADVICE
 from rekindle.server.agents import AgentDetail, described
+from rekindle.server.border import Router
 from rekindle.server.caller import access_of
 from rekindle.server.history import History
 from rekindle.server.models import ServedModel
@@ -61,7 +62,7 @@ class Overview(BaseModel):
 
 def overview_router(engine: Engine, model: ServedModel, history: History) -> APIRouter:
     """The route. A plain function: it runs in a worker thread and waits for the engine."""
-    router = APIRouter(tags=["agents"])
+    router = Router(tags=["agents"])
     details = Details(engine)
 
     @router.get("/overview", response_model=Overview)

@@ -16,6 +16,7 @@ from starlette.responses import Response
 
 from rekindle.engine.api import Engine
 from rekindle.errors import NotFound
+from rekindle.server.border import Router
 from rekindle.server.history import History
 from rekindle.server.models import ServedModel
 from rekindle.server.page.overview import overview_router
@@ -59,7 +60,7 @@ class _File:
 
 def page_router(engine: Engine, model: ServedModel, history: History) -> APIRouter:
     """The page, its files, and the one route that is there for it."""
-    router = APIRouter()
+    router = Router()
     found = _files()
 
     @router.get("/", include_in_schema=False)

@@ -1,0 +1,63 @@
+"""How records of the log are written: lines of text for people, or one JSON object a line for machines.
+
+Either begins with the date and time in ISO 8601, with the offset from UTC. A record is one line whatever was quoted in
+it; only the traceback of a failure follows a line of text on lines of its own (in JSON it is the field `exception`).
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from datetime import datetime
+from typing import Any, TextIO
+
+from rekindle.config import ServerSettings
+from rekindle.server.lines import on_one_line
+
+FIELDS = "rekindle"  # the attribute of a record that holds its keys and values
+_OTHERS = {"debug": logging.DEBUG, "error": logging.ERROR}  # uvicorn says at INFO what the banner says
+
+
+def configure(settings: ServerSettings, stream: TextIO) -> None:
+    """Write what is logged from now on to `stream`, of ours, uvicorn's and everybody else's loggers."""
+    handler = logging.StreamHandler(stream)
+    handler.setFormatter(JsonLines() if settings.log_format == "json" else TextLines())
+    logging.basicConfig(level=max(logging.WARNING, _level(settings)), handlers=[handler], force=True)
+    logging.getLogger("rekindle").setLevel(_level(settings))
+    logging.getLogger("uvicorn").setLevel(_OTHERS.get(settings.log_level, logging.WARNING))
+
+
+def _level(settings: ServerSettings) -> int:
+    return logging.getLevelNamesMapping()[settings.log_level.upper()]
+
+
+def moment(record: logging.LogRecord) -> str:
+    """When it was logged, to the millisecond."""
+    return datetime.fromtimestamp(record.created).astimezone().isoformat(timespec="milliseconds")
+
+
+class TextLines(logging.Formatter):
+    """`DATE LEVEL message`."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """The line, and a traceback where there is one."""
+        line = f"{moment(record)} {record.levelname} {on_one_line(record.getMessage())}"
+        return line if not record.exc_info else f"{line}\n{self.formatException(record.exc_info)}"
+
+
+class JsonLines(logging.Formatter):
+    """One object: `time`, `level`, `logger`, `event`, `message`, and what the record has of its own."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """The object; ASCII, so that no reader takes a sign in it for a line break."""
+        entry: dict[str, Any] = {
+            "time": moment(record),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "event": "message",
+            "message": record.getMessage(),
+            **getattr(record, FIELDS, {}),
+        }
+        if record.exc_info:
+            entry["exception"] = self.formatException(record.exc_info)
+        return json.dumps(entry, default=str)
