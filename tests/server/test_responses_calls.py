@@ -66,7 +66,7 @@ def answer(
     call: ResponseCall, *texts: str, reason: FinishReason = "stop"
 ) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     """Events and whole response of a reply that comes in these texts, a token each."""
-    reply = ResponseReply(Stamp("resp_1", 7, "toy"), call, Generation(), form=FORM, keep=lambda _: None)
+    reply = ResponseReply(Stamp("resp_1", 7, "toy"), call, Generation(), form=FORM)
     events = [event for at, text in enumerate(texts) for event in reply.take(0, Delta(text, (at,)))]
     last = Delta("", (), reason, report(completion_tokens=len(texts)))
     events += [*reply.take(0, last), *reply.ending()]
@@ -313,7 +313,7 @@ def test_a_response_is_as_the_official_client_describes_it() -> None:
 
 
 def test_a_failure_tells_both_kinds_of_client() -> None:
-    reply = ResponseReply(Stamp("resp_1", 7, "toy"), parse(), Generation(), form=FORM, keep=lambda _: None)
+    reply = ResponseReply(Stamp("resp_1", 7, "toy"), parse(), Generation(), form=FORM)
     opened = reply.opened(Progress("miss", None, 9, 0, 3, 0, 0.1))
     assert [event["type"] for event in opened] == ["response.created", "response.in_progress"]
     begun = reply.take(0, Delta("Ho", (1,)))

@@ -1,13 +1,14 @@
-"""Kept responses: found at once, on disk a moment later, gone when their time has come, whatever the disk does."""
+"""Kept responses: found at once, durable when that is said, gone when their time has come, whatever the disk does."""
 
 from __future__ import annotations
 
 import logging
+import os
 import sqlite3
 import stat
 import threading
-import time
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +17,12 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
 
+from rekindle.config import RESPONSES_FILE
 from rekindle.errors import StoreError
 from rekindle.server.errors import HttpError
 from rekindle.server.responses.items import message_item
-from rekindle.server.responses.kept import FILE_NAME, Kept, KeptResponses
+from rekindle.server.responses.kept import MAX_UNSAVED_BYTES, Kept, KeptResponses
+from tests.engine.dying import Panic
 
 DAY_S = 86400.0
 
@@ -50,7 +53,7 @@ def opened(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable[
     made: list[KeptResponses] = []
 
     def open_(**options: Any) -> KeptResponses:
-        responses = KeptResponses(tmp_path / FILE_NAME if request.param == "disk" else None, **options)
+        responses = KeptResponses(tmp_path / RESPONSES_FILE if request.param == "disk" else None, **options)
         made.append(responses)
         responses.start()
         return responses
@@ -72,6 +75,25 @@ def test_a_response_is_found_before_and_after_it_is_written(opened: Callable[...
         assert responses.item("other", "in_a") is None
         assert responses.flush()
     responses.check()
+
+
+def test_what_is_said_to_be_durable_is_in_the_file(tmp_path: Path) -> None:
+    """A commit that another process holds up is waited for; what came meanwhile is one transaction."""
+    responses = KeptResponses(tmp_path / RESPONSES_FILE)
+    responses.start()
+    with closing(sqlite3.connect(tmp_path / RESPONSES_FILE, isolation_level=None)) as other:
+        assert other.execute("PRAGMA synchronous").fetchone() == (2,)
+        other.execute("BEGIN IMMEDIATE")
+        durable = [responses.keep(kept(f"a{number}")) for number in range(5)]
+        assert [responses.find("default", f"a{number}") is not None for number in range(5)] == [True] * 5
+        assert not any(each.done() for each in durable)
+        other.execute("COMMIT")
+        for each in durable:
+            assert each.result(60) is None
+        assert other.execute("SELECT count(*) FROM response").fetchone() == (5,)
+    responses.close()
+    with pytest.raises(StoreError, match="stopping"):
+        responses.keep(kept("late")).result(60)
 
 
 def test_an_id_that_is_no_unicode_is_nobodys(opened: Callable[..., KeptResponses]) -> None:
@@ -171,6 +193,20 @@ def test_bytes_are_bounded(opened: Callable[..., KeptResponses]) -> None:
     assert found[-1] == 29
 
 
+def test_one_tenants_responses_take_no_room_from_anothers(opened: Callable[..., KeptResponses]) -> None:
+    clock = Clock()
+    responses = opened(clock=clock, max_kept=3, max_bytes=4_000)
+    responses.keep(kept("mine", namespace="b"))
+    for number in range(12):
+        clock.now += 1
+        text = "".join(chr(0x4E00 + (number * 997 + at * 31) % 20_000) for at in range(500 if number > 5 else 5))
+        responses.keep(kept(f"r{number}", namespace="a", text=text))
+        assert responses.flush()
+        responses.check()
+    assert responses.find("b", "mine") is not None
+    assert responses.find("a", "r11") is not None and responses.find("a", "r8") is None
+
+
 def test_they_are_kept_for_thirty_days_from_their_last_use(opened: Callable[..., KeptResponses]) -> None:
     clock = Clock()
     responses = opened(clock=clock)
@@ -192,7 +228,7 @@ def test_they_are_kept_for_thirty_days_from_their_last_use(opened: Callable[...,
 
 
 def test_the_file_is_private_and_outlives_the_process(tmp_path: Path) -> None:
-    path = tmp_path / FILE_NAME
+    path = tmp_path / RESPONSES_FILE
     responses = KeptResponses(path)
     responses.start()
     responses.keep(kept("a"))
@@ -208,11 +244,11 @@ def test_the_file_is_private_and_outlives_the_process(tmp_path: Path) -> None:
 
 
 def test_two_servers_may_share_one(tmp_path: Path) -> None:
-    both = [KeptResponses(tmp_path / FILE_NAME) for _ in range(2)]
+    both = [KeptResponses(tmp_path / RESPONSES_FILE) for _ in range(2)]
     for responses in both:
         responses.start()
     threads = [
-        threading.Thread(target=lambda r=responses, n=name: [r.keep(kept(f"{n}{at}")) or r.flush() for at in range(40)])
+        threading.Thread(target=lambda r=responses, n=name: [r.keep(kept(f"{n}{at}")).result(60) for at in range(40)])
         for name, responses in zip("ab", both, strict=True)
     ]
     for thread in threads:
@@ -225,7 +261,7 @@ def test_two_servers_may_share_one(tmp_path: Path) -> None:
 
 
 def test_a_purge_leaves_no_trace(tmp_path: Path) -> None:
-    responses = KeptResponses(tmp_path / FILE_NAME)
+    responses = KeptResponses(tmp_path / RESPONSES_FILE)
     responses.start()
     for number in range(60):
         responses.keep(kept(f"secret-{number}", agent="ada"))
@@ -238,8 +274,21 @@ def test_a_purge_leaves_no_trace(tmp_path: Path) -> None:
     assert b"public-7" in data
 
 
+def test_a_purge_leaves_no_trace_of_what_was_deleted_before(tmp_path: Path) -> None:
+    responses = KeptResponses(tmp_path / RESPONSES_FILE)
+    responses.start()
+    assert responses.forget("default", "nobody") == 0
+    for number in range(20):
+        responses.keep(kept(f"secret-{number}", agent="ada")).result(60)
+        assert responses.delete("default", f"secret-{number}")
+    assert responses.forget("default", "ada") == 0
+    data = b"".join(path.read_bytes() for path in tmp_path.iterdir())
+    responses.close()
+    assert b"secret-" not in data
+
+
 def test_a_damaged_file_is_set_aside(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    path = tmp_path / FILE_NAME
+    path = tmp_path / RESPONSES_FILE
     path.write_bytes(b"This is no database. " * 500)
     responses = KeptResponses(path)
     with caplog.at_level(logging.WARNING):
@@ -247,12 +296,12 @@ def test_a_damaged_file_is_set_aside(tmp_path: Path, caplog: pytest.LogCaptureFi
     assert "damaged" in caplog.text
     responses.keep(kept("a"))
     assert responses.flush()
-    assert (tmp_path / f"{FILE_NAME}.damaged").read_bytes().startswith(b"This is no")
+    assert (tmp_path / f"{RESPONSES_FILE}.damaged").read_bytes().startswith(b"This is no")
     responses.close()
 
 
 def test_the_directory_is_made_where_nobody_else_does(tmp_path: Path) -> None:
-    responses = KeptResponses(tmp_path / "new" / "store" / FILE_NAME)
+    responses = KeptResponses(tmp_path / "new" / "store" / RESPONSES_FILE)
     responses.start()
     responses.close()
     assert stat.S_IMODE((tmp_path / "new" / "store").stat().st_mode) == 0o700
@@ -260,9 +309,9 @@ def test_the_directory_is_made_where_nobody_else_does(tmp_path: Path) -> None:
 
 def test_a_file_that_cannot_be_used_is_said(tmp_path: Path) -> None:
     (tmp_path / "elsewhere").touch()
-    (tmp_path / FILE_NAME).symlink_to(tmp_path / "elsewhere")
+    (tmp_path / RESPONSES_FILE).symlink_to(tmp_path / "elsewhere")
     with pytest.raises(StoreError, match="--store"):
-        KeptResponses(tmp_path / FILE_NAME).start()
+        KeptResponses(tmp_path / RESPONSES_FILE).start()
     newer = tmp_path / "newer.db"
     with sqlite3.connect(newer) as connection:
         connection.execute("PRAGMA user_version = 7")
@@ -271,27 +320,41 @@ def test_a_file_that_cannot_be_used_is_said(tmp_path: Path) -> None:
 
 
 def test_a_disk_that_refuses_costs_nothing_but_what_does_not_fit_in_memory(tmp_path: Path) -> None:
-    responses = KeptResponses(tmp_path / FILE_NAME)
+    responses = KeptResponses(tmp_path / RESPONSES_FILE)
     responses.start()
-    with sqlite3.connect(tmp_path / FILE_NAME) as other:
+    with sqlite3.connect(tmp_path / RESPONSES_FILE) as other:
         other.execute("CREATE TRIGGER full BEFORE INSERT ON response BEGIN SELECT RAISE(FAIL, 'disk full'); END")
-    responses.keep(kept("a"))
-    while not responses.problems():
-        time.sleep(0.001)
+    with pytest.raises(StoreError, match="disk full"):
+        responses.keep(kept("a")).result(60)
     assert not responses.flush(0.3)
-    assert "disk full" in responses.problems()[0]
-    for number in range(300):
-        responses.keep(kept(f"b{number}"))
+    assert "disk full" in responses.problems()[0] and "1 wait in memory" in responses.problems()[0]
+    assert responses.find("default", "a") is not None
+    refused = [responses.keep(kept(f"b{number}")) for number in range(300)]
+    assert all(isinstance(each.exception(60), StoreError) for each in refused)
     assert responses.find("default", "a") is None
+    assert "256 wait in memory and end with the server, 45 are lost" in responses.problems()[0]
     assert responses.find("default", "b299") is not None
-    with sqlite3.connect(tmp_path / FILE_NAME) as other:
+    with sqlite3.connect(tmp_path / RESPONSES_FILE) as other:
         other.execute("DROP TRIGGER full")
     responses.close()
-    again = KeptResponses(tmp_path / FILE_NAME)
+    again = KeptResponses(tmp_path / RESPONSES_FILE)
     again.start()
     assert again.find("default", "b299") == kept("b299")
     assert again.problems() == ()
     again.close()
+
+
+def test_large_responses_that_a_disk_refuses_take_no_more_memory_than_they_may(tmp_path: Path) -> None:
+    responses = KeptResponses(tmp_path / RESPONSES_FILE)
+    responses.start()
+    with sqlite3.connect(tmp_path / RESPONSES_FILE) as other:
+        other.execute("CREATE TRIGGER full BEFORE INSERT ON response BEGIN SELECT RAISE(FAIL, 'disk full'); END")
+    noise = os.urandom(3 << 20).hex()  # 3 MiB packed
+    for number in range(14):
+        assert responses.keep(kept(f"r{number}", text=f"{number} {noise}")).exception(60) is not None
+    held = [number for number in range(14) if responses.find("default", f"r{number}") is not None]
+    assert held == list(range(held[0], 14)) and 1 < len(held) <= MAX_UNSAVED_BYTES // len(noise) * 2
+    responses.close()
 
 
 def test_a_response_that_comes_after_its_agent_was_forgotten_is_not_kept(opened: Callable[..., KeptResponses]) -> None:
@@ -302,21 +365,23 @@ def test_a_response_that_comes_after_its_agent_was_forgotten_is_not_kept(opened:
         responses.keep(kept(name, agent=agent), ticket=ticket)
     assert responses.flush()
     assert [responses.find("default", name) is not None for name in ("late", "other", "new")] == [False, True, True]
+    with pytest.raises(StoreError, match="agent was deleted"):
+        responses.keep(kept("later", agent="ada"), ticket=before).result(60)
 
 
 def test_a_disk_that_refuses_to_forget_forgets_nothing(tmp_path: Path) -> None:
-    responses = KeptResponses(tmp_path / FILE_NAME)
+    responses = KeptResponses(tmp_path / RESPONSES_FILE)
     responses.start()
     responses.keep(kept("a", agent="ada"))
     assert responses.flush()
-    with sqlite3.connect(tmp_path / FILE_NAME) as other:
+    with sqlite3.connect(tmp_path / RESPONSES_FILE) as other:
         for event in ("INSERT", "DELETE"):
             other.execute(f"CREATE TRIGGER no_{event} BEFORE {event} ON response BEGIN SELECT RAISE(FAIL, 'full'); END")
     responses.keep(kept("b", agent="ada"))
     with pytest.raises(StoreError, match="full"):
         responses.forget("default", "ada")
     assert all(responses.find("default", name) is not None for name in "ab")
-    with sqlite3.connect(tmp_path / FILE_NAME) as other:
+    with sqlite3.connect(tmp_path / RESPONSES_FILE) as other:
         for event in ("INSERT", "DELETE"):
             other.execute(f"DROP TRIGGER no_{event}")
     assert responses.forget("default", "ada") == 2
@@ -388,3 +453,37 @@ class Machine(RuleBasedStateMachine):
 
 TestMachine = Machine.TestCase
 TestMachine.settings = hypothesis_settings(max_examples=40, stateful_step_count=25)
+
+
+def test_a_panic_while_writing_costs_those_responses(opened: Callable[..., KeptResponses]) -> None:
+    times: list[BaseException | None] = [Panic("no time"), SystemExit("no time")]
+
+    def clock() -> float:
+        if times and (error := times.pop()) is not None:
+            raise error
+        return 1000.0
+
+    responses = opened(clock=clock)
+    for _ in range(2):
+        with pytest.raises(StoreError, match="no time"):
+            responses.keep(kept("a")).result(60)
+    assert responses.problems()
+    responses.keep(kept("b")).result(60)
+    assert responses.worker.death is None and not responses.problems()
+
+
+def test_a_writing_thread_that_died_keeps_nobody_waiting(opened: Callable[..., KeptResponses]) -> None:
+    responses = opened()
+    responses.keep(kept("a")).result(60)
+    with responses._changed:
+        responses._unsaved["default", "broken"] = object()  # fails where the loop looks whether anything waits
+        responses._changed.notify_all()
+    responses.worker.join(60)
+    with pytest.raises(StoreError, match="the responses thread has ended; restart the server"):
+        responses.keep(kept("b")).result(60)
+    (problem,) = responses.problems()
+    assert "the responses thread has ended: AttributeError" in problem
+    assert responses.find("default", "a") == kept("a")
+    with responses._changed:
+        responses._unsaved.clear()
+    responses.close()

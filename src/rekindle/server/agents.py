@@ -7,24 +7,35 @@ from __future__ import annotations
 
 import math
 from collections.abc import Awaitable, Callable
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Path, Query, Request
-from fastapi.concurrency import run_in_threadpool
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from rekindle.agent_ids import check_agent_id
 from rekindle.engine.api import Engine
 from rekindle.engine.types import AgentInfo
-from rekindle.server.caller import access_of, check_agent_id, decode_agent_id
+from rekindle.server.border import Router, in_thread
+from rekindle.server.caller import access_of, decode_agent_id
 from rekindle.server.errors import needs_admin
 from rekindle.server.history import History
 
 PREFIX = "/v1/agents"
 SPELLED = (f"{PREFIX}/", "/v1/coordination/")
 ALL = "*"
-Forget = Callable[[str, str], Awaitable[None]]
+
+
+@dataclass(frozen=True, slots=True)
+class Forgotten:
+    """What was forgotten of an agent beside its memory: kept responses; and sessions in which it goes on speaking."""
+
+    num_responses: int
+    sessions: tuple[str, ...]
+
+
+Forget = Callable[[str, str], Awaitable[Forgotten]]
 
 
 class SpelledPaths:
@@ -152,7 +163,7 @@ def agents_router(engine: Engine, history: History, forget: Forget) -> APIRouter
 
     `forget` has everything else forget an agent of a namespace that is to be deleted.
     """
-    router = APIRouter(prefix=PREFIX, tags=["agents"])
+    router = Router(prefix=PREFIX, tags=["agents"])
     _looking(router, engine, history)
     _keeping(router, engine)
     _changing(router, engine)
@@ -223,17 +234,24 @@ def _changing(router: APIRouter, engine: Engine) -> None:
         return {"id": agent, "object": "agent", "num_tokens": num_tokens}
 
 
+def _besides(forgotten: Forgotten) -> dict[str, Any]:
+    return {"responses_deleted": forgotten.num_responses, "sessions": list(forgotten.sessions)}
+
+
 def _ending(router: APIRouter, engine: Engine, forget: Forget) -> None:
     @router.post("/{id}/purge")
     async def purge_agent(agent: Agent, namespace: Namespace) -> dict[str, Any]:
-        """Delete an agent and prove it: its bytes on disk and in memory are overwritten with zeros and read back."""
-        await forget(namespace, agent)
-        report = asdict(await run_in_threadpool(engine.purge, agent, namespace=namespace))
-        return {"id": report.pop("agent"), "object": "agent", "purged": True, **report}
+        """Delete an agent and prove it: its bytes on disk and in memory are overwritten with zeros and read back.
+
+        What stays is said: blocks that others stand on, and sessions that it takes part in, with what was said there.
+        """
+        forgotten = await forget(namespace, agent)
+        report = asdict(await in_thread(engine.purge, agent, namespace=namespace))
+        return {"id": report.pop("agent"), "object": "agent", "purged": True, **report, **_besides(forgotten)}
 
     @router.delete("/{id}")
     async def delete_agent(agent: Agent, namespace: Namespace) -> dict[str, Any]:
         """Forget an agent on every tier; what others stand on stays theirs."""
         await forget(namespace, agent)
-        await run_in_threadpool(engine.delete, agent, namespace=namespace)
+        await in_thread(engine.delete, agent, namespace=namespace)
         return {"id": agent, "object": "agent", "deleted": True}

@@ -12,14 +12,16 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 from fastapi import FastAPI
-from fastapi.concurrency import run_in_threadpool
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
+from starlette.types import Receive, Scope, Send
 
-from rekindle.config import ServerSettings
+from rekindle.config import RESPONSES_FILE, ServerSettings
 from rekindle.engine.api import Engine
+from rekindle.engine.fairness import FairWorkers
 from rekindle.errors import RekindleError
-from rekindle.server.agents import Forget, SpelledPaths, agents_router
+from rekindle.server.agents import Forget, Forgotten, SpelledPaths, agents_router
+from rekindle.server.border import Route, in_thread
 from rekindle.server.chat import ChatRoute
 from rekindle.server.completions import CompletionRoute
 from rekindle.server.coordination.routes import sessions_router
@@ -31,16 +33,18 @@ from rekindle.server.guard import Guard
 from rekindle.server.history import History
 from rekindle.server.info import figures_router, health_router, models_router, tokens_router
 from rekindle.server.limits import Door, Limits
-from rekindle.server.log import RequestLog
+from rekindle.server.log import Logged, RequestLog, TurnLog
 from rekindle.server.messages import MessagesRoute
 from rekindle.server.metrics import Counted, Metrics
 from rekindle.server.models import ServedModel
 from rekindle.server.observer import Everybody, Observer
 from rekindle.server.page.page import page_router
+from rekindle.server.quotas import response_bytes, session_quota
 from rekindle.server.recording import Recorder
-from rekindle.server.responses.kept import FILE_NAME, KeptResponses
+from rekindle.server.responses.kept import KeptResponses
 from rekindle.server.responses.routes import ResponseRoute, responses_router
 from rekindle.server.schema import schema_router
+from rekindle.server.tenants import TenantRequests
 from rekindle.server.warming import warming_router
 
 
@@ -50,7 +54,9 @@ class App(FastAPI):
     What sessions run ends with the event loop, at the end of its lifespan; the rest when it is closed.
     """
 
-    def __init__(self, door: Door, recorder: Recorder | None, kept: KeptResponses, sessions: Sessions) -> None:
+    def __init__(
+        self, door: Door, recorder: Recorder | None, kept: KeptResponses, sessions: Sessions, metrics: Metrics
+    ) -> None:
         super().__init__(
             title="Rekindle",
             docs_url=None,
@@ -60,10 +66,18 @@ class App(FastAPI):
             strict_content_type=False,  # the guard refuses foreign pages, which are what that rule is against
             lifespan=self._lifespan,
         )
+        self.router.route_class = Route
         self.door = door
+        self.workers = FairWorkers("bodies")
         self.recorder = recorder
         self.kept = kept
         self.sessions = sessions
+        # Outside of starlette's own middleware, which answers for crashes: those are counted and logged, too.
+        self._outermost = Logged(Counted(super().__call__, metrics=metrics))
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request, with a line in the log; or live, as a server's lifespan."""
+        await self._outermost(scope, receive, send)
 
     @asynccontextmanager
     async def _lifespan(self, _: FastAPI) -> AsyncIterator[None]:
@@ -74,6 +88,7 @@ class App(FastAPI):
 
     def close(self) -> None:
         """Write out what is still to be recorded and kept."""
+        self.workers.stop()
         self.kept.close()
         if self.recorder is not None:
             self.recorder.close()
@@ -87,15 +102,18 @@ def create_app(
     metrics, history = Metrics(served.name), History(clock=clock)
     metrics.registry.register(EngineCollector(engine, served.name))
     recorder = _recorder(settings, served.name)
-    observers: list[Observer] = [RequestLog(), metrics, history]
-    kept = _kept_responses(engine)
-    sessions = Sessions(engine, clock=clock)
-    app = App(Door(), recorder, kept, sessions)
-    everybody = Everybody([*observers, *([recorder] if recorder else [])])
+    log = RequestLog()
+    observers: list[Observer] = [metrics, history]
+    kept = _kept_responses(engine, settings)
+    sessions = Sessions(engine, clock=clock, quota=session_quota(engine, settings))
+    app = App(Door(), recorder, kept, sessions, metrics)
+    everybody = Everybody([log, *observers, *([recorder] if recorder else [])])
     _add_generating(app, engine, served, everybody, clock=clock, ping_s=settings.ping_s)
     for router in (
         agents_router(engine, history, _forgetting(history, kept, sessions)),
-        sessions_router(sessions, Ears(app.door, settings.ping_s), Everybody(observers)),  # no body: nothing to replay
+        sessions_router(
+            sessions, Ears(app.door, settings.ping_s), Everybody([TurnLog(log), *observers])
+        ),  # no body to replay
         responses_router(kept),
         warming_router(engine, served, everybody, ping_s=settings.ping_s),
         models_router(served),
@@ -112,9 +130,9 @@ def create_app(
         app.add_exception_handler(kind, on_error)
     # The last one added is the outermost.
     app.add_middleware(SpelledPaths)
-    app.add_middleware(Limits, settings=settings, door=app.door)
+    app.add_middleware(Limits, settings=settings, door=app.door, bound=engine.encoder.bound)
+    app.add_middleware(TenantRequests, settings=settings)
     app.add_middleware(Guard, settings=settings)
-    app.add_middleware(Counted, metrics=metrics)
     return app
 
 
@@ -142,17 +160,19 @@ def _add_generating(
 
 
 def _forgetting(history: History, kept: KeptResponses, sessions: Sessions) -> Forget:
-    async def forget(namespace: str, agent: str) -> None:
-        await sessions.forget(namespace, agent)  # first, since another server may have that file
-        await run_in_threadpool(kept.forget, namespace, agent)
+    async def forget(namespace: str, agent: str) -> Forgotten:
+        found = await sessions.forget(namespace, agent)  # first, since another server may have that file
+        num_responses = await in_thread(kept.forget, namespace, agent)
         history.forget(namespace, agent)
+        return Forgotten(num_responses, found)
 
     return forget
 
 
-def _kept_responses(engine: Engine) -> KeptResponses:
+def _kept_responses(engine: Engine, settings: ServerSettings) -> KeptResponses:
     store = engine.settings.store
-    kept = KeptResponses(store.directory() / FILE_NAME if store.enabled else None)
+    path = store.directory() / RESPONSES_FILE if store.enabled else None
+    kept = KeptResponses(path, max_bytes=response_bytes(engine, settings))
     kept.start()
     return kept
 

@@ -1,13 +1,11 @@
 """Who calls: the namespace its key opens, and the agent it names.
 
-The guard judges the key and leaves an `Access` in the request's scope; the headers that clients send name the agent. An
-id is any UTF-8 of 1 to 256 bytes without control characters, percent-encoded in headers and URLs. It steers placement,
-never access.
+The guard judges the key and leaves an `Access` in the request's scope; the headers that clients send name the agent.
+Ids are percent-encoded in headers and URLs. They steer placement, never access.
 """
 
 from __future__ import annotations
 
-import unicodedata
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from urllib.parse import unquote_to_bytes
@@ -16,9 +14,9 @@ from fastapi import Request
 from starlette.datastructures import Headers
 from starlette.types import Scope
 
-from rekindle.server.errors import invalid
-
-MAX_ID_BYTES = 256
+from rekindle.agent_ids import check_agent_id
+from rekindle.errors import BadRequest
+from rekindle.server.lines import line_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +84,10 @@ class Names:
 
 
 def grant(scope: Scope, access: Access) -> None:
-    """Note what the key of a request opens."""
+    """Note what the key of a request opens, for its routes and for its line in the log."""
+    line = line_of(scope)
+    if line is not None and access.has_key:
+        line.tenant = access.namespace
     scope.setdefault("state", {})[_STATE] = access
 
 
@@ -153,18 +154,5 @@ def decode_agent_id(raw: bytes, *, where: str) -> str:
     try:
         agent = unquote_to_bytes(raw).decode()
     except UnicodeDecodeError:
-        raise invalid(400, f"{where}: the agent's id is not UTF-8", param=where) from None
+        raise BadRequest(f"{where}: the agent's id is not UTF-8", param=where) from None
     return check_agent_id(agent, where=where)
-
-
-def check_agent_id(agent: str, *, where: str) -> str:
-    """The id itself; a 400 that says what an id may be."""
-    try:
-        num_bytes = len(agent.encode())
-    except UnicodeEncodeError:
-        raise invalid(400, f"{where}: the agent's id is not UTF-8", param=where) from None
-    if not 1 <= num_bytes <= MAX_ID_BYTES:
-        raise invalid(400, f"{where}: an agent's id has 1 to {MAX_ID_BYTES} bytes, not {num_bytes}", param=where)
-    if any(unicodedata.category(character) == "Cc" for character in agent):
-        raise invalid(400, f"{where}: an agent's id has no control characters", param=where)
-    return agent

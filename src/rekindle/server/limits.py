@@ -2,15 +2,18 @@
 
 Owns the count of requests inside, which a stop waits for, and of the bytes of their bodies. A body is read whole before
 any route sees it, so that no route has to bound it, and counts until its request has been answered. Connections are
-bounded in `connections`, waiting requests by the engine.
+bounded in `connections`, waiting requests by the engine. A body that cannot hold a prompt that fits the context is
+not held at all, nor parsed: it is refused as such a prompt is.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from starlette.datastructures import Headers
 from starlette.requests import Request
@@ -18,11 +21,26 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from rekindle.config import ServerSettings
 from rekindle.server.caller import access_of
-from rekindle.server.errors import HttpError, Problem, invalid
+from rekindle.server.errors import HttpError, Problem, invalid, problem_of
+from rekindle.server.memory import LARGE, FreedMemory
+from rekindle.text.length import PromptBound
 
 LEAST_BYTES_PER_S = 16 << 10  # a body that comes slower than this, after the first moments, is given up
 BODIES_AT_ONCE = 8  # bodies of the largest size, 256 MiB by default, that all requests together may hold
+SHARE = 0.5  # of it that one namespace may hold where there are several
+MOST_CODING = 50  # characters of its name that are quoted
+_BROKEN = "rekindle_broken_body"
 LIMITED = "/v1/"
+# Routes whose body is a prompt, and what each calls it. Of completions it may be many, each of which is looked at; all
+# of them together are no more than what one may leave out.
+PROMPTS: Mapping[str, str] = {
+    "/v1/chat/completions": "messages",
+    "/v1/messages": "messages",
+    "/v1/messages/count_tokens": "messages",
+    "/v1/completions": "prompt",
+    "/v1/responses": "input",
+    "/v1/tokenize": "text",
+}
 STOPPING = Problem(503, "server_error", "the server is stopping: try again", code="stopping", retry_after_s=5)
 CROWDED = Problem(503, "server_error", "too many large bodies at once: try again", code="overloaded", retry_after_s=1)
 
@@ -90,44 +108,65 @@ class Door:
 
 
 class BodyRoom:
-    """Bytes of the bodies that are held, and how many there may be. For one event loop."""
+    """Bytes of the bodies that are held, and how many there may be; of one namespace at most `share` of them.
 
-    def __init__(self, limit: int) -> None:
+    For one event loop.
+    """
+
+    def __init__(self, limit: int, *, share: float = 1.0) -> None:
         self.num_bytes = 0
         self._limit = limit
+        self._share = int(share * limit)
+        self._of: Counter[str] = Counter()
 
-    def take(self, num_bytes: int) -> bool:
+    def take(self, namespace: str, num_bytes: int) -> bool:
         """Count bytes more; False, and nothing counted, where there is no room for them."""
-        if self.num_bytes + num_bytes > self._limit:
+        if self.num_bytes + num_bytes > self._limit or self._of[namespace] + num_bytes > self._share:
             return False
         self.num_bytes += num_bytes
+        self._of[namespace] += num_bytes
         return True
 
-    def give(self, num_bytes: int) -> None:
+    def give(self, namespace: str, num_bytes: int) -> None:
         """Bytes that were taken are gone."""
-        assert num_bytes <= self.num_bytes, "more bytes of bodies went out than came in"
+        assert num_bytes <= self._of[namespace], "more bytes of bodies went out than came in"
         self.num_bytes -= num_bytes
+        self._of[namespace] -= num_bytes
+        assert self.num_bytes == sum(self._of.values()), "the bytes of all are not those of each"
 
 
 @dataclass(slots=True)
 class _Body:
-    """One body as it comes; `num_held` of its bytes are counted."""
+    """One body of a namespace as it comes; `num_held` of its bytes are counted."""
 
+    namespace: str
     content: bytearray = field(default_factory=bytearray)
     num_held: int = 0
 
 
 class Limits:
-    """ASGI middleware behind the guard: answers 408, 413, 429 and 503 itself, and hands on whole bodies."""
+    """ASGI middleware behind the guard: answers 408, 413, 415, 429 and 503 itself, and hands on whole bodies.
+
+    `bound`: how long a prompt may be; a body that is longer than any that fits is a 400.
+    """
 
     def __init__(
-        self, app: ASGIApp, *, settings: ServerSettings, door: Door, clock: Callable[[], float] = time.monotonic
+        self,
+        app: ASGIApp,
+        *,
+        settings: ServerSettings,
+        door: Door,
+        bound: PromptBound | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._app = app
         self._settings = settings
         self._door = door
+        self._bound = bound
         self._clock = clock
-        self.room = BodyRoom(BODIES_AT_ONCE * settings.max_body_bytes)
+        share = SHARE if len(settings.namespaces()) > 1 else 1.0
+        self.room = BodyRoom(BODIES_AT_ONCE * settings.max_body_bytes, share=share)
+        self._freed = FreedMemory()
         self._rates = Rates(settings.requests_per_minute, clock=clock) if settings.requests_per_minute else None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -143,7 +182,7 @@ class Limits:
             finally:
                 self._door.num_inside -= 1
         else:
-            await problem.response(scope["path"])(scope, receive, send)
+            await problem.response(scope)(scope, receive, send)
 
     def _problem(self, request: Request) -> Problem | None:
         path = request.scope["path"]
@@ -162,24 +201,28 @@ class Limits:
         if headers.get("content-length", "0") == "0" and "transfer-encoding" not in headers:
             await self._app(scope, receive, send)
             return
-        body = _Body()
+        body = _Body(access_of(Request(scope)).namespace)
         try:
-            whole = await self._read(headers, receive, body)
+            whole = await self._read(scope, receive, body)
             if whole is not None:  # None: the client left, nobody waits for an answer
                 await self._app(scope, self._handing(whole, receive), send)
         except HttpError as error:
-            await error.problem.response(scope["path"])(scope, receive, send)
+            await error.problem.response(scope)(scope, receive, send)
         finally:
-            self.room.give(body.num_held)
+            self.room.give(body.namespace, body.num_held)
+            if body.num_held > LARGE:
+                self._freed.give_back()
 
-    async def _read(self, headers: Headers, receive: Receive, body: _Body) -> bytes | None:
+    async def _read(self, scope: Scope, receive: Receive, body: _Body) -> bytes | None:
         """The whole body; None when the client left. What is too much is read on for a while and thrown away.
 
         A client that is still sending would not see the answer.
         """
+        headers, path = Headers(scope=scope), scope["path"]
         most, announced = self._settings.max_body_bytes, headers.get("content-length", "")
-        too_large = announced.isdecimal() and int(announced) > most
-        problem = self._too_large() if too_large else None
+        problem = _coded(headers)
+        if announced.isdecimal():
+            problem = self._excess(int(announced), path) or problem
         num_bytes, began = 0, self._clock()
         while True:
             left_s = self._settings.read_timeout_s + num_bytes / LEAST_BYTES_PER_S - (self._clock() - began)
@@ -189,11 +232,12 @@ class Limits:
                 raise invalid(408, "the body did not come in time") from None
             if message["type"] == "http.disconnect":
                 return None
+            if broken := scope.get("state", {}).get(_BROKEN):
+                raise invalid(400, broken)
             chunk = message.get("body", b"")
             num_bytes += len(chunk)
-            if num_bytes > most:
-                problem = self._too_large()
-            elif problem is None and not self.room.take(len(chunk)):
+            problem = self._excess(num_bytes, path) or problem
+            if problem is None and not self.room.take(body.namespace, len(chunk)):
                 problem = HttpError(CROWDED)
             if problem is None:
                 body.content += chunk
@@ -208,12 +252,20 @@ class Limits:
         body.content.clear()
         return whole
 
-    def _too_large(self) -> HttpError:
-        return invalid(413, f"the body is larger than {_size(self._settings.max_body_bytes)}")
+    def _excess(self, num_bytes: int, path: str) -> HttpError | None:
+        """What a body of so many bytes is refused with."""
+        most, bound = self._settings.max_body_bytes, self._bound
+        if num_bytes > most:
+            return invalid(413, f"the body is larger than {_size(most)}")
+        if bound is None or path not in PROMPTS or num_bytes <= bound.max_body_bytes:
+            return None
+        refusal = bound.refusal(f"a body of more than {_size(bound.max_body_bytes)}")
+        refusal.param = PROMPTS[path]
+        return HttpError(problem_of(refusal))
 
     def _drop(self, body: _Body) -> None:
         body.content.clear()
-        self.room.give(body.num_held)
+        self.room.give(body.namespace, body.num_held)
         body.num_held = 0
 
     def _handing(self, body: bytes, receive: Receive) -> Receive:
@@ -228,6 +280,21 @@ class Limits:
             return {"type": "http.request", "body": body, "more_body": False}
 
         return hand
+
+
+def break_body(state: dict[str, Any], why: str) -> None:
+    """Note in the state of a request that the rest of its body cannot be read, before the connection ends the body."""
+    state[_BROKEN] = why
+
+
+def _coded(headers: Headers) -> HttpError | None:
+    """What a body is refused with that is compressed, or coded in another way."""
+    codings = [each.strip().lower() for value in headers.getlist("content-encoding") for each in value.split(",")]
+    unknown = next((each for each in codings if each not in ("", "identity")), None)
+    if unknown is None:
+        return None
+    message = f"Content-Encoding {unknown[:MOST_CODING]!r} is not supported: send the body as it is"
+    return invalid(415, message, param="Content-Encoding", code="unsupported_content_encoding")
 
 
 def _size(num_bytes: int) -> str:

@@ -9,13 +9,13 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue
 
+from rekindle.agent_ids import MAX_ID_BYTES, check_agent_id
 from rekindle.agents.deciding import Mode, Question
 from rekindle.agents.joining import MOST_NAME_CHARS
 from rekindle.agents.speaking import MAX_TOKENS
 from rekindle.agents.types import HOST, MOST_AGENTS, Audience, Participant, Plan, Topology
 from rekindle.errors import BadRequest
 from rekindle.model.params import MAX_STOPS, SamplingParams
-from rekindle.server.caller import MAX_ID_BYTES, check_agent_id
 from rekindle.server.openai.bodies import Items
 
 LONGEST_LINE = 1_000

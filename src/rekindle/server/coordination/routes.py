@@ -16,6 +16,7 @@ from starlette.responses import Response
 
 from rekindle.errors import BadRequest
 from rekindle.server.agents import ALL, Namespace
+from rekindle.server.border import Router
 from rekindle.server.caller import decode_agent_id
 from rekindle.server.coordination.bodies import (
     ForkBody,
@@ -88,7 +89,7 @@ def _spelled(**params: str) -> Iterator[None]:
 
 def sessions_router(sessions: Sessions, ears: Ears, observer: Observer) -> APIRouter:
     """All routes of sessions; `observer` follows the turns that are spoken."""
-    router = APIRouter(prefix=PREFIX, tags=["coordination"])
+    router = Router(prefix=PREFIX, tags=["coordination"])
     _keeping(router, sessions)
     _running(router, sessions, ears, observer)
     _telling(router, sessions, ears)
@@ -107,13 +108,15 @@ def _keeping(router: APIRouter, sessions: Sessions) -> None:
     @router.get("", response_model=SessionList)
     async def list_sessions(space: Space) -> dict[str, Any]:
         """Every session of the namespace, the newest first."""
-        found = (await sessions.coordinator()).sessions(space)
+        found = await (await sessions.coordinator()).listed(space)
         return {"object": "list", "data": [listed(info) for info in reversed(found)]}
 
     @router.get("/{id}", response_model=SessionDetail)
     async def show_session(space: Space, id: SessionId) -> dict[str, Any]:
         """One session: who takes part, who speaks, what was decided, and the plan that makes another one like it."""
-        return detailed((await sessions.coordinator()).show(space, id))
+        coordinator = await sessions.coordinator()
+        await coordinator.fetch(space, id)
+        return detailed(coordinator.show(space, id))
 
     @router.delete("/{id}", response_model=Deleted)
     async def delete_session(space: Space, id: SessionId) -> dict[str, Any]:
@@ -194,7 +197,9 @@ def _telling(router: APIRouter, sessions: Sessions, ears: Ears) -> None:
         after: Annotated[int, Query(ge=-1, le=MOST_NUMBER, description="only later numbers than this")] = -1,
     ) -> dict[str, Any]:
         """What was said, in order: by agents, by the host, from outside."""
-        found = (await sessions.coordinator()).messages(space, id, hears=hears, after=after + 1)
+        coordinator = await sessions.coordinator()
+        await coordinator.fetch(space, id)
+        found = coordinator.messages(space, id, hears=hears, after=after + 1)
         figures = sessions.figures
         return {"object": "list", "data": [said(each) | figures.of(space, id, each.turn) for each in found]}
 
@@ -217,7 +222,7 @@ def _telling(router: APIRouter, sessions: Sessions, ears: Ears) -> None:
     async def follow(request: Request, space: Space, id: SessionId) -> Response:
         """What happens in the session from now on, whoever has it happen: for any number of watchers."""
         coordinator = await sessions.coordinator()
-        coordinator.show(space, id)
+        await coordinator.fetch(space, id)
         return await listened(request, coordinator.events(space, id), ears)
 
 

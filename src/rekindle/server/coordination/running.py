@@ -1,7 +1,8 @@
 """The service of sessions in a server: opened when somebody first asks for it, closed with the application.
 
 Whoever holds no sessions pays nothing, and two servers over one file get along until both are asked: the second answers
-503 and goes on with everything else. It tries again with each request.
+503 and goes on with everything else. It tries again with each request. On a disk that is full or may not be written,
+sessions are held in memory.
 """
 
 from __future__ import annotations
@@ -10,12 +11,12 @@ import asyncio
 import logging
 from collections.abc import Callable
 
-from starlette.concurrency import run_in_threadpool
-
 from rekindle.agents.records import SessionRecords
 from rekindle.agents.service import Coordinator
+from rekindle.agents.usage import Quota
 from rekindle.engine.api import Engine
-from rekindle.errors import StoreError, StoreLocked
+from rekindle.errors import StoreError, StoreLocked, StoreRefused
+from rekindle.server.border import in_thread
 from rekindle.server.coordination.figures import Figures
 
 logger = logging.getLogger(__name__)
@@ -24,14 +25,16 @@ logger = logging.getLogger(__name__)
 class Sessions:
     """Gives out the one coordinator over an engine; for one event loop. `figures` are those of turns by now."""
 
-    def __init__(self, engine: Engine, *, clock: Callable[[], float]) -> None:
+    def __init__(self, engine: Engine, *, clock: Callable[[], float], quota: Quota) -> None:
         self._engine = engine
+        self._quota = quota
         self._clock = clock
         self._opening = asyncio.Lock()
         self._records: SessionRecords | None = None
         self._coordinator: Coordinator | None = None
         self.figures = Figures()
         self._problem: str | None = None
+        self._refused: str | None = None  # why sessions are in memory that were to be in a file
 
     async def coordinator(self) -> Coordinator:
         """The coordinator, started; StoreError where the file of sessions cannot be had."""
@@ -48,10 +51,9 @@ class Sessions:
             return self._coordinator
 
     async def _open(self) -> Coordinator:
-        path = self._engine.settings.store.sessions_path()
-        records = await run_in_threadpool(SessionRecords.open, path)
+        records = await in_thread(self._records_or_memory)
         try:
-            coordinator = Coordinator(self._engine, records, clock=self._clock)
+            coordinator = Coordinator(self._engine, records, clock=self._clock, quota=self._quota)
             await coordinator.start()
         except BaseException:
             records.close()
@@ -59,30 +61,47 @@ class Sessions:
         self._records = records
         return coordinator
 
-    async def forget(self, namespace: str, agent: str) -> None:
-        """Have an agent bring nothing of earlier sessions into later ones.
+    def _records_or_memory(self) -> SessionRecords:
+        """The file of sessions; where its disk refuses, sessions in memory, which is said."""
+        try:
+            return SessionRecords.open(self._engine.settings.store.sessions_path())
+        except StoreRefused as error:
+            self._refused = f"sessions are held in memory and end with the server: {error}; then start it again"
+            logger.error("%s", self._refused)
+            return SessionRecords.open(None)
+
+    async def forget(self, namespace: str, agent: str) -> tuple[str, ...]:
+        """Have an agent bring nothing of earlier sessions into later ones; ids of those that it takes part in.
 
         Another server's sessions are its own, which is said in the log. StoreError, in words for who wanted the agent
         deleted, where the file refuses: done again, it goes on.
         """
-        if self._coordinator is None and not await run_in_threadpool(self._has_file):
-            return
+        if self._coordinator is None and not await in_thread(self._has_file):
+            return ()
         try:
             coordinator = await self.coordinator()
+            if self._refused is not None:
+                raise StoreError(self._refused)
             await coordinator.forget(namespace, agent)
+            found = coordinator.sessions(namespace)
+            return tuple(each.id for each in found if agent in {one.agent for one in each.agents.values()})
         except StoreLocked as error:
             logger.warning("what %r remembers of sessions is not forgotten: %s", agent, error)
+            return ()
         except StoreError as error:
             message = f"{agent!r} is not deleted, for its memory of sessions cannot be: {error}; then delete it again"
             raise StoreError(message) from error
 
     def _has_file(self) -> bool:
         path = self._engine.settings.store.sessions_path()
-        return path is not None and path.exists()
+        try:
+            return path is not None and path.exists()
+        except OSError:  # it may be, and cannot be looked for
+            return True
 
     def problems(self) -> tuple[str, ...]:
         """What a person should know."""
-        return () if self._problem is None else (self._problem,)
+        return tuple(each for each in (self._problem, self._refused) if each is not None)
 
     async def close(self) -> None:
         """End what runs, so that it can be gone on with, and let go of the file. Closing twice is safe."""
@@ -92,4 +111,4 @@ class Sessions:
             if coordinator is not None:
                 await coordinator.close()
             if records is not None:
-                await run_in_threadpool(records.close)
+                await in_thread(records.close)

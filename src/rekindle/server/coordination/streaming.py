@@ -19,6 +19,7 @@ from rekindle.errors import RekindleError
 from rekindle.server.errors import HttpError, Problem, problem_of
 from rekindle.server.limits import Door
 from rekindle.server.sse import EventStream, comment, event
+from rekindle.worker import MEANT_FOR_THE_LOOP, failure_of
 
 Events = AsyncGenerator[SessionEvent, None]
 Arrived = asyncio.Queue[SessionEvent | Exception | None]
@@ -178,9 +179,11 @@ async def _pumped(events: Events, arrived: Arrived) -> None:
         async with aclosing(events):
             async for each in events:
                 await arrived.put(each)
-    except Exception as error:
+    except MEANT_FOR_THE_LOOP:
+        raise
+    except BaseException as error:
         # Border: the error belongs to whoever reads the events.
-        await arrived.put(error)
+        await arrived.put(failure_of(error))
     await arrived.put(None)
 
 

@@ -1,9 +1,10 @@
 """Responses that are kept, so that callers can go on from them: in a file beside the store, or in memory without one.
 
 Owns the file `responses.db` and its thread. A response is kept with the items that were new in its request, and names
-the one it went on from: a conversation is a chain. It is known as soon as `keep` returns and on disk a moment later; a
-disk that refuses costs no answer, only, in the end, what could not be written. Gone on from, the whole chain counts as
-used: whoever goes on from a response finds all before it, too.
+the one it went on from: a conversation is a chain. It is known as soon as `keep` returns and durable once what that
+returned is done; all that waits is written in one transaction. What a disk refuses stays in memory while there is room,
+and is written when the disk takes it; nobody was promised more. Gone on from, the whole chain counts as used: whoever
+goes on from a response finds all before it, too.
 """
 
 from __future__ import annotations
@@ -12,27 +13,29 @@ import logging
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from rekindle.errors import StoreError
+from rekindle.errors import StoreError, StoreRefused
 from rekindle.server.errors import invalid
 from rekindle.server.responses.items import Item
 from rekindle.server.responses.records import Entry, Records, open_records
+from rekindle.worker import Death, Worker
 
 logger = logging.getLogger("rekindle.server")
-FILE_NAME = "responses.db"
 KEPT_S = 30 * 86400.0
-MAX_KEPT = 10_000
-MAX_BYTES = 1 << 30  # packed, on disk
-MAX_MEMORY_BYTES = 128 << 20  # packed, where there is no disk
+MAX_KEPT = 10_000  # of a namespace
+MAX_BYTES = 1 << 30  # of a namespace, packed
 MAX_UNSAVED = 256  # responses that wait for a disk that refuses
+MAX_UNSAVED_BYTES = 32 << 20  # of those, packed
 MAX_FORGOTTEN = 4096  # agents whose running requests are known to be of a forgotten one
 RETRY_S = 30.0
 JOIN_S = 10.0
 Key = tuple[str, str]  # namespace, id
+_FORGOTTEN = "its agent was deleted meanwhile"
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,8 +64,21 @@ class Kept:
         return [*self.items, *self.response["output"]]
 
 
+@dataclass(frozen=True, slots=True)
+class _Unsaved:
+    """A response that is not in the file. `durable` is done once it is, or with the error for which it was not;
+    `entry` is what was to be written then."""
+
+    kept: Kept
+    durable: Future[None]
+    entry: Entry | None = None
+
+
 class KeptResponses:
-    """Every kept response of all namespaces. Start it, close it; `path` None: in memory. Any thread may use it."""
+    """Every kept response of all namespaces. Start it, close it; `path` None: in memory. Any thread may use it.
+
+    `max_kept` responses of `max_bytes`, packed, are kept of each namespace, those used last.
+    """
 
     def __init__(
         self,
@@ -70,38 +86,45 @@ class KeptResponses:
         *,
         clock: Callable[[], float] = time.time,
         max_kept: int = MAX_KEPT,
-        max_bytes: int | None = None,
+        max_bytes: int = MAX_BYTES,
         kept_s: float = KEPT_S,
     ) -> None:
         self.path = path
         self._clock = clock
-        self._bounds = (max_kept, max_bytes or (MAX_BYTES if path else MAX_MEMORY_BYTES), kept_s)
+        self._bounds = (max_kept, max_bytes, kept_s)
         self._records: Records | None = None
         self._disk = threading.Lock()  # held by whoever writes: taken before the condition, never by `keep`
         self._changed = threading.Condition()  # over what follows
-        self._unsaved: OrderedDict[Key, Kept] = OrderedDict()
+        self._unsaved: OrderedDict[Key, _Unsaved] = OrderedDict()
         self._forgotten: dict[Key, int] = {}  # namespace, agent -> number of its last forgetting
         self._num_forgotten = 0
         self._is_closing = False
         self._problem: str | None = None
         self._num_lost = 0
-        self._thread = threading.Thread(target=self._run, name="rekindle-responses", daemon=True)
+        self.worker = Worker("responses", self._run, on_death=self._died)
 
     def start(self) -> None:
-        """Open the file; a StoreError says why it cannot be."""
+        """Open the file; a StoreError says why it cannot be. Where its disk refuses, that is tried again later."""
+        try:
+            self._records = self._opened()
+        except StoreRefused as error:
+            self._failed(error, {})
+        self.worker.start()
+
+    def _opened(self) -> Records:
         max_kept, max_bytes, kept_s = self._bounds
-        self._records = open_records(self.path, max_kept=max_kept, max_bytes=max_bytes, kept_s=kept_s)
-        self._thread.start()
+        return open_records(self.path, max_kept=max_kept, max_bytes=max_bytes, kept_s=kept_s)
 
     def close(self) -> None:
         """Write what waits and close the file; again, or without a start, is safe."""
         with self._changed:
             self._is_closing = True
             self._changed.notify_all()
-        if self._thread.is_alive():
-            self._thread.join(JOIN_S)
-        if self._thread.is_alive():
+        self.worker.join(JOIN_S)
+        if self.worker.is_alive:
             return  # the disk hangs: so would closing
+        with self._changed:
+            self._refuse(self._unsaved.values(), StoreError("the server has stopped"))
         records, self._records = self._records, None
         if records is not None:
             records.close()
@@ -109,31 +132,42 @@ class KeptResponses:
     @property
     def _open(self) -> Records:
         if self._records is None:
-            raise StoreError("kept responses are not open")
+            raise StoreError(f"kept responses cannot be read: {self._problem or 'they are closed'}")
         return self._records
 
     def problems(self) -> tuple[str, ...]:
         """What keeps responses from being kept right now."""
         with self._changed:
-            problem, num_lost = self._problem, self._num_lost
-        return () if problem is None else (f"responses cannot be kept in {self.path}: {problem}; {num_lost} are lost",)
+            problem, num_waiting, num_lost = self._problem, len(self._unsaved), self._num_lost
+        if problem is None:
+            return ()
+        what = f"{num_waiting} wait in memory and end with the server, {num_lost} are lost"
+        return (f"responses cannot be kept in {self.path}: {problem}; {what}: check free space and permissions",)
 
     def ticket(self) -> int:
         """Taken when a request comes: it tells whether its agent has been forgotten by the time it is answered."""
         with self._changed:
             return self._num_forgotten
 
-    def keep(self, kept: Kept, *, ticket: int | None = None) -> None:
-        """Take a response in, unless its agent was forgotten since the ticket was taken; returns at once."""
+    def keep(self, kept: Kept, *, ticket: int | None = None) -> Future[None]:
+        """Take a response in, unless its agent was forgotten since the ticket was taken; returns at once.
+
+        The future is done when the response is durable (without a file: known), or has the StoreError that says why it
+        is not. It is found meanwhile, and after an error for as long as memory has room for it.
+        """
+        unsaved = _Unsaved(kept, Future())
         with self._changed:
             forgotten = self._forgotten.get((kept.namespace, kept.agent or ""), 0)
             if ticket is not None and forgotten > ticket:
-                return
-            self._unsaved[kept.namespace, kept.id] = kept
-            if len(self._unsaved) > MAX_UNSAVED:
-                self._unsaved.popitem(last=False)
-                self._num_lost += 1
-            self._changed.notify_all()
+                unsaved.durable.set_exception(StoreError(_FORGOTTEN))
+            elif self._is_closing:
+                unsaved.durable.set_exception(StoreError("the server is stopping"))
+            elif self.worker.death is not None:
+                unsaved.durable.set_exception(StoreError(self.worker.death.summary))
+            else:
+                self._unsaved[kept.namespace, kept.id] = unsaved
+                self._changed.notify_all()
+        return unsaved.durable
 
     def find(self, namespace: str, id: str) -> Kept | None:
         """A kept response of this namespace, None where there is none. StoreError if the disk refuses."""
@@ -142,7 +176,7 @@ class KeptResponses:
         with self._changed:
             waiting = self._unsaved.get((namespace, id))
         if waiting is not None:
-            return waiting
+            return waiting.kept
         found = self._open.find(namespace, id, now=self._clock())
         return None if found is None else Kept(namespace, *found)
 
@@ -168,7 +202,7 @@ class KeptResponses:
         if not id.isascii():
             return None
         with self._changed:
-            waiting = [kept for (space, _), kept in self._unsaved.items() if space == namespace]
+            waiting = [each.kept for (space, _), each in self._unsaved.items() if space == namespace]
         for kept in waiting:
             for item in reversed(kept.all_items):
                 if item["id"] == id:
@@ -187,7 +221,7 @@ class KeptResponses:
                 message = f"response {id[:100]!r} is not deleted: {error}; make room on the disk and delete it again"
                 raise StoreError(message) from error
             with self._changed:
-                return self._unsaved.pop((namespace, id), None) is not None or was_there
+                return self._drop([(namespace, id)], StoreError("it was deleted meanwhile")) > 0 or was_there
 
     def forget(self, namespace: str, agent: str) -> int:
         """Keep none of an agent's responses any longer, and leave no trace in the file; how many there were.
@@ -197,9 +231,8 @@ class KeptResponses:
         with self._disk:
             num_written = self._open.forget(namespace, agent)
             with self._changed:
-                theirs = [key for key, kept in self._unsaved.items() if (key[0], kept.agent) == (namespace, agent)]
-                for key in theirs:
-                    del self._unsaved[key]
+                theirs = [key for key, each in self._unsaved.items() if (key[0], each.kept.agent) == (namespace, agent)]
+                self._drop(theirs, StoreError(_FORGOTTEN))
                 self._num_forgotten += 1
                 self._forgotten[namespace, agent] = self._num_forgotten
                 while len(self._forgotten) > MAX_FORGOTTEN:
@@ -215,47 +248,90 @@ class KeptResponses:
         """Assert that the file holds what it should, no more than it may."""
         self._open.check()
 
+    def _drop(self, keys: Sequence[Key], why: StoreError) -> int:
+        """Have these wait no longer; how many of them did. The condition is held."""
+        found = [each for key in keys if (each := self._unsaved.pop(key, None)) is not None]
+        self._refuse(found, why)
+        return len(found)
+
     def _run(self) -> None:
         while True:
             with self._changed:
-                if not (self._unsaved or self._is_closing):
+                if not (self._unsaved or self._is_closing or self._problem is not None):
                     self._changed.wait()
-                elif self._problem is not None and not self._is_closing:
-                    self._changed.wait(RETRY_S)
+                elif not self._is_closing and all(each.durable.done() for each in self._unsaved.values()):
+                    self._changed.wait(RETRY_S)  # all of them were refused
                 is_last = self._is_closing
             try:
                 self._save()
-            except Exception as error:
-                # Border: a worker. What it stumbles over costs that response, in the end, and no other.
+            except BaseException as error:
+                # Border: a worker. What it stumbles over costs those responses, in the end, and no other.
                 logger.exception("a response could not be kept")
-                self._failed(str(error))
+                self._failed(refusal := StoreError(f"a response could not be kept: {error!r}"), {})
+                with self._changed:
+                    self._refuse(self._unsaved.values(), refusal)
             if is_last:
                 return
+
+    def _died(self, death: Death) -> None:
+        """What waits stays in memory and ends with the server; whoever waits for it hears so."""
+        with self._changed:
+            self._problem = str(death)
+            self._refuse(self._unsaved.values(), StoreError(death.summary))
+            self._changed.notify_all()
 
     def _save(self) -> None:
         """Write what waits. It waits until it is written: a reader finds it in one of the two places, or in both."""
         with self._disk:
-            with self._changed:
-                batch = list(self._unsaved.items())
+            entries = self._entries()
             try:
-                entries = [entry for _, kept in batch if (entry := _packed(kept)) is not None]
-                self._open.save(entries, self._clock())
+                if self._records is None:
+                    self._records = self._opened()
+                self._open.save(list(entries.values()), self._clock())
             except StoreError as error:
-                self._failed(str(error))
+                self._failed(error, entries)
                 return
             with self._changed:
-                for key, _ in batch:
-                    self._unsaved.pop(key, None)
+                saved = [each for key in entries if (each := self._unsaved.pop(key, None)) is not None]
                 problem, self._problem = self._problem, None
                 self._changed.notify_all()
+        for each in saved:
+            if not each.durable.done():
+                each.durable.set_result(None)
         if problem is not None:
             logger.warning("responses are kept in %s again; %d are lost", self.path, self._num_lost)
 
-    def _failed(self, why: str) -> None:
+    def _entries(self) -> dict[Key, Entry]:
+        """All that waits, packed; what cannot be is refused."""
         with self._changed:
-            is_new, self._problem = self._problem is None, why
+            waiting = dict(self._unsaved)
+        packed = {key: each.entry or _packed(each.kept) for key, each in waiting.items()}
+        entries = {key: entry for key, entry in packed.items() if entry is not None}
+        with self._changed:
+            self._drop([key for key in packed if key not in entries], StoreError("it is nested too deeply"))
+            for key in entries.keys() & self._unsaved.keys():
+                self._unsaved[key] = replace(waiting[key], entry=entries[key])
+        return {key: entries[key] for key in packed if key in entries}
+
+    def _failed(self, error: StoreError, entries: Mapping[Key, Entry]) -> None:
+        """These are not durable, which is said to whoever waits; they stay in memory as far as it has room."""
+        with self._changed:
+            is_new, self._problem = self._problem is None, str(error)
+            num_bytes = sum(len(entry.content) for entry in entries.values())
+            for key, entry in entries.items():
+                if len(self._unsaved) > MAX_UNSAVED or num_bytes > MAX_UNSAVED_BYTES:
+                    self._num_lost += self._drop([key], error)
+                    num_bytes -= len(entry.content)
+            self._refuse([self._unsaved[key] for key in entries.keys() & self._unsaved.keys()], error)
         if is_new:
-            logger.warning("responses cannot be kept in %s: %s; the last ones wait in memory", self.path, why)
+            logger.warning("responses cannot be kept in %s: %s; the last ones wait in memory", self.path, error)
+
+    @staticmethod
+    def _refuse(those: Iterable[_Unsaved], error: StoreError) -> None:
+        """Say to whoever waits for these that they are not durable. The condition is held."""
+        for each in those:
+            if not each.durable.done():
+                each.durable.set_exception(error)
 
 
 def _packed(kept: Kept) -> Entry | None:

@@ -1,7 +1,7 @@
 """The file of kept responses: its tables, how a response is packed, and which go first.
 
-    response(number, namespace, id, agent, previous, depth, last_use, num_bytes)    a row each, small
-    content(number, packed)                                                        what it says
+    response(number, namespace, id, agent, previous, depth, last_use, num_bytes, mac)    a row each, small
+    content(number, packed, mac)                                                        what it says
     item(namespace, id, number)                                                    which response holds an item
 
 Whoever goes on from a response uses all of its chain, so a chain's rows share one `last_use`; of equal ones the
@@ -14,19 +14,27 @@ from __future__ import annotations
 import json
 import logging
 import os
+import secrets
 import sqlite3
 import zlib
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from rekindle.errors import StoreError
 from rekindle.server.responses.items import Item
+from rekindle.server.responses.macs import ResponseMacs, drop_strays
+from rekindle.store.connections import any_text
+from rekindle.store.directory import SECRET_BYTES, store_secret
+from rekindle.store.refusal import refusal
+from rekindle.store.sync import OsFileSystem
 from rekindle.store.transactions import Transactions
 
 logger = logging.getLogger("rekindle.server")
-FORMAT = 1
+FORMAT = 2
+QUICKLY_CHECKED_BYTES = 64 << 20  # SQLite looks through so much in a tenth of a second
 LEVEL = 1  # of compression: text shrinks to a quarter for a few milliseconds a megabyte
 BUSY_S = 10.0  # that another process may have the file
 _SCHEMA = """
@@ -35,11 +43,13 @@ CREATE TABLE IF NOT EXISTS response(
     depth INTEGER NOT NULL, last_use REAL NOT NULL, num_bytes INTEGER NOT NULL, UNIQUE(namespace, id));
 CREATE INDEX IF NOT EXISTS response_agent ON response(namespace, agent);
 CREATE INDEX IF NOT EXISTS response_use ON response(last_use, depth);
+CREATE INDEX IF NOT EXISTS response_space ON response(namespace, last_use, depth, num_bytes);
 CREATE TABLE IF NOT EXISTS content(number INTEGER PRIMARY KEY, packed BLOB NOT NULL);
 CREATE TABLE IF NOT EXISTS item(
     namespace TEXT NOT NULL, id TEXT NOT NULL, number INTEGER NOT NULL, PRIMARY KEY(namespace, id)) WITHOUT ROWID;
 CREATE INDEX IF NOT EXISTS item_number ON item(number);
 """
+_NUM_BYTES = "SELECT page_count * page_size FROM pragma_page_count(), pragma_page_size()"
 _USE_CHAIN = """
 WITH RECURSIVE chain(id) AS (
     SELECT :id UNION
@@ -70,21 +80,25 @@ class Entry:
 def open_records(path: Path | None, *, max_kept: int, max_bytes: int, kept_s: float) -> Records:
     """The file at `path`, made where there is none, for its owner alone; a damaged one is set aside.
 
-    None: in memory. StoreError if it cannot be used.
+    None: in memory. Rows that do not verify (`macs`) are deleted. StoreError if it cannot
+    be used, StoreRefused where that is the disk's doing.
     """
     if path is None:
-        return Records(_connection(":memory:"), max_kept=max_kept, max_bytes=max_bytes, kept_s=kept_s)
+        macs = ResponseMacs(secrets.token_bytes(SECRET_BYTES))
+        return Records(_connection(":memory:", macs), macs, max_kept=max_kept, max_bytes=max_bytes, kept_s=kept_s)
+    is_there = path.parent.is_dir()
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)  # with reuse off, nobody else makes it
         os.close(os.open(path, os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600))
+        macs = ResponseMacs(store_secret(path.parent, OsFileSystem()))
     except OSError as error:
         message = f"{path} cannot be used: {error.strerror or error}; check its permissions, or choose another --store"
-        raise StoreError(message) from error
+        raise (refusal(error, message) if is_there else StoreError(message)) from error
     try:
-        return Records(_connection(str(path)), max_kept=max_kept, max_bytes=max_bytes, kept_s=kept_s)
+        return Records(_connection(str(path), macs), macs, max_kept=max_kept, max_bytes=max_bytes, kept_s=kept_s)
     except sqlite3.OperationalError as error:
-        raise StoreError(f"{path} cannot be opened: {error}") from error
-    except sqlite3.DatabaseError as error:
+        raise refusal(error, f"{path} cannot be opened: {error}") from error
+    except (sqlite3.DatabaseError, UnicodeDecodeError) as error:  # what SQLite says may quote what is damaged
         aside = path.with_name(f"{path.name}.damaged")
         logger.warning("%s is damaged (%s): it is now %s, and a new one begins", path, error, aside.name)
         path.replace(aside)
@@ -93,15 +107,38 @@ def open_records(path: Path | None, *, max_kept: int, max_bytes: int, kept_s: fl
     return open_records(path, max_kept=max_kept, max_bytes=max_bytes, kept_s=kept_s)
 
 
-def _connection(name: str) -> sqlite3.Connection:
+def _connection(name: str, macs: ResponseMacs) -> sqlite3.Connection:
     connection = sqlite3.connect(name, timeout=BUSY_S, isolation_level=None, check_same_thread=False)
+    connection.text_factory = any_text
     try:
-        for pragma in ("journal_mode = WAL", "synchronous = NORMAL", "secure_delete = ON"):
+        for pragma in (
+            "journal_mode = WAL",
+            "synchronous = FULL",
+            "fullfsync = ON",
+            "checkpoint_fullfsync = ON",
+            "secure_delete = ON",
+        ):
             connection.execute(f"PRAGMA {pragma}")
         (version,) = connection.execute("PRAGMA user_version").fetchone()
-        if version not in (0, FORMAT):
+        if version not in range(FORMAT + 1):
             raise StoreError(f"{name} has format {version}, this version of Rekindle knows {FORMAT}: move it away")
-        connection.executescript(_SCHEMA + f"PRAGMA user_version = {FORMAT};")
+        (num_bytes,) = connection.execute(_NUM_BYTES).fetchone()
+        if num_bytes <= QUICKLY_CHECKED_BYTES:
+            (found,) = connection.execute("PRAGMA quick_check(1)").fetchone()
+            if found != "ok":
+                raise sqlite3.DatabaseError(found)
+        if version != FORMAT:  # a full disk takes no transaction, and one is not needed to read
+            connection.execute("BEGIN IMMEDIATE")
+            for statement in _SCHEMA.split(";"):
+                connection.execute(statement)
+            if "mac" not in {row[1] for row in connection.execute("PRAGMA table_info(content)")}:
+                macs.vouch(connection)
+            connection.execute(f"PRAGMA user_version = {FORMAT}")
+            connection.execute("COMMIT")
+        if macs.has_damaged(connection):
+            connection.execute("BEGIN IMMEDIATE")
+            macs.drop_damaged(connection)
+            connection.execute("COMMIT")
     except BaseException:
         connection.close()
         raise
@@ -109,32 +146,40 @@ def _connection(name: str) -> sqlite3.Connection:
 
 
 class Records(Transactions):
-    """The open file. Bounds: responses, their packed bytes, and seconds since a response was last used."""
+    """The open file. Bounds: responses of a namespace, their packed bytes, seconds since a response was last used."""
 
-    def __init__(self, connection: sqlite3.Connection, *, max_kept: int, max_bytes: int, kept_s: float) -> None:
+    def __init__(
+        self, connection: sqlite3.Connection, macs: ResponseMacs, *, max_kept: int, max_bytes: int, kept_s: float
+    ) -> None:
         super().__init__(connection, "kept responses", damage=(zlib.error, ValueError))
+        self._macs = macs
         self._max_kept = max_kept
         self._max_bytes = max_bytes
         self._kept_s = kept_s
+        self._has_traces = True  # of what was deleted by now, perhaps: the file is not rewritten each time
 
     def find(self, namespace: str, id: str, *, now: float) -> tuple[str | None, dict[str, Any], list[Item]] | None:
         """Agent, response and items of an id; None where there is none, or it is too old."""
         with self._reading() as connection:
             row = connection.execute(
-                "SELECT agent, packed FROM response JOIN content USING(number) "
-                "WHERE namespace = ? AND id = ? AND last_use >= ?",
+                "SELECT number, namespace, id, agent, previous, response.mac, packed, content.mac "
+                "FROM response JOIN content USING(number) WHERE namespace = ? AND id = ? AND last_use >= ?",
                 (namespace, id, now - self._kept_s),
             ).fetchone()
             if row is None:
                 return None
-            response, items = json.loads(zlib.decompress(row[1]))
-            return row[0], response, items
+            if not (self._macs.response.holds(row) and self._macs.content.holds((row[0], *row[6:]))):
+                logger.error("response %s is damaged and counts as not there: check the disk", id)
+                return None
+            response, items = json.loads(zlib.decompress(row[6]))
+            return row[3], response, items
 
     def holder(self, namespace: str, item: str) -> str | None:
         """The response that holds an item; None where none does."""
         with self._reading() as connection:
             row = connection.execute(
-                "SELECT response.id FROM item JOIN response USING(number) WHERE item.namespace = ? AND item.id = ?",
+                "SELECT response.id FROM item JOIN response USING(namespace, number) "
+                "WHERE namespace = ? AND item.id = ?",
                 (namespace, item),
             ).fetchone()
             return None if row is None else str(row[0])
@@ -144,10 +189,9 @@ class Records(Transactions):
         with self._writing() as connection:
             for entry in entries:
                 self._insert(connection, entry, now)
-            self._make_room(connection, now)
+            self._make_room(connection, {entry.namespace for entry in entries}, now)
 
-    @staticmethod
-    def _insert(connection: sqlite3.Connection, entry: Entry, now: float) -> None:
+    def _insert(self, connection: sqlite3.Connection, entry: Entry, now: float) -> None:
         above = connection.execute(
             "SELECT depth FROM response WHERE namespace = ? AND id = ?", (entry.namespace, entry.previous)
         ).fetchone()
@@ -157,28 +201,36 @@ class Records(Transactions):
             "INSERT INTO response(namespace, id, agent, previous, depth, last_use, num_bytes) VALUES(?,?,?,?,?,?,?)",
             row,
         ).lastrowid
-        connection.execute("INSERT INTO content VALUES(?, ?)", (number, entry.content))
+        named = (number, entry.namespace, entry.id, entry.agent, entry.previous)
+        connection.execute("UPDATE response SET mac = ? WHERE number = ?", (self._macs.response.of(named), number))
+        content = (number, entry.content)
+        connection.execute("INSERT INTO content VALUES(?, ?, ?)", (*content, self._macs.content.of(content)))
         items = [(entry.namespace, item, number) for item in entry.items]
         connection.executemany("INSERT OR IGNORE INTO item VALUES(?, ?, ?)", items)
         if entry.previous is not None:
             chain = {"namespace": entry.namespace, "id": entry.previous, "now": now}
             connection.execute(_USE_CHAIN, chain)
 
-    def _make_room(self, connection: sqlite3.Connection, now: float) -> None:
+    def _make_room(self, connection: sqlite3.Connection, namespaces: Iterable[str], now: float) -> None:
+        """Let go of what is too old, and in each of these namespaces of its own oldest, while there is too much."""
         old = connection.execute("SELECT number FROM response WHERE last_use < ?", (now - self._kept_s,))
-        gone = [number for (number,) in old]
-        num_kept, num_bytes = connection.execute("SELECT count(*), total(num_bytes) FROM response").fetchone()
-        order = "SELECT number, num_bytes FROM response ORDER BY last_use, depth DESC, number DESC"
-        for at, (number, size) in enumerate(connection.execute(order)):
-            if at >= len(gone) and num_kept <= self._max_kept and num_bytes <= self._max_bytes:
-                break
-            if at >= len(gone):
+        self._delete(connection, [number for (number,) in old])
+        for namespace in namespaces:
+            count = "SELECT count(*), total(num_bytes) FROM response WHERE namespace = ?"
+            num_kept, num_bytes = connection.execute(count, (namespace,)).fetchone()
+            order = (
+                "SELECT number, num_bytes FROM response WHERE namespace = ? ORDER BY last_use, depth DESC, number DESC"
+            )
+            gone = []
+            for number, size in connection.execute(order, (namespace,)):
+                if num_kept <= self._max_kept and num_bytes <= self._max_bytes:
+                    break
                 gone.append(number)
-            num_kept, num_bytes = num_kept - 1, num_bytes - size
-        self._delete(connection, gone)
+                num_kept, num_bytes = num_kept - 1, num_bytes - size
+            self._delete(connection, gone)
 
-    @staticmethod
-    def _delete(connection: sqlite3.Connection, numbers: Sequence[int]) -> None:
+    def _delete(self, connection: sqlite3.Connection, numbers: Sequence[int]) -> None:
+        self._has_traces |= bool(numbers)
         for table in ("response", "content", "item"):
             connection.executemany(f"DELETE FROM {table} WHERE number = ?", [(number,) for number in numbers])
 
@@ -191,17 +243,27 @@ class Records(Transactions):
             return bool(numbers)
 
     def forget(self, namespace: str, agent: str) -> int:
-        """Delete an agent's responses and rewrite the file: moved cells leave copies in it that no deletion finds."""
+        """Delete an agent's responses and rewrite the file: moved cells leave copies in it that no deletion finds.
+
+        A row that does not verify may be the agent's, too: it goes. StoreError also where something is left: then it is
+        to be called again.
+        """
         with self._writing() as connection:
+            if self._macs.has_damaged(connection):
+                self._macs.drop_damaged(connection)
+                self._has_traces = True
+            drop_strays(connection)
             rows = connection.execute(
-                "SELECT number FROM response WHERE namespace = ? AND agent = ?", (namespace, agent)
-            )
+                "SELECT number FROM response NOT INDEXED WHERE namespace = ? AND agent = ?", (namespace, agent)
+            )  # an index that was damaged might miss one
             numbers = [number for (number,) in rows]
             self._delete(connection, numbers)
-        if numbers:
+        if self._has_traces:
             with self._reading() as connection:
                 connection.execute("VACUUM")
-                connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+                if connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0]:
+                    raise StoreError("the log of kept responses could not be emptied, somebody reads it: ask again")
+            self._has_traces = False
         return len(numbers)
 
     def check(self) -> None:
@@ -210,12 +272,15 @@ class Records(Transactions):
             rows = connection.execute(
                 "SELECT number, namespace, id, previous, depth, last_use FROM response"
             ).fetchall()
-            assert len(rows) <= self._max_kept, len(rows)
+            for namespace, count in Counter(row[1] for row in rows).items():
+                assert count <= self._max_kept, (namespace, count)
             numbers = {row[0] for row in rows}
             for table in ("content", "item"):
                 strange = {n for (n,) in connection.execute(f"SELECT number FROM {table}")} - numbers
                 assert not strange, (table, strange)
             assert {n for (n,) in connection.execute("SELECT number FROM content")} == numbers
+            for row in connection.execute("SELECT number, namespace, id, agent, previous, mac FROM response"):
+                assert self._macs.response.holds(row), row
             above = {(row[1], row[2]): row for row in rows}
             for row in rows:
                 parent = above.get((row[1], row[3]))

@@ -1,12 +1,10 @@
 """A response as OpenAI's responses API spells it, whole and in events, out of deltas.
 
-Owns the response object, the numbers of events, and when a response is handed over to be kept: once, when it is whole,
-before its last event goes out. Knows no HTTP.
+Owns the response object, the numbers of events, and what is said of a response that could not be kept. Knows no HTTP.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, Literal
 
 from rekindle.engine.generation import Generation
@@ -23,7 +21,7 @@ from rekindle.text.replies import ReplyFormat
 
 
 class ResponseReply:
-    """The answer to one call. `keep` gets the whole response."""
+    """The answer to one call."""
 
     events: Literal["typed"] = "typed"
 
@@ -34,11 +32,9 @@ class ResponseReply:
         generation: Generation,
         *,
         form: ReplyFormat,
-        keep: Callable[[dict[str, Any]], None],
     ) -> None:
         self._stamp = stamp
         self._call = call
-        self._keep = keep
         self._reading = Reading(Choice(0, generation), form, tools=call.read_tools, parallel=call.parallel)
         self._output = Output(call.tools.functions, seals=call.seals)
         self._num_events = 0
@@ -83,15 +79,19 @@ class ResponseReply:
         return self._numbered([told | {"error": error}, {"type": "response.failed", "response": response}])
 
     def whole(self) -> dict[str, Any]:
-        """The response; kept when it is asked for first."""
+        """The response."""
         if self._finished is None:
             described = self._described("incomplete" if self._is_cut else "completed")
             report = self._reading.choice.described(return_ids=self._call.return_ids)
             if self._call.tools.left_out:
                 report["left_out_tools"] = list(self._call.tools.left_out)
             self._finished = described | {"usage": self._usage(), "rekindle": report}
-            self._keep(self._finished)
         return self._finished
+
+    def not_stored(self, why: str) -> None:
+        """Say in the answer that the response, which was to be kept, is not."""
+        whole = self.whole()
+        self._finished = whole | {"store": False, "rekindle": whole["rekindle"] | {"not_stored": why}}
 
     @property
     def _is_cut(self) -> bool:

@@ -1,12 +1,15 @@
 """Routes under /v1/responses: the life of a response from body to last byte, and of one that is kept.
 
+A response is durable before the end of its answer goes out, or the answer says that it is not: `store` is false then.
 Kept responses are looked up in worker threads: a disk may be slow, the event loop may not.
 """
 
 from __future__ import annotations
 
+import asyncio
 import uuid
 from collections.abc import Callable
+from concurrent.futures import Future
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Query, Request
@@ -17,6 +20,7 @@ from rekindle.engine.api import Engine
 from rekindle.engine.generation import Generation
 from rekindle.errors import NotFound
 from rekindle.server.answering import Answer, accepted, submit_all
+from rekindle.server.border import Router
 from rekindle.server.caller import Caller, access_of
 from rekindle.server.errors import invalid
 from rekindle.server.models import ServedModel
@@ -29,6 +33,7 @@ from rekindle.server.steering import steered
 
 PATH = "/v1/responses"
 PARAMS = {"messages": "input", "max_tokens": "max_output_tokens"}
+KEEP_S = 15.0  # that an answer waits for a disk that hangs
 PAGE = 20  # input items of a page, unless the caller says otherwise
 
 
@@ -58,13 +63,15 @@ class ResponseRoute:
         submitted, watch = await accepted(request, self._observer, PATH, self._submit, always_aside=True)
         caller, call, generation = submitted
         stamp = Stamp(f"resp_{uuid.uuid4().hex}", int(self._clock()), self._model.name)
+        reply = ResponseReply(stamp, call, generation, form=self._engine.reply_format)
 
-        def keep(response: dict[str, Any]) -> None:
+        async def keep() -> None:
             if call.store:
-                self._kept.keep(Kept(caller.namespace, caller.agent, response, call.items), ticket=ticket)
+                kept = Kept(caller.namespace, caller.agent, reply.whole(), call.items)
+                if (why := await _failure(self._kept.keep(kept, ticket=ticket))) is not None:
+                    reply.not_stored(why)
 
-        reply = ResponseReply(stamp, call, generation, form=self._engine.reply_format, keep=keep)
-        answer = Answer(reply, [generation], watch, params=PARAMS, ping_s=self._ping_s)
+        answer = Answer(reply, [generation], watch, params=PARAMS, ping_s=self._ping_s, settle=keep)
         return await (answer.stream(request) if call.stream else answer.whole(request))
 
     def _submit(self, body: Any, caller: Caller) -> tuple[Caller, ResponseCall, Generation]:
@@ -73,6 +80,16 @@ class ResponseRoute:
         asked = steered(call.request, self._engine.reply_format, call.tool_choice, tool_names=call.tools.functions)
         (generation,) = submit_all(self._engine, [asked], 1)
         return caller, call, generation
+
+
+async def _failure(durable: Future[None]) -> str | None:
+    """Wait until a response is durable; why it is not, None where it is."""
+    written = asyncio.wrap_future(durable)
+    await asyncio.wait([written], timeout=KEEP_S)
+    if not written.done():
+        return f"the disk did not take it within {KEEP_S:.0f} s"
+    error = written.exception()
+    return None if error is None else str(error)
 
 
 class ItemList(BaseModel):
@@ -87,7 +104,7 @@ class ItemList(BaseModel):
 
 def responses_router(kept: KeptResponses) -> APIRouter:
     """Routes of kept responses, each within the namespace of its key. Plain functions: they run in worker threads."""
-    router = APIRouter(prefix=PATH, tags=["responses"])
+    router = Router(prefix=PATH, tags=["responses"])
 
     @router.get("/{id}")
     def show_response(request: Request, id: str, stream: bool = False) -> dict[str, Any]:

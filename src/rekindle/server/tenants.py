@@ -1,0 +1,43 @@
+"""How many requests of one tenant may be under way: else its slow readers and watchers could hold all connections.
+
+Owns that count. Where there are several tenants each may have half of the connections; who reads no head has no tenant
+yet, and is bounded in `places`. What a request waits for, and how long it may, others bound.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from starlette.requests import Request
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from rekindle.config import ServerSettings
+from rekindle.server.caller import access_of
+from rekindle.server.errors import Problem
+
+
+class TenantRequests:
+    """ASGI middleware inside the guard: answers 503 itself to a tenant that has as many requests as it may have."""
+
+    def __init__(self, app: ASGIApp, *, settings: ServerSettings) -> None:
+        self._app = app
+        self._has_others = len(settings.namespaces()) > 1
+        self._most = -(-settings.max_connections // 2) if self._has_others else settings.max_connections
+        self._under_way: Counter[str] = Counter()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Count an HTTP request that has a tenant's key; others pass."""
+        access = access_of(Request(scope)) if scope["type"] == "http" else None
+        if access is None or not access.has_key or (access.is_admin and self._has_others):
+            await self._app(scope, receive, send)
+            return
+        if self._under_way[access.namespace] >= self._most:
+            message = f"namespace {access.namespace!r} has {self._most} requests under way: try again"
+            problem = Problem(503, "server_error", message, code="overloaded", retry_after_s=1)
+            await problem.response(scope)(scope, receive, send)
+            return
+        self._under_way[access.namespace] += 1
+        try:
+            await self._app(scope, receive, send)
+        finally:
+            self._under_way[access.namespace] -= 1
