@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from starlette.datastructures import Headers
 
@@ -24,6 +26,7 @@ LOCAL = ServerSettings()
 OPEN = ServerSettings(host="0.0.0.0", open=True)
 KEYED = ServerSettings(host="0.0.0.0", api_key="secret")
 KEYED_LOCAL = ServerSettings(api_key="secret")
+PUBLIC = ServerSettings(api_key="secret", public_host=("llm.example", "two.example:8443", "[2001:db8::1]"))
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1:7354", "localhost", "localhost:80", "[::1]:7354", "LOCALHOST:1"])
@@ -42,10 +45,61 @@ def test_open_servers_answer_to_addresses_but_not_to_foreign_names() -> None:
     assert status(OPEN, host="evil.example") == 403
 
 
-def test_on_loopback_a_key_opens_no_other_name() -> None:
-    assert status(KEYED_LOCAL, host="evil.example", authorization="Bearer secret") == 403
+def test_on_loopback_a_valid_key_opens_any_name_and_nothing_else_does() -> None:
+    """A page at a rebound name knows no key; a proxy's clients do, whatever Host it passes on."""
+    for host in ("evil.example", "llm.example:8443", ""):
+        assert status(KEYED_LOCAL, host=host, authorization="Bearer secret") == 200
+        for key in ("", "Bearer wrong", "Bearer "):
+            assert status(KEYED_LOCAL, host=host, authorization=key) == 403
+        assert status(KEYED_LOCAL, "/", host=host) == status(KEYED_LOCAL, "/health/live", host=host) == 403
     assert status(KEYED_LOCAL, host="localhost", authorization="Bearer secret") == 200
-    assert status(KEYED_LOCAL, "/health/live", host="evil.example") == 403
+    assert status(ServerSettings(admin_key="a"), host="evil.example", authorization="Bearer other") == 403
+    assert status(ServerSettings(admin_key="a"), host="evil.example", authorization="Bearer a") == 200
+
+
+def test_a_key_does_not_open_foreign_pages() -> None:
+    for settings in (KEYED_LOCAL, KEYED, PUBLIC):
+        key = {"authorization": "Bearer secret"}
+        assert status(settings, host="localhost", origin="https://evil.example", **key) == 403
+        assert status(settings, host="localhost", origin="null", **key) == 403
+
+
+@pytest.mark.parametrize(
+    "host", ["llm.example", "LLM.Example.", "llm.example:8443", "two.example:8443", "[2001:db8::1]"]
+)
+def test_public_names_are_ours(host: str) -> None:
+    assert status(PUBLIC, "/", host=host) == status(PUBLIC, "/health/live", host=host) == 200
+    assert status(PUBLIC, host=host) == 401
+    assert status(LOCAL, "/", host=host) == 403
+
+
+@pytest.mark.parametrize(
+    "host", ["evil.example", "llm.example.evil.example", "two.example", "two.example:1", "a:b", "["]
+)
+def test_other_names_are_not(host: str) -> None:
+    assert status(PUBLIC, "/", host=host) == 403
+    assert status(replace(PUBLIC, host="0.0.0.0"), "/", host=host) == 403, "public names are all there are"
+
+
+def test_pages_of_public_names_are_ours_whatever_host_a_proxy_passes_on() -> None:
+    for host in ("llm.example", "llm.example:8443", "127.0.0.1:7354"):
+        for origin in ("https://llm.example", "https://llm.example:8443", "https://two.example:8443"):
+            assert status(PUBLIC, "/health/live", host=host, origin=origin) == 200
+        for origin in ("https://evil.example", "https://two.example", "null", "llm.example", "https://["):
+            assert status(PUBLIC, "/health/live", host=host, origin=origin) == 403
+    usual = replace(PUBLIC, public_host=("llm.example:443",))
+    assert status(usual, "/", host="llm.example", origin="https://llm.example") == 200
+    assert status(usual, "/", host="127.0.0.1", origin="http://llm.example") == 403
+
+
+def test_what_proxies_write_into_headers_decides_nothing() -> None:
+    said = {
+        "x-forwarded-host": "localhost",
+        "forwarded": "host=localhost;for=127.0.0.1",
+        "x-forwarded-for": "127.0.0.1",
+    }
+    assert status(PUBLIC, "/", host="evil.example", **said) == 403
+    assert status(PUBLIC, host="llm.example", **said) == 401
 
 
 def test_elsewhere_with_a_key_any_name_will_do() -> None:

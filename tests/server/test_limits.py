@@ -8,11 +8,13 @@ import json
 import socket
 import time
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 from starlette.types import Message, Receive, Scope, Send
 
 from rekindle.config import ServerSettings
+from rekindle.server.caller import Access, grant
 from rekindle.server.limits import BODIES_AT_ONCE, Door, Limits, Rates
 from tests.server.conftest import Served, serving
 
@@ -118,24 +120,6 @@ def test_a_head_may_come_in_pieces(served: Served) -> None:
         assert said(connection).startswith(b"HTTP/1.1 200 ")
 
 
-def test_who_comes_when_all_places_are_taken_is_told_so(served: Served) -> None:
-    # They keep their places however long it takes until the others have come.
-    with serving(served.engine, ServerSettings(max_connections=8, read_timeout_s=600)) as running:
-        with contextlib.ExitStack() as stack:
-            for _ in range(8):
-                stack.enter_context(contextlib.closing(connect(running))).sendall(b"G")
-            answers = []
-            for _ in range(4):
-                with contextlib.closing(connect(running)) as connection:
-                    answers.append(said(connection))
-            assert all(answer.startswith(b"HTTP/1.1 503 ") for answer in answers), answers
-            assert all(b"too many connections" in answer and b"Retry-After" in answer for answer in answers)
-        deadline = time.monotonic() + WAIT_S
-        while not is_answered(running) and time.monotonic() < deadline:  # that they have left is to be noticed
-            time.sleep(0.02)
-        assert is_answered(running)
-
-
 def is_answered(served: Served) -> bool:
     """Whether a new connection gets an answer; one too many is refused or reset."""
     try:
@@ -165,18 +149,18 @@ def test_connections_that_come_and_go_leave_nothing_behind(served: Served) -> No
 class Bodies:
     """An application that keeps every body until it is let go, behind limits of 100 bytes a body."""
 
-    def __init__(self) -> None:
+    def __init__(self, **settings: Any) -> None:
         self.sizes: list[int] = []
         self.num_held: list[int] = []  # of all, whenever a piece was asked for
         self.let_go = asyncio.Event()
-        self.limits = Limits(self, settings=ServerSettings(max_body_bytes=100), door=Door())
+        self.limits = Limits(self, settings=ServerSettings(max_body_bytes=100, **settings), door=Door())
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self.sizes.append(len((await receive())["body"]))
         await self.let_go.wait()
         await send({"type": "http.response.start", "status": 200, "headers": []})
 
-    async def post(self, *chunks: bytes) -> tuple[int, dict[bytes, bytes]] | None:
+    async def post(self, *chunks: bytes, namespace: str = "default") -> tuple[int, dict[bytes, bytes]] | None:
         """Status and headers of the answer to a body that comes in these chunks; None where none came."""
         left = [{"type": "http.request", "body": chunk, "more_body": True} for chunk in chunks]
         left[-1]["more_body"] = False
@@ -190,6 +174,7 @@ class Bodies:
             heads.extend([message] if message["type"] == "http.response.start" else [])
 
         scope = {"type": "http", "method": "POST", "path": "/v1/completions", "headers": [(b"content-length", b"9")]}
+        grant(scope, Access(namespace))
         await self.limits(scope, receive, send)
         return (heads[0]["status"], dict(heads[0]["headers"])) if heads else None
 
@@ -222,6 +207,21 @@ def test_bodies_of_all_requests_together_are_bounded_until_these_are_answered() 
     asyncio.run(asyncio.wait_for(run(), WAIT_S))
 
 
+def test_one_namespace_does_not_hold_all_the_room_where_there_are_several() -> None:
+    async def run() -> None:
+        bodies = Bodies(api_keys={"left": "key-of-left", "right": "key-of-right"})
+        held = [asyncio.create_task(bodies.post(b"x" * 100, namespace="left")) for _ in range(BODIES_AT_ONCE // 2)]
+        await until(lambda: len(bodies.sizes) == len(held))
+        assert (await bodies.post(b"x", namespace="left") or (0,))[0] == 503
+        held.append(asyncio.create_task(bodies.post(b"x" * 100, namespace="right")))
+        await until(lambda: len(bodies.sizes) == len(held))
+        bodies.let_go.set()
+        assert {(await task or (0,))[0] for task in held} == {200}
+        assert bodies.limits.room.num_bytes == 0
+
+    asyncio.run(asyncio.wait_for(run(), WAIT_S))
+
+
 def test_a_body_is_given_back_however_its_request_ends() -> None:
     async def run() -> None:
         bodies = Bodies()
@@ -240,6 +240,7 @@ def test_a_body_is_given_back_however_its_request_ends() -> None:
             raise AssertionError("nobody is there to be answered")
 
         scope = {"type": "http", "method": "POST", "path": "/", "headers": [(b"content-length", b"99")]}
+        grant(scope, Access())
         await bodies.limits(scope, receive, send)
         assert bodies.limits.room.num_bytes == 0
 

@@ -14,6 +14,7 @@ import socket
 import textwrap
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
+from dataclasses import replace
 from types import FrameType
 from typing import Any
 
@@ -24,9 +25,12 @@ from rekindle.engine.api import Engine
 from rekindle.errors import ConfigError
 from rekindle.model.checkpoint import Source
 from rekindle.pocket import ABOUT, is_pocket
+from rekindle.server import descriptors
 from rekindle.server.app import create_app
-from rekindle.server.connections import ConnectionConfig
+from rekindle.server.connections import MOST_REFUSED, ConnectionConfig
+from rekindle.server.descriptors import Listener
 from rekindle.server.limits import Door
+from rekindle.store.shards import SHARD_BYTES
 
 INDENT = " " * 11
 NO_SUCH_FAMILY = (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT)  # "localhost" where there is no IPv6
@@ -143,24 +147,37 @@ class _Server(uvicorn.Server):
 
 
 @contextmanager
-def _signals_end_quietly() -> Iterator[None]:
-    """uvicorn raises the signal that stopped it once more; it has done its work by then."""
+def _signals_end_quietly() -> Iterator[list[int]]:
+    """uvicorn raises the signals that stopped it once more, the last one first; it has done its work by then. They are
+    listed."""
     kinds = (signal.SIGTERM, signal.SIGINT)
-    before = {kind: signal.signal(kind, lambda *_: None) for kind in kinds}
+    seen: list[int] = []
+    before = {kind: signal.signal(kind, lambda number, _: seen.append(number)) for kind in kinds}
     try:
-        yield
+        yield seen
     finally:
         for kind, handler in before.items():
             signal.signal(kind, handler)
 
 
+def _store_files(engine: Engine) -> int:
+    """Files of blocks that the store may come to have open."""
+    store = engine.stats().store
+    return 0 if store is None else store["disk_bytes"] // SHARD_BYTES + len(engine.spec.layout.parts)
+
+
 def run_server(
     engine: Engine, settings: Settings, say: Callable[[str], None], *, listeners: list[socket.socket]
-) -> None:
-    """Serve a started engine until a signal; `say` gets the banner once requests are answered. Closes `listeners`."""
-    server = settings.server
+) -> int | None:
+    """Serve a started engine until a signal, and return which; None where something else stopped it.
+
+    `say` gets the banner once requests are answered. Closes `listeners`.
+    """
+    most = settings.server.max_connections
+    most = descriptors.places(most, lingering=MOST_REFUSED, store_files=_store_files(engine))
+    server = replace(settings.server, max_connections=most)
     url = url_of(server.host, listeners[0].getsockname()[1])
-    with closing(create_app(engine, server, model=settings.model.model)) as app, _signals_end_quietly():
+    with closing(create_app(engine, server, model=settings.model.model)) as app, _signals_end_quietly() as seen:
         config = ConnectionConfig(app, server, server_header=False, timeout_graceful_shutdown=CLOSE_S)
         running = _Server(
             config,
@@ -168,4 +185,5 @@ def run_server(
             door=app.door,
             stop_s=server.stop_s,
         )
-        running.run(sockets=listeners)
+        running.run(sockets=[Listener(each, make_room=config.places.give_one_up) for each in listeners])
+    return seen[-1] if seen else None
