@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import http.client
 import json
-import logging
 import random
 import re
 import socket
@@ -20,6 +19,7 @@ from rekindle.bench.client import Client
 from rekindle.config import ServerSettings
 from rekindle.pocket import conversations
 from tests.server.conftest import Served, serving
+from tests.server.logged import listening, text
 
 FACT = "Remember that the copper key is in the attic."
 QUESTION = "Where is the copper key?"
@@ -204,30 +204,27 @@ def test_errors_keep_their_shape(served: Served) -> None:
     assert raw(served, "POST", chat, b" " * (33 << 20))[0] == 413
 
 
-def test_failures_are_logged_with_their_agent(served: Served, caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO, "rekindle.server")
-
-    def lines() -> list[str]:
-        said = [record.getMessage() for record in caplog.records if record.name == "rekindle.server"]
-        caplog.clear()
-        return said
-
+def test_failures_are_logged_with_their_agent(served: Served) -> None:
     client = served.client("bo")
-    with pytest.raises(openai.BadRequestError):
-        ask(client, messages("Hello!"), extra_body={"best_of": None})
-    assert lines() == ["#- bo: failed with 400, unknown parameter 'best_of': it is not supported here"]
-    with pytest.raises(openai.NotFoundError):
-        ask(client, messages("Hello!"), extra_body={"model": "gpt-9"})
-    (line,) = lines()
-    assert line.startswith("#- bo: failed with 404, model 'gpt-9'")
-    for stream in (False, True):
+    with listening() as heard:
+
+        def line() -> str:
+            (record,) = heard.until(served)
+            return text(record)
+
         with pytest.raises(openai.BadRequestError):
-            ask(client, messages(handbook(7, 600)), stream=stream)
-        (line,) = lines()
-        assert re.match(r"#\d+ bo: failed with 400, ", line)
-    ask(client, messages("Hello!"))
-    (line,) = lines()
-    assert re.match(r"#\d+ bo: \w+, reused \d+ of ", line)
+            ask(client, messages("Hello!"), extra_body={"best_of": None})
+        assert " agent=bo " in (found := line())
+        assert found.endswith(": failed with 400, unknown parameter 'best_of': it is not supported here")
+        with pytest.raises(openai.NotFoundError):
+            ask(client, messages("Hello!"), extra_body={"model": "gpt-9"})
+        assert "agent=bo " in (found := line()) and ": failed with 404, model 'gpt-9'" in found
+        for stream in (False, True):
+            with pytest.raises(openai.BadRequestError):
+                ask(client, messages(handbook(7, 600)), stream=stream)
+            assert re.search(r" agent=bo .*: failed with 400, ", line())
+        ask(client, messages("Hello!"))
+        assert re.search(r" agent=bo .*: \w+, reused \d+ of ", line())
 
 
 def test_a_stream_that_cannot_start_is_a_plain_error(served: Served) -> None:
