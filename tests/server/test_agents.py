@@ -6,7 +6,8 @@ from urllib.parse import quote
 
 import pytest
 
-from tests.server.conftest import Served
+from rekindle.config import ServerSettings
+from tests.server.conftest import Served, serving
 
 SAID = "A brass lamp stands on the third shelf of the pantry. " * 4
 
@@ -68,6 +69,27 @@ def test_purging_says_what_it_did(served: Served) -> None:
     assert served.send("POST", "/v1/agents/gone/purge").status == 404
     assert served.chat(text, agent="gone").json["rekindle"]["outcome"] != "exact"
     assert len(served.send("GET", "/v1/agents/gone/why").json["data"]) == 1
+
+
+def test_why_numbers_requests_of_the_own_tenant(served: Served) -> None:
+    with serving(served.engine, ServerSettings(api_keys={"east": "l", "west": "r"})) as running:
+        for _ in range(3):
+            running.chat(SAID, key="l", agent="busy")
+        answer = running.chat(SAID, key="r", agent="curious")
+        (entry,) = running.send("GET", "/v1/agents/curious/why", key="r").json["data"]
+    assert (entry["request"], entry["request_id"]) == (1, answer.headers["x-request-id"])
+
+
+def test_purging_says_what_it_left(served: Served) -> None:
+    served.chat(SAID, agent="pia")
+    body = {"input": SAID, "max_output_tokens": 2}
+    kept = served.send("POST", "/v1/responses", body, x_agent_id="pia").json["id"]
+    plan = {"agents": [{"name": "Pia", "agent": "pia"}, {"name": "Bo"}]}
+    session = served.send("POST", "/v1/coordination/sessions", plan).json["id"]
+    purged = served.send("POST", "/v1/agents/pia/purge").json
+    assert (purged["responses_deleted"], purged["sessions"]) == (1, [session])
+    assert served.send("GET", f"/v1/responses/{kept}").status == 404
+    assert served.send("DELETE", f"/v1/coordination/sessions/{session}").status == 200
 
 
 def test_why_tells_the_last_requests(served: Served) -> None:

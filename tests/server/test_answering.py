@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import pytest
@@ -13,13 +13,14 @@ from starlette.requests import Request
 from starlette.types import Message
 
 from rekindle import Engine
+from rekindle.engine.fairness import FairWorkers
 from rekindle.engine.generation import Generation
 from rekindle.engine.types import GenerationRequest
 from rekindle.errors import BadRequest, Cancelled
 from rekindle.server.answering import LARGE_BODY, Answer, accepted, submit_all
 from rekindle.server.caller import Access, Caller, grant
 from rekindle.server.errors import HttpError
-from rekindle.server.log import LogWatch, RequestLog
+from rekindle.server.log import LogWatch, RequestLog, TurnLog
 from rekindle.server.metrics import Metrics
 from rekindle.server.openai.calls import parse_completion
 from rekindle.server.openai.parts import Stamp
@@ -39,17 +40,31 @@ class Sizes:
         return RequestLog().began(caller, endpoint, body)
 
 
-def posted(raw: bytes) -> Request:
+class Workers:
+    """What an app lends to requests with large bodies."""
+
+    def __init__(self) -> None:
+        self.workers = FairWorkers("bodies")
+
+
+@pytest.fixture
+def app() -> Iterator[Workers]:
+    made = Workers()
+    yield made
+    made.workers.stop()
+
+
+def posted(raw: bytes, app: Workers) -> Request:
     async def receive() -> Message:
         return {"type": "http.request", "body": raw}
 
-    scope: dict[str, Any] = {"type": "http", "method": "POST", "path": "/", "headers": []}
+    scope: dict[str, Any] = {"type": "http", "method": "POST", "path": "/", "headers": [], "app": app}
     grant(scope, Access())
     return Request(scope, receive)
 
 
 @pytest.mark.parametrize(("size", "is_aside"), [(LARGE_BODY, False), (LARGE_BODY + 1, True)])
-def test_a_large_body_is_read_beside_the_event_loop(size: int, is_aside: bool) -> None:
+def test_a_large_body_is_read_beside_the_event_loop(app: Workers, size: int, is_aside: bool) -> None:
     raw = json.dumps({"a": ""}).encode()
     raw += b" " * (size - len(raw))
     observer, here = Sizes(), threading.current_thread()
@@ -58,19 +73,19 @@ def test_a_large_body_is_read_beside_the_event_loop(size: int, is_aside: bool) -
         assert body == {"a": ""}
         return threading.current_thread()
 
-    thread, _ = asyncio.run(accepted(posted(raw), observer, "/", submit))
+    thread, _ = asyncio.run(accepted(posted(raw, app), observer, "/", submit))
     assert (thread is not here) == is_aside
     assert observer.told == [(size, here)], "observers are told on the event loop"
 
 
 @pytest.mark.parametrize("padding", [0, LARGE_BODY])
-def test_what_is_wrong_with_a_body_is_said_wherever_it_is_read(padding: int) -> None:
+def test_what_is_wrong_with_a_body_is_said_wherever_it_is_read(app: Workers, padding: int) -> None:
     def submit(body: Any, caller: Caller) -> None:
         raise BadRequest("no such thing") if body == [] else RecursionError
 
     def refusal(raw: bytes) -> str:
         with pytest.raises((BadRequest, HttpError)) as caught:
-            asyncio.run(accepted(posted(raw + b" " * padding), Sizes(), "/", submit))
+            asyncio.run(accepted(posted(raw + b" " * padding, app), Sizes(), "/", submit))
         return str(caught.value)
 
     assert "not JSON" in refusal(b"{")
@@ -117,7 +132,7 @@ def test_a_cancel_before_the_beginning_is_the_clients_leaving_and_a_stop_to_who_
         await asyncio.Event().wait()
         raise AssertionError
 
-    request = Request({"type": "http", "method": "POST", "path": "/", "headers": []}, silent)
+    request = Request({"type": "http", "method": "POST", "path": "/", "headers": [], "app": app}, silent)
     with pytest.raises(HttpError) as caught:
         asyncio.run(answer.whole(request) if form == "whole" else answer.stream(request))
     assert (caught.value.problem.status, caught.value.problem.code) == (503, "stopping")
@@ -127,7 +142,8 @@ def test_a_cancel_before_the_beginning_is_the_clients_leaving_and_a_stop_to_who_
 
 def test_a_client_that_left_is_no_warning(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level("INFO", "rekindle.server"):
-        RequestLog().failed(1, "ada", Cancelled("cancelled before it began"))
+        watch = TurnLog(RequestLog()).began(Caller(agent="ada"), "/", {})
+        watch.failed(1, Cancelled("cancelled before it began"))
     assert [(record.levelname, record.getMessage()) for record in caplog.records] == [
-        ("INFO", "#1 ada: failed with 499, cancelled before it began")
+        ("INFO", "turn failed tenant=default agent=ada id=-: failed with 499, cancelled before it began")
     ]

@@ -52,7 +52,8 @@ def test_a_turn_that_is_refused_has_the_status_of_a_request(tmp_path: Path, capl
         assert (entry["error"]["status"], entry["error"]["code"]) == (400, "context_length_exceeded")
         assert entry["error"]["message"] == run["failed"][0]["error"] and entry["request"] is not None
         (line,) = [each for each in caplog.records if "failed with" in each.getMessage()]
-        assert "Ada: failed with 400" in line.getMessage() and line.levelno == logging.INFO
+        assert "turn failed tenant=default" in line.getMessage() and "failed with 400" in line.getMessage()
+        assert line.levelno == logging.INFO
 
 
 def _counted(events: AsyncGenerator[SessionEvent, None]) -> tuple[dict[str, float], RekindleError | None]:

@@ -18,6 +18,7 @@ from rekindle.engine.generation import Generation
 from rekindle.engine.types import Delta, GenerationRequest
 from rekindle.server.agents import PREFIX, Agent, Body, Namespace
 from rekindle.server.answering import Answer, accepted
+from rekindle.server.border import Router
 from rekindle.server.caller import Caller, unnamed
 from rekindle.server.models import ServedModel
 from rekindle.server.observer import Observer
@@ -80,7 +81,7 @@ class _WarmReply(DataEvents):
 
 def warming_router(engine: Engine, model: ServedModel, observer: Observer, *, ping_s: float) -> APIRouter:
     """Both routes. A warm-up is observed like a request, waits like one, and ends when its client leaves."""
-    router = APIRouter(prefix=PREFIX, tags=["agents"])
+    router = Router(prefix=PREFIX, tags=["agents"])
 
     @router.post("/{id}/warm", response_model=Warmed)
     async def warm_agent(request: Request, agent: Agent, namespace: Namespace) -> Response:

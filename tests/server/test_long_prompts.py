@@ -1,0 +1,59 @@
+"""Prompts that cannot fit, however long: refused in each dialect's words before anything is made of them."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from tests.server.conftest import Served
+
+SPACES = " " * 10_500_000  # more than a tokenizer's regular expressions take
+ONE = {"role": "user", "content": "Hi."}
+
+
+def bodies(text: str) -> dict[str, Any]:
+    """A body for every route that takes prompts."""
+    said = [{"role": "user", "content": text}]
+    return {
+        "/v1/chat/completions": {"messages": said, "max_tokens": 1},
+        "/v1/completions": {"prompt": text, "max_tokens": 1},
+        "/v1/messages": {"messages": said, "max_tokens": 1},
+        "/v1/messages/count_tokens": {"messages": said},
+        "/v1/responses": {"input": text, "max_output_tokens": 1},
+        "/v1/tokenize": {"text": text},
+        "/v1/agents/long/warm": {"messages": said},
+    }
+
+
+@pytest.mark.parametrize("path", bodies(""))
+def test_what_cannot_fit_is_a_400_and_everybody_else_is_answered(served: Served, path: str) -> None:
+    answer = served.send("POST", path, bodies(SPACES)[path])
+    assert answer.status == 400, answer.body[:300]
+    if path.startswith("/v1/messages"):
+        assert answer.json["error"]["message"].startswith("prompt is too long")
+    else:
+        assert answer.error["code"] == "context_length_exceeded"
+        assert answer.error["param"] in ("messages", "prompt", "input", "text")
+    assert served.chat("Hello?").status == 200
+
+
+def test_completions_look_at_each_of_their_prompts(served: Served) -> None:
+    prompts = ["Hello", SPACES, "Bye"]
+    answer = served.send("POST", "/v1/completions", {"prompt": prompts, "max_tokens": 1})
+    assert (answer.status, answer.error["code"]) == (400, "context_length_exceeded")
+    ids = {"prompt": [5] * 3_000_000, "max_tokens": 1}
+    answer = served.send("POST", "/v1/completions", ids)
+    assert (answer.status, answer.error["code"]) == (400, "context_length_exceeded")
+
+
+def test_a_body_that_cannot_hold_a_prompt_that_fits_is_refused_unread(served: Served) -> None:
+    bound = served.engine.encoder.bound
+    assert bound is not None
+    broken = b'{"messages": ' + b"[" * bound.max_body_bytes
+    answer = served.send("POST", "/v1/chat/completions", broken)
+    assert (answer.status, answer.error["code"]) == (400, "context_length_exceeded"), "it is not even JSON"
+    small = json.dumps({"messages": [ONE], "max_tokens": 1}).encode()
+    padded = small + b" " * (bound.max_body_bytes - len(small))
+    assert served.send("POST", "/v1/chat/completions", padded).status == 200
