@@ -31,11 +31,13 @@ KILLS ?= 900
 SERVER_KILLS ?= 100
 CRASH_RUNS ?= 40
 HURTS ?= 2000
+ROUTE_KILLS ?= 60
 SOAK_S ?= 3600
 torture: $(STAMP)
-	KILLS=$(KILLS) SERVER_KILLS=$(SERVER_KILLS) CRASH_RUNS=$(CRASH_RUNS) HURTS=$(HURTS) HYPOTHESIS_PROFILE=torture \
+	KILLS=$(KILLS) SERVER_KILLS=$(SERVER_KILLS) CRASH_RUNS=$(CRASH_RUNS) HURTS=$(HURTS) ROUTE_KILLS=$(ROUTE_KILLS) \
+	  HYPOTHESIS_PROFILE=torture \
 	  $(BIN)/python -m pytest --timeout 0 -k 'kill or crash or survive or hurt or trace or Machine or Pool or Radix or Order' \
-	  tests/server/test_kills.py tests/agents/test_service_kills.py tests/store tests/engine/test_core_machine.py tests/cache
+	  tests/server/test_kills.py tests/server/test_route_kills.py tests/agents/test_service_kills.py tests/store tests/engine/test_core_machine.py tests/cache
 	SOAK_S=$(SOAK_S) $(BIN)/python tools/soak.py
 
 clean:

@@ -133,7 +133,7 @@ def test_what_the_caller_has_to_change_is_exit_code_2(arguments: list[str], said
 def sessions(store: Path) -> list[str]:
     records = SessionRecords.open(store / "sessions.db")
     try:
-        return [kept.id for kept in records.sessions()]
+        return [card.id for card in records.cards()]
     finally:
         records.close()
 

@@ -32,6 +32,7 @@ ALONE = "tests/exactness/test_against_transformers.py"
 CRASHES = "tests/store/test_crash.py::test_saved_turns_survive_a_crash_at_any_moment"
 IDLE = "tests/engine/test_background.py"
 FORESEEN = "tests/engine/test_anticipation.py"
+PLACES = "tests/engine/test_places.py"
 RETENTION, TRACES = "tests/store/test_retention.py", "tests/store/test_purge_traces.py"
 Verdict = Literal["killed", "SURVIVED", "BROKEN"]
 
@@ -78,6 +79,42 @@ def one(name: str, file: str, old: str, new: str, *tests: str) -> Mutant:
 
 
 MUTANTS = (
+    one(
+        "a namespace keeps all places however many others wait",
+        "engine/shares.py",
+        "        return max(1, self._scheduler.max_running // max(1, self._num_namespaces))\n",
+        "        return self._scheduler.max_running\n",
+        f"{PLACES}::test_places_are_divided_by_who_wants_them",
+    ),
+    one(
+        "who was preempted gives way again before it got ahead",
+        "engine/shares.py",
+        "    return not request.num_preemptions or request.num_gained",
+        "    return True or request.num_gained",
+        f"{PLACES}::test_who_was_preempted_gets_ahead_before_it_is_again",
+    ),
+    one(
+        "no turns where namespaces outnumber the places",
+        "engine/shares.py",
+        "    return request.num_gained >= request.block_tokens\n",
+        "    return False\n",
+        f"{PLACES}::test_namespaces_that_outnumber_the_places_take_turns_of_a_block",
+    ),
+    one(
+        "long prompts of one namespace before short ones of another",
+        "engine/scheduler.py",
+        "self._picks(prefilling, now, self._rows.of)",
+        "self.picks(prefilling, now)",
+        "tests/engine/test_scheduler.py::test_a_short_prompt_waits_for_one_step_of_another_namespace_that_prefills_for_long",
+    ),
+    one(
+        "a late step always does the least",
+        "engine/scheduler.py",
+        "        if late <= bound or self.num_stall_misses % PROBE_EVERY == 1:\n",
+        "        if True:\n",
+        "tests/engine/test_scheduler.py::"
+        "test_where_time_does_not_depend_on_rows_the_chunk_is_the_largest_and_again_the_bound_once_it_does[1]",
+    ),
     one(
         "position off by one after a cut",
         "model/batch.py",
@@ -285,7 +322,7 @@ MUTANTS = (
         "a clock that went back obeyed",
         (
             Edit("store/retention.py", "return min(max(0.0, use), now)\n", "return max(0.0, use)\n"),
-            Edit("store/ledger.py", "        self._db.execute(query, (max(0.0, now - JUST_BEFORE_S), now))\n", ""),
+            Edit("store/ledger.py", "max(0.0, now - JUST_BEFORE_S)", "row[6]"),
         ),
         (f"{RETENTION}::test_a_use_in_the_future_makes_nobody_immortal", "tests/store/test_clock.py"),
     ),
@@ -297,6 +334,27 @@ MUTANTS = (
             Edit("store/room.py", "            self._shards.punch(freed)\n", "            pass\n"),
         ),
         (TRACES,),
+    ),
+    one(
+        "a panic let through to the intake's thread",
+        "engine/intake.py",
+        "        except BaseException as error:\n",
+        "        except Exception as error:\n",
+        "tests/engine/test_borders.py::test_what_fails_on_the_intake_fails_for_its_caller_only[Panic]",
+    ),
+    one(
+        "what comes after the engine's death left waiting",
+        "engine/loop.py",
+        "            self._refuse_rest(self.worker.death.error())\n",
+        "            pass\n",
+        "tests/engine/test_dying.py::test_a_failing_inbox_ends_the_engine",
+    ),
+    one(
+        "blocks kept in the staging buffer when the writer dies",
+        "store/writer.py",
+        "                elif isinstance(item, WaitingBlock):\n                    self._let_go([item])\n",
+        "",
+        "tests/engine/test_dying.py::test_orders_fail_when_the_writer_dies_and_the_engine_goes_on",
     ),
     one(
         "log of the index not emptied in a purge",
@@ -384,11 +442,67 @@ MUTANTS = (
         "tests/engine/test_keeping.py::test_a_purge_takes_them_too",
     ),
     one(
+        "an upload that never ends keeps its place",
+        "server/connections.py",
+        "if self._has_begun and not cycle.more_body and not cycle.response_complete:",
+        "if self._has_begun and not cycle.response_complete:",
+        "tests/server/test_connections.py::test_connections_without_a_whole_request_give_way_to_new_ones",
+    ),
+    one(
+        "two of one session in memory",
+        "agents/loaded.py",
+        "self._live.setdefault((namespace, id), read)",
+        "self._live[namespace, id] = read",
+        "tests/agents/test_loaded.py::test_what_is_not_used_leaves_memory_and_what_is_busy_stays",
+    ),
+    one(
+        "what one tenant marks ends what another marked",
+        "engine/keeping.py",
+        "for key in list(self._names) if key[0] == turn.namespace for branch",
+        "for key in list(self._names) for branch",
+        "tests/engine/test_keeping.py::test_what_one_tenant_marks_ends_nothing_of_anothers",
+    ),
+    one(
+        "an answer does not wait for its response",
+        "server/responses/routes.py",
+        "    await asyncio.wait([written], timeout=KEEP_S)\n",
+        "    return None\n",
+        "tests/server/test_responses_full.py::test_the_end_of_an_answer_waits_until_the_response_is_durable[whole]",
+    ),
+    one(
+        "what cannot be saved is evicted",
+        "engine/upkeep.py",
+        "if parts.store is not None and (unsaved or not is_flushed):",
+        "if parts.store is not None and not is_flushed:",
+        "tests/engine/test_refusing_disk.py::test_evicting_what_cannot_be_saved_drops_nothing",
+    ),
+    one(
+        "a fork that the disk refuses stays in the book",
+        "engine/edits.py",
+        "                self._memory.book.remove(now)\n",
+        "",
+        "tests/engine/test_refusing_disk.py::test_a_change_that_the_disk_refuses_changes_nothing[fork]",
+    ),
+    one(
         "tokens that were read counted as created, too",
         "server/anthropic/usage.py",
         "max(0, max(before, default=0) - reused)",
         "max(before, default=0)",
         "tests/server/test_anthropic.py::test_marked_prefixes_are_created_once_and_read_then",
+    ),
+    one(
+        "any host without a key",
+        "server/guard.py",
+        "access is not None and access is not self._keys.without",
+        "access is not None",
+        "tests/server/test_guard.py::test_rebound_names_are_refused",
+    ),
+    one(
+        "a client that left looks half-closed",
+        "server/connections.py",
+        "_probe(FIRST_PROBE_S)\n        return True",
+        "_stop_probing()\n        return True",
+        "tests/server/test_half_closed.py::test_a_client_that_left_ends_its_request",
     ),
 )
 

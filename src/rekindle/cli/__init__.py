@@ -1,47 +1,35 @@
-"""The command line. Owns which commands there are; each knows the rest itself and imports it when it is called."""
+"""The command line. This module and `border` need nothing but Python, so they can say what is not installed."""
 
 from __future__ import annotations
 
-from typing import Annotated
+import sys
+from typing import TYPE_CHECKING, Any
 
-import typer
+from rekindle.cli.border import code_of, flush_output
 
-from rekindle import __version__
-from rekindle.cli.agents import agents
-from rekindle.cli.analyzing import analyze
-from rekindle.cli.benches import bench
-from rekindle.cli.caches import cache
-from rekindle.cli.doctor import doctor
-from rekindle.cli.evaluating import evaluate
-from rekindle.cli.running import run
-from rekindle.cli.serving import chat, demo, serve
-from rekindle.cli.settings import GroupedCommand
-from rekindle.cli.simulating import simulate
-from rekindle.cli.why import why
-
-app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
+if TYPE_CHECKING:
+    from rekindle.cli.commands import app as app
 
 
-def _version(wanted: bool) -> None:
-    if wanted:
-        typer.echo(__version__)
-        raise typer.Exit
+def __getattr__(name: str) -> Any:
+    if name != "app":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from rekindle.cli.commands import app
 
-
-@app.callback()
-def rekindle(
-    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="print it")] = False,
-) -> None:
-    """An inference server whose agents' KV memory lasts."""
-
-
-for command in (serve, chat, demo, run, doctor, why, analyze, simulate):
-    app.command(cls=GroupedCommand)(command)
-app.command("eval", cls=GroupedCommand)(evaluate)
-for name, group in (("agents", agents), ("cache", cache), ("bench", bench)):
-    app.add_typer(group, name=name)
+    return app
 
 
 def main() -> None:
     """Entry point of the `rekindle` command."""
-    app()
+
+    def run() -> int:
+        from rekindle.cli.commands import app
+
+        app()
+        return 0
+
+    try:
+        code = code_of(run)
+    finally:
+        flush_output()
+    sys.exit(code)

@@ -202,6 +202,8 @@ def _proof(agent: str, answer: Mapping[str, Any]) -> str:
         lines.append(f"{answer['hot_blocks_zeroed']:,} blocks in memory were overwritten")
     if answer["blocks_shared"]:
         lines.append(f"{answer['blocks_shared']:,} blocks stay: other agents stand on them")
+    if answer.get("sessions"):
+        lines.append(f"what was said stays in {len(answer['sessions']):,} sessions that it takes part in")
     return "; ".join(lines)
 
 

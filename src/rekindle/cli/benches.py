@@ -166,6 +166,21 @@ def bench_server(
     exit_with(run)
 
 
+@bench.command("noisy")
+@with_settings(unused=BENCH_UNUSED)
+def bench_noisy(
+    settings: Settings,
+    seconds: Annotated[float, typer.Option(help="how long each arm lasts")] = 10.0,
+    mebibytes: Annotated[float, typer.Option(help="size of the large bodies")] = 32.0,
+    only: Annotated[list[str] | None, typer.Option(help="arms; may be repeated [all]")] = None,
+    out: Annotated[Path | None, typer.Option(help="append JSON lines here instead of printing them")] = None,
+) -> int:
+    """One tenant sends the worst bodies there are, another asks for one token: its waits, and the server's memory."""
+    from rekindle.bench.noisy import NoisyBench, run_noisy
+
+    return run_noisy(settings, NoisyBench(seconds, mebibytes, tuple(only) if only else None, out), console())
+
+
 @bench.command("fleet")
 @with_settings(unused=BENCH_UNUSED | {"hot_bytes", "disk_bytes"})
 def bench_fleet(

@@ -163,9 +163,10 @@ def _who_listens(settings: ServerSettings, address: str) -> Finding:
     answer = None
     with contextlib.suppress(RekindleError):
         answer = Remote.of(settings, timeout_s=ANSWER_S).ask("GET", "/health/ready")
-    if not isinstance(answer, dict) or not {"status", "running", "waiting"} <= set(answer):
+    if not isinstance(answer, dict) or not {"status", "problems"} <= set(answer):
         return Finding("port", "fail", f"{address} belongs to another program", "stop it, or choose another --port")
-    said = f"{OURS} {address}, with {answer['running']} requests"
+    busy = f", with {answer['running']} requests" if "running" in answer else ""  # said to those with its key
+    said = f"{OURS} {address}{busy}"
     if answer["status"] == "ok":
         return Finding("port", "ok", said)
     problems = "; ".join(answer.get("problems", ())) or "look at its log"

@@ -13,6 +13,7 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
+from rekindle.cli.border import INTERRUPTED
 from rekindle.cli.console import NOT_A_TERMINAL, console
 from rekindle.cli.settings import FLAGS, SERVER_FLAGS, with_settings
 from rekindle.config import Settings
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
     from rekindle.agents.service import Coordinator
     from rekindle.agents.telling import SessionEvent
 
-INTERRUPTED = 130
 ENGINE_FLAGS = tuple(name for name in FLAGS if name not in SERVER_FLAGS)
 
 

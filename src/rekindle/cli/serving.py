@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-import logging
+import signal
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -11,16 +11,13 @@ from typing import Annotated
 
 import typer
 
+from rekindle.cli.border import INTERRUPTED
 from rekindle.cli.console import console
 from rekindle.cli.settings import SERVER_FLAGS, with_settings
+from rekindle.cli.units import show_bytes
 from rekindle.config import Settings
 
 DEMO_SERVER = frozenset({"host", "port", "served_model_name", "open"})  # what the demo's servers are told
-
-
-def _log_to_stderr() -> None:
-    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(message)s", datefmt="%H:%M:%S", stream=sys.stderr)
-    logging.getLogger("rekindle").setLevel(logging.INFO)
 
 
 @contextmanager
@@ -42,16 +39,42 @@ def _lasting_heap() -> Iterator[None]:
 @with_settings()
 def serve(settings: Settings) -> int:
     """Serve a model over HTTP until a signal; what was said is on disk when it stops."""
-    _log_to_stderr()
+    from rekindle.server.log_output import configure
+
+    configure(settings.server, sys.stderr)
+    try:
+        stopped_by = _serve(settings)
+    except KeyboardInterrupt:
+        typer.echo("rekindle: stopped before the model was loaded: nothing was asked, nothing is lost", err=True)
+        return INTERRUPTED
+    typer.echo(f"stopped: {_left(settings)}")
+    return INTERRUPTED if stopped_by == signal.SIGINT else 0
+
+
+def _serve(settings: Settings) -> int | None:
+    """Serve until a signal, and return which."""
     with ExitStack() as stack:
         with _lasting_heap():
             from rekindle.engine.api import Engine
+            from rekindle.server.descriptors import raise_limit
             from rekindle.server.serve import open_listeners, run_server
 
+            raise_limit()
             listeners = open_listeners(settings.server)
             engine = stack.enter_context(Engine(settings))
-        run_server(engine, settings, typer.echo, listeners=listeners)
-    return 0
+        return run_server(engine, settings, typer.echo, listeners=listeners)
+
+
+def _left(settings: Settings) -> str:
+    """What a stopped server leaves on the disk."""
+    from rekindle.store import admin
+
+    if not settings.store.enabled or settings.cache.reuse == "off":
+        return "nothing is kept without a store"
+    directory = settings.store.directory()
+    stores = admin.list_stores(directory)
+    agents = sum(store.num_agents for store in stores)
+    return f"{agents:,} agents and {show_bytes(sum(store.bytes for store in stores))} are saved in {directory}"
 
 
 @with_settings(unused=SERVER_FLAGS)

@@ -1,4 +1,4 @@
-"""How settings become flags, and errors exit codes: 2 for what the caller has to change, 1 for what failed.
+"""How settings become flags.
 
 Owns one table of flags (the same names as REKINDLE_* variables and keys of the TOML file) and which of them a command
 cannot honour and refuses; variables and files are written for all commands: there they are passed over.
@@ -15,8 +15,9 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand
 
+from rekindle.cli.border import code_of
 from rekindle.config import Settings
-from rekindle.errors import BadRequest, ConfigError, ModelRefused, RekindleError
+from rekindle.errors import ConfigError
 
 FLAG_GROUPS = {
     "Model": {
@@ -48,6 +49,8 @@ FLAG_GROUPS = {
         "anonymous_ttl_s": "the same for conversations without a name [3600]",
         "stale_ttl_s": "the same for other models' stores in this directory [30 days]",
         "namespace_share": "of disk and hot memory; a tenant with more gives way before others [1]",
+        "session_bytes": "of disk_bytes, for coordination sessions; each tenant has an equal part [an eighth]",
+        "response_bytes": "of disk_bytes, for kept responses; each tenant has an equal part [an eighth]",
         "staging_bytes": "memory for blocks on their way to the disk [64MiB]",
         "readers": "threads that read the store [2]",
     },
@@ -62,20 +65,25 @@ FLAG_GROUPS = {
     "Server": {
         "host": "address to listen on; off loopback a key (REKINDLE_API_KEY) or --open is required [127.0.0.1]",
         "port": "port to listen on; 0 takes any free one [7354]",
+        "public_host": "name that a proxy in front is reached by, for Host and Origin; may be given again [none]",
         "served_model_name": "name in /v1/models and in answers [the model's]",
         "requests_per_minute": "of each key; more are refused with 429 [no limit]",
         "max_body_bytes": "largest request body [32MiB]",
-        "max_connections": "open at a time [1024]",
+        "max_connections": "open at a time; never more than the limit of open files allows [1024]",
+        "max_connections_per_address": "of them, from one address [half; no limit from this machine]",
         "read_timeout_s": "a request's head and body must keep coming, in seconds [30]",
         "stop_s": "a stop waits so long for running answers, in seconds [5]",
         "ping_s": "sign of life of a stream that has nothing to say yet, in seconds [5]",
         "record": "write every request to this file or directory, to replay the day [off]",
         "record_bytes": "a record of this size is put aside for a new one [1GiB]",
+        "log_format": "text for people, or json: one object a line [text]",
+        "log_level": "debug, info, warning or error; requests are info, failures of the server warning [info]",
     },
 }
 # Secrets are never flags: every user of the machine can read those. The last is for finding defects.
 WITHOUT_FLAG = frozenset({"api_key", "api_keys", "admin_key", "check_when_idle"})
 FLAGS = {name: described for group in FLAG_GROUPS.values() for name, described in group.items()}
+SEVERAL = frozenset({"public_host"})  # flags that may be given again
 SERVER_FLAGS = frozenset(FLAG_GROUPS["Server"]) | {"open"}
 BENCH_UNUSED = SERVER_FLAGS | {"store"}  # benchmarks start with empty stores of their own, in the temporary directory
 Command = Callable[..., int]
@@ -121,7 +129,7 @@ def _setting_flags() -> list[inspect.Parameter]:
 def _table_flag(name: str) -> inspect.Parameter:
     group = next(group for group, names in FLAG_GROUPS.items() if name in names)
     option = typer.Option(f"--{name.replace('_', '-')}", help=FLAGS[name], rich_help_panel=group)
-    return _flag(name, Annotated[str | None, option])
+    return _flag(name, Annotated[list[str] | None if name in SEVERAL else str | None, option])
 
 
 def _config_flag() -> inspect.Parameter:
@@ -169,16 +177,11 @@ def _load(given: dict[str, Any], unused: Collection[str], defaults: Mapping[str,
             raise ConfigError(f"two models are named: {bare} and {named}")
         given["model"] = bare if named is None else named
         given["open"] = given["open"] or None
+    for name in SEVERAL & given.keys():
+        given[name] = given[name] or None
     return Settings.load(given, os.environ, path, defaults=defaults)
 
 
 def exit_with(run: Callable[[], int]) -> None:
-    try:
-        code = run()
-    except (ConfigError, ModelRefused, BadRequest) as error:
-        typer.echo(f"rekindle: {error}", err=True)
-        code = 2
-    except RekindleError as error:
-        typer.echo(f"rekindle: {error}", err=True)
-        code = 1
-    raise typer.Exit(code)
+    """Run a command and end with its exit code."""
+    raise typer.Exit(code_of(run))

@@ -26,7 +26,6 @@ from rekindle.errors import BadRequest
 from rekindle.server.anthropic.calls import ModelSide, parse_count
 from rekindle.server.anthropic.habits import find_habits
 from rekindle.server.caller import Caller, named_by
-from rekindle.server.errors import HttpError
 from rekindle.server.openai.calls import parse_chat, parse_completion
 from rekindle.server.responses.calls import parse_response
 from rekindle.server.responses.items import Item, ItemReader, messages_of
@@ -85,7 +84,7 @@ def session_of(logged: Logged) -> str | None:
     try:
         plain = {name: value for name, value in logged.headers.items() if name.isascii() and value.isascii()}
         named = named_by(Headers(plain)).agent
-    except HttpError:
+    except BadRequest:
         named = None
     return named or logged.session
 

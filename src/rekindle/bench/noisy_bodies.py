@@ -1,0 +1,72 @@
+"""What a noisy tenant sends: bodies that cost a server much, whatever becomes of them.
+
+Every body is made once and sent as it is. `fill` is the size in bytes of those that are to be as large as possible.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+CHAT = "/v1/chat/completions"
+HEADER = "x-anthropic-billing-header: "
+
+
+@dataclass(frozen=True, slots=True)
+class Attack:
+    """What is sent without a pause, over so many connections at once; `reads` False: the answer is left unread."""
+
+    path: str
+    body: bytes
+    connections: int = 1
+    reads: bool = True
+
+
+def attacks(fill: int) -> dict[str, Attack]:
+    """Every arm by its name, but the one without any."""
+    fits = fill // 128  # what a context of a few thousand tokens may hold: it is rendered and counted
+    texts = {"words": "word ", "spaces": " ", "digits": "1", "control tokens": "<|im_end|>"}
+    found = {name: _attack(CHAT, _said(unit * (fill // len(unit)))) for name, unit in texts.items()}
+    found |= {f"{name}, may fit": _attack(CHAT, _said(unit * (fits // len(unit)))) for name, unit in texts.items()}
+    found["200,000 messages"] = _attack(CHAT, {"messages": [{"role": "user", "content": "word"}] * 200_000})
+    found["30,000 messages"] = _attack(CHAT, {"messages": [{"role": "user", "content": "word"}] * 30_000})
+    for name, size in (("billing header", fill), ("billing header, may fit", fits)):
+        system = {"role": "system", "content": HEADER + "a=b; " * (size // 5)}
+        found[name] = _attack(CHAT, {"messages": [system, {"role": "user", "content": "Hi."}]})
+    found["nested lists"] = Attack(CHAT, b'{"messages": [' + b"[[]],[]," * (fill // 8) + b"[]]}")
+    found |= _dialects("word " * (fill // 5))
+    found |= {f"{name}, may fit": attack for name, attack in _dialects("word " * (fits // 5)).items()}
+    return found | _streams()
+
+
+def _dialects(text: str) -> dict[str, Attack]:
+    said = _said(text)
+    bodies: Mapping[str, Any] = {
+        "/v1/completions": {"prompt": text},
+        "/v1/messages": said,
+        "/v1/responses": {"input": text},
+        "/v1/tokenize": {"text": text},
+        "/v1/messages/count_tokens": said,
+    }
+    return {path.removeprefix("/v1/"): _attack(path, body) for path, body in bodies.items()}
+
+
+def _streams() -> dict[str, Attack]:
+    """Requests that are served, and more of them than run at once."""
+    endless = {**_said("Count on."), "stream": True, "max_tokens": 2000, "ignore_eos": True}
+    long = {**_said("word " * 2_300), "max_tokens": 40, "ignore_eos": True}
+    return {
+        "60 unread streams": _attack(CHAT, endless, connections=60, reads=False),
+        "100 long prompts": _attack(CHAT, long, connections=100),
+    }
+
+
+def _said(text: str) -> dict[str, Any]:
+    return {"messages": [{"role": "user", "content": text}]}
+
+
+def _attack(path: str, body: Mapping[str, Any], *, connections: int = 1, reads: bool = True) -> Attack:
+    data = body if path != "/v1/messages" else {"max_tokens": 1, **body}
+    return Attack(path, json.dumps(data).encode(), connections, reads)

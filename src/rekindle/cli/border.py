@@ -1,0 +1,99 @@
+"""The outermost border of the command line: whatever happens becomes one line and an exit code, never a traceback.
+
+    0    done            2    for the caller to change: a setting, a request, a model, a package that is missing
+    1    it failed       130  ctrl-C        141  nobody reads the output any more
+
+`REKINDLE_DEBUG=1` shows the traceback of what is a defect of ours. Needs nothing but Python.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from collections.abc import Callable
+
+from rekindle.errors import BadRequest, ConfigError, ModelRefused, RekindleError
+
+FAILED, REFUSED, INTERRUPTED, UNREAD = 1, 2, 130, 141
+DEBUG = "REKINDLE_DEBUG"
+_COMMAND_LINE = ("typer", "click")  # their exceptions are usage and exits, which they show themselves
+_EXTRAS = {"matplotlib": "bench"}
+
+
+def code_of(run: Callable[[], int]) -> int:
+    """The exit code of a command, and a line on stderr where it did not end well."""
+    try:
+        return run()
+    except (ConfigError, ModelRefused, BadRequest) as error:
+        return _say(REFUSED, str(error))
+    except RekindleError as error:
+        return _say(FAILED, str(error))
+    except KeyboardInterrupt:
+        return _say(INTERRUPTED, "interrupted; what was saved or written until now stays")
+    except BrokenPipeError:
+        _discard_output()
+        return UNREAD
+    except ImportError as error:
+        return _missing(error)
+    except MemoryError:
+        return _say(FAILED, "there is not enough memory for this")
+    except Exception as error:
+        if type(error).__module__.startswith(_COMMAND_LINE):
+            raise
+        return _unexpected(error)
+
+
+def flush_output() -> None:
+    """Write what is left to be written; a reader that has left is no trouble."""
+    try:
+        for stream in (sys.stdout, sys.stderr):
+            if stream is not None and not stream.closed:
+                stream.flush()
+    except OSError:
+        _discard_output()
+
+
+def _say(code: int, message: str) -> int:
+    try:
+        sys.stderr.write(f"rekindle: {message}\n")
+        sys.stderr.flush()
+    except (OSError, AttributeError):  # nobody reads it, or there is no such stream
+        _discard_output()
+    return code
+
+
+def _discard_output() -> None:
+    """Python flushes its streams once more when it ends, and would complain."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            if stream is not None:
+                stream.flush()
+        except OSError:
+            os.dup2(nowhere, stream.fileno())
+    os.close(nowhere)
+
+
+def _missing(error: ImportError) -> int:
+    package = (error.name or "").partition(".")[0]
+    if not package or package == "rekindle":
+        return _unexpected(error)
+    extra = _EXTRAS.get(package, "serve")
+    return _say(REFUSED, f"this needs the package {package}, which is not installed: pip install 'rekindle[{extra}]'")
+
+
+def _unexpected(error: Exception) -> int:
+    if os.environ.get(DEBUG, "").lower() not in ("", "0", "off", "false"):
+        traceback.print_exception(error)
+        return FAILED
+    if isinstance(error, OSError) and error.strerror:
+        where = f"{error.filename}: " if error.filename is not None else ""
+        return _say(FAILED, f"{where}{error.strerror}")
+    last = traceback.extract_tb(error.__traceback__)[-1]
+    lines = str(error).strip().splitlines() or [""]
+    return _say(
+        FAILED,
+        f"this should not happen, please report it: {type(error).__name__}: {lines[0][:300]} "
+        f"({os.path.basename(last.filename)}, line {last.lineno}; {DEBUG}=1 shows the traceback)",
+    )
