@@ -101,6 +101,36 @@ def test_a_changed_column_gives_nobody_what_is_not_theirs(path: Path, table: str
                 raise AssertionError(f"{table}.{column}: {value!r} became {new!r}") from error
 
 
+def test_a_content_under_the_number_of_the_next_response_keeps_nothing_from_being_kept(path: Path) -> None:
+    with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as connection:
+        connection.execute("UPDATE content SET number = ? WHERE number = 1", (len(WHOLE) + 1,))
+    is_sound(path)
+
+
+def test_items_that_are_out_of_order_go_with_their_agent(path: Path) -> None:
+    """SQLite looks for a row that it deletes by its key, and does not find it where it should be."""
+    written = path.read_bytes()
+    row = b"team1msg_team1-1\x02"  # namespace, id, number
+    assert written.count(row) == 1
+    path.write_bytes(written.replace(row, row[:-2] + b"9\x02"))
+    is_sound(path)
+
+
+def test_an_index_that_misses_rows_is_made_anew_where_it_is_met(path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """SQLite notices when it deletes a row whose entry is not there."""
+    with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as connection:
+        (definition,) = connection.execute("SELECT sql FROM sqlite_master WHERE name = 'response_agent'").fetchone()
+        connection.execute("PRAGMA writable_schema = ON")
+        empty = "UPDATE sqlite_master SET sql = sql || ' WHERE number < 0' WHERE name = 'response_agent'"
+        connection.execute(empty)
+    with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as connection:
+        connection.execute("REINDEX response_agent")
+        connection.execute("PRAGMA writable_schema = ON")
+        connection.execute("UPDATE sqlite_master SET sql = ? WHERE name = 'response_agent'", (definition,))
+    is_sound(path)
+    assert "is repaired" in caplog.text
+
+
 def test_a_flipped_bit_in_any_page_is_survived(path: Path) -> None:
     random, pristine = np.random.default_rng(2), path.read_bytes()
     pages = len(pristine) // 4096

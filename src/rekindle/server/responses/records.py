@@ -18,25 +18,29 @@ import secrets
 import sqlite3
 import zlib
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from rekindle.errors import StoreError
 from rekindle.server.responses.items import Item
 from rekindle.server.responses.macs import ResponseMacs, drop_strays
 from rekindle.store.connections import any_text
+from rekindle.store.damage import kind_of
 from rekindle.store.directory import SECRET_BYTES, store_secret
 from rekindle.store.refusal import refusal
 from rekindle.store.sync import OsFileSystem
 from rekindle.store.transactions import Transactions
 
 logger = logging.getLogger("rekindle.server")
+T = TypeVar("T")
 FORMAT = 2
 QUICKLY_CHECKED_BYTES = 64 << 20  # SQLite looks through so much in a tenth of a second
 LEVEL = 1  # of compression: text shrinks to a quarter for a few milliseconds a megabyte
 BUSY_S = 10.0  # that another process may have the file
+MEMORY = ":memory:"
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS response(
     number INTEGER PRIMARY KEY, namespace TEXT NOT NULL, id TEXT NOT NULL, agent TEXT, previous TEXT,
@@ -85,7 +89,7 @@ def open_records(path: Path | None, *, max_kept: int, max_bytes: int, kept_s: fl
     """
     if path is None:
         macs = ResponseMacs(secrets.token_bytes(SECRET_BYTES))
-        return Records(_connection(":memory:", macs), macs, max_kept=max_kept, max_bytes=max_bytes, kept_s=kept_s)
+        return Records(_connection(MEMORY, macs), macs, max_kept=max_kept, max_bytes=max_bytes, kept_s=kept_s)
     is_there = path.parent.is_dir()
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)  # with reuse off, nobody else makes it
@@ -135,6 +139,8 @@ def _connection(name: str, macs: ResponseMacs) -> sqlite3.Connection:
                 macs.vouch(connection)
             connection.execute(f"PRAGMA user_version = {FORMAT}")
             connection.execute("COMMIT")
+        if name != MEMORY and _columns(connection) != _columns(_connection(MEMORY, macs)):
+            raise sqlite3.DatabaseError("its tables have other columns")
         if macs.has_damaged(connection):
             connection.execute("BEGIN IMMEDIATE")
             macs.drop_damaged(connection)
@@ -143,6 +149,11 @@ def _connection(name: str, macs: ResponseMacs) -> sqlite3.Connection:
         connection.close()
         raise
     return connection
+
+
+def _columns(connection: sqlite3.Connection) -> list[Any]:
+    """Names and types of the columns of every table, as the schema in the file has them."""
+    return [connection.execute(f"PRAGMA table_info({table})").fetchall() for table in ("response", "content", "item")]
 
 
 class Records(Transactions):
@@ -156,11 +167,13 @@ class Records(Transactions):
         self._max_kept = max_kept
         self._max_bytes = max_bytes
         self._kept_s = kept_s
+        self._reported: set[int] = set()  # numbers of damaged rows that the log has
         self._has_traces = True  # of what was deleted by now, perhaps: the file is not rewritten each time
 
     def find(self, namespace: str, id: str, *, now: float) -> tuple[str | None, dict[str, Any], list[Item]] | None:
         """Agent, response and items of an id; None where there is none, or it is too old."""
-        with self._reading() as connection:
+
+        def look(connection: sqlite3.Connection) -> tuple[str | None, dict[str, Any], list[Item]] | None:
             row = connection.execute(
                 "SELECT number, namespace, id, agent, previous, response.mac, packed, content.mac "
                 "FROM response JOIN content USING(number) WHERE namespace = ? AND id = ? AND last_use >= ?",
@@ -169,14 +182,19 @@ class Records(Transactions):
             if row is None:
                 return None
             if not (self._macs.response.holds(row) and self._macs.content.holds((row[0], *row[6:]))):
-                logger.error("response %s is damaged and counts as not there: check the disk", id)
+                if row[0] not in self._reported:
+                    self._reported.add(row[0])
+                    logger.error("response %s is damaged and counts as not there: check the disk", id)
                 return None
             response, items = json.loads(zlib.decompress(row[6]))
             return row[3], response, items
 
+        return self._repaired(self._reading, look)
+
     def holder(self, namespace: str, item: str) -> str | None:
         """The response that holds an item; None where none does."""
-        with self._reading() as connection:
+
+        def look(connection: sqlite3.Connection) -> str | None:
             row = connection.execute(
                 "SELECT response.id FROM item JOIN response USING(namespace, number) "
                 "WHERE namespace = ? AND item.id = ?",
@@ -184,12 +202,34 @@ class Records(Transactions):
             ).fetchone()
             return None if row is None else str(row[0])
 
+        return self._repaired(self._reading, look)
+
     def save(self, entries: Sequence[Entry], now: float) -> None:
         """Write responses in the order they came, and let go of what is too much; all of it or nothing."""
-        with self._writing() as connection:
+
+        def write(connection: sqlite3.Connection) -> None:
             for entry in entries:
                 self._insert(connection, entry, now)
             self._make_room(connection, {entry.namespace for entry in entries}, now)
+
+        self._repaired(self._writing, write)
+
+    def _repaired(
+        self, begin: Callable[[], AbstractContextManager[sqlite3.Connection]], work: Callable[[sqlite3.Connection], T]
+    ) -> T:
+        """What `work` returns; where it meets damage, the file is repaired and it is done once more."""
+        try:
+            with begin() as connection:
+                return work(connection)
+        except StoreError as error:
+            if error.__cause__ is None or kind_of(error.__cause__) == "other":
+                raise
+            logger.error("the file of kept responses is damaged and is repaired: %s; check the disk", error.__cause__)
+        with self._writing() as connection:
+            self._has_traces = True
+            self._macs.repair(connection)
+        with begin() as connection:
+            return work(connection)
 
     def _insert(self, connection: sqlite3.Connection, entry: Entry, now: float) -> None:
         above = connection.execute(
@@ -204,7 +244,9 @@ class Records(Transactions):
         named = (number, entry.namespace, entry.id, entry.agent, entry.previous)
         connection.execute("UPDATE response SET mac = ? WHERE number = ?", (self._macs.response.of(named), number))
         content = (number, entry.content)
-        connection.execute("INSERT INTO content VALUES(?, ?, ?)", (*content, self._macs.content.of(content)))
+        # What has this number already is nobody's: its number was changed.
+        vouched = (*content, self._macs.content.of(content))
+        connection.execute("INSERT OR REPLACE INTO content VALUES(?, ?, ?)", vouched)
         items = [(entry.namespace, item, number) for item in entry.items]
         connection.executemany("INSERT OR IGNORE INTO item VALUES(?, ?, ?)", items)
         if entry.previous is not None:
@@ -236,11 +278,14 @@ class Records(Transactions):
 
     def delete(self, namespace: str, id: str) -> bool:
         """Delete one response; whether there was one."""
-        with self._writing() as connection:
+
+        def remove(connection: sqlite3.Connection) -> bool:
             rows = connection.execute("SELECT number FROM response WHERE namespace = ? AND id = ?", (namespace, id))
             numbers = [number for (number,) in rows]
             self._delete(connection, numbers)
             return bool(numbers)
+
+        return self._repaired(self._writing, remove)
 
     def forget(self, namespace: str, agent: str) -> int:
         """Delete an agent's responses and rewrite the file: moved cells leave copies in it that no deletion finds.
@@ -248,23 +293,27 @@ class Records(Transactions):
         A row that does not verify may be the agent's, too: it goes. StoreError also where something is left: then it is
         to be called again.
         """
-        with self._writing() as connection:
+
+        def remove(connection: sqlite3.Connection) -> int:
             if self._macs.has_damaged(connection):
                 self._macs.drop_damaged(connection)
                 self._has_traces = True
-            drop_strays(connection)
             rows = connection.execute(
                 "SELECT number FROM response NOT INDEXED WHERE namespace = ? AND agent = ?", (namespace, agent)
             )  # an index that was damaged might miss one
             numbers = [number for (number,) in rows]
             self._delete(connection, numbers)
+            drop_strays(connection)
+            return len(numbers)
+
+        num_deleted = self._repaired(self._writing, remove)
         if self._has_traces:
             with self._reading() as connection:
                 connection.execute("VACUUM")
                 if connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0]:
                     raise StoreError("the log of kept responses could not be emptied, somebody reads it: ask again")
             self._has_traces = False
-        return len(numbers)
+        return num_deleted
 
     def check(self) -> None:
         """Assert that every row has its content and its depth, and that there are no more than there may be."""
