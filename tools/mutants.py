@@ -444,8 +444,8 @@ MUTANTS = (
     one(
         "an upload that never ends keeps its place",
         "server/connections.py",
-        "if self._has_begun and not cycle.more_body and not cycle.response_complete:",
-        "if self._has_begun and not cycle.response_complete:",
+        "return self._has_begun and not self.cycle.more_body and not self.cycle.response_complete",
+        "return self._has_begun and not self.cycle.response_complete",
         "tests/server/test_connections.py::test_connections_without_a_whole_request_give_way_to_new_ones",
     ),
     one(
@@ -489,6 +489,34 @@ MUTANTS = (
         "max(0, max(before, default=0) - reused)",
         "max(before, default=0)",
         "tests/server/test_anthropic.py::test_marked_prefixes_are_created_once_and_read_then",
+    ),
+    one(
+        "rows of the index are believed as they are",
+        "store/row_macs.py",
+        "            return bool(self.of(row) == row[self._num_columns])\n",
+        "            return bool(self.of(row))\n",
+        "tests/store/test_row_damage.py::test_a_bit_of_the_namespace_gives_no_agent_to_another_tenant",
+    ),
+    one(
+        "kept responses are believed as they are",
+        "server/responses/records.py",
+        "if not (self._macs.response.holds(row) and self._macs.content.holds((row[0], *row[6:]))):",
+        "if False:",
+        "tests/server/test_responses_damage.py::test_a_changed_column_gives_nobody_what_is_not_theirs[content]",
+    ),
+    one(
+        "a prompt of any length is tokenised",
+        "text/length.py",
+        "        if num_bytes > self.max_bytes:\n",
+        "        if False:\n",
+        "tests/text/test_length.py::test_a_text_of_as_many_bytes_as_may_fit_is_taken_and_one_more_is_not",
+    ),
+    one(
+        "a purge does not look at the files",
+        "store/purging.py",
+        "parts.ledger.has_left(forgotten) or _in_files(parts, forgotten)",
+        "None",
+        "tests/store/test_purging.py::test_a_purge_that_left_something_in_the_index_says_so",
     ),
     one(
         "any host without a key",

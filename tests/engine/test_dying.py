@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import queue
 import threading
@@ -43,7 +44,7 @@ class BreakingInbox(queue.SimpleQueue[Any]):
 def refused(generation: Generation) -> bool:
     """Whether a request was refused since a thread has died."""
     with pytest.raises(Unavailable, match="thread has ended; restart"):
-        generation.result()
+        asyncio.run(asyncio.wait_for(generation.aresult(), WAIT_S))
     return True
 
 
