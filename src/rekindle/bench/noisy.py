@@ -93,7 +93,7 @@ def run_noisy(settings: Settings, options: NoisyBench, console: Console) -> int:
 
 
 def table(found: dict[str, Noticed]) -> Table:
-    """What was seen, beside the quiet tenant alone; memory before, at most, and after."""
+    """What was seen, compared with the quiet tenant alone; memory before, at most, and after."""
     alone = statistics.median(found[NONE].waits)
     shown = Table("noise", "wait", "longest", "more than alone", "sign of life", "memory MB", "answers")
     for name, noticed in found.items():

@@ -3,9 +3,9 @@
 Owns the thread on which templates, matching and tokenising of short prompts run, the matcher and the branch book; the
 server and the library use the same one. Long prompts are rendered and tokenised elsewhere (see long_prompts). Work
 arrives as closures over frozen values and is done in order, so a turn that ended is known before the next request of
-its agent is matched. In idle time next prompts are foreseen, the text index is filled from the store, and what is old
-or lost is forgotten. What fails, in whatever way, ends one piece of work; if the thread itself dies, what waits and
-what comes after is refused at once.
+its agent is matched. In idle time next prompts are anticipated, the text index is filled from the store, and what
+is old or lost is forgotten. What fails, in whatever way, ends one piece of work; if the thread itself dies, what waits
+and what comes after is refused at once.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Requests whose prompts take long to render and tokenise, prepared beside the intake, namespaces in turns.
+"""Requests whose prompts take long to render and tokenise, prepared off the intake thread, namespaces in turns.
 
 Owns what counts as long, and the order of each agent's requests: while one of them is prepared here, those that follow
 come here, too. A short request takes no thread more than the intake's.

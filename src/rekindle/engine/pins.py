@@ -29,7 +29,7 @@ def most_pinned(disk_blocks: int, num_tenants: int, namespace_share: float) -> f
 
 
 class Pins:
-    """The pins in a branch book. `save` queues orders for the store behind all that was queued before."""
+    """The pins in a branch book. `save` queues orders for the store after all that was queued before."""
 
     def __init__(
         self,

@@ -29,7 +29,7 @@ ALL = "*"
 
 @dataclass(frozen=True, slots=True)
 class Forgotten:
-    """What was forgotten of an agent beside its memory: kept responses; and sessions in which it goes on speaking."""
+    """What was forgotten of an agent apart from its memory: responses; and sessions in which it goes on speaking."""
 
     num_responses: int
     sessions: tuple[str, ...]

@@ -162,7 +162,7 @@ def health_router(engine: Engine, problems: Problems) -> APIRouter:
 
     @router.get("/health/live", responses={503: {"description": "a thread has ended: restart the server"}})
     async def live(request: Request) -> JSONResponse:
-        """It answers, and so do the threads that requests need; without a key it is not told what ended them."""
+        """It answers, and so do the threads that requests need; without a key it does not learn what ended them."""
         deaths = engine.deaths()
         if not deaths:
             return JSONResponse({"status": "ok"})

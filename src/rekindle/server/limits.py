@@ -145,7 +145,7 @@ class _Body:
 
 
 class Limits:
-    """ASGI middleware behind the guard: answers 408, 413, 415, 429 and 503 itself, and hands on whole bodies.
+    """ASGI middleware after the guard: answers 408, 413, 415, 429 and 503 itself, and hands on whole bodies.
 
     `bound`: how long a prompt may be; a body that is longer than any that fits is a 400.
     """

@@ -91,7 +91,7 @@ def attribution_end(text: str) -> int:
 
 
 def _line_end(line: re.Pattern[str], text: str, start: int) -> int | None:
-    """Where such a line that begins at `start` ends, with the line breaks behind it; None: none does, or one that is
+    """Where such a line that begins at `start` ends, with the line breaks after it; None: none does, or one that is
     too long."""
     most = start + LONGEST_LINE
     found = line.match(text, start, most)

@@ -159,7 +159,7 @@ class PromptEncoder:
     def encode(self, prompt: RenderedPrompt, *, most: float = math.inf) -> np.ndarray:
         """The ids of the whole prompt [tokens], uint32; PromptTooLong as soon as there are more than `most`.
 
-        Long texts are encoded piece by piece: beside the ids, memory is taken for one of them.
+        Long texts are encoded piece by piece: apart from the ids, memory is taken for one of them.
         """
         return self._encode_key(prompt.key, most=most)
 

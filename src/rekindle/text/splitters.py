@@ -8,7 +8,7 @@ runs of blanks are cut differently by what comes after them.
 Long texts are not split from their start. In every known pattern no pre-token holds a space behind another character,
 so a space behind a visible ASCII character begins one; splitting a window from such a place gives the same pre-tokens.
 
-A text that is known to its end is encoded in pieces, each cut where a pre-token begins behind a character that is no
+A text that is known to its end is encoded in pieces, each cut where a pre-token begins after a character that is no
 blank: the ids of the pieces are those of the whole, and no more than a piece is ever in the tokenizer's memory.
 """
 
@@ -200,7 +200,7 @@ class SafeCuts:
 
 
 def _last_resumable(text: bytes, start: int, end: int) -> int | None:
-    """The last space behind a visible ASCII character inside (start, end)."""
+    """The last space after a visible ASCII character inside (start, end)."""
     at = text.rfind(b" ", start + 1, end)
     while at > start and not 0x21 <= text[at - 1] <= 0x7E:
         at = text.rfind(b" ", start + 1, at)

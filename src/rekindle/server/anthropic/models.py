@@ -23,7 +23,7 @@ class AnthropicError(_Said):
 
 
 class AnthropicErrorReply(_Said):
-    """Every error under /v1/messages has this shape, with the request's id; in a stream it comes as an event, without."""
+    """Every error under /v1/messages has this shape, with the request's id; in a stream it is an event without one."""
 
     type: Literal["error"]
     error: AnthropicError
