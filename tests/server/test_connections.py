@@ -29,7 +29,8 @@ class Running:
     """A server over an application that answers at once, when it is let go, or with much."""
 
     def __init__(self, settings: ServerSettings, **options: Any) -> None:
-        routes = [Route(f"/{name}", getattr(self, f"_{name}")) for name in ("now", "later", "much")]
+        names, methods = ("now", "later", "much"), ["GET", "POST"]
+        routes = [Route(f"/{name}", getattr(self, f"_{name}"), methods=methods) for name in names]
         self.server = uvicorn.Server(ConnectionConfig(Starlette(routes=routes), settings, port=0, **options))
         self.let_go = threading.Event()
         self.num_inside = 0
@@ -93,7 +94,7 @@ def test_connections_without_a_whole_request_give_way_to_new_ones() -> None:
     with running(ServerSettings(max_connections=8, read_timeout_s=600)) as server, contextlib.ExitStack() as stack:
         busy = stack.enter_context(closing(server.connect(GET % b"later")))
         until(lambda: server.num_inside == 1)
-        begun = (b"", b"G", b"POST /now HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n\r\n{")
+        begun = (b"", b"G", b"POST /later HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n\r\n{")
         idle = [stack.enter_context(closing(server.connect(begun[number % 3]))) for number in range(40)]
         assert server.answer(b"now").endswith(b"now")
         assert all(b"503" not in heard(each) for each in idle[:33]), "the oldest were closed without a word"
