@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -239,6 +240,34 @@ def test_plans_that_are_none(engine: Engine, plan: Plan, id: str | None, message
         with pytest.raises(BadRequest, match=message):
             await coordinator.create(SPACE, plan, id=id)
         assert coordinator.sessions(SPACE) == []
+
+    holding(engine, play)
+
+
+@pytest.mark.parametrize(
+    ("fields", "name"),
+    [
+        ({"listen": "next"}, "listen"),
+        ({"layout": "shrink"}, "layout"),
+        ({"reuse": True}, "reuse"),
+        ({"title": 5}, "title"),
+        ({"setting": None}, "setting"),
+        ({"sampling": (("stop", {"a"}),)}, "sampling"),
+        ({"sampling": (("stop",),)}, "sampling"),
+        ({"participants": (Participant("Ada", role=None), Participant("Ben"))}, "participants"),
+        ({"participants": ("Ada", "Ben")}, "participants"),
+    ],
+)
+def test_a_plan_that_could_not_be_read_back_is_refused(engine: Engine, fields: dict[str, Any], name: str) -> None:
+    async def play(coordinator: Coordinator) -> None:
+        with pytest.raises(BadRequest, match=name) as refused:
+            await coordinator.create(SPACE, replace(plan_of(), **fields))
+        assert refused.value.param == name
+        info = await coordinator.create(SPACE, plan_of())
+        question = Question("Where?", ("here", "there"), max_rounds=2.5)
+        with pytest.raises(BadRequest, match=r"question cannot be kept: 2\.5 is no int"):
+            await told(coordinator.vote(SPACE, info.id, question))
+        assert coordinator.show(SPACE, info.id).is_voting is False
 
     holding(engine, play)
 

@@ -12,7 +12,7 @@ from dataclasses import asdict, fields, is_dataclass
 from typing import Any, Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
 from rekindle.agents.types import Event
-from rekindle.errors import RekindleError
+from rekindle.errors import BadRequest, RekindleError
 
 T = TypeVar("T")
 _HINTS: dict[type[Any], dict[str, Any]] = {}
@@ -45,6 +45,28 @@ def unpacked_event(kind: str, text: str) -> Event:
     return cast(Event, unpacked(EVENTS[kind], text))
 
 
+def check_readable(value: Any) -> None:
+    """Raise BadRequest, with the field's name, where what is to be kept could not be read back."""
+    for name, hint in _hints(type(value)).items():
+        try:
+            _read(hint, json.loads(json.dumps(_plain(getattr(value, name)))))
+        except (ValueError, TypeError, RecursionError) as error:
+            raise BadRequest(f"{name} cannot be kept: {error}", param=name) from error
+
+
+def _plain(value: Any) -> Any:
+    """What `asdict` makes of a field."""
+    if is_dataclass(value) and not isinstance(value, type):
+        return asdict(value)
+    return [_plain(each) for each in value] if isinstance(value, list | tuple) else value
+
+
+def _hints(kind: type[Any]) -> dict[str, Any]:
+    if kind not in _HINTS:
+        _HINTS[kind] = get_type_hints(kind)
+    return _HINTS[kind]
+
+
 def _read(kind: Any, value: Any) -> Any:
     """A JSON value as what an annotation says; ValueError."""
     if kind is Any:
@@ -65,7 +87,7 @@ def _read(kind: Any, value: Any) -> Any:
     if kind is float and type(value) is int:
         return float(value)
     if type(value) is not kind:
-        raise ValueError(f"{value!r} is no {kind}")
+        raise ValueError(f"{value!r} is no {kind.__name__}")
     return value
 
 
@@ -75,9 +97,7 @@ def _read_fields(kind: type[Any], value: Any) -> Any:
     known = {field.name for field in fields(kind)}
     if set(value) - known:
         raise ValueError(f"{kind.__name__} has no {sorted(set(value) - known)}")
-    if kind not in _HINTS:
-        _HINTS[kind] = get_type_hints(kind)
-    hints = _HINTS[kind]
+    hints = _hints(kind)
     try:
         return kind(**{name: _read(hints[name], each) for name, each in value.items()})
     except (TypeError, RekindleError) as error:

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 from rekindle.agents.comparing import measured_extension
 from rekindle.agents.joining import check_new_plan
 from rekindle.agents.loaded import LoadedSessions, no_session
-from rekindle.agents.packing import packed
+from rekindle.agents.packing import check_readable, packed
 from rekindle.agents.records import Card, Kept, Memory
 from rekindle.agents.remembering import brought, check_apart, forget_kv, held_by, kept_of
 from rekindle.agents.session import Desk, Session, check_agents
@@ -100,6 +100,7 @@ class Registry:
             raise BadRequest(f"{id!r} is no id: 1 to 64 letters, digits, '.', '_', '-'", param="id")
         self.check_room(namespace, sessions=1)
         check_json(asdict(plan), "plan")
+        check_readable(plan)
         sampling_of(dict(plan.sampling))
         check_new_plan(plan)
         check_agents(id, ((each.name, each.agent) for each in plan.participants))

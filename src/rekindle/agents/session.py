@@ -21,6 +21,7 @@ from rekindle.agent_ids import check_agent_id
 from rekindle.agents.coordination import Coordination
 from rekindle.agents.journal import Durable, Journal, failure, written
 from rekindle.agents.listening import Listening
+from rekindle.agents.packing import check_readable
 from rekindle.agents.records import Kept, SessionRecords
 from rekindle.agents.speaking import Speaker
 from rekindle.agents.telling import SessionEvent, Standing
@@ -145,10 +146,11 @@ class Session:
     def commit(self, event: Event) -> tuple[list[Directive], Durable]:
         """Let an event happen; what is to be done now, and when it is durable (StoreError where it cannot be).
 
-        Raises what the machine does, and then nothing has happened.
+        Raises what the machine does, BadRequest for an event that could not be read back: then nothing has happened.
         """
         if (refusal := self.closed or self._journal.failed) is not None:
             raise refusal
+        check_readable(event)
         done = self.machine.apply(event)
         for each in done:
             if isinstance(each, Hear):
