@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 from rekindle import Engine
+from rekindle.agents.macs import SESSION
+from rekindle.agents.records import SessionRecords
 from rekindle.agents.service import Coordinator
 from rekindle.agents.types import Participant, Plan
-from rekindle.agents.usage import Usage
 from rekindle.errors import BadRequest, NotFound
 from tests.agents.held import SHORT, SPACE, holding
 
@@ -78,8 +80,9 @@ def test_nobody_can_be_an_agent_of_a_session_for_good(engine: Engine, tmp_path: 
     holding(engine, play, tmp_path / "sessions.db")
 
 
+@pytest.mark.parametrize("vouches", [True, False])
 def test_a_session_whose_rows_say_nothing_is_left_out(
-    engine: Engine, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    engine: Engine, tmp_path: Path, vouches: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     path = tmp_path / "sessions.db"
 
@@ -87,17 +90,23 @@ def test_a_session_whose_rows_say_nothing_is_left_out(
         for each in ("one", "two"):
             await coordinator.create(SPACE, _with("ada"), id=each)
             await _say(coordinator, each, SECRET)
-        records, broken = coordinator._desk.records, '{"system": "You are Ada."}'
-        records._connection.execute("UPDATE session SET preludes = ? WHERE id = 'one'", (f'{{"Ada": {broken}}}',))
-        records.usage = Usage.of_file(records._connection)
+
+    def damage(records: SessionRecords, vouches: bool) -> None:
+        """As another version might have written it, or a damaged disk."""
+        (row,) = records._connection.execute(f"SELECT {SESSION} FROM session WHERE id = 'one'").fetchall()
+        changed = (*row[:5], '{"Ada": {"system": "You are Ada."}}')
+        mac = records._macs.session.of(changed if vouches else row)
+        records._connection.execute("UPDATE session SET preludes = ?, mac = ? WHERE id = 'one'", (changed[5], mac))
 
     async def after(coordinator: Coordinator) -> None:
         assert [info.id for info in coordinator.sessions(SPACE)] == ["two"]
-        assert "session one of default cannot be read" in caplog.text
+        assert ("session one of default cannot be read" if vouches else "1 rows of the file") in caplog.text
         with pytest.raises(NotFound):
             coordinator.show(SPACE, "one")
         await coordinator.create(SPACE, _with("ada"), id="three")
         assert _knows(coordinator, "three")
 
     holding(engine, before, path)
+    with closing(SessionRecords.open(path)) as records:
+        damage(records, vouches)
     holding(engine, after, path)

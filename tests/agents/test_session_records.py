@@ -15,8 +15,9 @@ from typing import Any, get_args
 import pytest
 
 from rekindle.agents.deciding import Question
+from rekindle.agents.inventory import Card
 from rekindle.agents.packing import packed, packed_event, unpacked, unpacked_event
-from rekindle.agents.records import Card, Memory, SessionRecords
+from rekindle.agents.records import Memory, SessionRecords
 from rekindle.agents.types import (
     Entry,
     Event,
@@ -263,6 +264,7 @@ def _change(records: SessionRecords, statement: str, *given: Any) -> None:
 def test_other_format_and_strange_places_are_refused(path: Path, tmp_path: Path) -> None:
     records = SessionRecords.open(path)
     _change(records, "PRAGMA user_version = 9")
+    _change(records, "PRAGMA application_id = 9")
     records.close()
     with pytest.raises(StoreError, match="format 9"):
         SessionRecords.open(path)

@@ -16,7 +16,7 @@ from collections import OrderedDict
 from collections.abc import Collection
 from weakref import WeakValueDictionary
 
-from rekindle.agents.records import Card
+from rekindle.agents.inventory import Card
 from rekindle.agents.session import Desk, Session
 from rekindle.errors import NotFound, RekindleError
 from rekindle.worker import contained

@@ -14,10 +14,11 @@ from dataclasses import asdict
 from typing import Any, TypeVar
 
 from rekindle.agents.comparing import measured_extension
+from rekindle.agents.inventory import Card
 from rekindle.agents.joining import check_new_plan
 from rekindle.agents.loaded import LoadedSessions, no_session
 from rekindle.agents.packing import check_readable, packed
-from rekindle.agents.records import Card, Kept, Memory
+from rekindle.agents.records import Kept, Memory
 from rekindle.agents.remembering import brought, check_apart, forget_kv, held_by, kept_of
 from rekindle.agents.session import Desk, Session, check_agents
 from rekindle.agents.speaking import sampling_of

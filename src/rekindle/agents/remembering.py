@@ -10,7 +10,8 @@ import contextlib
 from collections.abc import Sequence
 
 from rekindle.agents.coordination import Coordination
-from rekindle.agents.records import Card, Memory, SessionRecords
+from rekindle.agents.inventory import Card
+from rekindle.agents.records import Memory, SessionRecords
 from rekindle.agents.session import Session
 from rekindle.agents.types import Plan, Prelude
 from rekindle.errors import BadRequest, NotFound

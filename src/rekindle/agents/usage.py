@@ -1,12 +1,12 @@
 """How much each namespace has in the file of sessions, and how much it may have.
 
 Counts what is said and set up: the text of plans, preludes and events, and for each row what it costs besides. Kept in
-memory, made from the file at open, in step with it by `records`, which alone writes it. Any thread may ask.
+memory, made from the file at open by `inventory`, in step with it by `records`, which alone writes it. Rows that do not
+verify are nobody's. Any thread may ask.
 """
 
 from __future__ import annotations
 
-import sqlite3
 from collections import Counter
 from dataclasses import dataclass
 
@@ -15,12 +15,6 @@ from rekindle.errors import QuotaExceeded
 SESSION_BYTES = 256  # of a row, its keys and its place in the index, besides its text
 EVENT_BYTES = 64
 MOST_SESSIONS = 10_000  # of a namespace
-_SESSIONS = """
-SELECT number, CAST(namespace AS BLOB), length(CAST(plan AS BLOB)) + length(CAST(preludes AS BLOB)), (
-    SELECT ifnull(sum(length(CAST(body AS BLOB)) + ?), 0) FROM event WHERE event.session = session.number)
-FROM session
-"""
-_MEMORIES = "SELECT CAST(namespace AS BLOB), CAST(agent AS BLOB), ifnull(length(CAST(prelude AS BLOB)), 0) FROM memory"
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,16 +52,6 @@ class Usage:
         self._memories: dict[tuple[str, str], int] = {}
         self._num_sessions: Counter[str] = Counter()
         self._num_bytes: Counter[str] = Counter()
-
-    @classmethod
-    def of_file(cls, connection: sqlite3.Connection) -> Usage:
-        """Count all that is in a file; O(its size)."""
-        usage = cls()
-        for number, namespace, own, events in connection.execute(_SESSIONS, (EVENT_BYTES,)):
-            usage.set_session(number, _text(namespace), SESSION_BYTES + own + events)
-        for namespace, agent, size in connection.execute(_MEMORIES):
-            usage.set_memory(_text(namespace), _text(agent), size)
-        return usage
 
     def of(self, namespace: str) -> Used:
         """What a namespace has."""
@@ -107,10 +91,6 @@ class Usage:
         """Assert that both are equal, `other` being counted afresh."""
         assert self._sessions == other._sessions and self._memories == other._memories
         assert +self._num_bytes == +other._num_bytes and +self._num_sessions == +other._num_sessions
-
-
-def _text(value: bytes) -> str:
-    return value.decode(errors="replace")
 
 
 def _size(num_bytes: int) -> str:
