@@ -397,3 +397,29 @@ def test_without_its_secret_a_file_shows_nothing_and_works(tmp_path: Path, caplo
     secret.write_bytes(written_with)
     with closing(SessionRecords.open(path)) as records:
         assert [card.number for card in records.cards()] == [1], "it is there again with its secret"
+
+
+def test_a_page_that_breaks_while_the_file_is_open_is_reported_and_cured_by_a_restart(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "sessions.db"
+    with closing(SessionRecords.open(path)) as records:
+        for number in range(20):
+            records.create("team1", f"s{number}", PLAN, {"Ada": Prelude("x" * 2_000, ())}, 1.0)
+    with closing(SessionRecords.open(path)) as records:
+        with path.open("r+b") as file:
+            file.seek(4096)
+            file.write(b"\xff" * (path.stat().st_size - 4096))
+        records._connection.execute("PRAGMA shrink_memory")
+        for _ in range(2):
+            with pytest.raises(StoreError, match="malformed"):
+                records.kept(1)
+            with pytest.raises(StoreError, match="malformed"):
+                records.create("team1", "new", PLAN, {}, 1.0)
+        assert records.file_error is not None and "a damaged file is set aside" in records.file_error
+        assert caplog.text.count("Check the disk") == 1
+    with closing(SessionRecords.open(path)) as records:
+        assert path.with_name("sessions.db.damaged").exists() and records.cards() == []
+        records.create("team1", "new", PLAN, {}, 1.0)
+    with closing(SessionRecords.open(path)) as records:
+        assert [card.id for card in records.cards()] == ["new"] and records.file_error is None

@@ -140,6 +140,51 @@ def test_an_agent_stays_while_its_memory_cannot_be_forgotten(tmp_path: Path) -> 
         assert served.engine.agents() == []
 
 
+def test_a_damaged_session_is_nobodys(tmp_path: Path) -> None:
+    with running(tmp_path, TENANTS) as served:
+        ids = [create(served, key="key-l").id for _ in range(3)]
+        for each in ids:
+            assert Session(served, each, "key-l").post("/messages", {"text": "Under the oak."})
+    with closing(sqlite3.connect(tmp_path / "sessions.db", isolation_level=None)) as connection:
+        connection.execute("UPDATE session SET namespace = 'right' WHERE id = ?", (ids[0],))
+        connection.execute(
+            "UPDATE event SET body = replace(body, 'oak', 'elm') "
+            "WHERE session = (SELECT number FROM session WHERE id = ?)",
+            (ids[1],),
+        )
+    with running(tmp_path, TENANTS) as served:
+        listed = {key: served.send("GET", SESSIONS, key=key).json["data"] for key in ("key-l", "key-r")}
+        assert [[each["id"] for each in found] for found in listed.values()] == [ids[2:], []]
+        for key in listed:
+            for each in ids[:2]:
+                for method, path in (("GET", ""), ("GET", "/messages"), ("POST", "/turn"), ("DELETE", "")):
+                    assert Session(served, each, key).send(method, path).status == 404
+        assert create(served, key="key-r").get()["namespace"] == "right"
+
+
+def test_a_file_that_breaks_while_it_is_used_is_set_aside_by_a_restart(tmp_path: Path) -> None:
+    path = tmp_path / "sessions.db"
+    with running(tmp_path) as served:
+        ids = [create(served, setting=STORY).id for _ in range(20)]
+    with running(tmp_path) as served:
+        assert served.send("GET", SESSIONS + "/none").status == 404
+        with path.open("r+b") as file:
+            file.seek(4096)
+            file.write(b"\xff" * (path.stat().st_size - 4096))
+        served.app.sessions._records._connection.execute("PRAGMA shrink_memory")
+        refused = Session(served, ids[0]).send("GET")
+        assert (refused.status, refused.error["code"]) == (503, "store_unavailable"), refused.body
+        ready = served.send("GET", "/health/ready").json
+        assert ready["status"] == "degraded" and "a damaged file is set aside" in ready["problems"][0]
+        assert served.chat("Hello!", agent="ada").status == 200
+    with running(tmp_path) as served:
+        assert served.send("GET", SESSIONS).json["data"] == [] and path.with_name("sessions.db.damaged").exists()
+        session = create(served)
+        assert served.send("GET", "/health/ready").json["problems"] == []
+    with running(tmp_path) as served:
+        assert Session(served, session.id).get()["num_turns"] == 0
+
+
 def test_messages_have_the_figures_of_their_turns(tmp_path: Path) -> None:
     with running(tmp_path) as served:
         session = create(served)

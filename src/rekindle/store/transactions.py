@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import sqlite3
 import threading
 from collections.abc import Iterator
 
 from rekindle.errors import StoreError
+from rekindle.store.damage import kind_of
+
+logger = logging.getLogger(__name__)
 
 
 class Transactions:
     """Base of whoever keeps such a file: what cannot be read or written is a StoreError that begins with `what`.
 
-    `damage`: errors beside SQLite's own that say the same, of reading what a row holds.
+    `damage`: errors beside SQLite's own that say the same, of reading what a row holds. `file_error`: how the file
+    itself was found damaged since it was opened, logged once; None: it was not.
     """
 
     def __init__(self, connection: sqlite3.Connection, what: str, *, damage: tuple[type[Exception], ...] = ()) -> None:
@@ -21,6 +26,7 @@ class Transactions:
         self._lock = threading.Lock()
         self._what = what
         self._damage: tuple[type[Exception], ...] = (sqlite3.Error, *damage)
+        self.file_error: str | None = None
 
     @contextlib.contextmanager
     def _reading(self) -> Iterator[sqlite3.Connection]:
@@ -28,6 +34,9 @@ class Transactions:
             try:
                 yield self._connection
             except self._damage as error:
+                if kind_of(error) == "file" and self.file_error is None:
+                    self.file_error = f"{self._what} cannot be used ({error}): restart, and a damaged file is set aside"
+                    logger.error("%s. Check the disk.", self.file_error)
                 raise StoreError(f"{self._what} cannot be used: {error}") from error
 
     @contextlib.contextmanager

@@ -101,7 +101,8 @@ class Sessions:
 
     def problems(self) -> tuple[str, ...]:
         """What a person should know."""
-        return tuple(each for each in (self._problem, self._refused) if each is not None)
+        damage = None if self._records is None else self._records.file_error
+        return tuple(each for each in (self._problem, self._refused, damage) if each is not None)
 
     async def close(self) -> None:
         """End what runs, so that it can be gone on with, and let go of the file. Closing twice is safe."""
