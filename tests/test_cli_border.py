@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -11,8 +12,13 @@ import time
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from rekindle.cli import app
 from rekindle.cli.border import code_of
+from rekindle.errors import StoreError, StoreLocked, StoreRefused
+from rekindle.model import device
+from rekindle.pocket import MODEL_DIR
 
 REKINDLE = [sys.executable, "-m", "rekindle.cli"]
 # Packages are as good as not installed for a process that cannot find them.
@@ -84,6 +90,103 @@ def test_a_defect_is_one_line_and_a_traceback_on_demand(
 def test_files_of_others_are_named(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert code_of(lambda: len((tmp_path / "none").read_text())) == 1
     assert capsys.readouterr().err == f"rekindle: {tmp_path / 'none'}: No such file or directory\n"
+
+
+@pytest.fixture
+def unreadable(tmp_path: Path) -> Path:
+    """A model that ends every start that comes as far as its weights."""
+    directory = tmp_path / "model"
+    shutil.copytree(MODEL_DIR, directory)
+    (directory / "model.safetensors").write_bytes(b"no weights")
+    return directory
+
+
+BELOW_A_FILE = "FILE/store"
+WRONG = {  # what is given -> what is said of it
+    ("--hot-bytes", "4000TiB"): "is more than the memory of cpu",
+    ("--device", "meta"): "--device meta cannot be used: write cpu, cuda",
+    ("--device", "cpu:3"): "--device cpu:3 cannot be used: write cpu, cuda",
+    ("--device", "nonsense"): "--device nonsense cannot be used: write cpu, cuda",
+    ("--device", "cuda:77"): "--device cuda:77 cannot be used: ",
+    ("--threads", "0"): "threads must be at least 1",
+    ("--threads", "1000000"): "threads must be at most 1024",
+    ("--readers", "1000000"): "readers must be at most 64",
+    ("--dtype", "fp8"): "dtype: must be one of auto, bf16, fp32",
+    ("--store", "FILE"): "it is a file; check its permissions, or choose another with --store",
+    ("--store", BELOW_A_FILE): "Not a directory; check its permissions, or choose another with --store",
+    ("--store", "/proc/store"): "No such file or directory; check its permissions, or choose another with --store",
+}
+WRONG_SERVER = {
+    ("--host", "no.such.host.invalid", "--open"): "choose another --host or --port",
+    ("--record", BELOW_A_FILE): "cannot be written: File exists; choose another --record",
+    ("--record", "/proc/day"): "cannot be written: No such file or directory; choose another --record",
+    ("--record", "FILE"): "does not begin with the header of a recorded day",
+}
+COMMANDS = {"serve": ["serve", "--port", "0"], "chat": ["chat"], "run": ["run", "router"]}
+
+
+def refused(arguments: list[str], directory: Path) -> str:
+    """The one line of a command that is refused, with code 2."""
+    file = directory / "file"
+    file.write_text("anybody's\n")
+    result = CliRunner().invoke(app, [each.replace("FILE", str(file)) for each in arguments])
+    assert result.exit_code == 2, result.output
+    assert result.stderr.count("\n") == 1 and result.stderr.startswith("rekindle: "), result.stderr
+    assert len(result.stderr) < 400, result.stderr
+    assert file.read_text() == "anybody's\n"
+    return result.stderr
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("given", WRONG, ids=" ".join)
+def test_what_is_wrong_without_a_model_is_said_before_its_weights_are_read(
+    unreadable: Path, tmp_path: Path, given: tuple[str, ...], command: str
+) -> None:
+    arguments = [*COMMANDS[command], "--model", str(unreadable), "--store", str(tmp_path / "store"), *given]
+    assert WRONG[given] in refused(arguments, tmp_path)
+
+
+@pytest.mark.parametrize("given", WRONG_SERVER, ids=" ".join)
+def test_what_a_server_cannot_have_is_said_before_the_weights_are_read(
+    unreadable: Path, tmp_path: Path, given: tuple[str, ...]
+) -> None:
+    arguments = ["serve", "--port", "0", "--model", str(unreadable), "--store", str(tmp_path / "store"), *given]
+    assert WRONG_SERVER[given] in refused(arguments, tmp_path)
+
+
+def test_a_transcript_that_cannot_be_written_is_said_before_the_weights_are_read(
+    unreadable: Path, tmp_path: Path
+) -> None:
+    arguments = ["run", "router", "--model", str(unreadable), "--store", str(tmp_path / "store"), "--transcript"]
+    assert "--transcript: /proc/day.md cannot be written" in refused([*arguments, "/proc/day.md"], tmp_path)
+    assert "--transcript: there is no directory" in refused([*arguments, str(tmp_path / "none" / "day.md")], tmp_path)
+
+
+def test_weights_beyond_the_memory_are_refused_before_they_are_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limit = tmp_path / "memory.max"
+    limit.write_text("1000000\n")
+    monkeypatch.setattr(device, "LIMITS", (limit,))
+    said = refused(["serve", "--port", "0", "--store", str(tmp_path / "store")], tmp_path)
+    assert "the memory of cpu is 1,000,000: choose a smaller model" in said
+
+
+@pytest.mark.parametrize("given", [("--hot-bytes", "100"), ("--disk-bytes", "100")], ids=" ".join)
+def test_room_for_less_than_a_block_is_refused(tmp_path: Path, given: tuple[str, str]) -> None:
+    result = CliRunner().invoke(app, ["chat", "--threads", "1", "--store", str(tmp_path / "store"), *given])
+    assert result.exit_code == 2, result.output
+    assert f"{given[0]} 100 holds less than " in result.stderr and "give at least " in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("error", "code"), [(StoreError("a"), 2), (StoreLocked("a"), 1), (StoreRefused("a"), 1)], ids=repr
+)
+def test_a_directory_is_for_the_caller_to_change_a_lock_or_a_full_disk_pass(error: StoreError, code: int) -> None:
+    def run() -> int:
+        raise error
+
+    assert code_of(run) == code
 
 
 def interruptible(arguments: list[str]) -> subprocess.Popen[str]:

@@ -1,6 +1,6 @@
 """The outermost border of the command line: whatever happens becomes one line and an exit code, never a traceback.
 
-    0    done            2    for the caller to change: a setting, a request, a model, a package that is missing
+    0    done            2    for the caller to change: a setting, a request, a model, a directory, a missing package
     1    it failed       130  ctrl-C        141  nobody reads the output any more
 
 `REKINDLE_DEBUG=1` shows the traceback of what is a defect of ours. Needs nothing but Python.
@@ -13,7 +13,15 @@ import sys
 import traceback
 from collections.abc import Callable
 
-from rekindle.errors import BadRequest, ConfigError, ModelRefused, RekindleError
+from rekindle.errors import (
+    BadRequest,
+    ConfigError,
+    ModelRefused,
+    RekindleError,
+    StoreError,
+    StoreLocked,
+    StoreRefused,
+)
 
 FAILED, REFUSED, INTERRUPTED, UNREAD = 1, 2, 130, 141
 DEBUG = "REKINDLE_DEBUG"
@@ -26,6 +34,10 @@ def code_of(run: Callable[[], int]) -> int:
     try:
         return run()
     except (ConfigError, ModelRefused, BadRequest) as error:
+        return _say(REFUSED, str(error))
+    except (StoreLocked, StoreRefused) as error:  # these pass without a change of the command
+        return _say(FAILED, str(error))
+    except StoreError as error:
         return _say(REFUSED, str(error))
     except RekindleError as error:
         return _say(FAILED, str(error))

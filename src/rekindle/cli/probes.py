@@ -92,7 +92,7 @@ def probe_devices(chosen: str) -> Iterator[Finding]:
     import torch
 
     from rekindle.errors import ConfigError
-    from rekindle.model.load import check_device
+    from rekindle.model.device import check_device
 
     cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count()
     capability = torch.backends.cpu.get_cpu_capability()

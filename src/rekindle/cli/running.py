@@ -83,8 +83,8 @@ def _play(scene: Scenario, settings: Settings, shown: Console, path: Path | None
     from rekindle.cli.transcript import Transcript
     from rekindle.engine.api import Engine
 
-    if path is not None and not path.absolute().parent.is_dir():
-        raise ConfigError(f"--transcript: there is no directory {path.absolute().parent}")
+    if path is not None:
+        _check_transcript(path)
     shown.print(f"[bold]{escape(scene.title)}[/]\n{escape(scene.about)}", highlight=False, soft_wrap=True)
     stage, written, play = Stage(scene, shown), Transcript(scene), None
     try:
@@ -105,6 +105,17 @@ def _play(scene: Scenario, settings: Settings, shown: Console, path: Path | None
         if path is not None:
             path.write_text(written.text(stage.totals.said()), encoding="utf-8")
     return 0
+
+
+def _check_transcript(path: Path) -> None:
+    """Refuse a file that cannot be written before the scene is played for it."""
+    if not path.absolute().parent.is_dir():
+        raise ConfigError(f"--transcript: there is no directory {path.absolute().parent}")
+    try:
+        with path.open("a"):
+            pass
+    except OSError as error:
+        raise ConfigError(f"--transcript: {path} cannot be written: {error.strerror or error}; name another") from error
 
 
 async def _follow(

@@ -57,10 +57,13 @@ def _serve(settings: Settings) -> int | None:
         with _lasting_heap():
             from rekindle.engine.api import Engine
             from rekindle.server.descriptors import raise_limit
+            from rekindle.server.recording import check_record
             from rekindle.server.serve import open_listeners, run_server
 
             raise_limit()
             listeners = open_listeners(settings.server)
+            if settings.server.record is not None:
+                check_record(settings.server.record)
             engine = stack.enter_context(Engine(settings))
         return run_server(engine, settings, typer.echo, listeners=listeners)
 

@@ -18,6 +18,8 @@ from rekindle.errors import ConfigError
 MiB = 1 << 20
 SESSIONS_FILE = "sessions.db"
 RESPONSES_FILE = "responses.db"
+MOST_THREADS = 1024  # a system that has no more threads to give ends the process
+MOST_READERS = 64
 WORDS_SHARE = 1 / 8  # of the disk, for coordination sessions, and again for kept responses
 
 
@@ -67,6 +69,13 @@ def _need_at_least(settings: object, **least: float) -> None:
         _need(value is None or value >= low, f"{name} must be at least {low}, not {value}")
 
 
+def _need_at_most(settings: object, **most: int) -> None:
+    """Refuse fields above their greatest value; None passes."""
+    for name, high in most.items():
+        value = getattr(settings, name)
+        _need(value is None or value <= high, f"{name} must be at most {high}, not {value}")
+
+
 @dataclass(frozen=True, slots=True)
 class ModelSettings:
     """Which model (None: the bundled one), in which precision, on which device. Remote code is never trusted."""
@@ -82,6 +91,7 @@ class ModelSettings:
         _need(self.model is None or bool(self.model.strip()), "model is empty: name a directory or a hub model")
         _need(bool(self.device), "device is empty: write cpu or cuda")
         _need_at_least(self, threads=1)
+        _need_at_most(self, threads=MOST_THREADS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,6 +169,7 @@ class StoreSettings:
 
     def __post_init__(self) -> None:
         _need_at_least(self, disk_bytes=1, staging_bytes=1, readers=1)
+        _need_at_most(self, readers=MOST_READERS)
         _need_at_least(self, session_bytes=1, response_bytes=1)
         words = (self.session_bytes or 0) + (self.response_bytes or 0)
         _need(

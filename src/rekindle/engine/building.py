@@ -22,7 +22,7 @@ from rekindle.config import CacheSettings, Settings
 from rekindle.engine.anticipation import Anticipation
 from rekindle.engine.assembly import Assembly
 from rekindle.engine.branches import Branch, BranchBook
-from rekindle.engine.capacity import capacity
+from rekindle.engine.capacity import capacity, check_budget, check_disk
 from rekindle.engine.core import EngineCore
 from rekindle.engine.costs import StepCosts
 from rekindle.engine.edits import AgentEdits
@@ -41,9 +41,12 @@ from rekindle.engine.scheduler import Scheduler
 from rekindle.engine.waiting import WaitingRoom
 from rekindle.errors import StoreRefused
 from rekindle.kv.arena import KVArena
+from rekindle.model.device import check_device
 from rekindle.model.load import LoadedModel, load_model
 from rekindle.model.runner import ModelRunner
 from rekindle.spec import ModelSpec
+from rekindle.store.directory import make_directory
+from rekindle.store.sync import OsFileSystem
 from rekindle.store.warm import WarmStore
 from rekindle.text.growth import analyse_growth
 from rekindle.text.prompt import PromptEncoder
@@ -58,6 +61,7 @@ CHUNK_TOKENS = defaultdict(lambda: 512, cuda=2048)
 def assemble(settings: Settings, *, clock: Callable[[], datetime] = datetime.now) -> Assembly:
     """Load the model, prove it, open the store, connect the parts; all or nothing."""
     use_store = settings.store.enabled and settings.cache.reuse == "on"
+    _check_start(settings, use_store=use_store)
     loaded = load_model(
         settings.model,
         block_tokens=settings.cache.block_tokens,
@@ -67,6 +71,8 @@ def assemble(settings: Settings, *, clock: Callable[[], datetime] = datetime.now
     started = {"weights": time.time()}
     spec = loaded.spec
     num_blocks, max_context = capacity(settings.cache, spec, loaded.device)
+    if use_store:
+        check_disk(settings.store, spec)
     encoder = PromptEncoder.from_dir(loaded.directory, clock=clock)
     arena = KVArena(spec.layout, num_blocks, torch.device(loaded.device))
     store, refused = _open_store(settings, spec) if use_store else (None, None)
@@ -81,6 +87,14 @@ def assemble(settings: Settings, *, clock: Callable[[], datetime] = datetime.now
         if store is not None:
             store.close()
         raise
+
+
+def _check_start(settings: Settings, *, use_store: bool) -> None:
+    """Refuse what needs no model to be found wrong: nobody should wait for the weights to learn of it."""
+    check_device(settings.model.device)
+    check_budget(settings.cache, settings.model.device)
+    if use_store:
+        make_directory(settings.store.directory(), OsFileSystem())
 
 
 @dataclass(frozen=True, slots=True)

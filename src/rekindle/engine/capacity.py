@@ -6,8 +6,9 @@ import os
 
 import torch
 
-from rekindle.config import CacheSettings
+from rekindle.config import CacheSettings, StoreSettings
 from rekindle.errors import ConfigError
+from rekindle.model.device import total_bytes
 from rekindle.spec import ModelSpec
 
 DEFAULT_HOT_BYTES = 4 << 30
@@ -22,6 +23,26 @@ def capacity(settings: CacheSettings, spec: ModelSpec, device: str) -> tuple[int
         raise ConfigError(f"--hot-bytes {wanted} holds less than two blocks of this model: give at least {need}")
     # One block stays for the copy of a shared tail while its original is still held.
     return num_blocks, min(spec.max_context, (num_blocks - 1) * spec.layout.block_tokens)
+
+
+def check_budget(settings: CacheSettings, device: str) -> None:
+    """ConfigError where hot KV is to take more memory than the device has; known before a model is read."""
+    most = total_bytes(device)
+    if settings.hot_bytes is not None and settings.hot_bytes > most:
+        raise ConfigError(
+            f"--hot-bytes {settings.hot_bytes} is more than the memory of {device}, {most} bytes: give less, or leave "
+            "it out to have it sized by the free memory"
+        )
+
+
+def check_disk(settings: StoreSettings, spec: ModelSpec) -> None:
+    """ConfigError where the disk may not have a single block: nothing could ever be saved."""
+    least = spec.layout.block_bytes
+    if settings.disk_bytes is not None and settings.disk_bytes < least:
+        raise ConfigError(
+            f"--disk-bytes {settings.disk_bytes} holds less than one block of this model: give at least {least}, or "
+            "--store off to do without a disk"
+        )
 
 
 def hot_budget(settings: CacheSettings, device: str) -> int:

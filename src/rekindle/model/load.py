@@ -22,9 +22,10 @@ from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from rekindle.config import ModelSettings
-from rekindle.errors import ConfigError, ModelRefused
+from rekindle.errors import ModelRefused
 from rekindle.model import checkpoint, experts, formats, geometry, trial
 from rekindle.model.adapter import ATTENTION_NAME, register_attention
+from rekindle.model.device import check_device, total_bytes
 from rekindle.model.fingerprint import DigestCache, fingerprint, model_identity, tokenizer_digest
 from rekindle.model.proof import Proof, ProofCache
 from rekindle.model.selftest import Promise, self_test
@@ -174,6 +175,7 @@ def load_weights(
     headers = checkpoint.read_headers(files)
     quantised = getattr(config, "quantization_config", None) is not None
     dtype, notes = _wanted_dtype(config, settings, compute_dtype, quantised)
+    _check_memory(headers, dtype, settings.device)
     placed = {"device_map": {"": settings.device}} if quantised and settings.device != "cpu" else {}
     with refusing(f"{config.model_type} cannot be loaded with attention of ours", "; " + WHAT_FITS):
         model, report = AutoModelForCausalLM.from_pretrained(
@@ -209,6 +211,17 @@ def _wanted_dtype(
     if getattr(geometry.text_config(config), "dtype", None) == torch.float16:
         return torch.float32, ["the checkpoint is fp16: loaded as fp32 (--dtype bf16 takes half the memory)"]
     return "auto", []
+
+
+def _check_memory(headers: list[checkpoint.Header], dtype: torch.dtype | str, device: str) -> None:
+    """Refuse weights that the device has no room for, instead of being ended by the system half-way."""
+    needed = checkpoint.expected_bytes(headers, dtype.itemsize if isinstance(dtype, torch.dtype) else None)
+    most = total_bytes(device)
+    if needed > most:
+        raise ModelRefused(
+            f"the weights take {needed:,} bytes, and the memory of {device} is {most:,}: choose a smaller model, a "
+            "quantised one, or --dtype bf16 where they are loaded as fp32"
+        )
 
 
 def check_loaded(
@@ -256,11 +269,3 @@ def refusing(what: str, advice: str = "") -> Iterator[None]:
     except LOAD_ERRORS as error:
         lines = str(error).strip().splitlines() or [""]
         raise ModelRefused(f"{what}: {type(error).__name__}: {lines[0][:300]}{advice}") from error
-
-
-def check_device(name: str) -> None:
-    """ConfigError unless torch can put a tensor there."""
-    try:
-        torch.zeros(1, device=name)
-    except (RuntimeError, AssertionError, NotImplementedError) as error:
-        raise ConfigError(f"--device {name} cannot be used by this torch: {str(error).splitlines()[0]}") from error

@@ -113,7 +113,7 @@ class DayWriter:
         self._bases: OrderedDict[str, _Base] = OrderedDict()
         self._base_bytes = 0
         path.parent.mkdir(parents=True, exist_ok=True)
-        known = _known_header(path) if path.exists() else None  # before anything of the file is touched
+        known = known_header(path) if path.exists() else None  # before anything of the file is touched
         num_lines = _cut_torn_line(path) if path.exists() else 0
         self.header = known or header
         self._number = num_lines
@@ -271,7 +271,7 @@ def _parse_header(path: Path, text: str) -> Header:
         raise ConfigError(message) from None
 
 
-def _known_header(path: Path) -> Header | None:
+def known_header(path: Path) -> Header | None:
     """The header of a file that may be continued; None where it is empty, or has no more than a torn header of ours.
 
     ConfigError for everything else: nobody's file is to be written over.

@@ -21,7 +21,7 @@ from typing import Any
 from rekindle.engine.types import Delta, FinishReason, Report
 from rekindle.errors import ConfigError
 from rekindle.server.caller import Caller
-from rekindle.server.dayfile import DayWriter, Header, RecordedRequest
+from rekindle.server.dayfile import DayWriter, Header, RecordedRequest, known_header
 from rekindle.server.errors import problem_of
 from rekindle.server.openai.parts import message_of
 from rekindle.text.messages import Message
@@ -56,6 +56,31 @@ class Ended:
         return self.num_bytes + sum(map(len, said))
 
 
+def record_path(path: Path) -> Path:
+    """The file that is written where `path` is named: the usual one in a directory."""
+    path = path.expanduser().absolute()
+    return path / FILE_NAME if path.is_dir() else path
+
+
+def check_record(path: Path) -> None:
+    """ConfigError unless `path` can be recorded to; makes directories that are missing, and leaves no new file."""
+    path = record_path(path)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        is_new = not path.exists()
+        if not is_new:
+            known_header(path)
+        os.close(os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600))
+        if is_new:
+            path.unlink()
+    except OSError as error:
+        raise _unwritable(path, error) from error
+
+
+def _unwritable(path: Path, error: OSError) -> ConfigError:
+    return ConfigError(f"record: {path} cannot be written: {error.strerror or error}; choose another --record")
+
+
 class Recorder:
     """An observer that writes a day. Start it, close it."""
 
@@ -68,8 +93,7 @@ class Recorder:
         clock: Callable[[], float] = time.time,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
-        path = path.expanduser().absolute()
-        self.path = path / FILE_NAME if path.is_dir() else path
+        self.path = record_path(path)
         self.clock = clock
         self.monotonic = monotonic
         self._model = model
@@ -88,7 +112,7 @@ class Recorder:
         try:
             self._open(at_s=0.0)
         except OSError as error:
-            raise ConfigError(f"record: {self.path} cannot be written: {error.strerror or error}") from error
+            raise _unwritable(self.path, error) from error
         self.worker.start()
 
     def close(self) -> None:

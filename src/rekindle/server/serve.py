@@ -107,7 +107,7 @@ def _listener(family: int, address: tuple[Any, ...]) -> socket.socket:
 def _reason(error: OSError) -> str:
     if error.errno == errno.EADDRINUSE:
         return "another program has this port; choose another --port (0 takes any free one)"
-    return error.strerror or str(error)
+    return f"{error.strerror or error}; choose another --host or --port"
 
 
 class _Server(uvicorn.Server):

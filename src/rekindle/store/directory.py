@@ -45,10 +45,8 @@ class StoreDirectory:
         StoreLocked if another process has it, StoreError if the directory cannot be used: StoreRefused where it is
         there and the disk refuses.
         """
-        is_there = directory.is_dir()
         try:
-            directory = directory.resolve()
-            fs.make_directory(directory)
+            directory = make_directory(directory, fs)
             secret = store_secret(directory, fs)
             path = directory / fingerprint.hex()
             fs.make_directory(path)
@@ -63,11 +61,7 @@ class StoreDirectory:
                 fs.close_file(lock)
                 raise
         except OSError as error:
-            message = (
-                f"the store's directory {directory} cannot be used: {error.strerror or error}; "
-                "check its permissions, or choose another with --store"
-            )
-            raise (refusal(error, message) if is_there else StoreError(message)) from error
+            raise refusal(error, _unusable(directory, error)) from error
         return cls(path, secret, lock, fs)
 
     @property
@@ -140,6 +134,24 @@ class StoreDirectory:
         if self._lock is not None:
             self._fs.close_file(self._lock)
         self._lock = None
+
+
+def make_directory(directory: Path, fs: FileSystem) -> Path:
+    """Make it where it is missing; return it resolved. StoreError where that cannot be done."""
+    try:
+        directory = directory.resolve()
+        fs.make_directory(directory)
+    except OSError as error:
+        raise StoreError(_unusable(directory, error)) from error
+    return directory
+
+
+def _unusable(directory: Path, error: OSError) -> str:
+    why = "it is a file" if os.path.isfile(directory) else error.strerror or str(error)
+    return (
+        f"the store's directory {directory} cannot be used: {why}; check its permissions, or choose another with "
+        "--store"
+    )
 
 
 def _take_lock(path: Path, fs: FileSystem) -> int:
