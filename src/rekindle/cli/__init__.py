@@ -1,11 +1,12 @@
-"""The command line. This module and `border` need nothing but Python, so they can say what is not installed."""
+"""The command line. This module and `border` need nothing but Python, so they can say what is not installed.
+
+`main` imports all the rest, so that ctrl-C while that goes on ends as it does later.
+"""
 
 from __future__ import annotations
 
 import sys
 from typing import TYPE_CHECKING, Any
-
-from rekindle.cli.border import code_of, flush_output
 
 if TYPE_CHECKING:
     from rekindle.cli.commands import app as app
@@ -21,15 +22,33 @@ def __getattr__(name: str) -> Any:
 
 def main() -> None:
     """Entry point of the `rekindle` command."""
+    code = 130
+    try:
+        code = _code()
+    except KeyboardInterrupt:  # while the border itself was imported, or once more while it ended
+        sys.stderr.write("rekindle: interrupted\n")
+    finally:
+        # Python kills itself with SIGINT at its end where ctrl-C came in the middle of an exec of source, as
+        # dataclasses do on import; a later exec that succeeds takes that back.
+        exec("")
+    sys.exit(code)
+
+
+def _code() -> int:
+    from rekindle.cli.border import code_of, flush_output
 
     def run() -> int:
         from rekindle.cli.commands import app
 
-        app()
+        try:
+            app()
+        except SystemExit as end:  # typer makes one of a ctrl-C outside of commands, and says nothing
+            if isinstance(getattr(end.__context__, "__cause__", None), KeyboardInterrupt):
+                raise KeyboardInterrupt from None
+            raise
         return 0
 
     try:
-        code = code_of(run)
+        return code_of(run)
     finally:
         flush_output()
-    sys.exit(code)

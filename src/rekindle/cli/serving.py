@@ -17,6 +17,7 @@ from rekindle.cli.settings import SERVER_FLAGS, with_settings
 from rekindle.cli.units import show_bytes
 from rekindle.config import Settings
 
+STOPPING = (signal.SIGTERM, signal.SIGINT)
 DEMO_SERVER = frozenset({"host", "port", "served_model_name", "open"})  # what the demo's servers are told
 
 
@@ -64,8 +65,26 @@ def _serve(settings: Settings) -> int | None:
             listeners = open_listeners(settings.server)
             if settings.server.record is not None:
                 check_record(settings.server.record)
+            stack.enter_context(_signals_as_before())
             engine = stack.enter_context(Engine(settings))
+            stack.callback(_save_undisturbed)
         return run_server(engine, settings, typer.echo, listeners=listeners)
+
+
+@contextmanager
+def _signals_as_before() -> Iterator[None]:
+    before = {kind: signal.getsignal(kind) for kind in STOPPING}
+    try:
+        yield
+    finally:
+        for kind, handler in before.items():
+            signal.signal(kind, handler)
+
+
+def _save_undisturbed() -> None:
+    """One more signal does not keep a server that stops from saving, which ends by itself in bounded time."""
+    for kind in STOPPING:
+        signal.signal(kind, lambda *_: None)
 
 
 def _left(settings: Settings) -> str:

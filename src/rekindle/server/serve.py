@@ -13,7 +13,7 @@ import signal
 import socket
 import textwrap
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
 from types import FrameType
 from typing import Any
@@ -177,7 +177,8 @@ def run_server(
     most = descriptors.places(most, lingering=MOST_REFUSED, store_files=_store_files(engine))
     server = replace(settings.server, max_connections=most)
     url = url_of(server.host, listeners[0].getsockname()[1])
-    with closing(create_app(engine, server, model=settings.model.model)) as app, _signals_end_quietly() as seen:
+    with ExitStack() as signals, closing(create_app(engine, server, model=settings.model.model)) as app:
+        seen = signals.enter_context(_signals_end_quietly())  # until the application is closed
         config = ConnectionConfig(app, server, server_header=False, timeout_graceful_shutdown=CLOSE_S)
         running = _Server(
             config,
