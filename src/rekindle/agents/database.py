@@ -70,10 +70,12 @@ def opened(path: Path | None, make: Callable[[sqlite3.Connection, SessionMacs], 
     is_there = path.parent.is_dir()
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        os.close(os.open(path, os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600))
+        fd = os.open(path, os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        try:
+            header = os.read(fd, 20)
+        finally:
+            os.close(fd)
         macs = SessionMacs(store_secret(path.parent, OsFileSystem()))
-        with path.open("rb") as file:
-            header = file.read(20)
     except OSError as error:
         message = f"{path} cannot be used: {error.strerror or error}; check its permissions"
         raise (refusal(error, message) if is_there else StoreError(message)) from error
@@ -163,7 +165,7 @@ def _bring_up(connection: sqlite3.Connection, name: str, macs: SessionMacs) -> N
             _shorten(connection, name)
     else:
         raise StoreError(f"{name} has format {version}, this version of Rekindle knows {FORMAT}: move it away")
-    if set(connection.execute("SELECT type, name, tbl_name, sql FROM sqlite_master")) != _SCHEMA:
+    if not set(connection.execute("SELECT type, name, tbl_name, sql FROM sqlite_master")) >= _SCHEMA:
         raise sqlite3.DatabaseError("its tables are not those of a file of sessions")
 
 

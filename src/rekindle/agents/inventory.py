@@ -37,11 +37,11 @@ class Card:
 
 
 class Inventory:
-    """What an open file has. `num_damaged_memories`: rows of those that do not verify."""
+    """What an open file has. `damaged_memories`: (namespace, agent) of rows that do not verify, as far as they say."""
 
     def __init__(self) -> None:
         self.usage = Usage()
-        self.num_damaged_memories = 0
+        self.damaged_memories: set[tuple[object, object]] = set()
         self._cards: dict[int, Card] = {}
         self._unreadable: set[int] = set()  # sessions that take a name, whose plan no version of today reads
         self._numbers: dict[tuple[str, str], int] = {}
@@ -69,7 +69,7 @@ class Inventory:
                 found.usage.set_memory(row[0], row[1], 0 if row[3] is None else len(row[3].encode()))
             else:
                 damaged.append(f"what {row[1]!r} of {row[0]!r} remembers")
-                found.num_damaged_memories += 1
+                found.damaged_memories.add((row[0], row[1]))
         if damaged:
             logger.error(
                 "%d rows of the file of sessions are damaged, they stay in it and count as not there; the first: %s. "

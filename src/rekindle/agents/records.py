@@ -63,7 +63,6 @@ class SessionRecords(Transactions):
         super().__init__(connection, "the file of sessions")
         self._macs = macs
         self._creating = threading.Lock()  # from asking whether a name is free until it is taken
-        self._damaged: set[tuple[str, str]] = set()  # whose memory was found damaged, and logged
         self._has_traces = False  # of what was to be forgotten
         self._inventory = Inventory.of_file(connection, macs)
         self.usage = self._inventory.usage
@@ -200,8 +199,8 @@ class SessionRecords(Transactions):
         row: tuple[Any, ...] | None = connection.execute(query, (namespace, agent)).fetchone()
         if row is None or self._macs.memory.holds(row):
             return row
-        if (namespace, agent) not in self._damaged:
-            self._damaged.add((namespace, agent))
+        if (namespace, agent) not in self._inventory.damaged_memories:
+            self._inventory.damaged_memories.add((namespace, agent))
             logger.error("what %s of %s remembers is damaged, it counts as not there: check the disk", agent, namespace)
         return None
 
@@ -243,7 +242,7 @@ class SessionRecords(Transactions):
             if last:
                 self._put(connection, namespace, Memory(agent, 0.0, None, last))
             self._has_traces = self._has_traces or kept > 0
-        self._inventory.num_damaged_memories = 0
+        self._inventory.damaged_memories.clear()
         self._count_memory(namespace, agent)
         if self._has_traces:
             with self._reading() as connection:
@@ -253,8 +252,8 @@ class SessionRecords(Transactions):
         return kept > 0 or last > 0
 
     def _drop_damaged(self, connection: sqlite3.Connection) -> int:
-        """Delete the memories that did not verify when the file was opened; how many."""
-        if not self._inventory.num_damaged_memories:
+        """Delete the memories that were found damaged; how many."""
+        if not self._inventory.damaged_memories:
             return 0
         query = f"SELECT {MEMORY}, CAST(namespace AS BLOB), CAST(agent AS BLOB) FROM memory"
         gone = [row[-2:] for row in connection.execute(query) if not self._macs.memory.holds(row)]
