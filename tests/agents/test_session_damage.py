@@ -423,3 +423,28 @@ def test_a_page_that_breaks_while_the_file_is_open_is_reported_and_cured_by_a_re
         records.create("team1", "new", PLAN, {}, 1.0)
     with closing(SessionRecords.open(path)) as records:
         assert [card.id for card in records.cards()] == ["new"] and records.file_error is None
+
+
+def test_keys_out_of_order_cost_no_other_session(tmp_path: Path) -> None:
+    """Lookups go astray where a key is not in its place, and what is written there is not found again."""
+    path = tmp_path / "sessions.db"
+    with closing(SessionRecords.open(path)) as records:
+        numbers = [records.create("team1", f"s{at}", PLAN, {}, 1.0) for at in range(9)]
+        for number in numbers:
+            records.append(number, 0, [Told("Host", f"Hi {number}.")], 2.0)
+    content = path.read_bytes()
+    place = content.index(b"Told" + b'{"by":"Host","text":"Hi 5."')  # after its key: session, number 0, time
+    key = content.rindex(b"\x05", 0, place)
+    path.write_bytes(content[:key] + b"\x45" + content[key + 1 :])
+    for _ in range(2):
+        with closing(SessionRecords.open(path)) as records:
+            readable = []
+            for card in records.cards():
+                with contextlib.suppress(ValueError):
+                    readable.append(records.kept(card.number).id)
+            assert readable[:8] == [f"s{at}" for at in range(9) if at != 4]
+            for at in range(len(readable), len(readable) + 20):
+                number = records.create("team1", f"n{at}", PLAN, {}, 1.0)
+                records.append(number, 0, [Told("Host", "Ho.")], 2.0)
+    with closing(SessionRecords.open(path)) as records:
+        assert all(records.kept(card.number) for card in records.cards() if card.id != "s4")

@@ -154,3 +154,22 @@ def test_responses_of_format_1_are_taken_over(path: Path) -> None:
             for (space, name), each in WHOLE.items():
                 assert responses.find(space, name) == each
             responses.check()
+
+
+def altered(path: Path, statement: str) -> None:
+    with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as connection:
+        assert connection.execute(statement).rowcount == 1
+
+
+def test_content_under_a_number_to_come_keeps_nothing_from_being_saved(path: Path) -> None:
+    altered(path, "UPDATE content SET number = 1 + (SELECT max(number) FROM response) WHERE number = 1")
+    is_sound(path)
+
+
+def test_an_item_that_leads_to_another_namespace_is_forgotten_with_its_agent(path: Path) -> None:
+    altered(
+        path,
+        "UPDATE item SET number = (SELECT number FROM response WHERE id = 'team2-0') "
+        "WHERE namespace = 'team1' AND id = 'msg_team1-0'",
+    )
+    is_sound(path)

@@ -9,8 +9,8 @@ A session's number is never given again. `forgotten`: what an agent has of sessi
 other one. `mac` and `progress`: `macs`. No table has an index: a row that does not verify may have any name, and takes
 none from another; `inventory` knows the names. Format 3; a file of format 2 is taken over.
 
-What SQLite cannot walk is a damaged file, set aside when it is opened: its pages are looked through each time. A
-column of another type than its own is a damaged row, which is no matter here.
+What SQLite cannot walk is a damaged file, set aside when it is opened: its pages are looked through each time. Rows
+whose keys are out of order are put in order; a column of another type than its own is a damaged row, left as it is.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from rekindle.errors import StoreError, StoreLocked
 from rekindle.store.connections import any_text
 from rekindle.store.directory import SECRET_BYTES, store_secret
 from rekindle.store.refusal import refusal
+from rekindle.store.row_macs import TableMac
 from rekindle.store.sync import OsFileSystem
 
 logger = logging.getLogger(__name__)
@@ -99,7 +100,7 @@ def opened(path: Path | None, make: Callable[[sqlite3.Connection, SessionMacs], 
 def _made(name: str, macs: SessionMacs, make: Callable[[sqlite3.Connection, SessionMacs], T]) -> T:
     connection = _connection(name)
     try:
-        _check(connection)
+        _check(connection, macs)
         _bring_up(connection, name, macs)
         _limit_numbers(connection)
         return make(connection, macs)
@@ -129,11 +130,48 @@ def _connection(name: str) -> sqlite3.Connection:
     return connection
 
 
-def _check(connection: sqlite3.Connection) -> None:
-    """Raise sqlite3.DatabaseError where the file is damaged beyond its rows."""
-    for (found,) in connection.execute(f"PRAGMA quick_check({_MOST_MESSAGES})").fetchall():
-        if found != "ok" and not _DAMAGED_ROW.fullmatch(found):
-            raise sqlite3.DatabaseError(found)
+def _check(connection: sqlite3.Connection, macs: SessionMacs) -> None:
+    """Put tables in order again whose keys are not, as lookups miss rows there.
+
+    Raises sqlite3.DatabaseError where the file is damaged beyond its rows.
+    """
+    found = _messages(connection)
+    tables = [table for table in _TABLES if f"row not in PRIMARY KEY order for {table}" in found]
+    if tables:
+        logger.error("keys in the file of sessions are damaged (%s): rows are put in order again", ", ".join(tables))
+        (version,) = connection.execute("PRAGMA user_version").fetchone()
+        known = {"event": macs.event, "memory": macs.memory} if version != _TAKEN_OVER else {}
+        connection.execute("BEGIN IMMEDIATE")
+        try:
+            for table in tables:
+                _sort(connection, table, known.get(table))
+            connection.execute("COMMIT")
+        except BaseException:
+            if connection.in_transaction:
+                connection.execute("ROLLBACK")
+            raise
+        found = _messages(connection)
+    if found:
+        raise sqlite3.DatabaseError(found[0])
+
+
+def _messages(connection: sqlite3.Connection) -> list[str]:
+    """What is wrong with the file, but for values that only their row's MAC has to refuse."""
+    found = [message for (message,) in connection.execute(f"PRAGMA integrity_check({_MOST_MESSAGES})")]
+    wrong = [message for message in found if message != "ok" and not _DAMAGED_ROW.fullmatch(message)]
+    return found if len(found) == _MOST_MESSAGES else wrong
+
+
+def _sort(connection: sqlite3.Connection, table: str, mac: TableMac | None) -> None:
+    """Write a table anew, as far as it can be read; of rows with one key that which verifies stays."""
+    (statement,) = connection.execute("SELECT sql FROM sqlite_master WHERE name = ?", (table,)).fetchone()
+    connection.execute(f"ALTER TABLE {table} RENAME TO old_{table}")
+    connection.execute(statement)
+    if mac is not None:
+        for row in filter(mac.holds, connection.execute(f"SELECT * FROM old_{table}")):
+            connection.execute(f"INSERT OR IGNORE INTO {table} VALUES(?, ?, ?, ?, ?, ?)", row)
+    connection.execute(f"INSERT OR IGNORE INTO {table} SELECT * FROM old_{table}")
+    connection.execute(f"DROP TABLE old_{table}")
 
 
 def _bring_up(connection: sqlite3.Connection, name: str, macs: SessionMacs) -> None:

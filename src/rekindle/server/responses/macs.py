@@ -57,13 +57,15 @@ class ResponseMacs:
 
 
 def drop_strays(connection: sqlite3.Connection) -> None:
-    """Delete contents and items of responses that are not there.
+    """Delete contents and items of responses that are not there, and items of another namespace than theirs.
 
     An item whose key was changed is out of order, so nothing that looks for it by its key can delete it: the table is
     written anew.
     """
     connection.execute("DELETE FROM content WHERE number NOT IN (SELECT number FROM response)")
-    query = "SELECT namespace, id, number FROM item NOT INDEXED WHERE number IN (SELECT number FROM response)"
-    rows = connection.execute(query).fetchall()
+    rows = connection.execute(
+        "SELECT item.namespace, item.id, item.number FROM item NOT INDEXED "
+        "JOIN response ON response.number = item.number AND response.namespace = item.namespace"
+    ).fetchall()
     connection.execute("DELETE FROM item")
     connection.executemany("INSERT OR IGNORE INTO item VALUES(?, ?, ?)", rows)
