@@ -10,7 +10,8 @@
     ├── ModelRefused          the model cannot be served; says why and what would fit
     ├── StoreError            the directory's
     │   ├── StoreLocked       another process holds it
-    │   └── StoreRefused      its disk is full or may not be written: answers go on without it
+    │   ├── StoreRefused      its disk is full or may not be written: answers go on without it
+    │   └── PurgeUnproved     an agent is forgotten, and bytes of it may be left: purge it again
     ├── Overloaded            ours, for now: 503 with a time to come back
     ├── Unavailable           ours, until it is started again: 503, a thread has ended
     ├── Timeout               the request took longer than the operator allows
@@ -69,6 +70,10 @@ class StoreLocked(StoreError):
 
 class StoreRefused(StoreError):
     """The disk is full, or may not be written or read: nothing is wrong with what is on it."""
+
+
+class PurgeUnproved(StoreError):
+    """The agent is forgotten, but that none of its bytes are left on the disk could not be shown."""
 
 
 class Overloaded(RekindleError):

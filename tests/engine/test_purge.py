@@ -11,7 +11,7 @@ import pytest
 from rekindle.engine import upkeep
 from rekindle.engine.api import Engine
 from rekindle.engine.core import EngineCore
-from rekindle.engine.purging import Purge, wipe
+from rekindle.engine.purging import Purge, withdraw
 from rekindle.errors import NotFound, StoreError
 from tests.engine.conftest import Start
 from tests.engine.holding import held
@@ -104,12 +104,11 @@ def test_blocks_that_wait_to_be_saved_are_purged_with_the_rest(
     waiting = parts.loop.call(lambda core: len(core.cache.saving)).result()
     assert waiting > 1
 
-    def wipe_then_save(core: EngineCore, purge: Purge) -> int:
-        num_wiped = wipe(core, purge)
+    def withdraw_then_save(core: EngineCore, purge: Purge) -> None:
+        withdraw(core, purge)
         monkeypatch.undo()
-        return num_wiped
 
-    monkeypatch.setattr(upkeep, "wipe", wipe_then_save)
+    monkeypatch.setattr(upkeep, "withdraw", withdraw_then_save)
     engine.purge("ada")
     assert disk_pieces(tmp_path) <= before
     assert parts.store is not None and parts.store.stats().unsaved_evicted == 0

@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 
 from rekindle.engine.api import Engine
-from rekindle.errors import NotFound, StoreError
+from rekindle.errors import NotFound, PurgeUnproved, StoreError
+from rekindle.store.shards import Shards
 from rekindle.store.warm import SequenceRecord
 from tests.engine.conftest import Start
 from tests.engine.test_index_trouble import refused
@@ -60,6 +61,7 @@ CHANGES: dict[str, Callable[[Engine], object]] = {
     "rewind": lambda engine: engine.rewind("ada", 1),
     "rewind all": lambda engine: engine.rewind("ada", 2),
     "delete": lambda engine: engine.delete("ada"),
+    "purge": lambda engine: engine.purge("ada"),
     "pin": lambda engine: engine.pin("ada", ttl_s=500.0),
     "unpin": lambda engine: engine.unpin("ada"),
 }
@@ -68,6 +70,7 @@ AFTER: dict[str, Callable[[dict[str, list[int]], int], bool]] = {
     "rewind": lambda found, length: 0 < found["ada"][0] < length,
     "rewind all": lambda found, length: "ada" not in found,
     "delete": lambda found, length: "ada" not in found,
+    "purge": lambda found, length: "ada" not in found,
 }
 
 
@@ -144,16 +147,17 @@ def test_an_agent_of_which_nothing_can_be_saved_is_neither_pinned_nor_forked(sta
     assert engine.agent("ada").pinned_until == math.inf
 
 
-def test_a_deletion_that_the_disk_refuses_keeps_what_is_not_saved(start: Start) -> None:
+@pytest.mark.parametrize("change", ["delete", "purge"])
+def test_a_deletion_that_the_disk_refuses_keeps_what_is_not_saved(start: Start, change: str) -> None:
     engine = start()
     said = two_turns(engine)
     with refused(engine, "INSERT ON block"):
         unsaved_turn(engine, said)
         before = state(engine)
-        with refused(engine, "DELETE ON sequence"), pytest.raises(StoreError, match="delete it again"):
-            engine.delete("ada")
+        with refused(engine, "DELETE ON sequence"), pytest.raises(StoreError, match=f"{change} it again"):
+            CHANGES[change](engine)
         assert state(engine) == before
-    engine.delete("ada")
+    CHANGES[change](engine)
     with pytest.raises(NotFound):
         engine.agent("ada")
     engine.check()
@@ -169,6 +173,27 @@ def test_a_store_that_was_taken_away_keeps_nothing(start: Start, tmp_path: Path,
         engine.evict("ada") if change == "evict" else CHANGES[change](engine)
     assert engine.agent("ada").hot_tokens == hot
     assert engine.agent("ada").pinned_until is None
+
+
+def test_a_purge_that_cannot_be_proved_leaves_nothing_in_memory_and_is_asked_for_again(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = start()
+    two_turns(engine)
+    real = Shards.is_zero
+    monkeypatch.setattr(Shards, "is_zero", lambda *_: False)
+    with pytest.raises(PurgeUnproved, match="do not read as zeros"):
+        engine.purge("ada")
+    monkeypatch.setattr(Shards, "is_zero", real)
+    (info,) = engine.agents()
+    assert info.hot_tokens == 0 and stored(engine) == {}
+    with pytest.raises(NotFound):  # looked for on the disk
+        engine.agent("ada")
+    engine.purge("ada")
+    with pytest.raises(NotFound):
+        engine.purge("ada")
+    assert engine.agents() == []
+    engine.check()
 
 
 def test_a_store_moves_all_branches_or_none(start: Start) -> None:

@@ -53,6 +53,8 @@ class AgentEdits:
         self._void = void
         self._block_tokens = block_tokens
         self._now = now
+        # Agents that are forgotten and may have left bytes on disk: to be purged again, though nothing is known of them.
+        self.unproved: set[tuple[str, str]] = set()
 
     def _known(self, namespace: str, agent: str) -> None:
         if not self._memory.book.of(namespace, agent):
@@ -60,7 +62,7 @@ class AgentEdits:
 
     def _take_out(self, namespace: str, agent: str) -> tuple[Before, list[Branch]]:
         """Take an agent's branches out of the book, and what is kept for it, which may be all that is left."""
-        if not self._memory.keeping.of(namespace, agent):
+        if not self._memory.keeping.of(namespace, agent) and (namespace, agent) not in self.unproved:
             self._known(namespace, agent)
         self._void(namespace, agent)
         self._memory.know_agent(namespace, agent)
@@ -86,8 +88,12 @@ class AgentEdits:
         for each in (*marked, order):
             self._memory.save(each)
         own = frozenset[BlockHash]().union(*(stands_on(branch, size) for branch in before.branches))
-        claimed = frozenset[BlockHash]().union(*(stands_on(branch, size) for branch in self._memory.book.branches()))
-        return before, Purge(order, own, claimed, idle, marked)
+        return before, Purge(order, own, self.claimed(), idle, marked)
+
+    def claimed(self) -> frozenset[BlockHash]:
+        """The blocks that branches of the book stand on, at least their heads."""
+        branches = self._memory.book.branches()
+        return frozenset[BlockHash]().union(*(stands_on(branch, self._block_tokens) for branch in branches))
 
     def pin(self, namespace: str, agent: str, until: float) -> tuple[Pinned, float]:
         """Keep an agent until then (wall clock; 0: no longer); the order's `done` tells when the store does, too, and

@@ -29,6 +29,13 @@ class Purge:
     kept: tuple[Purged, ...] = ()
 
 
+def withdraw(core: EngineCore, purge: Purge) -> None:
+    """Take the purged blocks that nobody holds out of the queue to the store, so that they never reach the disk."""
+    pool = core.cache.pool
+    names = (purge.own & idle_names(pool)) - with_ancestors(pool, purge.claimed)
+    core.cache.saving.drop(purge.order, names)
+
+
 def wipe(core: EngineCore, purge: Purge) -> int:
     """Take the purged blocks out of memory and out of the queue to the store; return how many rows were overwritten."""
     pool, saving = core.cache.pool, core.cache.saving

@@ -20,7 +20,7 @@ import numpy as np
 from rekindle.cache.hashing import BlockHash
 from rekindle.cache.pool import BlockPool
 from rekindle.cache.table import BlockTable, Published
-from rekindle.errors import RekindleError, StoreError
+from rekindle.errors import PurgeUnproved, RekindleError, StoreError
 from rekindle.kv.arena import KVArena
 from rekindle.store.warm import SequenceRecord, StagedBlock, WarmStore
 from rekindle.worker import fail
@@ -282,4 +282,5 @@ def _tell(item: Forgotten | Purged | Pinned | Moved, verb: str, end: Future[Any]
         item.done.set_result(end.result())
     else:
         logger.error("agent %s could not be %s: %s", item.agent, _DONE[verb], error)
-        item.done.set_exception(StoreError(f"the agent could not be {_DONE[verb]}: {error}; {verb} it again"))
+        kind = PurgeUnproved if isinstance(error, PurgeUnproved) else StoreError
+        item.done.set_exception(kind(f"the agent could not be {_DONE[verb]}: {error}; {verb} it again"))

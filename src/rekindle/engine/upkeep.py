@@ -20,12 +20,13 @@ from rekindle.engine.branches import Branch
 from rekindle.engine.core import EngineCore
 from rekindle.engine.edits import Before
 from rekindle.engine.gauges import hot_tokens
-from rekindle.engine.purging import Purge, evict_named, idle_names, wipe
+from rekindle.engine.purging import Purge, evict_named, idle_names, wipe, withdraw
 from rekindle.engine.saving import Moved
 from rekindle.engine.sequences import to_save
 from rekindle.engine.sharing import shared_tokens
 from rekindle.engine.types import AgentInfo, BranchInfo, PurgeReport
-from rekindle.errors import BadRequest, NotFound, RekindleError, StoreError
+from rekindle.errors import BadRequest, NotFound, PurgeUnproved, RekindleError, StoreError
+from rekindle.store.warm import PurgeProof
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -211,19 +212,56 @@ def delete(parts: Assembly, namespace: str, agent: str) -> None:
 
 
 def purge(parts: Assembly, namespace: str, agent: str) -> PurgeReport:
-    """Forget an agent, overwrite its KV in memory and on disk, and read the disk back as zeros."""
+    """Forget an agent, overwrite its KV in memory and on disk, and read the disk back as zeros.
+
+    Memory is overwritten once the store has forgotten the agent: where it refuses, all is as it was.
+    """
     _check_open(parts)
     began = time.time()
     idle = parts.loop.call(lambda core: idle_names(core.cache.pool)).result()
     before, asked = parts.intake.call(lambda: parts.edits.purge(namespace, agent, idle)).result()
-    num_hot = parts.loop.call(lambda core: wipe(core, asked)).result()
-    if parts.store is None:
-        return PurgeReport(agent, 0, 0, 0, num_hot, _num_left(parts, asked))
-    done = [order.done for order in (*asked.kept, asked.order)]
-    # What could not be proved gone is not made findable by its text again.
-    proofs = _carried_out(parts, done, before.without_ids(), PROOF_S, began)
+    parts.loop.call(lambda core: withdraw(core, asked)).result()
+    proofs = _proofs(parts, asked, before, began) if parts.store is not None else []
+    num_hot = _wiped(parts, asked)
     slots_freed, bytes_zeroed = sum(each.slots_freed for each in proofs), sum(each.bytes_zeroed for each in proofs)
-    return PurgeReport(agent, slots_freed, bytes_zeroed, proofs[-1].blocks_shared, num_hot, _num_left(parts, asked))
+    num_shared = proofs[-1].blocks_shared if proofs else 0
+    return PurgeReport(agent, slots_freed, bytes_zeroed, num_shared, num_hot, _num_left(parts, asked))
+
+
+def _wiped(parts: Assembly, asked: Purge) -> int:
+    """Overwrite in memory what was purged, but what somebody has gone on from by now; how many rows."""
+    claimed = asked.claimed | parts.intake.call(parts.edits.claimed).result()
+    return parts.loop.call(lambda core: wipe(core, replace(asked, claimed=claimed))).result()
+
+
+def _proofs(parts: Assembly, asked: Purge, before: Before, began: float) -> list[PurgeProof]:
+    """What the store read back. Where it refuses to forget, the agent is as it was before; where it has forgotten, or
+    may do so still, the agent is seen, so that it can be purged again, and nothing of it is left in memory."""
+    outcomes = [_outcome(order.done) for order in (*asked.kept, asked.order)]
+    errors = [each for each in outcomes if isinstance(each, RekindleError)]
+    key, unproved = (asked.order.namespace, asked.order.agent), parts.edits.unproved
+    if not errors:
+        parts.intake.call(lambda: unproved.discard(key)).result()
+        _save_again(parts, began)
+        return [each for each in outcomes if not isinstance(each, RekindleError)]
+    is_refused = len(errors) == len(outcomes) and not any(isinstance(each, PurgeUnproved) for each in errors)
+    if not is_refused:
+        parts.intake.call(lambda: unproved.add(key)).result()
+        _wiped(parts, asked)
+        before = before.without_ids()  # what could not be proved gone is not made findable by its text again
+    parts.intake.call(lambda: parts.edits.restore(before)).result()
+    if is_refused:
+        _save_rest(parts, *key)  # what was withdrawn from the queue
+    raise errors[-1]
+
+
+def _outcome(done: Future[PurgeProof]) -> PurgeProof | RekindleError:
+    try:
+        return done.result(PROOF_S)
+    except FutureTimeout:
+        return PurgeUnproved(f"the store did not answer within {PROOF_S:.0f} s, and may forget the agent still")
+    except RekindleError as error:
+        return error
 
 
 def _num_left(parts: Assembly, purged: Purge) -> int:

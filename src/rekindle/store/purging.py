@@ -1,7 +1,7 @@
 """Forgetting an agent for good, with proof: afterwards no slot holds a block that only it used.
 
 Owns the order of it: rows and log first, then the bytes, then everything that is not in use is read back. Runs on the
-writer's thread, behind all that was queued before. What it cannot prove is a StoreError, never a silent rest.
+writer's thread, behind all that was queued before. What it cannot prove is a PurgeUnproved, never a silent rest.
 
     rows deleted  →  index written anew, its log emptied  →  set-aside indexes removed
     →  slots punched, synced  →  every unused slot read: zeros, or overwritten with zeros and read again
@@ -18,7 +18,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from rekindle.errors import StoreError
+from rekindle.errors import PurgeUnproved
 from rekindle.store.ledger import Forgotten
 from rekindle.store.opening import OpenedStore
 from rekindle.store.slots import Slot
@@ -42,16 +42,16 @@ def prove(parts: OpenedStore, forgotten: Forgotten, freed: Sequence[Slot]) -> Pu
         left = [slot for slot in left if not _reads_as_zeros(parts, slot)]
         found = parts.ledger.has_left(forgotten) or _in_files(parts, forgotten)
     except (OSError, sqlite3.Error) as error:
-        raise StoreError(
+        raise PurgeUnproved(
             f"the agent is forgotten, but its bytes may still be on disk: {error}; mend the disk and purge again"
         ) from error
     if left:
-        raise StoreError(
+        raise PurgeUnproved(
             f"the agent is forgotten, but {len(left)} slots do not read as zeros, the first is {left[0][1]} of part "
             f"{left[0][0]}; mend the disk and purge again"
         )
     if found is not None:
-        raise StoreError(f"the agent is forgotten, but the index still holds {found}: purge again")
+        raise PurgeUnproved(f"the agent is forgotten, but the index still holds {found}: purge again")
     num_bytes = sum(parts.shards.formats[part].record_bytes for part, _ in freed)
     return PurgeProof(slots_freed=len(freed), bytes_zeroed=num_bytes, blocks_shared=forgotten.num_shared)
 
