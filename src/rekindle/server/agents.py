@@ -6,8 +6,7 @@ An id is percent-encoded in URLs and looked at as it was spelled, so that a slas
 from __future__ import annotations
 
 import math
-from collections.abc import Awaitable, Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Path, Query, Request
@@ -17,25 +16,16 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from rekindle.agent_ids import check_agent_id
 from rekindle.engine.api import Engine
 from rekindle.engine.types import AgentInfo
-from rekindle.server.border import Router, in_thread
+from rekindle.errors import NotFound
+from rekindle.server.border import Router
 from rekindle.server.caller import access_of, decode_agent_id
+from rekindle.server.deletions import Deletions, Forgotten
 from rekindle.server.errors import needs_admin
 from rekindle.server.history import History
 
 PREFIX = "/v1/agents"
 SPELLED = (f"{PREFIX}/", "/v1/coordination/")
 ALL = "*"
-
-
-@dataclass(frozen=True, slots=True)
-class Forgotten:
-    """What was forgotten of an agent apart from its memory: responses; and sessions in which it goes on speaking."""
-
-    num_responses: int
-    sessions: tuple[str, ...]
-
-
-Forget = Callable[[str, str], Awaitable[Forgotten]]
 
 
 class SpelledPaths:
@@ -158,16 +148,13 @@ def described(info: AgentInfo, **more: Any) -> dict[str, Any]:
     }
 
 
-def agents_router(engine: Engine, history: History, forget: Forget) -> APIRouter:
-    """Routes under /v1/agents. Plain functions run in worker threads and may wait for engine and disk.
-
-    `forget` has everything else forget an agent of a namespace that is to be deleted.
-    """
+def agents_router(engine: Engine, history: History, deletions: Deletions) -> APIRouter:
+    """Routes under /v1/agents. Plain functions run in worker threads and may wait for engine and disk."""
     router = Router(prefix=PREFIX, tags=["agents"])
-    _looking(router, engine, history)
+    _looking(router, engine, history, deletions)
     _keeping(router, engine)
     _changing(router, engine)
-    _ending(router, engine, forget)
+    _ending(router, deletions)
     return router
 
 
@@ -175,17 +162,29 @@ def _shown(engine: Engine, agent: str, namespace: str, **more: Any) -> dict[str,
     return described(engine.agent(agent, namespace=namespace), **more)
 
 
-def _looking(router: APIRouter, engine: Engine, history: History) -> None:
+def _looking(router: APIRouter, engine: Engine, history: History, deletions: Deletions) -> None:
     @router.get("", response_model=AgentList)
     def list_agents(namespace: Namespace) -> dict[str, Any]:
-        """Every named agent of the namespace, the last used first; with namespace=* those of all."""
-        found = engine.agents(None if namespace == ALL else namespace)
-        return {"object": "list", "data": [described(info) for info in found]}
+        """Every named agent of the namespace, the last used first; with namespace=* those of all.
+
+        One that was deleted in part, because the disk refused the rest, has no tokens and no branches.
+        """
+        space = None if namespace == ALL else namespace
+        found = engine.agents(space)
+        known = {(info.namespace, info.agent) for info in found}
+        left = [info for info in deletions.unfinished(space) if (info.namespace, info.agent) not in known]
+        return {"object": "list", "data": [described(info) for info in (*left, *found)]}
 
     @router.get("/{id}", response_model=AgentDetail)
     def show_agent(agent: Agent, namespace: Namespace) -> dict[str, Any]:
         """One agent's memory, branch by branch."""
-        return _shown(engine, agent, namespace)
+        try:
+            return _shown(engine, agent, namespace)
+        except NotFound:
+            left = [info for info in deletions.unfinished(namespace) if info.agent == agent]
+            if not left:
+                raise
+            return described(left[0])
 
     @router.get("/{id}/why")
     def why(agent: Agent, namespace: Namespace) -> dict[str, Any]:
@@ -238,20 +237,22 @@ def _besides(forgotten: Forgotten) -> dict[str, Any]:
     return {"responses_deleted": forgotten.num_responses, "sessions": list(forgotten.sessions)}
 
 
-def _ending(router: APIRouter, engine: Engine, forget: Forget) -> None:
+def _ending(router: APIRouter, deletions: Deletions) -> None:
     @router.post("/{id}/purge")
     async def purge_agent(agent: Agent, namespace: Namespace) -> dict[str, Any]:
         """Delete an agent and prove it: its bytes on disk and in memory are overwritten with zeros and read back.
 
         What stays is said: blocks that others stand on, and sessions that it takes part in, with what was said there.
         """
-        forgotten = await forget(namespace, agent)
-        report = asdict(await in_thread(engine.purge, agent, namespace=namespace))
+        purged, forgotten = await deletions.purge(namespace, agent)
+        report = asdict(purged)
         return {"id": report.pop("agent"), "object": "agent", "purged": True, **report, **_besides(forgotten)}
 
     @router.delete("/{id}")
     async def delete_agent(agent: Agent, namespace: Namespace) -> dict[str, Any]:
-        """Forget an agent on every tier; what others stand on stays theirs."""
-        await forget(namespace, agent)
-        await in_thread(engine.delete, agent, namespace=namespace)
+        """Forget an agent on every tier; what others stand on stays theirs.
+
+        A 503 has changed nothing, or says what is left: the agent is listed then, and deleted when asked again.
+        """
+        await deletions.delete(namespace, agent)
         return {"id": agent, "object": "agent", "deleted": True}

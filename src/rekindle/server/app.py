@@ -20,13 +20,14 @@ from rekindle.config import RESPONSES_FILE, ServerSettings
 from rekindle.engine.api import Engine
 from rekindle.engine.fairness import FairWorkers
 from rekindle.errors import RekindleError
-from rekindle.server.agents import Forget, Forgotten, SpelledPaths, agents_router
-from rekindle.server.border import Route, in_thread
+from rekindle.server.agents import SpelledPaths, agents_router
+from rekindle.server.border import Route
 from rekindle.server.chat import ChatRoute
 from rekindle.server.completions import CompletionRoute
 from rekindle.server.coordination.routes import sessions_router
 from rekindle.server.coordination.running import Sessions
 from rekindle.server.coordination.streaming import Ears
+from rekindle.server.deletions import Deletions
 from rekindle.server.errors import on_error
 from rekindle.server.gauges import EngineCollector
 from rekindle.server.guard import Guard
@@ -110,7 +111,7 @@ def create_app(
     everybody = Everybody([log, *observers, *([recorder] if recorder else [])])
     _add_generating(app, engine, served, everybody, clock=clock, ping_s=settings.ping_s)
     for router in (
-        agents_router(engine, history, _forgetting(history, kept, sessions)),
+        agents_router(engine, history, Deletions(engine, history, kept, sessions, clock=clock)),
         sessions_router(
             sessions, Ears(app.door, settings.ping_s), Everybody([TurnLog(log), *observers])
         ),  # no body to replay
@@ -157,16 +158,6 @@ def _add_generating(
         ("/v1/messages/count_tokens", messages.count),
     ):
         app.add_api_route(path, route, methods=["POST"], response_model=None)
-
-
-def _forgetting(history: History, kept: KeptResponses, sessions: Sessions) -> Forget:
-    async def forget(namespace: str, agent: str) -> Forgotten:
-        found = await sessions.forget(namespace, agent)  # first, since another server may have that file
-        num_responses = await in_thread(kept.forget, namespace, agent)
-        history.forget(namespace, agent)
-        return Forgotten(num_responses, found)
-
-    return forget
 
 
 def _kept_responses(engine: Engine, settings: ServerSettings) -> KeptResponses:

@@ -70,27 +70,39 @@ class Sessions:
             logger.error("%s", self._refused)
             return SessionRecords.open(None)
 
-    async def forget(self, namespace: str, agent: str) -> tuple[str, ...]:
-        """Have an agent bring nothing of earlier sessions into later ones; ids of those that it takes part in.
-
-        Another server's sessions are its own, which is said in the log. StoreError, in words for who wanted the agent
-        deleted, where the file refuses: done again, it goes on.
-        """
-        if self._coordinator is None and not await in_thread(self._has_file):
-            return ()
+    async def check_forgettable(self, agent: str) -> None:
+        """StoreError, in words for who wants the agent deleted, where `forget` cannot do it: nothing is forgotten."""
         try:
-            coordinator = await self.coordinator()
-            if self._refused is not None:
-                raise StoreError(self._refused)
-            await coordinator.forget(namespace, agent)
-            found = coordinator.sessions(namespace)
-            return tuple(each.id for each in found if agent in {one.agent for one in each.agents.values()})
-        except StoreLocked as error:
-            logger.warning("what %r remembers of sessions is not forgotten: %s", agent, error)
-            return ()
+            await self._with_memories(agent)
         except StoreError as error:
             message = f"{agent!r} is not deleted, for its memory of sessions cannot be: {error}; then delete it again"
             raise StoreError(message) from error
+
+    async def forget(self, namespace: str, agent: str) -> tuple[str, ...]:
+        """Have an agent bring nothing of earlier sessions into later ones; ids of those that it takes part in.
+
+        Another server's sessions are its own, which is said in the log. StoreError where the file refuses: done again,
+        it goes on.
+        """
+        coordinator = await self._with_memories(agent)
+        if coordinator is None:
+            return ()
+        await coordinator.forget(namespace, agent)
+        found = coordinator.sessions(namespace)
+        return tuple(each.id for each in found if agent in {one.agent for one in each.agents.values()})
+
+    async def _with_memories(self, agent: str) -> Coordinator | None:
+        """Whoever knows what agents remember; None where nobody of this server does. StoreError."""
+        if self._coordinator is None and not await in_thread(self._has_file):
+            return None
+        try:
+            coordinator = await self.coordinator()
+        except StoreLocked as error:
+            logger.warning("what %r remembers of sessions is not forgotten: %s", agent, error)
+            return None
+        if self._refused is not None:
+            raise StoreError(self._refused)
+        return coordinator
 
     def _has_file(self) -> bool:
         path = self._engine.settings.store.sessions_path()

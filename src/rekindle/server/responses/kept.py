@@ -223,6 +223,10 @@ class KeptResponses:
             with self._changed:
                 return self._drop([(namespace, id)], StoreError("it was deleted meanwhile")) > 0 or was_there
 
+    def check_open(self) -> None:
+        """StoreError where nothing can be deleted, since the file could not be opened."""
+        _ = self._open
+
     def forget(self, namespace: str, agent: str) -> int:
         """Keep none of an agent's responses any longer, and leave no trace in the file; how many there were.
 

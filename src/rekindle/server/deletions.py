@@ -1,0 +1,110 @@
+"""Deleting and purging an agent everywhere: its memory in the engine, what it remembers of sessions, kept responses.
+
+They lie in three files, so the order is what keeps them together. What can be known to refuse is asked first. The
+engine comes next, and where it refuses nothing else has changed. What is left after it, because another file refuses,
+is said, and the agent stays listed (until the server ends) and can be deleted again until all of it is gone.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeVar
+
+from rekindle.engine.api import Engine
+from rekindle.engine.types import AgentInfo, PurgeReport
+from rekindle.errors import NotFound, StoreError
+from rekindle.server.border import in_thread
+from rekindle.server.coordination.running import Sessions
+from rekindle.server.history import History
+from rekindle.server.responses.kept import KeptResponses
+
+T = TypeVar("T")
+MAX_UNFINISHED = 4096  # agents of which something is left; those that began first are listed no longer
+
+
+@dataclass(frozen=True, slots=True)
+class Forgotten:
+    """What went with an agent's memory: kept responses; and sessions in which it goes on speaking."""
+
+    num_responses: int
+    sessions: tuple[str, ...]
+
+
+class Deletions:
+    """Deletes agents of one server; for one event loop. `clock` is the wall's."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        history: History,
+        kept: KeptResponses,
+        sessions: Sessions,
+        *,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._engine = engine
+        self._history = history
+        self._kept = kept
+        self._sessions = sessions
+        self._clock = clock
+        self._unfinished: OrderedDict[tuple[str, str], AgentInfo] = OrderedDict()
+
+    def unfinished(self, namespace: str | None) -> list[AgentInfo]:
+        """Agents without a memory of which something else is left; None: of all namespaces. Any thread."""
+        found = list(self._unfinished.values())
+        return [each for each in found if namespace in (None, each.namespace)]
+
+    async def delete(self, namespace: str, agent: str) -> Forgotten:
+        """Forget an agent; raises NotFound, and StoreError, which says what is left."""
+        _, forgotten = await self._carry_out(namespace, agent, self._engine.delete)
+        return forgotten
+
+    async def purge(self, namespace: str, agent: str) -> tuple[PurgeReport, Forgotten]:
+        """The same, with proof. Where only the rest was left, the report's figures are 0."""
+        report, forgotten = await self._carry_out(namespace, agent, self._engine.purge)
+        return report or PurgeReport(agent, 0, 0, 0, 0, 0), forgotten
+
+    async def _carry_out(self, namespace: str, agent: str, forget: Callable[..., T]) -> tuple[T | None, Forgotten]:
+        key, report, is_known = (namespace, agent), None, True
+        self._kept.check_open()
+        await self._sessions.check_forgettable(agent)
+        try:
+            report = await in_thread(forget, agent, namespace=namespace)
+        except NotFound:
+            is_known = key in self._unfinished
+        if is_known:
+            self._note(key)  # until the rest has gone, also where the caller leaves
+        forgotten = await self._forget_rest(namespace, agent)
+        self._unfinished.pop(key, None)
+        if not is_known and not forgotten.num_responses:
+            raise NotFound(f"no agent {agent!r}", param="agent")
+        return report, forgotten
+
+    def _note(self, key: tuple[str, str]) -> None:
+        namespace, agent = key
+        self._unfinished[key] = AgentInfo(namespace, agent, 0, 0, 0, 0, 0, self._clock(), None)
+        while len(self._unfinished) > MAX_UNFINISHED:
+            self._unfinished.popitem(last=False)
+
+    async def _forget_rest(self, namespace: str, agent: str) -> Forgotten:
+        self._history.forget(namespace, agent)
+        left: list[str] = []
+        found: tuple[str, ...] = ()
+        num_responses = 0
+        try:
+            found = await self._sessions.forget(namespace, agent)
+        except StoreError as error:
+            left.append(f"what it remembers of sessions ({error})")
+        try:
+            num_responses = await in_thread(self._kept.forget, namespace, agent)
+        except StoreError as error:
+            left.append(f"its kept responses ({error})")
+        if left:
+            raise StoreError(
+                f"the memory of {agent!r} is deleted, and there is left: {'; '.join(left)}: delete it again, and all "
+                "of it goes"
+            )
+        return Forgotten(num_responses, found)

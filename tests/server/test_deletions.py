@@ -1,0 +1,119 @@
+"""Deleting an agent over HTTP: what a disk refuses has changed nothing, or is said, listed, and goes when asked again."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.engine.test_index_trouble import refused
+from tests.server.conftest import Served
+from tests.server.coordinating import create
+from tests.server.scripted import serving, write_scripted_model
+
+ASKED = {"delete": ("DELETE", "/v1/agents/ada"), "purge": ("POST", "/v1/agents/ada/purge")}
+
+
+@pytest.fixture
+def served(tmp_path: Path) -> Iterator[Served]:
+    model = write_scripted_model(tmp_path / "model")
+    with serving(model=model, store=tmp_path / "store", threads=1, hot_bytes="64MiB") as running:
+        yield running
+
+
+def known(served: Served) -> dict[str, Any]:
+    """An agent with a memory, a kept response, and something that it remembers of a session that is over."""
+    session = create(served, agents=[{"name": "Ada", "agent": "ada"}, {"name": "Bo"}])
+    session.post("/round")
+    assert session.send("DELETE").status == 200
+    body = {"input": "talk please", "max_output_tokens": 4}
+    said: dict[str, Any] = served.send("POST", "/v1/responses", body, x_agent_id="ada").json
+    assert said["store"] is True and remembered(served) == 1
+    served.engine.flush()
+    return said
+
+
+def remembered(served: Served) -> int:
+    """Rows of what agents remember of sessions that are over."""
+    count: int = of_sessions(served).execute("SELECT COUNT(*) FROM memory WHERE prelude IS NOT NULL").fetchone()[0]
+    return count
+
+
+def of_sessions(served: Served) -> sqlite3.Connection:
+    assert served.app.sessions._records is not None
+    return served.app.sessions._records._connection
+
+
+def of_responses(served: Served) -> sqlite3.Connection:
+    assert served.app.kept._records is not None
+    return served.app.kept._records._connection
+
+
+@contextmanager
+def refusing(connection: sqlite3.Connection, table: str) -> Iterator[None]:
+    """Meanwhile nothing can be deleted of a table."""
+    connection.execute(
+        f"CREATE TEMP TRIGGER refused BEFORE DELETE ON {table} BEGIN SELECT RAISE(ABORT, 'no more today'); END"
+    )
+    try:
+        yield
+    finally:
+        connection.execute("DROP TRIGGER refused")
+
+
+def listed(served: Served) -> list[str]:
+    return [each["id"] for each in served.send("GET", "/v1/agents").json["data"]]
+
+
+@pytest.mark.parametrize("verb", ASKED)
+def test_what_the_store_refuses_changes_nothing(served: Served, verb: str) -> None:
+    said = known(served)
+    before = served.send("GET", "/v1/agents/ada").json
+    with refused(served.engine, "DELETE ON sequence"):
+        answer = served.send(*ASKED[verb])
+        assert (answer.status, answer.error["code"]) == (503, "store_unavailable")
+        assert f"no more today; {verb} it again" in answer.error["message"]
+        assert served.send("GET", f"/v1/responses/{said['id']}").json == said
+        assert served.send("GET", "/v1/agents/ada").json == before
+        assert served.send("GET", "/v1/agents/ada/why").json["data"] and remembered(served) == 1
+    assert served.send(*ASKED[verb]).status == 200
+    assert served.send("GET", f"/v1/responses/{said['id']}").status == 404
+    assert listed(served) == [] and remembered(served) == 0
+
+
+REST: dict[str, tuple[Callable[[Served], sqlite3.Connection], str, str]] = {
+    "responses": (of_responses, "response", "its kept responses"),
+    "sessions": (of_sessions, "memory", "what it remembers of sessions"),
+}
+
+
+@pytest.mark.parametrize("verb", ASKED)
+@pytest.mark.parametrize("rest", REST)
+def test_what_is_left_is_said_and_listed_and_goes_when_asked_again(served: Served, rest: str, verb: str) -> None:
+    known(served)
+    connection, table, what = REST[rest]
+    with refusing(connection(served), table):
+        for _ in range(2):
+            answer = served.send(*ASKED[verb])
+            assert (answer.status, answer.error["code"]) == (503, "store_unavailable")
+            assert f"there is left: {what} (" in answer.error["message"] and "no more today" in answer.error["message"]
+            assert listed(served) == ["ada"]
+            shown = served.send("GET", "/v1/agents/ada").json
+            assert (shown["branches"], shown["num_tokens"], shown["hot_tokens"]) == (0, 0, 0)
+    assert served.engine.agents() == []
+    assert served.send(*ASKED[verb]).status == 200
+    assert listed(served) == [] and remembered(served) == 0
+    assert served.send(*ASKED[verb]).status == served.send("GET", "/v1/agents/ada").status == 404
+
+
+def test_responses_of_an_agent_without_a_memory_are_deleted(served: Served) -> None:
+    body = {"input": "talk please", "max_output_tokens": 4, "rekindle": {"reuse": "off"}}
+    said = served.send("POST", "/v1/responses", body, x_agent_id="ada").json
+    assert said["store"] is True and served.engine.agents() == []
+    assert served.send("DELETE", "/v1/agents/ada").status == 200
+    assert served.send("GET", f"/v1/responses/{said['id']}").status == 404
+    assert served.send("DELETE", "/v1/agents/ada").status == 404
