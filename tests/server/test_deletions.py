@@ -1,4 +1,4 @@
-"""Deleting an agent over HTTP: what a disk refuses has changed nothing, or is said, listed, and goes when asked again."""
+"""Deleting an agent over HTTP: a refusal has changed nothing, or says what is left, which goes when asked again."""
 
 from __future__ import annotations
 

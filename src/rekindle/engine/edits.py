@@ -53,7 +53,7 @@ class AgentEdits:
         self._void = void
         self._block_tokens = block_tokens
         self._now = now
-        # Agents that are forgotten and may have left bytes on disk: to be purged again, though nothing is known of them.
+        # Forgotten, with bytes that may be left on disk: to be purged again, though nothing is known of them.
         self.unproved: set[tuple[str, str]] = set()
 
     def _known(self, namespace: str, agent: str) -> None:

@@ -274,8 +274,8 @@ class WarmStore:
         """Forget an agent and wipe what only it used: log emptied, holes punched, all unused slots read back as zeros.
 
         Covers what was staged before; blocks no sequence stands on go as well, they may be the agent's. End its
-        requests first: what they stage later is saved as anybody's. PurgeUnproved in the future when a slot does not read
-        as zeros; the agent is forgotten then, and purging it again proves again.
+        requests first: what they stage later is saved as anybody's. PurgeUnproved in the future when a slot does not
+        read as zeros; the agent is forgotten then, and purging it again proves again.
         """
         parts = self._parts
         return self._writer.order(
