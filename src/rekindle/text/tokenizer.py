@@ -26,6 +26,7 @@ from rekindle.text import splitters
 from rekindle.text.controls import BLANK, AddedToken
 from rekindle.text.messages import GUARD
 from rekindle.text.vocabulary import Vocabulary
+from rekindle.worker import is_meant_for_thread
 
 # none: no space is added. first: before the first text of a prompt. each: before every text that has none.
 # prepend: before every text.
@@ -159,8 +160,10 @@ def _hidden(content: str) -> str:
 def _load(data: Mapping[str, Any]) -> Tokenizer:
     try:
         return Tokenizer.from_str(json.dumps(data))
-    except Exception as error:
-        # Border: the library raises plain Exception for every malformed file.
+    except BaseException as error:
+        # Border: the library raises plain Exception for every malformed file, or panics, which is no Exception.
+        if is_meant_for_thread(error):
+            raise
         raise ModelRefused(f"{FILE_NAME} cannot be loaded without its control tokens: {error}") from error
 
 
