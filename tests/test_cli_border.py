@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import logging
 import os
 import shutil
 import signal
@@ -16,9 +18,11 @@ from typer.testing import CliRunner
 
 from rekindle.cli import app
 from rekindle.cli.border import code_of
+from rekindle.config import ServerSettings
 from rekindle.errors import StoreError, StoreLocked, StoreRefused
 from rekindle.model import device
 from rekindle.pocket import MODEL_DIR
+from rekindle.server.log_output import logging_to
 
 REKINDLE = [sys.executable, "-m", "rekindle.cli"]
 # Packages are as good as not installed for a process that cannot find them.
@@ -203,6 +207,20 @@ def test_room_for_less_than_a_block_is_refused(tmp_path: Path, given: tuple[str,
     result = CliRunner().invoke(app, ["chat", "--threads", "1", "--store", str(tmp_path / "store"), *given])
     assert result.exit_code == 2, result.output
     assert f"{given[0]} 100 holds less than " in result.stderr and "give at least " in result.stderr
+
+
+def test_a_server_that_has_ended_logs_no_longer(unreadable: Path, tmp_path: Path) -> None:
+    root, ours = logging.getLogger(), logging.getLogger("rekindle")
+    before = (root.handlers[:], root.level, ours.level)
+    refused(["serve", "--port", "0", "--log-level", "error", "--device", "meta", "--store", str(tmp_path)], tmp_path)
+    assert (root.handlers, root.level, ours.level) == before
+
+    stream = io.StringIO()
+    with logging_to(ServerSettings(), stream):
+        ours.warning("while it serves")
+    assert (root.handlers, root.level, ours.level) == before
+    stream.seek(0)
+    assert stream.read().endswith(" WARNING while it serves\n")
 
 
 @pytest.mark.parametrize(

@@ -40,15 +40,15 @@ def _lasting_heap() -> Iterator[None]:
 @with_settings()
 def serve(settings: Settings) -> int:
     """Serve a model over HTTP until a signal; what was said is on disk when it stops."""
-    from rekindle.server.log_output import configure
+    from rekindle.server.log_output import logging_to
 
-    configure(settings.server, sys.stderr)
-    try:
-        stopped_by = _serve(settings)
-    except KeyboardInterrupt:
-        typer.echo("rekindle: stopped before the model was loaded: nothing was asked, nothing is lost", err=True)
-        return INTERRUPTED
-    typer.echo(f"stopped: {_left(settings)}")
+    with logging_to(settings.server, sys.stderr):
+        try:
+            stopped_by = _serve(settings)
+        except KeyboardInterrupt:
+            typer.echo("rekindle: stopped before the model was loaded: nothing was asked, nothing is lost", err=True)
+            return INTERRUPTED
+        typer.echo(f"stopped: {_left(settings)}")
     return INTERRUPTED if stopped_by == signal.SIGINT else 0
 
 

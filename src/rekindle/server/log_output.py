@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import json
 import logging
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from datetime import datetime
 from typing import Any, TextIO
 
@@ -18,13 +20,36 @@ FIELDS = "rekindle"  # the attribute of a record that holds its keys and values
 _OTHERS = {"debug": logging.DEBUG, "error": logging.ERROR}  # uvicorn says at INFO what the banner says
 
 
-def configure(settings: ServerSettings, stream: TextIO) -> None:
-    """Write what is logged from now on to `stream`, of ours, uvicorn's and everybody else's loggers."""
+@contextmanager
+def logging_to(settings: ServerSettings, stream: TextIO) -> Iterator[None]:
+    """Within this context what is logged goes to `stream`, of ours, uvicorn's and everybody else's loggers, and nowhere
+    else; after it, all is as it was, so that nothing is written to a stream that may be closed by then."""
+    root = logging.getLogger()
+    levels = {
+        root: max(logging.WARNING, _level(settings)),
+        logging.getLogger("rekindle"): _level(settings),
+        logging.getLogger("uvicorn"): _OTHERS.get(settings.log_level, logging.WARNING),
+    }
+    before, handlers = {logger: logger.level for logger in levels}, root.handlers[:]
     handler = logging.StreamHandler(stream)
     handler.setFormatter(JsonLines() if settings.log_format == "json" else TextLines())
-    logging.basicConfig(level=max(logging.WARNING, _level(settings)), handlers=[handler], force=True)
-    logging.getLogger("rekindle").setLevel(_level(settings))
-    logging.getLogger("uvicorn").setLevel(_OTHERS.get(settings.log_level, logging.WARNING))
+    _set(levels, [handler])
+    try:
+        yield
+    finally:
+        _set(before, handlers)
+        handler.close()
+
+
+def _set(levels: Mapping[logging.Logger, int], handlers: Sequence[logging.Handler]) -> None:
+    """Have the loggers these levels, and the root these handlers alone."""
+    root = logging.getLogger()
+    for each in root.handlers[:]:
+        root.removeHandler(each)
+    for each in handlers:
+        root.addHandler(each)
+    for logger, level in levels.items():
+        logger.setLevel(level)
 
 
 def _level(settings: ServerSettings) -> int:
