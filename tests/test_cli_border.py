@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from rekindle import __version__
 from rekindle.cli import app
 from rekindle.cli.border import code_of
 from rekindle.config import ServerSettings
@@ -253,6 +254,12 @@ def test_interrupting_a_server_ends_with_one_line_and_130(phase: str, tmp_path: 
         assert output == []
         output = [line for line in done.stdout.splitlines() if line.startswith("stopped")]
     assert len(output) == 1 and said in output[0], done.stderr
+
+
+def test_ctrl_c_after_the_end_changes_nothing() -> None:
+    code = f"PLACES = [('threading.py', '_shutdown')]\n{INTERRUPTED}"
+    done = subprocess.run([sys.executable, "-c", code, "--version"], capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stdout, done.stderr) == (0, f"{__version__}\n", "")
 
 
 def test_interrupting_a_server_says_what_is_saved(tmp_path: Path) -> None:

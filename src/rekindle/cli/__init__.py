@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -31,6 +32,7 @@ def main() -> None:
         # Python kills itself with SIGINT at its end where ctrl-C came in the middle of an exec of source, as
         # dataclasses do on import; a later exec that succeeds takes that back.
         exec("")
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # all is done: the code stands
     sys.exit(code)
 
 
