@@ -185,6 +185,16 @@ def test_what_a_server_cannot_have_is_said_before_the_weights_are_read(
     assert WRONG_SERVER[given] in refused(arguments, tmp_path)
 
 
+@pytest.mark.parametrize("given", [("--device", "cuda:77"), ("--store", "FILE")], ids=" ".join)
+def test_what_the_servers_of_a_demo_refuse_is_said_in_one_line(
+    unreadable: Path, tmp_path: Path, given: tuple[str, str]
+) -> None:
+    store = tmp_path / "store"
+    store.mkdir()
+    (store / "server.log").write_text("rekindle: what another demo was refused\n")
+    assert WRONG[given] in refused(["demo", "--model", str(unreadable), "--store", str(store), *given], tmp_path)
+
+
 def test_a_transcript_that_cannot_be_written_is_said_before_the_weights_are_read(
     unreadable: Path, tmp_path: Path
 ) -> None:

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from rekindle.config import ENV_PREFIX, ServerSettings
-from rekindle.errors import RekindleError, RequestFailed
+from rekindle.errors import ConfigError, RekindleError, RequestFailed
 
 START_S = 300.0  # a large model on a slow disk
 HOST = "127.0.0.1"
@@ -97,6 +97,9 @@ def _events(response: http.client.HTTPResponse) -> Iterator[dict[str, Any]]:
             yield json.loads(data)
 
 
+REFUSED = 2  # exit code of a command that somebody is to change
+
+
 class ServerProcess:
     """`rekindle serve` as a child; a context manager that never leaves one running.
 
@@ -117,6 +120,7 @@ class ServerProcess:
         self.port = self._server.port or free_port(self._server.host)
         command = [sys.executable, "-m", "rekindle.cli", "serve", *flags]
         with log.open("ab") as sink:
+            self._log_begin = sink.tell()  # one that was here before wrote what stands above
             self._process = subprocess.Popen(command, stdout=sink, stderr=sink, env=self._environment(variables or {}))
 
     def _environment(self, variables: Mapping[str, str]) -> dict[str, str]:
@@ -134,7 +138,10 @@ class ServerProcess:
         return self._process.pid
 
     def wait_ready(self) -> Client:
-        """A client, once the server answers; RekindleError with the end of its log if it does not."""
+        """A client, once the server answers.
+
+        ConfigError with what it refused, where it did; RekindleError with the end of its log if it did not start.
+        """
         client = Client(self.port, host=self._server.host, api_key=self._server.api_key)
         deadline = time.monotonic() + START_S
         while time.monotonic() < deadline and self._process.poll() is None:
@@ -143,11 +150,14 @@ class ServerProcess:
                 return client
             except (OSError, http.client.HTTPException, RequestFailed):
                 time.sleep(0.05)
+        if self._process.poll() == REFUSED:
+            raise ConfigError(self.log_tail(1).removeprefix("rekindle: "))
         raise RekindleError(f"the server did not start:\n{self.log_tail()}")
 
     def log_tail(self, lines: int = 15) -> str:
         """The last lines it wrote."""
-        return "\n".join(self._log.read_text(errors="replace").splitlines()[-lines:])
+        written = self._log.read_bytes()[self._log_begin :].decode(errors="replace")
+        return "\n".join(written.splitlines()[-lines:])
 
     def kill(self) -> None:
         """kill -9, and wait for it to be gone."""

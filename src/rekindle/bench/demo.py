@@ -28,6 +28,8 @@ from rekindle.bench.demo_report import Figures, Turn, checks, summary, turn_line
 from rekindle.bench.script import AGENTS, Line, part, system_prompt
 from rekindle.config import Settings
 from rekindle.errors import ConfigError
+from rekindle.store.directory import make_directory
+from rekindle.store.sync import OsFileSystem
 
 MAX_TOKENS = 28
 SAVED_WITHIN_S = 30.0
@@ -130,9 +132,7 @@ class Demo:
 @contextmanager
 def _store_of(settings: Settings) -> Iterator[Path]:
     if settings.store.dir is not None:
-        directory = settings.store.directory()
-        directory.mkdir(parents=True, exist_ok=True)
-        yield directory
+        yield make_directory(settings.store.directory(), OsFileSystem())
         return
     with tempfile.TemporaryDirectory(prefix="rekindle-demo-") as name:
         yield Path(name)
