@@ -120,7 +120,7 @@ class ServerProcess:
         self.port = self._server.port or free_port(self._server.host)
         command = [sys.executable, "-m", "rekindle.cli", "serve", *flags]
         with log.open("ab") as sink:
-            self._log_begin = sink.tell()  # one that was here before wrote what stands above
+            self._log_begin = sink.tell()  # what comes before is of earlier servers
             self._process = subprocess.Popen(command, stdout=sink, stderr=sink, env=self._environment(variables or {}))
 
     def _environment(self, variables: Mapping[str, str]) -> dict[str, str]:

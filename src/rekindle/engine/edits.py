@@ -91,7 +91,7 @@ class AgentEdits:
         return before, Purge(order, own, self.claimed(), idle, marked)
 
     def claimed(self) -> frozenset[BlockHash]:
-        """The blocks that branches of the book stand on, at least their heads."""
+        """The blocks that branches of the book use, at least their heads."""
         branches = self._memory.book.branches()
         return frozenset[BlockHash]().union(*(stands_on(branch, self._block_tokens) for branch in branches))
 

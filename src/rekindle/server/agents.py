@@ -250,7 +250,7 @@ def _ending(router: APIRouter, deletions: Deletions) -> None:
 
     @router.delete("/{id}")
     async def delete_agent(agent: Agent, namespace: Namespace) -> dict[str, Any]:
-        """Forget an agent on every tier; what others stand on stays theirs.
+        """Forget an agent on every tier; what others use stays theirs.
 
         A 503 has changed nothing, or says what is left: the agent is listed then, and deleted when asked again.
         """

@@ -1,7 +1,7 @@
 """Forgetting an agent for good, with proof: afterwards no slot holds a block that only it used.
 
 Owns the order of it: rows and log first, then the bytes, then everything that is not in use is read back. Runs on the
-writer's thread, behind all that was queued before. What it cannot prove is a PurgeUnproved, never a silent rest.
+writer's thread, after all that was queued before. What it cannot prove is a PurgeUnproved, never a silent rest.
 
     rows deleted  →  index written anew, its log emptied  →  set-aside indexes removed
     →  slots punched, synced  →  every unused slot read: zeros, or overwritten with zeros and read again
