@@ -173,3 +173,26 @@ def test_an_item_that_leads_to_another_namespace_is_forgotten_with_its_agent(pat
         "WHERE namespace = 'team1' AND id = 'msg_team1-0'",
     )
     is_sound(path)
+
+
+@pytest.mark.parametrize(
+    "place",
+    [b"\x04\x17!\x01team1in_team1-1", b"team1ada\x02", b"team2team2-1\x05"],
+    ids=["a row of item", "an index", "a unique index"],
+)
+def test_an_index_that_does_not_fit_its_rows_is_made_anew(path: Path, place: bytes) -> None:
+    """SQLite deletes no row whose entry it does not find, and finds none in a table out of order."""
+    pristine = path.read_bytes()
+    at = pristine.index(place) + len(place) - 1
+    path.write_bytes(pristine[:at] + bytes([pristine[at] ^ 64]) + pristine[at + 1 :])
+    is_sound(path)
+    assert not list(path.parent.glob("*damaged*"))
+    with opened(path) as responses:
+        assert responses.find("team2", "team2-0") == WHOLE["team2", "team2-0"]
+
+
+def test_a_schema_without_a_column_is_set_aside(path: Path) -> None:
+    pristine = path.read_bytes()
+    path.write_bytes(pristine.replace(b"packed BLOB", b"qacked BLOB"))
+    is_sound(path)
+    assert path.with_name(f"{RESPONSES_FILE}.damaged").exists()

@@ -126,11 +126,6 @@ def _connection(name: str, macs: ResponseMacs) -> sqlite3.Connection:
         (version,) = connection.execute("PRAGMA user_version").fetchone()
         if version not in range(FORMAT + 1):
             raise StoreError(f"{name} has format {version}, this version of Rekindle knows {FORMAT}: move it away")
-        (num_bytes,) = connection.execute(_NUM_BYTES).fetchone()
-        if num_bytes <= QUICKLY_CHECKED_BYTES:
-            (found,) = connection.execute("PRAGMA quick_check(1)").fetchone()
-            if found != "ok":
-                raise sqlite3.DatabaseError(found)
         if version != FORMAT:  # a full disk takes no transaction, and one is not needed to read
             connection.execute("BEGIN IMMEDIATE")
             for statement in _SCHEMA.split(";"):
@@ -141,6 +136,9 @@ def _connection(name: str, macs: ResponseMacs) -> sqlite3.Connection:
             connection.execute("COMMIT")
         if name != MEMORY and _columns(connection) != _columns(_connection(MEMORY, macs)):
             raise sqlite3.DatabaseError("its tables have other columns")
+        (num_bytes,) = connection.execute(_NUM_BYTES).fetchone()
+        if num_bytes <= QUICKLY_CHECKED_BYTES:
+            _check(connection, macs)
         if macs.has_damaged(connection):
             connection.execute("BEGIN IMMEDIATE")
             macs.drop_damaged(connection)
@@ -149,6 +147,20 @@ def _connection(name: str, macs: ResponseMacs) -> sqlite3.Connection:
         connection.close()
         raise
     return connection
+
+
+def _check(connection: sqlite3.Connection, macs: ResponseMacs) -> None:
+    """Repair a file whose indexes are not those of its rows; sqlite3.DatabaseError where it is damaged beyond that."""
+    (found,) = connection.execute("PRAGMA integrity_check(1)").fetchone()
+    if found == "ok":
+        return
+    logger.error("the file of kept responses is damaged and is repaired: %s; check the disk", found)
+    connection.execute("BEGIN IMMEDIATE")
+    macs.repair(connection)
+    (found,) = connection.execute("PRAGMA integrity_check(1)").fetchone()
+    if found != "ok":
+        raise sqlite3.DatabaseError(found)
+    connection.execute("COMMIT")
 
 
 def _columns(connection: sqlite3.Connection) -> list[Any]:
