@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import signal
+import sys
 import threading
 import time
 from pathlib import Path
@@ -13,7 +14,7 @@ import pytest
 
 from rekindle import Engine
 from rekindle.bench.client import Client, free_port
-from rekindle.cli.serving import _lasting_heap
+from rekindle.cli.serving import SWITCH_S, _lasting_heap
 from rekindle.errors import RekindleError
 from tests.store.confined import run_apart
 from tests.test_cli import run
@@ -21,8 +22,9 @@ from tests.test_cli import run
 MOST_TRIES = 6_000  # five minutes
 
 
-def heap_while_serving(store: Path) -> tuple[int, bool, bool]:
-    """The exit code of a server; while it served: whether the collector was on, and whether it knew of the engine."""
+def heap_while_serving(store: Path) -> tuple[int, bool, bool, float]:
+    """The exit code of a server; while it served: whether the collector was on, whether it knew of the engine, and
+    how long a thread may keep the interpreter [s]."""
     port, found = free_port(), []
 
     def look() -> None:
@@ -32,18 +34,19 @@ def heap_while_serving(store: Path) -> tuple[int, bool, bool]:
             except (OSError, RekindleError):
                 time.sleep(0.05)
             else:
-                found.append((gc.isenabled(), any(isinstance(each, Engine) for each in gc.get_objects())))
+                is_known = any(isinstance(each, Engine) for each in gc.get_objects())
+                found.append((gc.isenabled(), is_known, sys.getswitchinterval()))
                 break
         os.kill(os.getpid(), signal.SIGTERM)
 
     threading.Thread(target=look, daemon=True).start()
     result = run("serve", "--port", str(port), "--store", str(store), "--threads", "1", "--hot-bytes", "64MiB")
-    ((is_enabled, is_known),) = found
-    return result.exit_code, is_enabled, is_known
+    ((is_enabled, is_known, switch_s),) = found
+    return result.exit_code, is_enabled, is_known, switch_s
 
 
-def test_a_server_collects_its_garbage_without_looking_at_its_engine(tmp_path: Path) -> None:
-    assert run_apart(heap_while_serving, tmp_path / "store") == (0, True, False)
+def test_a_server_collects_garbage_without_looking_at_its_engine_and_switches_threads_often(tmp_path: Path) -> None:
+    assert run_apart(heap_while_serving, tmp_path / "store") == (0, True, False, pytest.approx(SWITCH_S, abs=1e-6))
 
 
 def test_a_start_that_fails_leaves_the_collector_as_it_was() -> None:

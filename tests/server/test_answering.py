@@ -45,6 +45,7 @@ class Workers:
 
     def __init__(self) -> None:
         self.workers = FairWorkers("bodies")
+        self.bound = None
 
 
 @pytest.fixture

@@ -57,3 +57,13 @@ def test_a_body_that_cannot_hold_a_prompt_that_fits_is_refused_unread(served: Se
     small = json.dumps({"messages": [ONE], "max_tokens": 1}).encode()
     padded = small + b" " * (bound.max_body_bytes - len(small))
     assert served.send("POST", "/v1/chat/completions", padded).status == 200
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/messages"])
+def test_more_messages_than_tokens_are_refused_before_each_is_looked_at(served: Served, path: str) -> None:
+    most = served.engine.max_context
+    for messages in ([ONE] * 30_000, [{"role": 7}] * (most + 1)):
+        answer = served.send("POST", path, {"messages": messages, "max_tokens": 1})
+        assert answer.status == 400 and f"{len(messages):,} messages" in answer.json["error"]["message"]
+    answer = served.send("POST", path, {"messages": [{"role": 7}] * most, "max_tokens": 1})
+    assert answer.status == 400 and "messages[0]" in answer.json["error"]["message"]

@@ -65,7 +65,7 @@ def test_what_is_several_times_too_long_is_not_even_rendered() -> None:
         [Message("user", long)],
         [Message("user", "Hi."), Message("assistant", "", reasoning=long), Message("user", "So?")],
         [Message("user", "Hi."), Message("assistant", "", tool_calls=(call,)), Message("tool", "ok")],
-        [Message("user", "a")] * (LEFT_OUT * most + 1),
+        [Message("user", "a")] * (most + 1),
     ):
         with pytest.raises(PromptTooLong):
             encoder.render_chat(messages)

@@ -29,6 +29,7 @@ from rekindle.server.json_body import parse_json
 from rekindle.server.observer import Observer, RequestWatch
 from rekindle.server.reply import Reply, headers_of
 from rekindle.server.sse import DONE, EventStream, Item, event, watched
+from rekindle.text.length import PromptBound
 from rekindle.worker import contained
 
 LARGE_BODY = 256 << 10  # bytes: up to here a body costs the event loop a few milliseconds
@@ -79,6 +80,7 @@ async def accepted(
         raw = await read_body(request)
         body = await aside(request, len(raw), lambda: parse_json(raw))
         watch = observer.began(caller, path, body if isinstance(body, dict) else {}, num_bytes=len(raw))
+        _check_count(request, body)
         try:
             if always_aside and len(raw) <= LARGE_BODY:
                 return await in_thread(lambda: submit(body, caller)), watch
@@ -89,6 +91,14 @@ async def accepted(
         # Border: a route. The error goes on to the handler that answers it.
         (watch or observer.began(caller, path, {})).failed(None, error)
         raise
+
+
+def _check_count(request: Request, body: Any) -> None:
+    """Refuse more messages than fit before each of them is looked at."""
+    bound: PromptBound | None = request.app.bound
+    messages = body.get("messages") if isinstance(body, dict) else None
+    if bound is not None and isinstance(messages, list):
+        bound.check_count(len(messages))
 
 
 def submit_all(engine: Engine, requests: Sequence[GenerationRequest], num_choices: int) -> list[Generation]:

@@ -47,6 +47,7 @@ from rekindle.server.responses.routes import ResponseRoute, responses_router
 from rekindle.server.schema import schema_router
 from rekindle.server.tenants import TenantRequests
 from rekindle.server.warming import warming_router
+from rekindle.text.length import PromptBound
 
 
 class App(FastAPI):
@@ -56,7 +57,14 @@ class App(FastAPI):
     """
 
     def __init__(
-        self, door: Door, recorder: Recorder | None, kept: KeptResponses, sessions: Sessions, metrics: Metrics
+        self,
+        door: Door,
+        recorder: Recorder | None,
+        kept: KeptResponses,
+        sessions: Sessions,
+        metrics: Metrics,
+        *,
+        bound: PromptBound | None,
     ) -> None:
         super().__init__(
             title="Rekindle",
@@ -70,6 +78,7 @@ class App(FastAPI):
         self.router.route_class = Route
         self.door = door
         self.workers = FairWorkers("bodies")
+        self.bound = bound
         self.recorder = recorder
         self.kept = kept
         self.sessions = sessions
@@ -107,7 +116,7 @@ def create_app(
     observers: list[Observer] = [metrics, history]
     kept = _kept_responses(engine, settings)
     sessions = Sessions(engine, clock=clock, quota=session_quota(engine, settings))
-    app = App(Door(), recorder, kept, sessions, metrics)
+    app = App(Door(), recorder, kept, sessions, metrics, bound=engine.encoder.bound)
     everybody = Everybody([log, *observers, *([recorder] if recorder else [])])
     _add_generating(app, engine, served, everybody, clock=clock, ping_s=settings.ping_s)
     for router in (
@@ -131,7 +140,7 @@ def create_app(
         app.add_exception_handler(kind, on_error)
     # The last one added is the outermost.
     app.add_middleware(SpelledPaths)
-    app.add_middleware(Limits, settings=settings, door=app.door, bound=engine.encoder.bound)
+    app.add_middleware(Limits, settings=settings, door=app.door, bound=app.bound)
     app.add_middleware(TenantRequests, settings=settings)
     app.add_middleware(Guard, settings=settings)
     return app

@@ -58,10 +58,14 @@ class PromptBound:
         if num_ids > self.max_context:
             raise self.refusal(f"{num_ids:,} ids")
 
+    def check_count(self, num_messages: int) -> None:
+        """PromptTooLong for more messages than there may be tokens: each becomes one at least."""
+        if num_messages > max(LEAST_BYTES, self.max_context):
+            raise self.refusal(f"{num_messages:,} messages")
+
     def check_messages(self, messages: Sequence[Message], tools: Sequence[Any] | None) -> None:
-        """As `check_sent`, of a conversation; of messages no more are taken than tokens would be, each of them one."""
-        if len(messages) > LEFT_OUT * max(LEAST_BYTES, self.max_context):
-            raise self.refusal(f"{len(messages):,} messages")
+        """As `check_sent`, of a conversation."""
+        self.check_count(len(messages))
         self.check_sent(num_chars(messages, tools))
 
     def refusal(self, size: str) -> PromptTooLong:
