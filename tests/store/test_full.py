@@ -22,7 +22,7 @@ from rekindle.store.warm import WarmStore
 from tests.store.chains import Chain, fast_directory, open_store, save, warm_tokens
 from tests.store.confined import limit_files, mount_small, run_apart
 
-SMALL_DISK = 400_000
+SMALL_DISK = 500_000
 FIRST, SECOND = list(range(70)), [5] * 200
 
 
@@ -55,7 +55,7 @@ def on_a_small_disk(directory: Path) -> str:
     if not mount_small(directory, SMALL_DISK):
         return beyond_a_limit(directory)
     ballast = directory / "ballast"
-    ballast.write_bytes(bytes(100_000))
+    ballast.write_bytes(bytes(200_000))
     place = directory / "store"
     store = open_store(place)
     store.start()
