@@ -1,12 +1,12 @@
 """Threads that are alive or say why they ended, and the border between a thread and the work that it is given.
 
-Whatever work raises belongs to whoever gave it, also what is no `Exception`: a panic of a library written in Rust, such
+Whatever work raises belongs to its caller, also what is no `Exception`: a panic of a library written in Rust, such
 as the tokenizers, derives from `BaseException`, and `KeyboardInterrupt` and `SystemExit` have a meaning of their own on
 the main thread only. So one piece of work fails, never the thread.
 
 An error in the code of a thread's loop itself does end it. Then `Worker.death` says why, and `on_death`, called once on
-the dying thread, fails what waits for it. Whoever queues work looks at `death` after queueing, so that no work is left
-between the two.
+the dying thread, fails what waits for it. A thread that queues work looks at `death` after queueing, so that no work is
+left between the two.
 """
 
 from __future__ import annotations

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -27,3 +28,11 @@ def opened(tmp_path: Path) -> Iterator[Callable[..., WarmStore]]:
     yield open_one
     for store in stores:
         store.close()
+
+
+@pytest.fixture
+def quiet() -> Iterator[None]:
+    """Hundreds of stores log what is wrong with them; one is enough."""
+    logging.disable(logging.CRITICAL)
+    yield
+    logging.disable(logging.NOTSET)

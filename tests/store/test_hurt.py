@@ -81,14 +81,6 @@ def directory() -> Iterator[Path]:
     shutil.rmtree(made)
 
 
-@pytest.fixture
-def quiet() -> Iterator[None]:
-    """Hundreds of stores say what is wrong with them; one is enough."""
-    logging.disable(logging.CRITICAL)
-    yield
-    logging.disable(logging.NOTSET)
-
-
 def lay_out(directory: Path, files: dict[str, bytes], secret: bytes) -> Path:
     """Put the files of a store there, instead of what is there; return where its shards are."""
     place = directory / FINGERPRINT.hex()

@@ -93,13 +93,6 @@ def directory(whole: Whole) -> Iterator[Path]:
     shutil.rmtree(made)
 
 
-@pytest.fixture
-def quiet() -> Iterator[None]:
-    logging.disable(logging.CRITICAL)
-    yield
-    logging.disable(logging.NOTSET)
-
-
 def lay_out(directory: Path, files: dict[str, bytes]) -> Path:
     place = directory / FINGERPRINT.hex()
     shutil.rmtree(place, ignore_errors=True)

@@ -31,7 +31,7 @@ class Card:
 
     @classmethod
     def of(cls, number: int, namespace: str, id: str, plan: Plan) -> Card:
-        """The card of a session with this plan: whoever joins it later is forked, and ends with it."""
+        """The card of a session with this plan: one that joins it later is forked, and ends with it."""
         permanent = (each.agent for each in plan.participants if each.agent is not None)
         return cls(number, namespace, id, frozenset(permanent))
 

@@ -1,5 +1,5 @@
 """What people ask of agents' memories: forget, purge, pin, fork, rewind. Each is done in the book at once and ordered
-from the store; whoever asked waits for the order, not the intake, and has it undone here where the store refuses.
+from the store; the caller waits for the order, not the intake, and has it undone here where the store refuses.
 
 Owned by the intake thread, as the memory it changes.
 """

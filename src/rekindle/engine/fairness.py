@@ -100,7 +100,7 @@ class FairWorkers:
             fail(future, death.error())
 
     def check(self) -> None:
-        """Assert that whoever has work has a queue, and nobody an empty one."""
+        """Assert that every namespace with work has a queue, and none an empty one."""
         with self._changed:
             assert all(self._queues.values()), "an empty queue is kept"
             assert len(self._busy) <= len(self._workers) <= self._most, f"{len(self._workers)} threads"

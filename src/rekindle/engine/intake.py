@@ -49,7 +49,7 @@ def _nobody_waits(error: RekindleError) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """One thing to do on the intake thread; `refuse` answers whoever waits for it when it cannot be done."""
+    """One thing to do on the intake thread; `refuse` answers its caller when it cannot be done."""
 
     do: Callable[[], None]
     refuse: Callable[[RekindleError], None] = _nobody_waits

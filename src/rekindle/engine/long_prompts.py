@@ -34,7 +34,7 @@ class LongPrompts:
         return _size(request) > LONG_CHARS
 
     def submit(self, request: GenerationRequest, prepare: Callable[[], None]) -> None:
-        """Prepare a request after those of its namespace that came before; `prepare` answers whoever asked."""
+        """Prepare a request after those of its namespace that came before; `prepare` answers the caller."""
         key = None if request.agent is None else (request.namespace, request.agent)
         if key is not None:
             with self._lock:
@@ -56,7 +56,7 @@ class LongPrompts:
                 del self._under_way[key]
 
     def stop(self) -> None:
-        """Prepare what waits, and end the threads; what comes later is prepared by whoever asks."""
+        """Prepare what waits, and end the threads; what comes later is prepared by its caller."""
         self._workers.stop()
 
 

@@ -2,7 +2,7 @@
 
 Owns the thread and its inbox. Whoever is not the engine thread reaches the core through `submit`, `cancel`,
 `report_load`, `save` and `call`; while nothing is to be done the thread sleeps on the inbox. A step or a message that
-fails, in whatever way, ends the requests at hand; if the thread itself dies, whoever waits for it is answered at once.
+fails, in whatever way, ends the requests at hand; if the thread itself dies, who waits for it is answered at once.
 """
 
 from __future__ import annotations
@@ -182,7 +182,7 @@ class EngineLoop:
         try:
             self._handle(core, message)
         except BaseException as error:
-            # Border: as for a step; whoever sent this message hears of it, too.
+            # Border: as for a step; the sender of this message gets the error, too.
             logger.exception("the engine failed on a message")
             failure = RequestFailed(f"the engine failed: {described(error)}")
             _refuse(message, failure)
@@ -201,7 +201,7 @@ class EngineLoop:
 
 
 def _refuse(message: Message, error: RekindleError) -> None:
-    """Answer whoever waits for a message that will not be handled."""
+    """Answer the sender of a message that will not be handled."""
     if isinstance(message, Request):
         message.generation.put(error)
     elif isinstance(message, _Call):

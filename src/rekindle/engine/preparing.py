@@ -1,7 +1,7 @@
 """From a caller's request to one the engine can run: render, match, encode what is new, check that it fits.
 
-Decides how much of the reply fits, and what is told of the prompt: the places its caller marked, and what was taken out
-of it. Any thread may prepare: memory is looked into, and the request handed over, by the `on_memory` that is given.
+Decides how much of the reply fits, and what is reported of the prompt: the places its caller marked, and what was taken
+out of it. Any thread may prepare: memory is looked into, and the request handed over, by the `on_memory` that is given.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from rekindle.text.prompt import PromptEncoder
 from rekindle.text.stream import TextStream
 
 QUOTED_CHARS = 120  # of what was taken out of a prompt
-COUNTED = 4  # times the context are counted on: how much too long a prompt is helps whoever shortens it
+COUNTED = 4  # times the context are counted on: how much too long a prompt is helps its caller to shorten it
 MOST_AGENTS = 4096  # whose last request is remembered, to tell what changes from one to the next
 
 

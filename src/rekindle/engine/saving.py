@@ -193,7 +193,7 @@ class SaveQueue:
                 self._queued.discard(item.published.name)
 
     def close(self, error: RekindleError) -> None:
-        """Hand over what there is room for. Whoever waits for something that is left gets the error."""
+        """Hand over what there is room for. Those that wait for something that is left get the error."""
         try:
             self.pump()
         finally:
@@ -262,7 +262,7 @@ def _is_of(item: _QueuedBlock | SaveOrder, order: Purged, names: Collection[Bloc
 
 
 def refuse(item: _QueuedBlock | SaveOrder, error: RekindleError) -> None:
-    """Give whoever waits for it the reason why the store was never asked."""
+    """Give its caller the reason why the store was never asked."""
     if isinstance(item, Forgotten | Purged | Pinned | Moved):
         fail(item.done, error)
 

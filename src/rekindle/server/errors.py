@@ -142,7 +142,7 @@ def problem_of(error: Exception) -> Problem:
         return Problem(400, "invalid_request_error", message, error.param)
     if isinstance(error, Overloaded):
         return Problem(503, "server_error", message, code="overloaded", retry_after_s=error.retry_after_s)
-    if isinstance(error, Unavailable):  # until it is started again; whoever balances load sees it in /health
+    if isinstance(error, Unavailable):  # until it is started again; a load balancer sees it in /health
         return Problem(503, "server_error", message, code="unavailable")
     if isinstance(error, Timeout):  # what was computed is kept: asked again, it gets further
         return Problem(503, "server_error", message, code="timeout", retry_after_s=1)

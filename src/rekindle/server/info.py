@@ -1,6 +1,6 @@
 """What the server says of itself: models, version, health, figures; and text as tokens.
 
-Figures of everybody are for admins. Health is for whoever asks; what exactly is wrong, and how many requests there are,
+Figures of everybody are for admins. Health is for everybody; what exactly is wrong, and how many requests there are,
 only for those with a key.
 """
 

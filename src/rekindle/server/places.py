@@ -2,7 +2,7 @@
 
 A connection *waits* until its request has come in whole, and again once it is answered. Where all places are taken, or
 all of one address, a newcomer gets the place of one that waits: of its own address if that has more than an equal part
-of all, else of whoever waits longest. So clients that connect and say nothing keep nobody out, and a proxy, whose
+of all, else of the one that waits longest. So clients that connect and say nothing keep nobody out, and a proxy, whose
 clients all come from one address, loses connections that are idle at most. Those with a request under way never give
 way. Knows nothing of sockets.
 """
@@ -62,7 +62,7 @@ class Places:
         return "taken"
 
     def give_one_up(self) -> bool:
-        """Have whoever waits longest give way; whether somebody did."""
+        """Have the one that waits longest give way; whether one did."""
         return self._make_room(self._waiting)
 
     def _make_room(self, waiting: dict[Holder, None]) -> bool:

@@ -141,8 +141,8 @@ class Ledger:
         """Forget an agent and every block no sequence stands on any more; return what went and what others keep.
 
         What cancelled or running requests left without a sequence belongs to nobody known, so it may be the agent's:
-        it goes, too. Whoever still needs it stages it again. A row that does not verify may be the agent's as well:
-        DamagedRow, so that it is repaired first. Reads all rows.
+        it goes, too. An agent that still needs it stages it again. A row that does not verify may be the agent's as
+        well: DamagedRow, so that it is repaired first. Reads all rows.
         """
         self._verify_all()
         key = agent_key(namespace, agent, self._secret)

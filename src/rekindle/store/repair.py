@@ -48,7 +48,7 @@ class Repaired:
 
 
 class RowRepair:
-    """One repair of the index behind `db`, whose records lie in `shards`."""
+    """One repair of the index of `db`, whose records lie in `shards`."""
 
     def __init__(self, db: sqlite3.Connection, macs: IndexMacs, secret: bytes, shards: Shards, now: float) -> None:
         self._db = db

@@ -17,7 +17,7 @@ logger = logging.getLogger(__name__)
 class Transactions:
     """Base of whoever keeps such a file: what cannot be read or written is a StoreError that begins with `what`.
 
-    `damage`: errors beside SQLite's own that say the same, of reading what a row holds. `file_error`: how the file
+    `damage`: errors other than SQLite's own that mean the same, of reading what a row holds. `file_error`: how the file
     itself was found damaged since it was opened, logged once; None: it was not.
     """
 

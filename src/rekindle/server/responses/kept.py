@@ -278,7 +278,7 @@ class KeptResponses:
                 return
 
     def _died(self, death: Death) -> None:
-        """What waits stays in memory and ends with the server; whoever waits for it hears so."""
+        """What waits stays in memory and ends with the server; its caller gets an error."""
         with self._changed:
             self._problem = str(death)
             self._refuse(self._unsaved.values(), StoreError(death.summary))
@@ -318,7 +318,7 @@ class KeptResponses:
         return {key: entries[key] for key in packed if key in entries}
 
     def _failed(self, error: StoreError, entries: Mapping[Key, Entry]) -> None:
-        """These are not durable, which is said to whoever waits; they stay in memory as far as it has room."""
+        """These are not durable, and their callers get an error; they stay in memory as far as it has room."""
         with self._changed:
             is_new, self._problem = self._problem is None, str(error)
             num_bytes = sum(len(entry.content) for entry in entries.values())
@@ -332,7 +332,7 @@ class KeptResponses:
 
     @staticmethod
     def _refuse(those: Iterable[_Unsaved], error: StoreError) -> None:
-        """Say to whoever waits for these that they are not durable. The condition is held."""
+        """Give the callers of these the error: they are not durable. The condition is held."""
         for each in those:
             if not each.durable.done():
                 each.durable.set_exception(error)

@@ -88,8 +88,8 @@ class ResponseUsage(_Said):
 
 
 class ResponseReport(RekindleReport):
-    """`left_out_tools`: kinds of tools that the model was not told of. `not_stored`: why a response that was to be kept
-    is not durable, and `store` therefore false."""
+    """`left_out_tools`: kinds of tools that the model does not know of. `not_stored`: why a response that was to be
+    kept is not durable, and `store` therefore false."""
 
     left_out_tools: list[str] | None = None
     not_stored: str | None = None
