@@ -37,7 +37,7 @@ torture: $(STAMP)
 	KILLS=$(KILLS) SERVER_KILLS=$(SERVER_KILLS) CRASH_RUNS=$(CRASH_RUNS) HURTS=$(HURTS) ROUTE_KILLS=$(ROUTE_KILLS) \
 	  HYPOTHESIS_PROFILE=torture \
 	  $(BIN)/python -m pytest --timeout 0 -k 'kill or crash or survive or hurt or changed_column or flipped_bit or trace or Machine or Pool or Radix or Order' \
-	  tests/server/test_kills.py tests/server/test_route_kills.py tests/agents/test_service_kills.py tests/store tests/server/test_responses_damage.py tests/agents/test_session_damage.py tests/engine/test_core_machine.py tests/cache
+	  tests/server/test_kills.py tests/server/test_route_kills.py tests/agents/sessions/test_service_kills.py tests/store tests/server/test_responses_damage.py tests/agents/sessions/test_session_damage.py tests/engine/test_core_machine.py tests/cache
 	SOAK_S=$(SOAK_S) $(BIN)/python tools/soak.py
 
 clean:

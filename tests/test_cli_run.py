@@ -14,9 +14,9 @@ from click.testing import Result
 from rich.console import Console
 from typer.testing import CliRunner
 
-from rekindle.agents.records import SessionRecords
-from rekindle.agents.scenario import find, load
-from rekindle.agents.telling import SessionEvent
+from rekindle.agents.log.records import SessionRecords
+from rekindle.agents.scenes.scenario import find, load
+from rekindle.agents.sessions.events import SessionEvent
 from rekindle.cli import app
 from rekindle.cli.stage import Stage
 from rekindle.cli.transcript import Transcript

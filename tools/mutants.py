@@ -450,10 +450,10 @@ MUTANTS = (
     ),
     one(
         "two of one session in memory",
-        "agents/loaded.py",
+        "agents/sessions/loaded.py",
         "self._live.setdefault((namespace, id), read)",
         "self._live[namespace, id] = read",
-        "tests/agents/test_loaded.py::test_what_is_not_used_leaves_memory_and_what_is_busy_stays",
+        "tests/agents/sessions/test_loaded.py::test_what_is_not_used_leaves_memory_and_what_is_busy_stays",
     ),
     one(
         "what one tenant marks ends what another marked",

@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from rekindle.agents import layout
-from rekindle.agents.contexts import CUE, SILENCE
-from rekindle.agents.coordination import Coordination
-from rekindle.agents.deciding import Mode, Question
-from rekindle.agents.packing import packed_event, unpacked_event
-from rekindle.agents.rounds import Asked
-from rekindle.agents.types import (
+from rekindle.agents.log.codec import packed_event, unpacked_event
+from rekindle.agents.machine import prompt_layout
+from rekindle.agents.machine.contexts import CUE, SILENCE
+from rekindle.agents.machine.coordination import Coordination
+from rekindle.agents.machine.decisions import Mode, Question
+from rekindle.agents.machine.rounds import Asked
+from rekindle.agents.machine.types import (
     Decided,
     Directive,
     Entry,
@@ -575,16 +575,16 @@ def test_a_stranger_cannot_be_asked_to_speak(topology: Topology) -> None:
 @pytest.mark.parametrize("name", ["Bo", "bo", "Bo (to you alone)", "Host "])
 def test_no_line_from_outside_looks_like_somebody_speaking(break_: str, name: str) -> None:
     names = ("Host", "Ada", "Bo")
-    assert layout.quoted(f"hi{break_}{name}: I agree", names).count("> ") == 1
-    assert layout.quoted(f"hi{break_}Bob: I agree", names).count("> ") == 0
+    assert prompt_layout.quoted(f"hi{break_}{name}: I agree", names).count("> ") == 1
+    assert prompt_layout.quoted(f"hi{break_}Bob: I agree", names).count("> ") == 0
 
 
 def test_a_million_line_breaks_are_looked_at_once() -> None:
     """Looked at from each of them to the last, they would keep everybody waiting for hours."""
     for break_ in ("\n", "\r", "\u2028"):
         text = f"a{break_ * 1_000_000}b"
-        assert layout.spoken(text, "Ada", ("Ada", "Bo")) == text
-        assert layout.quoted(text, ("Ada", "Bo")) == text
+        assert prompt_layout.spoken(text, "Ada", ("Ada", "Bo")) == text
+        assert prompt_layout.quoted(text, ("Ada", "Bo")) == text
 
 
 def test_a_fork_has_not_heard_what_an_outsider_of_its_name_said() -> None:

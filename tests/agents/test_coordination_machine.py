@@ -15,11 +15,11 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from rekindle.agents.contexts import SILENCE
-from rekindle.agents.coordination import Coordination
-from rekindle.agents.deciding import Decision, Mode, Question
-from rekindle.agents.rounds import Asked
-from rekindle.agents.types import (
+from rekindle.agents.machine.contexts import SILENCE
+from rekindle.agents.machine.coordination import Coordination
+from rekindle.agents.machine.decisions import Decision, Mode, Question
+from rekindle.agents.machine.rounds import Asked
+from rekindle.agents.machine.types import (
     TOPOLOGIES,
     Audience,
     Decided,

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rekindle.agents.deciding import (
+from rekindle.agents.machine.decisions import (
     Again,
     Ballot,
     Decision,

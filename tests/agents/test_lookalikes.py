@@ -6,10 +6,10 @@ import unicodedata
 
 import pytest
 
-from rekindle.agents.coordination import Coordination
-from rekindle.agents.joining import check_look, check_new_plan
-from rekindle.agents.lookalikes import SCRIPTS, mixed_scripts, skeleton
-from rekindle.agents.types import Participant, Plan
+from rekindle.agents.machine.coordination import Coordination
+from rekindle.agents.machine.lookalikes import SCRIPTS, mixed_scripts, skeleton
+from rekindle.agents.machine.participants import check_look, check_new_plan
+from rekindle.agents.machine.types import Participant, Plan
 from rekindle.errors import BadRequest
 
 
@@ -83,7 +83,7 @@ def test_a_session_that_is_older_than_the_rule_goes_on() -> None:
 
 
 def test_every_letter_of_the_table_looks_like_one_of_another_script() -> None:
-    from rekindle.agents import lookalikes
+    from rekindle.agents.machine import lookalikes
 
     for others, latins in lookalikes._PAIRS:
         for other, latin in zip(others, latins, strict=True):

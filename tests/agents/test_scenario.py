@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from rekindle.agents.scenario import Scenario, ScenarioInvalid, find, load, shipped
+from rekindle.agents.scenes.scenario import Scenario, ScenarioInvalid, find, load, shipped
 from rekindle.errors import BadRequest, NotFound
 
 GOOD = """\

@@ -14,11 +14,11 @@ from typing import Any, get_args
 
 import pytest
 
-from rekindle.agents.deciding import Question
-from rekindle.agents.inventory import Card
-from rekindle.agents.packing import packed, packed_event, unpacked, unpacked_event
-from rekindle.agents.records import Memory, SessionRecords
-from rekindle.agents.types import (
+from rekindle.agents.log.codec import packed, packed_event, unpacked, unpacked_event
+from rekindle.agents.log.inventory import Card
+from rekindle.agents.log.records import Memory, SessionRecords
+from rekindle.agents.machine.decisions import Question
+from rekindle.agents.machine.types import (
     Entry,
     Event,
     Forked,
@@ -187,7 +187,7 @@ def test_what_could_not_be_rewritten_is_when_it_is_forgotten_again(records: Sess
 
 def test_second_process_is_refused(records: SessionRecords, path: Path) -> None:
     script = (
-        "import sys; from pathlib import Path; from rekindle.agents.records import SessionRecords\n"
+        "import sys; from pathlib import Path; from rekindle.agents.log.records import SessionRecords\n"
         "SessionRecords.open(Path(sys.argv[1]))"
     )
     done = subprocess.run([sys.executable, "-c", script, path], capture_output=True, text=True, check=False)

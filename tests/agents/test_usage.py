@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from rekindle.agents.records import Memory, SessionRecords
-from rekindle.agents.types import Entry, Participant, Plan, Prelude, Told
-from rekindle.agents.usage import Quota, Used
+from rekindle.agents.log.records import Memory, SessionRecords
+from rekindle.agents.log.usage import Quota, Used
+from rekindle.agents.machine.types import Entry, Participant, Plan, Prelude, Told
 from rekindle.errors import QuotaExceeded
 
 PLAN = Plan((Participant("Ada", "Ä" * 100, agent="ada"), Participant("Ben")))

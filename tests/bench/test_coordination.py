@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from rekindle.agents import running
+from rekindle.agents.sessions import run
 from rekindle.bench.coordination import ARMS, OURS, CoordinationBench, run_coordination_bench
 from rekindle.bench.coordination_report import (
     Played,
@@ -97,7 +97,7 @@ def test_what_cannot_be_played_is_refused(wrong: dict[str, Any]) -> None:
 
 
 def test_the_arms_differ_in_what_they_compute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(running, "PAUSE_S", 600.0)  # however late a slow machine begins a round, it follows the last
+    monkeypatch.setattr(run, "PAUSE_S", 600.0)  # however late a slow machine begins a round, it follows the last
     out = tmp_path / "lines.jsonl"
     settings = Settings.load({"threads": 1, "hot_bytes": "64MiB"})
     options = CoordinationBench(agents=3, rounds=2, history=200, tokens=12, baseline_rounds=1, arms=("all",), out=out)

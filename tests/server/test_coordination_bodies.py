@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from rekindle.agents.deciding import Question
-from rekindle.agents.joining import check_plan
-from rekindle.agents.telling import SessionEvent
-from rekindle.agents.types import Participant, Plan
+from rekindle.agents.machine.decisions import Question
+from rekindle.agents.machine.participants import check_plan
+from rekindle.agents.machine.types import Participant, Plan
+from rekindle.agents.sessions.events import SessionEvent
 from rekindle.errors import BadRequest
 from rekindle.server.coordination.bodies import (
     InterruptBody,

@@ -11,8 +11,8 @@ from urllib.parse import quote
 import pytest
 
 from rekindle import Engine
-from rekindle.agents.telling import SessionEvent, Spoken, of_failure, of_start
-from rekindle.agents.types import Turn
+from rekindle.agents.machine.types import Turn
+from rekindle.agents.sessions.events import SessionEvent, Spoken, of_failure, of_start
 from rekindle.config import ServerSettings, Settings
 from rekindle.errors import Cancelled, Overloaded, PromptTooLong, RekindleError, StoreError, Timeout
 from rekindle.server.coordination.figures import Figures

@@ -14,7 +14,7 @@ import pytest
 from starlette.requests import Request
 from starlette.types import Message, Scope
 
-from rekindle.agents.telling import SessionEvent
+from rekindle.agents.sessions.events import SessionEvent
 from rekindle.server.coordination.streaming import MOST_AHEAD, Ears, listened, streamed
 from rekindle.server.limits import Door
 from rekindle.server.sse import EventStream

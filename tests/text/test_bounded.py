@@ -7,7 +7,7 @@ import jinja2.ext
 import jinja2.sandbox
 import pytest
 
-from rekindle.agents import templating
+from rekindle.agents.scenes import templating
 from rekindle.errors import BadRequest, ModelRefused, PromptTooLong
 from rekindle.text import bounded
 from rekindle.text.template import ChatTemplate

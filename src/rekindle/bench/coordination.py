@@ -24,9 +24,9 @@ from typing import Any
 
 from rich.console import Console
 
-from rekindle.agents.records import SessionRecords
-from rekindle.agents.service import Coordinator
-from rekindle.agents.types import MOST_AGENTS, Participant, Plan
+from rekindle.agents.log.records import SessionRecords
+from rekindle.agents.machine.types import MOST_AGENTS, Participant, Plan
+from rekindle.agents.sessions.coordinator import Coordinator
 from rekindle.bench.coordination_report import (
     Played,
     Spoken,

@@ -20,10 +20,10 @@ from rekindle.config import Settings
 from rekindle.errors import BadRequest, ConfigError, RekindleError
 
 if TYPE_CHECKING:
-    from rekindle.agents.play import Play
-    from rekindle.agents.scenario import Scenario
-    from rekindle.agents.service import Coordinator
-    from rekindle.agents.telling import SessionEvent
+    from rekindle.agents.scenes.play import Play
+    from rekindle.agents.scenes.scenario import Scenario
+    from rekindle.agents.sessions.coordinator import Coordinator
+    from rekindle.agents.sessions.events import SessionEvent
 
 ENGINE_FLAGS = tuple(name for name in FLAGS if name not in SERVER_FLAGS)
 
@@ -43,7 +43,7 @@ def run(
     keep: Annotated[bool, typer.Option("--keep", help="leave the session in the store when it is over")] = False,
 ) -> int:
     """Play a scenario: agents talk, whisper, vote and play by a YAML file; without one, list those that are shipped."""
-    from rekindle.agents.scenario import find, load
+    from rekindle.agents.scenes.scenario import find, load
 
     if scenario is None:
         return _list_shipped()
@@ -55,7 +55,7 @@ def run(
 
 
 def _list_shipped() -> int:
-    from rekindle.agents.scenario import load, shipped
+    from rekindle.agents.scenes.scenario import load, shipped
 
     scenes = [load(path) for path in shipped()]
     width = max(len(scene.name) for scene in scenes)
@@ -76,9 +76,9 @@ def _pairs(given: Sequence[str]) -> dict[str, str]:
 
 
 def _play(scene: Scenario, settings: Settings, shown: Console, path: Path | None, keep: bool) -> int:
-    from rekindle.agents.play import Play
-    from rekindle.agents.records import SessionRecords
-    from rekindle.agents.service import Coordinator
+    from rekindle.agents.log.records import SessionRecords
+    from rekindle.agents.scenes.play import Play
+    from rekindle.agents.sessions.coordinator import Coordinator
     from rekindle.cli.stage import Stage
     from rekindle.cli.transcript import Transcript
     from rekindle.engine.api import Engine

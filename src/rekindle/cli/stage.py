@@ -14,8 +14,8 @@ from typing import Any
 from rich.console import Console
 from rich.markup import escape
 
-from rekindle.agents.scenario import Scenario
-from rekindle.agents.telling import SessionEvent
+from rekindle.agents.scenes.scenario import Scenario
+from rekindle.agents.sessions.events import SessionEvent
 
 COLOURS = ("cyan", "magenta", "yellow", "green", "blue", "bright_red", "bright_cyan", "bright_magenta", "bright_yellow")
 DOES = {"speak": "", "pick": " picks", "ballot": " votes"}

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from rekindle.agents.scenario import Scenario
-from rekindle.agents.telling import SessionEvent
+from rekindle.agents.scenes.scenario import Scenario
+from rekindle.agents.sessions.events import SessionEvent
 from rekindle.cli.stage import DOES, audience, decision_line, figures, scores_line
 
 

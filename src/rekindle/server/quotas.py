@@ -6,7 +6,7 @@ equal parts of. Without a store they are in memory.
 
 from __future__ import annotations
 
-from rekindle.agents.usage import Quota
+from rekindle.agents.log.usage import Quota
 from rekindle.config import WORDS_SHARE, ServerSettings
 from rekindle.engine.api import Engine
 from rekindle.server.responses.kept import MAX_BYTES

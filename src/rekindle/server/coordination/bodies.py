@@ -10,10 +10,10 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, JsonValue
 
 from rekindle.agent_ids import MAX_ID_BYTES, check_agent_id
-from rekindle.agents.deciding import Mode, Question
-from rekindle.agents.joining import MOST_NAME_CHARS
-from rekindle.agents.speaking import MAX_TOKENS
-from rekindle.agents.types import HOST, MOST_AGENTS, Audience, Participant, Plan, Topology
+from rekindle.agents.machine.decisions import Mode, Question
+from rekindle.agents.machine.participants import MOST_NAME_CHARS
+from rekindle.agents.machine.types import HOST, MOST_AGENTS, Audience, Participant, Plan, Topology
+from rekindle.agents.sessions.turn import MAX_TOKENS
 from rekindle.errors import BadRequest
 from rekindle.model.params import MAX_STOPS, SamplingParams
 from rekindle.server.openai.bodies import Items

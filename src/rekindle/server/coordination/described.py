@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
-from rekindle.agents.telling import SessionInfo, Standing
-from rekindle.agents.types import Participant, Plan, Turn, Utterance
+from rekindle.agents.machine.types import Participant, Plan, Turn, Utterance
+from rekindle.agents.sessions.events import SessionInfo, Standing
 
 
 def said(utterance: Utterance) -> dict[str, Any]:

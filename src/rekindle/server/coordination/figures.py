@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from rekindle.agents.telling import SessionEvent
+from rekindle.agents.sessions.events import SessionEvent
 
 MOST_TURNS = 4_096
 FIELDS = ("rekindle", "gap_ms", "first_token_ms", "taken_in_tokens")  # of turn_complete

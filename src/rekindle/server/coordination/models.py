@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from rekindle.agents.types import MOST_AGENTS, Purpose, Topology
+from rekindle.agents.machine.types import MOST_AGENTS, Purpose, Topology
 
 
 class _Told(BaseModel):

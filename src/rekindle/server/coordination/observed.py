@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
-from rekindle.agents.telling import SessionEvent
+from rekindle.agents.sessions.events import SessionEvent
 from rekindle.errors import Cancelled, RekindleError
 from rekindle.server.caller import Caller
 from rekindle.server.coordination.figures import Figures

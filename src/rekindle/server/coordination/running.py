@@ -11,9 +11,9 @@ import asyncio
 import logging
 from collections.abc import Callable
 
-from rekindle.agents.records import SessionRecords
-from rekindle.agents.service import Coordinator
-from rekindle.agents.usage import Quota
+from rekindle.agents.log.records import SessionRecords
+from rekindle.agents.log.usage import Quota
+from rekindle.agents.sessions.coordinator import Coordinator
 from rekindle.engine.api import Engine
 from rekindle.errors import StoreError, StoreLocked, StoreRefused
 from rekindle.server.border import in_thread

@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from starlette.requests import Request
 
-from rekindle.agents.telling import SessionEvent
+from rekindle.agents.sessions.events import SessionEvent
 from rekindle.errors import RekindleError
 from rekindle.server.errors import HttpError, Problem, problem_of
 from rekindle.server.limits import Door

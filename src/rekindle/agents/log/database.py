@@ -1,0 +1,256 @@
+"""Opening the file of sessions: its tables, who may have it, and what becomes of a damaged one.
+
+    session(number, namespace, id, created, last_use, num_events, progress, plan, preludes, mac)
+                                              a row each; plan and preludes as JSON; `num_events` of `event`
+    event(session, number, at, kind, body, mac)                         from 0 on, without a gap
+    memory(namespace, agent, at, prelude, forgotten, mac)               of the last session that was deleted
+
+A session's number is never given again. `forgotten`: what an agent has of sessions up to this number it brings into no
+other one. `mac` and `progress`: `macs`. No table has an index: a row that does not verify may have any name, and takes
+none from another; `inventory` knows the names. Format 3; a file of format 2 is taken over.
+
+What SQLite cannot walk is a damaged file, set aside when it is opened: its pages are looked through each time. Rows
+whose keys are out of order are put in order; a column of another type than its own is a damaged row, left as it is.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import secrets
+import sqlite3
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+from rekindle.agents.log.macs import SessionMacs
+from rekindle.errors import StoreError, StoreLocked
+from rekindle.store.connections import any_text
+from rekindle.store.directory import SECRET_BYTES, store_secret
+from rekindle.store.refusal import refusal
+from rekindle.store.row_macs import TableMac
+from rekindle.store.sync import OsFileSystem
+
+logger = logging.getLogger(__name__)
+T = TypeVar("T")
+FORMAT = 3
+_TAKEN_OVER = 2
+_MARK = int.from_bytes(b"RKS", "big") << 8 | FORMAT  # the format once more, should its number be damaged
+BUSY_S = 2.0  # that the process before may need to let go of the file
+_MOST_MESSAGES = 100  # of a check: what is wrong with pages comes first
+_DAMAGED_ROW = re.compile(r"\S+ value in \w+\.\w+")
+_LARGEST = 1 << 53  # number of a session; beyond, SQLite runs out of them
+_HEADERS = (b"\1\1", b"\2\2")  # which SQLite may write and read: with a rollback journal, with a write-ahead log
+_TABLES = {
+    "session": "CREATE TABLE session(number INTEGER PRIMARY KEY AUTOINCREMENT, namespace TEXT NOT NULL, "
+    "id TEXT NOT NULL, created REAL NOT NULL, last_use REAL NOT NULL, num_events INTEGER NOT NULL, "
+    "progress BLOB NOT NULL, plan TEXT NOT NULL, preludes TEXT NOT NULL, mac BLOB NOT NULL)",
+    "event": "CREATE TABLE event(session INTEGER NOT NULL, number INTEGER NOT NULL, at REAL NOT NULL, "
+    "kind TEXT NOT NULL, body TEXT NOT NULL, mac BLOB NOT NULL, PRIMARY KEY(session, number)) WITHOUT ROWID",
+    "memory": "CREATE TABLE memory(namespace TEXT NOT NULL, agent TEXT NOT NULL, at REAL NOT NULL, prelude TEXT, "
+    "forgotten INTEGER NOT NULL, mac BLOB NOT NULL, PRIMARY KEY(namespace, agent)) WITHOUT ROWID",
+}
+_SCHEMA = {("table", name, name, sql) for name, sql in _TABLES.items()}
+_SCHEMA |= {("table", "sqlite_sequence", "sqlite_sequence", "CREATE TABLE sqlite_sequence(name,seq)")}
+_COPIES = {
+    "session": "number, namespace, id, created, last_use, 0, x'', plan, preludes, x''",
+    "event": "session, number, at, kind, body, x''",
+    "memory": "namespace, agent, at, prelude, forgotten, x''",
+}
+
+
+def opened(path: Path | None, make: Callable[[sqlite3.Connection, SessionMacs], T]) -> T:
+    """What `make` makes of the file at `path`, made where there is none, for its owner alone; None: in memory.
+
+    A damaged one is set aside, loudly, also where `make` finds it so (sqlite3.DatabaseError). Raises StoreLocked while
+    another process has it, StoreError if it cannot be used, StoreRefused where that is the disk's doing.
+    """
+    if path is None:
+        return _made(":memory:", SessionMacs(secrets.token_bytes(SECRET_BYTES)), make)
+    is_there = path.parent.is_dir()
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        fd = os.open(path, os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        try:
+            header = os.read(fd, 20)
+        finally:
+            os.close(fd)
+        macs = SessionMacs(store_secret(path.parent, OsFileSystem()))
+    except OSError as error:
+        message = f"{path} cannot be used: {error.strerror or error}; check its permissions"
+        raise (refusal(error, message) if is_there else StoreError(message)) from error
+    try:
+        if header and header[18:] not in _HEADERS:
+            raise sqlite3.DatabaseError("its header is not one that SQLite writes")
+        return _made(str(path), macs, make)
+    except sqlite3.OperationalError as error:
+        code = getattr(error, "sqlite_errorcode", 0) & 0xFF
+        if code == sqlite3.SQLITE_BUSY:
+            message = f"{path} is in use by another process: stop it first, or choose another --store"
+            raise StoreLocked(message) from error
+        if code != sqlite3.SQLITE_ERROR:
+            raise refusal(error, f"{path} cannot be opened: {error}") from error
+        _set_aside(path, error)  # what is asked of it here has no mistakes but those of its schema
+    except (sqlite3.DatabaseError, UnicodeDecodeError) as error:  # what SQLite says may quote what is damaged
+        _set_aside(path, error)
+    return _made(str(path), macs, make)
+
+
+def _made(name: str, macs: SessionMacs, make: Callable[[sqlite3.Connection, SessionMacs], T]) -> T:
+    connection = _connection(name)
+    try:
+        _check(connection, macs)
+        _bring_up(connection, name, macs)
+        _limit_numbers(connection)
+        return make(connection, macs)
+    except BaseException:
+        connection.close()
+        raise
+
+
+def _connection(name: str) -> sqlite3.Connection:
+    connection = sqlite3.connect(name, timeout=BUSY_S, isolation_level=None, check_same_thread=False)
+    connection.text_factory = any_text
+    try:
+        for pragma in (
+            "locking_mode = EXCLUSIVE",
+            "journal_mode = WAL",
+            "synchronous = FULL",
+            "fullfsync = ON",
+            "checkpoint_fullfsync = ON",
+            "secure_delete = ON",
+        ):
+            connection.execute(f"PRAGMA {pragma}")
+        connection.execute("BEGIN EXCLUSIVE")  # taken now and kept, not when something is written first
+        connection.execute("COMMIT")
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def _check(connection: sqlite3.Connection, macs: SessionMacs) -> None:
+    """Put tables in order again whose keys are not, as lookups miss rows there.
+
+    Raises sqlite3.DatabaseError where the file is damaged beyond its rows.
+    """
+    found = _messages(connection)
+    tables = [table for table in _TABLES if f"row not in PRIMARY KEY order for {table}" in found]
+    if tables:
+        logger.error("keys in the file of sessions are damaged (%s): rows are put in order again", ", ".join(tables))
+        (version,) = connection.execute("PRAGMA user_version").fetchone()
+        known = {"event": macs.event, "memory": macs.memory} if version != _TAKEN_OVER else {}
+        connection.execute("BEGIN IMMEDIATE")
+        try:
+            for table in tables:
+                _sort(connection, table, known.get(table))
+            connection.execute("COMMIT")
+        except BaseException:
+            if connection.in_transaction:
+                connection.execute("ROLLBACK")
+            raise
+        found = _messages(connection)
+    if found:
+        raise sqlite3.DatabaseError(found[0])
+
+
+def _messages(connection: sqlite3.Connection) -> list[str]:
+    """What is wrong with the file, but for values that only their row's MAC has to refuse."""
+    found = [message for (message,) in connection.execute(f"PRAGMA integrity_check({_MOST_MESSAGES})")]
+    wrong = [message for message in found if message != "ok" and not _DAMAGED_ROW.fullmatch(message)]
+    return found if len(found) == _MOST_MESSAGES else wrong
+
+
+def _sort(connection: sqlite3.Connection, table: str, mac: TableMac | None) -> None:
+    """Write a table anew, as far as it can be read; of rows with one key that which verifies stays."""
+    (statement,) = connection.execute("SELECT sql FROM sqlite_master WHERE name = ?", (table,)).fetchone()
+    connection.execute(f"ALTER TABLE {table} RENAME TO old_{table}")
+    connection.execute(statement)
+    if mac is not None:
+        for row in filter(mac.holds, connection.execute(f"SELECT * FROM old_{table}")):
+            connection.execute(f"INSERT OR IGNORE INTO {table} VALUES(?, ?, ?, ?, ?, ?)", row)
+    connection.execute(f"INSERT OR IGNORE INTO {table} SELECT * FROM old_{table}")
+    connection.execute(f"DROP TABLE old_{table}")
+
+
+def _bring_up(connection: sqlite3.Connection, name: str, macs: SessionMacs) -> None:
+    """Make the tables of a new file, or bring an older one up to this format, in one transaction."""
+    (version,) = connection.execute("PRAGMA user_version").fetchone()
+    (mark,) = connection.execute("PRAGMA application_id").fetchone()
+    tables = {row[0] for row in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+    if version == FORMAT or mark == _MARK:
+        if (version, mark) != (FORMAT, _MARK):
+            logger.warning(
+                "the number of the format of %s is damaged (%d, %d): it is written anew", name, version, mark
+            )
+            _stamp(connection)
+    elif version in (0, _TAKEN_OVER):  # a full disk takes no transaction, and one is not needed to read
+        connection.execute("BEGIN IMMEDIATE")
+        try:
+            if not tables:
+                for statement in _TABLES.values():
+                    connection.execute(statement)
+            else:
+                _take_over(connection, macs)
+            _stamp(connection)
+            connection.execute("COMMIT")
+        except BaseException:
+            if connection.in_transaction:
+                connection.execute("ROLLBACK")
+            raise
+        if tables:
+            _shorten(connection, name)
+    else:
+        raise StoreError(f"{name} has format {version}, this version of Rekindle knows {FORMAT}: move it away")
+    if not set(connection.execute("SELECT type, name, tbl_name, sql FROM sqlite_master")) >= _SCHEMA:
+        raise sqlite3.DatabaseError("its tables are not those of a file of sessions")
+
+
+def _stamp(connection: sqlite3.Connection) -> None:
+    connection.execute(f"PRAGMA user_version = {FORMAT}")
+    connection.execute(f"PRAGMA application_id = {_MARK}")
+
+
+def _take_over(connection: sqlite3.Connection, macs: SessionMacs) -> None:
+    """Copy what a file of format 2 holds. Nothing vouches for it: what is in it now counts as what was written."""
+    logger.info("the file of sessions becomes one of format %d, once", FORMAT)
+    (last,) = connection.execute("SELECT max(seq) FROM sqlite_sequence WHERE name = 'session'").fetchone()
+    for table, statement in _TABLES.items():
+        connection.execute(f"ALTER TABLE {table} RENAME TO old_{table}")
+        connection.execute(statement)
+        connection.execute(f"INSERT INTO {table} SELECT {_COPIES[table]} FROM old_{table}")
+        connection.execute(f"DROP TABLE old_{table}")
+    connection.execute("DELETE FROM sqlite_sequence")
+    if last is not None:
+        connection.execute("INSERT INTO sqlite_sequence VALUES('session', ?)", (last,))
+    macs.vouch(connection)
+
+
+def _shorten(connection: sqlite3.Connection, name: str) -> None:
+    """Give back the room of what was copied; it costs nothing but room if the disk has none for that."""
+    try:
+        connection.execute("VACUUM")
+    except sqlite3.OperationalError as error:
+        logger.warning("%s keeps the room that it had in its old format, new sessions use it: %s", name, error)
+
+
+def _limit_numbers(connection: sqlite3.Connection) -> None:
+    """Have new sessions get numbers, whatever became of the largest one."""
+    small = f"typeof(seq) = 'integer' AND seq BETWEEN 0 AND {_LARGEST}"
+    queries = f"SELECT 1 FROM sqlite_sequence WHERE NOT ({small})", f"SELECT 1 FROM session WHERE number > {_LARGEST}"
+    if any(connection.execute(query).fetchone() for query in queries):
+        logger.error("the largest number of a session is damaged: it is counted anew")
+        connection.execute(f"UPDATE session SET number = -number WHERE number > {_LARGEST}")
+        last = "(SELECT ifnull(max(number), 0) FROM session)"
+        connection.execute(f"UPDATE sqlite_sequence SET seq = {last} WHERE NOT ({small})")
+
+
+def _set_aside(path: Path, error: Exception) -> None:
+    """Rename a damaged file, which may be somebody's only copy of what was said, over no other one."""
+    names = (path.with_name(f"{path.name}.damaged{number or ''}") for number in range(1000))
+    aside = next(name for name in names if not name.exists())
+    logger.error("%s is damaged (%s): it is now %s, and a new one begins without sessions", path, error, aside.name)
+    path.replace(aside)
+    for suffix in ("-wal", "-shm"):
+        path.with_name(path.name + suffix).unlink(missing_ok=True)

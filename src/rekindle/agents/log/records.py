@@ -1,0 +1,277 @@
+"""The file of sessions: how each was set up, what happened in it, and what agents that outlive one remember.
+
+A session is the fold of its events, so nothing else is kept of it. What returned is durable: each call is a transaction
+that is synced. One process at a time has the file. One lock over one connection; every method may be called from any
+thread and raises StoreError if the disk refuses. `database` says how the rows look, `macs` what holds them to what was
+written: a row that does not verify is never shown to anybody.
+"""
+
+from __future__ import annotations
+
+import logging
+import sqlite3
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Self
+
+from rekindle.agents.log.codec import packed, packed_event, unpacked, unpacked_event
+from rekindle.agents.log.database import opened
+from rekindle.agents.log.inventory import Card, Inventory
+from rekindle.agents.log.macs import EVENT, MEMORY, PROGRESS, SESSION, SessionMacs
+from rekindle.agents.log.usage import EVENT_BYTES, SESSION_BYTES
+from rekindle.agents.machine.types import Event, Plan, Prelude
+from rekindle.errors import Conflict, NotFound, StoreError
+from rekindle.store.transactions import Transactions
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """A session as it was kept: `number` names its rows, `plan`, `preludes` and `events` make it what it is."""
+
+    number: int
+    namespace: str
+    id: str
+    created: float
+    last_use: float
+    plan: Plan
+    preludes: Mapping[str, Prelude]
+    events: tuple[Event, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """What an agent has of its sessions until `at`; `prelude` None: nothing.
+
+    `forgotten`: sessions up to this number bring nothing, it was made to forget them.
+    """
+
+    agent: str
+    at: float
+    prelude: Prelude | None
+    forgotten: int = 0
+
+
+class SessionRecords(Transactions):
+    """The open file. `usage`: how much of it each namespace has."""
+
+    def __init__(self, connection: sqlite3.Connection, macs: SessionMacs) -> None:
+        """Raises sqlite3.DatabaseError where the file is damaged."""
+        super().__init__(connection, "the file of sessions")
+        self._macs = macs
+        self._creating = threading.Lock()  # from asking whether a name is free until it is taken
+        self._has_traces = False  # of what was to be forgotten
+        self._inventory = Inventory.of_file(connection, macs)
+        self.usage = self._inventory.usage
+
+    @classmethod
+    def open(cls, path: Path | None) -> Self:
+        """The file at `path`, made where there is none; None: in memory. Raises StoreLocked, StoreError."""
+        return opened(path, cls)
+
+    def create(self, namespace: str, id: str, plan: Plan, preludes: Mapping[str, Prelude], now: float) -> int:
+        """Write a new session; return the number of its rows. Conflict where there is one of this id."""
+        set_up, brought = packed(plan), packed(dict(preludes))
+        num_bytes = SESSION_BYTES + len(set_up.encode()) + len(brought.encode())
+        with self._creating:
+            self._check_free(namespace, id)
+            number = self._insert((namespace, id, now, set_up, brought), now)
+            self._inventory.add(Card.of(number, namespace, id, plan), num_bytes)
+        return number
+
+    def _insert(self, row: tuple[str, str, float, str, str], now: float) -> int:
+        with self._writing() as connection:
+            number = connection.execute(
+                "INSERT INTO session(namespace, id, created, plan, preludes, last_use, num_events, progress, mac) "
+                "VALUES(?, ?, ?, ?, ?, ?, 0, x'', x'')",
+                (*row, now),
+            ).lastrowid
+            assert number is not None
+            macs = self._macs.session.of((number, *row)), self._macs.progress.of((number, now, 0))
+            connection.execute("UPDATE session SET mac = ?, progress = ? WHERE number = ?", (*macs, number))
+            connection.execute("DELETE FROM event WHERE session = ?", (number,))  # damaged ones, of other sessions
+        return number
+
+    def _check_free(self, namespace: str, id: str) -> None:
+        number = self._inventory.number(namespace, id)
+        if number is None:
+            return
+        try:
+            self.kept(number)
+        except ValueError as error:
+            message = f"the session {id!r} is in the file, but cannot be read ({error}): choose another id"
+            raise Conflict(message, param="id") from error
+        raise Conflict(f"there is a session {id!r} already: choose another id", param="id")
+
+    def append(self, number: int, first: int, events: Sequence[Event], now: float) -> None:
+        """Write what happened next, `first` being the number of the first of these events; all of it or nothing.
+
+        NotFound where the session has been deleted.
+        """
+        rows = [(number, at, now, *packed_event(event)) for at, event in enumerate(events, first)]
+        with self._writing() as connection:
+            try:
+                before = self._progress(connection, number)
+            except ValueError as error:
+                raise StoreError(f"an event of session {number} cannot be written: {error}") from error
+            if before is None:
+                raise NotFound("this session has been deleted", param="id")
+            last_use, num_events = before
+            if num_events != first:
+                raise StoreError(f"event {first} of session {number} cannot be written: the file has {num_events}")
+            progress = (number, max(last_use, now), first + len(rows))
+            connection.execute(
+                "UPDATE session SET last_use = ?, num_events = ?, progress = ? WHERE number = ?",
+                (*progress[1:], self._macs.progress.of(progress), number),
+            )
+            written = [(*row, self._macs.event.of(row)) for row in rows]
+            connection.executemany("INSERT INTO event VALUES(?, ?, ?, ?, ?, ?)", written)
+        self.usage.grow(number, sum(EVENT_BYTES + len(body.encode()) for *_, body in rows))
+
+    def _progress(self, connection: sqlite3.Connection, number: int) -> tuple[float, int] | None:
+        """When a session was used last, and how many events it has; None: it is gone. ValueError where damaged."""
+        row = connection.execute(f"SELECT {PROGRESS} FROM session WHERE number = ?", (number,)).fetchone()
+        if row is None:
+            return None
+        if not self._macs.progress.holds(row):
+            raise ValueError("its row is damaged: check the disk")
+        return row[1], row[2]
+
+    def cards(self) -> list[Card]:
+        """Every session that can be read, the oldest first; those that cannot stay in the file."""
+        return self._inventory.cards()
+
+    def kept(self, number: int) -> Kept:
+        """All of one session; ValueError where a row of it cannot be read, or it is not there."""
+        with self._reading() as connection:
+            row = connection.execute(f"SELECT {SESSION} FROM session WHERE number = ?", (number,)).fetchone()
+            progress = self._progress(connection, number)
+        if row is None or progress is None:
+            raise ValueError("it has been deleted")
+        if not self._macs.session.holds(row):
+            raise ValueError("its row is damaged: check the disk")
+        _, namespace, name, created, plan, preludes, _ = row
+        brought = unpacked(dict[str, Prelude], preludes)
+        return Kept(number, namespace, name, created, progress[0], unpacked(Plan, plan), brought, self.events(number))
+
+    def events(self, number: int) -> tuple[Event, ...]:
+        """What happened in one session, in order; ValueError where a row is damaged or missing, or is no event."""
+        with self._reading() as connection:
+            progress = self._progress(connection, number)
+            rows = connection.execute(
+                f"SELECT {EVENT} FROM event WHERE session = ? ORDER BY number", (number,)
+            ).fetchall()
+        if progress is None:
+            return ()
+        if not all(map(self._macs.event.holds, rows)):
+            raise ValueError("events are damaged: check the disk")
+        if [row[1] for row in rows] != list(range(progress[1])):
+            raise ValueError("events are missing: check the disk")
+        return tuple(unpacked_event(row[3], row[4]) for row in rows)
+
+    def delete(self, number: int, namespace: str, memories: Sequence[Memory]) -> None:
+        """Delete a session; what its agents remember stays, where it is the latest they have and not forgotten."""
+        with self._writing() as connection:
+            connection.execute("DELETE FROM event WHERE session = ?", (number,))
+            connection.execute("DELETE FROM session WHERE number = ?", (number,))
+            for memory in memories:
+                before = self._memory(connection, namespace, memory.agent)
+                if before is None:
+                    self._put(connection, namespace, memory)
+                elif before.at <= memory.at and before.forgotten < number:
+                    self._put(connection, namespace, replace(memory, forgotten=before.forgotten))
+        self._inventory.drop(number)
+        for memory in memories:
+            self._count_memory(namespace, memory.agent)
+        self._shorten()
+
+    def _put(self, connection: sqlite3.Connection, namespace: str, memory: Memory) -> None:
+        kept = None if memory.prelude is None else packed(memory.prelude)
+        row = (namespace, memory.agent, memory.at, kept, memory.forgotten)
+        connection.execute("INSERT OR REPLACE INTO memory VALUES(?, ?, ?, ?, ?, ?)", (*row, self._macs.memory.of(row)))
+
+    def _row(self, connection: sqlite3.Connection, namespace: str, agent: str) -> tuple[Any, ...] | None:
+        """The row of an agent's memory; None where there is none that verifies, of which a damaged one is logged."""
+        query = f"SELECT {MEMORY} FROM memory WHERE namespace = ? AND agent = ?"
+        row: tuple[Any, ...] | None = connection.execute(query, (namespace, agent)).fetchone()
+        if row is None or self._macs.memory.holds(row):
+            return row
+        if (namespace, agent) not in self._inventory.damaged_memories:
+            self._inventory.damaged_memories.add((namespace, agent))
+            logger.error("what %s of %s remembers is damaged, it counts as not there: check the disk", agent, namespace)
+        return None
+
+    def _memory(self, connection: sqlite3.Connection, namespace: str, agent: str) -> Memory | None:
+        """What an agent has, without its prelude."""
+        row = self._row(connection, namespace, agent)
+        return None if row is None else Memory(agent, row[2], None, row[4])
+
+    def _count_memory(self, namespace: str, agent: str) -> None:
+        with self._reading() as connection:
+            row = self._row(connection, namespace, agent)
+        self.usage.set_memory(namespace, agent, 0 if row is None or row[3] is None else len(row[3].encode()))
+
+    def remembered(self, namespace: str, agent: str) -> Memory | None:
+        """What an agent kept of deleted sessions; StoreError where that cannot be read, None where it is damaged."""
+        with self._reading() as connection:
+            row = self._row(connection, namespace, agent)
+        if row is None:
+            return None
+        try:
+            return Memory(agent, row[2], None if row[3] is None else unpacked(Prelude, row[3]), row[4])
+        except ValueError as error:
+            raise StoreError(f"what {agent!r} remembers of earlier sessions cannot be read: {error}") from error
+
+    def forget(self, namespace: str, agent: str) -> bool:
+        """Have an agent bring nothing of the sessions there are into later ones; False: there was nothing to forget.
+
+        Where it had kept something of deleted ones, the file is rewritten without; asked again, until that was done.
+        Damaged memories may be the agent's, too: they go.
+        """
+        last = self._inventory.last(namespace, agent)
+        with self._writing() as connection:
+            kept = (
+                self._drop_damaged(connection)
+                + connection.execute(
+                    "DELETE FROM memory WHERE namespace = ? AND agent = ? AND prelude IS NOT NULL", (namespace, agent)
+                ).rowcount
+            )
+            if last:
+                self._put(connection, namespace, Memory(agent, 0.0, None, last))
+            self._has_traces = self._has_traces or kept > 0
+        self._inventory.damaged_memories.clear()
+        self._count_memory(namespace, agent)
+        if self._has_traces:
+            with self._reading() as connection:
+                connection.execute("VACUUM")
+            self._shorten()
+            self._has_traces = False
+        return kept > 0 or last > 0
+
+    def _drop_damaged(self, connection: sqlite3.Connection) -> int:
+        """Delete the memories that were found damaged; how many."""
+        if not self._inventory.damaged_memories:
+            return 0
+        query = f"SELECT {MEMORY}, CAST(namespace AS BLOB), CAST(agent AS BLOB) FROM memory"
+        gone = [row[-2:] for row in connection.execute(query) if not self._macs.memory.holds(row)]
+        change = "DELETE FROM memory WHERE CAST(namespace AS BLOB) = ? AND CAST(agent AS BLOB) = ?"
+        connection.executemany(change, gone)
+        return len(gone)
+
+    def _shorten(self) -> None:
+        """Leave nothing of what was deleted in the log."""
+        with self._reading() as connection:
+            connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+
+    def check(self) -> None:
+        """Assert that the file is whole, that what is known of it is in it, and that no event is nobody's."""
+        with self._reading() as connection:
+            assert connection.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
+            self._inventory.check(Inventory.of_file(connection, self._macs))
+            rows = connection.execute("SELECT number, num_events FROM session WHERE num_events > 0").fetchall()
+            events = connection.execute("SELECT session, count(*), max(number) + 1 FROM event GROUP BY session")
+            found = {session: counts for session, *counts in events}
+        assert found == {number: [count, count] for number, count in rows}

@@ -1,0 +1,188 @@
+"""The phases of a scene: who takes part, what the host says, who speaks, whispers, is asked, votes and plays.
+
+Owns their values and how they are read. Within a phase things come in this order: say, whisper, ask, turns, rounds,
+then decide or game.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, get_args
+
+from rekindle.agents.machine.decisions import Mode, Question
+from rekindle.agents.machine.types import TOPOLOGIES, Audience, Topology
+from rekindle.agents.scenes.document import Field
+from rekindle.agents.scenes.games import Game, read_game
+from rekindle.agents.scenes.templating import Allowed, Template
+from rekindle.errors import BadRequest
+
+MOST_ROUNDS = 1_000
+FIELDS = ("name", "agents", "topology", "say", "whisper", "ask", "turns", "rounds", "decide", "game")
+QUESTION_FIELDS = ("question", "options", "mode", "coordinator", "max_rounds", "threshold", "open")
+MODES = tuple(mode for mode in get_args(Mode) if mode != "moves")
+ANY = Question("What?", ("yes", "no"))  # stands where one could not be read
+
+
+@dataclass(frozen=True, slots=True)
+class Whisper:
+    """Words for one alone; without `text` the whisperer finds its own."""
+
+    by: str
+    to: str
+    text: Template | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """The host asks one, who answers; before all, or where it is `private` so that nobody else hears either."""
+
+    to: str
+    text: Template
+    private: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Vote:
+    """A vote; the text of `question` is its template's, rendered when it is put."""
+
+    text: Template
+    question: Question
+
+
+@dataclass(frozen=True, slots=True)
+class Phase:
+    """One phase. `audience`: who takes part, None for everybody. A turn of None is the moderator's to give."""
+
+    name: str
+    agents: tuple[str, ...]
+    audience: Audience = None
+    topology: Topology = "round_robin"
+    say: Template | None = None
+    whispers: tuple[Whisper, ...] = ()
+    asks: tuple[Ask, ...] = ()
+    turns: tuple[str | None, ...] = ()
+    rounds: int = 0
+    vote: Vote | None = None
+    game: Game | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """What phases are read against: the agents, the scene's topology and moderator, what texts may name."""
+
+    agents: tuple[str, ...]
+    topology: Topology
+    moderator: str | None
+    names: tuple[str, ...]
+
+
+def read_phases(field: Field, stage: Stage) -> tuple[Phase, ...]:
+    """All phases; what one decides, the texts of those after it may name."""
+    phases: list[Phase] = []
+    for item in field.items():
+        deciding = [phase.name for phase in phases if phase.vote is not None]
+        phase = _read_phase(item, stage, allowed(stage, deciding))
+        if phase.name and phase.name in {each.name for each in phases}:
+            item.wrong(f"there are two phases named {phase.name!r}")
+        phases.append(phase)
+    if field.is_list and not phases:
+        field.wrong("is empty: a scene needs a phase")
+    return tuple(phases)
+
+
+def allowed(stage: Stage, deciding: Sequence[str]) -> Allowed:
+    """What a text may name when these phases have been decided."""
+    members = {"decisions": deciding, "scores": stage.agents, "words": stage.agents}
+    return Allowed((*stage.names, "agents"), members)
+
+
+def _read_phase(field: Field, stage: Stage, known: Allowed) -> Phase:
+    given = field.entries(FIELDS, ("name",))
+    agents = given["agents"].some_of(stage.agents, "agent") if "agents" in given else stage.agents
+    if "agents" in given and given["agents"].is_list and not agents:
+        given["agents"].wrong("is empty: leave it out for everybody")
+    topology = stage.topology
+    if "topology" in given:
+        topology = _known(given["topology"].one_of(TOPOLOGIES, "topology"))
+    is_said = stage.topology == "moderated" and stage.moderator is None  # of the scene as a whole
+    if topology == "moderated" and stage.moderator not in agents and not is_said:
+        (given.get("topology") or field).wrong("a moderated phase needs the scene's moderator among its agents")
+    if "decide" in given and "game" in given:
+        given["game"].wrong("a phase has a game or a decision: make it two phases")
+    if topology == "moderated" and len(agents) < len(stage.agents) and "turns" in given and not given["turns"].is_list:
+        given["turns"].wrong("a moderator picks among all: name the speakers, or give rounds, where not all take part")
+    phase = Phase(
+        given["name"].filled() if "name" in given else "",
+        agents,
+        None if agents == stage.agents else agents,
+        topology,
+        given["say"].template(known) if "say" in given else None,
+        tuple(_read_whisper(item, agents, known) for item in given["whisper"].items()) if "whisper" in given else (),
+        tuple(_read_ask(item, agents, known) for item in given["ask"].items()) if "ask" in given else (),
+        _read_turns(given["turns"], agents, topology) if "turns" in given else (),
+        given["rounds"].whole(0, MOST_ROUNDS) if "rounds" in given else 0,
+        _read_vote(given["decide"], agents, known) if "decide" in given else None,
+        read_game(given["game"], agents, known) if "game" in given else None,
+    )
+    if field.is_mapping and not set(given) & set(FIELDS[3:]):
+        field.wrong(f"nothing happens in it: give it one of {', '.join(FIELDS[3:])}")
+    return phase
+
+
+def _known(name: str) -> Topology:
+    return next(topology for topology in TOPOLOGIES if topology == name)
+
+
+def _read_whisper(field: Field, agents: Sequence[str], known: Allowed) -> Whisper:
+    given = field.entries(("from", "to", "text"), ("from", "to"))
+    by = given["from"].one_of(agents, "agent of this phase") if "from" in given else ""
+    to = given["to"].one_of(agents, "agent of this phase") if "to" in given else ""
+    if by and by == to:
+        field.wrong(f"{by} cannot whisper to itself")
+    return Whisper(by, to, given["text"].template(known) if "text" in given else None)
+
+
+def _read_ask(field: Field, agents: Sequence[str], known: Allowed) -> Ask:
+    given = field.entries(("to", "text", "private"), ("to", "text"))
+    return Ask(
+        given["to"].one_of(agents, "agent of this phase") if "to" in given else "",
+        given["text"].template(known) if "text" in given else Template("", field.place),
+        given["private"].flag() if "private" in given else False,
+    )
+
+
+def _read_turns(field: Field, agents: Sequence[str], topology: Topology) -> tuple[str | None, ...]:
+    """The names of speakers; given a number, so many going round, or (None) whom the moderator picks."""
+    if field.is_list:
+        return tuple(item.one_of(agents, "agent of this phase") for item in field.items())
+    if topology == "turn_by_turn":
+        field.wrong("must be a list of names: in a turn-by-turn phase nobody else says whose turn it is")
+        return ()
+    count = field.whole(1, MOST_ROUNDS)
+    return (None,) * count if topology == "moderated" else tuple(itertools.islice(itertools.cycle(agents), count))
+
+
+def _read_vote(field: Field, agents: Sequence[str], known: Allowed) -> Vote:
+    given = field.entries(QUESTION_FIELDS, ("question", "options"))
+    text = given["question"].template(known) if "question" in given else Template("", field.place)
+    if "options" not in given:
+        return Vote(text, ANY)
+    options = tuple(item.filled() for item in given["options"].items())
+    fields: dict[str, Any] = {"options": options, "mode": "majority"}
+    if "mode" in given:
+        fields["mode"] = given["mode"].one_of(MODES, "mode")
+    if "coordinator" in given:
+        fields["coordinator"] = given["coordinator"].one_of(agents, "agent of this phase")
+    if "max_rounds" in given:
+        fields["max_rounds"] = given["max_rounds"].whole(1, MOST_ROUNDS)
+    if "threshold" in given:
+        fields["threshold"] = given["threshold"].number()
+    if "open" in given:
+        fields["is_open"] = given["open"].flag()
+    try:
+        return Vote(text, Question("What?", **fields))
+    except BadRequest as error:
+        given.get(error.param or "", field).wrong(str(error))
+        return Vote(text, ANY)

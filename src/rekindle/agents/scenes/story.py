@@ -1,0 +1,74 @@
+"""What has happened in a scene so far: words, decisions, moves and points; what its texts may name of it.
+
+Owns scores and what rules look back on. Knows no session: whoever plays the scene reports to it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from rekindle.agents.machine.decisions import Decision
+from rekindle.agents.scenes.games import Game, number
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """Something an agent said in a phase, to whomever."""
+
+    phase: str
+    by: str
+    text: str
+
+
+class Story:
+    """Told phase by phase; `values` is what a text may name now."""
+
+    def __init__(self, variables: Mapping[str, Any], agents: Iterable[str]) -> None:
+        self._variables = dict(variables)
+        self.lines: list[Line] = []
+        self.decisions: dict[str, Decision] = {}
+        self.scores: dict[str, float] = dict.fromkeys(agents, 0.0)
+        self.moves: dict[str, str | None] = {}
+
+    def said(self, phase: str, by: str, text: str) -> None:
+        """An agent has spoken."""
+        self.lines.append(Line(phase, by, text))
+
+    def decided(self, phase: str, decision: Decision) -> None:
+        """A phase's vote has come to its end."""
+        self.decisions[phase] = decision
+
+    def moved(self, game: Game, players: tuple[str, ...], decision: Decision) -> dict[str, float]:
+        """A round of a game was played: the points of this round, which are added to the scores."""
+        made = {ballot.voter: ballot.ranking[0] for ballot in decision.ballots if ballot.ranking}
+        self.moves = {name: made.get(name, game.default) for name in players}
+        points = dict(zip(players, game.points(tuple(self.moves.values())), strict=True))
+        for name, more in points.items():
+            self.scores[name] += more
+        return points
+
+    def values(self, **more: Any) -> dict[str, Any]:
+        """Variables, `decisions`, `scores`, `words` (each agent's last) and `agents`."""
+        words = dict.fromkeys(self.scores, "")
+        words |= {line.by: line.text for line in self.lines}
+        return {
+            **self._variables,
+            "agents": list(self.scores),
+            "decisions": {phase: _shown(decision) for phase, decision in self.decisions.items()},
+            "scores": {name: number(score) for name, score in self.scores.items()},
+            "words": words,
+            **more,
+        }
+
+
+def _shown(decision: Decision) -> dict[str, Any]:
+    """A decision as texts see it: `tally` is the last count."""
+    return {
+        "outcome": decision.outcome,
+        "tally": dict(decision.counts[-1].votes) if decision.counts else {},
+        "tied": list(decision.tied),
+        "abstained": list(decision.abstained),
+        "num_rounds": decision.num_rounds,
+    }

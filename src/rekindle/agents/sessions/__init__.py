@@ -1,0 +1,1 @@
+"""Coordination sessions that are held: played through the engine, watched, changed from outside."""

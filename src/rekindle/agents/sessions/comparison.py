@@ -1,0 +1,133 @@
+"""Prompts held against each other: of two agents of a session, and of one agent from turn to turn.
+
+Says where a template keeps prompts from going on where the last one ended, by rendering a sample session through the
+layout that real ones have.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from rekindle.agents.machine.coordination import Coordination
+from rekindle.agents.machine.types import Entry, Participant, Plan, Speak, TurnEnded
+from rekindle.agents.sessions.events import Extension
+from rekindle.engine.api import Engine
+from rekindle.engine.types import GenerationRequest
+from rekindle.errors import BadRequest
+from rekindle.text.messages import Message
+from rekindle.text.prompt import RenderedPrompt
+from rekindle.text.replies import opened_by
+from rekindle.text.replies.channels import THOUGHTS, ChannelForm
+from rekindle.text.replies.format import ReplyFormat
+from rekindle.text.vocabulary import agreeing
+
+NUM_ROUNDS = 5
+_REPLY = "We should look at what was said before, and then say in one sentence what is still open to us."
+_THOUGHT = "What was said before is known; one sentence is enough."
+_SAMPLE = Plan((Participant("Ada", "You are careful."), Participant("Ben"), Participant("Cleo")), setting="They talk.")
+
+
+@dataclass(frozen=True, slots=True)
+class Picture:
+    """What an agent has taken in at a moment, and its prompt."""
+
+    name: str
+    context: tuple[Entry, ...]
+    prompt: tuple[Message, ...]
+
+    @classmethod
+    def of(cls, machine: Coordination, name: str) -> Picture:
+        """As it is now."""
+        return cls(name, machine.context(name), machine.prompt(name, cue=False))
+
+
+def compared(engine: Engine, one: Picture, other: Picture) -> dict[str, Any]:
+    """Where two contexts part, how many tokens their prompts share, and what each said last; encodes two prompts."""
+    names = (one.name, other.name)
+    prompts = [engine.encoder.encode(_rendered(engine, each.prompt)) for each in (one, other)]
+    contexts = [each.context for each in (one, other)]
+    num_entries = _num_common(contexts[0], contexts[1])
+    size = min(map(len, prompts))
+    differing = np.flatnonzero(prompts[0][:size] != prompts[1][:size])
+    return {
+        "agents": list(names),
+        "shared_entries": num_entries,
+        "shared_tokens": int(differing[0]) if len(differing) else size,
+        "num_tokens": {name: len(ids) for name, ids in zip(names, prompts, strict=True)},
+        "parts_at": {
+            name: _described(context[num_entries]) if num_entries < len(context) else None
+            for name, context in zip(names, contexts, strict=True)
+        },
+        "last_words": {
+            name: next((each.text for each in reversed(context) if each.kind == "said"), None)
+            for name, context in zip(names, contexts, strict=True)
+        },
+    }
+
+
+def _rendered(engine: Engine, prompt: tuple[Message, ...]) -> RenderedPrompt:
+    return engine.render(GenerationRequest(messages=prompt))
+
+
+def _num_common(one: tuple[Entry, ...], other: tuple[Entry, ...]) -> int:
+    pairs = enumerate(zip(one, other, strict=False))
+    return next((at for at, (a, b) in pairs if a != b), min(len(one), len(other)))
+
+
+def _described(entry: Entry) -> dict[str, Any]:
+    return {"kind": entry.kind, "by": entry.by, "text": entry.text, "number": entry.number}
+
+
+def measured_extension(engine: Engine) -> Extension:
+    """What the model's template does to the prompts of a session that grows; some thirty renderings."""
+    begun = _thinking_aloud(engine.reply_format)
+    thought = _THOUGHT if begun else None
+    machine = Coordination(_SAMPLE)
+    stored: dict[str, tuple[bytes, ...]] = {}
+    lost, why = 0.0, None
+    try:
+        for _ in range(NUM_ROUNDS):
+            done = machine.apply(machine.next_round())
+            while speaking := [each.turn for each in done if isinstance(each, Speak)]:
+                turn = speaking[0]
+                prompt = _rendered(engine, machine.prompt(turn.speaker, cue=False))
+                if turn.speaker in stored:
+                    num_lost, before = min((len(key) - agreeing(key, prompt.key), key) for key in stored[turn.speaker])
+                    lost = num_lost / len(prompt.key)
+                    why = _why(engine, before, len(before) - num_lost) if lost else why
+                stored[turn.speaker] = tuple(_replied(engine, prompt, begun))
+                done = machine.apply(TurnEnded(turn.number, _REPLY, thought))
+    except BadRequest as error:
+        return Extension(False, 1.0, f"the template refuses such a conversation: {error}")
+    return Extension(why is None, round(lost, 4), why)
+
+
+def _thinking_aloud(form: ReplyFormat) -> str:
+    """How a reply begins of a model that thinks, as structured text; empty where it does not."""
+    if isinstance(form.tools, ChannelForm):
+        return f"{form.tools.header(THOUGHTS)}{_THOUGHT}"
+    thinking = form.leading_thoughts
+    return "" if thinking is None else f"{thinking.open}{thinking.lead}{_THOUGHT}"
+
+
+def _replied(engine: Engine, prompt: RenderedPrompt, begun: str) -> Iterator[bytes]:
+    """The prompt with a reply behind it as the model may write it, thoughts (`begun`) first where it has any.
+
+    Some begin with a blank: their templates put one between the cue and what was said.
+    """
+    form = engine.reply_format
+    written = f"{begun}{form.bridged(begun, _REPLY)}".removeprefix(opened_by(form, engine.encoder, prompt))
+    for blank in ("", " "):
+        yield engine.encoder.continued(prompt, f"{blank}{written}").key
+
+
+def _why(engine: Engine, stored: bytes, at: int) -> str:
+    """What of a stored prompt and reply is rendered otherwise the next time."""
+    rest = engine.encoder.readable(stored[at:]).strip()
+    quoted = rest[:60] + ("…" if len(rest) > 60 else "")
+    where = "the last reply" if stored.count(_REPLY.encode(), at) <= 1 else "what was said earlier"
+    return f"the template renders {where} otherwise in the next turn, from {quoted!r} on"

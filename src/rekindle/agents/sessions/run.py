@@ -1,0 +1,302 @@
+"""A run: somebody has a turn, a round or a vote played, and what happens is told as it does.
+
+The gap between two speakers is what this is about. When the last delta of a turn has come, the machine is told and the
+next turn's request goes out, all within one step of the event loop; the turn is written meanwhile, and told when it is
+durable. What is told keeps its order: what comes after a turn's end waits for that.
+
+    deltas ─▶ voices ─▶ machine ─▶ voices …      now
+                  └────▶ outbox ─▶ whoever asked, and watchers      durable first, in order
+
+A run that is stopped leaves its turns begun: they are spoken again from the same base. Who interrupts has its words put
+in behind the last of the turns that were cut for them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from dataclasses import replace
+
+from rekindle.agents.log.journal import Durable, failure
+from rekindle.agents.machine.coordination import Coordination
+from rekindle.agents.machine.types import (
+    Decided,
+    Directive,
+    Event,
+    Hear,
+    RoundComplete,
+    RoundDropped,
+    Speak,
+    Told,
+    Turn,
+    TurnEnded,
+    TurnFailed,
+)
+from rekindle.agents.sessions.events import SessionEvent, Spoken, of_decision, of_failure, of_start, of_utterance
+from rekindle.agents.sessions.interruptions import Answer, Interruptions
+from rekindle.agents.sessions.outbox import Outbox
+from rekindle.agents.sessions.session import Session
+from rekindle.agents.sessions.turn import Tally, Voice, request_of
+from rekindle.errors import Cancelled, Conflict, RekindleError, RequestFailed
+from rekindle.model.params import SamplingParams
+from rekindle.worker import MEANT_FOR_THE_LOOP
+
+logger = logging.getLogger(__name__)
+PAUSE_S = 1.0  # after the last turn: a run that begins later follows a pause, not a gap
+
+
+class Run:
+    """Plays what the machine wants until it wants nothing more. `begin` once; `told` ends with None."""
+
+    def __init__(self, session: Session, params: SamplingParams) -> None:
+        self.told: asyncio.Queue[SessionEvent | None] = asyncio.Queue()
+        self.failure: RekindleError | None = None
+        self._session = session
+        self._params = params
+        self._voices: dict[asyncio.Task[TurnEnded | TurnFailed | None], Voice] = {}
+        self._ended: dict[int, Voice] = {}  # said, and not published yet
+        self._tallies: dict[int, Tally] = {}
+        self._interruptions = Interruptions()
+        self._outbox = Outbox(self._tell)
+        self._is_left = False
+        self._is_dropped = False
+        self._task: asyncio.Task[None] | None = None
+
+    def begin(self, directives: Sequence[Directive], durable: Durable | None) -> None:
+        """Start with what is to be done. From now on to the end the session has this run."""
+        assert self._session.run is None, "one thing at a time is played"
+        self._session.run = self
+        spoke_last_at = self._session.spoke_last_at
+        if spoke_last_at is not None and self._session.desk.timer() - spoke_last_at > PAUSE_S:
+            self._session.spoke_last_at = None
+        if durable is not None:
+            durable.add_done_callback(self._written)
+        try:
+            self._carry_out(directives, durable)
+        except MEANT_FOR_THE_LOOP:
+            raise
+        except BaseException as error:
+            self._defect(error)
+        self._task = asyncio.create_task(self._play())
+
+    def announce(self, event: SessionEvent, durable: Durable) -> bool:
+        """Tell of something that somebody else did, in its place among what is told; False: the run is over."""
+        durable.add_done_callback(self._written)
+        return self._outbox.put(event, durable)
+
+    async def stop(self) -> None:
+        """Cancel within a step and wait for the end; turns stay begun. Stopping twice, or at the end, is safe."""
+        self._leave()
+        await self.wait()
+
+    async def wait(self) -> None:
+        """Wait for the end, whatever it is."""
+        if self._task is not None:
+            await asyncio.wait([self._task])
+
+    def result(self) -> None:
+        """Raise what ended it before the machine wanted nothing more."""
+        if self._task is not None and self._task.done():
+            self._task.result()
+        if self.failure is not None:
+            raise self.failure
+        if self._is_left:
+            raise Cancelled("it was stopped; what was begun can be gone on with")
+
+    def interrupt(self, told: Told) -> Answer:
+        """Have everybody who speaks end with what was said by now, this be told, and the next ones speak."""
+        self._cut()
+        return self._interruptions.add(told, self._voices.values())
+
+    def _cut(self) -> None:
+        for voice in self._voices.values():
+            voice.interrupt()
+
+    async def drop(self) -> None:
+        """Have everybody who speaks end with what was said by now, and nobody speak after them."""
+        self._is_dropped = True
+        self._cut()
+        await self.wait()
+
+    def _leave(self) -> None:
+        self._is_left = True
+        for voice in self._voices.values():
+            voice.stop()
+
+    def _fail(self, error: RekindleError) -> None:
+        self.failure = self.failure or error
+        self._leave()
+
+    def _defect(self, error: BaseException) -> None:
+        """Border: it ends this run, and nothing else."""
+        logger.error("what was played in session %s ended", self._session.id, exc_info=error)
+        failed = RequestFailed(f"what was played ended unexpectedly: {error!r}")
+        failed.__cause__ = error
+        self._fail(failed)
+
+    async def _play(self) -> None:
+        session = self._session
+        teller = asyncio.create_task(self._outbox.empty())
+        try:
+            await self._listen_to_voices()
+        except MEANT_FOR_THE_LOOP:
+            raise
+        except BaseException as error:
+            self._defect(error)
+        finally:
+            try:
+                await self._wind_up(teller)
+            finally:
+                session.run = None
+                self.told.put_nowait(None)
+                self._interruptions.end()
+        session.catch_up()
+
+    async def _listen_to_voices(self) -> None:
+        while self._voices:
+            ended, _ = await asyncio.wait(self._voices, return_when=asyncio.FIRST_COMPLETED)
+            for task in [task for task in self._voices if task in ended]:
+                self._end(task, self._voices.pop(task))
+        if self._is_dropped and not self._is_left and self._session.machine.is_unfinished:
+            self._commit(RoundDropped())
+
+    async def _wind_up(self, teller: asyncio.Task[None]) -> None:
+        for voice in self._voices.values():
+            voice.stop()
+        await asyncio.gather(*self._voices, return_exceptions=True)
+        self._outbox.close()
+        await teller
+        if self.failure is not None:
+            self._session.tell(SessionEvent("error", {"message": str(self.failure)}))
+
+    def _end(self, task: asyncio.Task[TurnEnded | TurnFailed | None], voice: Voice) -> None:
+        """One has ended: the machine says what comes next."""
+        self._interruptions.ended(voice)
+        try:
+            event = task.result()
+        except RekindleError as error:
+            self._fail(error)
+            return
+        if self._is_left or (self._is_dropped and voice.turn.purpose != "speak"):
+            return  # it stays begun, or is dropped with its round: a vote that is cut short decides nothing
+        if event is None:
+            self._fail(Cancelled("the engine stopped it; what was begun can be gone on with"))
+            return
+        self._session.spoke_last_at = voice.last_at or self._session.spoke_last_at
+        if isinstance(event, TurnEnded):
+            self._ended[voice.turn.number] = voice
+        told = [of_failure(voice.turn, event.reason, self._spoken(voice))] if isinstance(event, TurnFailed) else []
+        behind = self._interruptions.take(self._session.machine.check_told)
+        done = self._commit(replace(event, then=tuple(each.told for each in behind)), *told)
+        self._interruptions.told(behind, done)
+
+    def _commit(self, event: Event, *told: SessionEvent) -> tuple[list[Directive], Durable] | None:
+        """Let it happen, tell this of it, and do what is to be done then; None: the run has failed."""
+        try:
+            done, durable = self._session.commit(event)
+        except RekindleError as error:
+            self._fail(error)
+            return None
+        durable.add_done_callback(self._written)
+        for each in told:
+            self._outbox.put(each, durable)
+        self._carry_out(done, durable)
+        return done, durable
+
+    def _written(self, durable: Durable) -> None:
+        error = failure(durable)
+        if isinstance(error, RekindleError):
+            self._fail(error)
+
+    def _carry_out(self, directives: Sequence[Directive], durable: Durable | None) -> None:
+        """Whoever is to speak begins first: all else can wait."""
+        for directive in directives:
+            if isinstance(directive, Speak):
+                self._speak(directive.turn)
+        for directive in directives:
+            for told in self._described(directive):
+                self._outbox.put(told, durable)
+
+    def _described(self, directive: Directive) -> list[SessionEvent]:
+        match directive:
+            case Speak():
+                if self._is_left or self._is_dropped:
+                    return []
+                return [of_start(directive.turn, self._session.speaker(directive.turn.speaker).agent)]
+            case Decided():
+                return [of_decision(directive.decision)]
+            case RoundComplete():
+                tally = self._tallies.pop(directive.round, Tally())
+                return [SessionEvent("round_complete", {"round": directive.round, **tally.as_dict()})]
+            case Hear():
+                return self._described_words(directive)
+
+    def _described_words(self, heard: Hear) -> list[SessionEvent]:
+        utterance = heard.utterance
+        if utterance.turn is None:
+            return [of_utterance(utterance)]
+        voice = self._ended.pop(utterance.turn, None)
+        if voice is None:
+            return [of_utterance(utterance)]  # said in a run that was left before it was its turn to be told
+        self._tallies.setdefault(voice.turn.round or 0, Tally()).add(voice)
+        return [SessionEvent("turn_complete", voice.described(utterance), self._spoken(voice))]
+
+    def _spoken(self, voice: Voice) -> Spoken:
+        return voice.spoken(self._session.agent(voice.turn.speaker))
+
+    def _speak(self, turn: Turn) -> None:
+        session = self._session
+        if self._is_left or self._is_dropped:
+            return
+        session.listening.hold()
+        taken_in = session.listening.begins(turn.speaker)
+        request = request_of(session.speaker(turn.speaker), turn, session.machine.prompt(turn.speaker), self._params)
+        voice = Voice.begin(
+            session.desk.engine,
+            replace(request, waits_aside=bool(self._voices)),  # who begin together wait as one, however few may
+            turn,
+            timer=session.desk.timer,
+            spoke_last_at=session.spoke_last_at,
+            taken_in_tokens=taken_in,
+        )
+        self._voices[asyncio.create_task(self._follow(voice))] = voice
+
+    async def _follow(self, voice: Voice) -> TurnEnded | TurnFailed | None:
+        """Read a turn to its end; what that means for the session."""
+        try:
+            async for delta in voice.generation:
+                is_first = voice.first_at is None
+                text = voice.take(delta)
+                if text:
+                    told = {"turn": voice.turn.number, "speaker": voice.turn.speaker, "text": text}
+                    self._outbox.put(SessionEvent("token", told), None)
+                if delta.finish_reason is None and self._session.listens:
+                    self._let_listen(voice, is_first=is_first)
+        except RekindleError as error:
+            return voice.failed(error)
+        if voice.report is not None:
+            num_tokens = voice.report.prompt_tokens + voice.num_tokens
+            self._session.listening.num_tokens[voice.turn.speaker] = num_tokens
+        return voice.ended()
+
+    def _let_listen(self, voice: Voice, *, is_first: bool) -> None:
+        """Whoever speaks next absorbs what is being said; at the first token the others take in what was said."""
+        session = self._session
+        speaking = {each.turn.speaker for each in self._voices.values()}
+        coming = [name for name in session.machine.expected() if name not in speaking][:1]
+        if is_first:
+            session.catch_up(but=[*speaking, *coming])
+        if len(self._voices) == 1 and coming and session.listening.is_due(coming[0], voice.num_tokens):
+            partial = voice.heard_by(coming[0], session.machine.participants)
+            session.listening.overhear(coming[0], partial, voice.num_tokens)
+
+    def _tell(self, event: SessionEvent) -> None:
+        self.told.put_nowait(event)
+        self._session.tell(event)
+
+
+def check_no_vote(machine: Coordination) -> None:
+    """Raise Conflict where what is unfinished is a vote."""
+    if machine.voting is not None:
+        raise Conflict("a vote is unfinished: go on with it by a vote without a question, or interrupt it")
