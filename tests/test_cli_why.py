@@ -11,10 +11,10 @@ from click.testing import Result
 from typer.testing import CliRunner
 
 from rekindle.bench.client import ServerProcess, free_port
-from rekindle.cache.explain import Cause
 from rekindle.cli import app
 from rekindle.cli.why import ADVICE, marked, told
 from rekindle.config import ServerSettings
+from rekindle.matching.explain import Cause
 
 SYSTEM = (
     "You are a helper of the harbour office and know all of its rules by heart. It is {day} morning, 2026-11-{date}."

@@ -182,7 +182,7 @@ MUTANTS = (
     ),
     one(
         "tail not copied on write",
-        "cache/table.py",
+        "cache/blocks/table.py",
         "must_copy = last < len(self.blocks) and not self.pool.is_private(self.blocks[last])",
         "must_copy = False",
         f"{PATHS}::test_forks_share_blocks_and_write_their_own[llama-q4h]",
@@ -197,7 +197,7 @@ MUTANTS = (
     Mutant(
         "block of another fingerprint accepted",
         (
-            Edit("cache/hashing.py", "for field in (fingerprint, ", 'for field in (b"", '),
+            Edit("cache/blocks/hashing.py", "for field in (fingerprint, ", 'for field in (b"", '),
             Edit("store/directory.py", "fingerprint.hex()", '"any"'),
         ),
         ("tests/exactness/test_identity.py::test_kv_of_another_model_is_not_used[weights]",),
@@ -415,10 +415,10 @@ MUTANTS = (
     ),
     one(
         "parent of another namespace",
-        "cache/matcher.py",
+        "matching/matcher.py",
         "self._agents.get((namespace, parent), {})",
         "next((held for (_, agent), held in self._agents.items() if agent == parent), {})",
-        "tests/cache/test_matcher.py::test_an_agent_without_branches_goes_on_from_its_parents_as_they_were_sampled",
+        "tests/matching/test_matcher.py::test_an_agent_without_branches_goes_on_from_its_parents_as_they_were_sampled",
     ),
     one(
         "attribution line taken out of anybody's words",

@@ -15,7 +15,7 @@ from rekindle.bench.cache_bench import CacheBench
 from rekindle.bench.cache_bench_pool import Chains
 from rekindle.bench.cache_bench_rows import Part, counted_bytes, least, most, table
 from rekindle.bench.cache_bench_trie import LONG, SHAPES, Library, Shape
-from rekindle.cache.hashing import block_hash
+from rekindle.cache.blocks.hashing import block_hash
 from rekindle.cli import app
 from rekindle.errors import ConfigError
 

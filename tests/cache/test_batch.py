@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 
 from rekindle.cache import BatchAnalysis, SharedPrefix, analyze_batch
-from rekindle.cache.keys import Key, Keys
+from rekindle.cache.trie.keys import Key, Keys
 
 
 def shared(a: Sequence[int], b: Sequence[int]) -> int:

@@ -8,7 +8,7 @@ from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from rekindle.cache import BlockHash, block_hash, id_bytes, root_hash, tail_name
-from rekindle.cache.contents import BlockContents
+from rekindle.cache.blocks.contents import BlockContents
 
 BLOCK_TOKENS = 2
 NUM_BLOCKS = 6

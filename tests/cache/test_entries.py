@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from rekindle.cache import POLICIES, CacheConfig, CacheEntry, CacheStats, PrefixMatch, content_key
-from rekindle.cache.entries import payload_bytes
+from rekindle.cache.library.entries import payload_bytes
 
 IMPOSSIBLE: list[tuple[str, Any]] = [
     *(("max_entries", value) for value in (0, -1, 1.5, "many", None, True)),

@@ -14,7 +14,7 @@ from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from rekindle.cache import POLICIES, CacheConfig, CacheEntry, CacheManager, Hints, content_key
-from rekindle.cache.entries import ENTRY_BYTES
+from rekindle.cache.library.entries import ENTRY_BYTES
 
 PIECES = ["", "a", "b", "ü", "\U0001f600"]  # few, so that keys meet
 keys = st.lists(st.sampled_from(PIECES), min_size=1, max_size=3).map("in common ".join)

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import pytest
 
 from rekindle.cache import POLICIES, CacheConfig, CacheEntry, CacheManager
-from rekindle.cache.entries import ENTRY_BYTES
+from rekindle.cache.library.entries import ENTRY_BYTES
 
 THREADS = 6
 CALLS = 400

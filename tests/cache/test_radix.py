@@ -15,8 +15,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from rekindle.cache.keys import Key, Keys, key_kind
-from rekindle.cache.radix import FORK_BYTES, NODE_BYTES, RadixTrie, common_prefix
+from rekindle.cache.trie.keys import Key, Keys, key_kind
+from rekindle.cache.trie.radix import FORK_BYTES, NODE_BYTES, RadixTrie, common_prefix
 
 BYTES = [b"", b"a", b"b", b"ab", b"ba", b"\x00", b"\xff\x80", b"a long stretch in common ", b"a long stretch apart "]
 # Neighbours in UTF-8: the first bytes of two characters agree, once across lengths of 2, 3 and 4 bytes.

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rekindle.cache.hashing import BlockHash
+from rekindle.cache.blocks.hashing import BlockHash
 from rekindle.engine.anticipation import Anticipation
 from rekindle.engine.api import Engine
 from rekindle.engine.request import FinishedTurn

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from rekindle.cache.hashing import BlockHash
+from rekindle.cache.blocks.hashing import BlockHash
 from rekindle.config import EngineSettings
 from rekindle.engine.background import MOST_WAITING
 from rekindle.engine.purging import Purge, wipe

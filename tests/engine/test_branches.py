@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from rekindle.cache.hashing import BlockHash
+from rekindle.cache.blocks.hashing import BlockHash
 from rekindle.engine.branches import HIDDEN_PREFIX, BranchBook, TurnEnd
 from rekindle.engine.request import FinishedTurn
 

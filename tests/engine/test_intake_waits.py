@@ -10,7 +10,7 @@ from contextlib import contextmanager
 
 import numpy as np
 
-from rekindle.cache.hashing import BlockHash
+from rekindle.cache.blocks.hashing import BlockHash
 from rekindle.engine.anticipation import Anticipation
 from rekindle.engine.intake import LOOK_AGAIN_S, Intake
 from rekindle.engine.request import FinishedTurn

@@ -8,7 +8,7 @@ import time
 import numpy as np
 import pytest
 
-from rekindle.cache.hashing import BlockHash, chain_hashes
+from rekindle.cache.blocks.hashing import BlockHash, chain_hashes
 from rekindle.engine.api import Engine
 from rekindle.engine.branches import BranchBook
 from rekindle.engine.gauges import hot_tokens

@@ -8,7 +8,7 @@ import math
 import numpy as np
 import pytest
 
-from rekindle.cache.hashing import BlockHash, chain_hashes
+from rekindle.cache.blocks.hashing import BlockHash, chain_hashes
 from rekindle.engine.branches import BranchBook
 from rekindle.engine.pins import Pins, most_pinned
 from rekindle.engine.request import FinishedTurn

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from rekindle.cache.hashing import BlockHash
-from rekindle.cache.matcher import Matcher
-from rekindle.cache.pool import BlockPool
-from rekindle.cache.table import BlockTable
+from rekindle.cache.blocks.hashing import BlockHash
+from rekindle.cache.blocks.pool import BlockPool
+from rekindle.cache.blocks.table import BlockTable
 from rekindle.engine.branches import BranchBook
 from rekindle.engine.generation import Generation
 from rekindle.engine.memory import AgentMemory
@@ -17,6 +16,7 @@ from rekindle.engine.rendering import Renderer
 from rekindle.engine.request import Request
 from rekindle.engine.types import Breakpoint, GenerationRequest
 from rekindle.errors import BadRequest, PromptTooLong
+from rekindle.matching.matcher import Matcher
 from rekindle.model.params import SamplingParams
 from rekindle.text.messages import Message
 from rekindle.text.prompt import PromptEncoder

@@ -13,8 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rekindle.cache.hashing import BlockHash
-from rekindle.cache.matcher import Matcher
+from rekindle.cache.blocks.hashing import BlockHash
 from rekindle.engine.api import Engine
 from rekindle.engine.branches import HIDDEN_PREFIX, Branch, BranchBook
 from rekindle.engine.memory import AgentMemory
@@ -22,6 +21,7 @@ from rekindle.engine.request import FinishedTurn
 from rekindle.engine.retention import EVERY_S, Retention, RetentionRules
 from rekindle.engine.saving import SaveOrder
 from rekindle.errors import BadRequest, NotFound, StoreError
+from rekindle.matching.matcher import Matcher
 from rekindle.pocket import MODEL_DIR
 from rekindle.text.prompt import PromptEncoder
 from tests.engine.conftest import Start

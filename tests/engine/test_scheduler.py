@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rekindle.cache.hashing import BlockHash
-from rekindle.cache.pool import BlockPool
-from rekindle.cache.table import BlockTable
+from rekindle.cache.blocks.hashing import BlockHash
+from rekindle.cache.blocks.pool import BlockPool
+from rekindle.cache.blocks.table import BlockTable
 from rekindle.config import EngineSettings
 from rekindle.engine.costs import StepCosts
 from rekindle.engine.generation import Generation

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rekindle.cache.hashing import BlockHash, chain_hashes, tail_name
+from rekindle.cache.blocks.hashing import BlockHash, chain_hashes, tail_name
 from rekindle.engine.branches import HIDDEN_PREFIX, Branch
 from rekindle.engine.sharing import UNNAMED, shared_tokens
 from rekindle.errors import NotFound

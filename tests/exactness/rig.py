@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from rekindle.cache.hashing import chain_hashes
-from rekindle.cache.pool import BlockPool
+from rekindle.cache.blocks.hashing import chain_hashes
+from rekindle.cache.blocks.pool import BlockPool
 from rekindle.config import EngineSettings, ModelSettings, StoreSettings
 from rekindle.engine.core import EngineCore
 from rekindle.engine.costs import StepCosts

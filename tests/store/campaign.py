@@ -21,7 +21,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rekindle.cache.hashing import id_bytes
+from rekindle.cache.blocks.hashing import id_bytes
 from rekindle.config import StoreSettings
 from rekindle.store import connections
 from rekindle.store import index as store_index

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from rekindle.cache.hashing import BlockHash, chain_hashes, root_hash, tail_name
+from rekindle.cache.blocks.hashing import BlockHash, chain_hashes, root_hash, tail_name
 from rekindle.config import StoreSettings
 from rekindle.spec import KVLayout, LayerSpec
 from rekindle.store.records import RecordFormat

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from rekindle.bench.cache_bench_rows import Part, Row, Target, Track, counted_bytes, least, mean_us, most
-from rekindle.cache.hashing import BlockHash, TokenIds, chain_hashes
-from rekindle.cache.pool import BlockPool
+from rekindle.cache.blocks.hashing import BlockHash, TokenIds, chain_hashes
+from rekindle.cache.blocks.pool import BlockPool
 
 ROOT = BlockHash(bytes(32))
 CHAIN = 32

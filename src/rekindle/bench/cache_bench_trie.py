@@ -16,9 +16,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from rekindle.bench.cache_bench_rows import Part, Row, Target, Track, counted_bytes, mean_us, most
-from rekindle.cache.hashing import TokenIds
-from rekindle.cache.keys import Key
-from rekindle.cache.radix import RadixTrie
+from rekindle.cache.blocks.hashing import TokenIds
+from rekindle.cache.trie.keys import Key
+from rekindle.cache.trie.radix import RadixTrie
 
 GROUP = 100  # sequences with the same beginning
 TURNS = 10

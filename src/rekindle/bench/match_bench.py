@@ -21,9 +21,9 @@ from rich.table import Table
 from rekindle.bench.memory import resident_bytes
 from rekindle.bench.record import Measurement, Origin, deliver
 from rekindle.bench.workload import WORDS
-from rekindle.cache.matcher import Matcher, StoredBranch
 from rekindle.config import Settings
 from rekindle.errors import ConfigError
+from rekindle.matching.matcher import Matcher, StoredBranch
 from rekindle.model.checkpoint import Source
 from rekindle.text.prompt import PromptEncoder, RenderedPrompt
 

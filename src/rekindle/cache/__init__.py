@@ -4,11 +4,8 @@ Usable alone: needs numpy only and imports in milliseconds; knows neither tensor
 tokenizer's tables, is imported by its own name. docs/cache.md shows how to use it.
 """
 
-from rekindle.cache.batch import BatchAnalysis, SharedPrefix, analyze_batch
-from rekindle.cache.copying import BlockCopy
-from rekindle.cache.entries import CacheConfig, CacheEntry, CacheStats, PrefixMatch, content_key
-from rekindle.cache.eviction import POLICIES, EvictionOrder, Hints, KeyedOrder, Policy, make_policy
-from rekindle.cache.hashing import (
+from rekindle.cache.blocks.copying import BlockCopy
+from rekindle.cache.blocks.hashing import (
     HASH_BYTES,
     BlockHash,
     TokenIds,
@@ -18,11 +15,14 @@ from rekindle.cache.hashing import (
     root_hash,
     tail_name,
 )
-from rekindle.cache.keys import Key, Keys
-from rekindle.cache.manager import CacheManager
-from rekindle.cache.pool import BlockPool
-from rekindle.cache.radix import RadixTrie
-from rekindle.cache.table import BlockTable, Published
+from rekindle.cache.blocks.pool import BlockPool
+from rekindle.cache.blocks.table import BlockTable, Published
+from rekindle.cache.eviction import POLICIES, EvictionOrder, Hints, KeyedOrder, Policy, make_policy
+from rekindle.cache.library.batch import BatchAnalysis, SharedPrefix, analyze_batch
+from rekindle.cache.library.entries import CacheConfig, CacheEntry, CacheStats, PrefixMatch, content_key
+from rekindle.cache.library.manager import CacheManager
+from rekindle.cache.trie.keys import Key, Keys
+from rekindle.cache.trie.radix import RadixTrie
 
 __all__ = [
     "HASH_BYTES",

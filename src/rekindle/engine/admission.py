@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from rekindle.cache.hashing import BlockHash
+from rekindle.cache.blocks.hashing import BlockHash
 from rekindle.engine.prefix_cache import Attached, PrefixCache
 from rekindle.engine.progress import tell_progress
 from rekindle.engine.replies import Replies

@@ -18,8 +18,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import pairwise
 
-from rekindle.cache.hashing import BlockHash
-from rekindle.cache.table import BlockTable
+from rekindle.cache.blocks.hashing import BlockHash
+from rekindle.cache.blocks.table import BlockTable
 from rekindle.engine.generation import Generation
 from rekindle.engine.memory import AgentMemory
 from rekindle.engine.prompt_ids import prompt_ids

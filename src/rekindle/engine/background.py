@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from rekindle.cache.hashing import BlockHash
+from rekindle.cache.blocks.hashing import BlockHash
 from rekindle.engine.prefix_cache import PrefixCache
 from rekindle.engine.request import Request, State
 from rekindle.engine.scheduler import Chunk, Scheduler

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from rekindle.cache.hashing import BlockHash
+from rekindle.cache.blocks.hashing import BlockHash
 from rekindle.engine.request import FinishedTurn
 from rekindle.store.values import HIDDEN_PREFIX, KEPT_PREFIX, is_anonymous
 

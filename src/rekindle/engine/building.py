@@ -16,8 +16,7 @@ from datetime import datetime
 
 import torch
 
-from rekindle.cache.matcher import Matcher
-from rekindle.cache.pool import BlockPool
+from rekindle.cache.blocks.pool import BlockPool
 from rekindle.config import CacheSettings, Settings
 from rekindle.engine.anticipation import Anticipation
 from rekindle.engine.assembly import Assembly
@@ -41,6 +40,7 @@ from rekindle.engine.scheduler import Scheduler
 from rekindle.engine.waiting import WaitingRoom
 from rekindle.errors import StoreRefused
 from rekindle.kv.arena import KVArena
+from rekindle.matching.matcher import Matcher
 from rekindle.model.device import check_device
 from rekindle.model.load import LoadedModel, load_model
 from rekindle.model.runner import ModelRunner

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from rekindle.cache.hashing import BlockHash
-from rekindle.cache.pool import BlockPool
+from rekindle.cache.blocks.hashing import BlockHash
+from rekindle.cache.blocks.pool import BlockPool
 from rekindle.engine.request import Request
 from rekindle.kv.arena import KVArena
 from rekindle.store.warm import Location, WarmStore

@@ -11,7 +11,7 @@ import logging
 import math
 from collections.abc import Callable
 
-from rekindle.cache.hashing import BlockHash
+from rekindle.cache.blocks.hashing import BlockHash
 from rekindle.engine.branches import BranchBook
 from rekindle.engine.keeping import is_kept
 from rekindle.engine.saving import Pinned, SaveOrder

@@ -15,9 +15,9 @@ from typing import Literal
 
 import numpy as np
 
-from rekindle.cache.hashing import BlockHash, root_hash, tail_name
-from rekindle.cache.pool import BlockPool
-from rekindle.cache.table import BlockTable, Published
+from rekindle.cache.blocks.hashing import BlockHash, root_hash, tail_name
+from rekindle.cache.blocks.pool import BlockPool
+from rekindle.cache.blocks.table import BlockTable, Published
 from rekindle.engine.loads import Load, Loads
 from rekindle.engine.request import Request
 from rekindle.engine.saving import SaveQueue

@@ -16,8 +16,8 @@ from functools import partial
 
 import numpy as np
 
-from rekindle.cache.hashing import BlockHash
-from rekindle.cache.table import BlockTable
+from rekindle.cache.blocks.hashing import BlockHash
+from rekindle.cache.blocks.table import BlockTable
 from rekindle.engine.generation import Generation
 from rekindle.engine.marked import Kept, TakenOut
 from rekindle.engine.recall import OnMemory, Prompt, Recall

@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 
-from rekindle.cache.matcher import TextMatch
+from rekindle.matching.matcher import TextMatch
 from rekindle.text.prompt import PromptEncoder, RenderedPrompt
 
 

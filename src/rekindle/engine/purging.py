@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
-from rekindle.cache.hashing import BlockHash
-from rekindle.cache.pool import BlockPool
+from rekindle.cache.blocks.hashing import BlockHash
+from rekindle.cache.blocks.pool import BlockPool
 from rekindle.engine.core import EngineCore
 from rekindle.engine.saving import Purged
 

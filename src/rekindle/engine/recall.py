@@ -14,14 +14,14 @@ from typing import Protocol, TypeVar
 
 import numpy as np
 
-from rekindle.cache.explain import Explanation, KnownCause, explain
-from rekindle.cache.matcher import Mode, Relation, TextMatch
 from rekindle.engine.branches import HIDDEN_PREFIX, common_prefix, is_conversation
 from rekindle.engine.memory import AgentMemory
 from rekindle.engine.prompt_ids import prompt_ids
 from rekindle.engine.rendering import Rendering
 from rekindle.engine.request import NO_MATCH, MatchFacts
 from rekindle.engine.types import GenerationRequest, Reuse
+from rekindle.matching.explain import Explanation, KnownCause, explain
+from rekindle.matching.matcher import Mode, Relation, TextMatch
 from rekindle.text.prompt import PromptEncoder, RenderedPrompt
 
 T = TypeVar("T")

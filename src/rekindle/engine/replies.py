@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from rekindle.cache.hashing import BlockHash
+from rekindle.cache.blocks.hashing import BlockHash
 from rekindle.engine.prefix_cache import PrefixCache
 from rekindle.engine.reporting import report_of
 from rekindle.engine.request import FinishedTurn, Request, State

@@ -5,9 +5,9 @@ Reads requests, changes nothing.
 
 from __future__ import annotations
 
-from rekindle.cache.explain import Explanation, explain_known
 from rekindle.engine.request import Request
 from rekindle.engine.types import Outcome, Progress, Report, Source, Timings
+from rekindle.matching.explain import Explanation, explain_known
 
 
 def outcome_of(request: Request, min_reuse_tokens: int) -> Outcome:

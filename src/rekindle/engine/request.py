@@ -16,13 +16,13 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from rekindle.cache.explain import Explanation
-from rekindle.cache.hashing import BlockHash, block_hash
-from rekindle.cache.matcher import Relation
-from rekindle.cache.table import BlockTable
+from rekindle.cache.blocks.hashing import BlockHash, block_hash
+from rekindle.cache.blocks.table import BlockTable
 from rekindle.engine.generation import Generation
 from rekindle.engine.marked import Kept, TakenOut
 from rekindle.engine.types import GenerationRequest, Reuse, Source, Task
+from rekindle.matching.explain import Explanation
+from rekindle.matching.matcher import Relation
 from rekindle.model.adjustments import History
 from rekindle.model.sampler import SamplerState
 from rekindle.text.stream import TextStream

@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from rekindle.cache.hashing import BlockHash
-from rekindle.cache.pool import BlockPool
-from rekindle.cache.table import BlockTable, Published
+from rekindle.cache.blocks.hashing import BlockHash
+from rekindle.cache.blocks.pool import BlockPool
+from rekindle.cache.blocks.table import BlockTable, Published
 from rekindle.errors import PurgeUnproved, RekindleError, StoreError
 from rekindle.kv.arena import KVArena
 from rekindle.store.warm import SequenceRecord, StagedBlock, WarmStore

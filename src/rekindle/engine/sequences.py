@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-from rekindle.cache.hashing import BlockHash, chain_hashes, tail_name
+from rekindle.cache.blocks.hashing import BlockHash, chain_hashes, tail_name
 from rekindle.engine.branches import Branch
 from rekindle.store.warm import SequenceRecord
 

@@ -23,7 +23,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
-from rekindle.cache.pool import BlockPool
+from rekindle.cache.blocks.pool import BlockPool
 from rekindle.engine.prefix_cache import PrefixCache
 from rekindle.engine.request import Request
 from rekindle.engine.scheduler import LONGEST_WAIT_S, Scheduler

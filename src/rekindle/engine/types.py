@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
-from rekindle.cache.explain import Explanation
 from rekindle.errors import BadRequest
+from rekindle.matching.explain import Explanation
 from rekindle.model.logprobs import TokenLogprob
 from rekindle.model.params import SamplingParams
 from rekindle.text.messages import Message

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from rekindle.cache.hashing import BlockHash
-from rekindle.cache.pool import BlockPool
+from rekindle.cache.blocks.hashing import BlockHash
+from rekindle.cache.blocks.pool import BlockPool
 
 
 class Unclaimed:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rekindle.cache.explain import Cause
+from rekindle.matching.explain import Cause
 
 ADVICE: dict[Cause, str] = {
     "text_differs": "send the history as it was answered: earlier messages unchanged, new ones at the end",

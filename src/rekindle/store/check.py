@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 
 import numpy as np
 
-from rekindle.cache.hashing import BlockHash, block_hash, tail_name
+from rekindle.cache.blocks.hashing import BlockHash, block_hash, tail_name
 from rekindle.store.index import Index
 from rekindle.store.readers import read_record
 from rekindle.store.records import BadRecord

@@ -19,7 +19,7 @@ from typing import Literal
 
 import numpy as np
 
-from rekindle.cache.hashing import BlockHash, root_hash
+from rekindle.cache.blocks.hashing import BlockHash, root_hash
 from rekindle.errors import StoreError, StoreLocked
 from rekindle.store.refusal import refusal
 from rekindle.store.sync import FileSystem

@@ -18,7 +18,7 @@ from typing import Literal
 
 import numpy as np
 
-from rekindle.cache.hashing import BlockHash, TokenIds, id_bytes
+from rekindle.cache.blocks.hashing import BlockHash, TokenIds, id_bytes
 from rekindle.errors import StoreError
 from rekindle.store.connections import ReadConnections, connect
 from rekindle.store.damage import IndexDamage

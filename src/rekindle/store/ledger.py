@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from rekindle.cache.hashing import BlockHash, id_bytes
+from rekindle.cache.blocks.hashing import BlockHash, id_bytes
 from rekindle.store.damage import DamagedRow
 from rekindle.store.index import Index, packed, unpacked
 from rekindle.store.repair import Repaired, RowRepair

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from rekindle.cache.hashing import BlockHash
+from rekindle.cache.blocks.hashing import BlockHash
 from rekindle.store.connections import connect
 from rekindle.store.damage import INDEX_DAMAGE
 from rekindle.store.index import unpacked

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 
-from rekindle.cache.hashing import BlockHash, block_hash, tail_name
+from rekindle.cache.blocks.hashing import BlockHash, block_hash, tail_name
 from rekindle.store.records import PAGE, BadRecord
 from rekindle.store.shards import Shards
 from rekindle.store.values import BlockRow

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from rekindle.cache.hashing import BlockHash, id_bytes
+from rekindle.cache.blocks.hashing import BlockHash, id_bytes
 from rekindle.kv.payload import BlockPayload
 from rekindle.spec import SECTION_ALIGN, Format, KVLayout
 

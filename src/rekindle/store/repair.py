@@ -13,7 +13,7 @@ import sqlite3
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from rekindle.cache.hashing import id_bytes
+from rekindle.cache.blocks.hashing import id_bytes
 from rekindle.store.record_rows import whole_rows, with_parents
 from rekindle.store.schema import AGENT, BLOCK, COLUMNS, IndexMacs, Table, is_agent
 from rekindle.store.shards import Shards

@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from rekindle.cache.hashing import HASH_BYTES, BlockHash, block_hash, tail_name
+from rekindle.cache.blocks.hashing import HASH_BYTES, BlockHash, block_hash, tail_name
 from rekindle.store.row_macs import TableMac, row_key
 
 logger = logging.getLogger(__name__)

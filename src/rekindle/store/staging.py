@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from rekindle.cache.hashing import BlockHash, TokenIds
+from rekindle.cache.blocks.hashing import BlockHash, TokenIds
 from rekindle.store.records import RecordFormat
 from rekindle.store.values import StagedBlock
 

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
-from rekindle.cache.hashing import HASH_BYTES
+from rekindle.cache.blocks.hashing import HASH_BYTES
 from rekindle.errors import StoreError
 from rekindle.store.description import FILE, read_description
 from rekindle.store.shards import SHARD_NAME

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from rekindle.cache.hashing import BlockHash, TokenIds
+from rekindle.cache.blocks.hashing import BlockHash, TokenIds
 
 Bytes = npt.NDArray[np.uint8]
 

@@ -21,7 +21,7 @@ from typing import Literal, TypeVar
 
 import numpy as np
 
-from rekindle.cache.hashing import BlockHash, TokenIds
+from rekindle.cache.blocks.hashing import BlockHash, TokenIds
 from rekindle.config import RESPONSES_FILE, SESSIONS_FILE, StoreSettings
 from rekindle.spec import KVLayout
 from rekindle.store.check import check_index, damaged_blocks

@@ -25,7 +25,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-from rekindle.cache.hashing import BlockHash
+from rekindle.cache.blocks.hashing import BlockHash
 from rekindle.errors import StoreError
 from rekindle.kv.payload import BlockPayload
 from rekindle.store.damage import kind_of

@@ -21,9 +21,9 @@ from rekindle.bench.analyze.conversations import Conversations
 from rekindle.bench.analyze.logfile import Log
 from rekindle.bench.analyze.memory import INDEX_BYTES, Handling, Memory, Reuse
 from rekindle.bench.analyze.shapes import Logged, usage_of
-from rekindle.cache.explain import Explanation
 from rekindle.config import NORMALISATIONS, PromptSettings
 from rekindle.errors import BadRequest
+from rekindle.matching.explain import Explanation
 from rekindle.text.growth import TemplateGrowth, analyse_growth
 from rekindle.text.normalise import normalise
 from rekindle.text.prompt import PromptEncoder

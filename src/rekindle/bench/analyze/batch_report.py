@@ -16,7 +16,7 @@ from rich.text import Text
 
 from rekindle.bench.analyze.promptfile import Prompt
 from rekindle.bench.replay_plot import pyplot
-from rekindle.cache.batch import BatchAnalysis, SharedPrefix, analyze_batch
+from rekindle.cache.library.batch import BatchAnalysis, SharedPrefix, analyze_batch
 from rekindle.text.prompt import PromptEncoder
 
 QUOTE_TOKENS, QUOTE_CHARS = 32, 60

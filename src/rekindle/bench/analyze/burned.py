@@ -15,8 +15,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from rekindle.bench.analyze.memory import Reuse
-from rekindle.cache.explain import Explanation, explain
-from rekindle.cache.radix import common_prefix
+from rekindle.cache.trie.radix import common_prefix
+from rekindle.matching.explain import Explanation, explain
 from rekindle.text.dates import without_dates
 from rekindle.text.prompt import PromptEncoder
 from rekindle.text.vocabulary import MARK

@@ -15,10 +15,10 @@ from typing import Any
 import numpy as np
 
 from rekindle.bench.analyze.bodies import Asked
-from rekindle.cache.matcher import Matcher, StoredBranch, TextMatch
 from rekindle.config import CacheSettings
 from rekindle.engine.prompt_ids import prompt_ids
 from rekindle.errors import BadRequest
+from rekindle.matching.matcher import Matcher, StoredBranch, TextMatch
 from rekindle.text.foresight import foreseen, likely_probes
 from rekindle.text.messages import Message
 from rekindle.text.normalise import Normal, normalise

@@ -11,9 +11,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Generic, TypeVar
 
-from rekindle.cache.entries import CacheEntry
-from rekindle.cache.keys import Keys, SpelledKey, key_kind
-from rekindle.cache.radix import RadixTrie
+from rekindle.cache.library.entries import CacheEntry
+from rekindle.cache.trie.keys import Keys, SpelledKey, key_kind
+from rekindle.cache.trie.radix import RadixTrie
 
 P = TypeVar("P")
 

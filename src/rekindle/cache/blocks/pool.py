@@ -16,13 +16,13 @@ import sys
 from collections.abc import Callable
 from itertools import count
 
-from rekindle.cache.contents import BlockContents, NameOf, check_names
-from rekindle.cache.copying import BlockCopy
+from rekindle.cache.blocks.contents import BlockContents, NameOf, check_names
+from rekindle.cache.blocks.copying import BlockCopy
+from rekindle.cache.blocks.free import FreeList
+from rekindle.cache.blocks.hashing import BlockHash, TokenIds, block_hash, id_bytes, tail_name
 from rekindle.cache.eviction.hints import Hints
 from rekindle.cache.eviction.order import EvictionOrder
 from rekindle.cache.eviction.policies import Policy
-from rekindle.cache.free import FreeList
-from rekindle.cache.hashing import BlockHash, TokenIds, block_hash, id_bytes, tail_name
 
 
 class BlockPool:

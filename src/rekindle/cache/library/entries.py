@@ -15,7 +15,7 @@ from hashlib import blake2b
 from typing import Generic, TypeVar
 
 from rekindle.cache.eviction import POLICIES, Hints
-from rekindle.cache.keys import Key, SpelledKey
+from rekindle.cache.trie.keys import Key, SpelledKey
 
 P = TypeVar("P")
 

@@ -9,7 +9,7 @@ from struct import Struct
 
 import numpy as np
 
-from rekindle.cache.hashing import TokenIds
+from rekindle.cache.blocks.hashing import TokenIds
 
 ID_BYTES = 4
 

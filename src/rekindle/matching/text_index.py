@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from rekindle.cache.radix import FORK_BYTES, NODE_BYTES, RadixTrie
+from rekindle.cache.trie.radix import FORK_BYTES, NODE_BYTES, RadixTrie
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -19,7 +19,7 @@ from typing import Any, Literal, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from rekindle.cache.hashing import TokenIds
+from rekindle.cache.blocks.hashing import TokenIds
 
 Keys = Literal["ids", "bytes", "text"]
 Key = TokenIds | npt.NDArray[np.integer[Any]] | Sequence[int] | bytes | str

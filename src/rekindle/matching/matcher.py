@@ -22,8 +22,8 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from rekindle.cache.radix import common_prefix
-from rekindle.cache.text_index import StoredBranch, TextIndex
+from rekindle.cache.trie.radix import common_prefix
+from rekindle.matching.text_index import StoredBranch, TextIndex
 from rekindle.text.vocabulary import MARK, on_boundary
 
 if TYPE_CHECKING:

@@ -20,9 +20,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from rekindle.cache.hashing import TokenIds
-from rekindle.cache.keys import Key, Keys, SpelledKey, key_kind
-from rekindle.cache.radix import RadixTrie
+from rekindle.cache.blocks.hashing import TokenIds
+from rekindle.cache.trie.keys import Key, Keys, SpelledKey, key_kind
+from rekindle.cache.trie.radix import RadixTrie
 
 
 @dataclass(frozen=True, slots=True)

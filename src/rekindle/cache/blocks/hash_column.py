@@ -18,7 +18,7 @@ from struct import Struct
 
 import numpy as np
 
-from rekindle.cache.hashing import HASH_BYTES
+from rekindle.cache.blocks.hashing import HASH_BYTES
 
 END = -1
 FREE = -2

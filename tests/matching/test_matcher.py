@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rekindle.cache.matcher import Matcher, Mode, StoredBranch, TextMatch
+from rekindle.matching.matcher import Matcher, Mode, StoredBranch, TextMatch
 from rekindle.text.messages import Message
 from rekindle.text.prompt import PromptEncoder, RenderedPrompt
 from tests.text import factories

@@ -14,8 +14,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Generic, TypeVar
 
-from rekindle.cache.keys import Key, Keys, SpelledKey, key_kind
-from rekindle.cache.nodes import Node, recent_first, top_down
+from rekindle.cache.trie.keys import Key, Keys, SpelledKey, key_kind
+from rekindle.cache.trie.nodes import Node, recent_first, top_down
 
 V = TypeVar("V")
 

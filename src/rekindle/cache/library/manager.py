@@ -18,8 +18,9 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Generic, TypeVar
 
-from rekindle.cache.batch import BatchAnalysis, analyze_batch
-from rekindle.cache.entries import (
+from rekindle.cache.eviction import EvictionOrder, Hints
+from rekindle.cache.library.batch import BatchAnalysis, analyze_batch
+from rekindle.cache.library.entries import (
     ENTRY_BYTES,
     CacheConfig,
     CacheEntry,
@@ -32,9 +33,8 @@ from rekindle.cache.entries import (
     recognition_key,
     whole_bytes,
 )
-from rekindle.cache.eviction import EvictionOrder, Hints
-from rekindle.cache.keys import Key, Keys, SpelledKey, key_kind
-from rekindle.cache.shelf import Shelf
+from rekindle.cache.library.shelf import Shelf
+from rekindle.cache.trie.keys import Key, Keys, SpelledKey, key_kind
 
 P = TypeVar("P")
 

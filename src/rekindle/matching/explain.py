@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from rekindle.cache.matcher import Difference, TextMatch
+from rekindle.matching.matcher import Difference, TextMatch
 from rekindle.text.dates import without_dates
 from rekindle.text.normalise import attribution_end
 from rekindle.text.vocabulary import CODE_BYTES, MARK, on_boundary

@@ -15,9 +15,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from rekindle.cache.copying import BlockCopy as BlockCopy
-from rekindle.cache.hashing import BlockHash, TokenIds
-from rekindle.cache.pool import BlockPool
+from rekindle.cache.blocks.copying import BlockCopy as BlockCopy
+from rekindle.cache.blocks.hashing import BlockHash, TokenIds
+from rekindle.cache.blocks.pool import BlockPool
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from rekindle.cache.text_index import StoredBranch, TextIndex
+from rekindle.matching.text_index import StoredBranch, TextIndex
 
 
 def branch(namespace: str, number: int, length: int = 400) -> StoredBranch:

@@ -12,11 +12,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from rekindle.cache.children import ChildIndex
-from rekindle.cache.hashing import HASH_BYTES, BlockHash, TokenIds, id_bytes
-from rekindle.cache.names import NameTable
-from rekindle.cache.roots import Roots
-from rekindle.cache.rows import IdRows
+from rekindle.cache.blocks.children import ChildIndex
+from rekindle.cache.blocks.hash_column import NameTable
+from rekindle.cache.blocks.hashing import HASH_BYTES, BlockHash, TokenIds, id_bytes
+from rekindle.cache.blocks.id_column import IdRows
+from rekindle.cache.blocks.roots import Roots
 
 NameOf = Callable[[BlockHash, TokenIds], BlockHash]
 

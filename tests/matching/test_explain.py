@@ -6,8 +6,8 @@ from datetime import datetime
 
 import pytest
 
-from rekindle.cache.explain import Explanation, explain
-from rekindle.cache.matcher import Matcher, StoredBranch
+from rekindle.matching.explain import Explanation, explain
+from rekindle.matching.matcher import Matcher, StoredBranch
 from rekindle.text.messages import Message, ToolCall
 from rekindle.text.prompt import PromptEncoder, RenderedPrompt
 from tests.text import factories

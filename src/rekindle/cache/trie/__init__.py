@@ -1,0 +1,1 @@
+"""Sequences by the longest prefix they share."""
