@@ -81,35 +81,35 @@ def one(name: str, file: str, old: str, new: str, *tests: str) -> Mutant:
 MUTANTS = (
     one(
         "a namespace keeps all places however many others wait",
-        "engine/shares.py",
+        "engine/core/shares.py",
         "        return max(1, self._scheduler.max_running // max(1, self._num_namespaces))\n",
         "        return self._scheduler.max_running\n",
         f"{PLACES}::test_places_are_divided_by_who_wants_them",
     ),
     one(
         "who was preempted gives way again before it got ahead",
-        "engine/shares.py",
+        "engine/core/shares.py",
         "    return not request.num_preemptions or request.num_gained",
         "    return True or request.num_gained",
         f"{PLACES}::test_who_was_preempted_gets_ahead_before_it_is_again",
     ),
     one(
         "no turns where namespaces outnumber the places",
-        "engine/shares.py",
+        "engine/core/shares.py",
         "    return request.num_gained >= request.block_tokens\n",
         "    return False\n",
         f"{PLACES}::test_namespaces_that_outnumber_the_places_take_turns_of_a_block",
     ),
     one(
         "long prompts of one namespace before short ones of another",
-        "engine/scheduler.py",
+        "engine/core/scheduler.py",
         "self._picks(prefilling, now, self._rows.of)",
         "self.picks(prefilling, now)",
         "tests/engine/test_scheduler.py::test_a_short_prompt_waits_for_one_step_of_another_namespace_that_prefills_for_long",
     ),
     one(
         "a late step always does the least",
-        "engine/scheduler.py",
+        "engine/core/scheduler.py",
         "        if late <= bound or self.num_stall_misses % PROBE_EVERY == 1:\n",
         "        if True:\n",
         "tests/engine/test_scheduler.py::"
@@ -153,7 +153,7 @@ MUTANTS = (
     ),
     one(
         "blocks restored in the wrong order",
-        "engine/loads.py",
+        "engine/blocks/loads.py",
         "self._arena.write(targets[index], part, payload)",
         "self._arena.write(targets[-1 - index], part, payload)",
         f"{PATHS}::test_warm_after_reopening[llama-q4h]",
@@ -189,7 +189,7 @@ MUTANTS = (
     ),
     one(
         "copied tail left empty",
-        "engine/prefix_cache.py",
+        "engine/blocks/prefix_cache.py",
         "        for copy in copies:\n",
         "        for copy in copies[:0]:\n",
         f"{PATHS}::test_forks_share_blocks_and_write_their_own[llama-q4h]",
@@ -211,7 +211,7 @@ MUTANTS = (
     ),
     one(
         "stored id replaced by re-tokenised id",
-        "engine/prompt_ids.py",
+        "engine/intake/prompt_ids.py",
         "ids = np.concatenate([branch.ids[: match.num_tokens], rest])",
         "ids = encoder.encode(rendered)",
         "tests/exactness/test_identity.py::test_sampled_ids_are_kept",
@@ -291,7 +291,7 @@ MUTANTS = (
     ),
     one(
         "a namespace that takes all of hot memory",
-        "engine/prefix_cache.py",
+        "engine/blocks/prefix_cache.py",
         "        self._bound(request.root)\n",
         "",
         "tests/engine/test_evicting.py::test_a_namespace_beyond_its_share_gives_way_before_others",
@@ -337,14 +337,14 @@ MUTANTS = (
     ),
     one(
         "a panic let through to the intake's thread",
-        "engine/intake.py",
+        "engine/intake/intake.py",
         "        except BaseException as error:\n",
         "        except Exception as error:\n",
         "tests/engine/test_borders.py::test_what_fails_on_the_intake_fails_for_its_caller_only[Panic]",
     ),
     one(
         "what comes after the engine's death left waiting",
-        "engine/loop.py",
+        "engine/core/loop.py",
         "            self._refuse_rest(self.worker.death.error())\n",
         "            pass\n",
         "tests/engine/test_dying.py::test_a_failing_inbox_ends_the_engine",
@@ -387,28 +387,28 @@ MUTANTS = (
     ),
     one(
         "idle work goes on beside a request",
-        "engine/core.py",
+        "engine/core/core.py",
         "            self.background.give_way()\n",
         "            pass\n",
         f"{IDLE}::test_it_gives_way_within_a_step_and_goes_on_later",
     ),
     one(
         "idle work reads all it finds on disk",
-        "engine/prefix_cache.py",
+        "engine/blocks/prefix_cache.py",
         "return found if len(found) <= room // 2 else None",
         "return found",
         f"{IDLE}::test_reading_for_it_takes_no_more_than_half_either",
     ),
     one(
         "what is foreseen is encoded afresh",
-        "engine/anticipation.py",
+        "engine/intake/anticipation.py",
         "ids, canonical = prompt_ids(self._encoder, match, rendered)",
         "ids, canonical = self._encoder.encode(rendered), 0",
         f"{FORESEEN}::test_what_is_foreseen_is_found_behind_a_reply_whose_ids_are_no_encoding",
     ),
     one(
         "next prompts are foreseen while others are served",
-        "engine/loop.py",
+        "engine/core/loop.py",
         "bool(self._core.scheduler.everybody())",
         "not self._core.scheduler",
         f"{FORESEEN}::test_nothing_is_foreseen_while_the_engine_is_busy",
@@ -436,7 +436,7 @@ MUTANTS = (
     ),
     one(
         "kept beginnings survive a purge",
-        "engine/edits.py",
+        "engine/memory/edits.py",
         "marked = tuple(Purged(namespace, branch.agent) for branch in kept)",
         "marked: tuple[Purged, ...] = ()",
         "tests/engine/test_keeping.py::test_a_purge_takes_them_too",
@@ -457,7 +457,7 @@ MUTANTS = (
     ),
     one(
         "what one tenant marks ends what another marked",
-        "engine/keeping.py",
+        "engine/memory/breakpoints.py",
         "for key in list(self._names) if key[0] == turn.namespace for branch",
         "for key in list(self._names) for branch",
         "tests/engine/test_keeping.py::test_what_one_tenant_marks_ends_nothing_of_anothers",
@@ -478,7 +478,7 @@ MUTANTS = (
     ),
     one(
         "a fork that the disk refuses stays in the book",
-        "engine/edits.py",
+        "engine/memory/edits.py",
         "                self._memory.book.remove(now)\n",
         "",
         "tests/engine/test_refusing_disk.py::test_a_change_that_the_disk_refuses_changes_nothing[fork]",

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from rekindle.engine.api import Engine
-from rekindle.engine.intake import Work
-from rekindle.engine.loop import _Call
+from rekindle.engine.core.loop import _Call
+from rekindle.engine.intake.intake import Work
 from rekindle.engine.types import GenerationRequest
 from rekindle.model.params import SamplingParams
 from rekindle.store.writer import Order

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rekindle.engine.costs import StepCosts
+from rekindle.engine.core.costs import StepCosts
 
 
 class FixedCosts(StepCosts):

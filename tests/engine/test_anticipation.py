@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from rekindle.cache.blocks.hashing import BlockHash
-from rekindle.engine.anticipation import Anticipation
 from rekindle.engine.api import Engine
+from rekindle.engine.intake.anticipation import Anticipation
 from rekindle.engine.request import FinishedTurn
 from rekindle.engine.types import ChatResult, GenerationRequest, Report
 from rekindle.model.params import SamplingParams

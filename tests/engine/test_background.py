@@ -11,10 +11,10 @@ import pytest
 
 from rekindle.cache.blocks.hashing import BlockHash
 from rekindle.config import EngineSettings
-from rekindle.engine.background import MOST_WAITING
-from rekindle.engine.purging import Purge, wipe
+from rekindle.engine.blocks.save_queue import Purged
+from rekindle.engine.core.background import MOST_WAITING
+from rekindle.engine.core.purge import Purge, wipe
 from rekindle.engine.request import State
-from rekindle.engine.saving import Purged
 from rekindle.errors import RequestFailed
 from rekindle.model.load import LoadedModel
 from tests.engine.fixed_costs import FixedCosts

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from rekindle.cache.blocks.hashing import BlockHash
-from rekindle.engine.branches import HIDDEN_PREFIX, BranchBook, TurnEnd
+from rekindle.engine.memory.branches import HIDDEN_PREFIX, BranchBook, TurnEnd
 from rekindle.engine.request import FinishedTurn
 
 ROOT = BlockHash(b"r" * 32)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from rekindle.engine.loop import EngineLoop
+from rekindle.engine.core.loop import EngineLoop
 from rekindle.engine.types import GenerationRequest
 from rekindle.errors import Cancelled
 from rekindle.model.load import LoadedModel

@@ -9,7 +9,7 @@ import pytest
 
 from rekindle.engine import upkeep
 from rekindle.engine.api import Engine
-from rekindle.engine.saving import Pinned
+from rekindle.engine.blocks.save_queue import Pinned
 from rekindle.engine.types import GenerationRequest
 from rekindle.errors import RekindleError
 from rekindle.model.params import SamplingParams

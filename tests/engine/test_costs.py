@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rekindle.engine.costs import StepCosts
+from rekindle.engine.core.costs import StepCosts
 
 
 def trained(base_s: float, row_s: float, row_context_s: float) -> StepCosts:

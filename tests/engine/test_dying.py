@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from rekindle.engine.api import Engine
+from rekindle.engine.blocks.save_queue import Pinned
+from rekindle.engine.core.loop import EngineLoop
 from rekindle.engine.generation import Generation
-from rekindle.engine.intake import Intake
-from rekindle.engine.loop import EngineLoop
-from rekindle.engine.saving import Pinned
+from rekindle.engine.intake.intake import Intake
 from rekindle.errors import RekindleError, StoreError, Unavailable
 from tests.engine.conftest import Start
 from tests.engine.dying import REASON, THREADS, WAIT_S, Panic, died, hello, poison

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from rekindle.engine.api import Engine
-from rekindle.engine.fairness import FairWorkers
-from rekindle.engine.long_prompts import LONG_CHARS
+from rekindle.engine.intake.fairness import FairWorkers
+from rekindle.engine.intake.long_prompts import LONG_CHARS
 from rekindle.engine.types import GenerationRequest
 from rekindle.errors import PromptTooLong
 from rekindle.model.params import SamplingParams

@@ -11,8 +11,8 @@ from contextlib import contextmanager
 import numpy as np
 
 from rekindle.cache.blocks.hashing import BlockHash
-from rekindle.engine.anticipation import Anticipation
-from rekindle.engine.intake import LOOK_AGAIN_S, Intake
+from rekindle.engine.intake.anticipation import Anticipation
+from rekindle.engine.intake.intake import LOOK_AGAIN_S, Intake
 from rekindle.engine.request import FinishedTurn
 from rekindle.engine.types import GenerationRequest
 from rekindle.text.messages import Message

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from rekindle.engine.core.loop import EngineLoop
 from rekindle.engine.generation import Generation
-from rekindle.engine.loop import EngineLoop
+from rekindle.engine.intake.waiting import WaitingRoom
 from rekindle.engine.request import State
 from rekindle.engine.types import GenerationRequest
-from rekindle.engine.waiting import WaitingRoom
 from rekindle.errors import Overloaded, Timeout
 from rekindle.model.load import LoadedModel
 from rekindle.model.params import SamplingParams

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from rekindle.cache.blocks.hashing import BlockHash, chain_hashes
-from rekindle.engine.branches import BranchBook
-from rekindle.engine.pins import Pins, most_pinned
+from rekindle.engine.blocks.save_queue import Pinned, SaveOrder
+from rekindle.engine.memory.branches import BranchBook
+from rekindle.engine.memory.pins import Pins, most_pinned
 from rekindle.engine.request import FinishedTurn
-from rekindle.engine.saving import Pinned, SaveOrder
 from rekindle.errors import QuotaExceeded
 from tests.engine.conftest import Start
 from tests.engine.test_engine import talk, user

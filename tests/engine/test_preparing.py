@@ -7,12 +7,12 @@ import pytest
 from rekindle.cache.blocks.hashing import BlockHash
 from rekindle.cache.blocks.pool import BlockPool
 from rekindle.cache.blocks.table import BlockTable
-from rekindle.engine.branches import BranchBook
 from rekindle.engine.generation import Generation
-from rekindle.engine.memory import AgentMemory
-from rekindle.engine.preparing import Preparer, PromptLimits
-from rekindle.engine.recall import Recall
-from rekindle.engine.rendering import Renderer
+from rekindle.engine.intake.preparing import Preparer, PromptLimits
+from rekindle.engine.intake.recall import Recall
+from rekindle.engine.intake.rendering import Renderer
+from rekindle.engine.memory.branches import BranchBook
+from rekindle.engine.memory.memory import AgentMemory
 from rekindle.engine.request import Request
 from rekindle.engine.types import Breakpoint, GenerationRequest
 from rekindle.errors import BadRequest, PromptTooLong

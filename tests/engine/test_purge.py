@@ -10,8 +10,8 @@ import pytest
 
 from rekindle.engine import upkeep
 from rekindle.engine.api import Engine
-from rekindle.engine.core import EngineCore
-from rekindle.engine.purging import Purge, withdraw
+from rekindle.engine.core.core import EngineCore
+from rekindle.engine.core.purge import Purge, withdraw
 from rekindle.errors import NotFound, StoreError
 from tests.engine.conftest import Start
 from tests.engine.holding import held

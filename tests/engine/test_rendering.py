@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rekindle.engine.rendering import Renderer
+from rekindle.engine.intake.rendering import Renderer
 from rekindle.engine.types import Breakpoint, GenerationRequest
 from rekindle.errors import BadRequest
 from rekindle.text.messages import Message

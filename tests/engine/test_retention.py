@@ -15,11 +15,11 @@ import pytest
 
 from rekindle.cache.blocks.hashing import BlockHash
 from rekindle.engine.api import Engine
-from rekindle.engine.branches import HIDDEN_PREFIX, Branch, BranchBook
-from rekindle.engine.memory import AgentMemory
+from rekindle.engine.blocks.save_queue import SaveOrder
+from rekindle.engine.memory.branches import HIDDEN_PREFIX, Branch, BranchBook
+from rekindle.engine.memory.memory import AgentMemory
+from rekindle.engine.memory.retention import EVERY_S, Retention, RetentionRules
 from rekindle.engine.request import FinishedTurn
-from rekindle.engine.retention import EVERY_S, Retention, RetentionRules
-from rekindle.engine.saving import SaveOrder
 from rekindle.errors import BadRequest, NotFound, StoreError
 from rekindle.matching.matcher import Matcher
 from rekindle.pocket import MODEL_DIR

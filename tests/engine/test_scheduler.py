@@ -15,10 +15,10 @@ from rekindle.cache.blocks.hashing import BlockHash
 from rekindle.cache.blocks.pool import BlockPool
 from rekindle.cache.blocks.table import BlockTable
 from rekindle.config import EngineSettings
-from rekindle.engine.costs import StepCosts
+from rekindle.engine.core.costs import StepCosts
+from rekindle.engine.core.scheduler import LONGEST_WAIT_S, MIN_CHUNK, Chunk, Scheduler
 from rekindle.engine.generation import Generation
 from rekindle.engine.request import NO_MATCH, Marks, Request, State
-from rekindle.engine.scheduler import LONGEST_WAIT_S, MIN_CHUNK, Chunk, Scheduler
 from rekindle.model.params import SamplingParams
 from rekindle.model.sampler import SamplerState
 from rekindle.text.prompt import PromptEncoder

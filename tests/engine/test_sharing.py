@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rekindle.cache.blocks.hashing import BlockHash, chain_hashes, tail_name
-from rekindle.engine.branches import HIDDEN_PREFIX, Branch
+from rekindle.engine.memory.branches import HIDDEN_PREFIX, Branch
 from rekindle.engine.sharing import UNNAMED, shared_tokens
 from rekindle.errors import NotFound
 from tests.engine.conftest import Start

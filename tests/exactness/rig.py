@@ -19,13 +19,13 @@ import torch
 from rekindle.cache.blocks.hashing import chain_hashes
 from rekindle.cache.blocks.pool import BlockPool
 from rekindle.config import EngineSettings, ModelSettings, StoreSettings
-from rekindle.engine.core import EngineCore
-from rekindle.engine.costs import StepCosts
+from rekindle.engine.blocks.loads import Load
+from rekindle.engine.blocks.prefix_cache import PrefixCache
+from rekindle.engine.core.core import EngineCore
+from rekindle.engine.core.costs import StepCosts
+from rekindle.engine.core.scheduler import Scheduler
 from rekindle.engine.generation import Generation
-from rekindle.engine.loads import Load
-from rekindle.engine.prefix_cache import PrefixCache
 from rekindle.engine.request import NO_MATCH, FinishedTurn, Marks, Request, State
-from rekindle.engine.scheduler import Scheduler
 from rekindle.engine.types import ChatResult, Reuse, Task
 from rekindle.kv.arena import KVArena
 from rekindle.model.batch import SequenceStep

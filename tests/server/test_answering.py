@@ -13,8 +13,8 @@ from starlette.requests import Request
 from starlette.types import Message
 
 from rekindle import Engine
-from rekindle.engine.fairness import FairWorkers
 from rekindle.engine.generation import Generation
+from rekindle.engine.intake.fairness import FairWorkers
 from rekindle.engine.types import GenerationRequest
 from rekindle.errors import BadRequest, Cancelled
 from rekindle.server.answering import LARGE_BODY, Answer, accepted, submit_all

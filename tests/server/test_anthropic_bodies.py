@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from rekindle.engine.rendering import Renderer
+from rekindle.engine.intake.rendering import Renderer
 from rekindle.engine.types import Breakpoint, GenerationRequest
 from rekindle.errors import BadRequest
 from rekindle.model.params import SamplingParams

@@ -8,14 +8,14 @@ from collections.abc import Mapping
 from concurrent.futures import TimeoutError as FutureTimeout
 from dataclasses import asdict, dataclass, replace
 
-from rekindle.engine.anticipation import Anticipation
-from rekindle.engine.core import EngineCore
-from rekindle.engine.edits import AgentEdits
+from rekindle.engine.core.core import EngineCore
+from rekindle.engine.core.loop import EngineLoop
 from rekindle.engine.gauges import StorePlace, engine_stats, problems
-from rekindle.engine.intake import Intake
-from rekindle.engine.loop import EngineLoop
-from rekindle.engine.memory import AgentMemory
-from rekindle.engine.rendering import Renderer
+from rekindle.engine.intake.anticipation import Anticipation
+from rekindle.engine.intake.intake import Intake
+from rekindle.engine.intake.rendering import Renderer
+from rekindle.engine.memory.edits import AgentEdits
+from rekindle.engine.memory.memory import AgentMemory
 from rekindle.engine.types import EngineStats
 from rekindle.errors import StoreError, Unavailable
 from rekindle.spec import ModelSpec

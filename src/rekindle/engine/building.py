@@ -18,26 +18,26 @@ import torch
 
 from rekindle.cache.blocks.pool import BlockPool
 from rekindle.config import CacheSettings, Settings
-from rekindle.engine.anticipation import Anticipation
 from rekindle.engine.assembly import Assembly
-from rekindle.engine.branches import Branch, BranchBook
+from rekindle.engine.blocks.prefix_cache import PrefixCache
 from rekindle.engine.capacity import capacity, check_budget, check_disk
-from rekindle.engine.core import EngineCore
-from rekindle.engine.costs import StepCosts
-from rekindle.engine.edits import AgentEdits
+from rekindle.engine.core.core import EngineCore
+from rekindle.engine.core.costs import StepCosts
+from rekindle.engine.core.loop import EngineLoop
+from rekindle.engine.core.scheduler import Scheduler
 from rekindle.engine.gauges import StorePlace, hot_tokens
-from rekindle.engine.intake import Intake
-from rekindle.engine.loop import EngineLoop
-from rekindle.engine.memory import AgentMemory
-from rekindle.engine.pins import most_pinned
-from rekindle.engine.prefix_cache import PrefixCache
-from rekindle.engine.preparing import Preparer, PromptLimits
-from rekindle.engine.recall import Recall
-from rekindle.engine.rendering import Renderer
+from rekindle.engine.intake.anticipation import Anticipation
+from rekindle.engine.intake.intake import Intake
+from rekindle.engine.intake.preparing import Preparer, PromptLimits
+from rekindle.engine.intake.recall import Recall
+from rekindle.engine.intake.rendering import Renderer
+from rekindle.engine.intake.waiting import WaitingRoom
+from rekindle.engine.memory.branches import Branch, BranchBook
+from rekindle.engine.memory.edits import AgentEdits
+from rekindle.engine.memory.memory import AgentMemory
+from rekindle.engine.memory.pins import most_pinned
+from rekindle.engine.memory.retention import Retention, RetentionRules
 from rekindle.engine.request import Request
-from rekindle.engine.retention import Retention, RetentionRules
-from rekindle.engine.scheduler import Scheduler
-from rekindle.engine.waiting import WaitingRoom
 from rekindle.errors import StoreRefused
 from rekindle.kv.arena import KVArena
 from rekindle.matching.matcher import Matcher

@@ -10,9 +10,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rekindle.engine.branches import Branch, BranchBook
-from rekindle.engine.core import EngineCore
-from rekindle.engine.prefix_cache import PrefixCache
+from rekindle.engine.blocks.prefix_cache import PrefixCache
+from rekindle.engine.core.core import EngineCore
+from rekindle.engine.memory.branches import Branch, BranchBook
 from rekindle.engine.types import EngineStats
 from rekindle.store.values import StoreStats
 from rekindle.worker import Death

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 
-from rekindle.engine.reporting import progress_of
+from rekindle.engine.core.reporting import progress_of
 from rekindle.engine.request import Request
 
 logger = logging.getLogger(__name__)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from rekindle.engine.branches import Branch, is_anonymous, is_conversation
+from rekindle.engine.memory.branches import Branch, is_anonymous, is_conversation
 
 UNNAMED = "unnamed"
 

@@ -16,13 +16,13 @@ from dataclasses import replace
 from typing import TypeVar
 
 from rekindle.engine.assembly import Assembly
-from rekindle.engine.branches import Branch
-from rekindle.engine.core import EngineCore
-from rekindle.engine.edits import Before
+from rekindle.engine.blocks.save_queue import Moved
+from rekindle.engine.core.core import EngineCore
+from rekindle.engine.core.purge import Purge, evict_named, idle_names, wipe, withdraw
 from rekindle.engine.gauges import hot_tokens
-from rekindle.engine.purging import Purge, evict_named, idle_names, wipe, withdraw
-from rekindle.engine.saving import Moved
-from rekindle.engine.sequences import to_save
+from rekindle.engine.memory.branches import Branch
+from rekindle.engine.memory.edits import Before
+from rekindle.engine.memory.sequences import to_save
 from rekindle.engine.sharing import shared_tokens
 from rekindle.engine.types import AgentInfo, BranchInfo, PurgeReport
 from rekindle.errors import BadRequest, NotFound, PurgeUnproved, RekindleError, StoreError

@@ -18,8 +18,8 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 
 from rekindle.engine.api import Engine
-from rekindle.engine.fairness import FairWorkers
 from rekindle.engine.generation import Generation
+from rekindle.engine.intake.fairness import FairWorkers
 from rekindle.engine.types import GenerationRequest, Report
 from rekindle.errors import BadRequest, Cancelled, RekindleError
 from rekindle.server.border import in_thread

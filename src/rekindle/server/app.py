@@ -18,7 +18,7 @@ from starlette.types import Receive, Scope, Send
 
 from rekindle.config import RESPONSES_FILE, ServerSettings
 from rekindle.engine.api import Engine
-from rekindle.engine.fairness import FairWorkers
+from rekindle.engine.intake.fairness import FairWorkers
 from rekindle.errors import RekindleError
 from rekindle.server.agents import SpelledPaths, agents_router
 from rekindle.server.border import Route

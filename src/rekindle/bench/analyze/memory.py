@@ -16,7 +16,7 @@ import numpy as np
 
 from rekindle.bench.analyze.bodies import Asked
 from rekindle.config import CacheSettings
-from rekindle.engine.prompt_ids import prompt_ids
+from rekindle.engine.intake.prompt_ids import prompt_ids
 from rekindle.errors import BadRequest
 from rekindle.matching.matcher import Matcher, StoredBranch, TextMatch
 from rekindle.text.foresight import foreseen, likely_probes

@@ -24,9 +24,9 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from rekindle.cache.blocks.pool import BlockPool
-from rekindle.engine.prefix_cache import PrefixCache
+from rekindle.engine.blocks.prefix_cache import PrefixCache
+from rekindle.engine.core.scheduler import LONGEST_WAIT_S, Scheduler
 from rekindle.engine.request import Request
-from rekindle.engine.scheduler import LONGEST_WAIT_S, Scheduler
 
 
 class Shares:

@@ -15,12 +15,12 @@ from dataclasses import replace
 import numpy as np
 
 from rekindle.cache.blocks.hashing import chain_hashes
-from rekindle.engine.branches import Branch, BranchBook
-from rekindle.engine.keeping import Keeping, is_kept
-from rekindle.engine.pins import Pins
+from rekindle.engine.blocks.save_queue import Forgotten, Pinned, SaveOrder
+from rekindle.engine.memory.branches import Branch, BranchBook
+from rekindle.engine.memory.breakpoints import Keeping, is_kept
+from rekindle.engine.memory.pins import Pins
+from rekindle.engine.memory.sequences import branch_of, cut, record_of, to_save
 from rekindle.engine.request import FinishedTurn
-from rekindle.engine.saving import Forgotten, Pinned, SaveOrder
-from rekindle.engine.sequences import branch_of, cut, record_of, to_save
 from rekindle.matching.matcher import Matcher, StoredBranch
 from rekindle.store.warm import SequenceRecord, WarmStore
 from rekindle.text.prompt import PromptEncoder

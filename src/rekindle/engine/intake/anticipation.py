@@ -21,8 +21,8 @@ from itertools import pairwise
 from rekindle.cache.blocks.hashing import BlockHash
 from rekindle.cache.blocks.table import BlockTable
 from rekindle.engine.generation import Generation
-from rekindle.engine.memory import AgentMemory
-from rekindle.engine.prompt_ids import prompt_ids
+from rekindle.engine.intake.prompt_ids import prompt_ids
+from rekindle.engine.memory.memory import AgentMemory
 from rekindle.engine.request import NO_MATCH, FinishedTurn, Marks, Request
 from rekindle.engine.types import GenerationRequest
 from rekindle.model.params import SamplingParams

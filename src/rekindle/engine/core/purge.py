@@ -13,8 +13,8 @@ from dataclasses import dataclass
 
 from rekindle.cache.blocks.hashing import BlockHash
 from rekindle.cache.blocks.pool import BlockPool
-from rekindle.engine.core import EngineCore
-from rekindle.engine.saving import Purged
+from rekindle.engine.blocks.save_queue import Purged
+from rekindle.engine.core.core import EngineCore
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,10 +12,10 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable
 
-from rekindle.engine.branches import KEPT_PREFIX, Branch, BranchBook
+from rekindle.engine.blocks.save_queue import Forgotten, Pinned, SaveOrder
+from rekindle.engine.memory.branches import KEPT_PREFIX, Branch, BranchBook
+from rekindle.engine.memory.sequences import record_of
 from rekindle.engine.request import FinishedTurn
-from rekindle.engine.saving import Forgotten, Pinned, SaveOrder
-from rekindle.engine.sequences import record_of
 from rekindle.store.values import kept_prefix
 
 MOST_OF_AGENT = 16  # the rest ends first

@@ -19,9 +19,9 @@ import numpy as np
 from rekindle.cache.blocks.hashing import BlockHash
 from rekindle.cache.blocks.table import BlockTable
 from rekindle.engine.generation import Generation
+from rekindle.engine.intake.recall import OnMemory, Prompt, Recall
+from rekindle.engine.intake.rendering import Renderer, Rendering
 from rekindle.engine.marked import Kept, TakenOut
-from rekindle.engine.recall import OnMemory, Prompt, Recall
-from rekindle.engine.rendering import Renderer, Rendering
 from rekindle.engine.request import Marks, Request
 from rekindle.engine.types import GenerationRequest, Task
 from rekindle.errors import BadRequest, PromptTooLong

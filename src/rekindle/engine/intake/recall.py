@@ -14,10 +14,10 @@ from typing import Protocol, TypeVar
 
 import numpy as np
 
-from rekindle.engine.branches import HIDDEN_PREFIX, common_prefix, is_conversation
-from rekindle.engine.memory import AgentMemory
-from rekindle.engine.prompt_ids import prompt_ids
-from rekindle.engine.rendering import Rendering
+from rekindle.engine.intake.prompt_ids import prompt_ids
+from rekindle.engine.intake.rendering import Rendering
+from rekindle.engine.memory.branches import HIDDEN_PREFIX, common_prefix, is_conversation
+from rekindle.engine.memory.memory import AgentMemory
 from rekindle.engine.request import NO_MATCH, MatchFacts
 from rekindle.engine.types import GenerationRequest, Reuse
 from rekindle.matching.explain import Explanation, KnownCause, explain

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from rekindle.cache.blocks.hashing import BlockHash, chain_hashes, tail_name
-from rekindle.engine.branches import Branch
+from rekindle.engine.memory.branches import Branch
 from rekindle.store.warm import SequenceRecord
 
 

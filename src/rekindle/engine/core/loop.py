@@ -16,10 +16,10 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from rekindle.engine.core import EngineCore
-from rekindle.engine.loads import Load
+from rekindle.engine.blocks.loads import Load
+from rekindle.engine.blocks.save_queue import SaveOrder, refuse
+from rekindle.engine.core.core import EngineCore
 from rekindle.engine.request import Request
-from rekindle.engine.saving import SaveOrder, refuse
 from rekindle.errors import RekindleError, RequestFailed
 from rekindle.worker import Death, Worker, described, fail, fulfil
 

@@ -12,10 +12,10 @@ import math
 from collections.abc import Callable
 
 from rekindle.cache.blocks.hashing import BlockHash
-from rekindle.engine.branches import BranchBook
-from rekindle.engine.keeping import is_kept
-from rekindle.engine.saving import Pinned, SaveOrder
-from rekindle.engine.sequences import stands_on
+from rekindle.engine.blocks.save_queue import Pinned, SaveOrder
+from rekindle.engine.memory.branches import BranchBook
+from rekindle.engine.memory.breakpoints import is_kept
+from rekindle.engine.memory.sequences import stands_on
 from rekindle.errors import QuotaExceeded
 
 logger = logging.getLogger(__name__)

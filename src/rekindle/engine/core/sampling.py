@@ -12,12 +12,12 @@ from collections.abc import Callable, Sequence
 import torch
 
 from rekindle.cache.blocks.hashing import BlockHash
-from rekindle.engine.prefix_cache import PrefixCache
-from rekindle.engine.reporting import report_of
+from rekindle.engine.blocks.prefix_cache import PrefixCache
+from rekindle.engine.core.orphan_blocks import Unclaimed
+from rekindle.engine.core.reporting import report_of
+from rekindle.engine.core.scheduler import Scheduler
 from rekindle.engine.request import FinishedTurn, Request, State
-from rekindle.engine.scheduler import Scheduler
 from rekindle.engine.types import Delta, FinishReason, Report
-from rekindle.engine.unclaimed import Unclaimed
 from rekindle.errors import RekindleError
 from rekindle.model.logprobs import TokenLogprob, score
 from rekindle.model.sampler import sample

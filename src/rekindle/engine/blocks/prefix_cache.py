@@ -18,9 +18,9 @@ import numpy as np
 from rekindle.cache.blocks.hashing import BlockHash, root_hash, tail_name
 from rekindle.cache.blocks.pool import BlockPool
 from rekindle.cache.blocks.table import BlockTable, Published
-from rekindle.engine.loads import Load, Loads
+from rekindle.engine.blocks.loads import Load, Loads
+from rekindle.engine.blocks.save_queue import SaveQueue
 from rekindle.engine.request import Request
-from rekindle.engine.saving import SaveQueue
 from rekindle.kv.arena import KVArena
 from rekindle.store.warm import Location, WarmStore
 

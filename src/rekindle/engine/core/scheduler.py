@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from rekindle.config import EngineSettings
-from rekindle.engine.costs import StepCosts
+from rekindle.engine.core.costs import StepCosts
 from rekindle.engine.request import Request, State
 
 MIN_CHUNK = 16

@@ -13,16 +13,16 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from rekindle.engine.admission import Admission
-from rekindle.engine.background import Background
-from rekindle.engine.loads import Load
-from rekindle.engine.prefix_cache import PrefixCache
+from rekindle.engine.blocks.loads import Load
+from rekindle.engine.blocks.prefix_cache import PrefixCache
+from rekindle.engine.core.admission import Admission
+from rekindle.engine.core.background import Background
+from rekindle.engine.core.orphan_blocks import Unclaimed
+from rekindle.engine.core.sampling import Replies
+from rekindle.engine.core.scheduler import Chunk, Scheduler
+from rekindle.engine.core.shares import Shares
 from rekindle.engine.progress import tell_progress
-from rekindle.engine.replies import Replies
 from rekindle.engine.request import FinishedTurn, Request, State
-from rekindle.engine.scheduler import Chunk, Scheduler
-from rekindle.engine.shares import Shares
-from rekindle.engine.unclaimed import Unclaimed
 from rekindle.errors import Overloaded, RekindleError, RequestFailed, Timeout
 from rekindle.model.batch import SequenceStep
 from rekindle.model.runner import ModelRunner

@@ -11,12 +11,12 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from rekindle.cache.blocks.hashing import BlockHash
-from rekindle.engine.prefix_cache import Attached, PrefixCache
+from rekindle.engine.blocks.prefix_cache import Attached, PrefixCache
+from rekindle.engine.core.sampling import Replies
+from rekindle.engine.core.scheduler import LONGEST_WAIT_S, Scheduler
+from rekindle.engine.core.shares import Shares, freed_by
 from rekindle.engine.progress import tell_progress
-from rekindle.engine.replies import Replies
 from rekindle.engine.request import Request, State
-from rekindle.engine.scheduler import LONGEST_WAIT_S, Scheduler
-from rekindle.engine.shares import Shares, freed_by
 from rekindle.engine.twins import Twins, has_prompt
 from rekindle.errors import Overloaded
 

@@ -10,7 +10,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable
 
-from rekindle.engine.fairness import FairWorkers
+from rekindle.engine.intake.fairness import FairWorkers
 from rekindle.engine.types import GenerationRequest
 from rekindle.text.length import num_chars
 

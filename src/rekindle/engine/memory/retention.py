@@ -20,9 +20,9 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 
-from rekindle.engine.branches import Branch, is_anonymous
-from rekindle.engine.keeping import is_kept
-from rekindle.engine.memory import AgentMemory
+from rekindle.engine.memory.branches import Branch, is_anonymous
+from rekindle.engine.memory.breakpoints import is_kept
+from rekindle.engine.memory.memory import AgentMemory
 
 EVERY_S = 60.0
 LEFT_SHARE = 0.5  # a little is always left where agents share how they begin

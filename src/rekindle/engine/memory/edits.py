@@ -10,12 +10,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from rekindle.cache.blocks.hashing import BlockHash
-from rekindle.engine.branches import Branch
-from rekindle.engine.keeping import is_kept
-from rekindle.engine.memory import AgentMemory
-from rekindle.engine.purging import Purge
-from rekindle.engine.saving import Forgotten, Moved, Pinned, Purged
-from rekindle.engine.sequences import durable_tokens, stands_on, to_save
+from rekindle.engine.blocks.save_queue import Forgotten, Moved, Pinned, Purged
+from rekindle.engine.core.purge import Purge
+from rekindle.engine.memory.branches import Branch
+from rekindle.engine.memory.breakpoints import is_kept
+from rekindle.engine.memory.memory import AgentMemory
+from rekindle.engine.memory.sequences import durable_tokens, stands_on, to_save
 from rekindle.errors import BadRequest, NotFound
 
 

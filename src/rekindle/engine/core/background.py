@@ -16,10 +16,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from rekindle.cache.blocks.hashing import BlockHash
-from rekindle.engine.prefix_cache import PrefixCache
+from rekindle.engine.blocks.prefix_cache import PrefixCache
+from rekindle.engine.core.orphan_blocks import Unclaimed
+from rekindle.engine.core.scheduler import Chunk, Scheduler
 from rekindle.engine.request import Request, State
-from rekindle.engine.scheduler import Chunk, Scheduler
-from rekindle.engine.unclaimed import Unclaimed
 
 MOST_WAITING = 32
 

@@ -21,17 +21,17 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
 
-from rekindle.engine.anticipation import Anticipation
-from rekindle.engine.fairness import FairWorkers
 from rekindle.engine.generation import Generation
-from rekindle.engine.long_prompts import LongPrompts
-from rekindle.engine.memory import AgentMemory
-from rekindle.engine.preparing import Preparer
-from rekindle.engine.recall import OnMemory
+from rekindle.engine.intake.anticipation import Anticipation
+from rekindle.engine.intake.fairness import FairWorkers
+from rekindle.engine.intake.long_prompts import LongPrompts
+from rekindle.engine.intake.preparing import Preparer
+from rekindle.engine.intake.recall import OnMemory
+from rekindle.engine.intake.waiting import WaitingRoom
+from rekindle.engine.memory.memory import AgentMemory
+from rekindle.engine.memory.retention import EVERY_S, Retention
 from rekindle.engine.request import FinishedTurn
-from rekindle.engine.retention import EVERY_S, Retention
 from rekindle.engine.types import GenerationRequest
-from rekindle.engine.waiting import WaitingRoom
 from rekindle.errors import BadRequest, Cancelled, Overloaded, RekindleError, RequestFailed
 from rekindle.worker import Death, Worker, described, fail, fulfil, is_meant_for_thread
 

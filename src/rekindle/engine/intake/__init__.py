@@ -1,0 +1,1 @@
+"""The intake's thread: requests become token ids, next prompts are computed ahead."""
