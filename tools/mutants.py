@@ -520,7 +520,7 @@ MUTANTS = (
     ),
     one(
         "any host without a key",
-        "server/guard.py",
+        "server/gate/guard.py",
         "access is not None and access is not self._keys.without",
         "access is not None",
         "tests/server/test_guard.py::test_rebound_names_are_refused",

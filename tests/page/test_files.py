@@ -12,9 +12,9 @@ from starlette.datastructures import Headers
 from rekindle import Engine
 from rekindle.config import ServerSettings, Settings
 from rekindle.server import page
-from rekindle.server.caller import Access
 from rekindle.server.errors import Problem
-from rekindle.server.guard import Guard
+from rekindle.server.gate.caller import Access
+from rekindle.server.gate.guard import Guard
 from tests.server.conftest import Served, serving
 
 STATIC = Path(page.__file__).parent / "static"

@@ -10,7 +10,7 @@ import pytest
 
 from rekindle import Engine
 from rekindle.config import Settings
-from rekindle.server.advice import ADVICE
+from rekindle.server.answers.advice import ADVICE
 from tests.server.conftest import Served, serving
 
 SYSTEM = {"role": "system", "content": "You keep the ledger of the mill. " + "Every sack is counted twice. " * 20}

@@ -11,7 +11,7 @@ from starlette.datastructures import Headers
 
 from rekindle.agent_ids import check_agent_id
 from rekindle.errors import BadRequest
-from rekindle.server.caller import Names, decode_agent_id, named_by
+from rekindle.server.gate.caller import Names, decode_agent_id, named_by
 
 ids = st.text(st.characters(exclude_categories=("Cs", "Cc")), min_size=1, max_size=64)
 

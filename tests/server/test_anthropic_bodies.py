@@ -16,7 +16,7 @@ from rekindle.server.anthropic.blocks import Blocks
 from rekindle.server.anthropic.calls import ModelSide, parse_count, parse_messages
 from rekindle.server.anthropic.habits import TemplateHabits, find_habits
 from rekindle.server.anthropic.signatures import sign, thought_of
-from rekindle.server.caller import Caller
+from rekindle.server.gate.caller import Caller
 from rekindle.server.openai.calls import parse_chat
 from rekindle.text.messages import Message, ToolCall
 from rekindle.text.prompt import PromptEncoder

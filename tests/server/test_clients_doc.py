@@ -6,7 +6,7 @@ import re
 import tomllib
 from pathlib import Path
 
-from rekindle.server.caller import CLIENT_FAMILIES, OWN_FAMILIES
+from rekindle.server.gate.caller import CLIENT_FAMILIES, OWN_FAMILIES
 from rekindle.server.models import DEFAULT
 
 PAGE = (Path(__file__).parents[2] / "docs" / "clients.md").read_text("utf-8")

@@ -13,7 +13,7 @@ from rekindle.engine.generation import Generation
 from rekindle.engine.types import Delta
 from rekindle.errors import BadRequest
 from rekindle.model.logprobs import TokenLogprob
-from rekindle.server.caller import Caller
+from rekindle.server.gate.caller import Caller
 from rekindle.server.openai.calls import parse_completion
 from rekindle.server.openai.models import TextCompletion
 from rekindle.server.openai.parts import Stamp

@@ -18,7 +18,7 @@ from rekindle.errors import Cancelled, Overloaded, PromptTooLong, RekindleError,
 from rekindle.server.coordination.figures import Figures
 from rekindle.server.coordination.observed import observed
 from rekindle.server.errors import CLIENT_LEFT
-from rekindle.server.metrics import Metrics
+from rekindle.server.observers.metrics import Metrics
 from tests.server.conftest import serving
 from tests.server.coordinating import SESSIONS, Session
 from tests.server.test_metrics import samples, value

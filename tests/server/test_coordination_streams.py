@@ -15,9 +15,9 @@ from starlette.requests import Request
 from starlette.types import Message, Scope
 
 from rekindle.agents.sessions.events import SessionEvent
+from rekindle.server.answers.sse import EventStream
 from rekindle.server.coordination.streaming import MOST_AHEAD, Ears, listened, streamed
-from rekindle.server.limits import Door
-from rekindle.server.sse import EventStream
+from rekindle.server.gate.limits import Door
 from tests.server.conftest import Served
 from tests.server.coordinating import NAMES, SESSIONS, Event, create
 

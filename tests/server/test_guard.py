@@ -8,9 +8,9 @@ import pytest
 from starlette.datastructures import Headers
 
 from rekindle.config import ServerSettings
-from rekindle.server.caller import Access
 from rekindle.server.errors import Problem
-from rekindle.server.guard import Guard
+from rekindle.server.gate.caller import Access
+from rekindle.server.gate.guard import Guard
 
 
 async def nothing(*_: object) -> None:

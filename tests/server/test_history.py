@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from rekindle.errors import BadRequest
-from rekindle.server.caller import Caller
-from rekindle.server.history import MAX_REQUESTS, History
+from rekindle.server.gate.caller import Caller
+from rekindle.server.observers.history import MAX_REQUESTS, History
 
 
 def fail(history: History, caller: Caller, number: int) -> None:

@@ -14,8 +14,8 @@ import pytest
 from starlette.types import Message, Receive, Scope, Send
 
 from rekindle.config import ServerSettings
-from rekindle.server.caller import Access, grant
-from rekindle.server.limits import BODIES_AT_ONCE, Door, Limits, Rates
+from rekindle.server.gate.caller import Access, grant
+from rekindle.server.gate.limits import BODIES_AT_ONCE, Door, Limits, Rates
 from tests.server.conftest import Served, serving
 
 HEAD = b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\n"

@@ -8,7 +8,7 @@ import pytest
 
 from rekindle.engine.types import Normalised, Report, Timings
 from rekindle.server.lines import Line, on_one_line, plain
-from rekindle.server.log import RequestLog
+from rekindle.server.observers.log import RequestLog
 
 
 def report(prompt: int, hot: int, warm: int, prefill_ms: float) -> Report:

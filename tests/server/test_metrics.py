@@ -11,8 +11,8 @@ from starlette.types import Message, Receive, Scope, Send
 
 from rekindle.engine.types import Delta, Normalised
 from rekindle.errors import Overloaded
-from rekindle.server.caller import Caller
-from rekindle.server.metrics import Counted, Metrics
+from rekindle.server.gate.caller import Caller
+from rekindle.server.observers.metrics import Counted, Metrics
 from rekindle.text import messages
 from tests.server.conftest import Served
 from tests.server.test_log import report

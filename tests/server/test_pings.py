@@ -19,9 +19,9 @@ from rekindle.config import ServerSettings, Settings
 from rekindle.engine.generation import Generation
 from rekindle.engine.types import Delta, Progress
 from rekindle.errors import BadRequest, Cancelled, RekindleError, Timeout
-from rekindle.server.answering import Answer
-from rekindle.server.caller import Caller
-from rekindle.server.metrics import Metrics
+from rekindle.server.answers.answer import Answer
+from rekindle.server.gate.caller import Caller
+from rekindle.server.observers.metrics import Metrics
 from rekindle.server.openai.calls import parse_chat
 from rekindle.server.openai.chat import ChatReply
 from rekindle.server.openai.parts import Stamp

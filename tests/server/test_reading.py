@@ -8,7 +8,7 @@ import pytest
 
 from rekindle.engine.generation import Generation
 from rekindle.engine.types import Delta
-from rekindle.server.reading import Choice, Reading
+from rekindle.server.answers.choice import Choice, Reading
 from rekindle.text.replies import ReplyFormat, ThinkingFormat
 from rekindle.text.replies.envelope import EnvelopeForm
 from tests.server.test_log import report

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
+from rekindle.server.agents.warm import WarmBody
 from rekindle.server.openai.bodies import ChatBody, CompletionBody
 from rekindle.server.responses.bodies import ResponseBody
-from rekindle.server.warming import WarmBody
 from tests.server.conftest import Served
 from tests.server.test_http import raw
 

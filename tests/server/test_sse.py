@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from rekindle.server.sse import event
+from rekindle.server.answers.sse import event
 
 TEXT = "a\nb\r\u0085c\u2028d\u2029e\x0b\x0c\x1cf é 🙂"
 

@@ -8,13 +8,13 @@ import pytest
 
 from rekindle.engine.types import GenerationRequest
 from rekindle.errors import BadRequest
+from rekindle.server.answers.steering import ToolChoice, steered, template_kwargs
 from rekindle.server.anthropic.calls import ModelSide, parse_messages
 from rekindle.server.anthropic.habits import TemplateHabits
-from rekindle.server.caller import Caller
+from rekindle.server.gate.caller import Caller
 from rekindle.server.openai.calls import parse_chat, parse_tool_choice
 from rekindle.server.responses.calls import parse_response
 from rekindle.server.responses.kept import KeptResponses
-from rekindle.server.steering import ToolChoice, steered, template_kwargs
 from rekindle.text.messages import Message
 from rekindle.text.replies import ReplyFormat
 from rekindle.text.replies.envelope import EnvelopeForm

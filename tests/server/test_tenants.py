@@ -8,8 +8,8 @@ import httpx
 from starlette.types import Receive, Scope, Send
 
 from rekindle.config import ServerSettings
-from rekindle.server.guard import Guard
-from rekindle.server.tenants import TenantRequests
+from rekindle.server.gate.guard import Guard
+from rekindle.server.gate.tenants import TenantRequests
 
 KEYS = {"a": "key-a", "b": "key-b"}
 WAIT_S = 60.0

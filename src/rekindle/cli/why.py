@@ -16,7 +16,7 @@ from rekindle.cli.settings import with_settings
 from rekindle.cli.units import show_ago, show_id
 from rekindle.config import Settings
 from rekindle.errors import NotFound
-from rekindle.server.advice import ADVICE
+from rekindle.server.answers.advice import ADVICE
 
 UrlOption = Annotated[str | None, typer.Option("--url", help="the server [http://HOST:PORT of the settings]")]
 JsonOption = Annotated[bool, typer.Option("--json", help="print JSON")]

@@ -20,33 +20,33 @@ from rekindle.config import RESPONSES_FILE, ServerSettings
 from rekindle.engine.api import Engine
 from rekindle.engine.intake.fairness import FairWorkers
 from rekindle.errors import RekindleError
-from rekindle.server.agents import SpelledPaths, agents_router
+from rekindle.server.agents.deletions import Deletions
+from rekindle.server.agents.routes import SpelledPaths, agents_router
+from rekindle.server.agents.warm import warming_router
+from rekindle.server.anthropic.route import MessagesRoute
 from rekindle.server.border import Route
-from rekindle.server.chat import ChatRoute
-from rekindle.server.completions import CompletionRoute
 from rekindle.server.coordination.routes import sessions_router
 from rekindle.server.coordination.running import Sessions
 from rekindle.server.coordination.streaming import Ears
-from rekindle.server.deletions import Deletions
 from rekindle.server.errors import on_error
-from rekindle.server.gauges import EngineCollector
-from rekindle.server.guard import Guard
-from rekindle.server.history import History
+from rekindle.server.gate.guard import Guard
+from rekindle.server.gate.limits import Door, Limits
+from rekindle.server.gate.tenants import TenantRequests
 from rekindle.server.info import figures_router, health_router, models_router, tokens_router
-from rekindle.server.limits import Door, Limits
-from rekindle.server.log import Logged, RequestLog, TurnLog
-from rekindle.server.messages import MessagesRoute
-from rekindle.server.metrics import Counted, Metrics
 from rekindle.server.models import ServedModel
-from rekindle.server.observer import Everybody, Observer
+from rekindle.server.observers.gauges import EngineCollector
+from rekindle.server.observers.history import History
+from rekindle.server.observers.log import Logged, RequestLog, TurnLog
+from rekindle.server.observers.metrics import Counted, Metrics
+from rekindle.server.observers.observer import Everybody, Observer
+from rekindle.server.openai.chat_route import ChatRoute
+from rekindle.server.openai.completion_route import CompletionRoute
 from rekindle.server.page.page import page_router
 from rekindle.server.quotas import response_bytes, session_quota
 from rekindle.server.recording import Recorder
 from rekindle.server.responses.kept import KeptResponses
 from rekindle.server.responses.routes import ResponseRoute, responses_router
 from rekindle.server.schema import schema_router
-from rekindle.server.tenants import TenantRequests
-from rekindle.server.warming import warming_router
 from rekindle.text.length import PromptBound
 
 

@@ -26,9 +26,9 @@ from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 
 from rekindle.config import ServerSettings
 from rekindle.server.errors import Problem
-from rekindle.server.limits import break_body
+from rekindle.server.gate.limits import break_body
 from rekindle.server.lines import new_id
-from rekindle.server.log import write_unread
+from rekindle.server.observers.log import write_unread
 from rekindle.server.places import Places
 
 LINGER_S = 1.0  # a connection that was turned away stays open so long, or the answer would be lost

@@ -17,11 +17,14 @@ from pydantic.json_schema import models_json_schema
 
 from rekindle import __version__
 from rekindle.agent_ids import MAX_ID_BYTES
-from rekindle.server import chat, completions, info, messages, warming
+from rekindle.server import info
+from rekindle.server.agents import warm
+from rekindle.server.anthropic import route as messages
 from rekindle.server.anthropic.bodies import CountBody, MessagesBody
 from rekindle.server.anthropic.models import AnthropicErrorReply, MessageAnswer, MessageEvent
 from rekindle.server.border import Router
 from rekindle.server.coordination.models import RunEvent
+from rekindle.server.openai import chat_route, completion_route
 from rekindle.server.openai.bodies import MAX_CHOICES, ChatBody, CompletionBody
 from rekindle.server.openai.models import ChatChunk, ChatCompletion, ErrorReply, TextCompletion
 from rekindle.server.responses import routes
@@ -36,14 +39,14 @@ ABOUT = (
 )
 # Path, body, answer, event of a stream, what it does.
 GENERATING: tuple[tuple[str, type[BaseModel], type[BaseModel], type[BaseModel], str], ...] = (
-    (chat.PATH, ChatBody, ChatCompletion, ChatChunk, "Reply to a conversation"),
-    (completions.PATH, CompletionBody, TextCompletion, TextCompletion, "Continue prompts"),
+    (chat_route.PATH, ChatBody, ChatCompletion, ChatChunk, "Reply to a conversation"),
+    (completion_route.PATH, CompletionBody, TextCompletion, TextCompletion, "Continue prompts"),
     (routes.PATH, ResponseBody, ResponseAnswer, ResponseEvent, "Reply to items, and keep the response"),
     (messages.PATH, MessagesBody, MessageAnswer, MessageEvent, "Reply to a conversation, as Anthropic does"),
 )
 # Other bodies that routes read by hand.
 BODIES: tuple[tuple[str, type[BaseModel]], ...] = (
-    (warming.WARM, warming.WarmBody),
+    (warm.WARM, warm.WarmBody),
     (messages.COUNT_PATH, CountBody),
     (info.TOKENIZE, info.TokenizeBody),
 )

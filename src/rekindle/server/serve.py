@@ -29,7 +29,7 @@ from rekindle.server import descriptors
 from rekindle.server.app import create_app
 from rekindle.server.connections import MOST_REFUSED, ConnectionConfig
 from rekindle.server.descriptors import Listener
-from rekindle.server.limits import Door
+from rekindle.server.gate.limits import Door
 from rekindle.store.shards import SHARD_BYTES
 
 INDENT = " " * 11

@@ -25,7 +25,7 @@ from rekindle.bench.analyze.shapes import Logged, parsed
 from rekindle.errors import BadRequest
 from rekindle.server.anthropic.calls import ModelSide, parse_count
 from rekindle.server.anthropic.habits import find_habits
-from rekindle.server.caller import Caller, named_by
+from rekindle.server.gate.caller import Caller, named_by
 from rekindle.server.openai.calls import parse_chat, parse_completion
 from rekindle.server.responses.calls import parse_response
 from rekindle.server.responses.items import Item, ItemReader, messages_of

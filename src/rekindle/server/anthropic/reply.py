@@ -6,13 +6,13 @@ from typing import Any, Literal
 
 from rekindle.engine.generation import Generation
 from rekindle.engine.types import Delta, Progress, Report
+from rekindle.server.answers.choice import Choice, Reading
+from rekindle.server.answers.reply import spelled
+from rekindle.server.answers.sse import comment, event
 from rekindle.server.anthropic.blocks import Blocks
 from rekindle.server.anthropic.calls import MessagesCall
 from rekindle.server.anthropic.usage import usage_of
 from rekindle.server.errors import ANTHROPIC_PATH, Problem
-from rekindle.server.reading import Choice, Reading
-from rekindle.server.reply import spelled
-from rekindle.server.sse import comment, event
 from rekindle.text.messages import Message
 from rekindle.text.replies import ReplyFormat
 

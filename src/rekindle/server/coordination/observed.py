@@ -11,9 +11,9 @@ from contextlib import aclosing
 
 from rekindle.agents.sessions.events import SessionEvent
 from rekindle.errors import Cancelled, RekindleError
-from rekindle.server.caller import Caller
 from rekindle.server.coordination.figures import Figures
-from rekindle.server.observer import Observer, RequestWatch
+from rekindle.server.gate.caller import Caller
+from rekindle.server.observers.observer import Observer, RequestWatch
 from rekindle.text.messages import Message
 
 ENDPOINT = "/v1/coordination/sessions"

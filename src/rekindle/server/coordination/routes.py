@@ -15,9 +15,8 @@ from fastapi import APIRouter, Depends, Path, Query, Request
 from starlette.responses import Response
 
 from rekindle.errors import BadRequest
-from rekindle.server.agents import ALL, Namespace
+from rekindle.server.agents.routes import ALL, Namespace
 from rekindle.server.border import Router
-from rekindle.server.caller import decode_agent_id
 from rekindle.server.coordination.bodies import (
     ForkBody,
     InterruptBody,
@@ -49,7 +48,8 @@ from rekindle.server.coordination.models import (
 from rekindle.server.coordination.observed import observed
 from rekindle.server.coordination.running import Sessions
 from rekindle.server.coordination.streaming import Ears, Events, listened, streamed, whole
-from rekindle.server.observer import Observer
+from rekindle.server.gate.caller import decode_agent_id
+from rekindle.server.observers.observer import Observer
 
 T = TypeVar("T")
 PREFIX = "/v1/coordination/sessions"

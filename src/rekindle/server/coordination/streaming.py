@@ -16,9 +16,9 @@ from starlette.requests import Request
 
 from rekindle.agents.sessions.events import SessionEvent
 from rekindle.errors import RekindleError
+from rekindle.server.answers.sse import EventStream, comment, event
 from rekindle.server.errors import HttpError, Problem, problem_of
-from rekindle.server.limits import Door
-from rekindle.server.sse import EventStream, comment, event
+from rekindle.server.gate.limits import Door
 from rekindle.worker import MEANT_FOR_THE_LOOP, failure_of
 
 Events = AsyncGenerator[SessionEvent, None]

@@ -16,7 +16,8 @@ from pydantic import BaseModel, ValidationError
 from rekindle.engine.types import GenerationRequest
 from rekindle.errors import BadRequest
 from rekindle.model.params import SamplingParams
-from rekindle.server.caller import Caller
+from rekindle.server.answers.steering import ToolChoice, template_kwargs
+from rekindle.server.gate.caller import Caller
 from rekindle.server.openai.bodies import (
     MAX_CHOICES,
     ChatBody,
@@ -25,7 +26,6 @@ from rekindle.server.openai.bodies import (
     RekindleOptions,
     SamplingBody,
 )
-from rekindle.server.steering import ToolChoice, template_kwargs
 from rekindle.text.messages import normalise_messages
 
 # They name, bill or route; no answer depends on them.

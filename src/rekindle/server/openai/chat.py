@@ -10,9 +10,9 @@ from typing import Any
 
 from rekindle.engine.generation import Generation
 from rekindle.engine.types import Delta
+from rekindle.server.answers.choice import Choice, Reading
 from rekindle.server.openai.calls import ChatCall
 from rekindle.server.openai.parts import DataEvents, Stamp, chat_logprobs, message_of, usage_of
-from rekindle.server.reading import Choice, Reading
 from rekindle.text.messages import Message
 from rekindle.text.replies import ArgumentsPiece, CallStart, Event, ReplyFormat, TextPiece, ThoughtPiece
 

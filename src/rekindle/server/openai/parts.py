@@ -12,10 +12,10 @@ from typing import Any, Literal
 
 from rekindle.engine.types import Progress
 from rekindle.model.logprobs import TokenLogprob
+from rekindle.server.answers.choice import Choice
+from rekindle.server.answers.reply import spelled
+from rekindle.server.answers.sse import comment
 from rekindle.server.errors import Problem
-from rekindle.server.reading import Choice
-from rekindle.server.reply import spelled
-from rekindle.server.sse import comment
 from rekindle.text.messages import Message
 
 LEAST_LOGPROB = -9999.0  # JSON has no infinity; OpenAI writes this

@@ -16,12 +16,12 @@ from pydantic import BaseModel, ConfigDict, Field
 from rekindle import __version__
 from rekindle.engine.api import Engine
 from rekindle.engine.types import AgentInfo
-from rekindle.server.advice import ADVICE
-from rekindle.server.agents import AgentDetail, described
+from rekindle.server.agents.routes import AgentDetail, described
+from rekindle.server.answers.advice import ADVICE
 from rekindle.server.border import Router
-from rekindle.server.caller import access_of
-from rekindle.server.history import History
+from rekindle.server.gate.caller import access_of
 from rekindle.server.models import ServedModel
+from rekindle.server.observers.history import History
 from rekindle.server.page.details import Details
 
 MOST_AGENTS = 30  # with branches and requests, the last used first; the others are counted

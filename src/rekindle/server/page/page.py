@@ -17,8 +17,8 @@ from starlette.responses import Response
 from rekindle.engine.api import Engine
 from rekindle.errors import NotFound
 from rekindle.server.border import Router
-from rekindle.server.history import History
 from rekindle.server.models import ServedModel
+from rekindle.server.observers.history import History
 from rekindle.server.page.overview import overview_router
 
 INDEX = "index.html"

@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rekindle.errors import BadRequest
+from rekindle.server.answers.steering import ToolChoice
 from rekindle.server.openai.calls import parse_tool_choice, short
 from rekindle.server.responses.items import full_name
-from rekindle.server.steering import ToolChoice
 
 # Coding agents offer these with every request, whoever serves it.
 LEFT_OUT = frozenset("image_generation tool_search web_search web_search_2025_08_26 web_search_preview".split())

@@ -11,10 +11,10 @@ from starlette.responses import Response
 
 from rekindle.engine.api import Engine
 from rekindle.engine.generation import Generation
-from rekindle.server.answering import Answer, accepted, submit_all
-from rekindle.server.caller import Caller
+from rekindle.server.answers.answer import Answer, accepted, submit_all
+from rekindle.server.gate.caller import Caller
 from rekindle.server.models import ServedModel
-from rekindle.server.observer import Observer
+from rekindle.server.observers.observer import Observer
 from rekindle.server.openai.calls import CompletionCall, parse_completion
 from rekindle.server.openai.parts import Stamp
 from rekindle.server.openai.text import CompletionReply

@@ -12,14 +12,14 @@ from starlette.responses import Response
 from rekindle.engine.api import Engine
 from rekindle.engine.generation import Generation
 from rekindle.errors import BadRequest
-from rekindle.server.answering import Answer, accepted, off_loop, read_body, submit_all
+from rekindle.server.answers.answer import Answer, accepted, off_loop, read_body, submit_all
 from rekindle.server.anthropic.calls import MessagesCall, ModelSide, parse_count, parse_messages
 from rekindle.server.anthropic.habits import find_habits
 from rekindle.server.anthropic.reply import MessagesReply
-from rekindle.server.caller import Caller, caller_of
+from rekindle.server.gate.caller import Caller, caller_of
 from rekindle.server.json_body import parse_json
 from rekindle.server.models import ServedModel
-from rekindle.server.observer import Observer
+from rekindle.server.observers.observer import Observer
 
 PATH = "/v1/messages"
 COUNT_PATH = "/v1/messages/count_tokens"

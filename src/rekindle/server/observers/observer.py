@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from rekindle.engine.types import Delta, FinishReason, Report
-from rekindle.server.caller import Caller
+from rekindle.server.gate.caller import Caller
 from rekindle.text.messages import Message
 
 

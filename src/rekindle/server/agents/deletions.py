@@ -18,7 +18,7 @@ from rekindle.engine.types import AgentInfo, PurgeReport
 from rekindle.errors import NotFound, StoreError
 from rekindle.server.border import in_thread
 from rekindle.server.coordination.running import Sessions
-from rekindle.server.history import History
+from rekindle.server.observers.history import History
 from rekindle.server.responses.kept import KeptResponses
 
 T = TypeVar("T")

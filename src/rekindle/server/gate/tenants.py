@@ -12,8 +12,8 @@ from starlette.requests import Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from rekindle.config import ServerSettings
-from rekindle.server.caller import access_of
 from rekindle.server.errors import Problem
+from rekindle.server.gate.caller import access_of
 
 
 class TenantRequests:

@@ -16,8 +16,8 @@ from prometheus_client import CollectorRegistry, Counter, Histogram, generate_la
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from rekindle.engine.types import Delta, FinishReason, Report
-from rekindle.server.caller import Caller
 from rekindle.server.errors import CLIENT_LEFT, problem_of
+from rekindle.server.gate.caller import Caller
 from rekindle.text import messages
 
 Tier = Literal["hot", "warm", "mixed", "cold"]

@@ -21,8 +21,8 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from rekindle.config import DEFAULT_NAMESPACE, ServerSettings, is_loopback
-from rekindle.server.caller import Access, grant
 from rekindle.server.errors import Problem
+from rekindle.server.gate.caller import Access, grant
 
 KEYLESS = ("/health/", "/page/")  # and the page itself, at /
 

@@ -22,13 +22,13 @@ from rekindle.engine.generation import Generation
 from rekindle.engine.intake.fairness import FairWorkers
 from rekindle.engine.types import GenerationRequest, Report
 from rekindle.errors import BadRequest, Cancelled, RekindleError
+from rekindle.server.answers.reply import Reply, headers_of
+from rekindle.server.answers.sse import DONE, EventStream, Item, event, watched
 from rekindle.server.border import in_thread
-from rekindle.server.caller import Caller, access_of, caller_of, unnamed
 from rekindle.server.errors import HttpError, Problem, invalid, problem_of
+from rekindle.server.gate.caller import Caller, access_of, caller_of, unnamed
 from rekindle.server.json_body import parse_json
-from rekindle.server.observer import Observer, RequestWatch
-from rekindle.server.reply import Reply, headers_of
-from rekindle.server.sse import DONE, EventStream, Item, event, watched
+from rekindle.server.observers.observer import Observer, RequestWatch
 from rekindle.text.length import PromptBound
 from rekindle.worker import contained
 

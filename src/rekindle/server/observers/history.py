@@ -14,8 +14,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from rekindle.engine.types import Delta, FinishReason, Report
-from rekindle.server.caller import Caller
 from rekindle.server.errors import problem_of
+from rekindle.server.gate.caller import Caller
 from rekindle.server.lines import CURRENT
 from rekindle.text.messages import Message
 

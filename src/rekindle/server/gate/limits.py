@@ -20,8 +20,8 @@ from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from rekindle.config import ServerSettings
-from rekindle.server.caller import access_of
 from rekindle.server.errors import HttpError, Problem, invalid, problem_of
+from rekindle.server.gate.caller import access_of
 from rekindle.server.memory import LARGE, FreedMemory
 from rekindle.text.length import PromptBound
 

@@ -15,8 +15,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from rekindle.engine.types import Delta, FinishReason, Normalised, Report
 from rekindle.errors import RekindleError
-from rekindle.server.caller import Caller
 from rekindle.server.errors import CLIENT_LEFT, Problem, is_anthropic, problem_of
+from rekindle.server.gate.caller import Caller
 from rekindle.server.lines import CURRENT, REQUEST_ID, Line, new_id, plain
 from rekindle.server.log_output import FIELDS
 from rekindle.text import messages

@@ -17,11 +17,11 @@ from rekindle.agent_ids import check_agent_id
 from rekindle.engine.api import Engine
 from rekindle.engine.types import AgentInfo
 from rekindle.errors import NotFound
+from rekindle.server.agents.deletions import Deletions, Forgotten
 from rekindle.server.border import Router
-from rekindle.server.caller import access_of, decode_agent_id
-from rekindle.server.deletions import Deletions, Forgotten
 from rekindle.server.errors import needs_admin
-from rekindle.server.history import History
+from rekindle.server.gate.caller import access_of, decode_agent_id
+from rekindle.server.observers.history import History
 
 PREFIX = "/v1/agents"
 SPELLED = (f"{PREFIX}/", "/v1/coordination/")

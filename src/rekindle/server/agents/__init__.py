@@ -1,0 +1,1 @@
+"""Agents over HTTP: looked at, computed ahead, changed, deleted."""
