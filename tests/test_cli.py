@@ -14,14 +14,14 @@ import pytest
 from click.testing import Result
 from typer.testing import CliRunner
 
-from rekindle.bench.client import ServerProcess
-from rekindle.bench.demo import variables
 from rekindle.cache.eviction import POLICIES
 from rekindle.cli import app
 from rekindle.cli.settings import FLAG_GROUPS, FLAGS, WITHOUT_FLAG
 from rekindle.cli.units import parse_duration, show_ago, show_bytes
 from rekindle.config import CacheSettings, ServerSettings, Settings
 from rekindle.errors import ConfigError
+from rekindle.harness.client import ServerProcess
+from rekindle.harness.flags import variables
 
 FIXED = (
     "--model --host --port --store --kv --dtype --device --block-tokens --hot-bytes --disk-bytes --max-context "

@@ -13,10 +13,10 @@ from click.testing import Result
 from typer.testing import CliRunner
 
 from rekindle import Engine
-from rekindle.bench.client import Client, ServerProcess, free_port
 from rekindle.cli import app
 from rekindle.config import ServerSettings
 from rekindle.engine.types import Breakpoint, GenerationRequest
+from rekindle.harness.client import Client, ServerProcess, free_port
 from rekindle.model.params import SamplingParams
 from rekindle.text.messages import Message
 

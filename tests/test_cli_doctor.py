@@ -18,10 +18,10 @@ from click.testing import Result
 from typer.testing import CliRunner
 
 from rekindle import Engine
-from rekindle.bench.client import ServerProcess
 from rekindle.cli import app, disk_probes, model_probes, probes
 from rekindle.cli.findings import Finding
 from rekindle.config import CacheSettings, ServerSettings, StoreSettings
+from rekindle.harness.client import ServerProcess
 from rekindle.spec import KVLayout, LayerSpec
 
 

@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from rekindle import Engine
-from rekindle.bench.client import Client, free_port
 from rekindle.cli.serving import SWITCH_S, _lasting_heap
 from rekindle.errors import RekindleError
+from rekindle.harness.client import Client, free_port
 from tests.store.confined import run_apart
 from tests.test_cli import run
 

@@ -10,10 +10,10 @@ import pytest
 from click.testing import Result
 from typer.testing import CliRunner
 
-from rekindle.bench.client import ServerProcess, free_port
 from rekindle.cli import app
 from rekindle.cli.why import ADVICE, marked, told
 from rekindle.config import ServerSettings
+from rekindle.harness.client import ServerProcess, free_port
 from rekindle.matching.explain import Cause
 
 SYSTEM = (

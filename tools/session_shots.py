@@ -19,8 +19,8 @@ from typing import Any, Literal
 
 from playwright.sync_api import Page, expect, sync_playwright
 
-from rekindle.bench.client import Client, ServerProcess, free_port
 from rekindle.config import ServerSettings
+from rekindle.harness.client import Client, ServerProcess, free_port
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")
 # No window, no sandbox (where this runs is root's), and no word to anybody but the page's own server.

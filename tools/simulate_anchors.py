@@ -12,10 +12,10 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from rekindle.bench.simulate.capacities import parse_capacity
-from rekindle.bench.simulate.reading import TraceOptions, read_trace
-from rekindle.bench.simulate.simulation import OPTIMUM, Memory, simulate
-from rekindle.bench.simulate.trace import Trace
+from rekindle.simulate.capacities import parse_capacity
+from rekindle.simulate.reading import TraceOptions, read_trace
+from rekindle.simulate.simulation import OPTIMUM, Memory, simulate
+from rekindle.simulate.trace import Trace
 
 CAPACITIES = ("unlimited", "30000", "10000", "1000")
 KNOWN = {

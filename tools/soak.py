@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from rekindle.bench.client import ServerProcess
+from rekindle.harness.client import ServerProcess
 from rekindle.pocket import conversations
 
 MIB = 1 << 20

@@ -25,7 +25,7 @@ from langchain_anthropic import ChatAnthropic
 from langchain_core.messages import HumanMessage, SystemMessage, ToolMessage
 from langchain_openai import ChatOpenAI
 
-from rekindle.bench.client import ServerProcess
+from rekindle.harness.client import ServerProcess
 
 SYSTEM = "You are Mira, the archivist. Answer in one short sentence."
 SAID = ("Remember that the copper key is in the attic.", "Where is the copper key?", "What is 17 plus 25?")

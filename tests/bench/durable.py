@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from rekindle.bench.client import Client
+from rekindle.harness.client import Client
 
 
 def until_durable(client: Client) -> None:

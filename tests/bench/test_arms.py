@@ -12,10 +12,11 @@ from rich.console import Console
 from rekindle.bench import arms, transformers_arm
 from rekindle.bench.endless import endless_copy
 from rekindle.bench.engine_bench import EngineBench, run_engine_bench
-from rekindle.bench.job import Job, flags_of
+from rekindle.bench.job import Job
 from rekindle.bench.match_bench import MatchBench, run_match_bench
-from rekindle.bench.record import Measurement
 from rekindle.config import Settings
+from rekindle.harness.flags import flags_of
+from rekindle.harness.record import Measurement
 from rekindle.model.load import eos_ids, read_config
 from tests.tiny_models import tiny_model_dir
 

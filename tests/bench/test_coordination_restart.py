@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from rekindle.bench.client import Client, ServerProcess
 from rekindle.bench.coordination import OURS
 from rekindle.bench.coordination_kept import Kept, Said, compare, misheard
 from rekindle.bench.coordination_report import Spoken
@@ -31,6 +30,7 @@ from rekindle.bench.coordination_restart_report import (
 from rekindle.bench.coordination_talk import Following, Kill, Talk
 from rekindle.config import Settings
 from rekindle.errors import ConfigError, RekindleError
+from rekindle.harness.client import Client, ServerProcess
 from tests.bench.durable import until_durable
 
 SAID = [

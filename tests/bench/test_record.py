@@ -12,11 +12,12 @@ import pytest
 from rich.console import Console
 
 from rekindle.bench.engine_bench import EngineBench, merged, table
-from rekindle.bench.job import Job, flags_of
+from rekindle.bench.job import Job
 from rekindle.bench.memory import drop_file_cache, peak_bytes, resident_bytes
-from rekindle.bench.record import Measurement, Origin, append_lines
 from rekindle.config import Settings
 from rekindle.errors import ConfigError
+from rekindle.harness.flags import flags_of
+from rekindle.harness.record import Measurement, Origin, append_lines
 
 COLD = Measurement("cold", "rekindle", "s", (3.0, 1.0, 2.0), {"prompt_tokens": 10})
 

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from rekindle.bench.record import Measurement
 from rekindle.bench.replay import Asked, Happened, Replayed
 from rekindle.bench.replay_client import Answer
 from rekindle.bench.replay_report import ColdCheck, earlier, measurements, notes, table
 from rekindle.bench.replay_table import arms_table, nearest_rank
+from rekindle.harness.record import Measurement
 from rekindle.server.dayfile import DayEvent, RecordedRequest
 
 

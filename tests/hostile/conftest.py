@@ -16,7 +16,7 @@ from typing import Any
 import psutil
 import pytest
 
-from rekindle.bench.client import ServerProcess
+from rekindle.harness.client import ServerProcess
 
 KEYS = {"left": "key-of-the-left", "right": "key-of-the-right"}
 ADMIN = "key-of-the-admin"

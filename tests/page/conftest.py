@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Browser, ConsoleMessage, Page, expect, sync_playwright
 
-from rekindle.bench.client import ServerProcess, free_port
 from rekindle.config import ServerSettings
+from rekindle.harness.client import ServerProcess, free_port
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "chrome")
 # No window, no sandbox (CI is root), and no word to anybody but the page's own server.

@@ -7,7 +7,7 @@ from typing import Any
 
 from playwright.sync_api import Page, expect
 
-from rekindle.bench.client import Client
+from rekindle.harness.client import Client
 from tests.page.conftest import AWAY, Open, Seen, Site
 
 ROOT = "/v1/coordination/sessions"

@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from rekindle.bench.client import Client, ServerProcess
+from rekindle.harness.client import Client, ServerProcess
 from tests.server.coordinating import NAMES, SESSIONS, Event, events
 from tests.server.test_coordination_kept import STORY
 from tests.server.test_coordination_streams import wait_for

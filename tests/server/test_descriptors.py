@@ -11,7 +11,7 @@ import sys
 import time
 from pathlib import Path
 
-from rekindle.bench.client import free_port
+from rekindle.harness.client import free_port
 
 CONFINED = (
     "import resource, os, sys; resource.setrlimit(resource.RLIMIT_NOFILE, tuple(map(int, sys.argv[1:3]))); "

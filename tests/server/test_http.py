@@ -15,8 +15,8 @@ from typing import Any
 import openai
 import pytest
 
-from rekindle.bench.client import Client
 from rekindle.config import ServerSettings
+from rekindle.harness.client import Client
 from rekindle.pocket import conversations
 from tests.server.conftest import Served, serving
 from tests.server.logged import listening, text

@@ -18,9 +18,9 @@ from pathlib import Path
 import pytest
 
 from rekindle import Engine
-from rekindle.bench.client import Client, free_port
 from rekindle.config import Settings
 from rekindle.errors import RequestFailed
+from rekindle.harness.client import Client, free_port
 from rekindle.pocket import conversations
 from rekindle.server.serve import open_listeners, run_server
 from rekindle.spec import KVLayout

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from rekindle.bench.client import ServerProcess
+from rekindle.harness.client import ServerProcess
 
 SAID = [{"role": "user", "content": "Remember that the copper key is in the attic. " * 8}]
 

@@ -19,8 +19,8 @@ from typing import Any
 import httpx
 import pytest
 
-from rekindle.bench.client import free_port
 from rekindle.config import ServerSettings
+from rekindle.harness.client import free_port
 from tests.server.conftest import Served, serving
 from tests.server.logged import fields, listening
 

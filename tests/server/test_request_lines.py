@@ -15,8 +15,8 @@ import anthropic
 import openai
 import pytest
 
-from rekindle.bench.client import ServerProcess
 from rekindle.config import ServerSettings
+from rekindle.harness.client import ServerProcess
 from tests.server.conftest import Served, serving
 from tests.server.logged import Heard, fields, listening, text
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from rekindle.bench.client import ServerProcess
+from rekindle.harness.client import ServerProcess
 
 LONG = {
     "messages": [{"role": "user", "content": "Tell me of the attic."}],

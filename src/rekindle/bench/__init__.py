@@ -1,1 +1,1 @@
-"""Programs that measure and show: the demo, the benchmarks. They reach the server over HTTP like anybody else."""
+"""Programs that measure. They reach the server over HTTP like anybody else."""

@@ -12,12 +12,12 @@ from pathlib import Path
 
 from rekindle.bench.job import Job
 from rekindle.bench.memory import drop_file_cache, forget_peak, peak_bytes, resident_bytes
-from rekindle.bench.record import Measurement
 from rekindle.bench.requests import ARM, Sample, clamped, first_token, measurement, warm_up, workload_of
 from rekindle.bench.streams import decoding
 from rekindle.bench.workload import Workload
 from rekindle.engine.api import Engine
 from rekindle.errors import RekindleError
+from rekindle.harness.record import Measurement
 
 SHARES = (0.25, 0.5, 0.75)
 WARM_NUMBERS = {"cached": 1_000, "evicted": 2_000}  # of the first extension after a restart

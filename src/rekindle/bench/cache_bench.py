@@ -19,8 +19,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rekindle.bench.cache_bench_pool import hashing_rows, pool_rows
 from rekindle.bench.cache_bench_rows import Row, Track, table
 from rekindle.bench.cache_bench_trie import trie_rows
-from rekindle.bench.record import Origin, deliver
 from rekindle.errors import ConfigError
+from rekindle.harness.record import Origin, deliver
 
 PARTS = ("trie", "pool", "hashing")
 MIN_SEQUENCES, MIN_TOKENS, MIN_BLOCKS = 100, 20, 100

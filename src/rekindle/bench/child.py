@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 
 from rekindle.bench import arms, transformers_arm
 from rekindle.bench.job import MARK, Job
-from rekindle.bench.record import Measurement
+from rekindle.harness.record import Measurement
 
 ARMS: dict[str, Callable[[Job], Iterator[Measurement]]] = {
     "hot": arms.hot,

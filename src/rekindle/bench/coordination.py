@@ -36,11 +36,11 @@ from rekindle.bench.coordination_report import (
     rounds_table,
     totals_table,
 )
-from rekindle.bench.record import Origin, deliver
 from rekindle.bench.workload import Workload
 from rekindle.config import Settings
 from rekindle.engine.api import Engine
 from rekindle.errors import ConfigError, RekindleError
+from rekindle.harness.record import Origin, deliver
 from rekindle.text.prompt import PromptEncoder
 
 NAMES = ("Ada", "Ben", "Cleo", "Dora", "Emil", "Fay", "Gus", "Hana", "Ivo", "Jun")

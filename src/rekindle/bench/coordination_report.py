@@ -10,8 +10,8 @@ from pathlib import Path
 from rich import box
 from rich.table import Table
 
-from rekindle.bench.record import Measurement
-from rekindle.bench.replay_plot import pyplot
+from rekindle.harness.plot import pyplot
+from rekindle.harness.record import Measurement
 
 BOUND_STEPS, BOUND_MS = 2, 10.0
 WANTED_SHARE = 0.98

@@ -21,15 +21,14 @@ from typing import Any
 
 from rich.console import Console
 
-from rekindle.bench.client import ServerProcess
 from rekindle.bench.coordination import OURS, check_agents, chosen, participants_of, setting_of
 from rekindle.bench.coordination_restart_report import Endured, Restart, measurements, restarts_table, turns_table
 from rekindle.bench.coordination_talk import Talk
-from rekindle.bench.demo import variables
-from rekindle.bench.job import flags_of
-from rekindle.bench.record import Origin, deliver
 from rekindle.config import Settings
 from rekindle.errors import ConfigError
+from rekindle.harness.client import ServerProcess
+from rekindle.harness.flags import flags_of, variables
+from rekindle.harness.record import Origin, deliver
 from rekindle.model.checkpoint import Source
 from rekindle.text.prompt import PromptEncoder
 

@@ -11,8 +11,8 @@ from rich.table import Table
 
 from rekindle.bench.coordination_kept import Kept, numbered
 from rekindle.bench.coordination_report import Spoken, gaps, least_share, share
-from rekindle.bench.demo_report import Check
-from rekindle.bench.record import Measurement
+from rekindle.demo.report import Check
+from rekindle.harness.record import Measurement
 
 BEFORE, FIRST, REST, AFTER = "before the kill", "first after the restart", "rest of that round", "rounds after"
 PHASES = (BEFORE, FIRST, REST, AFTER)

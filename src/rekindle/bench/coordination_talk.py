@@ -14,12 +14,12 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import quote
 
-from rekindle.bench.client import Client, ServerProcess
 from rekindle.bench.coordination import spoken_of
 from rekindle.bench.coordination_kept import Kept, Said, compare, misheard
 from rekindle.bench.coordination_report import Spoken
 from rekindle.bench.coordination_restart_report import Restart
 from rekindle.errors import RekindleError
+from rekindle.harness.client import Client, ServerProcess
 
 SESSIONS = "/v1/coordination/sessions"
 SAID_PART = 4  # one piece of so many tokens is told before the kill

@@ -18,10 +18,11 @@ from rich.console import Console
 from rich.table import Table
 
 from rekindle.bench.endless import endless_copy
-from rekindle.bench.job import Job, flags_of, run_job
-from rekindle.bench.record import Measurement, Origin, deliver
+from rekindle.bench.job import Job, run_job
 from rekindle.config import Settings
 from rekindle.errors import ConfigError
+from rekindle.harness.flags import flags_of
+from rekindle.harness.record import Measurement, Origin, deliver
 from rekindle.model.checkpoint import Source
 
 DEFAULT_THREADS = 2

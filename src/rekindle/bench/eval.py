@@ -19,10 +19,10 @@ from rekindle.bench.eval_kv import FormatScores, Score, layouts_of, score_format
 from rekindle.bench.eval_plot import plot_eval
 from rekindle.bench.eval_text import windows_of
 from rekindle.bench.recall import KV, RecallArm, RecallBench, RecallScore, ask_arm, questions_of
-from rekindle.bench.record import Measurement, Origin, deliver
-from rekindle.bench.replay_plot import check_plot
 from rekindle.config import Settings
 from rekindle.errors import ConfigError
+from rekindle.harness.plot import check_plot
+from rekindle.harness.record import Measurement, Origin, deliver
 from rekindle.model.formats import native_format, summary
 from rekindle.model.load import LoadedModel, load_model
 from rekindle.text.prompt import PromptEncoder

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from rekindle.bench.eval_kv import FormatScores
 from rekindle.bench.recall import RecallScore
-from rekindle.bench.replay_plot import pyplot
+from rekindle.harness.plot import pyplot
 
 
 def plot_eval(path: Path, scores: Sequence[FormatScores], recall: Mapping[str, Mapping[int, RecallScore]]) -> None:

@@ -21,16 +21,16 @@ from typing import Any
 from rich.console import Console
 from rich.progress import Progress
 
-from rekindle.bench.demo_report import Check
 from rekindle.bench.distinct import MIN_TOKENS, Distinct
-from rekindle.bench.job import flags_of
 from rekindle.bench.memory import forget_peak, peak_bytes, resident_bytes
-from rekindle.bench.record import Measurement, Origin, deliver
 from rekindle.config import Settings
+from rekindle.demo.report import Check
 from rekindle.engine.api import Engine
 from rekindle.engine.generation import Generation
 from rekindle.engine.types import ChatResult, GenerationRequest
 from rekindle.errors import ConfigError, Overloaded, RekindleError
+from rekindle.harness.flags import flags_of
+from rekindle.harness.record import Measurement, Origin, deliver
 from rekindle.model.params import SamplingParams
 from rekindle.spec import ModelSpec
 from rekindle.store.records import RecordFormat

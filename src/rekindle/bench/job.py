@@ -11,12 +11,12 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from typing import Any
 
-from rekindle.bench.record import Measurement
 from rekindle.config import Settings
 from rekindle.errors import RekindleError
+from rekindle.harness.record import Measurement
 
 MARK = "measured "
 
@@ -38,14 +38,6 @@ class Job:
     def settings(self, **changes: Any) -> Settings:
         """The settings of `flags`, some of them changed."""
         return Settings.load({**self.flags, **changes})
-
-
-def flags_of(settings: Settings) -> dict[str, Any]:
-    """Flat names and values of the settings that decide what is measured; `Settings.load` takes them back."""
-    parts = (settings.model, settings.cache, settings.store, settings.engine)
-    flat = {item.name: getattr(part, item.name) for part in parts for item in fields(part)}
-    del flat["dir"], flat["enabled"]
-    return {name: value for name, value in flat.items() if value is not None}
 
 
 def run_job(job: Job) -> Iterator[Measurement]:

@@ -26,13 +26,13 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from rekindle.bench.client import HOST, ServerProcess
-from rekindle.bench.demo import variables
 from rekindle.bench.memory import resident_bytes
 from rekindle.bench.noisy_bodies import CHAT, Attack, attacks
-from rekindle.bench.record import Measurement, Origin, deliver
 from rekindle.config import Settings
 from rekindle.errors import ConfigError
+from rekindle.harness.client import HOST, ServerProcess
+from rekindle.harness.flags import variables
+from rekindle.harness.record import Measurement, Origin, deliver
 
 NONE = "none"
 KEYS = {"noisy": "key-of-the-noisy-one", "quiet": "key-of-the-quiet-one"}

@@ -22,10 +22,10 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from rekindle.bench.record import Measurement, Origin, append_lines
 from rekindle.config import Settings
 from rekindle.engine.api import Engine
 from rekindle.errors import PromptTooLong
+from rekindle.harness.record import Measurement, Origin, append_lines
 from rekindle.pocket.conversations import Chat, recall_case
 
 DISTANCES = (50, 200, 600, 1200, 2000)

@@ -12,9 +12,9 @@ from typing import Any
 
 from rich.table import Table
 
-from rekindle.bench.record import Measurement
 from rekindle.bench.replay import Asked, Replayed
 from rekindle.bench.replay_table import arms_table, nearest_rank
+from rekindle.harness.record import Measurement
 
 WINDOW_S = 600.0  # recorded seconds after a restart that are looked at for themselves
 FIRST, SENT, COMPUTED = "first token", "prompt tokens sent", "prompt tokens computed"

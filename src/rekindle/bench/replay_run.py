@@ -13,13 +13,14 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from rekindle.bench.record import Origin, deliver
 from rekindle.bench.replay import Pace, Replay, Replayed
 from rekindle.bench.replay_client import OpenAIServer
 from rekindle.bench.replay_cold import check_cold
-from rekindle.bench.replay_plot import check_plot, plot_day
+from rekindle.bench.replay_plot import plot_day
 from rekindle.bench.replay_report import earlier, measurements, notes, table
 from rekindle.errors import ConfigError
+from rekindle.harness.plot import check_plot
+from rekindle.harness.record import Origin, deliver
 from rekindle.server.dayfile import Day, read_day
 
 

@@ -11,11 +11,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from rekindle.bench.job import Job
-from rekindle.bench.record import Measurement
 from rekindle.bench.workload import Workload
 from rekindle.engine.api import Engine
 from rekindle.engine.types import GenerationRequest, Report
 from rekindle.errors import RekindleError
+from rekindle.harness.record import Measurement
 from rekindle.model.checkpoint import Source
 from rekindle.model.params import SamplingParams
 from rekindle.text.prompt import PromptEncoder

@@ -27,17 +27,16 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from rekindle.bench.client import Client, ServerProcess
-from rekindle.bench.demo import variables
 from rekindle.bench.distinct import MIN_TOKENS, Distinct, Messages
 from rekindle.bench.fleet import Budgets, allocated_bytes, spec_of
-from rekindle.bench.job import flags_of
 from rekindle.bench.memory import drop_file_cache, resident_bytes
-from rekindle.bench.record import Measurement, Origin, deliver
 from rekindle.config import Settings
 from rekindle.engine.api import Engine
 from rekindle.engine.generation import Generation
 from rekindle.errors import ConfigError, RekindleError, RequestFailed
+from rekindle.harness.client import Client, ServerProcess
+from rekindle.harness.flags import flags_of, variables
+from rekindle.harness.record import Measurement, Origin, deliver
 
 ARM = "rekindle"
 MARK = "filled.json"

@@ -15,15 +15,16 @@ from pathlib import Path
 
 from rich.console import Console
 
-from rekindle.bench.record import Measurement, Origin, deliver
 from rekindle.bench.replay_client import OpenAIServer
-from rekindle.bench.replay_plot import check_plot, plot_bars
+from rekindle.bench.replay_plot import plot_bars
 from rekindle.bench.replay_run import key_in, lines_of
 from rekindle.bench.replay_table import arms_table
 from rekindle.bench.server_bench_arms import Bench, after_restart, first_tokens
 from rekindle.bench.server_bench_streams import batches, rounds, staggered
 from rekindle.bench.server_bench_texts import ServerTexts
 from rekindle.errors import ConfigError
+from rekindle.harness.plot import check_plot
+from rekindle.harness.record import Measurement, Origin, deliver
 
 MIN_CONTEXT, MIN_EXTENSION = 256, 8
 

@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from rekindle.bench.memory import drop_file_cache
-from rekindle.bench.record import Measurement
 from rekindle.bench.replay import run_command
 from rekindle.bench.replay_client import Answer, OpenAIServer
 from rekindle.bench.server_bench_texts import Messages, ServerTexts, extended, said
 from rekindle.errors import RequestFailed
+from rekindle.harness.record import Measurement
 
 SHARES = (0.25, 0.5, 0.75)
 REPLY_TOKENS = 16

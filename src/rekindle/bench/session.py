@@ -19,8 +19,6 @@ from typing import Any
 
 from rich.console import Console
 
-from rekindle.bench.client import Client
-from rekindle.bench.record import Origin, deliver
 from rekindle.bench.scripted import write_scripted_model
 from rekindle.bench.session_agent import Request, Session, SessionPlan
 from rekindle.bench.session_client import Heard, MessagesClient
@@ -31,6 +29,8 @@ from rekindle.bench.session_templates import BEHAVIOURS, Behaviour
 from rekindle.bench.session_texts import Texts
 from rekindle.config import MiB, Settings
 from rekindle.errors import ConfigError
+from rekindle.harness.client import Client
+from rekindle.harness.record import Origin, deliver
 
 HOT_BYTES = 256 * MiB
 # What each arm changes of the defaults.

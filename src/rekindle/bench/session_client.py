@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from rekindle.bench.client import Client
 from rekindle.errors import RequestFailed
+from rekindle.harness.client import Client
 
 PATH = "/v1/messages"
 POLL_S = 0.01

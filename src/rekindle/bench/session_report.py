@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from rich import box
 from rich.table import Table
 
-from rekindle.bench.record import Measurement
 from rekindle.bench.session_agent import Request
 from rekindle.bench.session_client import Heard
+from rekindle.harness.record import Measurement
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,11 +8,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from rekindle.bench.job import Job
-from rekindle.bench.record import Measurement
 from rekindle.bench.requests import ARM, first_token, request
 from rekindle.bench.workload import Workload
 from rekindle.engine.api import Engine
 from rekindle.engine.types import EngineStats
+from rekindle.harness.record import Measurement
 
 NUM_STREAMS = (1, 4, 8)
 MARGIN = 2  # tokens at both ends of a stream that are not counted

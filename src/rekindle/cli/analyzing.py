@@ -29,7 +29,7 @@ def analyze(
     """What share of a log's prompt tokens could be reused, and which lines burn the rest; or what a batch shares."""
 
     def run() -> int:
-        from rekindle.bench.analyze.run import AnalyzeOptions, run_analyze
+        from rekindle.analyze.run import AnalyzeOptions, run_analyze
 
         options = AnalyzeOptions(model, revision, rows, out, plot, separator, min_length)
         return run_analyze(path, options, console())

@@ -133,6 +133,6 @@ def demo(
     seed: Annotated[int, typer.Option("--seed", help="of the facts the agents are told")] = 7,
 ) -> int:
     """Four agents, a kill -9 between their turns, and a verdict: 0 if every reply and 90 % of the memory survived."""
-    from rekindle.bench.demo import run_demo
+    from rekindle.demo.run import run_demo
 
     return run_demo(settings, seed=seed, console=console())

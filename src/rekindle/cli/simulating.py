@@ -28,9 +28,9 @@ def simulate(
     """What share of a trace's prompts each memory would have held, policy by policy, and the most possible."""
 
     def run() -> int:
-        from rekindle.bench.simulate.capacities import DEFAULT
-        from rekindle.bench.simulate.reading import TraceOptions
-        from rekindle.bench.simulate.run import SimulateOptions, run_simulate
+        from rekindle.simulate.capacities import DEFAULT
+        from rekindle.simulate.reading import TraceOptions
+        from rekindle.simulate.run import SimulateOptions, run_simulate
 
         options = SimulateOptions(
             policies=_listed(policies),

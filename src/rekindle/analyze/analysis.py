@@ -1,0 +1,269 @@
+"""A log replayed against the memory that a server would have had: reused, burned and new tokens, by conversation.
+
+Owns the sums and which ways of handling prompts are compared. Every pass reads the log again, so no prompt is held.
+Identities that always hold: prompt = own + others + burned + new, for every request, conversation and the whole.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from rekindle.analyze.bodies import Asked, BodyReader, session_of
+from rekindle.analyze.burned import Burned, burned_by
+from rekindle.analyze.conversations import Conversations
+from rekindle.analyze.logfile import Log
+from rekindle.analyze.memory import INDEX_BYTES, Handling, Memory, Reuse
+from rekindle.analyze.shapes import Logged, usage_of
+from rekindle.config import NORMALISATIONS, PromptSettings
+from rekindle.errors import BadRequest
+from rekindle.matching.explain import Explanation
+from rekindle.text.growth import TemplateGrowth, analyse_growth
+from rekindle.text.normalise import normalise
+from rekindle.text.prompt import PromptEncoder
+
+UNDATED = datetime(2024, 1, 31, 12)  # what a template's clock shows for requests without a time
+MAX_LINES = 10_000  # kinds of burning lines that are told apart
+Progress = Callable[[], None]
+
+
+@dataclass(slots=True)
+class Sums:
+    """Tokens of some requests. `burned` by cause; `said_prompt`, `said_cached`: as the log's own answers have it."""
+
+    num_requests: int = 0
+    prompt_tokens: int = 0
+    own_tokens: int = 0
+    other_tokens: int = 0
+    burned: Counter[str] = field(default_factory=Counter)
+    said_prompt_tokens: int = 0
+    said_cached_tokens: int = 0
+
+    @property
+    def reused_tokens(self) -> int:
+        """What was stored and need not be computed."""
+        return self.own_tokens + self.other_tokens
+
+    @property
+    def burned_tokens(self) -> int:
+        """What was computed again."""
+        return sum(self.burned.values())
+
+    @property
+    def new_tokens(self) -> int:
+        """What nobody had computed before."""
+        return self.prompt_tokens - self.reused_tokens - self.burned_tokens
+
+    def add(self, reuse: Reuse, burned: Burned | None, usage: tuple[int, int] | None) -> None:
+        """Count one request."""
+        self.num_requests += 1
+        self.prompt_tokens += len(reuse.ids)
+        if reuse.is_own:
+            self.own_tokens += reuse.num_reused
+        else:
+            self.other_tokens += reuse.num_reused
+        if burned is not None:
+            self.burned[burned.cause] += burned.num_tokens
+        if usage is not None:
+            self.said_prompt_tokens += usage[0]
+            self.said_cached_tokens += usage[1]
+
+
+@dataclass(slots=True)
+class BurningLine:
+    """A line that changes, told by all that stays of it, and what it burned; the explanation is the costliest one's."""
+
+    cause: str
+    role: str
+    explanation: Explanation
+    place: str
+    num_tokens: int = 0
+    num_requests: int = 0
+    most_tokens: int = 0
+
+    def add(self, burned: Burned, place: str) -> None:
+        """Count one more request that it burned."""
+        self.num_tokens += burned.num_tokens
+        self.num_requests += 1
+        if burned.num_tokens > self.most_tokens:
+            self.most_tokens, self.explanation, self.place = burned.num_tokens, burned.explanation, place
+
+
+@dataclass(frozen=True, slots=True)
+class Arm:
+    """What would be in the prompts, and reused, with these two settings."""
+
+    normalise: str
+    anticipate: str
+    prompt_tokens: int
+    reused_tokens: int
+
+    @property
+    def computed_tokens(self) -> int:
+        """What would be left to compute."""
+        return self.prompt_tokens - self.reused_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """The sums after so many requests, for the plot."""
+
+    num_requests: int
+    own_tokens: int
+    other_tokens: int
+    new_tokens: int
+    burned: Mapping[str, int]
+
+
+@dataclass(slots=True)
+class Analysis:
+    """Everything that is reported. `refused`: requests that could not be rendered, by reason, with the first place."""
+
+    total: Sums = field(default_factory=Sums)
+    conversations: dict[str, Sums] = field(default_factory=dict)
+    lines: dict[tuple[str, str, str], BurningLine] = field(default_factory=dict)
+    arms: list[Arm] = field(default_factory=list)
+    refused: dict[str, tuple[int, str]] = field(default_factory=dict)
+    curve: list[Point] = field(default_factory=list)
+    growth: TemplateGrowth | None = None
+    num_forgotten: int = 0
+
+    def worst_lines(self) -> list[BurningLine]:
+        """The costliest first."""
+        return sorted(self.lines.values(), key=lambda line: -line.num_tokens)
+
+
+class Analyser:
+    """Goes through a log with the tokenizer and template in `directory`. `progress` is called after each request."""
+
+    def __init__(
+        self,
+        log: Log,
+        directory: Path,
+        *,
+        max_bytes: int = INDEX_BYTES,
+        progress: Progress = lambda: None,
+    ) -> None:
+        self._log = log
+        self._now = UNDATED
+        self._encoder = PromptEncoder.from_dir(directory, clock=lambda: self._now)
+        self._max_bytes = max_bytes
+        self._progress = progress
+        self._volatile = _Volatile()
+        self._step = max(1, len(log) // 512)
+
+    def run(self) -> Analysis:
+        """All passes; raises ConfigError and ModelRefused as opening does."""
+        analysis = Analysis(growth=analyse_growth(self._encoder.template))
+        handling = Handling()
+        memory = Memory(self._encoder, handling, max_bytes=self._max_bytes)
+        for place, logged, asked, reuse in self._requests(memory, analysis):
+            burned = burned_by(reuse, self._encoder)
+            self._volatile.see(asked)
+            self._count(analysis, place, logged, reuse, burned)
+        analysis.num_forgotten = memory.num_forgotten
+        self._compare(analysis)
+        return analysis
+
+    def _count(
+        self, analysis: Analysis, place: tuple[str, str], logged: Logged, reuse: Reuse, burned: Burned | None
+    ) -> None:
+        where, conversation = place
+        usage = usage_of(logged.answer)
+        analysis.total.add(reuse, burned, usage)
+        analysis.conversations.setdefault(conversation, Sums()).add(reuse, burned, usage)
+        if burned is not None:
+            key = (burned.cause, burned.role, burned.line)
+            if key not in analysis.lines and len(analysis.lines) >= MAX_LINES:
+                key = (burned.cause, burned.role, "")
+            line = analysis.lines.setdefault(key, BurningLine(burned.cause, burned.role, burned.explanation, where))
+            line.add(burned, where)
+        total = analysis.total
+        if total.num_requests % self._step == 0:
+            burned_so_far = dict(total.burned)
+            point = (total.num_requests, total.own_tokens, total.other_tokens, total.new_tokens, burned_so_far)
+            analysis.curve.append(Point(*point))
+
+    def _requests(
+        self, memory: Memory, analysis: Analysis | None = None
+    ) -> Iterator[tuple[tuple[str, str], Logged, Asked, Reuse]]:
+        """Every request that can be rendered, in order, with where it stands and its conversation."""
+        reader, conversations = BodyReader(self._encoder), Conversations()
+        for serial, (place, logged) in enumerate(self._log):
+            self._now = (
+                UNDATED if logged.at_s is None else datetime.fromtimestamp(logged.at_s, UTC).replace(tzinfo=None)
+            )
+            self._progress()
+            try:
+                asked = reader.read(logged)
+                turn = conversations.place(serial, asked.messages, session_of(logged))
+                if turn.said is not None:
+                    memory.reply(turn.said.serial, turn.said.message)
+                reuse = memory.ask(serial, turn.conversation, asked, earlier=turn.earlier)
+            except BadRequest as error:
+                if analysis is not None:
+                    count, first = analysis.refused.get(str(error), (0, place))
+                    analysis.refused[str(error)] = (count + 1, first)
+                continue
+            yield (place, turn.conversation), logged, asked, reuse
+            answer = reader.answer(logged)
+            if answer is not None:
+                memory.reply(serial, answer)
+
+    def _compare(self, analysis: Analysis) -> None:
+        """The same log with what this server does to prompts; a pass for each way that can make a difference."""
+        growth = analysis.growth
+        rewrites = growth is not None and {growth.plain, growth.thinking, growth.tools, growth.trailing_blank} != {
+            "nothing"
+        }
+        done = {Handling(): (analysis.total.prompt_tokens, analysis.total.reused_tokens)}
+        default = PromptSettings().kinds()
+        choices = (frozenset[str](), default, frozenset(NORMALISATIONS))
+        ways = [(kinds, anticipates) for anticipates in (False, True) for kinds in choices]
+        for kinds, anticipates in ways:
+            handling = Handling(kinds & self._volatile.kinds, anticipates and rewrites)
+            if handling not in done:
+                done[handling] = self._tokens(handling)
+            named = ",".join(kind for kind in NORMALISATIONS if kind in kinds) or "off"
+            analysis.arms.append(Arm(named, "on" if anticipates else "off", *done[handling]))
+
+    def _tokens(self, handling: Handling) -> tuple[int, int]:
+        """Tokens in all prompts, and reused, in a pass of its own."""
+        prompt = reused = 0
+        for _, _, _, reuse in self._requests(Memory(self._encoder, handling, max_bytes=self._max_bytes)):
+            prompt += len(reuse.ids)
+            reused += reuse.num_reused
+        return prompt, reused
+
+
+class _Volatile:
+    """Which kinds of normalising can make a difference: something of the kind was there, and not always the same."""
+
+    def __init__(self) -> None:
+        self.kinds: frozenset[str] = frozenset()
+        self._seen: set[int] = set()  # messages without what was looked for: most come again with every turn
+        self._spellings: dict[bytes, bytes] = {}  # digest of tools in order -> of the tools as they first came
+
+    def see(self, asked: Asked) -> None:
+        """Look at one request."""
+        signed = normalise(asked.messages, None, frozenset({"attribution"}))
+        found = {"attribution"} if signed.removed else set()
+        if "dates" not in self.kinds:
+            unseen = [message for message in signed.messages if hash(message) not in self._seen]
+            self._seen.update(map(hash, unseen))
+            found |= {removed.kind for removed in normalise(unseen, None, frozenset({"dates"})).removed}
+        if asked.tools and "tools" not in self.kinds:
+            in_order = normalise(asked.messages[:0], asked.tools, frozenset({"tools"})).tools
+            first = self._spellings.setdefault(_digest(in_order), _digest(asked.tools))
+            found |= {"tools"} if first != _digest(asked.tools) else set()
+        self.kinds |= found
+
+
+def _digest(value: Any) -> bytes:
+    return hashlib.blake2b(json.dumps(value, default=str).encode(), digest_size=16).digest()

@@ -1,0 +1,151 @@
+"""Logged bodies and answers as conversations, read by the parsers that serve them (after `pruning`).
+
+Owns who a request is of, and the responses that later ones go on from.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from starlette.datastructures import Headers
+
+from rekindle.analyze.pruning import (
+    chat_body,
+    chat_message,
+    first_prompt,
+    messages_body,
+    messages_message,
+    response_items,
+    responses_body,
+)
+from rekindle.analyze.shapes import Logged, parsed
+from rekindle.errors import BadRequest
+from rekindle.server.anthropic.calls import ModelSide, parse_count
+from rekindle.server.anthropic.habits import find_habits
+from rekindle.server.gate.caller import Caller, named_by
+from rekindle.server.openai.calls import parse_chat, parse_completion
+from rekindle.server.responses.calls import parse_response
+from rekindle.server.responses.items import Item, ItemReader, messages_of
+from rekindle.server.responses.kept import Kept
+from rekindle.text.messages import Message, map_strings, normalise_messages, sound
+from rekindle.text.prompt import PromptEncoder
+from rekindle.text.replies import find_reply_format
+
+MAX_KEPT_RESPONSES = 2_048  # that later bodies may go on from
+_ANYBODY = Caller()
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What a body asks: messages with tools, or a text whose control tokens count."""
+
+    messages: tuple[Message, ...] = ()
+    text: str | None = None
+    tools: Sequence[Mapping[str, Any]] | None = None
+    template_kwargs: Mapping[str, Any] = field(default_factory=dict)
+
+
+class BodyReader:
+    """Reads the bodies of one log in order: responses that go on from earlier ones are found among those."""
+
+    def __init__(self, encoder: PromptEncoder) -> None:
+        self._side = ModelSide(find_reply_format(encoder), find_habits(encoder))
+        self._shelf = _Shelf()
+
+    def read(self, logged: Logged) -> Asked:
+        """What one request asks. Raises BadRequest where not even the pruned body can be served."""
+        body = map_strings(logged.body, sound)
+        match logged.dialect:
+            case "chat":
+                request = parse_chat(chat_body(body), _ANYBODY).requests[0]
+            case "messages":
+                request, _ = parse_count(messages_body(body), _ANYBODY, self._side)
+            case "responses":
+                call = parse_response(responses_body(body), _ANYBODY, self._shelf)
+                self._shelf.keep(call.items, body.get("previous_response_id"), map_strings(logged.answer, sound))
+                request = call.request
+            case "completions":
+                request = parse_completion({"prompt": first_prompt(body["prompt"])}, _ANYBODY).requests[0]
+        return Asked(request.messages or (), request.text, request.tools, request.template_kwargs)
+
+    def answer(self, logged: Logged) -> Message | None:
+        """The reply that the log holds; None where it holds none that can be read, as a stream's pieces."""
+        try:
+            return _answer(map_strings(logged.answer, sound), self._side)
+        except BadRequest:
+            return None
+
+
+def session_of(logged: Logged) -> str | None:
+    """The agent that its headers name, as the server would read them, or the name its logger keeps; None: neither."""
+    try:
+        plain = {name: value for name, value in logged.headers.items() if name.isascii() and value.isascii()}
+        named = named_by(Headers(plain)).agent
+    except BadRequest:
+        named = None
+    return named or logged.session
+
+
+def _answer(answer: Any, side: ModelSide) -> Message | None:
+    """The message that any of the dialects' answers holds."""
+    if isinstance(answer, str):
+        return Message("assistant", answer) if answer.strip() and not answer.startswith(("data:", "event:")) else None
+    if not isinstance(answer, Mapping):
+        return None
+    if isinstance(answer.get("choices"), list) and answer["choices"] and isinstance(answer["choices"][0], Mapping):
+        choice = answer["choices"][0]
+        answer = choice.get("message") or {"role": "assistant", "content": choice.get("text")}
+    if isinstance(answer.get("output"), list):
+        return next(iter(messages_of(_read_items(answer["output"]), None)), None)
+    if answer.get("role") == "assistant":
+        is_blocks = isinstance(answer.get("content"), list) and answer.get("type") == "message"
+        if not is_blocks:
+            return normalise_messages([chat_message(answer)])[0]
+        asked = {
+            "messages": [{"role": "user", "content": "?"}, messages_message(answer), {"role": "user", "content": "!"}]
+        }
+        request, _ = parse_count(asked, _ANYBODY, side)
+        return next((message for message in request.messages or () if message.role == "assistant"), None)
+    inner = next((answer[key] for key in ("body", "content", "message", "text") if answer.get(key)), None)
+    return _answer(parsed(inner), side)
+
+
+def _read_items(items: Sequence[Any]) -> list[Item]:
+    return ItemReader(lambda id: None).read(response_items(items))
+
+
+class _Shelf:
+    """The latest responses of the log, by id, as the server keeps its own."""
+
+    def __init__(self) -> None:
+        self._kept: OrderedDict[str, Kept] = OrderedDict()
+
+    def chain(self, namespace: str, id: str) -> list[Kept]:
+        """The conversation up to and with a response; BadRequest where the log does not hold it."""
+        found: list[Kept] = []
+        wanted: str | None = id
+        while wanted is not None:
+            kept = self._kept.get(wanted)
+            if kept is None:
+                raise BadRequest(f"it goes on from response {wanted[:80]!r}, which the log does not hold")
+            found.append(kept)
+            wanted = kept.previous
+        return found[::-1]
+
+    def item(self, namespace: str, id: str) -> Item | None:
+        """Items are not kept by themselves."""
+        return None
+
+    def keep(self, items: Sequence[Item], previous: str | None, answer: Any) -> None:
+        """Take in what was asked and answered, where the log says so."""
+        if not isinstance(answer, Mapping) or not isinstance(answer.get("id"), str):
+            return
+        output = answer.get("output")
+        said = _read_items(output) if isinstance(output, list) else []
+        response = {"id": answer["id"], "previous_response_id": previous, "output": said}
+        self._kept[answer["id"]] = Kept("", None, response, items)
+        while len(self._kept) > MAX_KEPT_RESPONSES:
+            self._kept.popitem(last=False)

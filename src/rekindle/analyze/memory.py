@@ -1,0 +1,213 @@
+"""What a server would have had of each prompt, its own matcher deciding: the same text, the same ids, no KV.
+
+Owns which sequences are stored at which moment: a prompt and its reply as generated, as far as the log tells, up to
+eight branches an agent, the least recently used out when memory is short. What is not modelled is said in
+docs/analyze.md: budgets of KV, and clients that come back before idle time has passed.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from rekindle.analyze.bodies import Asked
+from rekindle.config import CacheSettings
+from rekindle.engine.intake.prompt_ids import prompt_ids
+from rekindle.errors import BadRequest
+from rekindle.matching.matcher import Matcher, StoredBranch, TextMatch
+from rekindle.text.foresight import foreseen, likely_probes
+from rekindle.text.messages import Message
+from rekindle.text.normalise import Normal, normalise
+from rekindle.text.prompt import PromptEncoder, RenderedPrompt
+from rekindle.text.vocabulary import MARK
+
+NAMESPACE = "log"
+ANTICIPATED = (-1, -2)  # the branches that hold what was computed ahead
+MAX_OPEN = 1_024  # requests whose reply may still be told
+INDEX_BYTES = 256 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Handling:
+    """What is done to prompts: kinds of `NORMALISATIONS`, and whether the next rendering is computed ahead."""
+
+    kinds: frozenset[str] = frozenset()
+    anticipates: bool = False
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Reuse:
+    """One prompt [tokens] and how many of its first ids stood in a stored sequence; `is_own`: of its own agent.
+
+    `earlier`: the text of the turn before it, as far as that is known.
+    """
+
+    rendered: RenderedPrompt
+    normal: Normal
+    ids: np.ndarray
+    num_reused: int
+    is_own: bool
+    match: TextMatch
+    earlier: bytes | None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Open:
+    """A request whose reply is not known yet."""
+
+    agent: str
+    reuse: Reuse
+    number: int
+    tools: Sequence[Any] | None
+    template_kwargs: Mapping[str, Any]
+
+
+@dataclass(slots=True)
+class _Branches:
+    """An agent's sequences by number, least recently used first."""
+
+    held: OrderedDict[int, np.ndarray] = field(default_factory=OrderedDict)
+    next_number: int = 0
+
+
+class Memory:
+    """A server's memory of one log, under one handling. `num_forgotten`: sequences that went to bound it."""
+
+    def __init__(self, encoder: PromptEncoder, handling: Handling, *, max_bytes: int = INDEX_BYTES) -> None:
+        self._encoder = encoder
+        self._handling = handling
+        self._matcher = Matcher(encoder, max_index_bytes=max_bytes)
+        self._matcher.index.on_drop = self._dropped_append
+        self._dropped: list[StoredBranch] = []
+        self._agents: dict[str, _Branches] = {}
+        self._open: OrderedDict[int, _Open] = OrderedDict()
+        self._numbers: OrderedDict[int, int] = OrderedDict()  # of the branches that requests were stored in
+        self._max_branches = CacheSettings().max_branches
+        self.num_forgotten = 0
+
+    def ask(self, serial: int, agent: str, asked: Asked, *, earlier: int | None = None) -> Reuse:
+        """What of a prompt was stored when it came; from then on all of it is. Raises BadRequest as rendering does.
+
+        `earlier`: the request whose conversation it goes on.
+        """
+        normal = normalise(asked.messages, asked.tools, self._handling.kinds)
+        if asked.text is None:
+            rendered = self._encoder.render_chat(normal.messages, normal.tools, **asked.template_kwargs)
+        else:
+            rendered = self._encoder.render_text(asked.text)
+        match = self._matcher.match(NAMESPACE, agent, rendered)
+        ids, _ = prompt_ids(self._encoder, match, rendered)
+        stored = match.branch.ids if match.branch is not None else ids[:0]
+        num_reused = min(_in_common(stored, ids), max(len(ids) - 1, 0))  # the last is computed whatever is stored
+        reuse = Reuse(rendered, normal, ids, num_reused, match.source == "own", match, self._text_of(agent, earlier))
+        number = self._store(agent, ids)
+        self._numbers[serial] = number
+        if len(self._numbers) > MAX_OPEN:
+            self._numbers.popitem(last=False)
+        if asked.text is None:
+            self._open[serial] = _Open(agent, reuse, number, normal.tools, asked.template_kwargs)
+            if len(self._open) > MAX_OPEN:
+                self._open.popitem(last=False)
+        return reuse
+
+    def reply(self, serial: int, message: Message) -> np.ndarray | None:
+        """Store what was replied to a request, and what is computed ahead of the next; once for each request.
+
+        Returns prompt and reply as they are stored; None where nothing is.
+        """
+        opened = self._open.pop(serial, None)
+        if opened is None:
+            return None
+        prompt, reuse = opened.reuse.rendered, opened.reuse
+        later = [*reuse.normal.messages, message]
+        reply = self._encoder.encode(RenderedPrompt(self._as_generated(opened, later)))
+        held = self._agents.get(opened.agent)
+        stored = None
+        if held is not None and opened.number in held.held and len(reply):
+            stored = np.concatenate([reuse.ids, reply])
+            self._put(opened.agent, opened.number, stored)
+        if self._handling.anticipates:
+            self._anticipate(opened, later, prompt)
+        return stored
+
+    def _text_of(self, agent: str, serial: int | None) -> bytes | None:
+        """The text of the branch that holds an earlier request of this agent."""
+        number = self._numbers.get(serial) if serial is not None else None
+        held = self._agents.get(agent)
+        ids = held.held.get(number) if held is not None and number is not None else None
+        return None if ids is None else self._encoder.key_of(ids)
+
+    def _as_generated(self, opened: _Open, later: Sequence[Message]) -> bytes:
+        """The reply behind its prompt: as the template writes it there, else its text alone."""
+        prompt, message = opened.reuse.rendered.key, later[-1]
+        try:
+            key = self._encoder.render_chat(
+                later, opened.tools, add_generation_prompt=False, **opened.template_kwargs
+            ).key
+        except BadRequest:
+            key = b""
+        if not key.startswith(prompt):
+            return self._encoder.content_key(message, message.content)
+        end = key.rfind(MARK, len(prompt))  # the token that ends a reply is sampled, not computed
+        return key[len(prompt) : end if end >= 0 else len(key)]
+
+    def _anticipate(self, opened: _Open, later: Sequence[Message], prompt: RenderedPrompt) -> None:
+        ids = [call.id for call in later[-1].tool_calls if call.id is not None]
+        before = prompt.key
+        for number, probes in zip(ANTICIPATED, likely_probes(later), strict=False):
+            common = foreseen(
+                self._encoder,
+                later,
+                opened.tools,
+                template_kwargs=opened.template_kwargs,
+                probes=probes,
+                call_ids=ids if len(ids) == len(later[-1].tool_calls) else (),
+            )
+            if common is None or before.startswith(common.key):
+                continue
+            before = common.key
+            match = self._matcher.match(NAMESPACE, opened.agent, common)
+            if match.relation != "exact" or match.source != "own":
+                self._put(opened.agent, number, prompt_ids(self._encoder, match, common)[0])
+
+    def _store(self, agent: str, ids: np.ndarray) -> int:
+        """Keep a prompt, in place of the branch that it extends; the number of its branch."""
+        mine = self._agents.setdefault(agent, _Branches())
+        extended = [number for number, held in mine.held.items() if number >= 0 and _in_common(held, ids) == len(held)]
+        number = max(extended, key=lambda each: len(mine.held[each]), default=mine.next_number)
+        mine.next_number = max(mine.next_number, number + 1)
+        self._put(agent, number, ids)
+        if len(mine.held) > self._max_branches:
+            gone, _ = mine.held.popitem(last=False)
+            self._matcher.remove(NAMESPACE, agent, gone)
+        return number
+
+    def _put(self, agent: str, number: int, ids: np.ndarray) -> None:
+        self._agents.setdefault(agent, _Branches()).held[number] = ids
+        self._agents[agent].held.move_to_end(number)
+        self._matcher.add(StoredBranch(NAMESPACE, agent, number, ids, len(ids)))
+        self._forget_dropped()
+
+    def _dropped_append(self, branch: StoredBranch) -> None:
+        self._dropped.append(branch)
+
+    def _forget_dropped(self) -> None:
+        """Let go of the ids of those that went over the index's budget, too."""
+        while self._dropped:
+            branch = self._dropped.pop()
+            held = self._agents.get(branch.agent or "")
+            if held is not None and held.held.get(branch.branch) is branch.ids:
+                self._matcher.remove(NAMESPACE, branch.agent, branch.branch)
+                del held.held[branch.branch]
+                self.num_forgotten += 1
+
+
+def _in_common(a: np.ndarray, b: np.ndarray) -> int:
+    """How many leading ids agree."""
+    num = min(len(a), len(b))
+    differ = np.flatnonzero(a[:num] != b[:num])
+    return int(differ[0]) if len(differ) else num

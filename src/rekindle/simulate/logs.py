@@ -1,0 +1,105 @@
+"""A log as a trace: each prompt as the server would have rendered it, in the ids its matcher would have chosen.
+
+Owns the order of things: a reply is stored before the next request comes. What is a request, whose it is and what its
+ids are is decided where `rekindle analyze` decides it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+from rekindle.analyze.analysis import UNDATED
+from rekindle.analyze.bodies import BodyReader, session_of
+from rekindle.analyze.conversations import Conversations
+from rekindle.analyze.logfile import Example, open_log
+from rekindle.analyze.memory import Handling, Memory
+from rekindle.analyze.shapes import Logged
+from rekindle.cache import TokenIds
+from rekindle.config import CacheSettings, PromptSettings
+from rekindle.errors import BadRequest, ConfigError
+from rekindle.model.checkpoint import Source
+from rekindle.simulate.reading import LOG, TraceOptions
+from rekindle.simulate.trace import Trace, TraceBuilder
+from rekindle.text.messages import Message
+from rekindle.text.prompt import PromptEncoder
+
+MAX_NOTES = 5
+
+
+def read_log(path: Path, options: TraceOptions, progress: Callable[[], None]) -> Trace:
+    """Return the trace of a log, or of a recorded day, as the bundled model or `options.model` counts its tokens.
+
+    Requests that cannot be rendered are left out, and its notes say so; ConfigError where none is left.
+    """
+    source = Source.find(options.model, options.revision)
+    log, reading = open_log(path), _Reading(source.fetch_description())
+    refused: dict[str, Example] = {}
+    for serial, (place, logged) in enumerate(log):
+        try:
+            reading.read(serial, logged)
+        except BadRequest as error:
+            known = refused.get(str(error), Example(0, place))
+            refused[str(error)] = replace(known, count=known.count + 1)
+        progress()
+    notes = [
+        f"{each.count:,} left out: {why} (first: {each.place})" for why, each in {**log.skipped, **refused}.items()
+    ]
+    if not reading.prompts:
+        raise ConfigError(f"{path}: no request can be rendered as {source.name} would: {'; '.join(notes[:MAX_NOTES])}")
+    if len(notes) > MAX_NOTES:
+        notes[MAX_NOTES:] = [f"and others for {len(notes) - MAX_NOTES:,} more reasons"]
+    block_tokens = options.block_tokens or CacheSettings().block_tokens
+    return _trace(reading, block_tokens, (path.stem, f"{LOG}, as {source.name} counts tokens"), notes)
+
+
+@dataclass(slots=True)
+class _Prompt:
+    """The ids of one prompt, and of all that is stored of it once it is answered."""
+
+    at_s: float | None
+    ids: TokenIds
+    stored: TokenIds
+
+
+class _Reading:
+    """Goes through a log once, in order, with the memory that a server would have had of it."""
+
+    def __init__(self, directory: Path) -> None:
+        self._now = UNDATED
+        encoder = PromptEncoder.from_dir(directory, clock=lambda: self._now)
+        self._reader = BodyReader(encoder)
+        self._conversations = Conversations()
+        self._memory = Memory(encoder, Handling(PromptSettings().kinds()))
+        self.prompts: dict[int, _Prompt] = {}
+
+    def read(self, serial: int, logged: Logged) -> None:
+        """Take in one request; BadRequest where it cannot be rendered."""
+        at_s = logged.at_s
+        self._now = UNDATED if at_s is None else datetime.fromtimestamp(at_s, UTC).replace(tzinfo=None)
+        asked = self._reader.read(logged)
+        turn = self._conversations.place(serial, asked.messages, session_of(logged))
+        if turn.said is not None:
+            self._reply(turn.said.serial, turn.said.message)
+        reuse = self._memory.ask(serial, turn.conversation, asked, earlier=turn.earlier)
+        self.prompts[serial] = _Prompt(at_s, reuse.ids, reuse.ids)
+        answer = self._reader.answer(logged)
+        if answer is not None:
+            self._reply(serial, answer)
+
+    def _reply(self, serial: int, message: Message) -> None:
+        stored = self._memory.reply(serial, message)
+        if stored is not None:
+            self.prompts[serial].stored = stored
+
+
+def _trace(reading: _Reading, block_tokens: int, called: tuple[str, str], notes: Sequence[str]) -> Trace:
+    """Prompts in the order of the log; without times they count as one a second."""
+    prompts = list(reading.prompts.values())
+    is_timed = all(prompt.at_s is not None for prompt in prompts)
+    builder = TraceBuilder(block_tokens)
+    for number, prompt in enumerate(prompts):
+        at_s = prompt.at_s if is_timed and prompt.at_s is not None else float(number)
+        builder.add_tokens(at_s, prompt.ids, prompt.stored)
+    return builder.build(*called, is_timed=is_timed, notes=notes)

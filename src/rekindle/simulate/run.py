@@ -1,0 +1,130 @@
+"""`rekindle simulate TRACE`: read it, run every memory over it, say what each would have held.
+
+    rekindle simulate mooncake_synthetic.jsonl --capacities 1000,10000,30000,unlimited --plot simulated.png
+
+One process on one core: a run costs some 10 us for each block of the trace.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.text import Text
+
+from rekindle.cache.eviction import POLICIES
+from rekindle.errors import ConfigError
+from rekindle.harness.plot import check_plot
+from rekindle.harness.record import Origin, append_lines
+from rekindle.simulate.capacities import DEFAULT, parse_capacities
+from rekindle.simulate.plot import plot_simulation
+from rekindle.simulate.reading import TraceOptions, read_trace
+from rekindle.simulate.report import UNITS, describe, measurements, print_table
+from rekindle.simulate.simulation import Found, sweep
+from rekindle.simulate.trace import Trace
+
+Order = Literal["leaves", "free"]  # whether a block leaves only after all that stand on it
+EXPIRING = "ttl"  # leaves by deadline: without a time to live it is least recently used
+
+
+@dataclass(frozen=True, slots=True)
+class SimulateOptions:
+    """What is simulated, and where results go besides the console. Empty: the policies, sizes that tell most."""
+
+    policies: Sequence[str] = ()
+    capacities: Sequence[str] = DEFAULT
+    ttls_s: Sequence[float] = ()
+    disks: Sequence[str] = ()
+    order: Order = "leaves"
+    trace: TraceOptions = field(default_factory=TraceOptions)
+    out: Path | None = None
+    plot: Path | None = None
+
+    def __post_init__(self) -> None:
+        unknown = [policy for policy in self.policies if policy not in POLICIES]
+        if unknown:
+            raise ConfigError(f"no policy is called {unknown[0]!r}: choose of {', '.join(POLICIES)}")
+        if any(ttl <= 0 for ttl in self.ttls_s):
+            raise ConfigError("a time to live must be above 0")
+
+    def chosen_policies(self) -> list[str]:
+        """Those named, each once; else all that can differ."""
+        every = [policy for policy in POLICIES if policy != EXPIRING or self.ttls_s]
+        return list(dict.fromkeys(self.policies or every))
+
+
+def run_simulate(path: Path, options: SimulateOptions, console: Console) -> int:
+    """Simulate one trace; 0. Raises ConfigError where it cannot be read or an option does not fit it."""
+    check_plot(options.plot)
+    for written in (options.out, options.plot):
+        if written is not None:
+            _prove_writable(written)
+    bar = Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        console=Console(stderr=True),
+        transient=True,
+    )
+    with bar:
+        reading = bar.add_task("requests read", total=None)
+        trace = read_trace(path, options.trace, lambda: bar.advance(reading))
+        bar.remove_task(reading)
+        for line in (describe(trace), *trace.notes):
+            console.print(Text(line), soft_wrap=True)
+        found = _sweep(trace if options.order == "leaves" else trace.unlinked(), options, bar)
+    for unit in UNITS:
+        print_table(console, found, trace, unit)
+    _deliver(path, trace, found, options, console)
+    return 0
+
+
+def _prove_writable(path: Path) -> None:
+    """ConfigError where a file cannot be written; one that was not there is not there afterwards."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        was_there = path.exists()
+        path.open("ab").close()
+        if not was_there:
+            path.unlink()
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be written: {error.strerror}") from None
+
+
+def _sweep(trace: Trace, options: SimulateOptions, bar: Progress) -> list[Found]:
+    if options.ttls_s and not trace.is_timed:
+        raise ConfigError(f"{trace.name} does not say when its requests came: --ttl has no meaning for it")
+    if not trace.blocks:
+        raise ConfigError(f"{trace.name} has no blocks of {trace.block_tokens} tokens: there is nothing to hold")
+    policies = options.chosen_policies()
+    capacities = parse_capacities(options.capacities, trace)
+    disks = parse_capacities(options.disks, trace) or [0]
+    ttls: Sequence[float | None] = options.ttls_s or (None,)
+    num_runs = (len(policies) * len(ttls) + 1) * len(disks) * len(capacities)
+    task = bar.add_task(f"{num_runs} memories, requests", total=num_runs * len(trace.requests))
+    return sweep(trace, policies, capacities, ttls=ttls, disks=disks, progress=lambda done: bar.advance(task, done))
+
+
+def _deliver(path: Path, trace: Trace, found: Sequence[Found], options: SimulateOptions, console: Console) -> None:
+    if options.out is not None:
+        settings = {
+            "trace": trace.name,
+            "trace_sha256": hashlib.sha256(path.read_bytes()).hexdigest(),
+            "kind": trace.kind,
+            "block_tokens": trace.block_tokens,
+            "order": options.order,
+            "requests": len(trace.requests),
+            "unlimited_blocks": len(trace.blocks),
+        }
+        lines = list(measurements(found, trace))
+        append_lines(options.out, Origin.here("simulate", settings), lines)
+        console.print(f"{len(lines)} lines added to {options.out}", soft_wrap=True)
+    if options.plot is not None:
+        plot_simulation(options.plot, found, trace)
+        console.print(f"drawn to {options.plot}", soft_wrap=True)

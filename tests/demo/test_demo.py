@@ -1,0 +1,93 @@
+"""The demo: its verdict sees what goes wrong, and the whole of it holds with the bundled model."""
+
+from __future__ import annotations
+
+import io
+import os
+from dataclasses import replace
+from typing import Any, Literal
+
+import pytest
+from rich.console import Console
+
+from rekindle.config import Settings
+from rekindle.demo.report import Figures, Turn, checks, reuse_share, turn_line
+from rekindle.demo.run import run_demo
+from rekindle.demo.script import AGENTS, Line, part, system_prompt
+from rekindle.harness.client import Reply
+
+
+def reply(completion: list[int], *, hot: int = 0, warm: int = 0, text: str = "It is here.") -> Reply:
+    report = {"outcome": "extend", "prompt_tokens": 100, "hot_tokens": hot, "warm_tokens": warm}
+    return Reply(text, [1, 2, 3], completion, {**report, "reused_tokens": hot + warm}, 0.1)
+
+
+def turn(number: int, phase: Literal["before", "after"], warm: int = 95) -> Turn:
+    return Turn("ada", number, phase, Line("Where?"), reply([7], warm=warm), reply([7]))
+
+
+def figures(*turns: Turn, promise: str = "bitwise") -> Figures:
+    model: dict[str, Any] = {"rekindle": {"promise": promise}}
+    return Figures(model, {}, [], 1.0, turns)
+
+
+def holds(found: Figures) -> list[bool]:
+    return [check.holds for check in checks(found)]
+
+
+GOOD = (turn(1, "before"), turn(2, "after"), turn(3, "after"))
+
+
+def test_a_good_run_holds() -> None:
+    assert holds(figures(*GOOD)) == [True, True, True]
+
+
+def test_a_differing_reply_fails_its_half() -> None:
+    broken = replace(GOOD[1], reply=reply([8], warm=95))
+    assert holds(figures(GOOD[0], broken, GOOD[2])) == [True, False, True]
+    assert "DIFFERS" in turn_line(broken)
+    broken = replace(GOOD[0], twin=replace(GOOD[0].twin, prompt_ids=[1]))
+    assert holds(figures(broken, *GOOD[1:])) == [False, True, True]
+
+
+def test_only_where_bits_are_promised_replies_are_judged() -> None:
+    broken = replace(GOOD[1], reply=reply([8], warm=95))
+    assert holds(figures(GOOD[0], broken, GOOD[2], promise="close")) == [True, True, True]
+
+
+def test_too_little_reuse_in_the_first_turn_after_the_restart_fails() -> None:
+    assert holds(figures(GOOD[0], turn(2, "after", warm=50), turn(3, "after", warm=100))) == [True, True, False]
+
+
+def test_nothing_done_is_no_success() -> None:
+    assert holds(figures()) == [False, False, False]
+    assert reuse_share([]) == 0.0
+
+
+def test_recall_is_word_for_word() -> None:
+    asked = Line("Where?", wanted="It is here.")
+    assert replace(GOOD[0], line=asked).is_right is True
+    assert replace(GOOD[0], line=asked, reply=reply([7], text="It is there.")).is_right is False
+    assert GOOD[0].is_right is None
+
+
+def test_the_script_follows_from_its_seed() -> None:
+    assert part("Alice", 7) == part("Alice", 7) != part("Alice", 8)
+    assert system_prompt(7) == system_prompt(7) != system_prompt(8)
+    assert len({part(agent, 7) for agent in AGENTS}) == 4
+    for agent in AGENTS:
+        script = part(agent, 7)
+        assert sum(line.wanted is not None for line in (*script.before, *script.after)) == 3
+
+
+def test_the_demo_holds_with_the_bundled_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also for somebody who keeps a key in the environment."""
+    monkeypatch.setenv("REKINDLE_API_KEY", "secret")
+    out = io.StringIO()
+    settings = Settings.load({"threads": 1, "hot_bytes": "256MiB", "port": 0}, os.environ)
+    code = run_demo(settings, seed=11, console=Console(file=out, width=120))
+    shown = out.getvalue()
+    assert code == 0, shown
+    assert shown.count("holds") == 3
+    assert "kill -9" in shown
+    assert shown.count("same reply") == 24
