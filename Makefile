@@ -16,8 +16,8 @@ test: $(STAMP)
 	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder $(TESTS)
 
 lint: $(STAMP)
-	$(BIN)/ruff check src tests tools examples
-	$(BIN)/ruff format --check src tests tools examples
+	$(BIN)/ruff check src benchmarks tests tools examples
+	$(BIN)/ruff format --check src benchmarks tests tools examples
 
 types: $(STAMP)
 	$(BIN)/mypy

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import socket
 import time
@@ -27,7 +26,7 @@ FIXED = (
     "--model --host --port --store --kv --dtype --device --block-tokens --hot-bytes --disk-bytes --max-context "
     "--threads --served-model-name --reuse --config"
 ).split()
-COMMANDS = (["serve"], ["doctor"], ["demo"], ["bench", "engine"], ["bench", "match"], ["bench", "recall"])
+COMMANDS = (["serve"], ["doctor"], ["demo"], ["bench", "engine"], ["bench", "noisy"], ["bench", "recall"])
 
 VALUES = {
     "min_reuse_ratio": 0.25,
@@ -128,7 +127,6 @@ def test_moments_and_sizes() -> None:
         ("bench engine --port 1", "--port"),
         ("bench engine --store x", "--store"),
         ("bench recall --kv q4h", "--kv"),
-        ("bench match --hot-bytes 1GiB --threads 2", "--threads, --hot-bytes"),
         ("chat --host localhost --open", "--host, --open"),
     ],
 )
@@ -136,15 +134,6 @@ def test_what_a_command_cannot_honour_is_refused(arguments: str, named: str) -> 
     result = run(*arguments.split())
     assert (result.exit_code, named in result.output) == (2, True), result.output
     assert len(result.output.splitlines()) == 1
-
-
-def test_matching_is_measured(tmp_path: Path) -> None:
-    out = tmp_path / "lines"
-    arguments = ["bench", "match", "--short", "3", "--long", "1", "--repeats", "1", "--out", str(out)]
-    # a variable is written for all commands: it is no reason to refuse one
-    result = run(*arguments, REKINDLE_PORT="1")
-    assert result.exit_code == 0, result.output
-    assert all(json.loads(line)["measure"].startswith("match") for line in out.read_text().splitlines())
 
 
 def test_the_demo_hands_all_settings_on(tmp_path: Path) -> None:

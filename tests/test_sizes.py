@@ -6,7 +6,8 @@ import ast
 import re
 from pathlib import Path
 
-SOURCE = Path(__file__).parents[1] / "src"
+ROOT = Path(__file__).parents[1]
+PLACES = ("src", "benchmarks")
 MODULE_LINES, FUNCTION_LINES = 400, 50
 WAIVERS = re.compile(r"#\s*(type:\s*ignore|noqa|pragma: no cover|mypy:|ruff:)")
 UNFINISHED = re.compile(r"\b(TODO|FIXME|XXX|raise NotImplementedError)\b")
@@ -20,7 +21,8 @@ def long_functions(text: str) -> list[tuple[str, int]]:
 
 
 def modules() -> dict[str, str]:
-    return {path.relative_to(SOURCE).as_posix(): path.read_text() for path in sorted(SOURCE.rglob("*.py"))}
+    paths = sorted(path for place in PLACES for path in (ROOT / place).rglob("*.py"))
+    return {path.relative_to(ROOT).as_posix(): path.read_text() for path in paths}
 
 
 def test_modules_are_short() -> None:

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from rekindle.bench.scripted import write_scripted_model
-from rekindle.bench.session_script import script_of
-from rekindle.bench.session_templates import BEHAVIOURS, Behaviour
-from rekindle.bench.session_texts import Texts
+from benchmarks.session.script import script_of
+from benchmarks.session.scripted import write_scripted_model
+from benchmarks.session.templates import BEHAVIOURS, Behaviour
+from benchmarks.session.texts import Texts
 from rekindle.engine.api import Engine
 from rekindle.engine.types import ChatResult, GenerationRequest, Reuse
 from rekindle.model.params import SamplingParams

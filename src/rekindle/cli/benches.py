@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 import typer
 
 from rekindle.cli.console import console
-from rekindle.cli.settings import BENCH_UNUSED, FLAGS, exit_with, with_settings
+from rekindle.cli.settings import BENCH_UNUSED, exit_with, with_settings
 from rekindle.config import Settings
 from rekindle.errors import ConfigError
 
@@ -33,47 +33,9 @@ def bench_engine(
     """First tokens cold, hot and warm, decoding, saving and memory, beside plain transformers."""
     from rekindle.bench.engine_bench import EngineBench, run_engine_bench
 
-    _need_reuse(settings)
+    need_reuse(settings)
     options = EngineBench(context=context, repeats=repeats, seed=seed, baseline=baseline, out=out)
     return run_engine_bench(settings, options, console())
-
-
-@bench.command("cache")
-def bench_cache(
-    sequences: Annotated[int, typer.Option(help="sequences in the trie")] = 100_000,
-    tokens: Annotated[int, typer.Option(help="tokens of each")] = 2_000,
-    blocks: Annotated[int, typer.Option(help="blocks of the pool")] = 1_000_000,
-    repeats: Annotated[int, typer.Option(help="how often each measure is taken; the median counts")] = 3,
-    seed: Annotated[int, typer.Option(help="of the ids")] = 0,
-    only: Annotated[list[str] | None, typer.Option(help="trie, pool or hashing; may be repeated [all]")] = None,
-    out: Annotated[Path | None, typer.Option(help="append JSON lines here instead of printing them")] = None,
-) -> None:
-    """Trie, block pool and hashes of the library alone: time and memory, beside what they are held to."""
-
-    def run() -> int:
-        from rekindle.bench.cache_bench import PARTS, CacheBench, run_cache_bench
-
-        parts = tuple(only) if only else PARTS
-        return run_cache_bench(CacheBench(sequences, tokens, blocks, repeats, seed, parts, out), console())
-
-    exit_with(run)
-
-
-@bench.command("match")
-@with_settings(unused=set(FLAGS) - {"revision"} | {"open"})
-def bench_match(
-    settings: Settings,
-    repeats: Annotated[int, typer.Option(help="how often each prompt is looked for; the median counts")] = 200,
-    short: Annotated[int, typer.Option(help="stored sequences of 2,000 tokens")] = 9_990,
-    long: Annotated[int, typer.Option(help="stored sequences of 100,000 tokens")] = 10,
-    seed: Annotated[int, typer.Option(help="of the texts")] = 0,
-    out: Annotated[Path | None, typer.Option(help="append JSON lines here instead of printing them")] = None,
-) -> int:
-    """Find the stored text that a prompt of 100,000 tokens continues, among ten thousand."""
-    from rekindle.bench.match_bench import MatchBench, run_match_bench
-
-    options = MatchBench(num_short=short, num_long=long, repeats=repeats, seed=seed, out=out)
-    return run_match_bench(settings, options, console())
 
 
 @bench.command("recall")
@@ -87,7 +49,7 @@ def bench_recall(
     """What the bundled model knows of facts it was told: with native KV, 4 bits in memory, 4 bits after a restart."""
     from rekindle.bench.recall import RecallBench, run_recall
 
-    _need_reuse(settings)
+    need_reuse(settings)
     return run_recall(settings, RecallBench(cases=cases, seed=seed, out=out), console())
 
 
@@ -181,114 +143,7 @@ def bench_noisy(
     return run_noisy(settings, NoisyBench(seconds, mebibytes, tuple(only) if only else None, out), console())
 
 
-@bench.command("fleet")
-@with_settings(unused=BENCH_UNUSED | {"hot_bytes", "disk_bytes"})
-def bench_fleet(
-    settings: Settings,
-    agents: Annotated[int, typer.Option(help="agents in all")] = 1_000,
-    tokens: Annotated[int, typer.Option(help="tokens of each agent's prompt")] = 1_000,
-    hot_agents: Annotated[int, typer.Option(help="agents that memory holds")] = 10,
-    disk_agents: Annotated[int, typer.Option(help="agents that the disk budget holds")] = 500,
-    sample: Annotated[int, typer.Option(help="agents of each kind that are asked at the end")] = 10,
-    seed: Annotated[int, typer.Option(help="of the conversations")] = 0,
-    out: Annotated[Path | None, typer.Option(help="append JSON lines here instead of printing them")] = None,
-) -> int:
-    """Many more agents than memory and disk hold: nobody refused, budgets kept, the right ones warm."""
-    from rekindle.bench.fleet import FleetBench, run_fleet
-
-    _need_reuse(settings)
-    return run_fleet(settings, FleetBench(agents, tokens, hot_agents, disk_agents, sample, seed, out), console())
-
-
-@bench.command("restart")
-@with_settings(unused=BENCH_UNUSED | {"disk_bytes"})
-def bench_restart(
-    settings: Settings,
-    agents: Annotated[list[int] | None, typer.Option(help="agents in a store; may be repeated [1000 10000]")] = None,
-    tokens: Annotated[int, typer.Option(help="tokens of each agent's prompt")] = 256,
-    repeats: Annotated[int, typer.Option(help="how often each store is restarted; the median counts")] = 5,
-    seed: Annotated[int, typer.Option(help="of the conversations")] = 0,
-    keep: Annotated[Path | None, typer.Option(help="keep the filled stores here, and use those found here")] = None,
-    out: Annotated[Path | None, typer.Option(help="append JSON lines here instead of printing them")] = None,
-) -> int:
-    """kill -9 a server with many agents, start it again: when it serves, and when the first of them answers."""
-    from rekindle.bench.restart import RestartBench, run_restart
-
-    _need_reuse(settings)
-    options = RestartBench(tuple(agents or (1_000, 10_000)), tokens, repeats, seed, keep, out)
-    return run_restart(settings, options, console())
-
-
-@bench.command("session")
-@with_settings(only=("kv", "threads", "hot_bytes", "block_tokens"))
-def bench_session(
-    settings: Settings,
-    behaviour: Annotated[list[str] | None, typer.Option(help="chat template; may be repeated [all]")] = None,
-    arm: Annotated[
-        list[str] | None, typer.Option(help="as served, normalise off, anticipate off, both off; all")
-    ] = None,
-    turns: Annotated[int, typer.Option(help="requests of the main agent")] = 40,
-    seed: Annotated[int, typer.Option(help="of all that the model does not say, and of the model")] = 0,
-    checks: Annotated[int, typer.Option(min=0, help="replies of each session to compare with reuse off")] = 8,
-    by_turn: Annotated[bool, typer.Option(help="show every request")] = True,
-    log: Annotated[Path | None, typer.Option(help="write the requests here, for `rekindle analyze`")] = None,
-    out: Annotated[Path | None, typer.Option(help="append JSON lines here")] = None,
-) -> int:
-    """A coding agent's session on six chat templates: what of each prompt was known, and why not more."""
-    from rekindle.bench.session import SessionBench, run_session_bench
-    from rekindle.bench.session_agent import SessionPlan
-
-    chosen = tuple(behaviour or ()), tuple(arm or ())
-    return run_session_bench(
-        settings, SessionBench(SessionPlan(turns, seed), *chosen, checks, by_turn, log, out), console()
-    )
-
-
-@bench.command("coordination")
-@with_settings(unused=BENCH_UNUSED)
-def bench_coordination(
-    settings: Settings,
-    agents: Annotated[int, typer.Option(help="agents that talk with each other")] = 6,
-    rounds: Annotated[int, typer.Option(help="in each of which everybody speaks once")] = 10,
-    history: Annotated[int, typer.Option(help="tokens that all know before, computed once")] = 0,
-    tokens: Annotated[int, typer.Option(help="of each reply")] = 40,
-    arm: Annotated[
-        list[str] | None, typer.Option(help="ours, not listening, trailing cue, reuse off; may be repeated [all]")
-    ] = None,
-    baseline_rounds: Annotated[int | None, typer.Option(help="of the other arms [--rounds]")] = None,
-    seed: Annotated[int, typer.Option(help="of the history and the replies")] = 0,
-    out: Annotated[Path | None, typer.Option(help="append JSON lines here instead of printing them")] = None,
-    plot: Annotated[Path | None, typer.Option(help="PNG of silence and reuse by round")] = None,
-) -> int:
-    """Agents that talk round after round: the silence between two of them, what of each prompt was known."""
-    from rekindle.bench.coordination import CoordinationBench, run_coordination_bench
-
-    _need_reuse(settings)
-    options = CoordinationBench(agents, rounds, history, tokens, tuple(arm or ()), baseline_rounds, seed, out, plot)
-    return run_coordination_bench(settings, options, console())
-
-
-@bench.command("coordination-restart")
-@with_settings(unused=BENCH_UNUSED)
-def bench_coordination_restart(
-    settings: Settings,
-    agents: Annotated[int, typer.Option(help="agents that talk with each other")] = 6,
-    rounds: Annotated[int, typer.Option(help="whole ones before each kill and after the last")] = 3,
-    restarts: Annotated[int, typer.Option(help="how often the server is killed in one session")] = 3,
-    history: Annotated[int, typer.Option(help="tokens that all know before, computed once")] = 0,
-    tokens: Annotated[int, typer.Option(help="of each reply")] = 40,
-    arm: Annotated[list[str] | None, typer.Option(help="ours, reuse off; may be repeated [all]")] = None,
-    seed: Annotated[int, typer.Option(help="of the history and the replies")] = 0,
-    out: Annotated[Path | None, typer.Option(help="append JSON lines here instead of printing them")] = None,
-) -> int:
-    """kill -9 a server while an agent speaks, start it again: what the session keeps, what its next turns cost."""
-    from rekindle.bench.coordination_restart import CoordinationRestartBench, run_coordination_restart
-
-    _need_reuse(settings)
-    options = CoordinationRestartBench(agents, rounds, restarts, history, tokens, tuple(arm or ()), seed, out)
-    return run_coordination_restart(settings, options, console())
-
-
-def _need_reuse(settings: Settings) -> None:
+def need_reuse(settings: Settings) -> None:
+    """ConfigError where what is to be measured is switched off."""
     if settings.cache.reuse == "off":
         raise ConfigError("what is measured here is reuse: --reuse off leaves nothing to measure")

@@ -1,7 +1,7 @@
 """What of each turn's prompt is computed again, on six kinds of templates, and that a session says where it must be.
 
-The model is scripted (`bench/scripted`): it thinks and answers in the form of each template, with words that depend on
-the KV of the whole prompt.
+The model is scripted (`benchmarks/session/scripted`): it thinks and answers in the form of each template, with words
+that depend on the KV of the whole prompt.
 """
 
 from __future__ import annotations
@@ -13,13 +13,14 @@ from typing import Any
 
 import pytest
 
+from benchmarks.session.model_script import Script, State
+from benchmarks.session.script import script_of
+from benchmarks.session.scripted import write_scripted_model
+from benchmarks.session.templates import BEHAVIOURS, Behaviour, behaviour
+from benchmarks.session.texts import Texts
 from rekindle import Engine
 from rekindle.agents.machine.types import Participant, Plan
 from rekindle.agents.sessions.coordinator import Coordinator, SessionInfo
-from rekindle.bench.scripted import Script, State, write_scripted_model
-from rekindle.bench.session_script import script_of
-from rekindle.bench.session_templates import BEHAVIOURS, Behaviour, behaviour
-from rekindle.bench.session_texts import Texts
 from tests.agents.sessions.held import SPACE, holding, of_kind, settings_in, told
 
 TEXTS = Texts(0)

@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
-if TYPE_CHECKING:
-    from rekindle.bench.scripted import Script
+from benchmarks.session.model_script import Script
 
 MOST_TOKENS = 4000  # of the conversation
 MOST_TEXT_TOKENS = 200  # of what stands between two replies

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from rekindle.bench.coordination import OURS
-from rekindle.bench.coordination_kept import Kept, Said, compare, misheard
-from rekindle.bench.coordination_report import Spoken
-from rekindle.bench.coordination_restart import CoordinationRestartBench, run_coordination_restart, verdict
-from rekindle.bench.coordination_restart_report import (
+from benchmarks.coordination.bench import OURS
+from benchmarks.coordination.kept import Kept, Said, compare, misheard
+from benchmarks.coordination.report import Spoken
+from benchmarks.coordination.restart import CoordinationRestartBench, run_coordination_restart, verdict
+from benchmarks.coordination.restart_report import (
     AFTER,
     BEFORE,
     FIRST,
@@ -27,7 +27,7 @@ from rekindle.bench.coordination_restart_report import (
     restarts_table,
     turns_table,
 )
-from rekindle.bench.coordination_talk import Following, Kill, Talk
+from benchmarks.coordination.talk import Following, Kill, Talk
 from rekindle.config import Settings
 from rekindle.errors import ConfigError, RekindleError
 from rekindle.harness.client import Client, ServerProcess

@@ -9,8 +9,8 @@ from dataclasses import asdict, dataclass
 from rich import box
 from rich.table import Table
 
-from rekindle.bench.coordination_kept import Kept, numbered
-from rekindle.bench.coordination_report import Spoken, gaps, least_share, share
+from benchmarks.coordination.kept import Kept, numbered
+from benchmarks.coordination.report import Spoken, gaps, least_share, share
 from rekindle.demo.report import Check
 from rekindle.harness.record import Measurement
 

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from rekindle.bench.scripted import Script, State
-from rekindle.bench.session_templates import Behaviour
+from benchmarks.session.model_script import Script, State
+from benchmarks.session.templates import Behaviour
 
 WAYS = 4  # words that may stand at each place
 THOUGHT_WORDS, SAID_WORDS, ANSWER_WORDS = 21, 4, 8

@@ -10,9 +10,8 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from rekindle.agents.sessions import run
-from rekindle.bench.coordination import ARMS, OURS, CoordinationBench, run_coordination_bench
-from rekindle.bench.coordination_report import (
+from benchmarks.coordination.bench import ARMS, OURS, CoordinationBench, run_coordination_bench
+from benchmarks.coordination.report import (
     Played,
     Spoken,
     measurements,
@@ -21,6 +20,7 @@ from rekindle.bench.coordination_report import (
     rounds_table,
     totals_table,
 )
+from rekindle.agents.sessions import run
 from rekindle.config import Settings
 from rekindle.errors import ConfigError
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from rich import box
 from rich.table import Table
 
-from rekindle.bench.session_agent import Request
-from rekindle.bench.session_client import Heard
+from benchmarks.session.agent import Request
+from benchmarks.session.client import Heard
 from rekindle.harness.record import Measurement
 
 

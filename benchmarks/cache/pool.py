@@ -1,4 +1,4 @@
-"""The pool's and the hashes' rows of `rekindle bench cache`: every operation on an empty, a full and an evicting pool.
+"""The pool's and the hashes' rows: every operation on an empty, a full and an evicting pool.
 
 Blocks hold chains of 32 under one root, all ids random. Names are made beforehand: hashing has rows of its own. The
 targets are for the policy that costs least, `lru`; what `adaptive` costs instead stands in rows without a target.
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from rekindle.bench.cache_bench_rows import Part, Row, Target, Track, counted_bytes, least, mean_us, most
+from benchmarks.cache.rows import Part, Row, Target, Track, counted_bytes, least, mean_us, most
 from rekindle.cache.blocks.hashing import BlockHash, TokenIds, chain_hashes
 from rekindle.cache.blocks.pool import BlockPool
 

@@ -14,10 +14,10 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import quote
 
-from rekindle.bench.coordination import spoken_of
-from rekindle.bench.coordination_kept import Kept, Said, compare, misheard
-from rekindle.bench.coordination_report import Spoken
-from rekindle.bench.coordination_restart_report import Restart
+from benchmarks.coordination.bench import spoken_of
+from benchmarks.coordination.kept import Kept, Said, compare, misheard
+from benchmarks.coordination.report import Spoken
+from benchmarks.coordination.restart_report import Restart
 from rekindle.errors import RekindleError
 from rekindle.harness.client import Client, ServerProcess
 

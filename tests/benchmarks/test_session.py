@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from rekindle.bench.session import ARMS, SessionBench, replay, spread
-from rekindle.bench.session_agent import Request, SessionPlan
-from rekindle.bench.session_client import Heard, Identity
-from rekindle.bench.session_report import Asked, Checked, Replayed, measurements, share
-from rekindle.bench.session_templates import BEHAVIOURS, Behaviour, behaviour
-from rekindle.cli import app
+from benchmarks.commands import app
+from benchmarks.session.agent import Request, SessionPlan
+from benchmarks.session.bench import ARMS, SessionBench, replay, spread
+from benchmarks.session.client import Heard, Identity
+from benchmarks.session.report import Asked, Checked, Replayed, measurements, share
+from benchmarks.session.templates import BEHAVIOURS, Behaviour, behaviour
 from rekindle.config import Settings
 from rekindle.errors import ConfigError
 
@@ -65,7 +65,7 @@ def test_what_is_anticipated_is_not_computed_again() -> None:
 def test_the_command_writes_a_log_and_lines(tmp_path: Path) -> None:
     log, out = tmp_path / "session.jsonl", tmp_path / "bench.jsonl"
     given = ["--turns", "4", "--behaviour", "dated", "--checks", "1", "--log", str(log), "--out", str(out)]
-    result = CliRunner(env={"COLUMNS": "220"}).invoke(app, ["bench", "session", *given])
+    result = CliRunner(env={"COLUMNS": "220"}).invoke(app, ["session", *given])
     assert result.exit_code == 0, result.output
     assert "dated, as served" in result.output and "1 of 1" in result.output and "adds up" in result.output
     lines = [json.loads(line) for line in log.read_text().splitlines()]

@@ -10,7 +10,7 @@ import random
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rekindle.bench.session_script import TOLD
+from benchmarks.session.script import TOLD
 
 _WHEN = (
     "Before you change a file", "When a test fails", "When a command prints a warning", "If the task is not clear",

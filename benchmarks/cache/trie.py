@@ -1,4 +1,4 @@
-"""The trie's rows of `rekindle bench cache`: what lookups cost and what it holds, at three shares of common prefixes.
+"""The trie's rows: what lookups cost and what it holds, at three shares of common prefixes.
 
     half           every hundred sequences share the first half
     nine tenths    every hundred sequences share the first nine tenths
@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from rekindle.bench.cache_bench_rows import Part, Row, Target, Track, counted_bytes, mean_us, most
+from benchmarks.cache.rows import Part, Row, Target, Track, counted_bytes, mean_us, most
 from rekindle.cache.blocks.hashing import TokenIds
 from rekindle.cache.trie.keys import Key
 from rekindle.cache.trie.radix import RadixTrie

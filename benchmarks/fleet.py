@@ -1,6 +1,6 @@
-"""`rekindle bench fleet [MODEL]`: many more agents than memory and disk hold, and nobody is refused.
+"""`python -m benchmarks fleet [MODEL]`: many more agents than memory and disk hold, and nobody is refused.
 
-    rekindle bench fleet --agents 1000 --tokens 1000 --hot-agents 10 --disk-agents 500
+    python -m benchmarks fleet --agents 1000 --tokens 1000 --hot-agents 10 --disk-agents 500
 
 Every agent tells its own conversation of so many tokens; memory has room for `hot-agents` of them, the disk budget for
 `disk-agents`. A few early ones are asked again now and then. Verdict, exit code 0 or 1: nobody was refused, hot and

@@ -1,4 +1,4 @@
-"""Rows of `rekindle bench cache`: a measure, the target it is held to, and the table of all.
+"""Rows of `python -m benchmarks cache`: a measure, the target it is held to, and the table of all.
 
 Owns what a target is and how it is shown. Knows nothing of what is measured.
 """

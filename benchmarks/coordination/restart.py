@@ -1,6 +1,6 @@
-"""`rekindle bench coordination-restart`: what a session of agents keeps when its server is killed in mid-round.
+"""`python -m benchmarks coordination-restart`: what a session of agents keeps when its server is killed in mid-round.
 
-    rekindle bench coordination-restart --agents 6 --rounds 3 --history 1000 --tokens 16 --out restarts.jsonl
+    python -m benchmarks coordination-restart --agents 6 --rounds 3 --history 1000 --tokens 16 --out restarts.jsonl
 
 A real server plays rounds of a session over HTTP. In the next round it gets SIGKILL while the agent in the middle of
 the seats is speaking and some of its words have been told; nothing waits until all is saved. Another server on the same
@@ -21,9 +21,9 @@ from typing import Any
 
 from rich.console import Console
 
-from rekindle.bench.coordination import OURS, check_agents, chosen, participants_of, setting_of
-from rekindle.bench.coordination_restart_report import Endured, Restart, measurements, restarts_table, turns_table
-from rekindle.bench.coordination_talk import Talk
+from benchmarks.coordination.bench import OURS, check_agents, chosen, participants_of, setting_of
+from benchmarks.coordination.restart_report import Endured, Restart, measurements, restarts_table, turns_table
+from benchmarks.coordination.talk import Talk
 from rekindle.config import Settings
 from rekindle.errors import ConfigError
 from rekindle.harness.client import ServerProcess

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from rekindle.bench.session_agent import MIN_TURNS, REMIND_EVERY, Request, Session, SessionPlan
-from rekindle.bench.session_client import Heard
+from benchmarks.session.agent import MIN_TURNS, REMIND_EVERY, Request, Session, SessionPlan
+from benchmarks.session.client import Heard
 from rekindle.errors import ConfigError
 
 

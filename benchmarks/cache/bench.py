@@ -1,7 +1,7 @@
-"""`rekindle bench cache`: what the prefix cache costs as a library, trie, pool and hashes, beside what it is held to.
+"""What the prefix cache costs as a library: trie, pool and hashes, beside what they are held to.
 
-    rekindle bench cache --sequences 100000 --tokens 2000 --blocks 1000000
-    rekindle bench cache --only trie
+    python -m benchmarks cache --sequences 100000 --tokens 2000 --blocks 1000000
+    python -m benchmarks cache --only trie
 
 Needs no model. Speeds are means over many calls one after the other, a value per repeat; the garbage collector runs as
 it would elsewhere. Bytes are counted by tracemalloc while the structure is filled, not estimated.
@@ -16,9 +16,9 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from rekindle.bench.cache_bench_pool import hashing_rows, pool_rows
-from rekindle.bench.cache_bench_rows import Row, Track, table
-from rekindle.bench.cache_bench_trie import trie_rows
+from benchmarks.cache.pool import hashing_rows, pool_rows
+from benchmarks.cache.rows import Row, Track, table
+from benchmarks.cache.trie import trie_rows
 from rekindle.errors import ConfigError
 from rekindle.harness.record import Origin, deliver
 

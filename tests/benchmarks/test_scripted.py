@@ -8,12 +8,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from benchmarks.session.bench import write_model
+from benchmarks.session.model_script import Script, State
+from benchmarks.session.script import script_of
+from benchmarks.session.templates import BEHAVIOURS, Behaviour, behaviour
+from benchmarks.session.texts import Texts
 from rekindle import Engine
-from rekindle.bench.scripted import Script, State
-from rekindle.bench.session import write_model
-from rekindle.bench.session_script import script_of
-from rekindle.bench.session_templates import BEHAVIOURS, Behaviour, behaviour
-from rekindle.bench.session_texts import Texts
 from rekindle.engine.types import GenerationRequest
 from rekindle.model.params import SamplingParams
 from rekindle.text.messages import normalise_messages

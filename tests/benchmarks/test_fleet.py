@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from benchmarks.fleet import FleetBench, run_fleet
+from benchmarks.restart import RestartBench, run_restart
 from rekindle.bench.distinct import Distinct
-from rekindle.bench.fleet import FleetBench, run_fleet
-from rekindle.bench.restart import RestartBench, run_restart
 from rekindle.config import Settings
 from rekindle.errors import ConfigError
 from rekindle.pocket import MODEL_DIR

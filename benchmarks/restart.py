@@ -1,6 +1,6 @@
-"""`rekindle bench restart [MODEL]`: kill -9 a server that keeps many agents, start it, and wait for the first of them.
+"""kill -9 a server that keeps many agents, start it, and wait for the first of them.
 
-    rekindle bench restart --agents 1000 --agents 10000 --tokens 256 --repeats 5 --keep /var/tmp/filled
+    python -m benchmarks restart --agents 1000 --agents 10000 --tokens 256 --repeats 5 --keep /var/tmp/filled
 
 The store is filled by the engine itself, with real KV of distinct conversations; with `--keep` it is used again by the
 next run with the same sizes and model. In every repeat a server that has just answered is killed with SIGKILL. Measured
@@ -27,8 +27,8 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
+from benchmarks.fleet import Budgets, allocated_bytes, spec_of
 from rekindle.bench.distinct import MIN_TOKENS, Distinct, Messages
-from rekindle.bench.fleet import Budgets, allocated_bytes, spec_of
 from rekindle.bench.memory import drop_file_cache, resident_bytes
 from rekindle.config import Settings
 from rekindle.engine.api import Engine

@@ -1,6 +1,6 @@
-"""`rekindle bench coordination`: agents that talk round after round, and how long it is silent between two of them.
+"""Agents that talk round after round, and how long it is silent between two of them.
 
-    rekindle bench coordination --agents 6 --rounds 10 --history 1000 --arm all --out coordination.jsonl
+    python -m benchmarks coordination --agents 6 --rounds 10 --history 1000 --arm all --out coordination.jsonl
 
 Every arm is a session of its own, on an engine and a store of its own: ours; nobody listening while others speak; a
 layout whose cue stands at the end of the history; no reuse at all. Replies have a length that is given, so that all
@@ -24,10 +24,7 @@ from typing import Any
 
 from rich.console import Console
 
-from rekindle.agents.log.records import SessionRecords
-from rekindle.agents.machine.types import MOST_AGENTS, Participant, Plan
-from rekindle.agents.sessions.coordinator import Coordinator
-from rekindle.bench.coordination_report import (
+from benchmarks.coordination.report import (
     Played,
     Spoken,
     measurements,
@@ -36,6 +33,9 @@ from rekindle.bench.coordination_report import (
     rounds_table,
     totals_table,
 )
+from rekindle.agents.log.records import SessionRecords
+from rekindle.agents.machine.types import MOST_AGENTS, Participant, Plan
+from rekindle.agents.sessions.coordinator import Coordinator
 from rekindle.bench.workload import Workload
 from rekindle.config import Settings
 from rekindle.engine.api import Engine

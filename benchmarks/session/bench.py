@@ -1,9 +1,9 @@
-"""`rekindle bench session`: forty turns of a coding agent on six chat templates, and how much of each prompt was known.
+"""Forty turns of a coding agent on six chat templates, and how much of each prompt was known.
 
-    rekindle bench session --behaviour all --arm all --log session.jsonl
+    python -m benchmarks session --behaviour all --arm all --log session.jsonl
 
 A client with the habits of a coding agent speaks to /v1/messages of a real server: tools, thinking, sub-agents, an
-attribution line that changes in every request, a midnight. The model is scripted (`bench/scripted`): its replies are
+attribution line that changes in every request, a midnight. The model is scripted (`scripted`): its replies are
 well formed, and which words and tools they hold depends on the KV of the whole prompt. Afterwards some requests are
 asked again with reuse off: the replies must be the same. The share counts all requests but the session's first.
 """
@@ -19,14 +19,14 @@ from typing import Any
 
 from rich.console import Console
 
-from rekindle.bench.scripted import write_scripted_model
-from rekindle.bench.session_agent import Request, Session, SessionPlan
-from rekindle.bench.session_client import Heard, MessagesClient
-from rekindle.bench.session_report import Asked, Checked, Replayed, measurements, totals_table, turns_table
-from rekindle.bench.session_script import script_of
-from rekindle.bench.session_server import SessionClock, serving
-from rekindle.bench.session_templates import BEHAVIOURS, Behaviour
-from rekindle.bench.session_texts import Texts
+from benchmarks.session.agent import Request, Session, SessionPlan
+from benchmarks.session.client import Heard, MessagesClient
+from benchmarks.session.report import Asked, Checked, Replayed, measurements, totals_table, turns_table
+from benchmarks.session.script import script_of
+from benchmarks.session.scripted import write_scripted_model
+from benchmarks.session.server import SessionClock, serving
+from benchmarks.session.templates import BEHAVIOURS, Behaviour
+from benchmarks.session.texts import Texts
 from rekindle.config import MiB, Settings
 from rekindle.errors import ConfigError
 from rekindle.harness.client import Client

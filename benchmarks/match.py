@@ -1,6 +1,6 @@
-"""`rekindle bench match [MODEL]`: finding the stored text that a long prompt continues, among ten thousand.
+"""`python -m benchmarks match [MODEL]`: finding the stored text that a long prompt continues, among ten thousand.
 
-    rekindle bench match --repeats 200
+    python -m benchmarks match --repeats 200
 
 Rendering and splitting lie outside: the prompt is a key already, and what is timed is `Matcher.match` alone. Stored are
 9,990 sequences of 2,000 tokens and 10 of 100,000; each begins with one of ten common system prompts. The model gives

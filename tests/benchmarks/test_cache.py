@@ -1,4 +1,4 @@
-"""`rekindle bench cache` on small figures: that it finds what it stored, and that a missed target is called so."""
+"""The bench of the cache on small figures: that it finds what it stored, and that a missed target is called so."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
-from rekindle.bench.cache_bench import CacheBench
-from rekindle.bench.cache_bench_pool import Chains
-from rekindle.bench.cache_bench_rows import Part, counted_bytes, least, most, table
-from rekindle.bench.cache_bench_trie import LONG, SHAPES, Library, Shape
+from benchmarks.cache.bench import CacheBench
+from benchmarks.cache.pool import Chains
+from benchmarks.cache.rows import Part, counted_bytes, least, most, table
+from benchmarks.cache.trie import LONG, SHAPES, Library, Shape
+from benchmarks.commands import app
 from rekindle.cache.blocks.hashing import block_hash
-from rekindle.cli import app
 from rekindle.errors import ConfigError
 
 SMALL = ["--sequences", "120", "--tokens", "20", "--blocks", "400", "--repeats", "2"]
@@ -24,7 +24,7 @@ SMALL = ["--sequences", "120", "--tokens", "20", "--blocks", "400", "--repeats",
 
 def test_every_part_is_measured(tmp_path: Path) -> None:
     out = tmp_path / "lines"
-    result = CliRunner(env={"COLUMNS": "80"}).invoke(app, ["bench", "cache", *SMALL, "--out", str(out)])
+    result = CliRunner(env={"COLUMNS": "80"}).invoke(app, ["cache", *SMALL, "--out", str(out)])
     assert result.exit_code == 0, result.output
     lines = [json.loads(line) for line in out.read_text().splitlines()]
     measures = [line["measure"] for line in lines]
@@ -54,13 +54,13 @@ def test_every_part_is_measured(tmp_path: Path) -> None:
 
 def test_one_part_alone(tmp_path: Path) -> None:
     out = tmp_path / "lines"
-    result = CliRunner().invoke(app, ["bench", "cache", *SMALL, "--only", "hashing", "--out", str(out)])
+    result = CliRunner().invoke(app, ["cache", *SMALL, "--only", "hashing", "--out", str(out)])
     assert result.exit_code == 0, result.output
     assert {json.loads(line)["unit"] for line in out.read_text().splitlines()} == {"M tokens/s"}
 
 
 def test_a_part_that_is_not_there_is_refused() -> None:
-    result = CliRunner().invoke(app, ["bench", "cache", "--only", "disk"])
+    result = CliRunner().invoke(app, ["cache", "--only", "disk"])
     assert result.exit_code == 2 and "no part disk: trie, pool, hashing" in result.output
     none: list[dict[str, Any]] = [{"sequences": 0}, {"tokens": 0}, {"blocks": 0}, {"repeats": 0}]
     for options in none:

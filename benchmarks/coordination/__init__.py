@@ -1,0 +1,1 @@
+"""Agents that talk in turns: the silence between two of them, and what a killed server costs."""
