@@ -18,12 +18,12 @@ from rekindle.engine.intake.fairness import FairWorkers
 from rekindle.engine.types import GenerationRequest
 from rekindle.errors import BadRequest, Cancelled
 from rekindle.server.answers.answer import LARGE_BODY, Answer, accepted, submit_all
+from rekindle.server.answers.reply import Stamp
 from rekindle.server.errors import HttpError
 from rekindle.server.gate.caller import Access, Caller, grant
 from rekindle.server.observers.log import LogWatch, RequestLog, TurnLog
 from rekindle.server.observers.metrics import Metrics
 from rekindle.server.openai.calls import parse_completion
-from rekindle.server.openai.parts import Stamp
 from rekindle.server.openai.text import CompletionReply
 from tests.server.conftest import Served
 from tests.server.test_metrics import samples, value

@@ -13,10 +13,10 @@ from rekindle.engine.generation import Generation
 from rekindle.engine.types import Delta
 from rekindle.errors import BadRequest
 from rekindle.model.logprobs import TokenLogprob
+from rekindle.server.answers.reply import Stamp
 from rekindle.server.gate.caller import Caller
 from rekindle.server.openai.calls import parse_completion
 from rekindle.server.openai.models import TextCompletion
-from rekindle.server.openai.parts import Stamp
 from rekindle.server.openai.text import CompletionReply
 from tests.server.conftest import Served
 from tests.server.scripted import SCRIPTS, serving, write_scripted_model

@@ -20,11 +20,11 @@ from rekindle.engine.generation import Generation
 from rekindle.engine.types import Delta, Progress
 from rekindle.errors import BadRequest, Cancelled, RekindleError, Timeout
 from rekindle.server.answers.answer import Answer
+from rekindle.server.answers.reply import Stamp
 from rekindle.server.gate.caller import Caller
 from rekindle.server.observers.metrics import Metrics
 from rekindle.server.openai.calls import parse_chat
 from rekindle.server.openai.chat import ChatReply
-from rekindle.server.openai.parts import Stamp
 from rekindle.text.replies import ReplyFormat
 from tests.server.conftest import Served, serving
 from tests.server.test_log import report

@@ -15,9 +15,9 @@ from rekindle.engine.generation import Generation
 from rekindle.engine.types import Delta, FinishReason, Progress
 from rekindle.errors import BadRequest
 from rekindle.model.params import SamplingParams
+from rekindle.server.answers.reply import Stamp
 from rekindle.server.errors import Problem
 from rekindle.server.gate.caller import Caller
-from rekindle.server.openai.parts import Stamp
 from rekindle.server.responses.calls import ResponseCall, parse_response
 from rekindle.server.responses.items import Item, sealed
 from rekindle.server.responses.kept import Kept

@@ -8,11 +8,11 @@ import pytest
 
 from rekindle.engine.types import GenerationRequest
 from rekindle.errors import BadRequest
-from rekindle.server.answers.steering import ToolChoice, steered, template_kwargs
+from rekindle.server.answers.steering import ToolChoice, parse_tool_choice, steered, template_kwargs
 from rekindle.server.anthropic.calls import ModelSide, parse_messages
 from rekindle.server.anthropic.habits import TemplateHabits
 from rekindle.server.gate.caller import Caller
-from rekindle.server.openai.calls import parse_chat, parse_tool_choice
+from rekindle.server.openai.calls import parse_chat
 from rekindle.server.responses.calls import parse_response
 from rekindle.server.responses.kept import KeptResponses
 from rekindle.text.messages import Message

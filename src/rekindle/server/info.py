@@ -21,13 +21,13 @@ from rekindle.engine.types import GenerationRequest
 from rekindle.errors import BadRequest
 from rekindle.server.answers.answer import off_loop, read_body
 from rekindle.server.answers.steering import template_kwargs
+from rekindle.server.answers.validation import validated
 from rekindle.server.border import Router
 from rekindle.server.errors import needs_admin
 from rekindle.server.gate.caller import access_of
 from rekindle.server.json_body import parse_json
 from rekindle.server.models import ServedModel
 from rekindle.server.observers.metrics import Metrics
-from rekindle.server.openai.calls import validated
 from rekindle.text.messages import normalise_messages
 from rekindle.worker import Death
 

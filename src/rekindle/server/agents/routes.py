@@ -9,7 +9,7 @@ import math
 from dataclasses import asdict
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Depends, Path, Query, Request
+from fastapi import APIRouter, Depends, Path
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -19,13 +19,11 @@ from rekindle.engine.types import AgentInfo
 from rekindle.errors import NotFound
 from rekindle.server.agents.deletions import Deletions, Forgotten
 from rekindle.server.border import Router
-from rekindle.server.errors import needs_admin
-from rekindle.server.gate.caller import access_of, decode_agent_id
+from rekindle.server.gate.caller import ALL, Namespace, decode_agent_id
 from rekindle.server.observers.history import History
 
 PREFIX = "/v1/agents"
 SPELLED = (f"{PREFIX}/", "/v1/coordination/")
-ALL = "*"
 
 
 class SpelledPaths:
@@ -43,23 +41,10 @@ class SpelledPaths:
         await self._app(scope, receive, send)
 
 
-async def _namespace(
-    request: Request,
-    namespace: Annotated[str | None, Query(description="another namespace than the key's, for admins")] = None,
-) -> str:
-    access = access_of(request)
-    if namespace is None or namespace == access.namespace:
-        return access.namespace
-    if not access.is_admin:
-        raise needs_admin("another namespace")
-    return namespace
-
-
 async def _agent(id: Annotated[str, Path(description="the agent's id, percent-encoded")]) -> str:
     return decode_agent_id(id.encode("latin-1"), where="id")
 
 
-Namespace = Annotated[str, Depends(_namespace)]
 Agent = Annotated[str, Depends(_agent)]
 
 

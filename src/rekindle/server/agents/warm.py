@@ -16,17 +16,17 @@ from starlette.responses import Response
 from rekindle.engine.api import Engine
 from rekindle.engine.generation import Generation
 from rekindle.engine.types import Delta, GenerationRequest
-from rekindle.server.agents.routes import PREFIX, Agent, Body, Namespace
+from rekindle.server.agents.routes import PREFIX, Agent, Body
 from rekindle.server.answers.answer import Answer, accepted
 from rekindle.server.answers.choice import Choice
+from rekindle.server.answers.extension import RekindleReport
 from rekindle.server.answers.steering import template_kwargs
+from rekindle.server.answers.validation import Items, validated
 from rekindle.server.border import Router
-from rekindle.server.gate.caller import Caller, unnamed
+from rekindle.server.gate.caller import Caller, Namespace, unnamed
 from rekindle.server.models import ServedModel
 from rekindle.server.observers.observer import Observer
-from rekindle.server.openai.bodies import Items, Messages, Tool
-from rekindle.server.openai.calls import validated
-from rekindle.server.openai.models import RekindleReport
+from rekindle.server.openai.bodies import Messages, Tool
 from rekindle.server.openai.parts import DataEvents
 from rekindle.text.messages import Message, normalise_messages
 

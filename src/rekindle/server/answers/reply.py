@@ -1,16 +1,30 @@
 """What an answer is made of, whatever the dialect.
 
-The dialects spell deltas of the engine; `server/answering` reads the body, follows the generations and sends what the
+The dialects spell deltas of the engine; `answer` reads the body, follows the generations and sends what the
 reply gives it. Knows no HTTP.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
 from rekindle.engine.types import Delta, Progress, Report
 from rekindle.server.errors import Problem
 from rekindle.text.messages import Message
+
+
+@dataclass(frozen=True, slots=True)
+class Stamp:
+    """What every piece of one completion repeats: its id, when it was made (Unix seconds), the served model."""
+
+    id: str
+    created: int
+    model: str
+
+    def head(self, kind: str) -> dict[str, Any]:
+        """The common start of a completion or chunk."""
+        return {"id": self.id, "object": kind, "created": self.created, "model": self.model}
 
 
 class Reply(Protocol):

@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 from rekindle.engine.types import GenerationRequest
 from rekindle.errors import BadRequest
+from rekindle.server.answers.validation import short
 from rekindle.text.messages import check_json
 from rekindle.text.replies import ReplyFormat
 
@@ -31,6 +32,24 @@ class ToolChoice:
     def is_forced(self) -> bool:
         """Whether the reply has to begin with a call."""
         return self.kind == "required"
+
+
+def parse_tool_choice(given: Any) -> ToolChoice:
+    """The choice that OpenAI spells as a word, or as an object that names a function; BadRequest for others.
+
+    The function's name stands in `function`, or beside `type` where the responses API has it.
+    """
+    match given:
+        case None | "auto":
+            return ToolChoice()
+        case "none":
+            return ToolChoice("none")
+        case "required":
+            return ToolChoice("required")
+        case {"type": "function", "function": {"name": str() as name}} | {"type": "function", "name": str() as name}:
+            return ToolChoice("required", name)
+    message = f"tool_choice: {short(given)} is not supported: use 'auto', 'none', 'required', or name a function"
+    raise BadRequest(message, param="tool_choice")
 
 
 def steered(

@@ -12,7 +12,8 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema
 
 from rekindle.model.params import MAX_STOPS
-from rekindle.server.openai.bodies import Items, RekindleOptions
+from rekindle.server.answers.extension import RekindleOptions
+from rekindle.server.answers.validation import Items
 
 MAX_MESSAGES = 100_000  # Anthropic's own limit
 # They name, bill, route or ask for what is beside the answer; no answer depends on them.

@@ -9,8 +9,10 @@ from typing import Any, TypeVar
 from rekindle.engine.types import GenerationRequest
 from rekindle.errors import BadRequest
 from rekindle.model.params import SamplingParams
+from rekindle.server.answers.extension import RekindleOptions
 from rekindle.server.answers.steering import ToolChoice as Steer
 from rekindle.server.answers.steering import effort_told, steered
+from rekindle.server.answers.validation import validated
 from rekindle.server.anthropic.bodies import (
     HARMLESS,
     NEUTRAL,
@@ -25,8 +27,6 @@ from rekindle.server.anthropic.conversation import Conversation, Prompt
 from rekindle.server.anthropic.habits import TemplateHabits
 from rekindle.server.anthropic.tools import functions_of
 from rekindle.server.gate.caller import Caller
-from rekindle.server.openai.bodies import RekindleOptions
-from rekindle.server.openai.calls import validated
 from rekindle.text.replies import ReplyFormat
 
 Body = TypeVar("Body", bound=PromptBody)

@@ -16,7 +16,7 @@ from rekindle.agents.machine.types import HOST, MOST_AGENTS, Audience, Participa
 from rekindle.agents.sessions.turn import MAX_TOKENS
 from rekindle.errors import BadRequest
 from rekindle.model.params import MAX_STOPS, SamplingParams
-from rekindle.server.openai.bodies import Items
+from rekindle.server.answers.validation import Items
 
 LONGEST_LINE = 1_000
 LONGEST_TEXT = 4_000_000  # characters: more than any context holds, and a bound for what is kept of a session

@@ -15,7 +15,6 @@ from fastapi import APIRouter, Depends, Path, Query, Request
 from starlette.responses import Response
 
 from rekindle.errors import BadRequest
-from rekindle.server.agents.routes import ALL, Namespace
 from rekindle.server.border import Router
 from rekindle.server.coordination.bodies import (
     ForkBody,
@@ -48,7 +47,7 @@ from rekindle.server.coordination.models import (
 from rekindle.server.coordination.observed import observed
 from rekindle.server.coordination.running import Sessions
 from rekindle.server.coordination.streaming import Ears, Events, listened, streamed, whole
-from rekindle.server.gate.caller import decode_agent_id
+from rekindle.server.gate.caller import ALL, Namespace, decode_agent_id
 from rekindle.server.observers.observer import Observer
 
 T = TypeVar("T")

@@ -8,15 +8,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Annotated
 from urllib.parse import unquote_to_bytes
 
-from fastapi import Request
+from fastapi import Depends, Query, Request
 from starlette.datastructures import Headers
 from starlette.types import Scope
 
 from rekindle.agent_ids import check_agent_id
 from rekindle.errors import BadRequest
+from rekindle.server.errors import needs_admin
 from rekindle.server.lines import line_of
+
+ALL = "*"  # every namespace, where an admin may ask for that
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +99,21 @@ def access_of(request: Request) -> Access:
     """What the guard granted; a KeyError where none stands before the route."""
     granted: Access = request.scope["state"][_STATE]
     return granted
+
+
+async def _namespace(
+    request: Request,
+    namespace: Annotated[str | None, Query(description="another namespace than the key's, for admins")] = None,
+) -> str:
+    access = access_of(request)
+    if namespace is None or namespace == access.namespace:
+        return access.namespace
+    if not access.is_admin:
+        raise needs_admin("another namespace")
+    return namespace
+
+
+Namespace = Annotated[str, Depends(_namespace)]
 
 
 def caller_of(request: Request) -> Caller:

@@ -5,22 +5,15 @@ Owns names and types. `SamplingParams` owns the ranges of numbers, `text/message
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, FailFast, Field, WithJsonSchema
+from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema
+
+from rekindle.server.answers.extension import RekindleOptions
+from rekindle.server.answers.validation import Items
 
 MAX_CHOICES = 128
-Item = TypeVar("Item")
-
-
-class _FirstOnly(FailFast):
-    """One wrong item says it all: a long list of them is not to become as many errors."""
-
-    def __hash__(self) -> int:
-        return hash(self.fail_fast)  # unions of types are sets of them
-
-
-Items = Annotated[list[Item], _FirstOnly()]
+COMPLETION_TOKENS = 16  # OpenAI's default for completions
 
 
 class _Body(BaseModel):
@@ -38,13 +31,6 @@ class StreamOptions(_Body):
 
     include_usage: bool = False
     include_obfuscation: bool = False
-
-
-class RekindleOptions(_Body):
-    """What of the stored KV may be used, and whether the answer holds the ids of prompt and reply."""
-
-    reuse: Literal["continuation", "canonical", "off"] | None = None
-    return_ids: bool = False
 
 
 class ChatOptions(RekindleOptions):

@@ -1,53 +1,32 @@
-"""From bodies in OpenAI's dialect to what the engine is asked.
-
-A parameter that would change the answer and is not implemented is refused by name; a short list that cannot change it
-is ignored. null means "not given", but only of a parameter that is known.
-"""
+"""From bodies in OpenAI's dialect to what the engine is asked."""
 
 from __future__ import annotations
 
-import textwrap
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
-
-from pydantic import BaseModel, ValidationError
+from typing import Any
 
 from rekindle.engine.types import GenerationRequest
 from rekindle.errors import BadRequest
 from rekindle.model.params import SamplingParams
-from rekindle.server.answers.steering import ToolChoice, template_kwargs
+from rekindle.server.answers.extension import RekindleOptions
+from rekindle.server.answers.steering import ToolChoice, parse_tool_choice, template_kwargs
+from rekindle.server.answers.validation import LONGEST_NAME, validated
 from rekindle.server.gate.caller import Caller
 from rekindle.server.openai.bodies import (
+    COMPLETION_TOKENS,
     MAX_CHOICES,
     ChatBody,
     ChatOptions,
     CompletionBody,
-    RekindleOptions,
     SamplingBody,
 )
 from rekindle.text.messages import normalise_messages
 
-# They name, bill or route; no answer depends on them.
-HARMLESS = frozenset(
-    "metadata prompt_cache_key prompt_cache_options prompt_cache_retention safety_identifier service_tier store "
-    "user".split()
-)
-# Not implemented, but harmless at the value that means "off".
-NEUTRAL: Mapping[str, tuple[Any, ...]] = {
-    "response_format": ({"type": "text"},),
-    "modalities": (["text"],),
-    "suffix": ("",),
-    "verbosity": ("medium",),
-}
 SAMPLING = (
     "max_tokens temperature top_p top_k min_p presence_penalty frequency_penalty repetition_penalty seed ignore_eos "
     "min_tokens"
 ).split()
-MAX_KEYS = 1024  # of an object inside the body
-LONGEST_NAME = 100  # of a parameter, in characters, as far as errors repeat it
-COMPLETION_TOKENS = 16  # OpenAI's default for completions
-Body = TypeVar("Body", bound=BaseModel)
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,24 +95,6 @@ def parse_chat(body: Any, caller: Caller) -> ChatCall:
     )
 
 
-def parse_tool_choice(given: Any) -> ToolChoice:
-    """The choice that OpenAI spells as a word, or as an object that names a function; BadRequest for others.
-
-    The function's name stands in `function`, or beside `type` where the responses API has it.
-    """
-    match given:
-        case None | "auto":
-            return ToolChoice()
-        case "none":
-            return ToolChoice("none")
-        case "required":
-            return ToolChoice("required")
-        case {"type": "function", "function": {"name": str() as name}} | {"type": "function", "name": str() as name}:
-            return ToolChoice("required", name)
-    message = f"tool_choice: {short(given)} is not supported: use 'auto', 'none', 'required', or name a function"
-    raise BadRequest(message, param="tool_choice")
-
-
 def parse_completion(body: Any, caller: Caller) -> CompletionCall:
     """As `parse_chat`, for completions; one request per prompt."""
     asked = validated(CompletionBody, body)
@@ -180,60 +141,6 @@ def _common(body: SamplingBody, options: RekindleOptions, requests: tuple[Genera
         "return_ids": options.return_ids,
         "has_logprobs": requests[0].params.logprobs is not None,
     }
-
-
-def validated(
-    kind: type[Body],
-    body: Any,
-    *,
-    harmless: Collection[str] = HARMLESS,
-    neutral: Mapping[str, tuple[Any, ...]] = NEUTRAL,
-) -> Body:
-    """The body as `kind` describes it, without what cannot change the answer; BadRequest names what is wrong."""
-    if not isinstance(body, dict):
-        raise BadRequest("the body must be a JSON object")
-    unset = {name for name in (*kind.model_fields, *neutral) if body.get(name) is None}
-    given = {name: value for name, value in body.items() if name not in unset and name not in harmless}
-    for name, off in neutral.items():
-        if name in given and given.pop(name) not in off:
-            raise BadRequest(f"{name}: {short(body[name])} is not supported; leave it out", param=name)
-    unknown = next((name for name in given if name not in kind.model_fields), None)
-    if unknown is not None:
-        raise _unknown(unknown)
-    crowded = next((name for name, value in given.items() if isinstance(value, dict) and len(value) > MAX_KEYS), None)
-    if crowded is not None:
-        raise BadRequest(f"{crowded} has more than {MAX_KEYS} keys", param=crowded)
-    try:
-        return kind.model_validate(given)
-    except ValidationError as error:
-        raise _refusal(error) from None
-
-
-def _refusal(error: ValidationError) -> BadRequest:
-    """The first thing that is wrong; of a parameter with several types, what each of them would need."""
-    errors = error.errors(include_url=False, include_input=False)
-    first = errors[0]
-    name = _path(first["loc"]) or None
-    if first["type"] == "extra_forbidden" and name is not None:
-        return _unknown(name)
-    same = [each["msg"] for each in errors if each["loc"][:1] == first["loc"][:1] and _path(each["loc"]) == name]
-    return BadRequest(f"{name}: {', or '.join(dict.fromkeys(same))}", param=name)
-
-
-def _unknown(name: str) -> BadRequest:
-    name = name[:LONGEST_NAME]
-    return BadRequest(f"unknown parameter {name!r}: it is not supported here", param=name)
-
-
-def _path(place: Sequence[int | str]) -> str:
-    """Where in the body; pydantic adds the types of a union to its places."""
-    parts = (str(part)[:LONGEST_NAME] for part in place)
-    return ".".join(part for part in parts if part not in ("str", "int") and "[" not in part)
-
-
-def short(value: Any) -> str:
-    """A value as errors quote it."""
-    return textwrap.shorten(repr(value), 80)
 
 
 def _params(body: SamplingBody, extra: Mapping[str, Any]) -> SamplingParams:

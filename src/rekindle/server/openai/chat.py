@@ -11,8 +11,9 @@ from typing import Any
 from rekindle.engine.generation import Generation
 from rekindle.engine.types import Delta
 from rekindle.server.answers.choice import Choice, Reading
+from rekindle.server.answers.reply import Stamp
 from rekindle.server.openai.calls import ChatCall
-from rekindle.server.openai.parts import DataEvents, Stamp, chat_logprobs, message_of, usage_of
+from rekindle.server.openai.parts import DataEvents, chat_logprobs, message_of, usage_of
 from rekindle.text.messages import Message
 from rekindle.text.replies import ArgumentsPiece, CallStart, Event, ReplyFormat, TextPiece, ThoughtPiece
 

@@ -12,13 +12,13 @@ from starlette.responses import Response
 from rekindle.engine.api import Engine
 from rekindle.engine.generation import Generation
 from rekindle.server.answers.answer import Answer, accepted, submit_all
+from rekindle.server.answers.reply import Stamp
 from rekindle.server.answers.steering import steered
 from rekindle.server.gate.caller import Caller
 from rekindle.server.models import ServedModel
 from rekindle.server.observers.observer import Observer
 from rekindle.server.openai.calls import ChatCall, parse_chat
 from rekindle.server.openai.chat import ChatReply
-from rekindle.server.openai.parts import Stamp
 
 PATH = "/v1/chat/completions"
 PARAMS = {"token_ids": "rekindle.prompt_ids"}

@@ -12,11 +12,11 @@ from starlette.responses import Response
 from rekindle.engine.api import Engine
 from rekindle.engine.generation import Generation
 from rekindle.server.answers.answer import Answer, accepted, submit_all
+from rekindle.server.answers.reply import Stamp
 from rekindle.server.gate.caller import Caller
 from rekindle.server.models import ServedModel
 from rekindle.server.observers.observer import Observer
 from rekindle.server.openai.calls import CompletionCall, parse_completion
-from rekindle.server.openai.parts import Stamp
 from rekindle.server.openai.text import CompletionReply
 
 PATH = "/v1/completions"

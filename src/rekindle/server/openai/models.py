@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
+
+from rekindle.server.answers.extension import RekindleReport
 
 
 class _Said(BaseModel):
@@ -46,27 +48,6 @@ class Usage(_Said):
     total_tokens: int
     prompt_tokens_details: CachedTokens
     completion_tokens_details: ThoughtTokens | None = None
-
-
-class RekindleReport(BaseModel):
-    """What was reused, from where, and why not more."""
-
-    model_config = ConfigDict(extra="allow", strict=True)
-
-    outcome: Literal["exact", "extend", "diverge", "miss"]
-    source: Literal["own", "parent", "shared"] | None
-    matched_bytes: int
-    prompt_tokens: int
-    reused_tokens: int
-    hot_tokens: int
-    warm_tokens: int
-    computed_tokens: int
-    completion_tokens: int
-    reuse: Literal["continuation", "canonical", "off"]
-    timings: dict[str, float]
-    explanation: dict[str, Any] | None
-    prompt_ids: list[int] | None = None
-    completion_ids: list[int] | None = None
 
 
 class Alternative(_Said):

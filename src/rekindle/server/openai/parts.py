@@ -1,4 +1,4 @@
-"""What all of OpenAI's replies are made of: the stamp, usage, logprobs, and our report beside them.
+"""What all of OpenAI's replies are made of: usage, logprobs, and our report beside them.
 
 Spells values of the engine; knows no HTTP.
 """
@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import codecs
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, Literal
 
 from rekindle.engine.types import Progress
@@ -37,19 +36,6 @@ class DataEvents:
     def broken(self, problem: Problem) -> list[dict[str, Any]]:
         """The error, as OpenAI's clients expect it."""
         return [problem.body()]
-
-
-@dataclass(frozen=True, slots=True)
-class Stamp:
-    """What every piece of one completion repeats: its id, when it was made (Unix seconds), the served model."""
-
-    id: str
-    created: int
-    model: str
-
-    def head(self, kind: str) -> dict[str, Any]:
-        """The common start of a completion or chunk."""
-        return {"id": self.id, "object": kind, "created": self.created, "model": self.model}
 
 
 def message_of(said: Message) -> dict[str, Any]:

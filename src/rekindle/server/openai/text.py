@@ -8,8 +8,9 @@ from typing import Any
 from rekindle.engine.generation import Generation
 from rekindle.engine.types import Delta
 from rekindle.server.answers.choice import Choice
+from rekindle.server.answers.reply import Stamp
 from rekindle.server.openai.calls import CompletionCall
-from rekindle.server.openai.parts import DataEvents, Stamp, TextOffsets, usage_of
+from rekindle.server.openai.parts import DataEvents, TextOffsets, usage_of
 from rekindle.text.messages import Message
 
 KIND = "text_completion"

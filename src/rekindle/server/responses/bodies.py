@@ -10,7 +10,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema
 
-from rekindle.server.openai.bodies import Items, RekindleOptions
+from rekindle.server.answers.extension import RekindleOptions
+from rekindle.server.answers.validation import Items
 
 # They name, bill, route, or bound tools that run elsewhere; no answer depends on them.
 HARMLESS = frozenset(

@@ -15,10 +15,10 @@ from typing import Any, Protocol
 from rekindle.engine.types import GenerationRequest
 from rekindle.errors import BadRequest
 from rekindle.model.params import SamplingParams
+from rekindle.server.answers.extension import RekindleOptions
 from rekindle.server.answers.steering import ToolChoice, template_kwargs
+from rekindle.server.answers.validation import short, validated
 from rekindle.server.gate.caller import Caller
-from rekindle.server.openai.bodies import RekindleOptions
-from rekindle.server.openai.calls import short, validated
 from rekindle.server.responses.bodies import ENCRYPTED, HARMLESS, NEUTRAL, NOTHING_TO_INCLUDE, Reasoning, ResponseBody
 from rekindle.server.responses.items import Item, ItemReader, check_outputs, messages_of
 from rekindle.server.responses.kept import Kept

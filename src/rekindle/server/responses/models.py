@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from rekindle.server.openai.models import RekindleReport
+from rekindle.server.answers.extension import RekindleReport
 
 ItemStatus = Literal["in_progress", "completed", "incomplete"]
 

@@ -10,10 +10,9 @@ from typing import Any, Literal
 from rekindle.engine.generation import Generation
 from rekindle.engine.types import Delta, Progress
 from rekindle.server.answers.choice import Choice, Reading
-from rekindle.server.answers.reply import spelled
+from rekindle.server.answers.reply import Stamp, spelled
 from rekindle.server.answers.sse import comment
 from rekindle.server.errors import Problem
-from rekindle.server.openai.parts import Stamp
 from rekindle.server.responses.calls import ResponseCall
 from rekindle.server.responses.output import Events, Output
 from rekindle.text.messages import Message

@@ -20,13 +20,13 @@ from rekindle.engine.api import Engine
 from rekindle.engine.generation import Generation
 from rekindle.errors import NotFound
 from rekindle.server.answers.answer import Answer, accepted, submit_all
+from rekindle.server.answers.reply import Stamp
 from rekindle.server.answers.steering import steered
 from rekindle.server.border import Router
 from rekindle.server.errors import invalid
 from rekindle.server.gate.caller import Caller, access_of
 from rekindle.server.models import ServedModel
 from rekindle.server.observers.observer import Observer
-from rekindle.server.openai.parts import Stamp
 from rekindle.server.responses.calls import ResponseCall, parse_response
 from rekindle.server.responses.kept import Kept, KeptResponses
 from rekindle.server.responses.reply import ResponseReply

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rekindle.errors import BadRequest
-from rekindle.server.answers.steering import ToolChoice
-from rekindle.server.openai.calls import parse_tool_choice, short
+from rekindle.server.answers.steering import ToolChoice, parse_tool_choice
+from rekindle.server.answers.validation import short
 from rekindle.server.responses.items import full_name
 
 # Coding agents offer these with every request, whoever serves it.

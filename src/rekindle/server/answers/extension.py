@@ -1,0 +1,37 @@
+"""The `rekindle` object, the same in every dialect: what a body asks of the stored KV, what an answer says of it."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict
+
+
+class RekindleOptions(BaseModel):
+    """What of the stored KV may be used, and whether the answer holds the ids of prompt and reply."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    reuse: Literal["continuation", "canonical", "off"] | None = None
+    return_ids: bool = False
+
+
+class RekindleReport(BaseModel):
+    """What was reused, from where, and why not more."""
+
+    model_config = ConfigDict(extra="allow", strict=True)
+
+    outcome: Literal["exact", "extend", "diverge", "miss"]
+    source: Literal["own", "parent", "shared"] | None
+    matched_bytes: int
+    prompt_tokens: int
+    reused_tokens: int
+    hot_tokens: int
+    warm_tokens: int
+    computed_tokens: int
+    completion_tokens: int
+    reuse: Literal["continuation", "canonical", "off"]
+    timings: dict[str, float]
+    explanation: dict[str, Any] | None
+    prompt_ids: list[int] | None = None
+    completion_ids: list[int] | None = None
