@@ -219,8 +219,8 @@ MUTANTS = (
     one(
         "second BOS added when resuming",
         "text/prompt.py",
-        "        return self._encode_key(prompt.key[resume_byte:])\n",
-        "        rest = self._encode_key(prompt.key[resume_byte:])\n"
+        "        return self._encode_key(prompt.key[resume_byte:], most=most)\n",
+        "        rest = self._encode_key(prompt.key[resume_byte:], most=most)\n"
         "        return np.concatenate([np.array(self._leading, dtype=np.uint32), rest])\n",
         "tests/exactness/test_identity.py::test_a_resumed_prompt_has_one_bos",
     ),
@@ -429,7 +429,7 @@ MUTANTS = (
     ),
     one(
         "cost of an attribution line counted when it did not change",
-        "engine/marked.py",
+        "engine/request.py",
         " if self.is_new else 0",
         "",
         "tests/engine/test_taken_out.py::test_a_line_that_changes_costs_nothing_and_says_what_it_would_have",

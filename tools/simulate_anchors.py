@@ -13,9 +13,9 @@ import sys
 from pathlib import Path
 
 from rekindle.simulate.capacities import parse_capacity
-from rekindle.simulate.reading import TraceOptions, read_trace
+from rekindle.simulate.reading import read_trace
 from rekindle.simulate.simulation import OPTIMUM, Memory, simulate
-from rekindle.simulate.trace import Trace
+from rekindle.simulate.trace import Trace, TraceOptions
 
 CAPACITIES = ("unlimited", "30000", "10000", "1000")
 KNOWN = {

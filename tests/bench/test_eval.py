@@ -18,7 +18,8 @@ from rekindle.bench.eval_text import windows_of
 from rekindle.bench.recall import tells
 from rekindle.config import ModelSettings, Settings
 from rekindle.errors import ConfigError
-from rekindle.model.load import LoadedModel, load_model
+from rekindle.model.load import load_model
+from rekindle.model.loaded import LoadedModel
 from rekindle.pocket import MODEL_DIR
 from rekindle.text.prompt import PromptEncoder
 from tests.tiny_models import tiny_model_dir

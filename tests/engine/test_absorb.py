@@ -17,7 +17,7 @@ from rekindle.engine.api import Engine
 from rekindle.engine.request import State
 from rekindle.engine.types import ChatResult, GenerationRequest, Report
 from rekindle.errors import BadRequest
-from rekindle.model.load import LoadedModel
+from rekindle.model.loaded import LoadedModel
 from rekindle.text.foresight import foreseen
 from rekindle.text.messages import Message, normalise_messages
 from tests.engine.conftest import Start

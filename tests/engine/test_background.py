@@ -16,7 +16,7 @@ from rekindle.engine.core.background import MOST_WAITING
 from rekindle.engine.core.purge import Purge, wipe
 from rekindle.engine.request import State
 from rekindle.errors import RequestFailed
-from rekindle.model.load import LoadedModel
+from rekindle.model.loaded import LoadedModel
 from tests.engine.fixed_costs import FixedCosts
 from tests.engine.slow_disk import SlowDisk
 from tests.exactness.rig import BLOCK_TOKENS, Rig, load

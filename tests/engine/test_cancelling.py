@@ -10,7 +10,7 @@ import pytest
 from rekindle.engine.core.loop import EngineLoop
 from rekindle.engine.types import GenerationRequest
 from rekindle.errors import Cancelled
-from rekindle.model.load import LoadedModel
+from rekindle.model.loaded import LoadedModel
 from rekindle.model.params import SamplingParams
 from tests.engine.conftest import Start
 from tests.engine.slow_disk import SlowDisk

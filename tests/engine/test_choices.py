@@ -10,7 +10,7 @@ import pytest
 from rekindle.engine.request import Request, State
 from rekindle.engine.types import GenerationRequest, Reuse
 from rekindle.errors import BadRequest
-from rekindle.model.load import LoadedModel
+from rekindle.model.loaded import LoadedModel
 from rekindle.model.params import SamplingParams
 from rekindle.text.messages import normalise_messages
 from tests.engine.conftest import Start

@@ -23,7 +23,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
 from rekindle.engine.request import Request, State
 from rekindle.engine.types import Reuse, Task
-from rekindle.model.load import LoadedModel
+from rekindle.model.loaded import LoadedModel
 from tests.engine.slow_disk import SlowDisk
 from tests.exactness.rig import BLOCK_TOKENS, BY_SIZE, Rig, load
 from tests.tiny_models import tiny_model_dir

@@ -8,7 +8,7 @@ import pytest
 
 from rekindle.engine.request import State
 from rekindle.engine.types import Reuse
-from rekindle.model.load import LoadedModel
+from rekindle.model.loaded import LoadedModel
 from tests.exactness.rig import BY_SIZE, Rig, load
 from tests.exactness.test_paths import some_ids
 from tests.tiny_models import tiny_model_dir

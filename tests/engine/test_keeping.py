@@ -12,11 +12,10 @@ from rekindle.cache.blocks.hashing import BlockHash, chain_hashes
 from rekindle.engine.api import Engine
 from rekindle.engine.blocks.save_queue import Forgotten, Pinned, SaveOrder
 from rekindle.engine.gauges import hot_tokens
-from rekindle.engine.marked import Kept
 from rekindle.engine.memory.branches import BranchBook
 from rekindle.engine.memory.breakpoints import MOST_OF_AGENT, Keeping, is_kept
 from rekindle.engine.memory.retention import Retention, RetentionRules
-from rekindle.engine.request import FinishedTurn
+from rekindle.engine.request import FinishedTurn, Kept
 from rekindle.engine.types import Breakpoint, GenerationRequest, Report
 from rekindle.errors import NotFound
 from rekindle.model.params import SamplingParams

@@ -15,7 +15,7 @@ from rekindle.engine.intake.waiting import WaitingRoom
 from rekindle.engine.request import State
 from rekindle.engine.types import GenerationRequest
 from rekindle.errors import Overloaded, Timeout
-from rekindle.model.load import LoadedModel
+from rekindle.model.loaded import LoadedModel
 from rekindle.model.params import SamplingParams
 from tests.engine.conftest import Start
 from tests.engine.slow_disk import SlowDisk

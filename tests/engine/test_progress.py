@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from rekindle.model.load import LoadedModel
+from rekindle.model.loaded import LoadedModel
 from tests.exactness.rig import Rig, load
 from tests.exactness.test_paths import some_ids
 from tests.tiny_models import tiny_model_dir

@@ -13,7 +13,7 @@ from rekindle.engine.api import Engine
 from rekindle.engine.request import State
 from rekindle.engine.types import GenerationRequest
 from rekindle.errors import BadRequest
-from rekindle.model.load import LoadedModel
+from rekindle.model.loaded import LoadedModel
 from rekindle.model.params import SamplingParams
 from tests.engine.conftest import Start
 from tests.exactness.rig import BLOCK_TOKENS, Rig, load

@@ -10,7 +10,7 @@ import pytest
 from rekindle.engine.api import Engine
 from rekindle.engine.request import Request, State
 from rekindle.errors import Timeout
-from rekindle.model.load import LoadedModel
+from rekindle.model.loaded import LoadedModel
 from tests.engine.conftest import Start
 from tests.engine.holding import held
 from tests.exactness.rig import Rig, load

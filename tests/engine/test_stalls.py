@@ -11,7 +11,7 @@ import pytest
 
 from rekindle.config import EngineSettings
 from rekindle.engine.request import State
-from rekindle.model.load import LoadedModel
+from rekindle.model.loaded import LoadedModel
 from tests.engine.fixed_costs import FixedCosts
 from tests.exactness.rig import Rig, load
 from tests.exactness.test_paths import some_ids

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from rekindle.model.load import LoadedModel
+from rekindle.model.loaded import LoadedModel
 from tests.engine.conftest import start, tiny_llama
 from tests.exactness.rig import Rig, load
 from tests.tiny_models import tiny_model_dir

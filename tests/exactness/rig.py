@@ -29,7 +29,8 @@ from rekindle.engine.request import NO_MATCH, FinishedTurn, Marks, Request, Stat
 from rekindle.engine.types import ChatResult, Reuse, Task
 from rekindle.kv.arena import KVArena
 from rekindle.model.batch import SequenceStep
-from rekindle.model.load import LoadedModel, load_model
+from rekindle.model.load import load_model
+from rekindle.model.loaded import LoadedModel
 from rekindle.model.params import SamplingParams
 from rekindle.model.runner import ModelRunner
 from rekindle.model.sampler import SamplerState

@@ -11,7 +11,8 @@ import torch
 from transformers.utils import logging
 
 from rekindle.config import ModelSettings
-from rekindle.model.load import LoadedModel, load_model
+from rekindle.model.load import load_model
+from rekindle.model.loaded import LoadedModel
 from tests.model.helpers import Loader
 from tests.tiny_models import DTYPES, tiny_model_dir
 

@@ -18,7 +18,7 @@ from rekindle.model.batch import SequenceStep
 from rekindle.model.experts import use_padded_experts
 from rekindle.model.fingerprint import fingerprint
 from rekindle.model.formats import native_format
-from rekindle.model.load import LoadedModel
+from rekindle.model.loaded import LoadedModel
 from rekindle.model.runner import ModelRunner
 from rekindle.spec import KVLayout, ModelSpec
 

@@ -11,7 +11,8 @@ import torch
 
 from rekindle.config import ModelSettings
 from rekindle.model.fingerprint import write_json
-from rekindle.model.load import LoadedModel, load_model
+from rekindle.model.load import load_model
+from rekindle.model.loaded import LoadedModel
 from rekindle.model.proof import Proof, ProofCache
 from tests.tiny_models import tiny_model_dir
 

@@ -12,7 +12,7 @@ import torch
 from rekindle.model.adapter import StepCache
 from rekindle.model.batch import ForwardBatch, SequenceStep
 from rekindle.model.geometry import ProbeStep
-from rekindle.model.load import LoadedModel
+from rekindle.model.loaded import LoadedModel
 from tests.model.helpers import Bench, in_memory, random_ids
 from tests.tiny_models import tiny_model
 

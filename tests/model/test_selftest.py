@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from rekindle.model import selftest
-from rekindle.model.load import LoadedModel
+from rekindle.model.loaded import LoadedModel
 from tests.model.helpers import in_memory
 from tests.tiny_models import tiny_model
 

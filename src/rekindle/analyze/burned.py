@@ -2,7 +2,7 @@
 
 Behind the first difference nothing can be reused, however much of it stands in the stored text: that is burned. What
 does not stand there is new. Told apart by lines, so a log of any size costs a few passes over its text. The cause and
-its wording are the server's own (`cache/explain`).
+its wording are the server's own (`matching/explain`).
 """
 
 from __future__ import annotations

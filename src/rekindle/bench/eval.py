@@ -24,7 +24,8 @@ from rekindle.errors import ConfigError
 from rekindle.harness.plot import check_plot
 from rekindle.harness.record import Measurement, Origin, deliver
 from rekindle.model.formats import native_format, summary
-from rekindle.model.load import LoadedModel, load_model
+from rekindle.model.load import load_model
+from rekindle.model.loaded import LoadedModel
 from rekindle.text.prompt import PromptEncoder
 
 MIN_BLOCKS = 4  # of a window: two restored, two computed on top

@@ -25,7 +25,7 @@ from rekindle.errors import StoreError
 from rekindle.kv.arena import KVArena
 from rekindle.model.batch import SequenceStep
 from rekindle.model.formats import fits_q4h, native_format
-from rekindle.model.load import LoadedModel
+from rekindle.model.loaded import LoadedModel
 from rekindle.model.runner import ModelRunner
 from rekindle.spec import Format, KVLayout, LayerSpec
 from rekindle.store.warm import StagedBlock, WarmStore

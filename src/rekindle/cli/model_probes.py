@@ -27,7 +27,7 @@ from rekindle.model.trial import interleaved_tables, sequence_step
 from rekindle.spec import KVLayout, LayerSpec
 
 if TYPE_CHECKING:
-    from rekindle.model.load import LoadedModel
+    from rekindle.model.loaded import LoadedModel
 
 NUM_TOKENS = 600  # more than one tile of attention
 LAST_ROWS = 8

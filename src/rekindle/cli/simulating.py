@@ -29,8 +29,8 @@ def simulate(
 
     def run() -> int:
         from rekindle.simulate.capacities import DEFAULT
-        from rekindle.simulate.reading import TraceOptions
         from rekindle.simulate.run import SimulateOptions, run_simulate
+        from rekindle.simulate.trace import TraceOptions
 
         options = SimulateOptions(
             policies=_listed(policies),

@@ -42,7 +42,8 @@ from rekindle.errors import StoreRefused
 from rekindle.kv.arena import KVArena
 from rekindle.matching.matcher import Matcher
 from rekindle.model.device import check_device
-from rekindle.model.load import LoadedModel, load_model
+from rekindle.model.load import load_model
+from rekindle.model.loaded import LoadedModel
 from rekindle.model.runner import ModelRunner
 from rekindle.spec import ModelSpec
 from rekindle.store.directory import make_directory

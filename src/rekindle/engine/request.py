@@ -19,8 +19,7 @@ import numpy as np
 from rekindle.cache.blocks.hashing import BlockHash, block_hash
 from rekindle.cache.blocks.table import BlockTable
 from rekindle.engine.generation import Generation
-from rekindle.engine.marked import Kept, TakenOut
-from rekindle.engine.types import GenerationRequest, Reuse, Source, Task
+from rekindle.engine.types import GenerationRequest, Normalised, Reuse, Source, Task
 from rekindle.matching.explain import Explanation
 from rekindle.matching.matcher import Relation
 from rekindle.model.adjustments import History
@@ -50,6 +49,30 @@ class MatchFacts:
 
 
 NO_MATCH = MatchFacts("none", None, False, 0, 0, None)
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """The beginning of a prompt, up to one of its breakpoints, and for how many seconds it is to stay stored."""
+
+    num_tokens: int
+    ttl_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class TakenOut:
+    """What was taken out of a prompt where `num_before` of its tokens end; `is_new`: the agent sent another before."""
+
+    kind: str
+    message_index: int | None
+    text: str
+    num_before: int
+    is_new: bool
+
+    def priced(self, reused_tokens: int) -> Normalised:
+        """With the tokens that would not have been reused, had it stayed."""
+        cost = max(0, reused_tokens - self.num_before) if self.is_new else 0
+        return Normalised(self.kind, self.message_index, self.text, cost)
 
 
 @dataclass(slots=True)

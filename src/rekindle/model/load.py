@@ -12,7 +12,7 @@ import json
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +27,9 @@ from rekindle.model import checkpoint, experts, formats, geometry, trial
 from rekindle.model.adapter import ATTENTION_NAME, register_attention
 from rekindle.model.device import check_device, total_bytes
 from rekindle.model.fingerprint import DigestCache, fingerprint, model_identity, tokenizer_digest
+from rekindle.model.loaded import LoadedModel
 from rekindle.model.proof import Proof, ProofCache
-from rekindle.model.selftest import Promise, self_test
+from rekindle.model.selftest import self_test
 from rekindle.spec import KVLayout, ModelSpec
 
 log = logging.getLogger(__name__)
@@ -43,20 +44,6 @@ LOAD_ERRORS = (
     *(ValueError, LookupError, TypeError, AttributeError, OSError, RuntimeError, ImportError, ArithmeticError),
     *(MemoryError, SafetensorError, StrictDataclassError),
 )
-
-
-@dataclass(frozen=True, slots=True)
-class LoadedModel:
-    """A model ready to run, what the engine knows of it, and what was found while loading."""
-
-    model: Any
-    spec: ModelSpec
-    directory: Path
-    device: str
-    dtype: torch.dtype
-    promise: Promise
-    formats: tuple[formats.LayerFormats, ...]
-    notes: tuple[str, ...]  # for the banner
 
 
 def load_model(

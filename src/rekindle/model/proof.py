@@ -20,7 +20,7 @@ import transformers
 
 from rekindle.config import ModelSettings
 from rekindle.model.fingerprint import write_json
-from rekindle.model.selftest import Promise
+from rekindle.model.loaded import Promise
 
 PROVING_CODE = ("kv", "model", "spec.py")
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
 
 import torch
 
@@ -18,9 +17,7 @@ from rekindle.kv.plan import AttentionPlan
 from rekindle.model.adapter import AttentionCall, run_model
 from rekindle.model.batch import ForwardBatch
 from rekindle.model.batch import SequenceStep as SequenceStep
-
-if TYPE_CHECKING:
-    from rekindle.model.load import LoadedModel
+from rekindle.model.loaded import LoadedModel
 
 
 class PagedStep:

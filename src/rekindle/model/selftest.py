@@ -12,21 +12,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import torch
 
 from rekindle.kv.arena import KVArena
 from rekindle.model.formats import check_tokens, fits_q4h, native_format
+from rekindle.model.loaded import LoadedModel, Promise
 from rekindle.model.runner import ModelRunner
 from rekindle.model.trial import interleaved_tables, sequence_step
 from rekindle.spec import KVLayout, LayerSpec
 
-if TYPE_CHECKING:
-    from rekindle.model.load import LoadedModel
-
-Promise = Literal["bitwise", "close", "none"]
 LARGE_MODEL = 1_000_000_000
 PIECES = (1, 2, 13, 64, 1, 1, 58, 3, 127, 1, 260)
 CLOSE_SHARE = 0.25

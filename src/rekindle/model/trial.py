@@ -7,7 +7,7 @@ eager attention; other logits refuse the model. Names and flags do not find what
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import numpy as np
 import torch
@@ -18,11 +18,9 @@ from rekindle.model.adapter import ATTENTION_NAME
 from rekindle.model.batch import SequenceStep
 from rekindle.model.formats import check_tokens
 from rekindle.model.geometry import text_config
+from rekindle.model.loaded import LoadedModel
 from rekindle.model.runner import ModelRunner
 from rekindle.spec import ModelSpec
-
-if TYPE_CHECKING:
-    from rekindle.model.load import LoadedModel
 
 TRIAL_LENGTHS = (11, 70, 37)
 TRIAL_WINDOW_LIMIT = 256  # windows up to here are crossed by the longest trial sequence

@@ -20,8 +20,7 @@ from rekindle.cache import TokenIds
 from rekindle.config import CacheSettings, PromptSettings
 from rekindle.errors import BadRequest, ConfigError
 from rekindle.model.checkpoint import Source
-from rekindle.simulate.reading import LOG, TraceOptions
-from rekindle.simulate.trace import Trace, TraceBuilder
+from rekindle.simulate.trace import LOG, Trace, TraceBuilder, TraceOptions
 from rekindle.text.messages import Message
 from rekindle.text.prompt import PromptEncoder
 

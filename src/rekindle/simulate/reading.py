@@ -15,20 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from rekindle.errors import ConfigError
-from rekindle.simulate.trace import Trace, TraceBuilder
+from rekindle.simulate.trace import MOONCAKE, Trace, TraceBuilder, TraceOptions
 
-MOONCAKE, LOG = "hashed blocks (Mooncake's format)", "log"
 MAX_LINE = 1 << 26  # bytes of the first line that are looked at
 LIKELY_BLOCK_TOKENS = (512, 16, 32, 64, 128, 256, 1024)  # tried on traces that do not say; Mooncake's first
-
-
-@dataclass(frozen=True, slots=True)
-class TraceOptions:
-    """What a file does not say: tokens of a block (None: found, or the default), whose tokenizer and template count."""
-
-    block_tokens: int | None = None
-    model: str | None = None
-    revision: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,10 +23,10 @@ from rekindle.harness.plot import check_plot
 from rekindle.harness.record import Origin, append_lines
 from rekindle.simulate.capacities import DEFAULT, parse_capacities
 from rekindle.simulate.plot import plot_simulation
-from rekindle.simulate.reading import TraceOptions, read_trace
+from rekindle.simulate.reading import read_trace
 from rekindle.simulate.report import UNITS, describe, measurements, print_table
 from rekindle.simulate.simulation import Found, sweep
-from rekindle.simulate.trace import Trace
+from rekindle.simulate.trace import Trace, TraceOptions
 
 Order = Literal["leaves", "free"]  # whether a block leaves only after all that stand on it
 EXPIRING = "ttl"  # leaves by deadline: without a time to live it is least recently used

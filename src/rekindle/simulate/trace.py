@@ -15,7 +15,17 @@ import numpy as np
 
 from rekindle.cache import BlockHash, TokenIds, block_hash, root_hash
 
+MOONCAKE, LOG = "hashed blocks (Mooncake's format)", "log"  # kinds of files
 ROOT = root_hash(fingerprint=b"", namespace="", cache_salt="", secret=b"")  # a trace is one namespace
+
+
+@dataclass(frozen=True, slots=True)
+class TraceOptions:
+    """What a file does not say: tokens of a block (None: found, or the default), whose tokenizer and template count."""
+
+    block_tokens: int | None = None
+    model: str | None = None
+    revision: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,8 +13,7 @@ from rekindle.agents.machine.participants import check_look
 from rekindle.agents.machine.types import Event, Forked, Hear, RoundDropped, Told, Utterance
 from rekindle.agents.sessions.events import of_utterance
 from rekindle.agents.sessions.interruptions import Answer
-from rekindle.agents.sessions.run import Run
-from rekindle.agents.sessions.session import Session, agent_of
+from rekindle.agents.sessions.session import ActiveRun, Session, agent_of
 from rekindle.errors import NotFound
 from rekindle.worker import contained
 
@@ -43,7 +42,7 @@ async def put_in(session: Session, told: Told, pending: Answer | None) -> Uttera
     return said
 
 
-async def give_up(session: Session, run: Run | None, told: Told) -> Utterance:
+async def give_up(session: Session, run: ActiveRun | None, told: Told) -> Utterance:
     """Have nobody speak any more of what `run` plays, or was left unfinished, and say why; a later run goes on."""
     if run is not None:
         await run.drop()

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from rekindle.agent_ids import check_agent_id
 from rekindle.agents.log.codec import check_readable
@@ -23,17 +23,15 @@ from rekindle.agents.log.journal import Durable, Journal, failure, written
 from rekindle.agents.log.records import Kept, SessionRecords
 from rekindle.agents.log.usage import Quota
 from rekindle.agents.machine.coordination import Coordination
-from rekindle.agents.machine.types import Directive, Entry, Event, Hear, Merged, Participant, Rewound, Utterance
+from rekindle.agents.machine.types import Directive, Entry, Event, Hear, Merged, Participant, Rewound, Told, Utterance
 from rekindle.agents.sessions.events import SessionEvent, Standing
+from rekindle.agents.sessions.interruptions import Answer
 from rekindle.agents.sessions.listeners import Listening
 from rekindle.agents.sessions.turn import Speaker
 from rekindle.engine.api import Engine
 from rekindle.engine.types import Reuse
 from rekindle.errors import RekindleError, StoreError
 from rekindle.text.messages import Message
-
-if TYPE_CHECKING:
-    from rekindle.agents.sessions.run import Run
 
 MOST_UNREAD = 4096  # events that a watcher may be behind
 
@@ -81,6 +79,26 @@ class Shown:
         return cls(said, decided, len(machine.participants), machine.num_rounds, machine.num_turns)
 
 
+class ActiveRun(Protocol):
+    """What is being played in a session, as those may deal with it who did not begin it."""
+
+    def announce(self, event: SessionEvent, durable: Durable) -> bool:
+        """Report what somebody else did, in its place among the run's own events; False: the run is over."""
+        ...
+
+    def interrupt(self, told: Told) -> Answer:
+        """End the turns of all who speak with what was said by now, and put this in after them."""
+        ...
+
+    async def drop(self) -> None:
+        """End the turns of all who speak, and have nobody speak after them."""
+        ...
+
+    async def stop(self) -> None:
+        """Cancel within a step and wait for the end; turns stay begun."""
+        ...
+
+
 class Session:
     """A session made of what was kept of it. `shown`: how much of it is durable; `closed`: why it takes nothing more.
 
@@ -98,7 +116,7 @@ class Session:
         self.machine = _folded(kept)
         self.shown = Shown.of(self.machine)
         self.listening = self._listeners()
-        self.run: Run | None = None  # what is being played
+        self.run: ActiveRun | None = None  # what is being played
         self.spoke_last_at: float | None = None
         self.closed: RekindleError | None = None
         self.changing = asyncio.Lock()

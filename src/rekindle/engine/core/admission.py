@@ -8,17 +8,53 @@ its thread.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from rekindle.cache.blocks.hashing import BlockHash
 from rekindle.engine.blocks.prefix_cache import Attached, PrefixCache
+from rekindle.engine.core.reporting import tell_progress
 from rekindle.engine.core.sampling import Replies
 from rekindle.engine.core.scheduler import LONGEST_WAIT_S, Scheduler
 from rekindle.engine.core.shares import Shares, freed_by
-from rekindle.engine.progress import tell_progress
 from rekindle.engine.request import Request, State
-from rekindle.engine.twins import Twins, has_prompt
 from rekindle.errors import Overloaded
+
+_Key = tuple[int, BlockHash, str]
+
+
+def _key(request: Request) -> _Key:
+    """What requests share that were prepared together: the very same array of ids."""
+    return id(request.prompt_ids), request.root, request.reuse
+
+
+def has_prompt(request: Request) -> bool:
+    """Whether the KV of a request's whole prompt is in its blocks."""
+    return request.state is State.RUNNING and request.table.num_tokens >= request.num_prompt
+
+
+class DuplicatePrompts:
+    """Who runs or loads, by prompt: the others that have it wait while one computes it, then take its blocks, the tail
+    included.
+
+    Derived anew every step, so there is no leader that could fail: whoever starts first computes, and when it is gone
+    before it is done, the next one does.
+    """
+
+    def __init__(self, requests: Iterable[Request]) -> None:
+        self._by_prompt: dict[_Key, Request] = {}
+        for request in requests:
+            self.add(request)
+
+    def add(self, request: Request) -> None:
+        """Note who has just started, if it did."""
+        known = self._by_prompt.get(_key(request))
+        if request.state in (State.RUNNING, State.LOADING) and (known is None or not has_prompt(known)):
+            self._by_prompt[_key(request)] = request
+
+    def of(self, request: Request) -> Request | None:
+        """One that was prepared with this request, which has said nothing yet (else it has blocks of its own)."""
+        twin = self._by_prompt.get(_key(request))
+        return None if request.num_generated else twin
 
 
 class Admission:
@@ -54,19 +90,20 @@ class Admission:
         shares = Shares(queues, self._cache)
         if not queues.has_room() and not shares.are_asked():
             return
-        computing, twins, late = self._computing(), Twins([*queues.running, *queues.loading]), set[str]()
+        computing, late = self._computing(), set[str]()
+        duplicates = DuplicatePrompts([*queues.running, *queues.loading])
         for request in queues.picks(queues.waiting, now):
             giver = None if queues.has_room() else shares.place_from(request)
             if not queues.has_room() and giver is None:
                 continue
             if request.namespace in late or (late and not shares.allow(request)):
                 continue
-            answer = self._enter(request, computing, twins, giver)
+            answer = self._enter(request, computing, duplicates, giver)
             if answer == "short" and (givers := shares.blocks_from(request, now)):
                 for each in givers:
                     self.preempt(each)
                 shares = Shares(queues, self._cache)
-                answer = self._enter(request, computing, twins, None)
+                answer = self._enter(request, computing, duplicates, None)
             if answer == "short" and now - request.marks.submitted > LONGEST_WAIT_S:
                 late.add(request.namespace)
                 if shares.is_starved(request, now):
@@ -74,9 +111,11 @@ class Admission:
             if request.state is not State.WAITING:
                 shares = Shares(queues, self._cache)
 
-    def _enter(self, request: Request, computing: set[BlockHash], twins: Twins, giver: Request | None) -> Attached:
+    def _enter(
+        self, request: Request, computing: set[BlockHash], duplicates: DuplicatePrompts, giver: Request | None
+    ) -> Attached:
         """Attach a request and let it run or load, in the place of `giver` if there is one."""
-        answer = self._attach(request, computing, twins)
+        answer = self._attach(request, computing, duplicates)
         if answer == "loading":
             if giver is not None:
                 self.preempt(giver)
@@ -84,7 +123,7 @@ class Admission:
             self._scheduler.move(request, State.LOADING)
         elif answer == "ready":
             answer = self._start(request, computing, giver)
-            twins.add(request)
+            duplicates.add(request)
         return answer
 
     def preempt(self, request: Request) -> None:
@@ -97,9 +136,9 @@ class Admission:
         request.num_computed = 0
         self._scheduler.move(request, State.WAITING)
 
-    def _attach(self, request: Request, computing: set[BlockHash], twins: Twins) -> Attached:
+    def _attach(self, request: Request, computing: set[BlockHash], duplicates: DuplicatePrompts) -> Attached:
         """What is stored of the request, or all of its prompt from a running one that has the same."""
-        twin = twins.of(request)
+        twin = duplicates.of(request)
         if twin is None:
             alone = not (self._scheduler.running or self._scheduler.loading or len(self._cache.loads))
             return self._cache.attach(request, computing, alone=alone)

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 from rekindle.cache.blocks.hashing import BlockHash
 from rekindle.engine.blocks.prefix_cache import PrefixCache
-from rekindle.engine.core.orphan_blocks import Unclaimed
+from rekindle.engine.core.orphan_blocks import OrphanBlocks
 from rekindle.engine.core.scheduler import Chunk, Scheduler
 from rekindle.engine.request import Request, State
 
@@ -40,7 +40,7 @@ class _Job:
 class Background:
     """The idle work of one core. `num_begun` requests had something to compute, `num_tokens` were computed for them."""
 
-    def __init__(self, *, cache: PrefixCache, scheduler: Scheduler, unclaimed: Unclaimed, min_tokens: int) -> None:
+    def __init__(self, *, cache: PrefixCache, scheduler: Scheduler, orphans: OrphanBlocks, min_tokens: int) -> None:
         self.num_begun = 0
         self.num_tokens = 0
         self._cache = cache
@@ -48,7 +48,7 @@ class Background:
         self._min_tokens = min_tokens
         self._waiting: list[_Job] = []
         self._current: _Job | None = None
-        self._unclaimed = unclaimed
+        self._orphans = orphans
 
     def __len__(self) -> int:
         return len(self._waiting) + (self._current is not None)
@@ -86,7 +86,7 @@ class Background:
         """End the work for an agent; return the names of all blocks in memory that were computed for it and are no
         turn's."""
         self.cancel(namespace, agent)
-        return self._unclaimed.take((namespace, agent))
+        return self._orphans.take((namespace, agent))
 
     def give_way(self) -> None:
         """Let go of all blocks, because somebody else is there; the work goes on later."""
@@ -159,7 +159,7 @@ class Background:
         names = request.table.names[(job.first or 0) // request.block_tokens :]
         head = self._cache.detach(request)
         if job.first is not None:
-            self._unclaimed.note(job.key, {*names, head.name})
+            self._orphans.note(job.key, {*names, head.name})
 
     def _done(self, job: _Job) -> None:
         """End what is computed, or cannot be; what follows it is next."""

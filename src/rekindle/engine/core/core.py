@@ -1,4 +1,4 @@
-"""One step at a time: admit, plan, run, publish; what becomes of the logits is in `replies`.
+"""One step at a time: admit, plan, run, publish; what becomes of the logits is in `sampling`.
 
 Owns the scheduler, the prefix cache and the runner; called from one thread only. A failing request fails alone: a
 step that raises is run again one request at a time, and whoever raises alone is the one to fail.
@@ -17,11 +17,11 @@ from rekindle.engine.blocks.loads import Load
 from rekindle.engine.blocks.prefix_cache import PrefixCache
 from rekindle.engine.core.admission import Admission
 from rekindle.engine.core.background import Background
-from rekindle.engine.core.orphan_blocks import Unclaimed
+from rekindle.engine.core.orphan_blocks import OrphanBlocks
+from rekindle.engine.core.reporting import tell_progress
 from rekindle.engine.core.sampling import Replies
 from rekindle.engine.core.scheduler import Chunk, Scheduler
 from rekindle.engine.core.shares import Shares
-from rekindle.engine.progress import tell_progress
 from rekindle.engine.request import FinishedTurn, Request, State
 from rekindle.errors import Overloaded, RekindleError, RequestFailed, Timeout
 from rekindle.model.batch import SequenceStep
@@ -51,17 +51,17 @@ class EngineCore:
         self.step_s = 0.0
         self._runner = runner
         self._clock = clock
-        unclaimed = Unclaimed(cache.pool)
+        orphans = OrphanBlocks(cache.pool)
         self._replies = Replies(
             cache=cache,
             scheduler=scheduler,
-            unclaimed=unclaimed,
+            orphans=orphans,
             min_reuse_tokens=min_reuse_tokens,
             on_turn=on_turn,
             clock=clock,
         )
         self.admission = Admission(cache=cache, scheduler=scheduler, replies=self._replies, clock=clock)
-        self.background = Background(cache=cache, scheduler=scheduler, unclaimed=unclaimed, min_tokens=min_reuse_tokens)
+        self.background = Background(cache=cache, scheduler=scheduler, orphans=orphans, min_tokens=min_reuse_tokens)
 
     def add(self, request: Request) -> None:
         """Queue a request; it starts in one of the next steps. Idle work for its agent is out of date then."""

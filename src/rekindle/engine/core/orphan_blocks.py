@@ -1,7 +1,7 @@
-"""Blocks that were computed for an agent and are no turn's: idle work, and what was taken in ahead of a turn.
+"""Blocks that were computed for an agent and are not part of a turn: by idle work, or taken in ahead of a turn.
 
-Names only, as far as they are in memory. No branch leads to these blocks, and they keep those that they stand on in
-memory: who forgets the agent has to know of them. Owned by the core, on its thread.
+Names only, as far as they are in memory. No branch leads to these blocks, and they keep their ancestors in memory:
+who forgets the agent has to know of them. Owned by the core, on its thread.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from rekindle.cache.blocks.hashing import BlockHash
 from rekindle.cache.blocks.pool import BlockPool
 
 
-class Unclaimed:
+class OrphanBlocks:
     """Names by (namespace, agent), of as many agents as there are blocks at most."""
 
     def __init__(self, pool: BlockPool) -> None:

@@ -1,13 +1,19 @@
 """What is told of a request: how it relates to what was stored, what was reused, how far it is, and why not more.
 
-Reads requests, changes nothing.
+Reads requests; changes nothing of them but the progress they show.
 """
 
 from __future__ import annotations
 
+import logging
+
 from rekindle.engine.request import Request
 from rekindle.engine.types import Outcome, Progress, Report, Source, Timings
 from rekindle.matching.explain import Explanation, explain_known
+
+logger = logging.getLogger(__name__)
+
+LOG_EVERY_S = 10.0
 
 
 def outcome_of(request: Request, min_reuse_tokens: int) -> Outcome:
@@ -45,6 +51,33 @@ def progress_of(request: Request, *, now: float, min_reuse_tokens: int) -> Progr
         marked_tokens=max(request.breakpoint_tokens, default=0),
         elapsed_s=now - (admitted if admitted is not None else now),
         breakpoint_tokens=request.breakpoint_tokens,
+    )
+
+
+def tell_progress(request: Request, *, now: float, min_reuse_tokens: int) -> None:
+    """Set the progress of a request that has begun and has no token yet; every `LOG_EVERY_S` seconds log it, too."""
+    marks = request.marks
+    if marks.first_token is not None or marks.admitted is None:
+        return
+    request.generation.progress = progress_of(request, now=now, min_reuse_tokens=min_reuse_tokens)
+    logged = marks.logged if marks.logged is not None else marks.admitted
+    if now - logged >= LOG_EVERY_S:
+        marks.logged = now
+        _log(request, now - marks.admitted)
+
+
+def _log(request: Request, elapsed_s: float) -> None:
+    """One line: which request, whose, how far, how fast, how long it will still take at that rate."""
+    computed = max(0, request.num_computed - request.hot_tokens - request.warm_tokens)
+    left, rate = request.num_prompt - request.num_computed, computed / elapsed_s
+    logger.info(
+        "request %s of agent %s: %d of %d prompt tokens done, %.0f tokens/s, %s left",
+        request.id,
+        request.agent,
+        request.num_computed,
+        request.num_prompt,
+        rate,
+        f"about {left / rate:.0f} s" if rate > 0 else "it is not known how long is",
     )
 
 

@@ -13,7 +13,7 @@ import torch
 
 from rekindle.cache.blocks.hashing import BlockHash
 from rekindle.engine.blocks.prefix_cache import PrefixCache
-from rekindle.engine.core.orphan_blocks import Unclaimed
+from rekindle.engine.core.orphan_blocks import OrphanBlocks
 from rekindle.engine.core.reporting import report_of
 from rekindle.engine.core.scheduler import Scheduler
 from rekindle.engine.request import FinishedTurn, Request, State
@@ -33,7 +33,7 @@ class Replies:
         *,
         cache: PrefixCache,
         scheduler: Scheduler,
-        unclaimed: Unclaimed,
+        orphans: OrphanBlocks,
         min_reuse_tokens: int,
         on_turn: Callable[[FinishedTurn], None],
         clock: Callable[[], float],
@@ -41,7 +41,7 @@ class Replies:
         self.sample_s = 0.0
         self._cache = cache
         self._scheduler = scheduler
-        self._unclaimed = unclaimed
+        self._orphans = orphans
         self.min_reuse_tokens = min_reuse_tokens
         self._on_turn = on_turn
         self._clock = clock
@@ -119,7 +119,7 @@ class Replies:
         self._scheduler.move(request, State.FINISHED)
         if request.task == "absorb":
             computed = names[request.reused_tokens // request.block_tokens :]
-            self._unclaimed.note((request.namespace, request.agent), {*computed, head.name})
+            self._orphans.note((request.namespace, request.agent), {*computed, head.name})
         if request.reuse == "off" or request.task in ("absorb", "load"):
             return
         if not keep or not len(ids):

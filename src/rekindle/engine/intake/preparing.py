@@ -21,8 +21,7 @@ from rekindle.cache.blocks.table import BlockTable
 from rekindle.engine.generation import Generation
 from rekindle.engine.intake.recall import OnMemory, Prompt, Recall
 from rekindle.engine.intake.rendering import Renderer, Rendering
-from rekindle.engine.marked import Kept, TakenOut
-from rekindle.engine.request import Marks, Request
+from rekindle.engine.request import Kept, Marks, Request, TakenOut
 from rekindle.engine.types import GenerationRequest, Task
 from rekindle.errors import BadRequest, PromptTooLong
 from rekindle.model.sampler import SamplerState

@@ -1,0 +1,31 @@
+"""A loaded model as a value: what `load_model` returns, and what runs, tests and describes a model takes.
+
+Reads no files and runs nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from rekindle.model.formats import LayerFormats
+from rekindle.spec import ModelSpec
+
+Promise = Literal["bitwise", "close", "none"]  # of the same ids on different paths: see selftest
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """A model ready to run, what the engine knows of it, and what was found while loading."""
+
+    model: Any
+    spec: ModelSpec
+    directory: Path
+    device: str
+    dtype: torch.dtype
+    promise: Promise
+    formats: tuple[LayerFormats, ...]
+    notes: tuple[str, ...]  # for the banner
