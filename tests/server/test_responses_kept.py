@@ -310,7 +310,7 @@ def test_the_directory_is_made_where_nobody_else_does(tmp_path: Path) -> None:
 def test_a_file_that_cannot_be_used_is_said(tmp_path: Path) -> None:
     (tmp_path / "elsewhere").touch()
     (tmp_path / RESPONSES_FILE).symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(StoreError, match="--store"):
+    with pytest.raises(StoreError, match="another directory as store"):
         KeptResponses(tmp_path / RESPONSES_FILE).start()
     newer = tmp_path / "newer.db"
     with sqlite3.connect(newer) as connection:

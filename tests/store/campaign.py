@@ -23,9 +23,8 @@ import pytest
 
 from rekindle.cache.blocks.hashing import id_bytes
 from rekindle.config import StoreSettings
-from rekindle.store import connections
-from rekindle.store import index as store_index
-from rekindle.store.connections import connect
+from rekindle.store import connections, sqlite_file
+from rekindle.store.sqlite_file import connect
 from rekindle.store.warm import WarmStore
 from tests.store.chains import BLOCK_BYTES, FINGERPRINT, LAYOUT, SIZE, Chain, payload_of, save, warm_tokens
 from tests.store.recording import CRASHES, SECTOR, Crash, Index, RecordingFileSystem, read_index, replay, torn_indexes
@@ -113,8 +112,8 @@ class Campaign:
     def running(self) -> Iterator[WarmStore]:
         """A started store whose every moment is recorded."""
 
-        def traced(path: Path) -> sqlite3.Connection:
-            connection = connect(path)
+        def traced(path: Path, **more: float) -> sqlite3.Connection:
+            connection = connect(path, **more)
             connection.execute(f"PRAGMA wal_autocheckpoint = {CHECKPOINT_PAGES}")
             connection.set_trace_callback(
                 lambda said: self._turn_page(said.strip()) if said.strip().startswith(STEPS) else None
@@ -122,7 +121,7 @@ class Campaign:
             return connection
 
         with pytest.MonkeyPatch.context() as patch:
-            for module in (store_index, connections):
+            for module in (sqlite_file, connections):
                 patch.setattr(module, "connect", traced)
             store = self.open(fs=self.fs)
             store.on_saved = self.told

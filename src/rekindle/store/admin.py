@@ -105,7 +105,7 @@ def check_store(
             return CheckReport(0, [], [], "the index is missing: rebuild it from the records")
         try:
             index, _ = readable_index(place, described.layout)
-        except sqlite3.Error as error:
+        except (OSError, sqlite3.Error) as error:
             return CheckReport(0, [], [], f"the index cannot be read: {error}; rebuild it from the records")
         with closing(index):
             try:

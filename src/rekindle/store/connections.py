@@ -12,19 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-BUSY_S = 60
-
-
-def connect(path: Path) -> sqlite3.Connection:
-    """A connection for any thread, every statement a transaction of its own unless one is begun."""
-    connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=BUSY_S)
-    connection.text_factory = any_text
-    return connection
-
-
-def any_text(content: bytes) -> str:
-    """A text column; one that is no UTF-8 is read all the same, so that it is its row alone that does not verify."""
-    return content.decode(errors="surrogateescape")
+from rekindle.store.sqlite_file import connect
 
 
 class ReadConnections:

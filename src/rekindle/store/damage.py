@@ -8,6 +8,7 @@ aside and makes it anew from the records. Each is said once. Any thread may repo
 from __future__ import annotations
 
 import logging
+import re
 import sqlite3
 import threading
 from collections.abc import Callable
@@ -19,6 +20,7 @@ logger = logging.getLogger(__name__)
 INDEX_DAMAGE = (sqlite3.Error, ValueError, TypeError, OverflowError)
 _UNIQUE = (sqlite3.SQLITE_CONSTRAINT_UNIQUE, sqlite3.SQLITE_CONSTRAINT_PRIMARYKEY)
 _BROKEN_FILE = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
+_GONE = re.compile(r"no such (table|column)|has no column|columns but")  # what SQLITE_ERROR says of a damaged schema
 
 
 class DamagedRow(ValueError):
@@ -31,7 +33,8 @@ def kind_of(error: BaseException) -> Literal["rows", "file", "other"]:
         code = getattr(error, "sqlite_errorcode", None) or 0
         if code in _UNIQUE:
             return "rows"  # two rows claim one slot, or one name
-        return "file" if code & 0xFF in _BROKEN_FILE else "other"
+        is_gone = code == sqlite3.SQLITE_ERROR and _GONE.search(str(error)) is not None
+        return "file" if is_gone or code & 0xFF in _BROKEN_FILE else "other"
     return "rows" if isinstance(error, (*INDEX_DAMAGE, AssertionError)) else "other"
 
 

@@ -106,10 +106,7 @@ class StoreDirectory:
         """Rename a damaged index so that a new one can be made; return where it is now."""
         number = sum(1 for _ in self.path.glob("index.db.damaged-*"))
         kept = self.path / f"index.db.damaged-{number}"
-        self._fs.rename(self.index_path, kept)
-        for suffix in ("-wal", "-shm"):
-            with contextlib.suppress(FileNotFoundError):
-                self._fs.rename(self.path / f"index.db{suffix}", self.path / f"{kept.name}{suffix}")
+        set_aside(self.index_path, kept, self._fs)
         self._fs.close_file(self._fs.open_file(self.index_path, "create"))
         return kept
 
@@ -134,6 +131,14 @@ class StoreDirectory:
         if self._lock is not None:
             self._fs.close_file(self._lock)
         self._lock = None
+
+
+def set_aside(path: Path, kept: Path, fs: FileSystem) -> None:
+    """Rename a file of SQLite's, with its log."""
+    fs.rename(path, kept)
+    for suffix in ("-wal", "-shm"):
+        with contextlib.suppress(FileNotFoundError):
+            fs.rename(Path(f"{path}{suffix}"), Path(f"{kept}{suffix}"))
 
 
 def make_directory(directory: Path, fs: FileSystem) -> Path:

@@ -20,21 +20,20 @@ import numpy as np
 
 from rekindle.cache.blocks.hashing import BlockHash, TokenIds, id_bytes
 from rekindle.errors import StoreError
-from rekindle.store.connections import ReadConnections, connect
+from rekindle.store.connections import ReadConnections
 from rekindle.store.damage import IndexDamage
 from rekindle.store.schema import (
     AGENT,
     BLOCK,
     COLUMNS,
-    INDEX_VERSION,
     META,
     SEQUENCE,
     Row,
     Table,
-    UnknownVersion,
     index_macs,
     prepare,
 )
+from rekindle.store.sqlite_file import connect_writer
 from rekindle.store.values import Location, SequenceRecord
 
 logger = logging.getLogger(__name__)
@@ -95,29 +94,12 @@ class Index:
         self.damage = IndexDamage(mark_damaged)
         self._path = path
         self._readers = ReadConnections(path)
-        self.writer = connect(path)
+        self.writer = connect_writer(path)
         try:
-            self._prepare(secret)
+            prepare(self.writer, secret, path)
         except BaseException:
             self.writer.close()
             raise
-
-    def _prepare(self, secret: bytes) -> None:
-        for pragma in (
-            "journal_mode = WAL",
-            "synchronous = FULL",
-            "fullfsync = ON",
-            "checkpoint_fullfsync = ON",
-            "secure_delete = ON",
-        ):
-            self.writer.execute(f"PRAGMA {pragma}")
-        try:
-            prepare(self.writer, secret)
-        except UnknownVersion as newer:
-            raise StoreError(
-                f"{self._path} was written by a newer Rekindle (version {newer}, this one knows {INDEX_VERSION}): "
-                "use that one, or choose another directory with --store"
-            ) from newer
 
     def reading(self) -> AbstractContextManager[sqlite3.Connection]:
         """A read connection that nobody else uses meanwhile."""

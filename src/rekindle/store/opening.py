@@ -21,12 +21,11 @@ from rekindle.store.records import RecordFormat
 from rekindle.store.refusal import refusal
 from rekindle.store.room import budget
 from rekindle.store.shards import Shards, found_slots
+from rekindle.store.sqlite_file import is_damage
 from rekindle.store.sync import FileSystem
 
 logger = logging.getLogger(__name__)
 
-# of OperationalError, "no such table" and the like; its other codes tell of disks, locks and permissions
-_SQLITE_ERROR = 1
 # All of an index of 20,000 blocks is checked in a third of a second, of 640,000 (540 MB) in fifteen.
 QUICKLY_CHECKED_BYTES = 16 << 20
 
@@ -68,7 +67,7 @@ def open_store(
     try:
         return _open(place, layout, shard_bytes, fs, clock, namespaces)
     except sqlite3.DatabaseError as error:
-        if isinstance(error, sqlite3.OperationalError) and getattr(error, "sqlite_errorcode", 1) != _SQLITE_ERROR:
+        if not is_damage(error):
             message = (
                 f"the store's index {place.index_path} cannot be opened: {error}; "
                 "check the permissions and the space of its directory, or choose another with --store"

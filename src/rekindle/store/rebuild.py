@@ -15,13 +15,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rekindle.cache.blocks.hashing import BlockHash
-from rekindle.store.connections import connect
 from rekindle.store.damage import INDEX_DAMAGE
 from rekindle.store.index import unpacked
 from rekindle.store.ledger import Ledger
 from rekindle.store.record_rows import whole_rows, with_parents
 from rekindle.store.schema import SEQUENCE, index_macs, is_agent
 from rekindle.store.shards import Shards
+from rekindle.store.sqlite_file import connect
 from rekindle.store.values import RECOVERED_PREFIX, BlockRow, SequenceRecord
 
 _SEQUENCE_2 = SEQUENCE.removesuffix(", mac")  # up to version 2

@@ -12,12 +12,15 @@ import logging
 import math
 import sqlite3
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 
 from rekindle.cache.blocks.hashing import HASH_BYTES, BlockHash, block_hash, tail_name
+from rekindle.errors import StoreError
 from rekindle.store.row_macs import TableMac, row_key
+from rekindle.store.sqlite_file import transaction
 
 logger = logging.getLogger(__name__)
 
@@ -78,14 +81,10 @@ def agent_key(namespace: str, agent: str, secret: bytes) -> bytes:
     return digest.digest()
 
 
-class UnknownVersion(Exception):
-    """The index is of a newer version."""
-
-
-def prepare(db: sqlite3.Connection, secret: bytes) -> None:
+def prepare(db: sqlite3.Connection, secret: bytes, path: Path) -> None:
     """Make the tables of a new index, or bring an older one up to this version, in one transaction each.
 
-    UnknownVersion for a newer one, sqlite3.DatabaseError where this is no index.
+    StoreError for a newer one, sqlite3.DatabaseError where this is no index.
     """
     (version,) = db.execute("PRAGMA user_version").fetchone()
     tables = {row[0] for row in db.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
@@ -93,23 +92,20 @@ def prepare(db: sqlite3.Connection, secret: bytes) -> None:
         db.executescript(f"BEGIN IMMEDIATE; {_SCHEMA} COMMIT;")
         return
     if version > INDEX_VERSION and tables >= set(COLUMNS):
-        raise UnknownVersion(version)
+        raise StoreError(
+            f"{path} was written by a newer Rekindle (version {version}, this one knows {INDEX_VERSION}): "
+            "use that one, or choose another directory as store"
+        )
     if version < 1 or not tables >= set(COLUMNS):
         raise sqlite3.DatabaseError(f"tables {sorted(tables)} of version {version}")
     for number in range(version, INDEX_VERSION):
         logger.info("the index becomes one of version %d, once; 640,000 blocks take up to a minute", number + 1)
-        db.execute("BEGIN IMMEDIATE")
-        try:
+        with transaction(db):
             for statement in _MIGRATIONS[number]:
                 db.execute(statement)
             if number == 2:
                 _vouch(db, secret)
             db.execute(f"PRAGMA user_version = {number + 1}")
-            db.execute("COMMIT")
-        except BaseException:
-            if db.in_transaction:
-                db.execute("ROLLBACK")
-            raise
 
 
 def _vouch(db: sqlite3.Connection, secret: bytes) -> None:

@@ -16,21 +16,17 @@ whose keys are out of order are put in order; a column of another type than its 
 from __future__ import annotations
 
 import logging
-import os
 import re
-import secrets
 import sqlite3
 from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
 from rekindle.agents.log.macs import SessionMacs
-from rekindle.errors import StoreError, StoreLocked
-from rekindle.store.connections import any_text
-from rekindle.store.directory import SECRET_BYTES, store_secret
-from rekindle.store.refusal import refusal
+from rekindle.errors import StoreError
+from rekindle.store import sqlite_file
 from rekindle.store.row_macs import TableMac
-from rekindle.store.sync import OsFileSystem
+from rekindle.store.sqlite_file import transaction
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -41,7 +37,6 @@ BUSY_S = 2.0  # that the process before may need to let go of the file
 _MOST_MESSAGES = 100  # of a check: what is wrong with pages comes first
 _DAMAGED_ROW = re.compile(r"\S+ value in \w+\.\w+")
 _LARGEST = 1 << 53  # number of a session; beyond, SQLite runs out of them
-_HEADERS = (b"\1\1", b"\2\2")  # which SQLite may write and read: with a rollback journal, with a write-ahead log
 _TABLES = {
     "session": "CREATE TABLE session(number INTEGER PRIMARY KEY AUTOINCREMENT, namespace TEXT NOT NULL, "
     "id TEXT NOT NULL, created REAL NOT NULL, last_use REAL NOT NULL, num_events INTEGER NOT NULL, "
@@ -61,73 +56,19 @@ _COPIES = {
 
 
 def opened(path: Path | None, make: Callable[[sqlite3.Connection, SessionMacs], T]) -> T:
-    """What `make` makes of the file at `path`, made where there is none, for its owner alone; None: in memory.
+    """What `make` makes of the file at `path`, which no other process has until it is closed; None: in memory.
 
-    A damaged one is set aside, loudly, also where `make` finds it so (sqlite3.DatabaseError). Raises StoreLocked while
-    another process has it, StoreError if it cannot be used, StoreRefused where that is the disk's doing.
+    A damaged one is set aside, also where `make` finds it so (sqlite3.DatabaseError). Raises StoreLocked, StoreError.
     """
-    if path is None:
-        return _made(":memory:", SessionMacs(secrets.token_bytes(SECRET_BYTES)), make)
-    is_there = path.parent.is_dir()
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        fd = os.open(path, os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-        try:
-            header = os.read(fd, 20)
-        finally:
-            os.close(fd)
-        macs = SessionMacs(store_secret(path.parent, OsFileSystem()))
-    except OSError as error:
-        message = f"{path} cannot be used: {error.strerror or error}; check its permissions"
-        raise (refusal(error, message) if is_there else StoreError(message)) from error
-    try:
-        if header and header[18:] not in _HEADERS:
-            raise sqlite3.DatabaseError("its header is not one that SQLite writes")
-        return _made(str(path), macs, make)
-    except sqlite3.OperationalError as error:
-        code = getattr(error, "sqlite_errorcode", 0) & 0xFF
-        if code == sqlite3.SQLITE_BUSY:
-            message = f"{path} is in use by another process: stop it first, or choose another --store"
-            raise StoreLocked(message) from error
-        if code != sqlite3.SQLITE_ERROR:
-            raise refusal(error, f"{path} cannot be opened: {error}") from error
-        _set_aside(path, error)  # what is asked of it here has no mistakes but those of its schema
-    except (sqlite3.DatabaseError, UnicodeDecodeError) as error:  # what SQLite says may quote what is damaged
-        _set_aside(path, error)
-    return _made(str(path), macs, make)
 
-
-def _made(name: str, macs: SessionMacs, make: Callable[[sqlite3.Connection, SessionMacs], T]) -> T:
-    connection = _connection(name)
-    try:
+    def prepared(connection: sqlite3.Connection, secret: bytes) -> T:
+        macs = SessionMacs(secret)
         _check(connection, macs)
-        _bring_up(connection, name, macs)
+        _bring_up(connection, path, macs)
         _limit_numbers(connection)
         return make(connection, macs)
-    except BaseException:
-        connection.close()
-        raise
 
-
-def _connection(name: str) -> sqlite3.Connection:
-    connection = sqlite3.connect(name, timeout=BUSY_S, isolation_level=None, check_same_thread=False)
-    connection.text_factory = any_text
-    try:
-        for pragma in (
-            "locking_mode = EXCLUSIVE",
-            "journal_mode = WAL",
-            "synchronous = FULL",
-            "fullfsync = ON",
-            "checkpoint_fullfsync = ON",
-            "secure_delete = ON",
-        ):
-            connection.execute(f"PRAGMA {pragma}")
-        connection.execute("BEGIN EXCLUSIVE")  # taken now and kept, not when something is written first
-        connection.execute("COMMIT")
-    except BaseException:
-        connection.close()
-        raise
-    return connection
+    return sqlite_file.opened(path, prepared, busy_s=BUSY_S, locking="exclusive")
 
 
 def _check(connection: sqlite3.Connection, macs: SessionMacs) -> None:
@@ -141,15 +82,9 @@ def _check(connection: sqlite3.Connection, macs: SessionMacs) -> None:
         logger.error("keys in the file of sessions are damaged (%s): rows are put in order again", ", ".join(tables))
         (version,) = connection.execute("PRAGMA user_version").fetchone()
         known = {"event": macs.event, "memory": macs.memory} if version != _TAKEN_OVER else {}
-        connection.execute("BEGIN IMMEDIATE")
-        try:
+        with transaction(connection):
             for table in tables:
                 _sort(connection, table, known.get(table))
-            connection.execute("COMMIT")
-        except BaseException:
-            if connection.in_transaction:
-                connection.execute("ROLLBACK")
-            raise
         found = _messages(connection)
     if found:
         raise sqlite3.DatabaseError(found[0])
@@ -174,7 +109,7 @@ def _sort(connection: sqlite3.Connection, table: str, mac: TableMac | None) -> N
     connection.execute(f"DROP TABLE old_{table}")
 
 
-def _bring_up(connection: sqlite3.Connection, name: str, macs: SessionMacs) -> None:
+def _bring_up(connection: sqlite3.Connection, path: Path | None, macs: SessionMacs) -> None:
     """Make the tables of a new file, or bring an older one up to this format, in one transaction."""
     (version,) = connection.execute("PRAGMA user_version").fetchone()
     (mark,) = connection.execute("PRAGMA application_id").fetchone()
@@ -182,27 +117,21 @@ def _bring_up(connection: sqlite3.Connection, name: str, macs: SessionMacs) -> N
     if version == FORMAT or mark == _MARK:
         if (version, mark) != (FORMAT, _MARK):
             logger.warning(
-                "the number of the format of %s is damaged (%d, %d): it is written anew", name, version, mark
+                "the number of the format of %s is damaged (%d, %d): it is written anew", path, version, mark
             )
             _stamp(connection)
     elif version in (0, _TAKEN_OVER):  # a full disk takes no transaction, and one is not needed to read
-        connection.execute("BEGIN IMMEDIATE")
-        try:
+        with transaction(connection):
             if not tables:
                 for statement in _TABLES.values():
                     connection.execute(statement)
             else:
                 _take_over(connection, macs)
             _stamp(connection)
-            connection.execute("COMMIT")
-        except BaseException:
-            if connection.in_transaction:
-                connection.execute("ROLLBACK")
-            raise
         if tables:
-            _shorten(connection, name)
+            _shorten(connection, path)
     else:
-        raise StoreError(f"{name} has format {version}, this version of Rekindle knows {FORMAT}: move it away")
+        raise StoreError(f"{path} has format {version}, this version of Rekindle knows {FORMAT}: move it away")
     if not set(connection.execute("SELECT type, name, tbl_name, sql FROM sqlite_master")) >= _SCHEMA:
         raise sqlite3.DatabaseError("its tables are not those of a file of sessions")
 
@@ -227,12 +156,12 @@ def _take_over(connection: sqlite3.Connection, macs: SessionMacs) -> None:
     macs.vouch(connection)
 
 
-def _shorten(connection: sqlite3.Connection, name: str) -> None:
+def _shorten(connection: sqlite3.Connection, path: Path | None) -> None:
     """Give back the room of what was copied; it costs nothing but room if the disk has none for that."""
     try:
         connection.execute("VACUUM")
     except sqlite3.OperationalError as error:
-        logger.warning("%s keeps the room that it had in its old format, new sessions use it: %s", name, error)
+        logger.warning("%s keeps the room that it had in its old format, new sessions use it: %s", path, error)
 
 
 def _limit_numbers(connection: sqlite3.Connection) -> None:
@@ -244,13 +173,3 @@ def _limit_numbers(connection: sqlite3.Connection) -> None:
         connection.execute(f"UPDATE session SET number = -number WHERE number > {_LARGEST}")
         last = "(SELECT ifnull(max(number), 0) FROM session)"
         connection.execute(f"UPDATE sqlite_sequence SET seq = {last} WHERE NOT ({small})")
-
-
-def _set_aside(path: Path, error: Exception) -> None:
-    """Rename a damaged file, which may be somebody's only copy of what was said, over no other one."""
-    names = (path.with_name(f"{path.name}.damaged{number or ''}") for number in range(1000))
-    aside = next(name for name in names if not name.exists())
-    logger.error("%s is damaged (%s): it is now %s, and a new one begins without sessions", path, error, aside.name)
-    path.replace(aside)
-    for suffix in ("-wal", "-shm"):
-        path.with_name(path.name + suffix).unlink(missing_ok=True)

@@ -23,7 +23,7 @@ from rekindle.agents.log.macs import EVENT, MEMORY, PROGRESS, SESSION, SessionMa
 from rekindle.agents.log.usage import EVENT_BYTES, SESSION_BYTES
 from rekindle.agents.machine.types import Event, Plan, Prelude
 from rekindle.errors import Conflict, NotFound, StoreError
-from rekindle.store.transactions import Transactions
+from rekindle.store.sqlite_file import SqliteFile
 
 logger = logging.getLogger(__name__)
 
@@ -55,7 +55,7 @@ class Memory:
     forgotten: int = 0
 
 
-class SessionRecords(Transactions):
+class SessionRecords(SqliteFile):
     """The open file. `usage`: how much of it each namespace has."""
 
     def __init__(self, connection: sqlite3.Connection, macs: SessionMacs) -> None:
@@ -83,7 +83,7 @@ class SessionRecords(Transactions):
         return number
 
     def _insert(self, row: tuple[str, str, float, str, str], now: float) -> int:
-        with self._writing() as connection:
+        with self.writing() as connection:
             number = connection.execute(
                 "INSERT INTO session(namespace, id, created, plan, preludes, last_use, num_events, progress, mac) "
                 "VALUES(?, ?, ?, ?, ?, ?, 0, x'', x'')",
@@ -112,7 +112,7 @@ class SessionRecords(Transactions):
         NotFound where the session has been deleted.
         """
         rows = [(number, at, now, *packed_event(event)) for at, event in enumerate(events, first)]
-        with self._writing() as connection:
+        with self.writing() as connection:
             try:
                 before = self._progress(connection, number)
             except ValueError as error:
@@ -146,7 +146,7 @@ class SessionRecords(Transactions):
 
     def kept(self, number: int) -> Kept:
         """All of one session; ValueError where a row of it cannot be read, or it is not there."""
-        with self._reading() as connection:
+        with self.reading() as connection:
             row = connection.execute(f"SELECT {SESSION} FROM session WHERE number = ?", (number,)).fetchone()
             progress = self._progress(connection, number)
         if row is None or progress is None:
@@ -159,7 +159,7 @@ class SessionRecords(Transactions):
 
     def events(self, number: int) -> tuple[Event, ...]:
         """What happened in one session, in order; ValueError where a row is damaged or missing, or is no event."""
-        with self._reading() as connection:
+        with self.reading() as connection:
             progress = self._progress(connection, number)
             rows = connection.execute(
                 f"SELECT {EVENT} FROM event WHERE session = ? ORDER BY number", (number,)
@@ -174,7 +174,7 @@ class SessionRecords(Transactions):
 
     def delete(self, number: int, namespace: str, memories: Sequence[Memory]) -> None:
         """Delete a session; what its agents remember stays, where it is the latest they have and not forgotten."""
-        with self._writing() as connection:
+        with self.writing() as connection:
             connection.execute("DELETE FROM event WHERE session = ?", (number,))
             connection.execute("DELETE FROM session WHERE number = ?", (number,))
             for memory in memories:
@@ -210,13 +210,13 @@ class SessionRecords(Transactions):
         return None if row is None else Memory(agent, row[2], None, row[4])
 
     def _count_memory(self, namespace: str, agent: str) -> None:
-        with self._reading() as connection:
+        with self.reading() as connection:
             row = self._row(connection, namespace, agent)
         self.usage.set_memory(namespace, agent, 0 if row is None or row[3] is None else len(row[3].encode()))
 
     def remembered(self, namespace: str, agent: str) -> Memory | None:
         """What an agent kept of deleted sessions; StoreError where that cannot be read, None where it is damaged."""
-        with self._reading() as connection:
+        with self.reading() as connection:
             row = self._row(connection, namespace, agent)
         if row is None:
             return None
@@ -232,7 +232,7 @@ class SessionRecords(Transactions):
         Damaged memories may be the agent's, too: they go.
         """
         last = self._inventory.last(namespace, agent)
-        with self._writing() as connection:
+        with self.writing() as connection:
             kept = (
                 self._drop_damaged(connection)
                 + connection.execute(
@@ -245,7 +245,7 @@ class SessionRecords(Transactions):
         self._inventory.damaged_memories.clear()
         self._count_memory(namespace, agent)
         if self._has_traces:
-            with self._reading() as connection:
+            with self.reading() as connection:
                 connection.execute("VACUUM")
             self._shorten()
             self._has_traces = False
@@ -263,12 +263,12 @@ class SessionRecords(Transactions):
 
     def _shorten(self) -> None:
         """Leave nothing of what was deleted in the log."""
-        with self._reading() as connection:
+        with self.reading() as connection:
             connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
 
     def check(self) -> None:
         """Assert that the file is whole, that what is known of it is in it, and that no event is nobody's."""
-        with self._reading() as connection:
+        with self.reading() as connection:
             assert connection.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
             self._inventory.check(Inventory.of_file(connection, self._macs))
             rows = connection.execute("SELECT number, num_events FROM session WHERE num_events > 0").fetchall()

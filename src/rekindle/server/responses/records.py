@@ -13,13 +13,11 @@ from __future__ import annotations
 
 import json
 import logging
-import os
-import secrets
 import sqlite3
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -27,12 +25,8 @@ from typing import Any, TypeVar
 from rekindle.errors import StoreError
 from rekindle.server.responses.items import Item
 from rekindle.server.responses.macs import ResponseMacs, drop_strays
-from rekindle.store.connections import any_text
 from rekindle.store.damage import kind_of
-from rekindle.store.directory import SECRET_BYTES, store_secret
-from rekindle.store.refusal import refusal
-from rekindle.store.sync import OsFileSystem
-from rekindle.store.transactions import Transactions
+from rekindle.store.sqlite_file import MEMORY, SqliteFile, connect, opened, transaction
 
 logger = logging.getLogger("rekindle.server")
 T = TypeVar("T")
@@ -40,7 +34,6 @@ FORMAT = 2
 QUICKLY_CHECKED_BYTES = 64 << 20  # SQLite looks through so much in a tenth of a second
 LEVEL = 1  # of compression: text shrinks to a quarter for a few milliseconds a megabyte
 BUSY_S = 10.0  # that another process may have the file
-MEMORY = ":memory:"
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS response(
     number INTEGER PRIMARY KEY, namespace TEXT NOT NULL, id TEXT NOT NULL, agent TEXT, previous TEXT,
@@ -82,71 +75,41 @@ class Entry:
 
 
 def open_records(path: Path | None, *, max_kept: int, max_bytes: int, kept_s: float) -> Records:
-    """The file at `path`, made where there is none, for its owner alone; a damaged one is set aside.
+    """The file at `path`, made where there is none; a damaged one is set aside. None: in memory.
 
-    None: in memory. Rows that do not verify (`macs`) are deleted. StoreError if it cannot
-    be used, StoreRefused where that is the disk's doing.
+    Rows that do not verify (`macs`) are deleted. StoreError if it cannot be used, StoreRefused where that is the disk's
+    doing.
     """
-    if path is None:
-        macs = ResponseMacs(secrets.token_bytes(SECRET_BYTES))
-        return Records(_connection(MEMORY, macs), macs, max_kept=max_kept, max_bytes=max_bytes, kept_s=kept_s)
-    is_there = path.parent.is_dir()
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)  # with reuse off, nobody else makes it
-        os.close(os.open(path, os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600))
-        macs = ResponseMacs(store_secret(path.parent, OsFileSystem()))
-    except OSError as error:
-        message = f"{path} cannot be used: {error.strerror or error}; check its permissions, or choose another --store"
-        raise (refusal(error, message) if is_there else StoreError(message)) from error
-    try:
-        return Records(_connection(str(path), macs), macs, max_kept=max_kept, max_bytes=max_bytes, kept_s=kept_s)
-    except sqlite3.OperationalError as error:
-        raise refusal(error, f"{path} cannot be opened: {error}") from error
-    except (sqlite3.DatabaseError, UnicodeDecodeError) as error:  # what SQLite says may quote what is damaged
-        aside = path.with_name(f"{path.name}.damaged")
-        logger.warning("%s is damaged (%s): it is now %s, and a new one begins", path, error, aside.name)
-        path.replace(aside)
-        for suffix in ("-wal", "-shm"):
-            path.with_name(path.name + suffix).unlink(missing_ok=True)
-    return open_records(path, max_kept=max_kept, max_bytes=max_bytes, kept_s=kept_s)
 
-
-def _connection(name: str, macs: ResponseMacs) -> sqlite3.Connection:
-    connection = sqlite3.connect(name, timeout=BUSY_S, isolation_level=None, check_same_thread=False)
-    connection.text_factory = any_text
-    try:
-        for pragma in (
-            "journal_mode = WAL",
-            "synchronous = FULL",
-            "fullfsync = ON",
-            "checkpoint_fullfsync = ON",
-            "secure_delete = ON",
-        ):
-            connection.execute(f"PRAGMA {pragma}")
-        (version,) = connection.execute("PRAGMA user_version").fetchone()
-        if version not in range(FORMAT + 1):
-            raise StoreError(f"{name} has format {version}, this version of Rekindle knows {FORMAT}: move it away")
-        if version != FORMAT:  # a full disk takes no transaction, and one is not needed to read
-            connection.execute("BEGIN IMMEDIATE")
-            for statement in _SCHEMA.split(";"):
-                connection.execute(statement)
-            if "mac" not in {row[1] for row in connection.execute("PRAGMA table_info(content)")}:
-                macs.vouch(connection)
-            connection.execute(f"PRAGMA user_version = {FORMAT}")
-            connection.execute("COMMIT")
-        if name != MEMORY and _columns(connection) != _columns(_connection(MEMORY, macs)):
+    def prepared(connection: sqlite3.Connection, secret: bytes) -> Records:
+        macs = ResponseMacs(secret)
+        _bring_up(connection, path, macs)
+        if path is not None and _columns(connection) != _new_columns(macs):
             raise sqlite3.DatabaseError("its tables have other columns")
         (num_bytes,) = connection.execute(_NUM_BYTES).fetchone()
         if num_bytes <= QUICKLY_CHECKED_BYTES:
             _check(connection, macs)
         if macs.has_damaged(connection):
-            connection.execute("BEGIN IMMEDIATE")
-            macs.drop_damaged(connection)
-            connection.execute("COMMIT")
-    except BaseException:
-        connection.close()
-        raise
-    return connection
+            with transaction(connection):
+                macs.drop_damaged(connection)
+        return Records(connection, macs, max_kept=max_kept, max_bytes=max_bytes, kept_s=kept_s)
+
+    return opened(path, prepared, busy_s=BUSY_S)
+
+
+def _bring_up(connection: sqlite3.Connection, path: Path | None, macs: ResponseMacs) -> None:
+    """Make the tables of a new file, or bring an older one up to this format, in one transaction."""
+    (version,) = connection.execute("PRAGMA user_version").fetchone()
+    if version not in range(FORMAT + 1):
+        raise StoreError(f"{path} has format {version}, this version of Rekindle knows {FORMAT}: move it away")
+    if version == FORMAT:
+        return  # a full disk takes no transaction, and one is not needed to read
+    with transaction(connection):
+        for statement in _SCHEMA.split(";"):
+            connection.execute(statement)
+        if "mac" not in {row[1] for row in connection.execute("PRAGMA table_info(content)")}:
+            macs.vouch(connection)
+        connection.execute(f"PRAGMA user_version = {FORMAT}")
 
 
 def _check(connection: sqlite3.Connection, macs: ResponseMacs) -> None:
@@ -155,12 +118,17 @@ def _check(connection: sqlite3.Connection, macs: ResponseMacs) -> None:
     if found == "ok":
         return
     logger.error("the file of kept responses is damaged and is repaired: %s; check the disk", found)
-    connection.execute("BEGIN IMMEDIATE")
-    macs.repair(connection)
-    (found,) = connection.execute("PRAGMA integrity_check(1)").fetchone()
-    if found != "ok":
-        raise sqlite3.DatabaseError(found)
-    connection.execute("COMMIT")
+    with transaction(connection):
+        macs.repair(connection)
+        (found,) = connection.execute("PRAGMA integrity_check(1)").fetchone()
+        if found != "ok":
+            raise sqlite3.DatabaseError(found)
+
+
+def _new_columns(macs: ResponseMacs) -> list[Any]:
+    with closing(connect(MEMORY)) as connection:
+        _bring_up(connection, None, macs)
+        return _columns(connection)
 
 
 def _columns(connection: sqlite3.Connection) -> list[Any]:
@@ -168,7 +136,7 @@ def _columns(connection: sqlite3.Connection) -> list[Any]:
     return [connection.execute(f"PRAGMA table_info({table})").fetchall() for table in ("response", "content", "item")]
 
 
-class Records(Transactions):
+class Records(SqliteFile):
     """The open file. Bounds: responses of a namespace, their packed bytes, seconds since a response was last used."""
 
     def __init__(
@@ -201,7 +169,7 @@ class Records(Transactions):
             response, items = json.loads(zlib.decompress(row[6]))
             return row[3], response, items
 
-        return self._repaired(self._reading, look)
+        return self._repaired(self.reading, look)
 
     def holder(self, namespace: str, item: str) -> str | None:
         """The response that holds an item; None where none does."""
@@ -214,7 +182,7 @@ class Records(Transactions):
             ).fetchone()
             return None if row is None else str(row[0])
 
-        return self._repaired(self._reading, look)
+        return self._repaired(self.reading, look)
 
     def save(self, entries: Sequence[Entry], now: float) -> None:
         """Write responses in the order they came, and let go of what is too much; all of it or nothing."""
@@ -224,7 +192,7 @@ class Records(Transactions):
                 self._insert(connection, entry, now)
             self._make_room(connection, {entry.namespace for entry in entries}, now)
 
-        self._repaired(self._writing, write)
+        self._repaired(self.writing, write)
 
     def _repaired(
         self, begin: Callable[[], AbstractContextManager[sqlite3.Connection]], work: Callable[[sqlite3.Connection], T]
@@ -237,7 +205,7 @@ class Records(Transactions):
             if error.__cause__ is None or kind_of(error.__cause__) == "other":
                 raise
             logger.error("the file of kept responses is damaged and is repaired: %s; check the disk", error.__cause__)
-        with self._writing() as connection:
+        with self.writing() as connection:
             self._has_traces = True
             self._macs.repair(connection)
         with begin() as connection:
@@ -297,7 +265,7 @@ class Records(Transactions):
             self._delete(connection, numbers)
             return bool(numbers)
 
-        return self._repaired(self._writing, remove)
+        return self._repaired(self.writing, remove)
 
     def forget(self, namespace: str, agent: str) -> int:
         """Delete an agent's responses and rewrite the file: moved cells leave copies in it that no deletion finds.
@@ -318,9 +286,9 @@ class Records(Transactions):
             drop_strays(connection)
             return len(numbers)
 
-        num_deleted = self._repaired(self._writing, remove)
+        num_deleted = self._repaired(self.writing, remove)
         if self._has_traces:
-            with self._reading() as connection:
+            with self.reading() as connection:
                 connection.execute("VACUUM")
                 if connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0]:
                     raise StoreError("the log of kept responses could not be emptied, somebody reads it: ask again")
@@ -329,7 +297,7 @@ class Records(Transactions):
 
     def check(self) -> None:
         """Assert that every row has its content and its depth, and that there are no more than there may be."""
-        with self._reading() as connection:
+        with self.reading() as connection:
             rows = connection.execute(
                 "SELECT number, namespace, id, previous, depth, last_use FROM response"
             ).fetchall()
