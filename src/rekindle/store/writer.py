@@ -203,8 +203,13 @@ class Writer:
         self._shrink()
         while True:
             batch, after = self._collect()
-            if batch:
-                self._save_or_say(batch)
+            try:
+                if batch:
+                    self._save_or_say(batch)
+            except BaseException:
+                if isinstance(after, Order):
+                    self._queue.put(after)  # the thread dies: it is refused with the rest
+                raise
             if isinstance(after, Order):
                 fulfil(after.future, partial(self._repaired, partial(self._carry_out, after)))
             elif after == "stop":
