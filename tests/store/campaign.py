@@ -67,7 +67,7 @@ class Moment:
     num_operations: int
     index: Index
     branches: dict[Key, Branch]
-    pins: dict[tuple[str, str], float]
+    pins: dict[tuple[str, str], set[float]]
     purged: tuple[Purged, ...]
 
 
@@ -82,7 +82,7 @@ class Campaign:
         self.moments: list[Moment] = []
         self.versions: dict[Key, list[tuple[int, ...]]] = {}
         self.branches: dict[Key, Branch] = {}
-        self.pins: dict[tuple[str, str], float] = {}
+        self.pins: dict[tuple[str, str], set[float]] = {}  # until when; two while one is put in the place of another
         self.purged: tuple[Purged, ...] = ()
         self.num_states = 0
         self.num_evicted = 0
@@ -214,10 +214,16 @@ class Campaign:
     def _blocks(self, store: WarmStore, key: Key):
         return [block for ids in self.versions[key] for block in Chain.of(store, ids, key[0]).blocks]
 
+    def pinning(self, namespace: str, agent: str, until: float) -> None:
+        """A pin is asked for: of one that there is already, a crash leaves the old one or this."""
+        with self._lock:
+            if (namespace, agent) in self.pins:
+                self.pins[namespace, agent] = self.pins[namespace, agent] | {until}
+
     def note_pin(self, namespace: str, agent: str, until: float) -> None:
         """A pin was confirmed."""
         with self._lock:
-            self.pins[namespace, agent] = until
+            self.pins[namespace, agent] = {until}
 
     def next_life(self, directory: Path, source: Path, moment: Moment | None = None) -> Campaign:
         """A campaign that goes on with the store in `source` from this page of the notebook, or its last one."""
@@ -303,7 +309,8 @@ class Campaign:
         pinned = store.pins()
         for (namespace, agent), until in moment.pins.items():
             if any(key[:2] == (namespace, agent) and now.required for key, now in moment.branches.items()):
-                assert pinned.get((namespace, agent)) == until, f"the pin of {agent} is gone"
+                found = pinned.get((namespace, agent))
+                assert found in until, f"the pin of {agent} is gone: {found} is not of {until}"
 
     def all_told_is_there(self, store: WarmStore, moment: Moment) -> None:
         """Every branch told saved is there, whole, with the bytes it was saved with; nothing is there that was not."""
@@ -425,6 +432,7 @@ class Workload:
         namespace, agent = self._pick()[:2]
         until = self.campaign.now + 1000
         assert self.store.flush(20)
+        self.campaign.pinning(namespace, agent, until)
         if self.store.pin(namespace, agent, until).result(20):
             self.campaign.note_pin(namespace, agent, until)
 

@@ -19,7 +19,7 @@ import numpy as np
 from rekindle.store.ledger import Ledger
 from tests.store.campaign import Branch, Campaign, Key, Moment, Workload, drawn_actions
 
-TOLD = ("submit", "told", "lost", "deleting", "deleted", "proven", "note_pin", "note_unpin")
+TOLD = ("submit", "told", "lost", "deleting", "deleted", "proven", "pinning", "note_pin", "note_unpin")
 
 
 class TellingCampaign(Campaign):
@@ -116,7 +116,7 @@ class Killer:
         store.start()
         store.delete("default", "after").result(20)
         self.ids = {(r.namespace, r.agent, r.branch): store.sequence_ids(r).tolist() for r in store.sequences()}
-        campaign.pins = store.pins()
+        campaign.pins = {agent: {until} for agent, until in store.pins().items()}
         store.close()
         campaign.versions = {key: [tuple(ids)] for key, ids in self.ids.items()}
         campaign.branches = {key: Branch(0, 1, len(ids), len(ids)) for key, ids in self.ids.items()}

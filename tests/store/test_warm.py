@@ -259,6 +259,22 @@ def test_a_failing_transaction_leaves_nothing_behind(opened: Opened, tmp_path: P
     store.check("records")
 
 
+def test_a_first_save_that_fails_takes_no_slots(opened: Opened, tmp_path: Path) -> None:
+    store = opened()
+    with sqlite3.connect(tmp_path / "store" / FINGERPRINT.hex() / "index.db") as other:
+        other.execute("CREATE TRIGGER no BEFORE INSERT ON block BEGIN SELECT RAISE(ABORT, 'no'); END")
+        other.commit()
+        save(store, Chain.of(store, range(50)))
+        assert store.stats().failed_saves > 0 and store.stats().num_blocks == 0
+        store.check("records")
+        other.execute("DROP TRIGGER no")
+    other.close()
+    chain = Chain.of(store, range(50))
+    save(store, chain)
+    assert warm_tokens(store, chain) == 50
+    store.check("records")
+
+
 def test_a_full_store_refuses_and_says_so(opened: Opened, caplog: pytest.LogCaptureFixture) -> None:
     store = opened(disk_bytes=6 * BLOCK_BYTES)
     small = Chain.of(store, range(2 * SIZE))

@@ -76,7 +76,7 @@ class Ledger:
         except BaseException:
             if self._db.in_transaction:
                 self._db.execute("ROLLBACK")
-            self.slots.reload()
+            self.slots.roll_back()
             self._order.forget()
             raise
 

@@ -26,10 +26,11 @@ class SlotTable:
         self.num_slots = [0] * num_parts
         self.num_free = [0] * num_parts
         self.freed: list[Slot] = []
+        self._before = (self.num_slots, self.num_free)
         self.reload()
 
     def reload(self) -> None:
-        """Take the counts from the rows; a mark that does not verify stays as it was."""
+        """Take the counts from the rows; a mark that is lost or does not verify stays as it was."""
         rows = self._db.execute(f"SELECT {META} FROM meta").fetchall()
         marks = {row[0]: row[1] for row in rows if self._macs["meta"].holds(row)}
         self.num_slots = [marks.get(f"num_slots.{part}", self.num_slots[part]) for part in range(self._num_parts)]
@@ -37,9 +38,14 @@ class SlotTable:
         self.num_free = [free.get(part, 0) for part in range(self._num_parts)]
 
     def begin(self) -> list[Slot]:
-        """Begin a new list of freed slots."""
+        """Begin a transaction, with a new list of freed slots."""
         self.freed = []
+        self._before = (list(self.num_slots), list(self.num_free))
         return self.freed
+
+    def roll_back(self) -> None:
+        """The counts are again those of `begin`; rows cannot say so of a mark that was to be written first."""
+        self.num_slots, self.num_free = self._before
 
     def num_used(self, part: int) -> int:
         """Slots of a part that hold a block."""
