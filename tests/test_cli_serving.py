@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from rekindle import Engine
-from rekindle.cli.serving import SWITCH_S, _lasting_heap
+from rekindle.cli.serving import SWITCH_S, lasting_heap
 from rekindle.errors import RekindleError
 from rekindle.harness.client import Client, free_port
 from tests.store.confined import run_apart
@@ -51,7 +51,7 @@ def test_a_server_collects_garbage_without_looking_at_its_engine_and_switches_th
 
 def test_a_start_that_fails_leaves_the_collector_as_it_was() -> None:
     frozen = gc.get_freeze_count()
-    with pytest.raises(RekindleError), _lasting_heap():
+    with pytest.raises(RekindleError), lasting_heap():
         assert not gc.isenabled(), "a start makes much and leaves most of it"
         raise RekindleError("no model")
     assert (gc.isenabled(), gc.get_freeze_count()) == (True, frozen)

@@ -7,7 +7,7 @@ import unicodedata
 import pytest
 
 from rekindle.agents.machine.coordination import Coordination
-from rekindle.agents.machine.lookalikes import SCRIPTS, mixed_scripts, skeleton
+from rekindle.agents.machine.lookalikes import PAIRS, SCRIPTS, mixed_scripts, skeleton
 from rekindle.agents.machine.participants import check_look, check_new_plan
 from rekindle.agents.machine.types import Participant, Plan
 from rekindle.errors import BadRequest
@@ -83,9 +83,7 @@ def test_a_session_that_is_older_than_the_rule_goes_on() -> None:
 
 
 def test_every_letter_of_the_table_looks_like_one_of_another_script() -> None:
-    from rekindle.agents.machine import lookalikes
-
-    for others, latins in lookalikes._PAIRS:
+    for others, latins in PAIRS:
         for other, latin in zip(others, latins, strict=True):
             assert latin.isascii() and not other.isascii() and skeleton(other) == latin.casefold()
             assert unicodedata.name(other).split()[0] in SCRIPTS

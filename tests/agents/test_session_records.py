@@ -175,7 +175,9 @@ def test_nothing_of_what_was_forgotten_is_left_in_the_file(records: SessionRecor
 def test_what_could_not_be_rewritten_is_when_it_is_forgotten_again(records: SessionRecords, path: Path) -> None:
     numbers = [records.create("team", name, PLAN, {}, now=5.0) for name in ("a", "b", "c")]
     records.delete(numbers[0], "team", [Memory("ada", 6.0, Prelude("", (Entry("heard", "under the old oak"),)))])
-    with closing(records._connection.execute("SELECT number FROM session")) as reading:
+    with records.reading() as connection:
+        reading = connection.execute("SELECT number FROM session")
+    with closing(reading):
         assert next(reading)
         with pytest.raises(StoreError, match="VACUUM"):
             records.forget("team", "ada")
@@ -258,7 +260,8 @@ def test_session_that_cannot_be_read_leaves_the_others(
 
 
 def _change(records: SessionRecords, statement: str, *given: Any) -> None:
-    records._connection.execute(statement, given)
+    with records.reading() as connection:
+        connection.execute(statement, given)
 
 
 def test_other_format_and_strange_places_are_refused(path: Path, tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from rekindle.bench.day import SCALES, SHARES, DayPlan, _parts, make_day, write_day
+from rekindle.bench.day import SCALES, SHARES, DayPlan, make_day, parts_of, write_day
 from rekindle.bench.day_sessions import MAX_TOKENS
 from rekindle.errors import ConfigError
 from rekindle.pocket import MODEL_DIR
@@ -109,7 +109,7 @@ def test_a_turn_extends_the_one_before(day: Day) -> None:
 @pytest.mark.parametrize("count", [0, 1, 4, 5, 8, 40])
 def test_no_turn_is_lost_between_the_parts(count: int) -> None:
     turns: list[Any] = [[number] for number in range(count)]
-    parts = _parts(turns)
+    parts = parts_of(turns)
     assert [turn for part in parts for turn in part] == turns
     assert len(parts) == len(SHARES)
     assert count < len(SHARES) or all(parts)

@@ -234,7 +234,7 @@ def test_check_finds_an_edge_that_ends_inside_an_id() -> None:
     trie: RadixTrie[int] = RadixTrie()
     trie.insert([1, 2, 3], 1)
     trie.check()
-    (child,) = trie._root.below()
+    (child,) = trie.root.below()
     child.edge = child.edge[:-1]
     with pytest.raises(AssertionError, match="inside a unit"):
         trie.check()

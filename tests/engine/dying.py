@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
 from rekindle.engine.api import Engine
-from rekindle.engine.core.loop import _Call
-from rekindle.engine.intake.intake import Work
+from rekindle.engine.generation import Generation
+from rekindle.engine.request import Request
 from rekindle.engine.types import GenerationRequest
 from rekindle.model.params import SamplingParams
-from rekindle.store.writer import Order
+from rekindle.store.values import SequenceRecord
 from rekindle.worker import Death, Worker
 from tests.tiny_models import tiny_model_dir
 
@@ -27,11 +26,13 @@ class Panic(BaseException):
     """As libraries written in Rust raise it: no Exception."""
 
 
-class Fatal(Future[Any]):
-    """An answer that cannot be given: whoever works on it fails, and fails again when it says so."""
+class Unspeakable(BaseException):
+    """An error that cannot be reported."""
 
-    def set_running_or_notify_cancel(self) -> bool:
+    def __str__(self) -> str:
         raise Panic("out of the depths")
+
+    __repr__ = __str__
 
 
 def raising(kind: type[BaseException]) -> Callable[..., Any]:
@@ -43,30 +44,59 @@ def raising(kind: type[BaseException]) -> Callable[..., Any]:
     return work
 
 
-class _Poison:
-    """A load that fails as soon as it is looked at."""
+# What follows fails as soon as it is worked on, and again when that is reported.
 
-    @property
-    def locations(self) -> object:
-        raise Panic("out of the depths")
+
+class FatalGeneration(Generation):
+    """For the intake."""
+
+    cancel_asked = property(raising(Panic))  # type: ignore[assignment]
+    put = raising(Panic)
+
+
+class FatalRequest(Request):
+    """For the engine."""
+
+    background = property(raising(Panic))  # type: ignore[assignment]
+    generation = property(raising(Panic))  # type: ignore[assignment]
+
+    def __init__(self) -> None:
+        """Without all that a request has."""
+
+
+class FatalRecord(SequenceRecord):
+    """For the store's writer."""
+
+    head = property(raising(Unspeakable))  # type: ignore[assignment]
+
+    def __init__(self) -> None:
+        """Without all that a record has."""
+
+
+class FatalBlock:
+    """For a reader of the store."""
+
+    slots = identity = property(raising(Panic))
 
 
 def poison(engine: Engine, thread: str) -> Worker:
     """Queue what ends the loop of a thread when it is its turn; the thread."""
-    parts, panic = engine._running, raising(Panic)
+    parts = engine.components
     if thread == "intake":
-        parts.intake._put(Work(panic, panic))
+        parts.intake.submit(GenerationRequest(text="", waits_aside=True), [FatalGeneration()])
         return parts.intake.worker
     if thread == "engine":
-        parts.loop._put(_Call(panic, Fatal()))
+        parts.loop.submit(FatalRequest())
         return parts.loop.worker
     assert parts.store is not None
+    writer, *readers = parts.store.workers
     if thread == "store-writer":
-        parts.store._writer._put(Order(panic, panic, Fatal()))
-        return parts.store._writer.worker
-    assert len(parts.store._readers.workers) == 1, "else another one may take it"
-    parts.store._readers._queue.put(_Poison())
-    return parts.store._readers.workers[0]
+        parts.store.save_turn(FatalRecord())
+        return writer
+    (reader,) = readers  # of several another one may take it
+    block: Any = FatalBlock()
+    parts.store.load([block], lambda *_: None, lambda num_good: None)
+    return reader
 
 
 def died(worker: Worker) -> Death:
@@ -83,7 +113,7 @@ def hello() -> GenerationRequest:
 def answers(engine: Engine) -> bool:
     """Whether requests and questions get their answers."""
     assert engine.submit(hello()).result().token_ids
-    assert engine._running.intake.call(lambda: 3).result(WAIT_S) == 3
+    assert engine.components.intake.call(lambda: 3).result(WAIT_S) == 3
     return engine.stats().num_running == 0 and engine.health().ok
 
 

@@ -18,7 +18,7 @@ def held(engine: Engine, stops: Callable[[Request], bool]) -> Iterator[None]:
 
     Questions are answered all the same, and what waits to be saved is.
     """
-    core = engine._running.core
+    core = engine.components.core
     step = core.step
 
     def paced() -> None:

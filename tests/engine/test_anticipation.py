@@ -105,7 +105,7 @@ HERMES = ReplyFormat(tools=EnvelopeForm(), thinking=THINKING)
 
 @pytest.fixture
 def anticipation(start: Start) -> Anticipation:
-    parts = start()._running
+    parts = start().components
     return Anticipation(
         encoder=parts.encoder,
         memory=parts.memory,
@@ -178,7 +178,7 @@ def test_a_request_of_the_agent_makes_it_void(anticipation: Anticipation, start:
 def test_nothing_is_foreseen_while_the_engine_is_busy(start: Start) -> None:
     """Made up for once it is idle. It is asked on the intake's thread, so that nothing is left to chance."""
     engine = start(anticipate="on", min_reuse_tokens=1, store="off")
-    parts = engine._running
+    parts = engine.components
     endless = engine.stream("cleo", [{"role": "user", "content": "Hi"}], ignore_eos=True, reuse="off")
     next(iter(endless))
     engine.chat("ada", [{"role": "user", "content": SYSTEM}], temperature=0.0, max_tokens=8)
@@ -193,7 +193,7 @@ def test_nothing_is_foreseen_while_the_engine_is_busy(start: Start) -> None:
 @pytest.mark.parametrize("forget", ["purge", "delete"])
 def test_a_turn_of_an_agent_that_is_forgotten_is_forgotten_with_it(start: Start, forget: str) -> None:
     """It may wait for idle time for long, with all that was said in it."""
-    parts = (engine := start(anticipate="on", min_reuse_tokens=1))._running
+    parts = (engine := start(anticipate="on", min_reuse_tokens=1)).components
     ids, root = np.arange(20, 30, dtype=np.uint32), BlockHash(bytes(32))
     turns = [FinishedTurn("default", name, root, ids, (), root, 0, 0, 10, asked=asked()) for name in ("ada", "bob")]
     for turn in turns:

@@ -19,9 +19,9 @@ KINDS = [Panic, KeyboardInterrupt, SystemExit]
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_fails_on_the_intake_fails_for_its_caller_only(start: Start, kind: type[BaseException]) -> None:
     engine = start()
-    engine._running.intake.run(raising(kind))
+    engine.components.intake.run(raising(kind))
     with pytest.raises(RequestFailed, match=f"{kind.__name__}: out of the depths"):
-        engine._running.intake.call(raising(kind)).result(WAIT_S)
+        engine.components.intake.call(raising(kind)).result(WAIT_S)
     assert answers(engine)
 
 
@@ -29,15 +29,14 @@ def test_what_fails_on_the_intake_fails_for_its_caller_only(start: Start, kind: 
 def test_what_fails_on_the_engine_fails_for_its_caller_only(start: Start, kind: type[BaseException]) -> None:
     engine = start()
     with pytest.raises(RequestFailed, match=f"{kind.__name__}: out of the depths"):
-        engine._running.loop.call(raising(kind)).result(WAIT_S)
+        engine.components.loop.call(raising(kind)).result(WAIT_S)
     assert answers(engine)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_panic_of_the_model_ends_one_request(start: Start, kind: type[BaseException]) -> None:
     engine = start()
-    model: torch.nn.Module = engine._running.core._runner._model
-    hook = model.register_forward_pre_hook(raising(kind))
+    hook = torch.nn.modules.module.register_module_forward_pre_hook(raising(kind))
     failed = engine.submit(hello())
     with pytest.raises(RequestFailed, match="out of the depths"):
         failed.result()
@@ -48,7 +47,7 @@ def test_a_panic_of_the_model_ends_one_request(start: Start, kind: type[BaseExce
 @pytest.mark.parametrize("thread", ["intake", "engine"])
 def test_a_question_that_is_taken_back_is_not_asked(start: Start, thread: str) -> None:
     engine = start()
-    parts, asked, go_on = engine._running, [], Future[None]()
+    parts, asked, go_on = engine.components, [], Future[None]()
     ask: Any = parts.intake.call if thread == "intake" else lambda run: parts.loop.call(lambda core: run())
     ask(lambda: go_on.result(WAIT_S))
     taken_back = ask(lambda: asked.append("it"))

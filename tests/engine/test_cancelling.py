@@ -60,7 +60,7 @@ def test_while_its_blocks_are_read(loaded: LoadedModel, tmp_path: Path) -> None:
 
 def test_before_it_is_prepared(start: Start) -> None:
     engine, busy, asked = start(), threading.Event(), GenerationRequest(text="Hello!", agent="ada")
-    engine._running.intake.call(busy.wait)
+    engine.components.intake.call(busy.wait)
     generation = engine.submit(asked)
     generation.cancel()
     busy.set()

@@ -112,8 +112,8 @@ def test_unnamed_replies_belong_to_one_hidden_agent(start: Start, kind: str) -> 
         generation.result()
     engine.flush()
     assert engine.agents() == []
-    book = engine._running.memory.book
-    names = engine._running.intake.call(lambda: {branch.agent for branch in book.branches()}).result()
+    book = engine.components.memory.book
+    names = engine.components.intake.call(lambda: {branch.agent for branch in book.branches()}).result()
     assert len(names) == 1
 
 

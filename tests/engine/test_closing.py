@@ -7,9 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from rekindle.config import Settings
 from rekindle.engine import upkeep
 from rekindle.engine.api import Engine
 from rekindle.engine.blocks.save_queue import Pinned
+from rekindle.engine.building import assemble
+from rekindle.engine.generation import Generation
 from rekindle.engine.types import GenerationRequest
 from rekindle.errors import RekindleError
 from rekindle.model.params import SamplingParams
@@ -22,7 +25,7 @@ def test_requests_and_questions_during_and_after_close_are_answered(tmp_path: Pa
     others = set(threading.enumerate())  # of engines that tests before this one have left running for their files
     model = tiny_model_dir("llama", "fp32", tmp_path)
     engine = Engine.from_pretrained(str(model), threads=1, hot_bytes=4 << 20, store=str(tmp_path / "store"))
-    parts = engine._running
+    parts = engine.components
     endless = SamplingParams(ignore_eos=True)
     refused: list[str] = []
 
@@ -56,29 +59,35 @@ def test_requests_and_questions_during_and_after_close_are_answered(tmp_path: Pa
 def test_orders_to_a_closed_engine_are_refused(start: Start) -> None:
     engine = start()
     engine.chat("ada", [{"role": "user", "content": "Hello."}], max_tokens=2)
-    parts = engine._running
+    parts = engine.components
     engine.close()
     with pytest.raises(RekindleError, match="closed"):
         upkeep.pin(parts, "default", "ada", None)
 
 
 @pytest.mark.parametrize("has_room", [True, False])
-def test_orders_that_wait_when_it_ends_are_carried_out_or_refused(start: Start, has_room: bool) -> None:
-    engine, go_on = start(staging_bytes=1), threading.Event()
-    parts, order = engine._running, Pinned("default", "ada", 0.0)
+def test_orders_that_wait_when_it_ends_are_carried_out_or_refused(
+    tiny_llama: Path, tmp_path: Path, has_room: bool
+) -> None:
+    given = {"threads": 1, "hot_bytes": 4 << 20, "block_tokens": 16, "staging_bytes": 1, "store": tmp_path / "store"}
+    parts = assemble(Settings.load({"model": str(tiny_llama), **given}))
+    parts.start()
+    order, said, go_on = Pinned("default", "ada", 0.0), Generation(), threading.Event()
     assert parts.store is not None
     if not has_room:  # the writer stands still with the one block that there is room for, and all else waits for it
-        parts.store._writer.order(lambda ledger: go_on.wait(60))
-    engine.chat("ada", [{"role": "user", "content": "Hello. " * 40}], max_tokens=2)
+        parts.store.writer.order(lambda ledger: go_on.wait(60))
+    asked = GenerationRequest(text="Hello. " * 40, agent="ada", params=SamplingParams(max_tokens=2))
+    parts.intake.submit(asked, [said])
+    assert said.result().finish_reason
     if has_room:
-        assert engine.flush()
+        assert parts.flush(60)
     parts.loop.save(order)
-    engine._parts = None  # it ends here, as at a close that could not wait any longer
-    parts.loop.stop()
+    parts.loop.stop()  # as at a close that could not wait any longer
     if has_room:
         assert order.done.result(60), "the agent is known"
     else:
         with pytest.raises(RekindleError, match="closed"):
             order.done.result(0)
     go_on.set()
-    parts._stop()
+    parts.intake.stop()
+    parts.store.close()

@@ -10,8 +10,10 @@ from typing import Any
 
 import pytest
 
+from rekindle.cache.blocks.hashing import BlockHash
 from rekindle.engine.api import Engine
 from rekindle.engine.blocks.save_queue import Pinned
+from rekindle.engine.core.core import EngineCore
 from rekindle.engine.core.loop import EngineLoop
 from rekindle.engine.generation import Generation
 from rekindle.engine.intake.intake import Intake
@@ -86,7 +88,7 @@ def test_what_was_saved_before_is_warm_afterwards(start: Start, thread: str) -> 
 
 def test_what_waits_for_the_intake_fails_when_it_dies(start: Start) -> None:
     engine, go_on = start(max_waiting=3), threading.Event()
-    intake = engine._running.intake
+    intake = engine.components.intake
     intake.run(lambda: go_on.wait(WAIT_S) and None)
     worker = poison(engine, "intake")
     waiting, asked = [*engine.submit_many(hello(), 2), engine.submit(hello())], intake.call(lambda: 3)
@@ -94,7 +96,7 @@ def test_what_waits_for_the_intake_fails_when_it_dies(start: Start) -> None:
     assert all(refused(generation) for generation in waiting)
     with pytest.raises(Unavailable):
         asked.result(WAIT_S)
-    assert died(worker) and intake._room.num_waiting == 0
+    assert died(worker) and intake.room.num_waiting == 0
 
 
 def test_what_runs_goes_on_when_the_intake_dies(start: Start) -> None:
@@ -108,7 +110,7 @@ def test_what_runs_goes_on_when_the_intake_dies(start: Start) -> None:
 
 def test_what_runs_and_waits_fails_when_the_engine_dies(start: Start) -> None:
     engine = start()
-    parts, order = engine._running, Pinned("default", "ada", 0.0)
+    parts, order = engine.components, Pinned("default", "ada", 0.0)
     with held(engine, lambda request: request.num_generated > 2):
         running = engine.stream("ada", HELLO, max_tokens=600, ignore_eos=True)
         next(iter(running))
@@ -130,12 +132,12 @@ def test_what_runs_and_waits_fails_when_the_engine_dies(start: Start) -> None:
 
 def test_orders_fail_when_the_writer_dies_and_the_engine_goes_on(start: Start) -> None:
     engine, go_on = start(staging_bytes=1), threading.Event()
-    parts = engine._running
+    parts = engine.components
     assert parts.store is not None
-    parts.store._writer.order(lambda ledger: go_on.wait(WAIT_S))
+    parts.store.writer.order(lambda ledger: go_on.wait(WAIT_S))
     worker = poison(engine, "store-writer")
     engine.chat("ada", HELLO, max_tokens=4)
-    while not parts.store._staging.num_waiting:
+    while not parts.store.staging.num_waiting:
         assert parts.loop.call(lambda core: True).result(WAIT_S)
     running = engine.stream("eve", HELLO, max_tokens=40, ignore_eos=True)
     order = parts.store.delete("default", "ada")
@@ -145,13 +147,13 @@ def test_orders_fail_when_the_writer_dies_and_the_engine_goes_on(start: Start) -
     assert died(worker) and len(running.result().token_ids) == 40
     assert not engine.flush() and not len(parts.core.cache.saving), "the queue runs empty all the same"
     assert not engine.stats().store["saving_ok"]
-    assert parts.store._staging.num_waiting == 0
+    assert parts.store.staging.num_waiting == 0
 
 
 def test_loads_bring_nothing_when_the_readers_die(start: Start) -> None:
     start(readers=1).chat("ada", HELLO, max_tokens=4)
     engine, go_on = start(readers=1), threading.Event()
-    parts = engine._running
+    parts = engine.components
     assert parts.store is not None
     parts.store.load((), lambda *_: None, lambda num_good: go_on.wait(WAIT_S))
     worker = poison(engine, "store-reader-0")
@@ -164,8 +166,9 @@ def test_loads_bring_nothing_when_the_readers_die(start: Start) -> None:
 
 
 def test_a_failing_inbox_ends_the_intake(start: Start) -> None:
-    own, inbox = start(store="off")._running.intake, BreakingInbox()
-    intake = Intake(preparer=own._preparer, memory=own._memory, retention=own._retention, room=own._room, inbox=inbox)
+    parts, inbox = start(store="off").components, BreakingInbox()
+    own = parts.intake
+    intake = Intake(preparer=own.preparer, memory=parts.memory, retention=own.retention, room=own.room, inbox=inbox)
     intake.start()
     assert intake.call(lambda: 3).result(WAIT_S) == 3
     inbox.break_()
@@ -196,8 +199,12 @@ def test_a_failing_inbox_ends_the_engine(tiny_llama: Any) -> None:
 def test_an_engine_whose_books_are_wrong_says_so(start: Start) -> None:
     engine: Engine = start(check_when_idle=True)
     engine.chat("ada", HELLO, max_tokens=1)
-    engine._running.loop.call(lambda core: core.cache.loads._by_name.update({bytes(32): None})).result(WAIT_S)
-    engine._running.loop.worker.join(WAIT_S)
+
+    def misname(core: EngineCore) -> None:
+        core.cache.pool.name_of = lambda *_: BlockHash(bytes(32))
+
+    engine.components.loop.call(misname).result(WAIT_S)
+    engine.components.loop.worker.join(WAIT_S)
     (death,) = engine.deaths()
     assert death.thread == "engine" and "Error" in death.reason
     engine.close()

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from datetime import datetime
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from rekindle.config import Settings
 from rekindle.engine.api import Engine
 from rekindle.engine.intake.fairness import FairWorkers
 from rekindle.engine.intake.long_prompts import LONG_CHARS
@@ -17,11 +19,12 @@ from rekindle.errors import PromptTooLong
 from rekindle.model.params import SamplingParams
 from rekindle.text.messages import Message
 from tests.engine.conftest import Start
+from tests.engine.rewriting import with_template
 
 WAIT_S = 60.0  # nothing here is timed; this bounds a failure
 LONG = "word " * LONG_CHARS
 # Of long prompts only the beginning is written; where one says so, the template waits.
-TEMPLATE = "{{ held() if 'HOLD' in messages[-1].content }}{{ messages[-1].content[:60] }}"
+TEMPLATE = "{{ strftime_now('') if 'HOLD' in messages[-1].content }}{{ messages[-1].content[:60] }}"
 ONE = SamplingParams(max_tokens=1, temperature=0)
 
 
@@ -86,14 +89,21 @@ def test_an_error_is_its_futures() -> None:
     workers.stop()
 
 
-@contextmanager
-def held(start: Start) -> Iterator[tuple[Engine, Gate]]:
-    """An engine whose chat template waits where a message says so, until it is let through."""
+Held = tuple[Engine, Gate]
+
+
+@pytest.fixture
+def held(tiny_llama: Path, tmp_path: Path) -> Iterator[Held]:
+    """An engine whose chat template waits where a message says so, until it is let through: it asks for the date."""
     gate = Gate()
-    with start(store="off") as engine:
-        template = engine.encoder.template
-        template._environment.globals["held"] = gate
-        template._compiled["default"] = template._environment.from_string(TEMPLATE)
+
+    def clock() -> datetime:
+        gate()
+        return datetime(2024, 1, 31)
+
+    model = with_template(tiny_llama, TEMPLATE, tmp_path / "model")
+    settings = Settings.load({"model": str(model), "store": "off", "threads": 1, "hot_bytes": 4 << 20})
+    with Engine(settings, clock=clock) as engine:
         try:
             yield engine, gate
         finally:
@@ -104,30 +114,31 @@ def chat(text: str, *, agent: str | None = None, namespace: str = "default") -> 
     return GenerationRequest(messages=(Message("user", text),), params=ONE, agent=agent, namespace=namespace)
 
 
-def test_a_long_prompt_in_its_template_holds_up_nobody(start: Start) -> None:
-    with held(start) as (engine, gate):
-        long = engine.submit(chat("HOLD " + LONG, namespace="left"))
-        assert gate.begun.wait(WAIT_S)
-        assert engine.submit(chat("Hello?", namespace="right")).result().finish_reason == "length"
-        assert engine.submit(chat("Hello?", namespace="left")).result().finish_reason == "length", "nor its own tenant"
-        assert engine.submit(chat("1 " + LONG, namespace="right")).result().finish_reason == "length"
-        engine.agents()
-        gate.opened.set()
-        assert long.result().finish_reason == "length"
+def test_a_long_prompt_in_its_template_holds_up_nobody(held: Held) -> None:
+    engine, gate = held
+    long = engine.submit(chat("HOLD " + LONG, namespace="left"))
+    assert gate.begun.wait(WAIT_S)
+    assert engine.submit(chat("Hello?", namespace="right")).result().finish_reason == "length"
+    assert engine.submit(chat("Hello?", namespace="left")).result().finish_reason == "length", "nor its own tenant"
+    assert engine.submit(chat("1 " + LONG, namespace="right")).result().finish_reason == "length"
+    engine.agents()
+    gate.opened.set()
+    assert long.result().finish_reason == "length"
 
 
-def test_requests_of_one_agent_keep_their_order(start: Start) -> None:
-    with held(start) as (engine, gate):
-        begun: list[str] = []
-        long = engine.submit(chat("HOLD " + LONG, agent="ada"))
-        assert gate.begun.wait(WAIT_S)
-        short = engine.submit(chat("Hello?", agent="ada"))
-        assert engine.submit(chat("Hello?", agent="eve")).result().finish_reason == "length"
-        long.on_begin(lambda: begun.append("long"))
-        short.on_begin(lambda: begun.append("short"))
-        gate.opened.set()
-        assert short.result().finish_reason == long.result().finish_reason == "length"
-        assert begun == ["long", "short"]
+def test_a_request_waits_for_the_long_one_of_its_agent(held: Held) -> None:
+    engine, gate = held
+    begun: list[str] = []
+    long = engine.submit(chat("HOLD " + LONG, agent="ada"))
+    assert gate.begun.wait(WAIT_S)
+    short = engine.submit(chat("Hello?", agent="ada"))
+    long.on_begin(lambda: begun.append("long"))
+    short.on_begin(lambda: begun.append("short"))
+    assert engine.submit(chat("Hello?", agent="eve")).result().finish_reason == "length"
+    assert not begun, "it came before eve's, and its agent has another that is not prepared yet"
+    gate.opened.set()
+    assert short.result().finish_reason == long.result().finish_reason == "length"
+    assert sorted(begun) == ["long", "short"]
 
 
 def test_what_cannot_fit_arrives_as_an_error_of_its_request(start: Start) -> None:

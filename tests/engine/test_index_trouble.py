@@ -32,12 +32,12 @@ def failing_once(monkeypatch: pytest.MonkeyPatch, kind: type, name: str, times: 
 @contextmanager
 def refused(engine: Engine, *changes: str) -> Iterator[None]:
     """Meanwhile SQLite refuses such changes (as `DELETE ON sequence`) of the index in which turns are saved."""
-    store = engine._running.store
+    store = engine.components.store
     assert store is not None
-    writer = store._index.writer
+    writer = store.index.writer
 
     def run(statement: str) -> None:
-        store._writer.order(lambda _: writer.execute(statement)).result()
+        store.writer.order(lambda _: writer.execute(statement)).result()
 
     names = {change: f"refused_{change.replace(' ', '_')}" for change in changes}
     for change, name in names.items():

@@ -68,7 +68,7 @@ class PacedInbox(queue.SimpleQueue[Work | None]):
 def running(start: Start, is_busy: Callable[[], bool]) -> Iterator[tuple[Intake, PacedInbox, Anticipation]]:
     """An intake over the parts of an engine whose own does nothing, with a turn of which something is to be made."""
     engine = start(store="off")
-    parts, own = engine._running, engine._running.intake
+    parts, own = engine.components, engine.components.intake
     anticipation = Anticipation(
         encoder=parts.encoder,
         memory=parts.memory,
@@ -81,10 +81,10 @@ def running(start: Start, is_busy: Callable[[], bool]) -> Iterator[tuple[Intake,
     )
     inbox = PacedInbox()
     intake = Intake(
-        preparer=own._preparer,
+        preparer=own.preparer,
         memory=parts.memory,
-        retention=own._retention,
-        room=own._room,
+        retention=own.retention,
+        room=own.room,
         anticipation=anticipation,
         inbox=inbox,
     )

@@ -173,7 +173,7 @@ def asked(engine: Engine, agent: str | None, *texts: str, marks: tuple[Breakpoin
 def kept(engine: Engine) -> list[int]:
     """Tokens of all that is kept and pinned, as the store has it."""
     engine.flush()
-    store = engine._running.store
+    store = engine.components.store
     assert store is not None
     pinned = [agent for _, agent in store.pins()]
     return sorted(record.num_tokens for record in store.sequences() if is_kept(record.agent) and record.agent in pinned)
@@ -207,7 +207,7 @@ def test_a_purge_takes_them_too(start: Start) -> None:
     assert len(kept(engine)) == 2
     engine.purge("bob")
     engine.flush()
-    store = engine._running.store
+    store = engine.components.store
     assert store is not None
     assert (list(store.sequences()), store.stats().num_blocks) == ([], 0)
 
@@ -218,7 +218,7 @@ def test_unnamed_conversations_do_not_go_on_from_them(start: Start) -> None:
     engine.flush()
     asked(engine, None, SYSTEM, "Hello!", "Well.", "And?")
     engine.flush()
-    hidden = {agent for _, agent in engine._running.memory.book.everybody() if agent != "ada"}
+    hidden = {agent for _, agent in engine.components.memory.book.everybody() if agent != "ada"}
     assert len({agent for agent in hidden if not is_kept(agent)}) == 1
 
 
@@ -226,7 +226,7 @@ def test_they_go_when_their_time_is_over(start: Start) -> None:
     engine = start()
     asked(engine, "ada", SYSTEM, "Hello!")
     assert len(kept(engine)) == 2
-    parts = engine._running
+    parts = engine.components
     later = Retention(
         parts.memory,
         RetentionRules(None, 3600.0, max_unsaved=100),
@@ -248,7 +248,7 @@ def test_without_marks_and_without_a_store_nothing_is_kept(start: Start) -> None
     assert report.marked_tokens > 0
     engine.flush()
     assert engine.stats().num_pinned_agents == 0
-    assert [agent for _, agent in engine._running.memory.book.everybody()] == ["ada"]
+    assert [agent for _, agent in engine.components.memory.book.everybody()] == ["ada"]
 
 
 def test_a_full_disk_gives_up_the_rest_first_and_the_agent_remembers_what_is_kept(start: Start) -> None:
@@ -280,7 +280,7 @@ def test_they_go_with_an_agent_of_which_nothing_else_is_left(start: Start, way: 
     assert len(kept(engine)) == 2
     getattr(engine, way)("ada")
     engine.flush()
-    store = engine._running.store
+    store = engine.components.store
     assert store is not None
     assert (list(store.sequences()), store.stats().num_blocks) == ([], 0)
     engine.check()

@@ -113,7 +113,7 @@ def test_the_setting_reaches_every_request(start: Start) -> None:
 
 def test_who_finds_too_many_waiting_is_refused_at_once(start: Start) -> None:
     engine, busy = start(max_waiting=2), threading.Event()
-    engine._running.intake.call(busy.wait)
+    engine.components.intake.call(busy.wait)
     asked = GenerationRequest(text="Hello!", params=SamplingParams(max_tokens=3))
     accepted = [engine.submit(asked), engine.submit(asked)]
     refused = [engine.submit(asked), *engine.submit_many(asked, 2)]
@@ -125,7 +125,7 @@ def test_who_finds_too_many_waiting_is_refused_at_once(start: Start) -> None:
     busy.set()
     assert all(generation.result().finish_reason for generation in accepted)
     assert engine.submit(asked).result().finish_reason, "there is room again"
-    assert engine._running.intake._room.num_waiting == 0
+    assert engine.components.intake.room.num_waiting == 0
 
 
 def test_every_end_leaves_the_room_and_only_once() -> None:
@@ -159,7 +159,7 @@ def test_a_namespace_that_fills_the_room_leaves_others_their_share() -> None:
 
 def test_who_fills_the_waiting_room_keeps_no_other_tenant_out(start: Start) -> None:
     engine, busy = start(max_waiting=4), threading.Event()
-    engine._running.intake.call(busy.wait)
+    engine.components.intake.call(busy.wait)
     asked = GenerationRequest(text="Hello!", params=SamplingParams(max_tokens=2), namespace="a")
     accepted = [engine.submit(asked) for _ in range(4)]
     refused, other = engine.submit(asked), engine.submit(replace(asked, namespace="b"))
@@ -167,4 +167,4 @@ def test_who_fills_the_waiting_room_keeps_no_other_tenant_out(start: Start) -> N
         refused.result()
     busy.set()
     assert all(generation.result().finish_reason for generation in (*accepted, other))
-    assert engine._running.intake._room.num_waiting == 0
+    assert engine.components.intake.room.num_waiting == 0

@@ -38,9 +38,9 @@ def test_text_that_is_stored_stays_exact_where_some_of_its_blocks_are_gone(start
     engine = start(store="off")
     first = asked(engine, "ada", OPENING, "Hello!")
     engine.flush()
-    pool = engine._running.core.cache.pool
-    loop = engine._running.loop
-    branch = engine._running.memory.book.of("default", "ada")[0]
+    pool = engine.components.core.cache.pool
+    loop = engine.components.loop
+    branch = engine.components.memory.book.of("default", "ada")[0]
     assert branch.ids is not None and branch.names is not None
     names, ids = branch.names, branch.ids
 

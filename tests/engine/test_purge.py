@@ -34,7 +34,7 @@ def pieces(data: bytes) -> set[bytes]:
 
 def hot_pieces(engine: Engine) -> set[bytes]:
     """All that stands in the arena, whoever's it is or was."""
-    arena = engine._running.loop.call(rows).result()
+    arena = engine.components.loop.call(rows).result()
     return set[bytes]().union(*map(pieces, arena))
 
 
@@ -94,7 +94,7 @@ def test_blocks_that_wait_to_be_saved_are_purged_with_the_rest(
     start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine = start()
-    parts = engine._running
+    parts = engine.components
     talk(engine, "bob", [SYSTEM], "Hello!")
     engine.flush()
     before = disk_pieces(tmp_path)
@@ -121,7 +121,7 @@ def test_no_row_keeps_anything_behind_its_tokens(start: Start) -> None:
     for number in range(8):
         talk(engine, f"agent-{number}", [user(f"{number} speaks of other things. " * 5)], "Hm?")
     engine.purge("ada")
-    core = engine._running.core
+    core = engine.components.core
     tails = [(block, len(core.cache.pool.ids(block))) for block in core.cache.pool.idle_blocks()]
     assert any(num_tokens < 16 for _, num_tokens in tails)
     for block, num_tokens in tails:
@@ -134,7 +134,7 @@ def test_no_row_keeps_anything_behind_its_tokens(start: Start) -> None:
 def test_a_turn_whose_blocks_went_with_the_purged_ones_is_saved_again(start: Start, used_since: bool) -> None:
     """One that ended since the purge began; what the disk gave up before, for want of room, stays given up."""
     engine = start()
-    parts = engine._running
+    parts = engine.components
     for name in ("ada", "bob"):
         talk(engine, name, [user(f"{name} here. " * 12)], "Hello!")
     engine.flush()
@@ -199,4 +199,4 @@ def test_without_a_store_memory_alone_is_purged(start: Start) -> None:
     report = engine.purge("ada")
     assert report.hot_blocks_zeroed > 0 and report.slots_freed == 0
     assert hot_pieces(engine) == set()
-    assert np.array_equal(np.unique(engine._running.core.cache.arena.parts[0].numpy()), [0])
+    assert np.array_equal(np.unique(engine.components.core.cache.arena.parts[0].numpy()), [0])

@@ -34,7 +34,7 @@ def two_turns(engine: Engine, agent: str = "ada") -> list[dict[str, str]]:
 
 def stored(engine: Engine) -> dict[str, list[int]]:
     """Tokens of each branch on disk, by agent."""
-    store = engine._running.store
+    store = engine.components.store
     assert store is not None
     found: dict[str, list[int]] = {}
     for record in store.sequences():
@@ -78,10 +78,10 @@ AFTER: dict[str, Callable[[dict[str, list[int]], int], bool]] = {
 def test_a_change_is_durable_when_it_is_answered(start: Start, change: str) -> None:
     engine = start()
     two_turns(engine)
-    length, store = engine.agent("ada").num_tokens, engine._running.store
+    length, store = engine.agent("ada").num_tokens, engine.components.store
     assert store is not None
     go = threading.Event()
-    store._writer.order(lambda _: go.wait())  # a disk that is slow to answer
+    store.writer.order(lambda _: go.wait())  # a disk that is slow to answer
     thread = threading.Thread(target=CHANGES[change], args=(engine,))
     thread.start()
     thread.join(0.5)
@@ -199,7 +199,7 @@ def test_a_purge_that_cannot_be_proved_leaves_nothing_in_memory_and_is_asked_for
 def test_a_store_moves_all_branches_or_none(start: Start) -> None:
     engine = start()
     two_turns(engine)
-    store = engine._running.store
+    store = engine.components.store
     assert store is not None
     (record,) = store.sequences()
     twin = SequenceRecord(**{name: getattr(record, name) for name in record.__slots__} | {"agent": "eve"})

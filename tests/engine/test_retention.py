@@ -156,10 +156,10 @@ def test_branches_with_nothing_durable_are_bounded_unnamed_and_oldest_first() ->
 
 def wait_for(holds: Callable[[], bool], engine: Engine) -> None:
     """Flush and expire until it holds; what follows a save reaches the book a moment after it."""
-    intake = engine._running.intake
+    intake = engine.components.intake
     for _ in range(200):
         engine.flush()
-        intake.call(intake._retention.expire).result()
+        intake.call(intake.retention.expire).result()
         if holds():
             return
     raise AssertionError("it does not come to hold")
@@ -294,12 +294,12 @@ def test_ids_of_durable_branches_are_dropped_with_their_text_and_read_again(star
         histories[name] = [user(f"Number {number} has a story to tell. " * 8)]
         talk(engine, name, histories[name], "Hm?")
     engine.flush()
-    memory = engine._running.memory
+    memory = engine.components.memory
 
     def known() -> int:
         return sum(branch.ids is not None for branch in memory.book.branches())
 
-    wait_for(lambda: engine._running.intake.call(known).result() < 6, engine)
+    wait_for(lambda: engine.components.intake.call(known).result() < 6, engine)
     again = talk(engine, "agent-0", histories["agent-0"], "Still there?")
     assert again.report.source == "own" and again.report.computed_tokens < 40
     assert engine.agent("agent-1").hot_tokens > 0
@@ -310,7 +310,7 @@ def test_a_branch_the_disk_has_just_shortened_is_read_at_its_length_not_forgotte
     engine, history = start(), [SYSTEM]
     talk(engine, "ada", history, "Hello!")
     engine.flush()
-    memory, intake = engine._running.memory, engine._running.intake
+    memory, intake = engine.components.memory, engine.components.intake
     (branch,) = intake.call(lambda: memory.book.of("default", "ada")).result()
     stale = replace(branch, ids=None, names=None, head=BlockHash(b"x" * 32), num_tokens=branch.num_tokens + 40)
     intake.call(lambda: memory.book.put(stale)).result()

@@ -52,7 +52,7 @@ def test_golden_files_are_what_their_program_writes():
 
 def test_rotation_bits_follow_the_butterflies():
     x = torch.randn(3, 96, generator=torch.Generator().manual_seed(1)).numpy()
-    y = (x * q4h._sign_values(32).repeat(3).reshape(32, 3).T.reshape(-1)).astype(np.float32).reshape(9, 32)
+    y = (x * q4h.sign_values(32).repeat(3).reshape(32, 3).T.reshape(-1)).astype(np.float32).reshape(9, 32)
     half = 1
     while half < 32:
         for start in range(0, 32, 2 * half):

@@ -184,14 +184,14 @@ def test_a_device_torch_cannot_use_is_the_operators_error(model_dir: Callable[..
 def test_unknown_arguments_of_attention_raise() -> None:
     module = torch.nn.Linear(1, 1)
     with pytest.raises(ModelRefused, match="Linear does not say which layer it is"):
-        adapter._read_call(module, torch.zeros(1, 1, 4, 8), {}, 0)
+        adapter.read_call(module, torch.zeros(1, 1, 4, 8), {}, 0)
     module.layer_idx = 3
     with pytest.raises(ModelRefused, match="layer 3 passes position_bias"):
-        adapter._read_call(module, torch.zeros(1, 1, 4, 8), {"position_bias": torch.zeros(1)}, 0)
+        adapter.read_call(module, torch.zeros(1, 1, 4, 8), {"position_bias": torch.zeros(1)}, 0)
     with pytest.raises(ModelRefused, match="not causal"):
-        adapter._read_call(module, torch.zeros(1, 1, 4, 8), {"is_causal": False}, 0)
+        adapter.read_call(module, torch.zeros(1, 1, 4, 8), {"is_causal": False}, 0)
     harmless = {"position_bias": None, "position_ids": torch.zeros(1), "scaling": 0.5, "sliding_window": 0}
-    read = adapter._read_call(module, torch.zeros(1, 1, 4, 8), harmless, 0)
+    read = adapter.read_call(module, torch.zeros(1, 1, 4, 8), harmless, 0)
     assert (read.scaling, read.window, read.softcap, read.sinks) == (0.5, None, None, None)
 
 

@@ -171,7 +171,8 @@ def test_a_file_that_breaks_while_it_is_used_is_set_aside_by_a_restart(tmp_path:
         with path.open("r+b") as file:
             file.seek(4096)
             file.write(b"\xff" * (path.stat().st_size - 4096))
-        served.app.sessions._records._connection.execute("PRAGMA shrink_memory")
+        with served.app.sessions.records.reading() as connection:
+            connection.execute("PRAGMA shrink_memory")
         refused = Session(served, ids[0]).send("GET")
         assert (refused.status, refused.error["code"]) == (503, "store_unavailable"), refused.body
         ready = served.send("GET", "/health/ready").json

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sqlite3
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from rekindle.store.sqlite_file import SqliteFile
 from tests.engine.test_index_trouble import refused
 from tests.server.conftest import Served
 from tests.server.coordinating import create
@@ -39,30 +39,33 @@ def known(served: Served) -> dict[str, Any]:
 
 def remembered(served: Served) -> int:
     """Rows of what agents remember of sessions that are over."""
-    count: int = of_sessions(served).execute("SELECT COUNT(*) FROM memory WHERE prelude IS NOT NULL").fetchone()[0]
+    with of_sessions(served).reading() as connection:
+        count: int = connection.execute("SELECT COUNT(*) FROM memory WHERE prelude IS NOT NULL").fetchone()[0]
     return count
 
 
-def of_sessions(served: Served) -> sqlite3.Connection:
-    assert served.app.sessions._records is not None
-    return served.app.sessions._records._connection
+def of_sessions(served: Served) -> SqliteFile:
+    assert served.app.sessions.records is not None
+    return served.app.sessions.records
 
 
-def of_responses(served: Served) -> sqlite3.Connection:
-    assert served.app.kept._records is not None
-    return served.app.kept._records._connection
+def of_responses(served: Served) -> SqliteFile:
+    assert served.app.kept.records is not None
+    return served.app.kept.records
 
 
 @contextmanager
-def refusing(connection: sqlite3.Connection, table: str) -> Iterator[None]:
+def refusing(records: SqliteFile, table: str) -> Iterator[None]:
     """Meanwhile nothing can be deleted of a table."""
-    connection.execute(
-        f"CREATE TEMP TRIGGER refused BEFORE DELETE ON {table} BEGIN SELECT RAISE(ABORT, 'no more today'); END"
-    )
+    with records.reading() as connection:
+        connection.execute(
+            f"CREATE TEMP TRIGGER refused BEFORE DELETE ON {table} BEGIN SELECT RAISE(ABORT, 'no more today'); END"
+        )
     try:
         yield
     finally:
-        connection.execute("DROP TRIGGER refused")
+        with records.reading() as connection:
+            connection.execute("DROP TRIGGER refused")
 
 
 def listed(served: Served) -> list[str]:
@@ -85,7 +88,7 @@ def test_what_the_store_refuses_changes_nothing(served: Served, verb: str) -> No
     assert listed(served) == [] and remembered(served) == 0
 
 
-REST: dict[str, tuple[Callable[[Served], sqlite3.Connection], str, str]] = {
+REST: dict[str, tuple[Callable[[Served], SqliteFile], str, str]] = {
     "responses": (of_responses, "response", "its kept responses"),
     "sessions": (of_sessions, "memory", "what it remembers of sessions"),
 }
@@ -95,8 +98,8 @@ REST: dict[str, tuple[Callable[[Served], sqlite3.Connection], str, str]] = {
 @pytest.mark.parametrize("rest", REST)
 def test_what_is_left_is_said_and_listed_and_goes_when_asked_again(served: Served, rest: str, verb: str) -> None:
     known(served)
-    connection, table, what = REST[rest]
-    with refusing(connection(served), table):
+    records, table, what = REST[rest]
+    with refusing(records(served), table):
         for _ in range(2):
             answer = served.send(*ASKED[verb])
             assert (answer.status, answer.error["code"]) == (503, "store_unavailable")

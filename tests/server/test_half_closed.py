@@ -107,11 +107,11 @@ def test_half_a_request_is_no_request(served: Served) -> None:
 def test_a_client_that_left_ends_its_request(served: Served, stream: bool, how: str) -> None:
     with listening() as log:
         with closing(connect(served)) as connection:
-            connection.sendall(asked({**LONG, "stream": stream}))
+            connection.sendall(asked({**LONG, "stream": stream}, own_id="left"))
             if how != "closed":
                 connection.shutdown(socket.SHUT_WR)
             until(lambda: served.engine.stats().num_running == 1)
-        (record,) = log.until(served, "half")
+        (record,) = log.until(served, "left")
     assert fields(record)["status"] == (200 if stream and fields(record)["status"] == 200 else 499)
     assert fields(record)["finish_reason"] == "cancelled"
     served.until_idle()

@@ -161,7 +161,7 @@ def test_a_reply_and_its_id_come_through(proxy: Proxy) -> None:
     with listening() as heard:
         own = {**KEY, "X-Request-ID": "through", "X-Forwarded-For": "203.0.113.9"}
         answer = proxy.ask("POST", "/v1/chat/completions", json=CHAT, headers=own)
-        (record,) = [each for each in heard.until(proxy.served, "through") if fields(each)["request_id"] == "through"]
+        (record,) = heard.until(proxy.served, "through")
     assert (answer.status_code, answer.headers["x-request-id"]) == (200, "through"), answer.text
     assert answer.json()["usage"]["completion_tokens"] <= 2
     assert fields(record)["client"] == "127.0.0.1"
@@ -201,7 +201,7 @@ def test_a_whole_answer_ends_with_its_client(proxy: Proxy) -> None:
         connection.sendall(f"{head}X-Request-ID: left\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body)
         until(lambda: served.engine.stats().num_running == 1)
         connection.close()
-        (record,) = [each for each in heard.until(served, "left") if fields(each)["request_id"] == "left"]
+        (record,) = heard.until(served, "left")
     assert fields(record)["status"] == 499
     served.until_idle()
 
@@ -224,13 +224,13 @@ def test_bodies_have_the_bound_of_the_server(proxy: Proxy) -> None:
 
 
 def test_there_are_no_websockets(proxy: Proxy) -> None:
-    upgrade = {**KEY, "Connection": "Upgrade", "Upgrade": "websocket", "X-Request-ID": "socket"}
+    upgrade = {**KEY, "Connection": "Upgrade", "Upgrade": "websocket"}
+    direct = {name.lower(): value for name, value in upgrade.items()}
     with listening() as heard:
-        assert proxy.served.send("GET", "/v1/models", **{k.lower(): v for k, v in upgrade.items()}).status == 200
-        assert proxy.ask("GET", "/v1/models", headers=upgrade).status_code == 200
-        records = heard.until(proxy.served, "socket")
-    assert [fields(record)["status"] for record in records if fields(record).get("request_id") == "socket"] == [
-        200,
-        200,
-    ]
+        assert proxy.served.send("GET", "/v1/models", **direct, x_request_id="direct").status == 200
+        assert proxy.ask("GET", "/v1/models", headers={**upgrade, "X-Request-ID": "proxied"}).status_code == 200
+        records = heard.until(proxy.served, "direct", "proxied")
+    lines = [fields(record) for record in records if "request_id" in fields(record)]
+    assert {(line["request_id"], line["status"]) for line in lines} == {("direct", 200), ("proxied", 200)}
+    assert len(lines) == 2
     assert {record.levelname for record in records} == {"INFO"}

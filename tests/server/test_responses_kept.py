@@ -22,7 +22,7 @@ from rekindle.errors import StoreError
 from rekindle.server.errors import HttpError
 from rekindle.server.responses.items import message_item
 from rekindle.server.responses.kept import MAX_UNSAVED_BYTES, Kept, KeptResponses
-from tests.engine.dying import Panic
+from tests.engine.dying import Panic, Unspeakable
 
 DAY_S = 86400.0
 
@@ -473,17 +473,22 @@ def test_a_panic_while_writing_costs_those_responses(opened: Callable[..., KeptR
 
 
 def test_a_writing_thread_that_died_keeps_nobody_waiting(opened: Callable[..., KeptResponses]) -> None:
-    responses = opened()
+    unspeakable: list[BaseException] = []
+
+    def clock() -> float:
+        if unspeakable:
+            raise unspeakable.pop()
+        return 1000.0
+
+    responses = opened(clock=clock)
     responses.keep(kept("a")).result(60)
-    with responses._changed:
-        responses._unsaved["default", "broken"] = object()  # fails where the loop looks whether anything waits
-        responses._changed.notify_all()
+    unspeakable.append(Unspeakable("no time"))
+    with pytest.raises(StoreError, match="the responses thread has ended; restart the server"):
+        responses.keep(kept("c")).result(60)
     responses.worker.join(60)
     with pytest.raises(StoreError, match="the responses thread has ended; restart the server"):
         responses.keep(kept("b")).result(60)
     (problem,) = responses.problems()
-    assert "the responses thread has ended: AttributeError" in problem
+    assert "the responses thread has ended: Panic" in problem
     assert responses.find("default", "a") == kept("a")
-    with responses._changed:
-        responses._unsaved.clear()
     responses.close()

@@ -17,14 +17,13 @@ from tests.store.chains import SIZE, Chain, save
 Opened = Callable[..., WarmStore]
 
 
-def files_of_sqlite(store: WarmStore) -> list[str]:
+def files_of_sqlite(directory: Path) -> list[str]:
     """Names of what lies beside the index only while somebody has it open."""
-    found: Path = store._parts.place.index_path
-    return sorted(path.name for path in found.parent.glob(f"{found.name}-*"))
+    return sorted(path.name for path in directory.rglob("index.db-*"))
 
 
 @pytest.mark.parametrize(
-    "question", [lambda store: store.stats(), lambda store: store._index.num_bytes], ids=["figures", "size"]
+    "question", [lambda store: store.stats(), lambda store: store.index.num_bytes], ids=["figures", "size"]
 )
 def test_questions_while_it_closes(
     opened: Opened, caplog: pytest.LogCaptureFixture, question: Callable[[WarmStore], object]
@@ -50,15 +49,15 @@ def test_questions_while_it_closes(
     assert [record for record in caplog.records if record.levelno >= logging.ERROR] == []
 
 
-def test_a_closed_store_answers_and_opens_nothing(opened: Opened) -> None:
+def test_a_closed_store_answers_and_opens_nothing(opened: Opened, tmp_path: Path) -> None:
     store = opened()
     save(store, Chain.of(store, range(3 * SIZE)), "ann")
     assert len(store.sequences()) == 1 and store.stats().num_agents == 1
-    assert files_of_sqlite(store) == ["index.db-shm", "index.db-wal"]
+    assert files_of_sqlite(tmp_path) == ["index.db-shm", "index.db-wal"]
     store.close()
-    assert files_of_sqlite(store) == []
+    assert files_of_sqlite(tmp_path) == []
     assert store.sequences() == [] and store.stats().num_agents == 0
-    assert files_of_sqlite(store) == []
+    assert files_of_sqlite(tmp_path) == []
     with pytest.raises(StoreError, match="closed"):
         store.delete("default", "ann").result(60)
     with pytest.raises(StoreError, match="closed"):
@@ -66,13 +65,13 @@ def test_a_closed_store_answers_and_opens_nothing(opened: Opened) -> None:
     assert len(opened().sequences()) == 1, "nothing of it was carried out"
 
 
-def test_a_reader_that_is_late_closes_what_it_read_with(opened: Opened) -> None:
+def test_a_reader_that_is_late_closes_what_it_read_with(opened: Opened, tmp_path: Path) -> None:
     store = opened()
     save(store, Chain.of(store, range(3 * SIZE)), "ann")
-    with store._index.reading() as connection:
+    with store.index.reading() as connection:
         closing = threading.Thread(target=store.close)
         closing.start()
         closing.join(60)
         assert not closing.is_alive(), "it does not wait for readers"
         assert connection.execute("SELECT COUNT(*) FROM sequence").fetchone() == (1,)
-    assert files_of_sqlite(store) == []
+    assert files_of_sqlite(tmp_path) == []

@@ -119,12 +119,12 @@ class RefusingFileSystem(OsFileSystem):
 
     def __init__(self, first: int, last: int, error: int) -> None:
         self.count = 0
-        self._refused = range(first, last)
+        self.refused = range(first, last)
         self._error = error
 
     def _maybe_refuse(self) -> None:
         self.count += 1
-        if self.count - 1 in self._refused:
+        if self.count - 1 in self.refused:
             raise OSError(self._error, os.strerror(self._error))
 
     def make_directory(self, path: Path) -> None:
@@ -183,7 +183,7 @@ def work(directory: Path, fs: RefusingFileSystem) -> dict[str, list[int]]:
         assert is_warm(store, ids)
     store.check("records")
     # the disk is mended: all that could not be saved can be now
-    fs._refused = range(0)
+    fs.refused = range(0)
     for agent, ids in turns.items():
         save(store, Chain.of(store, ids), f"{agent} again")
         assert is_warm(store, ids)

@@ -70,13 +70,13 @@ def test_a_purge_that_left_something_in_the_index_says_so(opened: Opened, what: 
     store = opened()
     save(store, Chain.of(store, range(3 * SIZE)), "ann")
     table = {"its agent": "agent", "its sequences": "sequence"}[what]
-    columns = [row[1] for row in store._index.writer.execute(f"PRAGMA table_info({table})")]
+    columns = [row[1] for row in store.index.writer.execute(f"PRAGMA table_info({table})")]
     again = f"INSERT INTO {table}({', '.join(columns)}) VALUES ({', '.join(f'old.{name}' for name in columns)})"
     trigger = f"CREATE TEMP TRIGGER again AFTER DELETE ON {table} BEGIN {again}; END"
-    store._writer.order(lambda _: store._index.writer.execute(trigger)).result(10)
+    store.writer.order(lambda _: store.index.writer.execute(trigger)).result(10)
     with pytest.raises(StoreError, match=f"still holds .*{what}"):
         store.purge("default", "ann").result(10)
-    store._writer.order(lambda _: store._index.writer.execute("DROP TRIGGER IF EXISTS again")).result(10)
+    store.writer.order(lambda _: store.index.writer.execute("DROP TRIGGER IF EXISTS again")).result(10)
     store.purge("default", "ann").result(10)
     store.check("records")
 

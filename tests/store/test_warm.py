@@ -421,7 +421,7 @@ def test_close_answers_every_load(opened: Opened) -> None:
     assert begun.wait(10)
     closing = threading.Thread(target=store.close)
     closing.start()
-    assert store._readers._stopping.wait(10)
+    assert store.readers.stopping.wait(10)
     go_on.set()
     closing.join(10)
     assert len(counts) == 3 and counts[1:] == [0, 0]

@@ -26,7 +26,7 @@ def said(rng: random.Random, size: int) -> str:
 @settings(max_examples=30, deadline=None)
 @given(seed=st.integers(0, 10**6), size=st.sampled_from([1, 7, 32, 200]))
 def test_pieces_have_the_ids_of_the_whole(kind: str, seed: int, size: int) -> None:
-    tokenizer, rng = encoder_of(kind)._tokenizer, random.Random(seed)
+    tokenizer, rng = encoder_of(kind).tokenizer, random.Random(seed)
     text = tokenizer.normalise(said(rng, 150), at_start=False)
     pieces = list(tokenizer.cuts.pieces(text.encode(), size=size))
     assert b"".join(pieces).decode() == text
@@ -44,7 +44,7 @@ def test_long_texts_too(kind: str, unit: str) -> None:
     ids = encoder.encode(prompt)
     assert encoder.key_of(ids) == prompt.key
     assert encoder.count(prompt) == len(ids)
-    tokenizer = encoder._tokenizer
+    tokenizer = encoder.tokenizer
     text = tokenizer.normalise(unit * (5 * PIECE_BYTES // 4 // len(unit.encode())), at_start=False)
     (whole,), pieces = tokenizer.encode([text]), tokenizer.cuts.pieces(text.encode())
     assert np.concatenate(tokenizer.encode([piece.decode() for piece in pieces])).tolist() == whole.tolist()

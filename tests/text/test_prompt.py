@@ -87,7 +87,7 @@ def test_odd_ids_spell_the_same_text(kind: str, text: str) -> None:
     assert encoder.key_of(ids) == text.encode()
     assert encoder.byte_ends(ids)[-1:].tolist() == ([len(text.encode())] if text else [])
     canonical = encoder.canonical_tokens(ids)
-    (fresh,) = encoder._tokenizer.encode([text]) if text else (ids,)
+    (fresh,) = encoder.tokenizer.encode([text]) if text else (ids,)
     same = [a == b for a, b in zip(ids, fresh, strict=False)]
     assert canonical == (same.index(False) if False in same else len(same))
 

@@ -59,7 +59,7 @@ def make_day(plan: DayPlan) -> Day:
     requests: list[RecordedRequest] = []
     events: list[DayEvent] = []
     midnight_s = 0.0
-    parts = {session.name: _parts(session.turns) for session in sessions}
+    parts = {session.name: parts_of(session.turns) for session in sessions}
     for index, part in enumerate(SHARES):
         if part == "after the pause":
             events.append(DayEvent(clock.now, "pause", PAUSE_S))
@@ -113,7 +113,7 @@ class _Clock:
         )
 
 
-def _parts(turns: Sequence[Turn]) -> list[Sequence[Turn]]:
+def parts_of(turns: Sequence[Turn]) -> list[Sequence[Turn]]:
     """The turns of each part of the day: at least one in each where there are enough."""
     found, taken = [], 0
     for index, share in enumerate(SHARES.values()):

@@ -23,7 +23,7 @@ DEMO_SERVER = frozenset({"host", "port", "served_model_name", "open"})  # what t
 
 
 @contextmanager
-def _lasting_heap() -> Iterator[None]:
+def lasting_heap() -> Iterator[None]:
     """Make what start-up leaves behind no matter of the garbage collector.
 
     Modules and weights are some 420,000 objects that stay: full collections of them take 0.4 s of a start and 0.2 s of
@@ -56,7 +56,7 @@ def serve(settings: Settings) -> int:
 def _serve(settings: Settings) -> int | None:
     """Serve until a signal, and return which."""
     with ExitStack() as stack:
-        with _lasting_heap():
+        with lasting_heap():
             from rekindle.engine.api import Engine
             from rekindle.server.descriptors import raise_limit
             from rekindle.server.recording import check_record

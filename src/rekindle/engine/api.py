@@ -83,7 +83,8 @@ class Engine:
         self.close()
 
     @property
-    def _running(self) -> Assembly:
+    def components(self) -> Assembly:
+        """The parts that do the work, as ARCHITECTURE.md names them; RekindleError while the engine does not run."""
         if self._parts is None:
             raise RekindleError("the engine is not running: call start() first")
         return self._parts
@@ -91,41 +92,41 @@ class Engine:
     @property
     def spec(self) -> ModelSpec:
         """The model's sizes and KV layout."""
-        return self._running.spec
+        return self.components.spec
 
     @property
     def encoder(self) -> PromptEncoder:
         """How text becomes tokens and tokens text; immutable, any thread may use it."""
-        return self._running.encoder
+        return self.components.encoder
 
     @property
     def reply_format(self) -> ReplyFormat:
         """How replies of this model are written: thoughts, calls, and the control tokens a reader needs."""
-        return self._running.reply_format
+        return self.components.reply_format
 
     @property
     def notes(self) -> tuple[str, ...]:
         """What a person should know about how this model is served, one sentence each."""
-        return self._running.notes
+        return self.components.notes
 
     @property
     def promise(self) -> str:
         """`bitwise` where every path gives the same bits on this machine, else `close`."""
-        return self._running.promise
+        return self.components.promise
 
     @property
     def num_warm_agents(self) -> int:
         """Named agents that were found in the store at start."""
-        return self._running.num_warm_agents
+        return self.components.num_warm_agents
 
     @property
     def max_context(self) -> int:
         """Tokens of prompt and answer that one request may have."""
-        return self._running.max_context
+        return self.components.max_context
 
     def render(self, request: GenerationRequest) -> RenderedPrompt:
         """The prompt of messages or text as it would be computed, without matching it; raises BadRequest."""
-        return self._running.renderer.render(request).prompt
+        return self.components.renderer.render(request).prompt
 
     def submit(self, request: GenerationRequest) -> Generation:
         """Queue a request; errors in it arrive through the generation."""
@@ -144,9 +145,9 @@ class Engine:
         if not 1 <= n <= most:
             raise BadRequest(f"n must be from 1 to {most}, as many replies as an agent keeps", param="n")
         generations = [Generation() for _ in range(n)]
-        deaths = self._running.deaths()
+        deaths = self.components.deaths()
         if not deaths:
-            self._running.intake.submit(request, generations)
+            self.components.intake.submit(request, generations)
         for generation in generations if deaths else ():
             generation.put(deaths[0].error())
         return generations
@@ -230,7 +231,7 @@ class Engine:
 
         `computed_tokens` of the report is what would have to be computed. Raises NotFound.
         """
-        ids = upkeep.latest_ids(self._running, namespace, check_agent_id(agent, where="agent"))
+        ids = upkeep.latest_ids(self.components, namespace, check_agent_id(agent, where="agent"))
         asked = GenerationRequest(token_ids=ids, agent=agent, namespace=namespace, task="load")
         return self.submit(asked).result().report
 
@@ -240,34 +241,34 @@ class Engine:
         Raises NotFound, BadRequest where `target` has a memory, and StoreError, after which it has none.
         """
         check_agent_id(source, where="source")
-        upkeep.fork(self._running, namespace, source, check_agent_id(target, where="target"))
+        upkeep.fork(self.components, namespace, source, check_agent_id(target, where="target"))
 
     def rewind(self, agent: str, turns: int = 1, *, namespace: str = "default") -> int:
         """Take back an agent's last turns, durably; return how many tokens it still remembers.
 
         Raises NotFound, BadRequest where it has fewer turns, and StoreError, after which it remembers all of them.
         """
-        return upkeep.rewind(self._running, namespace, check_agent_id(agent, where="agent"), turns)
+        return upkeep.rewind(self.components, namespace, check_agent_id(agent, where="agent"), turns)
 
     def agents(self, namespace: str | None = None) -> list[AgentInfo]:
         """Every named agent, most recently used first."""
-        book = self._running.memory.book
-        return upkeep.infos(self._running, lambda: [book.of(space, name) for space, name in book.agents(namespace)])
+        book = self.components.memory.book
+        return upkeep.infos(self.components, lambda: [book.of(space, name) for space, name in book.agents(namespace)])
 
     def agent(self, agent: str, *, namespace: str = "default") -> AgentInfo:
         """One agent's memory, with its branches; raises NotFound."""
-        return upkeep.info(self._running, namespace, check_agent_id(agent, where="agent"))
+        return upkeep.info(self.components, namespace, check_agent_id(agent, where="agent"))
 
     def evict(self, agent: str, *, namespace: str = "default") -> int:
         """Make an agent durable and drop its blocks from memory, as far as nobody shares them; return how many.
 
         Raises NotFound, and StoreError where not all of it can be saved: nothing leaves memory then.
         """
-        return upkeep.evict(self._running, namespace, check_agent_id(agent, where="agent"))
+        return upkeep.evict(self.components, namespace, check_agent_id(agent, where="agent"))
 
     def delete(self, agent: str, *, namespace: str = "default") -> None:
         """Forget an agent on every tier; blocks that others stand on stay theirs. StoreError if the disk refuses."""
-        upkeep.delete(self._running, namespace, check_agent_id(agent, where="agent"))
+        upkeep.delete(self.components, namespace, check_agent_id(agent, where="agent"))
 
     def purge(self, agent: str, *, namespace: str = "default") -> PurgeReport:
         """Forget an agent and overwrite its KV in memory and on disk; the disk is read back as proof.
@@ -275,7 +276,7 @@ class Engine:
         Blocks that others stand on stay theirs. A request of the agent that runs meanwhile goes on, and what it leaves
         is the beginning of the agent's new memory: purge again after it. Raises NotFound, StoreError.
         """
-        return upkeep.purge(self._running, namespace, check_agent_id(agent, where="agent"))
+        return upkeep.purge(self.components, namespace, check_agent_id(agent, where="agent"))
 
     def pin(self, agent: str, *, ttl_s: float | None = None, namespace: str = "default") -> None:
         """Keep an agent from being forgotten by age or for room on disk, for `ttl_s` seconds (None: for ever).
@@ -283,19 +284,19 @@ class Engine:
         Pinning again replaces the time. Durable when this returns. Raises NotFound, and StoreError, also where nothing
         of the agent can be saved: it is pinned as before then.
         """
-        upkeep.pin(self._running, namespace, check_agent_id(agent, where="agent"), ttl_s)
+        upkeep.pin(self.components, namespace, check_agent_id(agent, where="agent"), ttl_s)
 
     def unpin(self, agent: str, *, namespace: str = "default") -> None:
         """Let an agent be forgotten when its time comes; raises NotFound, StoreError."""
-        upkeep.unpin(self._running, namespace, check_agent_id(agent, where="agent"))
+        upkeep.unpin(self.components, namespace, check_agent_id(agent, where="agent"))
 
     def flush(self, timeout_s: float = 60.0) -> bool:
         """Wait until every finished turn is durable; False if that took longer than `timeout_s`."""
-        return self._running.flush(timeout_s)
+        return self.components.flush(timeout_s)
 
     def stats(self) -> EngineStats:
         """Counters and gauges of this moment."""
-        return self._running.stats()
+        return self.components.stats()
 
     def health(self) -> Health:
         """Whether all that was promised works; if not, what does not and what to do. Never raises."""
@@ -312,4 +313,4 @@ class Engine:
 
     def check(self) -> None:
         """Assert every invariant of pool, queues and store."""
-        self._running.check()
+        self.components.check()

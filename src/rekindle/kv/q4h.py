@@ -187,7 +187,7 @@ def _rotation_matrix(dim: int) -> np.ndarray:
     hadamard = np.ones((1, 1))
     while hadamard.shape[0] < size:
         hadamard = np.block([[hadamard, hadamard], [hadamard, -hadamard]])
-    return np.kron(np.eye(dim // size), _sign_values(size)[:, None] * hadamard / math.sqrt(size))
+    return np.kron(np.eye(dim // size), sign_values(size)[:, None] * hadamard / math.sqrt(size))
 
 
 def _scales() -> np.ndarray:
@@ -204,7 +204,8 @@ def _encoding_tables(device: torch.device) -> tuple[Tensor, Tensor]:
     return _constant(scale_bytes, torch.uint8, device), _constant(inverse_scales, torch.float32, device)
 
 
-def _sign_values(size: int) -> np.ndarray:
+def sign_values(size: int) -> np.ndarray:
+    """The signs that the rotation of so many dimensions begins with."""
     if size > MAX_ROTATION:
         raise ValueError(f"q4h rotates at most {MAX_ROTATION} dimensions together, not {size}")
     digest = np.frombuffer(hashlib.blake2b(SIGN_SEED).digest(), np.uint8)
@@ -213,7 +214,7 @@ def _sign_values(size: int) -> np.ndarray:
 
 @lru_cache(maxsize=64)
 def _signs(size: int, device: torch.device) -> Tensor:
-    return _constant(_sign_values(size), torch.float32, device)
+    return _constant(sign_values(size), torch.float32, device)
 
 
 def _constant(values: np.ndarray, dtype: torch.dtype, device: torch.device) -> Tensor:

@@ -111,11 +111,11 @@ def rekindle_attention(
         raise ModelRefused("the model does not pass keywords on to its attention, so no step can reach it")
     if attention_mask is not None:
         raise ModelRefused("the model adds its own mask or bias to attention scores")
-    call = _read_call(module, query, kwargs, cache.kv_layer(key, value))
+    call = read_call(module, query, kwargs, cache.kv_layer(key, value))
     return cache.step.attend(call)[None], None
 
 
-def _read_call(module: Any, query: torch.Tensor, kwargs: dict[str, Any], kv_index: int | None) -> AttentionCall:
+def read_call(module: Any, query: torch.Tensor, kwargs: dict[str, Any], kv_index: int | None) -> AttentionCall:
     """Check every argument of an attention call; raise for whatever would be dropped."""
     layer_index = getattr(module, "layer_idx", None)
     if layer_index is None:

@@ -45,7 +45,7 @@ class Readers:
         self._shards = shards
         self._report_bad = report_bad
         self._queue: queue.SimpleQueue[LoadJob | None] = queue.SimpleQueue()
-        self._stopping = threading.Event()
+        self.stopping = threading.Event()
         self._ended = threading.Event()
         self.workers = tuple(
             Worker(f"store-reader-{number}", self._run, on_death=self._died) for number in range(num_threads)
@@ -61,7 +61,7 @@ class Readers:
 
     def stop(self) -> None:
         """Answer what is under way with what has come, all else with nothing, then end the threads."""
-        self._stopping.set()
+        self.stopping.set()
         for _ in self.workers:
             self._queue.put(None)
         for worker in self.workers:
@@ -107,7 +107,7 @@ class Readers:
     def _hand_over_all(self, job: LoadJob, buffers: Sequence[Bytes]) -> int:
         """Deliver blocks in order as far as they are good and taken; return how many."""
         for number, location in enumerate(job.locations):
-            if self._stopping.is_set():
+            if self.stopping.is_set():
                 return number
             try:
                 if not self._hand_over(job, number, buffers):

@@ -49,20 +49,21 @@ T = TypeVar("T")
 
 
 class WarmStore:
-    """The open store of one fingerprint. Make it with `open`, then `start`; `close` saves all that waits."""
+    """The open store of one fingerprint. Make it with `open`, then `start`; `close` saves all that waits.
+
+    `index`, `staging`, `writer` and `readers` are its parts, each with the threads it may be called from.
+    """
 
     def __init__(self, parts: OpenedStore, settings: StoreSettings, clock: Clock, disk_bytes: int) -> None:
         self.secret = parts.place.secret
         self._parts = parts
-        self._index = parts.index
+        self.index = parts.index
         self._clock = clock
         self._block_tokens = parts.shards.formats[0].block_tokens
-        self._staging = StagingBuffer(parts.shards.formats, settings.staging_bytes)
+        self.staging = StagingBuffer(parts.shards.formats, settings.staging_bytes)
         words = _words(parts.place.path.parent, settings)
-        self._writer = Writer(
-            parts.ledger, parts.shards, self._staging, disk_bytes=disk_bytes, clock=clock, words=words
-        )
-        self._readers = Readers(parts.shards, settings.readers, self._found_bad)
+        self.writer = Writer(parts.ledger, parts.shards, self.staging, disk_bytes=disk_bytes, clock=clock, words=words)
+        self.readers = Readers(parts.shards, settings.readers, self._found_bad)
         self.closed = False
         self._unsaved_evicted = 0
         self._bad_records = 0
@@ -107,11 +108,11 @@ class WarmStore:
     @property
     def on_saved(self) -> OnSaved:
         """Called by the writer as `on_saved(namespace, agent, branch, num_tokens)` when a turn is durable."""
-        return self._writer.on_saved
+        return self.writer.on_saved
 
     @on_saved.setter
     def on_saved(self, call: OnSaved) -> None:
-        self._writer.on_saved = call
+        self.writer.on_saved = call
 
     @property
     def on_lost(self) -> OnLost:
@@ -119,21 +120,21 @@ class WarmStore:
 
         `num_tokens` of it are durable still, 0 when it is gone; the transaction has returned.
         """
-        return self._writer.room.on_lost
+        return self.writer.room.on_lost
 
     @on_lost.setter
     def on_lost(self, call: OnLost) -> None:
-        self._writer.room.on_lost = call
+        self.writer.room.on_lost = call
 
     def start(self) -> None:
         """Start the threads."""
-        self._writer.start()
-        self._readers.start()
+        self.writer.start()
+        self.readers.start()
 
     @property
     def workers(self) -> tuple[Worker, ...]:
         """The threads that write and read."""
-        return (self._writer.worker, *self._readers.workers)
+        return (self.writer.worker, *self.readers.workers)
 
     def flush(self, timeout_s: float | None = None) -> bool:
         """Wait until all ordered before is durable or has failed; False if that took too long.
@@ -141,7 +142,7 @@ class WarmStore:
         StoreError where the store is closed, or its writer has died.
         """
         try:
-            self._writer.order(lambda ledger: None).result(timeout_s)
+            self.writer.order(lambda ledger: None).result(timeout_s)
         except FutureTimeout:
             return False
         return True
@@ -151,8 +152,8 @@ class WarmStore:
         if self.closed:
             return
         self.closed = True
-        self._readers.stop()
-        self._writer.stop()
+        self.readers.stop()
+        self.writer.stop()
         self._parts.close()
 
     def stage(self, block: StagedBlock) -> bool:
@@ -161,13 +162,13 @@ class WarmStore:
         Parents come before children. A block that is on disk already is not written again; one whose parent is not
         there is dropped and counted (`blocks_orphaned`), and so is any where the writer has died (`unsaved_evicted`).
         """
-        if self._writer.worker.death is not None:
+        if self.writer.worker.death is not None:
             self.skip(block.name)
             return True
-        waiting = self._staging.take(block)
+        waiting = self.staging.take(block)
         if waiting is None:
             return False
-        self._writer.put(waiting)
+        self.writer.put(waiting)
         return True
 
     def skip(self, name: BlockHash) -> None:
@@ -182,7 +183,7 @@ class WarmStore:
         that only its old end used, are freed by the same transaction. Where the head is not on disk by then the branch
         stays as it was (`turns_unsaved`).
         """
-        self._writer.put(turn)
+        self.writer.put(turn)
 
     def move(self, turns: Sequence[SequenceRecord]) -> Future[bool]:
         """Let branches end where these say, after all that was queued before: all in one transaction.
@@ -190,7 +191,7 @@ class WarmStore:
         True once durable; False, and nothing has changed, where a head is not on disk. StoreError in the future of a
         closed store, SQLite's and the system's errors where the disk refuses.
         """
-        return self._writer.move(turns)
+        return self.writer.move(turns)
 
     def num_known(self, names: Sequence[BlockHash]) -> int:
         """How many leading blocks of a chain are on disk or queued: what comes after is to be staged (again).
@@ -198,29 +199,29 @@ class WarmStore:
         Asks from the end, as whatever is there has its parents there, so it is cheap for a chain that is there.
         """
         for count in range(len(names), 0, -1):
-            if self._writer.is_pending(names[count - 1]) or self.contains(names[count - 1]):
+            if self.writer.is_pending(names[count - 1]) or self.contains(names[count - 1]):
                 return count
         return 0
 
     def contains(self, name: BlockHash) -> bool:
         """Whether the block is on disk, whole as far as is known."""
-        location = self._ask(lambda: self._index.location(name), None)
-        return location is not None and not self._writer.is_bad(name)
+        location = self._ask(lambda: self.index.location(name), None)
+        return location is not None and not self.writer.is_bad(name)
 
     def locate(self, names: Sequence[BlockHash], *, parent: BlockHash, ids: TokenIds) -> list[Location]:
         """The leading run of full blocks that are on disk, with all parts, and hold exactly `ids` after `parent`."""
         assert len(ids) == len(names) * self._block_tokens, f"{len(names)} full blocks of {len(ids)} ids"
         nothing: list[Location] = []
-        found = self._ask(lambda: self._index.chain(names, parent, ids), nothing)
+        found = self._ask(lambda: self.index.chain(names, parent, ids), nothing)
         for number, location in enumerate(found):
-            if self._writer.is_bad(location.name):
+            if self.writer.is_bad(location.name):
                 return found[:number]
         return found
 
     def child(self, parent: BlockHash, ids: TokenIds) -> tuple[Location, int] | None:
         """The block after `parent`, full or tail, that shares the most leading ids, at least one, with how many."""
-        found = self._ask(lambda: self._index.nearest_child(parent, ids), None)
-        return None if found is None or self._writer.is_bad(found[0].name) else found
+        found = self._ask(lambda: self.index.nearest_child(parent, ids), None)
+        return None if found is None or self.writer.is_bad(found[0].name) else found
 
     def load(self, locations: Sequence[Location], deliver: Deliver, done: Done) -> None:
         """Read blocks on a reader thread: `deliver(i, part, payload)` for each in order, then `done(num_good)`, once.
@@ -228,20 +229,20 @@ class WarmStore:
         Only what is whole, and holds what its location says, is delivered; the first that is not ends the load.
         `payload` [payload_bytes] is valid only during the call.
         """
-        self._readers.put(locations, deliver, done)
+        self.readers.put(locations, deliver, done)
 
     def sequences(self) -> list[SequenceRecord]:
         """Every branch of every agent, without ids."""
-        return self._ask(self._index.sequences, [])
+        return self._ask(self.index.sequences, [])
 
     def sequence_ids(self, record: SequenceRecord) -> TokenIds:
         """The token ids of a branch [num_tokens]; none if its blocks have gone since."""
-        ids = self._ask(lambda: self._index.ids(record, self._block_tokens), None)
+        ids = self._ask(lambda: self.index.ids(record, self._block_tokens), None)
         return np.empty(0, dtype=np.uint32) if ids is None else ids
 
     def has_lost(self, record: SequenceRecord) -> bool:
         """Whether the index was read and blocks of the branch are gone; False where it could not be read."""
-        return self._ask(lambda: self._index.ids(record, self._block_tokens) is None, False)
+        return self._ask(lambda: self.index.ids(record, self._block_tokens) is None, False)
 
     def known_elsewhere(self, namespace: str, agent: str) -> bool:
         """Whether another model's store in the same directory knows the agent, so that its memory is of no use here."""
@@ -249,14 +250,14 @@ class WarmStore:
 
     def delete(self, namespace: str, agent: str, branch: int | None = None) -> Future[int]:
         """Forget a branch (or all of an agent) and what only it used; the number of slots freed, once durable."""
-        return self._writer.order(lambda ledger: ledger.delete(namespace, agent, branch))
+        return self.writer.order(lambda ledger: ledger.delete(namespace, agent, branch))
 
     def touch(self, namespace: str, agent: str, branch: int, last_use: float) -> None:
         """Note that a branch was used without being changed. Durable with the next save, order or close: costs nothing.
 
         One that lies in the future counts as now; a branch that is not there is passed over.
         """
-        self._writer.touch((namespace, agent, branch), last_use)
+        self.writer.touch((namespace, agent, branch), last_use)
 
     def pin(self, namespace: str, agent: str, until: float) -> Future[bool]:
         """Keep all of an agent's blocks on disk until that wall time (`math.inf`: for ever; 0.0: no longer).
@@ -264,11 +265,11 @@ class WarmStore:
         Queued behind what was saved before; True once durable, False if the agent is not on disk. A pin ends with its
         agent.
         """
-        return self._writer.order(lambda ledger: ledger.pin(namespace, agent, until))
+        return self.writer.order(lambda ledger: ledger.pin(namespace, agent, until))
 
     def pins(self) -> dict[tuple[str, str], float]:
         """(namespace, agent) -> until, of those pinned now."""
-        return self._ask(lambda: self._index.pins(self._clock()), {})
+        return self._ask(lambda: self.index.pins(self._clock()), {})
 
     def purge(self, namespace: str, agent: str) -> Future[PurgeProof]:
         """Forget an agent and wipe what only it used: log emptied, holes punched, all unused slots read back as zeros.
@@ -278,40 +279,40 @@ class WarmStore:
         read as zeros; the agent is forgotten then, and purging it again proves again.
         """
         parts = self._parts
-        return self._writer.order(
+        return self.writer.order(
             lambda ledger: ledger.purge(namespace, agent), lambda forgotten, freed: prove(parts, forgotten, freed)
         )
 
     def stats(self) -> StoreStats:
         """Figures; counters since `open`. Costs a walk along the chains of pinned agents."""
         return figures(
-            self._writer,
-            self._readers,
-            num_known=self._ask(self._index.counts, (0, 0)),
-            num_pinned=self._ask(lambda: self._index.num_pinned_blocks(self._clock()), 0),
-            index_bytes=self._index.num_bytes,
+            self.writer,
+            self.readers,
+            num_known=self._ask(self.index.counts, (0, 0)),
+            num_pinned=self._ask(lambda: self.index.num_pinned_blocks(self._clock()), 0),
+            index_bytes=self.index.num_bytes,
             unsaved_evicted=self._unsaved_evicted,
             bad_records=self._bad_records,
-            damage=self._index.damage,
+            damage=self.index.damage,
         )
 
     def check(self, records: Literal["index", "records"] = "index") -> None:
         """Assert that everything on disk agrees, with "records" also every record; for a store with nothing queued."""
-        self._staging.check()
-        check_index(self._index, self._block_tokens, self.secret)
-        self._writer.check(self._index)
+        self.staging.check()
+        check_index(self.index, self._block_tokens, self.secret)
+        self.writer.check(self.index)
         if records == "records":
-            found = damaged_blocks(self._index, self._parts.shards, self._index.names(), lambda done, total: None)
+            found = damaged_blocks(self.index, self._parts.shards, self.index.names(), lambda done, total: None)
             damaged = [f"{name.hex()}: {reason}" for name, reason in found]
             assert not damaged, f"{len(damaged)} damaged blocks, first: {damaged[0]}"
 
     def _found_bad(self, location: Location, reason: str) -> None:
         """A record did not verify: if the block still lies there it is damaged, else it only moved meanwhile."""
-        now = self._ask(lambda: self._index.location(location.name), None)
-        if now is None or now.slots != location.slots or self._writer.is_bad(location.name):
+        now = self._ask(lambda: self.index.location(location.name), None)
+        if now is None or now.slots != location.slots or self.writer.is_bad(location.name):
             return
         self._bad_records += 1
-        self._writer.mark_bad(location.name)
+        self.writer.mark_bad(location.name)
         logger.warning("block %s is damaged on disk and will be computed again: %s", location.name.hex(), reason)
 
     def _ask(self, question: Callable[[], T], otherwise: T) -> T:
@@ -320,9 +321,9 @@ class WarmStore:
             return question()
         except INDEX_DAMAGE as error:
             if kind_of(error) == "file":
-                self._index.damage.broken(error)
+                self.index.damage.broken(error)
             elif kind_of(error) == "rows":
-                self._index.damage.found(str(error))
+                self.index.damage.found(str(error))
             elif not self._index_trouble and not self.closed:
                 logger.error("the store's index cannot be read, what it names counts as not there: %s", error)
                 self._index_trouble = True

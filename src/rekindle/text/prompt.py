@@ -48,7 +48,8 @@ class RenderedPrompt:
 class PromptEncoder:
     """Renders, encodes and spells for one tokenizer and template. Immutable: any thread may use it.
 
-    With a `bound` (see `bounded`) what cannot fit is refused before it is tokenised: PromptTooLong.
+    With a `bound` (see `bounded`) what cannot fit is refused before it is tokenised: PromptTooLong. `tokenizer` knows
+    the text between control tokens.
     """
 
     def __init__(self, file: TokenizerFile, config: Mapping[str, Any], template: ChatTemplate) -> None:
@@ -57,7 +58,7 @@ class PromptEncoder:
         self.controls = ControlTokens(controls)
         self.digest = file.digest
         self.bound: PromptBound | None = None
-        self._tokenizer = TextTokenizer(file, controls)
+        self.tokenizer = TextTokenizer(file, controls)
         self._leading = _leading_ids(file, config, self.controls)
 
     @classmethod
@@ -76,7 +77,7 @@ class PromptEncoder:
     @property
     def vocabulary(self) -> Vocabulary:
         """What each id spells."""
-        return self._tokenizer.vocabulary
+        return self.tokenizer.vocabulary
 
     @property
     def vocab_size(self) -> int:
@@ -86,12 +87,12 @@ class PromptEncoder:
     @property
     def prefix(self) -> Prefix:
         """Where the tokenizer puts a space before a text."""
-        return self._tokenizer.prefix
+        return self.tokenizer.prefix
 
     @property
     def compares_text(self) -> bool:
         """False where the tokenizer changes text too much: then prompts are compared by ids."""
-        return not self._tokenizer.opaque
+        return not self.tokenizer.opaque
 
     def render_chat(
         self,
@@ -151,8 +152,8 @@ class PromptEncoder:
         if isinstance(first, int) or prompt.key[-CODE_BYTES:].startswith(MARK):
             return RenderedPrompt(prompt.key + self._prompt([first, *others], starts_after=-1).key)
         anchor = "."  # the reply goes on with the text before it, so it gets no space of its own
-        text = self._tokenizer.normalise(anchor + first, at_start=False)
-        text = text[len(self._tokenizer.normalise(anchor, at_start=False)) :]
+        text = self.tokenizer.normalise(anchor + first, at_start=False)
+        text = text[len(self.tokenizer.normalise(anchor, at_start=False)) :]
         added = text.encode() if self.compares_text else self._codes(text)
         return RenderedPrompt(prompt.key + added + self._prompt(others, starts_after=-1).key)
 
@@ -182,7 +183,7 @@ class PromptEncoder:
 
     def safe_cuts(self, key: bytes, limit: int, divergence: int) -> Iterator[int]:
         """Bytes at or before `limit` where encoding may resume, last first (see text/splitters)."""
-        return self._tokenizer.cuts.before(key, limit, divergence)
+        return self.tokenizer.cuts.before(key, limit, divergence)
 
     def canonical_tokens(self, ids: np.ndarray, *, known: int = 0) -> int:
         """How many leading ids equal a fresh encoding of the text all of them spell.
@@ -288,11 +289,11 @@ class PromptEncoder:
             if isinstance(piece, int):
                 yield control_code(piece)
             else:
-                text = self._tokenizer.normalise(piece, at_start=index == starts_after)
+                text = self.tokenizer.normalise(piece, at_start=index == starts_after)
                 yield text.encode("utf-8") if self.compares_text else self._codes(text)
 
     def _codes(self, text: str) -> bytes:
-        (ids,) = self._tokenizer.encode([text])
+        (ids,) = self.tokenizer.encode([text])
         return self.vocabulary.key(ids)
 
     def _spelled(self, ids: np.ndarray) -> bytes:
@@ -326,7 +327,7 @@ class PromptEncoder:
         pieces: list[bytes | int] = []
         size = 0
         for piece in _pieces(key):
-            for part in self._tokenizer.cuts.pieces(piece) if isinstance(piece, bytes) else (piece,):
+            for part in self.tokenizer.cuts.pieces(piece) if isinstance(piece, bytes) else (piece,):
                 pieces.append(part)
                 size += len(part) if isinstance(part, bytes) else CODE_BYTES
                 if size >= PIECE_BYTES:
@@ -336,7 +337,7 @@ class PromptEncoder:
             yield self._ids(pieces)
 
     def _ids(self, pieces: Sequence[bytes | int]) -> np.ndarray:
-        encoded = iter(self._tokenizer.encode([piece.decode("utf-8") for piece in pieces if isinstance(piece, bytes)]))
+        encoded = iter(self.tokenizer.encode([piece.decode("utf-8") for piece in pieces if isinstance(piece, bytes)]))
         parts = [next(encoded) if isinstance(piece, bytes) else np.array([piece], dtype=np.uint32) for piece in pieces]
         return np.concatenate(parts)
 

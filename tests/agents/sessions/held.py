@@ -71,7 +71,7 @@ def of_kind(events: list[SessionEvent], kind: str) -> list[dict[str, Any]]:
 
 def stored_texts(engine: Engine, agent: str) -> list[str]:
     """What the branches of an agent spell."""
-    branches = engine._running.intake.call(lambda: engine._running.memory.know_agent(SPACE, agent)).result()
+    branches = engine.components.intake.call(lambda: engine.components.memory.know_agent(SPACE, agent)).result()
     return [engine.encoder.decode(branch.ids) for branch in branches or () if branch.ids is not None]
 
 
@@ -79,7 +79,7 @@ def stored_texts(engine: Engine, agent: str) -> list[str]:
 def busy_disk(coordinator: Coordinator) -> Iterator[None]:
     """Within this context nothing becomes durable."""
     released = Event()
-    coordinator._desk.writer.submit(released.wait)
+    coordinator.desk.writer.submit(released.wait)
     try:
         yield
     finally:

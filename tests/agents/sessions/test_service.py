@@ -293,7 +293,7 @@ def test_turn_that_cannot_be_had_fails_alone(engine: Engine) -> None:
         agents = (Participant("Ada", long), Participant("Ben"), Participant("Cleo"))
         info = await coordinator.create(SPACE, Plan(agents, sampling=SHORT))
         await coordinator.settle(SPACE, info.id)
-        assert coordinator._registry.found(SPACE, info.id).listening.num_failed == 1
+        assert coordinator.registry.found(SPACE, info.id).listening.num_failed == 1
         events = await told(coordinator.round(SPACE, info.id))
         (failed,) = of_kind(events, "turn_failed")
         assert failed["speaker"] == "Ada" and str(engine.max_context) in failed["error"]

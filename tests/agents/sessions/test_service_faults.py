@@ -37,12 +37,13 @@ REFUSED = "CREATE TRIGGER full BEFORE {} BEGIN SELECT RAISE(ABORT, 'the disk is 
 
 @contextmanager
 def _full_disk(coordinator: Coordinator, what: str = "INSERT ON event") -> Iterator[None]:
-    connection = coordinator._desk.records._connection
-    connection.execute(REFUSED.format(what))
+    with coordinator.desk.records.reading() as connection:
+        connection.execute(REFUSED.format(what))
     try:
         yield
     finally:
-        connection.execute("DROP TRIGGER full")
+        with coordinator.desk.records.reading() as connection:
+            connection.execute("DROP TRIGGER full")
 
 
 def _texts(coordinator: Coordinator, id: str) -> list[str]:
@@ -52,7 +53,7 @@ def _texts(coordinator: Coordinator, id: str) -> list[str]:
 def test_what_was_asked_for_is_done_though_the_caller_is_gone(engine: Engine, tmp_path: Path) -> None:
     async def play(coordinator: Coordinator) -> None:
         info = await coordinator.create(SPACE, plan_of(), id="left")
-        session = coordinator._registry.found(SPACE, info.id)
+        session = coordinator.registry.found(SPACE, info.id)
         await told(coordinator.round(SPACE, info.id))
         with busy_disk(coordinator):
             seen = asyncio.create_task(told(coordinator.events(SPACE, info.id)))
@@ -82,7 +83,7 @@ def test_created_session_is_held_though_the_caller_is_gone(engine: Engine) -> No
     async def play(coordinator: Coordinator) -> None:
         with busy_disk(coordinator):
             asked = asyncio.create_task(coordinator.create(SPACE, plan_of(), id="left"))
-            await until(lambda: coordinator._registry._creating.locked())
+            await until(lambda: coordinator.registry.creating.locked())
             asked.cancel()
             await asyncio.wait([asked])
         await coordinator.create(SPACE, plan_of(), id="next")
@@ -96,14 +97,14 @@ def test_cancelled_write_ends_what_is_played(engine: Engine, tmp_path: Path) -> 
 
     async def play(coordinator: Coordinator) -> None:
         await coordinator.create(SPACE, plan_of(), id="cut")
-        session = coordinator._registry.found(SPACE, "cut")
+        session = coordinator.registry.found(SPACE, "cut")
         running = coordinator.round(SPACE, "cut", sampling={"max_tokens": 60})  # nobody ends before the disk is busy
         await anext(running)
         with busy_disk(coordinator):
             assert len(session.machine.utterances) == 1
             await until(lambda: len(session.machine.utterances) == 2)
-            assert session._journal.last is not None
-            session._journal.last.cancel()
+            assert session.journal.last is not None
+            session.journal.last.cancel()
             with pytest.raises(StoreError, match="cancelled"):
                 async with asyncio.timeout(60):
                     await told(running)
@@ -146,7 +147,7 @@ def test_many_go_on_at_once_after_a_failed_write(engine: Engine, tmp_path: Path)
 def test_watcher_who_does_not_keep_up_is_let_go(engine: Engine) -> None:
     async def play(coordinator: Coordinator) -> None:
         info = await coordinator.create(SPACE, plan_of())
-        session = coordinator._registry.found(SPACE, info.id)
+        session = coordinator.registry.found(SPACE, info.id)
         slow, quick = session.watch(), session.watch()
         for number in range(2 * MOST_UNREAD):
             session.tell(SessionEvent("token", {"number": number}))
@@ -199,12 +200,12 @@ def test_session_that_is_being_deleted_takes_nothing_more(engine: Engine, tmp_pa
         await coordinator.create(SPACE, _with_ada("Ben"), id="first")
         await coordinator.tell(SPACE, "first", "The treasure lies under the oak.")
         await told(coordinator.round(SPACE, "first"))
-        session = coordinator._registry.found(SPACE, "first")
+        session = coordinator.registry.found(SPACE, "first")
         with busy_disk(coordinator):
             deleting = asyncio.create_task(coordinator.delete(SPACE, "first"))
             await until(lambda: session.closed is not None)
             creating = asyncio.create_task(coordinator.create(SPACE, _with_ada("Cleo"), id="second"))
-            await until(lambda: coordinator._registry._creating.locked())
+            await until(lambda: coordinator.registry.creating.locked())
             for attempt in (
                 coordinator.tell(SPACE, "first", "Who is there?"),
                 coordinator.delete(SPACE, "first"),
@@ -215,8 +216,8 @@ def test_session_that_is_being_deleted_takes_nothing_more(engine: Engine, tmp_pa
             assert coordinator.sessions(SPACE) == []
         await deleting
         await creating
-        assert not session.listening._tasks
-        assert "under the oak" in str(coordinator._registry.found(SPACE, "second").machine.context("Ada"))
+        assert session.listening.is_idle
+        assert "under the oak" in str(coordinator.registry.found(SPACE, "second").machine.context("Ada"))
         assert "first/Ben" not in {each.agent for each in engine.agents(SPACE)}
 
     holding(engine, play, tmp_path / "sessions.db")
@@ -275,7 +276,7 @@ def test_fork_in_the_middle_of_listening(engine: Engine) -> None:
                     await coordinator.fork(SPACE, "busy", event.data["speaker"], f"{event.data['speaker']}'s twin")
         names = [each.name for each in coordinator.show(SPACE, "busy").participants]
         assert names == [*NAMES, "Ada's twin", "Ben's twin"]
-        assert coordinator._registry.found(SPACE, "busy").listening.num_failed == 0
+        assert coordinator.registry.found(SPACE, "busy").listening.num_failed == 0
 
     holding(engine, play)
 
@@ -283,7 +284,7 @@ def test_fork_in_the_middle_of_listening(engine: Engine) -> None:
 def test_what_is_not_durable_is_not_shown(engine: Engine) -> None:
     async def play(coordinator: Coordinator) -> None:
         await coordinator.create(SPACE, plan_of(), id="soon")
-        session = coordinator._registry.found(SPACE, "soon")
+        session = coordinator.registry.found(SPACE, "soon")
         with busy_disk(coordinator):
             saying = asyncio.create_task(coordinator.tell(SPACE, "soon", "It rains."))
             forking = asyncio.create_task(coordinator.fork(SPACE, "soon", "Ada", "Dan"))
@@ -348,8 +349,8 @@ def test_turns_that_a_dead_thread_leaves_are_spoken_after_the_restart(tmp_path: 
         await coordinator.create(SPACE, plan_of(), id="left")
         with pytest.raises(Unavailable, match="engine thread has ended"):
             async for event in coordinator.round(SPACE, "left", sampling={"max_tokens": 60}):
-                if event.kind == "token" and not coordinator._desk.engine.deaths():
-                    died(poison(coordinator._desk.engine, "engine"))
+                if event.kind == "token" and not coordinator.desk.engine.deaths():
+                    died(poison(coordinator.desk.engine, "engine"))
         with pytest.raises(Unavailable):
             await told(coordinator.round(SPACE, "left"))
 

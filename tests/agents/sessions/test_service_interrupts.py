@@ -52,7 +52,7 @@ def test_words_of_a_round_that_was_left_are_told_when_it_goes_on(engine: Engine)
     async def play(coordinator: Coordinator) -> None:
         info = await coordinator.create(SPACE, plan_of(topology="broadcast"))
         await _until_token(coordinator, info.id, num_tokens=1)
-        session = coordinator._registry.found(SPACE, info.id)
+        session = coordinator.registry.found(SPACE, info.id)
         ada, ben, cleo = session.machine.begun()
         session.commit(TurnEnded(ben.number, "We meet at ten."))  # nobody hears it before Ada has spoken
         assert list(session.machine.begun()) == [ada, cleo] and len(session.machine.utterances) == 1
@@ -129,7 +129,7 @@ def test_who_interrupts_comes_after_who_was_interrupted(engine: Engine, tmp_path
 
     async def play(coordinator: Coordinator) -> None:
         info = await coordinator.create(SPACE, plan_of("Ada", "Ben"), id="cut")
-        session = coordinator._registry.found(SPACE, info.id)
+        session = coordinator.registry.found(SPACE, info.id)
         sampling = {**dict(LONG), "max_tokens": 150}  # the first is told when the round is on the disk, which may take
         async with aclosing(coordinator.round(SPACE, info.id, sampling=sampling)) as running:
             async for event in running:
@@ -174,7 +174,7 @@ def test_words_that_cannot_be_told_cut_nobody(engine: Engine) -> None:
 def test_later_round_is_not_stopped(engine: Engine) -> None:
     async def play(coordinator: Coordinator) -> None:
         info = await coordinator.create(SPACE, plan_of())
-        session = coordinator._registry.found(SPACE, info.id)
+        session = coordinator.registry.found(SPACE, info.id)
         running = asyncio.create_task(told(coordinator.round(SPACE, info.id, sampling=dict(LONG))))
         await until(lambda: session.run is not None)
         first = session.run
@@ -199,7 +199,7 @@ def test_interrupted_in_a_vote_that_is_dropped(engine: Engine) -> None:
 
     async def play(coordinator: Coordinator) -> None:
         info = await coordinator.create(SPACE, plan_of())
-        session = coordinator._registry.found(SPACE, info.id)
+        session = coordinator.registry.found(SPACE, info.id)
         question = Question("Where?", ("garden", "library"))
         voting = asyncio.create_task(told(coordinator.vote(SPACE, info.id, question, sampling=dict(LONG))))
         await until(lambda: session.run is not None)
@@ -253,9 +253,10 @@ def test_session_that_cannot_be_written_goes_back_to_what_is_kept(engine: Engine
 
     async def play(coordinator: Coordinator) -> None:
         info = await coordinator.create(SPACE, plan_of("Ada", "Ben"))
-        records = coordinator._desk.records
+        records = coordinator.desk.records
         full = "CREATE TRIGGER full BEFORE INSERT ON event WHEN NEW.kind = 'TurnEnded' AND NEW.number > 1 BEGIN {} END"
-        records._connection.execute(full.format("SELECT RAISE(ABORT, 'the disk is full');"))
+        with records.reading() as connection:
+            connection.execute(full.format("SELECT RAISE(ABORT, 'the disk is full');"))
         events = []
         with pytest.raises(StoreError, match="the disk is full"):
             async for event in coordinator.round(SPACE, info.id):
@@ -263,7 +264,8 @@ def test_session_that_cannot_be_written_goes_back_to_what_is_kept(engine: Engine
         assert [each["speaker"] for each in of_kind(events, "turn_complete")] == ["Ada"]
         with pytest.raises(StoreError, match="the disk is full"):
             await told(coordinator.round(SPACE, info.id))
-        records._connection.execute("DROP TRIGGER full")
+        with records.reading() as connection:
+            connection.execute("DROP TRIGGER full")
         events = await told(coordinator.round(SPACE, info.id))
         assert [each["speaker"] for each in of_kind(events, "turn_complete")] == ["Ben"]
         assert [each.by for each in coordinator.messages(SPACE, info.id)] == ["Host", "Ada", "Ben"]

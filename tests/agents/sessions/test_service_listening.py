@@ -23,14 +23,14 @@ SETTING = "They meet in the garden, as on every evening, and talk about the day.
 def test_turn_that_begins_holds_who_listens(engine: Engine) -> None:
     async def play(coordinator: Coordinator) -> None:
         info = await coordinator.create(SPACE, plan_of(setting=SETTING))
-        listening = coordinator._registry.found(SPACE, info.id).listening
-        busy = dict(listening._busy)
+        listening = coordinator.registry.found(SPACE, info.id).listening
+        busy = dict(listening.busy)
         assert len(busy) == 3
         listening.hold()
-        assert all(each.cancel_asked for each in busy.values()) and list(listening._behind) == list(busy)
+        assert all(each.cancel_asked for each in busy.values()) and list(listening.behind) == list(busy)
         await listening.settle()
-        assert not listening._busy and list(listening._behind) == list(busy), "nothing begins meanwhile"
-        coordinator._registry.found(SPACE, info.id).catch_up()
+        assert not listening.busy and list(listening.behind) == list(busy), "nothing begins meanwhile"
+        coordinator.registry.found(SPACE, info.id).catch_up()
         await listening.settle()
         num_tokens = dict(listening.num_tokens)
         assert sorted(num_tokens) == sorted(busy)

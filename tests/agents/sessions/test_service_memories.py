@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from rekindle import Engine
-from rekindle.agents.log.macs import SESSION
+from rekindle.agents.log.macs import SESSION, SessionMacs
 from rekindle.agents.log.records import SessionRecords
 from rekindle.agents.machine.types import Participant, Plan
 from rekindle.agents.sessions.coordinator import Coordinator
@@ -23,7 +23,7 @@ def _with(identity: str | None) -> Plan:
 
 
 def _knows(coordinator: Coordinator, id: str) -> bool:
-    return SECRET in str(coordinator._registry.found(SPACE, id).machine.context("Ada"))
+    return SECRET in str(coordinator.registry.found(SPACE, id).machine.context("Ada"))
 
 
 async def _say(coordinator: Coordinator, id: str, text: str) -> None:
@@ -93,10 +93,12 @@ def test_a_session_whose_rows_say_nothing_is_left_out(
 
     def damage(records: SessionRecords, vouches: bool) -> None:
         """As another version might have written it, or a damaged disk."""
-        (row,) = records._connection.execute(f"SELECT {SESSION} FROM session WHERE id = 'one'").fetchall()
-        changed = (*row[:5], '{"Ada": {"system": "You are Ada."}}')
-        mac = records._macs.session.of(changed if vouches else row)
-        records._connection.execute("UPDATE session SET preludes = ?, mac = ? WHERE id = 'one'", (changed[5], mac))
+        macs = SessionMacs((tmp_path / "secret").read_bytes())
+        with records.reading() as connection:
+            (row,) = connection.execute(f"SELECT {SESSION} FROM session WHERE id = 'one'").fetchall()
+            changed = (*row[:5], '{"Ada": {"system": "You are Ada."}}')
+            mac = macs.session.of(changed if vouches else row)
+            connection.execute("UPDATE session SET preludes = ?, mac = ? WHERE id = 'one'", (changed[5], mac))
 
     async def after(coordinator: Coordinator) -> None:
         assert [info.id for info in coordinator.sessions(SPACE)] == ["two"]

@@ -102,10 +102,10 @@ def test_permanent_agent_remembers_over_sessions(engine: Engine, tmp_path: Path)
     async def third(coordinator: Coordinator) -> None:
         """From a session that is still held, which itself brought it from the first."""
         await coordinator.create(SPACE, _with_ada("Dan"), id="third")
-        assert "under the oak" in str(coordinator._registry.found(SPACE, "third").machine.context("Ada"))
+        assert "under the oak" in str(coordinator.registry.found(SPACE, "third").machine.context("Ada"))
         await coordinator.forget(SPACE, "ada")
         await coordinator.create(SPACE, _with_ada("Eve"), id="fourth")
-        assert "under the oak" not in str(coordinator._registry.found(SPACE, "fourth").machine.context("Ada"))
+        assert "under the oak" not in str(coordinator.registry.found(SPACE, "fourth").machine.context("Ada"))
 
     for play in (first, second, third):
         holding(engine, play, path)

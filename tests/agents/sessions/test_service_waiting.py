@@ -34,7 +34,7 @@ def narrow(tmp_path: Path) -> Iterator[Engine]:
 def busy_intake(engine: Engine) -> Iterator[None]:
     """Within this context nothing begins that is asked for."""
     released = Event()
-    engine._running.intake.call(released.wait)
+    engine.components.intake.call(released.wait)
     try:
         yield
     finally:
@@ -45,11 +45,11 @@ def test_listeners_take_no_place_of_who_asks(narrow: Engine) -> None:
     async def play(coordinator: Coordinator) -> None:
         info = await coordinator.create(SPACE, plan_of(*CREW))
         await coordinator.settle(SPACE, info.id)
-        listening = coordinator._registry.found(SPACE, info.id).listening
+        listening = coordinator.registry.found(SPACE, info.id).listening
         async with aclosing(coordinator.turn(SPACE, info.id)) as events:
             with busy_intake(narrow):
                 await coordinator.tell(SPACE, info.id, "It rains.")
-                assert len(listening._busy) == MOST_AT_ONCE > MAX_WAITING
+                assert len(listening.busy) == MOST_AT_ONCE > MAX_WAITING
                 assert (await anext(events)).kind == "turn_start"
                 asked, refused = narrow.submit(HELLO), narrow.submit(HELLO)
                 with pytest.raises(Overloaded, match="2 requests wait"):  # the turn, and what was asked first
@@ -57,7 +57,7 @@ def test_listeners_take_no_place_of_who_asks(narrow: Engine) -> None:
             (turn,) = of_kind([event async for event in events], "turn_complete")
         assert turn["speaker"] == CREW[0] and (await asked.aresult()).finish_reason == "length"
         await coordinator.settle(SPACE, info.id)
-        assert listening.num_failed == 0 and not listening._behind, "all have taken in what was said"
+        assert listening.num_failed == 0 and not listening.behind, "all have taken in what was said"
 
     holding(narrow, play)
 
@@ -70,7 +70,7 @@ def test_a_crew_plays_rounds_where_few_may_wait(narrow: Engine, topology: Topolo
             events = await told(coordinator.round(SPACE, info.id))
             assert [each["speaker"] for each in of_kind(events, "turn_complete")] == list(CREW)
         await coordinator.settle(SPACE, info.id)
-        assert coordinator._registry.found(SPACE, info.id).listening.num_failed == 0
+        assert coordinator.registry.found(SPACE, info.id).listening.num_failed == 0
 
     holding(narrow, play)
 

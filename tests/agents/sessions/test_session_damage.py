@@ -63,7 +63,7 @@ async def picture(coordinator: Coordinator, space: str, name: str) -> tuple[Any,
     """All that a caller is shown of a session, and what its permanent agent has of it."""
     await coordinator.fetch(space, name)
     info = coordinator.show(space, name)
-    heard = coordinator._registry.found(space, name).machine.context("Ada")
+    heard = coordinator.registry.found(space, name).machine.context("Ada")
     return (info.plan, info.created, info.last_use, info.num_messages, heard), coordinator.messages(space, name)
 
 
@@ -113,7 +113,7 @@ async def use(coordinator: Coordinator, known: Pictures, name: str) -> None:
     """Sessions begin and grow."""
     for space in SPACES:
         await coordinator.create(space, PLAN, id=name)
-        check_brought(coordinator._registry.found(space, name).machine.context("Ada"), space)
+        check_brought(coordinator.registry.found(space, name).machine.context("Ada"), space)
         for text in words(space, name):
             await coordinator.tell(space, name, text)
         known[space, name] = await picture(coordinator, space, name)
@@ -321,7 +321,8 @@ def records(tmp_path: Path) -> Iterator[SessionRecords]:
 
 
 def damage(records: SessionRecords, statement: str, *given: Any) -> None:
-    assert records._connection.execute(statement, given).rowcount == 1
+    with records.reading() as connection:
+        assert connection.execute(statement, given).rowcount == 1
 
 
 def test_an_end_that_is_cut_off_is_noticed(records: SessionRecords) -> None:
@@ -353,7 +354,8 @@ def test_a_damaged_session_stays_in_the_file_and_takes_no_name(
         assert records.usage.of("team2") == Used(0, 0), "what is damaged is nobody's"
         again = records.create("team2", "a", PLAN, {}, 1.0), records.create("team1", "a", PLAN, {}, 1.0)
         assert records.kept(again[1]).events == ()
-        rows = records._connection.execute("SELECT number FROM session").fetchall()
+        with records.reading() as connection:
+            rows = connection.execute("SELECT number FROM session").fetchall()
         assert [number for (number,) in rows] == [*numbers, *again]
     assert caplog.text.count("damaged, they stay in it") == 1 and f"session {numbers[0]}" in caplog.text
 
@@ -410,7 +412,8 @@ def test_a_page_that_breaks_while_the_file_is_open_is_reported_and_cured_by_a_re
         with path.open("r+b") as file:
             file.seek(4096)
             file.write(b"\xff" * (path.stat().st_size - 4096))
-        records._connection.execute("PRAGMA shrink_memory")
+        with records.reading() as connection:
+            connection.execute("PRAGMA shrink_memory")
         for _ in range(2):
             with pytest.raises(StoreError, match="malformed"):
                 records.kept(1)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import unicodedata
 
 SCRIPTS = frozenset({"LATIN", "CYRILLIC", "GREEK", "COPTIC", "ARMENIAN", "CHEROKEE"})  # that share shapes of letters
-_PAIRS = (
+PAIRS = (  # letters, and those of Latin that look like them
     ("АВЕЅІЈКМНОРСТУҮХԚԜӀѴЗ", "ABESIJKMHOPCTYYXQWIV3"),
     ("аеѕіјорсуүхԛԝһԁѵӏ", "aesijopcyyxqwhdvl"),
     ("ΑΒΕΖΗΙΚΜΝΟΡΤΥΧͿ", "ABEZHIKMNOPTYXJ"),
@@ -19,7 +19,7 @@ _PAIRS = (
     ("ᎪᏴᏟᎠᎬᏀᎻᎫᏦᏞᎷᏢᎡᏚᎢᏙᏔᏃ", "ABCDEGHJKLMPRSTVWZ"),
     ("ıɑɡ", "iag"),
 )
-_LATIN = {ord(other): latin for others, latins in _PAIRS for other, latin in zip(others, latins, strict=True)}
+_LATIN = {ord(other): latin for others, latins in PAIRS for other, latin in zip(others, latins, strict=True)}
 # Printable, yet without a shape: joiners, fillers, selectors of variants.
 _UNSEEN = [0x34F, 0x115F, 0x1160, 0x17B4, 0x17B5, 0x3164, 0xFFA0, *range(0x180B, 0x1810), *range(0xFE00, 0xFE10)]
 _UNSEEN += range(0xE0100, 0xE01F0)

@@ -66,7 +66,7 @@ class Coordinator:
 
     `quota` is what each namespace may have; what would be more raises QuotaExceeded.
 
-    Closing it closes neither engine nor records.
+    Closing it closes neither engine nor records. `registry` holds the sessions, `desk` is what they share.
     """
 
     def __init__(
@@ -79,16 +79,16 @@ class Coordinator:
         quota: Quota = NO_QUOTA,
     ) -> None:
         writer = ThreadPoolExecutor(1, thread_name_prefix="rekindle-sessions")
-        self._desk = Desk(engine, records, writer, clock, timer, quota)
-        self._registry = Registry(self._desk)
+        self.desk = Desk(engine, records, writer, clock, timer, quota)
+        self.registry = Registry(self.desk)
 
     async def start(self) -> None:
         """Learn which sessions there are; each is read from the file when it is first asked for."""
-        await self._registry.load()
+        await self.registry.load()
 
     async def close(self) -> None:
         """Stop whoever speaks or listens; turns stay begun. All that was told is durable. Closing twice is safe."""
-        await self._registry.close()
+        await self.registry.close()
 
     # Sessions.
 
@@ -98,52 +98,52 @@ class Coordinator:
         Raises BadRequest for a plan that is none, Conflict where the id is taken.
         """
         name = uuid.uuid4().hex[:12] if id is None else id
-        return self._registry.info(await self._registry.whole(self._registry.create(namespace, plan, name)))
+        return self.registry.info(await self.registry.whole(self.registry.create(namespace, plan, name)))
 
     def sessions(self, namespace: str) -> list[SessionInfo]:
         """Every session of a namespace, the oldest first."""
-        return [self._registry.info(session) for session in self._registry.of(namespace)]
+        return [self.registry.info(session) for session in self.registry.of(namespace)]
 
     async def listed(self, namespace: str) -> list[SessionInfo]:
         """The same, without keeping the event loop waiting for the file."""
-        return [self._registry.info(session) async for session in self._registry.fetched(namespace)]
+        return [self.registry.info(session) async for session in self.registry.fetched(namespace)]
 
     async def fetch(self, namespace: str, id: str) -> None:
         """Have a session in memory, so that what is asked of it next need not wait for the file; raises NotFound."""
-        await self._registry.fetch(namespace, id)
+        await self.registry.fetch(namespace, id)
 
     def show(self, namespace: str, id: str) -> SessionInfo:
         """One session; raises NotFound."""
-        return self._registry.info(self._registry.found(namespace, id))
+        return self.registry.info(self.registry.found(namespace, id))
 
     async def delete(self, namespace: str, id: str) -> None:
         """Forget a session, stopping what is played in it: ephemeral agents' KV, then what was said.
 
         Permanent agents keep their KV and what they remember. Raises NotFound, StoreError.
         """
-        await self._registry.whole(self._registry.delete(namespace, id))
+        await self.registry.whole(self.registry.delete(namespace, id))
 
     async def forget(self, namespace: str, agent: str) -> None:
         """Have a permanent agent bring nothing of earlier sessions into later ones; those that are held go on.
 
         Raises StoreError, and then it is to be called again.
         """
-        await self._registry.whole(self._registry.forget(namespace, agent))
+        await self.registry.whole(self.registry.forget(namespace, agent))
 
     def messages(self, namespace: str, id: str, *, hears: str | None = None, after: int = 0) -> list[Utterance]:
         """What was said, from number `after` on; with `hears` what reached that agent, its own words included."""
-        said = self._registry.found(namespace, id).said(hears)
+        said = self.registry.found(namespace, id).said(hears)
         return [each for each in said if each.number >= after]
 
     async def compare(self, namespace: str, id: str, names: Sequence[str]) -> dict[str, Any]:
         """Where the contexts of two agents part, and how many tokens their prompts share."""
         if len(names) != 2:
             raise BadRequest(f"name two agents to be compared, not {len(names)}", param="agents")
-        session = await self._registry.fetch(namespace, id)
+        session = await self.registry.fetch(namespace, id)
         await session.reload()
         one, other = (Picture.of(session.machine, name) for name in names)
         await session.written()
-        return await asyncio.to_thread(contained(compared), self._desk.engine, one, other)
+        return await asyncio.to_thread(contained(compared), self.desk.engine, one, other)
 
     # What is played.
 
@@ -201,7 +201,7 @@ class Coordinator:
         def begun(machine: Coordination) -> Event | None:
             if question is not None:
                 check_json(asdict(question), "question")
-                self._registry.check_room(namespace, num_bytes=len(str(question).encode()))
+                self.registry.check_room(namespace, num_bytes=len(str(question).encode()))
                 return VoteBegun(question, tuple(machine.participants if voters is None else voters))
             if machine.voting is None:
                 raise BadRequest("no vote is under way: put a question", param="question")
@@ -216,8 +216,8 @@ class Coordinator:
 
         None: with the turns that have begun and not ended.
         """
-        session = await self._registry.ready(namespace, id)
-        self._registry.check_room(namespace, num_bytes=1)
+        session = await self.registry.ready(namespace, id)
+        self.registry.check_room(namespace, num_bytes=1)
         event = begun(session.machine)
         run = Run(session, sampling_of(dict(session.machine.plan.sampling), sampling or {}))
         if event is None:
@@ -249,27 +249,27 @@ class Coordinator:
         `stop`: "turn" has whoever is speaking now end there, and all hear it before anybody else speaks; "round" has
         nobody speak after it either. Durable when it returns.
         """
-        session = await self._registry.fetch(namespace, id)
+        session = await self.registry.fetch(namespace, id)
         check_text(text, "text")
         check_text(by or "", "by")
         told, run = Told(session.machine.plan.host if by is None else by, text, to), session.run
         session.machine.check_told(told)
         if told.by not in session.machine.names:
             check_look(told.by, session.machine.names, param="by")
-        self._registry.check_room(namespace, num_bytes=len(text.encode()))
+        self.registry.check_room(namespace, num_bytes=len(text.encode()))
         if stop == "round":
-            return await self._registry.whole(changes.give_up(session, run, told))
+            return await self.registry.whole(changes.give_up(session, run, told))
         pending = run.interrupt(told) if stop == "turn" and run is not None else None
-        return await self._registry.whole(changes.put_in(session, told, pending))
+        return await self.registry.whole(changes.put_in(session, told, pending))
 
     async def fork(self, namespace: str, id: str, source: str, target: str, *, persona: str = "") -> SessionInfo:
         """Add an agent that remembers all that another does, its KV included; it lives as long as the session."""
-        session = await self._registry.fetch(namespace, id)
+        session = await self.registry.fetch(namespace, id)
         check_json([target, persona], "name")
         check_agents(id, [(target, None)])
-        self._registry.check_room(namespace, num_bytes=len(persona.encode()))
-        await self._registry.whole(changes.fork(session, Forked(source, target, persona)))
-        return self._registry.info(session)
+        self.registry.check_room(namespace, num_bytes=len(persona.encode()))
+        await self.registry.whole(changes.fork(session, Forked(source, target, persona)))
+        return self.registry.info(session)
 
     async def rewind(self, namespace: str, id: str, name: str, turns: int = 1) -> SessionInfo:
         """Have an agent forget its last turns and what it heard since; others keep what they heard."""
@@ -280,13 +280,13 @@ class Coordinator:
         return await self._changed(namespace, id, Merged(source, target))
 
     async def _changed(self, namespace: str, id: str, event: Event) -> SessionInfo:
-        session = await self._registry.fetch(namespace, id)
-        await self._registry.whole(changes.happen(session, event))
-        return self._registry.info(session)
+        session = await self.registry.fetch(namespace, id)
+        await self.registry.whole(changes.happen(session, event))
+        return self.registry.info(session)
 
     async def events(self, namespace: str, id: str) -> Events:
         """What happens in a session from now on, whoever has it played; ends when the session does."""
-        session = await self._registry.fetch(namespace, id)
+        session = await self.registry.fetch(namespace, id)
         queue = session.watch()
         try:
             while (told := await queue.get()) is not None:
@@ -296,8 +296,8 @@ class Coordinator:
 
     async def settle(self, namespace: str, id: str) -> None:
         """Wait until everybody has taken in what can be taken in now."""
-        await (await self._registry.fetch(namespace, id)).listening.settle()
+        await (await self.registry.fetch(namespace, id)).listening.settle()
 
     def check(self) -> None:
         """Assert what must hold of every session and of the file."""
-        self._registry.check()
+        self.registry.check()

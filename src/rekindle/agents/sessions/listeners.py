@@ -54,8 +54,8 @@ class Listening:
         self._prompt = prompt
         self._agent = agent
         self._owner = owner
-        self._behind: dict[str, None] = {}
-        self._busy: dict[str, Generation] = {}  # who takes in
+        self.behind: dict[str, None] = {}  # who has heard what it has not taken in
+        self.busy: dict[str, Generation] = {}  # who takes in
         self._absorbing: Generation | None = None
         self._num_absorbed = -PIECE_TOKENS  # said when the last piece began
         self._tasks: set[asyncio.Task[None]] = set()
@@ -70,7 +70,7 @@ class Listening:
     def heard(self, names: Iterable[str]) -> None:
         """There is something new for these."""
         for name in names:
-            self._behind[name] = None
+            self.behind[name] = None
 
     def hold(self) -> None:
         """Begin nothing new, and break off what was begun: somebody's turn begins, and nothing is to be in its way.
@@ -81,37 +81,37 @@ class Listening:
         self._num_absorbed = -PIECE_TOKENS
         if self._absorbing is not None:
             self._absorbing.cancel()
-        self._behind = {name: None for name, each in self._busy.items() if not each.cancel_asked} | self._behind
-        for generation in self._busy.values():
+        self.behind = {name: None for name, each in self.busy.items() if not each.cancel_asked} | self.behind
+        for generation in self.busy.values():
             generation.cancel()
 
     def begins(self, name: str) -> int:
         """It is to speak, and takes in the rest with its turn; the tokens computed for it since its last one."""
-        self._behind.pop(name, None)
+        self.behind.pop(name, None)
         return self.computed.pop(name, 0)
 
     def catch_up(self, order: Iterable[str], *, but: Iterable[str] = ()) -> None:
         """Let those who are behind take in what they have heard, in this order; some wait for a later time."""
         self._is_open = True
         self._skipped = frozenset(but)
-        self._behind = {name: None for name in order if name in self._behind} | self._behind
+        self.behind = {name: None for name in order if name in self.behind} | self.behind
         self._begin_more()
 
     def _begin_more(self) -> None:
-        waiting = [name for name in self._behind if name not in self._skipped and name not in self._busy]
-        for name in waiting[: MOST_AT_ONCE - len(self._busy) if self._is_open else 0]:
-            del self._behind[name]
+        waiting = [name for name in self.behind if name not in self._skipped and name not in self.busy]
+        for name in waiting[: MOST_AT_ONCE - len(self.busy) if self._is_open else 0]:
+            del self.behind[name]
             try:
                 generation = self._submit(name, None, "prefill")
             except RekindleError as error:
                 self._failed(name, error)
                 continue
-            self._busy[name] = generation
+            self.busy[name] = generation
             self._follow(name, generation)
 
     def is_due(self, name: str, num_said: int) -> bool:
         """Whether it may absorb a piece, and there is enough for one, when `num_said` tokens are said."""
-        is_free = self._absorbing is None and name not in self._busy
+        is_free = self._absorbing is None and name not in self.busy
         return is_free and num_said >= self._num_absorbed + PIECE_TOKENS
 
     def overhear(self, name: str, partial: Entry | None, num_said: int) -> None:
@@ -165,8 +165,8 @@ class Listening:
         finally:
             if self._absorbing is generation:
                 self._absorbing = None
-            if self._busy.get(name) is generation:
-                del self._busy[name]
+            if self.busy.get(name) is generation:
+                del self.busy[name]
             self._begin_more()
 
     def _failed(self, name: str, error: RekindleError) -> None:
@@ -181,10 +181,10 @@ class Listening:
     async def stop(self) -> None:
         """Stop taking in; what had begun has ended when this returns."""
         self.hold()
-        self._behind.clear()
+        self.behind.clear()
         await self.settle()
 
     def check(self) -> None:
         """Assert that no more is being taken in than may be, and that each of it is waited for."""
-        assert len(self._busy) <= MOST_AT_ONCE, self._busy
-        assert len(self._busy) + (self._absorbing is not None) <= len(self._tasks), self._tasks
+        assert len(self.busy) <= MOST_AT_ONCE, self.busy
+        assert len(self.busy) + (self._absorbing is not None) <= len(self._tasks), self._tasks

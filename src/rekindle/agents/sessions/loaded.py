@@ -32,7 +32,7 @@ class LoadedSessions:
 
     def __init__(self, desk: Desk, *, most_held: int = MOST_HELD, most_held_bytes: int = MOST_HELD_BYTES) -> None:
         self._desk = desk
-        self._most_held = most_held
+        self.most_held = most_held
         self._most_held_bytes = most_held_bytes
         self._cards: dict[Key, Card] = {}
         self._held: OrderedDict[Key, Session] = OrderedDict()
@@ -138,7 +138,7 @@ class LoadedSessions:
         size = self._desk.records.usage.size
         num_bytes = sum(size(each.number) for each in self._held.values())
         for other, each in list(self._held.items())[:-1]:
-            if len(self._held) <= self._most_held and num_bytes <= self._most_held_bytes:
+            if len(self._held) <= self.most_held and num_bytes <= self._most_held_bytes:
                 return
             if each.is_idle:
                 del self._held[other]

@@ -35,32 +35,32 @@ _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
 class Registry:
-    """The sessions of one coordinator."""
+    """The sessions of one coordinator. `creating` is held while one is made."""
 
     def __init__(self, desk: Desk) -> None:
         self._desk = desk
-        self._sessions = LoadedSessions(desk)
+        self.sessions = LoadedSessions(desk)
         self._extension: Extension | None = None
-        self._creating = asyncio.Lock()
+        self.creating = asyncio.Lock()
         self._tasks: set[asyncio.Task[Any]] = set()
         self._is_closed = False
 
     async def load(self) -> None:
         """Learn which sessions there are; each is read when it is first asked for."""
         for card in await self._in_writer(self._desk.records.cards):
-            self._sessions.know(card)
+            self.sessions.know(card)
         self._extension = await asyncio.to_thread(contained(measured_extension), self._desk.engine)
 
     async def close(self) -> None:
         """Stop whoever speaks or listens, let what was asked for come to its end, and the writing thread finish."""
         self._is_closed = True
-        sessions = self._sessions.live()
+        sessions = self.sessions.live()
         for session in sessions:
             session.close(Cancelled("the service of sessions is closed"))
         await asyncio.gather(*(session.stop() for session in sessions))
         while self._tasks:
             await asyncio.wait(self._tasks)
-        for session in self._sessions.live():
+        for session in self.sessions.live():
             session.end_watching()
         await asyncio.to_thread(self._desk.writer.shutdown)
 
@@ -80,14 +80,14 @@ class Registry:
 
     async def create(self, namespace: str, plan: Plan, id: str) -> Session:
         """Begin a session, durably; BadRequest, Conflict where the id is taken, StoreError."""
-        async with self._creating:  # so that each is checked against those before it
+        async with self.creating:  # so that each is checked against those before it
             self._check_new(namespace, plan, id)
             permanent = [each.agent for each in plan.participants if each.agent is not None]
-            sessions = await self._sessions.with_agents(namespace, permanent)
+            sessions = await self.sessions.with_agents(namespace, permanent)
             now, held = self._desk.clock(), held_by(plan, sessions)
             number, preludes = await self._in_writer(self._write_new, namespace, id, plan, held, now)
             session = Session(self._desk, Kept(number, namespace, id, now, now, plan, preludes, ()))
-            self._sessions.add(Card.of(number, namespace, id, plan), session)
+            self.sessions.add(Card.of(number, namespace, id, plan), session)
         if self._is_closed:
             session.close(Cancelled("the service of sessions is closed"))
         session.fall_behind()
@@ -105,7 +105,7 @@ class Registry:
         sampling_of(dict(plan.sampling))
         check_new_plan(plan)
         check_agents(id, ((each.name, each.agent) for each in plan.participants))
-        check_apart(id, plan, self._sessions.cards(namespace))
+        check_apart(id, plan, self.sessions.cards(namespace))
 
     def check_room(self, namespace: str, *, sessions: int = 0, num_bytes: int = 0) -> None:
         """Raise QuotaExceeded where a namespace may not have so much more."""
@@ -138,7 +138,7 @@ class Registry:
         except BaseException:
             session.reopen()
             raise
-        self._sessions.remove(session)
+        self.sessions.remove(session)
         session.end_watching()
 
     def _delete(self, session: Session) -> None:
@@ -162,13 +162,13 @@ class Registry:
 
     def of(self, namespace: str) -> Iterator[Session]:
         """The sessions of a namespace, the oldest first, each read when it is its turn."""
-        for card in self._sessions.cards(namespace):
+        for card in self.sessions.cards(namespace):
             with contextlib.suppress(NotFound, Cancelled):  # it is being deleted
                 yield self.found(namespace, card.id)
 
     async def fetched(self, namespace: str) -> AsyncIterator[Session]:
         """The same, without keeping the event loop waiting for the file."""
-        for card in self._sessions.cards(namespace):
+        for card in self.sessions.cards(namespace):
             try:
                 yield await self.fetch(namespace, card.id)
             except (NotFound, Cancelled):
@@ -176,11 +176,11 @@ class Registry:
 
     def found(self, namespace: str, id: str) -> Session:
         """One session, read at once where it is not in memory; NotFound, StoreError."""
-        return _open(self._sessions.get(namespace, id))
+        return _open(self.sessions.get(namespace, id))
 
     async def fetch(self, namespace: str, id: str) -> Session:
         """The same, without keeping the event loop waiting for the file."""
-        return _open(await self._sessions.fetch(namespace, id))
+        return _open(await self.sessions.fetch(namespace, id))
 
     async def ready(self, namespace: str, id: str) -> Session:
         """One session in which nothing is being played, as it is in the file; NotFound, Conflict, StoreError."""
@@ -216,7 +216,7 @@ class Registry:
 
     def check(self) -> None:
         """Assert what must hold of every session and of the file."""
-        self._sessions.check()
+        self.sessions.check()
         self._desk.records.check()
 
 

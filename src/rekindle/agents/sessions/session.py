@@ -102,7 +102,8 @@ class ActiveRun(Protocol):
 class Session:
     """A session made of what was kept of it. `shown`: how much of it is durable; `closed`: why it takes nothing more.
 
-    `changing` is held by whoever changes who takes part; `spoke_last_at` is when the last turn said its last.
+    `changing` is held by whoever changes who takes part; `spoke_last_at` is when the last turn said its last; `journal`
+    takes its events to the file.
     """
 
     def __init__(self, desk: Desk, kept: Kept) -> None:
@@ -121,7 +122,7 @@ class Session:
         self.closed: RekindleError | None = None
         self.changing = asyncio.Lock()
         self._kept = kept
-        self._journal = Journal(desk.records, desk.writer, kept.number, len(kept.events))
+        self.journal = Journal(desk.records, desk.writer, kept.number, len(kept.events))
         self._reloading = asyncio.Lock()
         self._watchers: set[asyncio.Queue[SessionEvent | None]] = set()
 
@@ -145,7 +146,7 @@ class Session:
     def is_idle(self) -> bool:
         """Whether nothing is lost if it leaves memory: it can be read from the file as it is."""
         is_quiet = self.run is None and not self._watchers and not self.changing.locked()
-        return is_quiet and self.listening.is_idle and self._journal.is_settled
+        return is_quiet and self.listening.is_idle and self.journal.is_settled
 
     def agent(self, name: str) -> str:
         """The id of a participant's memory in the engine."""
@@ -166,7 +167,7 @@ class Session:
 
         Raises what the machine does, BadRequest for an event that could not be read back: then nothing has happened.
         """
-        if (refusal := self.closed or self._journal.failed) is not None:
+        if (refusal := self.closed or self.journal.failed) is not None:
             raise refusal
         check_readable(event)
         done = self.machine.apply(event)
@@ -179,7 +180,7 @@ class Session:
             self.listening.num_tokens.pop(event.name, None)
             self._fall_behind([event.name])
         self.last_use = self.desk.clock()
-        durable = self._journal.write(event, self.last_use)
+        durable = self.journal.write(event, self.last_use)
         durable.add_done_callback(partial(self._show, Shown.of(self.machine)))
         return done, durable
 
@@ -193,17 +194,17 @@ class Session:
         Raises StoreError while that cannot be read.
         """
         async with self._reloading:
-            if self._journal.failed is not None:
+            if self.journal.failed is not None:
                 await self.stop()
-                events = await self._journal.reread()
+                events = await self.journal.reread()
                 self.machine = _folded(replace(self._kept, events=events))
                 self.shown = Shown.of(self.machine)
-                self._journal.go_on(len(events))
+                self.journal.go_on(len(events))
                 self.fall_behind()
 
     async def written(self) -> None:
         """Wait until all that has happened by now is durable; StoreError where it cannot be."""
-        await written(self._journal.last)
+        await written(self.journal.last)
 
     def said(self, hears: str | None = None) -> list[Utterance]:
         """All that was said and is durable, by number; with `hears` what reached that participant."""
@@ -257,7 +258,7 @@ class Session:
 
     def catch_up(self, *, but: Sequence[str] = ()) -> None:
         """Have listeners take in what they heard; who speaks soonest goes first."""
-        if self.listens and self.closed is None and self._journal.failed is None:
+        if self.listens and self.closed is None and self.journal.failed is None:
             names = list(self.machine.participants)
             soonest = self.machine.expected()
             first = names.index(soonest[0]) if soonest else 0

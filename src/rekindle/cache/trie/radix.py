@@ -48,7 +48,7 @@ class RadixTrie(Generic[V]):
 
     def __init__(self, keys: Keys = "ids") -> None:
         self._kind = key_kind(keys)
-        self._root: Node[V] = Node(b"", None)
+        self.root: Node[V] = Node(b"", None)  # of the empty key
         self._num_entries = 0
         self._clock = 0
         self._num_bytes = 0
@@ -105,7 +105,7 @@ class RadixTrie(Generic[V]):
 
         Keys come as `bytes`, `str` or a read-only array of ids (u32).
         """
-        pending = [(self._root, b"")]
+        pending = [(self.root, b"")]
         while pending:
             node, above = pending.pop()
             key = above + node.edge
@@ -158,7 +158,7 @@ class RadixTrie(Generic[V]):
         """Derive bytes, counts and `latest` anew, and assert that every node has a reason to exist."""
         num_bytes = 0
         stamps: list[int] = []
-        for node in top_down(self._root):
+        for node in top_down(self.root):
             num_bytes += self._check_node(node)
             stamps += [node.stamp] if node.stamp else []
         assert num_bytes == self._num_bytes, f"num_bytes is {self._num_bytes}, nodes hold {num_bytes}"
@@ -170,7 +170,7 @@ class RadixTrie(Generic[V]):
     def _check_node(self, node: Node[V]) -> int:
         """Assert what holds of one node; return its bytes."""
         where = f"node {node.key()[:40]!r}"
-        if node is not self._root:
+        if node is not self.root:
             assert node.edge, f"{where}: empty edge"
             assert self._kind.floor(node.edge, len(node.edge)) == len(node.edge), f"{where}: ends inside a unit"
             assert node.stamp or len(node.below()) > 1, f"{where}: neither entry nor fork"
@@ -179,7 +179,7 @@ class RadixTrie(Generic[V]):
         assert node.latest is node.derive_latest(), f"{where}: latest is not the most recent entry below"
         for unit, child in (node.children or {}).items():
             assert child.parent is node and self._unit(child.edge, 0) == unit, f"{where}: child {unit!r} is misplaced"
-        size = NODE_BYTES + len(node.edge) if node is not self._root else 0
+        size = NODE_BYTES + len(node.edge) if node is not self.root else 0
         return size + (FORK_BYTES if node.children else 0)
 
     def _unit(self, data: bytes, start: int) -> bytes:
@@ -187,7 +187,7 @@ class RadixTrie(Generic[V]):
 
     def _descend(self, data: bytes) -> tuple[Node[V], int, int]:
         """Find the node in whose edge the shared prefix ends; where that edge starts; the length shared; in bytes."""
-        node, start, length, end = self._root, 0, 0, len(data)
+        node, start, length, end = self.root, 0, 0, len(data)
         widths = self._kind.widths
         while length < end and node.children is not None:
             child = node.children.get(data[length : length + widths[data[length]]])

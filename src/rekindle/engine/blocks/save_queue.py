@@ -103,6 +103,11 @@ class SaveQueue:
     def __len__(self) -> int:
         return len(self._items)
 
+    @property
+    def num_held_back(self) -> int:
+        """Blocks that are saved only when a turn stands on them."""
+        return len(self._held_back)
+
     def add_block(self, published: Published, root: BlockHash) -> None:
         """Queue a block that has just got its name."""
         if self._store is not None:

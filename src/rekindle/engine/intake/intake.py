@@ -66,6 +66,8 @@ class Intake:
     """One thread that prepares requests and remembers turns. It waits for nothing but its `inbox`.
 
     Long prompts are prepared by `workers`, which come to it for what memory says.
+
+    `preparer`, `memory`, `retention` and `room` (who waits) are those that it was made of.
     """
 
     def __init__(
@@ -80,10 +82,10 @@ class Intake:
         workers: FairWorkers | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        self._preparer = preparer
-        self._memory = memory
-        self._retention = retention
-        self._room = room
+        self.preparer = preparer
+        self.memory = memory
+        self.retention = retention
+        self.room = room
         self._anticipation = anticipation
         self._clock = clock
         self._inbox: Inbox = queue.SimpleQueue() if inbox is None else inbox
@@ -128,12 +130,12 @@ class Intake:
 
     def _enter(self, namespace: str, generations: Sequence[Generation]) -> bool:
         """Have them wait with the others; False where too many do, which they are told."""
-        if not self._room.enter(namespace, len(generations)):
+        if not self.room.enter(namespace, len(generations)):
             for generation in generations:
-                generation.put(Overloaded(f"{self._room.num_waiting} requests wait already", retry_after_s=1.0))
+                generation.put(Overloaded(f"{self.room.num_waiting} requests wait already", retry_after_s=1.0))
             return False
         for generation in generations:
-            generation.on_begin(partial(self._room.leave, namespace))
+            generation.on_begin(partial(self.room.leave, namespace))
         return True
 
     def turn_ended(self, turn: FinishedTurn) -> None:
@@ -145,17 +147,17 @@ class Intake:
     def _remember(self, turn: FinishedTurn) -> None:
         if self._anticipation is not None:
             self._anticipation.ended(turn)
-        self._memory.end_turn(turn)
-        self._memory.let_go()
-        self._retention.bound()
+        self.memory.end_turn(turn)
+        self.memory.let_go()
+        self.retention.bound()
 
     def turn_saved(self, namespace: str, agent: str, branch: int, num_tokens: int) -> None:
         """Note what the store has made durable."""
-        self._put(Work(lambda: self._memory.saved(namespace, agent, branch, num_tokens)))
+        self._put(Work(lambda: self.memory.saved(namespace, agent, branch, num_tokens)))
 
     def turn_lost(self, namespace: str, agent: str, branch: int, num_tokens: int) -> None:
         """Note what the store has left of a branch."""
-        self._put(Work(lambda: self._retention.lost(namespace, agent, branch, num_tokens)))
+        self._put(Work(lambda: self.retention.lost(namespace, agent, branch, num_tokens)))
 
     def run(self, work: Callable[[], None]) -> None:
         """Do something on the intake thread, after all that was queued before; nobody waits for it."""
@@ -203,7 +205,7 @@ class Intake:
             error: RekindleError = Cancelled("cancelled before it began")
         else:
             try:
-                self._preparer.prepare(request, generations, submitted, on_memory=on_memory)
+                self.preparer.prepare(request, generations, submitted, on_memory=on_memory)
                 return
             except RekindleError as refusal:
                 error = refusal
@@ -220,7 +222,7 @@ class Intake:
 
     def _fill(self) -> bool:
         try:
-            return self._memory.index_one_more()
+            return self.memory.index_one_more()
         except BaseException:
             # Border: a stored branch that cannot be taken in costs its reuse, never the intake.
             logger.exception("a stored branch could not be made findable")
@@ -237,8 +239,8 @@ class Intake:
     def _idle(self) -> float:
         """Forget what is due to be forgotten; the seconds until there may be more to do."""
         try:
-            self._memory.let_go()
-            return self._retention.idle()
+            self.memory.let_go()
+            return self.retention.idle()
         except BaseException:
             # Border: what could not be forgotten stays, the intake goes on.
             logger.exception("idle work of the intake failed")

@@ -23,14 +23,15 @@ logger = logging.getLogger(__name__)
 
 
 class Sessions:
-    """Gives out the one coordinator over an engine; for one event loop. `figures` are those of turns by now."""
+    """Gives out the one coordinator over an engine; for one event loop. `figures` are those of turns by now,
+    `records` the open file."""
 
     def __init__(self, engine: Engine, *, clock: Callable[[], float], quota: Quota) -> None:
         self._engine = engine
         self._quota = quota
         self._clock = clock
         self._opening = asyncio.Lock()
-        self._records: SessionRecords | None = None
+        self.records: SessionRecords | None = None
         self._coordinator: Coordinator | None = None
         self.figures = Figures()
         self._problem: str | None = None
@@ -58,7 +59,7 @@ class Sessions:
         except BaseException:
             records.close()
             raise
-        self._records = records
+        self.records = records
         return coordinator
 
     def _records_or_memory(self) -> SessionRecords:
@@ -113,14 +114,14 @@ class Sessions:
 
     def problems(self) -> tuple[str, ...]:
         """What a person should know."""
-        damage = None if self._records is None else self._records.file_error
+        damage = None if self.records is None else self.records.file_error
         return tuple(each for each in (self._problem, self._refused, damage) if each is not None)
 
     async def close(self) -> None:
         """End what runs, so that it can be gone on with, and let go of the file. Closing twice is safe."""
         async with self._opening:
             coordinator, self._coordinator = self._coordinator, None
-            records, self._records = self._records, None
+            records, self.records = self.records, None
             if coordinator is not None:
                 await coordinator.close()
             if records is not None:

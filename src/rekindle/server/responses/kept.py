@@ -77,7 +77,7 @@ class _Unsaved:
 class KeptResponses:
     """Every kept response of all namespaces. Start it, close it; `path` None: in memory. Any thread may use it.
 
-    `max_kept` responses of `max_bytes`, packed, are kept of each namespace, those used last.
+    `max_kept` responses of `max_bytes`, packed, are kept of each namespace, those used last. `records`: the open file.
     """
 
     def __init__(
@@ -92,7 +92,7 @@ class KeptResponses:
         self.path = path
         self._clock = clock
         self._bounds = (max_kept, max_bytes, kept_s)
-        self._records: Records | None = None
+        self.records: Records | None = None
         self._disk = threading.Lock()  # held by whoever writes: taken before the condition, never by `keep`
         self._changed = threading.Condition()  # over what follows
         self._unsaved: OrderedDict[Key, _Unsaved] = OrderedDict()
@@ -106,7 +106,7 @@ class KeptResponses:
     def start(self) -> None:
         """Open the file; a StoreError says why it cannot be. Where its disk refuses, that is tried again later."""
         try:
-            self._records = self._opened()
+            self.records = self._opened()
         except StoreRefused as error:
             self._failed(error, {})
         self.worker.start()
@@ -125,15 +125,15 @@ class KeptResponses:
             return  # the disk hangs: so would closing
         with self._changed:
             self._refuse(self._unsaved.values(), StoreError("the server has stopped"))
-        records, self._records = self._records, None
+        records, self.records = self.records, None
         if records is not None:
             records.close()
 
     @property
     def _open(self) -> Records:
-        if self._records is None:
+        if self.records is None:
             raise StoreError(f"kept responses cannot be read: {self._problem or 'they are closed'}")
-        return self._records
+        return self.records
 
     def problems(self) -> tuple[str, ...]:
         """What keeps responses from being kept right now."""
@@ -289,8 +289,8 @@ class KeptResponses:
         with self._disk:
             entries = self._entries()
             try:
-                if self._records is None:
-                    self._records = self._opened()
+                if self.records is None:
+                    self.records = self._opened()
                 self._open.save(list(entries.values()), self._clock())
             except StoreError as error:
                 self._failed(error, entries)
