@@ -145,6 +145,10 @@ def fulfil(future: Future[T], work: Callable[[], T]) -> None:
             raise
     else:
         future.set_result(answer)
+    finally:
+        # The error's traceback holds this frame. With the future in it the two, and the request that the work knows,
+        # would stay until the garbage collector looks, which may be never: it counts objects, not bytes.
+        del future, work
 
 
 def fail(future: Future[Any], error: Exception) -> None:

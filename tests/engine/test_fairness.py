@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 import threading
+import time
+import weakref
 from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -87,6 +92,49 @@ def test_an_error_is_its_futures() -> None:
         workers.submit("left", lambda: 1 // 0).result(WAIT_S)
     assert workers.submit("left", lambda: 2).result(WAIT_S) == 2
     workers.stop()
+
+
+class Body:
+    """What a request takes in memory."""
+
+
+@contextmanager
+def no_garbage_collector() -> Iterator[None]:
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+
+
+def test_work_that_failed_is_gone_with_its_error() -> None:
+    def refuse(body: Body) -> None:
+        raise PromptTooLong(f"too long: {body}")
+
+    def refused(body: Body) -> weakref.ref[Body]:
+        with pytest.raises(PromptTooLong):
+            workers.submit("left", partial(refuse, body)).result(WAIT_S)
+        return weakref.ref(body)
+
+    workers = FairWorkers("test")
+    with no_garbage_collector():
+        gone = refused(Body())
+        workers.stop()
+        assert gone() is None
+
+
+def test_the_intake_keeps_nothing_of_what_it_has_done(start: Start) -> None:
+    def told(body: Body) -> weakref.ref[Body]:
+        intake.run(partial(id, body))
+        return weakref.ref(body)
+
+    with start(store="off") as engine, no_garbage_collector():
+        intake = engine.components.intake
+        gone, until = told(Body()), time.monotonic() + WAIT_S
+        while gone() is not None and time.monotonic() < until:
+            time.sleep(0.001)
+        assert gone() is None
 
 
 Held = tuple[Engine, Gate]

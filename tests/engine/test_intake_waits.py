@@ -5,14 +5,17 @@ from __future__ import annotations
 import math
 import queue
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import numpy as np
 
 from rekindle.cache.blocks.hashing import BlockHash
+from rekindle.engine.gauges import hot_tokens
 from rekindle.engine.intake.anticipation import Anticipation
 from rekindle.engine.intake.intake import LOOK_AGAIN_S, Intake
+from rekindle.engine.memory.retention import EVERY_S, Retention, RetentionRules
 from rekindle.engine.request import FinishedTurn
 from rekindle.engine.types import GenerationRequest
 from rekindle.text.messages import Message
@@ -65,7 +68,9 @@ class PacedInbox(queue.SimpleQueue[Work | None]):
 
 
 @contextmanager
-def running(start: Start, is_busy: Callable[[], bool]) -> Iterator[tuple[Intake, PacedInbox, Anticipation]]:
+def running(
+    start: Start, is_busy: Callable[[], bool], *, now: Callable[[], float] = time.time
+) -> Iterator[tuple[Intake, PacedInbox, Anticipation]]:
     """An intake over the parts of an engine whose own does nothing, with a turn of which something is to be made."""
     engine = start(store="off")
     parts, own = engine.components, engine.components.intake
@@ -79,11 +84,19 @@ def running(start: Start, is_busy: Callable[[], bool]) -> Iterator[tuple[Intake,
         max_context=1024,
         is_busy=is_busy,
     )
+    retention = Retention(
+        parts.memory,
+        RetentionRules(agent_ttl_s=60.0, anonymous_ttl_s=60.0, max_unsaved=100),
+        ask_hot=lambda branches: parts.loop.call(lambda core: hot_tokens(core.cache, branches)),
+        run=own.run,
+        now=now,
+        clock=now,
+    )
     inbox = PacedInbox()
     intake = Intake(
         preparer=own.preparer,
         memory=parts.memory,
-        retention=own.retention,
+        retention=retention,
         room=own.room,
         anticipation=anticipation,
         inbox=inbox,
@@ -121,3 +134,20 @@ def test_while_the_engine_is_busy_it_is_looked_again_as_often(start: Start) -> N
         assert anticipation.num_pending == 1
         inbox.move(LOOK_AGAIN_S)
         assert anticipation.num_pending == 0
+
+
+def test_what_is_old_is_forgotten_while_the_engine_is_never_idle(start: Start) -> None:
+    now = 1_000_000.0
+    with running(start, is_busy=lambda: True, now=lambda: now) as (intake, inbox, anticipation):
+        book = intake.memory.book
+        ids, root = np.arange(20, 30, dtype=np.uint32), BlockHash(bytes(32))
+        bob = FinishedTurn("default", "bob", root, ids, (), root, 0, 0, 10)
+        intake.call(lambda: book.end_turn(bob, canonical_tokens=0, now=now)).result()
+        for _ in range(3):
+            inbox.move(LOOK_AGAIN_S)
+            assert book.everybody() == [("default", "bob")]
+        now += 2 * EVERY_S
+        intake.call(lambda: None).result()
+        assert anticipation.num_pending == 1, "there is something to foresee still"
+        inbox.settle()
+        assert book.everybody() == []

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 CHAT = "/v1/chat/completions"
+COUNT = "/v1/messages/count_tokens"
 HEADER = "x-anthropic-billing-header: "
 
 
@@ -30,7 +31,9 @@ def attacks(fill: int) -> dict[str, Attack]:
     texts = {"words": "word ", "spaces": " ", "digits": "1", "control tokens": "<|im_end|>"}
     found = {name: _attack(CHAT, _said(unit * (fill // len(unit)))) for name, unit in texts.items()}
     found |= {f"{name}, may fit": _attack(CHAT, _said(unit * (fits // len(unit)))) for name, unit in texts.items()}
-    found["200,000 messages"] = _attack(CHAT, {"messages": [{"role": "user", "content": "word"}] * 200_000})
+    many = {"messages": [{"role": "user", "content": "word"}] * 200_000}
+    found["200,000 messages"] = _attack(CHAT, many)
+    found["200,000 messages to count"] = _attack(COUNT, many)
     found["30,000 messages"] = _attack(CHAT, {"messages": [{"role": "user", "content": "word"}] * 30_000})
     for name, size in (("billing header", fill), ("billing header, may fit", fits)):
         system = {"role": "system", "content": HEADER + "a=b; " * (size // 5)}
@@ -48,7 +51,7 @@ def _dialects(text: str) -> dict[str, Attack]:
         "/v1/messages": said,
         "/v1/responses": {"input": text},
         "/v1/tokenize": {"text": text},
-        "/v1/messages/count_tokens": said,
+        COUNT: said,
     }
     return {path.removeprefix("/v1/"): _attack(path, body) for path, body in bodies.items()}
 

@@ -4,8 +4,8 @@ Owns the thread on which templates, matching and tokenising of short prompts run
 server and the library use the same one. Long prompts are rendered and tokenised elsewhere (see long_prompts). Work
 arrives as closures over frozen values and is done in order, so a turn that ended is known before the next request of
 its agent is matched. In idle time next prompts are anticipated, the text index is filled from the store, and what
-is old or lost is forgotten. What fails, in whatever way, ends one piece of work; if the thread itself dies, what waits
-and what comes after is refused at once.
+is old or lost is forgotten, once a minute even without idle time. What fails, in whatever way, ends one piece of work;
+if the thread itself dies, what waits and what comes after is refused at once.
 """
 
 from __future__ import annotations
@@ -249,6 +249,8 @@ class Intake:
     def _run(self) -> None:
         filling = True
         while True:
+            if self.retention.is_due:
+                self._idle()
             foresees = self._anticipation is not None and self._anticipation.has_turns
             try:
                 work = self._inbox.get(timeout=LOOK_AGAIN_S) if foresees else self._inbox.get_nowait()
@@ -267,6 +269,7 @@ class Intake:
             if work is None:
                 return
             self._do(work)
+            del work  # what it holds may be large, and the next may be long in coming
 
     @staticmethod
     def _do(work: Work) -> None:

@@ -1,6 +1,7 @@
 """What is forgotten without anybody's asking: agents nobody used for long, and branches whose KV is nowhere any more.
 
-Owned by the intake thread, which calls `idle` when it has nothing else to do. Times are wall clock; a last use in the
+Owned by the intake thread, which calls `idle` when it has nothing else to do, and when that is due in any case: an
+engine that is never idle forgets as well. Times are wall clock; a last use in the
 future (the clock went back) counts as now. Pinned agents stay. Three rules:
 
     age        named agents go after `agent_ttl_s`, unnamed conversations after `anonymous_ttl_s`; beginnings that were
@@ -60,13 +61,18 @@ class Retention:
         self._lost: dict[tuple[str, str, int], None] = {}  # to be asked for as soon as there is time
         self._hot_only: dict[tuple[str, str, int], None] = {}  # memory had them when asked; to be asked for again
 
+    @property
+    def is_due(self) -> bool:
+        """Whether `idle` can wait no longer for a time when there is nothing else to do."""
+        return self._clock() >= self._next
+
     def idle(self) -> float:
         """Do what is due; return the seconds until there may be more to do."""
         if self._lost:
             self._look(list(self._lost))
-        if self._clock() >= self._next:
-            self.expire()
+        if self.is_due:
             self._next = self._clock() + EVERY_S
+            self.expire()
         return max(0.0, self._next - self._clock())
 
     def expire(self) -> None:
