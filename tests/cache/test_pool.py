@@ -109,7 +109,7 @@ def test_a_block_registered_twice_is_stored_once() -> None:
     one, two = BlockTable(pool), BlockTable(pool)
     for table in (one, two):
         assert table.prepare(9) == []
-    assert [item.name for item in one.publish(ids, ROOT)] == chain_hashes(ROOT, ids, 4)
+    assert [item.identity.hash for item in one.publish(ids, ROOT)] == chain_hashes(ROOT, ids, 4)
     assert two.publish(ids, ROOT) == []
     assert two.blocks[:2] == one.blocks[:2] and two.blocks[2] != one.blocks[2]
     assert two.names == one.names == chain_hashes(ROOT, ids, 4)
@@ -172,7 +172,7 @@ def test_part_of_a_block_is_used_and_the_rest_computed_anew() -> None:
     assert table.seal(array(1, 2), ROOT) is None, "a part of a longer block needs no name"
     assert table.prepare(4) == [BlockCopy(whole, table.blocks[0], 2)]
     (item,) = table.publish(array(1, 2, 9, 9), ROOT)
-    assert item.name == block_hash(ROOT, array(1, 2, 9, 9))
+    assert item.identity.hash == block_hash(ROOT, array(1, 2, 9, 9))
 
 
 def test_the_longest_of_many_children_is_found() -> None:
@@ -214,7 +214,7 @@ def test_nothing_is_published_after_a_collision_until_it_is_gone() -> None:
     twin = table.fork()
     pool.release(squatter)
     assert pool.evict(squatter)
-    assert [item.name for item in table.publish(mine, ROOT)] == chain_hashes(ROOT, mine, 2)
+    assert [item.identity.hash for item in table.publish(mine, ROOT)] == chain_hashes(ROOT, mine, 2)
     assert twin.publish(mine, ROOT) == [] and twin.names == table.names
 
 

@@ -151,10 +151,12 @@ class PoolMachine(RuleBasedStateMachine):
 
     def note(self, sequence: Sequence, published: list[Published]) -> None:
         for item in published:
-            assert item.name not in self.named
+            identity = item.identity
+            assert identity.hash not in self.named and identity.root == sequence.root
             index = sequence.table.blocks.index(item.block)
-            ids = tuple(sequence.ids[index * BLOCK_TOKENS :][: item.num_tokens])
-            self.named[item.name] = (item.block, item.parent, ids)
+            ids = tuple(sequence.ids[index * BLOCK_TOKENS :][: identity.num_tokens])
+            assert identity.ids.tolist() == list(ids)
+            self.named[identity.hash] = (item.block, identity.parent, ids)
 
     @precondition(lambda self: self.sequences)
     @rule(pick=picks)
@@ -169,9 +171,11 @@ class PoolMachine(RuleBasedStateMachine):
             assert not num_rows or longer, "a tail was not named"
             return
         ids = tuple(sequence.ids[-num_rows:])
-        assert tail.name == tail_name(sequence.table.head(sequence.root), array(ids)) and tail.num_tokens == num_rows
-        assert tail.name not in self.named or self.named[tail.name][0] == tail.block
-        self.named[tail.name] = (tail.block, tail.parent, ids)
+        name, parent = tail.identity.hash, tail.identity.parent
+        assert name == tail_name(sequence.table.head(sequence.root), array(ids))
+        assert tuple(tail.identity.ids.tolist()) == ids
+        assert name not in self.named or self.named[name][0] == tail.block
+        self.named[name] = (tail.block, parent, ids)
 
     @precondition(lambda self: 0 < len(self.sequences) < 4)
     @rule(pick=picks)

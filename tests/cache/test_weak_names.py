@@ -79,7 +79,10 @@ class WeakNamesMachine(RuleBasedStateMachine):
             ids.append(token)
             self.arena[block][row] = (root, tuple(ids))
         for item in table.publish(array(*ids), root):
-            assert self.arena[item.block][-1] == (root, tuple(ids[: BLOCK_TOKENS * table.names.index(item.name) + 2]))
+            assert self.arena[item.block][-1] == (
+                root,
+                tuple(ids[: BLOCK_TOKENS * table.names.index(item.identity.hash) + 2]),
+            )
 
     @precondition(lambda self: self.sequences)
     @rule(pick=picks)
@@ -87,8 +90,9 @@ class WeakNamesMachine(RuleBasedStateMachine):
         table, root, ids = self.sequences.pop(pick % len(self.sequences))
         tail = table.seal(array(*ids), root)
         if tail is not None:
-            assert self.arena[tail.block][tail.num_tokens - 1] == (root, tuple(ids))
-            assert self.pool.ids(tail.block).tolist() == ids[-tail.num_tokens :]
+            num_rows = tail.identity.num_tokens
+            assert self.arena[tail.block][num_rows - 1] == (root, tuple(ids))
+            assert self.pool.ids(tail.block).tolist() == ids[-num_rows:]
         table.release()
 
     @precondition(lambda self: 0 < len(self.sequences) < 4)

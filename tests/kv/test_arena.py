@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from rekindle.cache.blocks.identity import BlockIdentity
 from rekindle.kv.arena import KVArena
 from rekindle.kv.payload import BlockPayload
 from rekindle.spec import KVLayout, LayerSpec
@@ -123,9 +124,12 @@ def test_sizes():
 
 
 def test_a_payload_is_checked_where_it_is_made():
-    data, ids, name = np.zeros(64, np.uint8), np.arange(3, dtype=np.uint32), bytes(32)
-    assert BlockPayload(name, name, name, 0, ids, 3, data).num_tokens == 3
-    for change in ({"name": b""}, {"ids": ids.astype(np.int64)}, {"num_tokens": 2}, {"data": data.reshape(8, 8)}):
-        fields = {"name": name, "parent": name, "root": name, "part": 0, "ids": ids, "num_tokens": 3, "data": data}
+    data, ids, zeros = np.zeros(64, np.uint8), np.arange(3, dtype=np.uint32), bytes(32)
+    assert BlockPayload(BlockIdentity(zeros, zeros, zeros, ids), 0, data).identity.num_tokens == 3
+    for hashed, held, payload in (
+        (b"", ids, data),
+        (zeros, ids.astype(np.int64), data),
+        (zeros, ids, data.reshape(8, 8)),
+    ):
         with pytest.raises(ValueError):
-            BlockPayload(**(fields | change))
+            BlockPayload(BlockIdentity(hashed, zeros, zeros, held), 0, payload)

@@ -197,12 +197,21 @@ class Campaign:
     def note_purge(self, store: WarmStore, namespace: str, agent: str, keys: Sequence[Key]) -> None:
         """The purge was proven: neither the agent's name nor a block that was its own may ever be found again."""
         mine = {key: self.versions[key] for key in keys}
-        others = {block.name for key in self.versions if key not in mine for block in self._blocks(store, key)}
-        own = {block.name: block for key in mine for block in self._blocks(store, key) if block.name not in others}
+        others = {block.identity.hash for key in self.versions if key not in mine for block in self._blocks(store, key)}
+        own = {
+            block.identity.hash: block
+            for key in mine
+            for block in self._blocks(store, key)
+            if block.identity.hash not in others
+        }
         traces = [agent.encode()]
         for block in own.values():
-            traces += [block.name, id_bytes(block.ids[-6:]), payload_of(block.name, 0)[:64].tobytes()]
-            traces += [payload_of(block.name, part)[-64:].tobytes() for part in range(len(LAYOUT.parts))]
+            traces += [
+                block.identity.hash,
+                id_bytes(block.identity.ids[-6:]),
+                payload_of(block.identity.hash, 0)[:64].tobytes(),
+            ]
+            traces += [payload_of(block.identity.hash, part)[-64:].tobytes() for part in range(len(LAYOUT.parts))]
         self.proven(Purged(namespace, agent, tuple(traces)), keys)
 
     def proven(self, purged: Purged, keys: Sequence[Key]) -> None:

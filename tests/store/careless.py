@@ -87,8 +87,8 @@ def reuses_slots_before_they_are_freed(patch: pytest.MonkeyPatch) -> None:
                     yield head, [row[0] for row in places]
 
     def greedy_save(self: Writer, blocks: Sequence[Any], turns: Sequence[Any]) -> None:
-        names = {block.name for block in blocks}
-        kept = {block.parent for block in blocks} | names
+        names = {block.identity.hash for block in blocks}
+        kept = {block.identity.parent for block in blocks} | names
         # one at a time, and only where something new takes the place
         victims[:] = [v for v in old_tails(self._ledger, turns) if v[0] not in kept][: len(names)][:1]
         try:

@@ -12,11 +12,12 @@ from pathlib import Path
 import numpy as np
 
 from rekindle.cache.blocks.hashing import BlockHash, chain_hashes, root_hash, tail_name
+from rekindle.cache.blocks.identity import BlockIdentity
 from rekindle.config import StoreSettings
 from rekindle.spec import KVLayout, LayerSpec
 from rekindle.store.records import RecordFormat
 from rekindle.store.sync import FileSystem
-from rekindle.store.warm import Location, SequenceRecord, StagedBlock, WarmStore
+from rekindle.store.warm import SequenceRecord, StagedBlock, StoredBlock, WarmStore
 
 SIZE = 16
 LAYOUT = KVLayout(
@@ -90,13 +91,13 @@ class Chain:
         if len(self.ids) % SIZE:
             names.append(tail_name(parents[-1], self.ids[len(names) * SIZE :]))
         return [
-            StagedBlock(name, parent, self.root, self.ids[i * SIZE : (i + 1) * SIZE], _filler(name))
+            StagedBlock(BlockIdentity(name, parent, self.root, self.ids[i * SIZE : (i + 1) * SIZE]), _filler(name))
             for i, (name, parent) in enumerate(zip(names, parents, strict=False))
         ]
 
     @property
     def head(self) -> BlockHash:
-        return self.blocks[-1].name if len(self.ids) else self.root
+        return self.blocks[-1].identity.hash if len(self.ids) else self.root
 
     def record(
         self,
@@ -136,7 +137,7 @@ def one_batch(store: WarmStore) -> Iterator[None]:
     assert store.flush(10)
 
 
-def load(store: WarmStore, locations: Sequence[Location]) -> list[list[np.ndarray]]:
+def load(store: WarmStore, blocks: Sequence[StoredBlock]) -> list[list[np.ndarray]]:
     """Payloads per block and part, as far as the load came; checked against the blocks' names."""
     parts: dict[tuple[int, int], np.ndarray] = {}
     counts: list[int] = []
@@ -146,13 +147,13 @@ def load(store: WarmStore, locations: Sequence[Location]) -> list[list[np.ndarra
         counts.append(num_good)
         ended.set()
 
-    store.load(locations, lambda i, part, data: parts.__setitem__((i, part), data.copy()), done)
+    store.load(blocks, lambda i, part, data: parts.__setitem__((i, part), data.copy()), done)
     assert ended.wait(10)
     assert len(counts) == 1
     loaded = [[parts[i, part] for part in range(len(LAYOUT.parts))] for i in range(counts[0])]
-    for location, payloads in zip(locations, loaded, strict=False):
+    for block, payloads in zip(blocks, loaded, strict=False):
         for part, payload in enumerate(payloads):
-            assert np.array_equal(payload, payload_of(location.name, part)), "a wrong payload was delivered"
+            assert np.array_equal(payload, payload_of(block.identity.hash, part)), "a wrong payload was delivered"
     return loaded
 
 

@@ -55,11 +55,11 @@ def test_a_sound_store_checks_out(opened: Opened, tmp_path: Path) -> None:
 
 def test_a_check_says_what_was_lost_and_to_whom(opened: Opened, tmp_path: Path) -> None:
     ann, bob = two_agents(opened)
-    flip(tmp_path / "store", ann.blocks[3].name)
+    flip(tmp_path / "store", ann.blocks[3].identity.hash)
     report = admin.check_store(tmp_path / "store", NAME)
-    assert report.damaged == [(ann.blocks[3].name.hex(), "payload checksum differs")]
+    assert report.damaged == [(ann.blocks[3].identity.hash.hex(), "payload checksum differs")]
     assert report.agents_affected == [("default", "ann", 0, 3 * SIZE)] and report.index_problem is None
-    flip(tmp_path / "store", bob.blocks[1].name, part=1)
+    flip(tmp_path / "store", bob.blocks[1].identity.hash, part=1)
     report = admin.check_store(tmp_path / "store", NAME)
     assert sorted(report.agents_affected) == [("default", "ann", 0, SIZE), ("default", "bob", 0, SIZE)]
     store = opened()
@@ -120,7 +120,7 @@ def test_a_rebuild_keeps_agents_the_old_index_still_tells(opened: Opened, tmp_pa
     store = opened()
     assert store.pin("default", "ann", 500.0).result(10)
     store.close()
-    flip(tmp_path / "store", bob.blocks[2].name)
+    flip(tmp_path / "store", bob.blocks[2].identity.hash)
     report = admin.rebuild_store(tmp_path / "store", NAME)
     assert (report.num_blocks, report.num_lost, report.num_sequences) == (6, 1, 1)
     assert [(record.agent, record.num_tokens) for record in admin.agents_of(tmp_path / "store", NAME)] == [

@@ -51,7 +51,7 @@ class NaiveStore:
         return found
 
     def needed(self, chain_of, keys) -> set[bytes]:
-        return {block.name for key in keys for block in chain_of(self.branches[key][0]).blocks}
+        return {block.identity.hash for key in keys for block in chain_of(self.branches[key][0]).blocks}
 
     def rank(self, name: bytes, standing: list[Key], now: float) -> tuple[int, float]:
         if standing:
@@ -130,11 +130,14 @@ class BudgetMachine(RuleBasedStateMachine):
             if key is not None:
                 self.store.save_turn(chain.record(key[0], key[1], num_tokens=num_tokens, last_use=self.now))
         old = self.chain(model.branches[key][0]).head if key in model.branches else None
-        wanted = [block for block in chain.blocks if block.name not in model.blocks]
-        keep = {block.name for block in chain.blocks} | {chain.head} | ({old} if key is not None else set())
+        wanted = [block for block in chain.blocks if block.identity.hash not in model.blocks]
+        keep = {block.identity.hash for block in chain.blocks} | {chain.head} | ({old} if key is not None else set())
         room = model.make_room(len(wanted), keep, self.now, self.chain)
         for block in wanted[:room]:
-            model.blocks[block.name] = [block.parent if block.parent != block.root else None, self.now]
+            model.blocks[block.identity.hash] = [
+                block.identity.parent if block.identity.parent != block.identity.root else None,
+                self.now,
+            ]
         if key is not None and (chain.head in model.blocks or not ids):
             model.branches[key] = [ids, num_tokens, self.now]
             model.lost.pop(key, None)

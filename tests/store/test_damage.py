@@ -46,9 +46,9 @@ def test_a_flipped_bit_shortens_the_prefix(
     opened: Opened, place: Path, part: int, victim: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     chain = saved(opened)
-    path = next(p for p in place.glob(f"blocks-{part}-*") if chain.blocks[victim].name in p.read_bytes())
+    path = next(p for p in place.glob(f"blocks-{part}-*") if chain.blocks[victim].identity.hash in p.read_bytes())
     with path.open("r+b") as file:
-        file.seek(record_at(path, chain.blocks[victim].name) + 700)
+        file.seek(record_at(path, chain.blocks[victim].identity.hash) + 700)
         byte = file.read(1)[0]
         file.seek(-1, os.SEEK_CUR)
         file.write(bytes([byte ^ 16]))
@@ -59,9 +59,9 @@ def test_a_flipped_bit_shortens_the_prefix(
             assert len(load(store, known)) == victim
             assert warm_tokens(store, chain) == victim * SIZE
     said = [r for r in caplog.records if "damaged" in r.message]
-    assert len(said) == 1 and chain.blocks[victim].name.hex() in said[0].message
+    assert len(said) == 1 and chain.blocks[victim].identity.hash.hex() in said[0].message
     assert store.stats().bad_records == 1
-    assert not store.contains(chain.blocks[victim].name)
+    assert not store.contains(chain.blocks[victim].identity.hash)
 
     save(store, chain, "bob")
     assert warm_tokens(store, chain) == len(IDS), "a damaged block was not written again"
@@ -71,7 +71,7 @@ def test_a_flipped_bit_shortens_the_prefix(
 def test_a_truncated_shard_shortens_the_prefix(opened: Opened, place: Path) -> None:
     chain = saved(opened)
     path = place / "blocks-0-000.safetensors"
-    os.truncate(path, record_at(path, chain.blocks[1].name) + 1000)
+    os.truncate(path, record_at(path, chain.blocks[1].identity.hash) + 1000)
     store = opened()
     assert warm_tokens(store, chain) == SIZE
     save(store, chain, "bob")
@@ -104,7 +104,7 @@ def test_a_record_in_the_wrong_slot_is_not_served(opened: Opened, place: Path) -
     store.save_turn(chain.record("ann"))
     store.close()
     path = place / "blocks-0-000.safetensors"
-    a, b = (record_at(path, chain.blocks[i].name) for i in (0, 1))
+    a, b = (record_at(path, chain.blocks[i].identity.hash) for i in (0, 1))
     content = bytearray(path.read_bytes())
     size = abs(b - a)
     content[a : a + size], content[b : b + size] = content[b : b + size], content[a : a + size]

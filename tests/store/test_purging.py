@@ -22,9 +22,9 @@ PARTS = len(LAYOUT.parts)
 def traces(directory: Path, chain: Chain, agent: str) -> set[str]:
     """Files with bytes of the chain's payloads, its ids, its names or the agent's id."""
     ids = chain.ids.astype("<u4").tobytes()
-    wanted = [agent.encode(), *(block.name for block in chain.blocks)]
+    wanted = [agent.encode(), *(block.identity.hash for block in chain.blocks)]
     wanted += [ids[start : start + 4 * SIZE] for start in range(0, len(ids) - 4 * SIZE + 1, 4 * SIZE)]
-    wanted += [payload_of(block.name, part).tobytes()[:64] for block in chain.blocks for part in range(PARTS)]
+    wanted += [payload_of(block.identity.hash, part).tobytes()[:64] for block in chain.blocks for part in range(PARTS)]
     found = set()
     for path in directory.rglob("*.*"):
         content = path.read_bytes()
@@ -46,7 +46,11 @@ def test_nothing_is_left_of_a_purged_agent(opened: Opened, tmp_path: Path, offli
         chains[agent] = Chain.of(store, shared + [7000 + 100 * number + i for i in range(3 * SIZE + 5)])
         save(store, chains[agent], agent)
     victim, own = "agent-number-5", Chain.of(store, chains["agent-number-5"].ids)
-    only = [block for block in own.blocks if block.name not in {b.name for b in chains["agent-number-4"].blocks}]
+    only = [
+        block
+        for block in own.blocks
+        if block.identity.hash not in {b.identity.hash for b in chains["agent-number-4"].blocks}
+    ]
     assert len(only) == 4 and traces(tmp_path, own, victim)
     if offline:
         store.close()
@@ -55,7 +59,7 @@ def test_nothing_is_left_of_a_purged_agent(opened: Opened, tmp_path: Path, offli
     else:
         proof = store.purge("default", victim).result(10)
     assert (proof.slots_freed, proof.bytes_zeroed, proof.blocks_shared) == (4 * PARTS, 4 * BLOCK_BYTES, 2)
-    left = Chain(only[0].parent, own.ids[2 * SIZE :])
+    left = Chain(only[0].identity.parent, own.ids[2 * SIZE :])
     assert traces(tmp_path, left, victim) == set()
     assert (place(tmp_path) / "index.db-wal").stat().st_size == 0 if not offline else True
     for agent, chain in chains.items():

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rekindle.cache.blocks.hashing import BlockHash
+from rekindle.cache.blocks.identity import BlockIdentity
 from rekindle.kv.payload import BlockPayload
 from rekindle.store.records import PAGE, BadRecord, RecordFormat
 from tests.store.chains import LAYOUT, SIZE
@@ -17,15 +18,9 @@ FORMATS = [RecordFormat.of(LAYOUT, part.index) for part in LAYOUT.parts]
 
 def block(part: int, num_tokens: int = SIZE, seed: int = 0) -> BlockPayload:
     random = np.random.default_rng(seed)
-    return BlockPayload(
-        name=BlockHash(random.bytes(32)),
-        parent=BlockHash(random.bytes(32)),
-        root=BlockHash(random.bytes(32)),
-        part=part,
-        ids=random.integers(0, 1 << 32, num_tokens, dtype=np.uint32),
-        num_tokens=num_tokens,
-        data=random.integers(0, 256, LAYOUT.parts[part].payload_bytes, dtype=np.uint8),
-    )
+    hashes = [BlockHash(random.bytes(32)) for _ in range(3)]
+    identity = BlockIdentity(*hashes, random.integers(0, 1 << 32, num_tokens, dtype=np.uint32))
+    return BlockPayload(identity, part, random.integers(0, 256, LAYOUT.parts[part].payload_bytes, dtype=np.uint8))
 
 
 def encoded(part: int, num_tokens: int = SIZE) -> np.ndarray:
@@ -40,9 +35,10 @@ def test_what_was_encoded_is_decoded(part: int, num_tokens: int, seed: int) -> N
     record = np.full(FORMATS[part].record_bytes, 0xAA, dtype=np.uint8)
     crc = FORMATS[part].encode(written, record)
     read = FORMATS[part].decode(record)
-    assert (read.name, read.parent, read.root, read.part) == (written.name, written.parent, written.root, part)
-    assert read.num_tokens == num_tokens
-    assert np.array_equal(read.ids, written.ids)
+    found, wanted = read.identity, written.identity
+    assert (found.hash, found.parent, found.root, read.part) == (wanted.hash, wanted.parent, wanted.root, part)
+    assert found.num_tokens == num_tokens
+    assert np.array_equal(found.ids, wanted.ids)
     assert np.array_equal(read.data, written.data)
     assert FORMATS[part].payload_crc(record) == crc
 
@@ -98,7 +94,7 @@ def test_the_layout_of_a_record_never_changes() -> None:
     numbers = np.frombuffer(head[8:40], dtype="<u2")
     assert (numbers[0], numbers[1]) == (1, 1)
     assert np.frombuffer(head[12:32], dtype="<u4")[:4].tolist() == [FORMATS[1].header_bytes, SIZE, SIZE, 1]
-    written = block(1)
+    written = block(1).identity
     assert head[40:72] == LAYOUT.digest
-    assert head[72:168] == written.name + written.parent + written.root
+    assert head[72:168] == written.hash + written.parent + written.root
     assert head[172 : 172 + 4 * SIZE] == written.ids.astype("<u4").tobytes()

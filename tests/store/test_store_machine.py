@@ -151,7 +151,7 @@ class StoreMachine(RuleBasedStateMachine):
         told = {turn[:3]: turn[3] for turn in self.saved}
         assert {key: told.get(key) for key in self.model} == {key: num for key, (_, num) in self.model.items()}
         # a block is on disk exactly while a branch needs it: nothing leaks, nothing is stored twice
-        needed = {block.name for key, (ids, _) in self.model.items() for block in self.chain(key, ids).blocks}
+        needed = {block.identity.hash for key, (ids, _) in self.model.items() for block in self.chain(key, ids).blocks}
         stats = self.store.stats()
         assert stats.num_blocks == len(needed)
         assert stats.turns_unsaved == stats.blocks_orphaned == stats.failed_saves == 0

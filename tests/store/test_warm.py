@@ -54,8 +54,8 @@ def test_a_run_ends_at_the_first_block_that_differs(opened: Opened) -> None:
     chain = Chain.of(store, range(4 * SIZE))
     save(store, chain)
     names, ids = chain.full_names, chain.ids
-    assert [x.name for x in store.locate(names, parent=chain.root, ids=ids)] == names
-    assert [x.name for x in store.locate(names[1:], parent=names[0], ids=ids[SIZE:])] == names[1:]
+    assert [x.identity.hash for x in store.locate(names, parent=chain.root, ids=ids)] == names
+    assert [x.identity.hash for x in store.locate(names[1:], parent=names[0], ids=ids[SIZE:])] == names[1:]
     assert store.locate(names[1:], parent=chain.root, ids=ids[SIZE:]) == []
     other = ids.copy()
     other[2 * SIZE + 1] += 1
@@ -80,7 +80,7 @@ def test_the_child_with_the_longest_common_ids_is_found(opened: Opened) -> None:
     ):
         found = store.child(parent, np.array(asked, dtype=np.uint32))
         assert (found[1] if found else 0) == shared, asked
-        assert found is None or found[0].ids[:shared].tolist() == asked[:shared]
+        assert found is None or found[0].identity.ids[:shared].tolist() == asked[:shared]
     assert store.child(Chain.of(store, []).root, np.array([9, 9, 8], dtype=np.uint32))[1] == 2
 
 
@@ -115,10 +115,7 @@ def test_staging_is_bounded_and_copies(opened: Opened) -> None:
     data = np.full(max(p.payload_bytes for p in LAYOUT.parts), 1, dtype=np.uint8)
     for block in chain.blocks:
         scratch = StagedBlock(
-            block.name,
-            block.parent,
-            block.root,
-            block.ids,
+            block.identity,
             lambda part, out, b=block: (b.fill(part, data[: len(out)]), np.copyto(out, data[: len(out)])),
         )
         if not store.stage(scratch):
@@ -147,7 +144,7 @@ def test_a_block_whose_parent_was_never_saved_is_not_saved(opened: Opened) -> No
     store.on_saved = lambda *turn: saved.append(turn)
     for number, block in enumerate(chain.blocks):
         if number == 1:
-            store.skip(block.name)
+            store.skip(block.identity.hash)
         else:
             assert store.stage(block)
     store.save_turn(chain.record("ann"))
@@ -301,7 +298,7 @@ def test_deleting_frees_what_only_that_agent_used(opened: Opened, tmp_path: Path
     assert store.delete("default", "ann").result(10) == 2 * len(LAYOUT.parts)
     assert warm_tokens(store, bob) == len(bob.ids)
     assert warm_tokens(store, ann) == len(shared)
-    bytes_of_ann = payload_of(ann.blocks[3].name, 0).tobytes()
+    bytes_of_ann = payload_of(ann.blocks[3].identity.hash, 0).tobytes()
     for path in (tmp_path / "store").rglob("blocks-0-*"):
         assert bytes_of_ann not in path.read_bytes(), "a freed slot still holds its block"
     store.delete("default", "bob").result(10)

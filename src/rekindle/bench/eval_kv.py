@@ -20,6 +20,7 @@ import numpy as np
 import torch
 
 from rekindle.cache.blocks.hashing import chain_hashes, root_hash
+from rekindle.cache.blocks.identity import BlockIdentity
 from rekindle.config import StoreSettings
 from rekindle.errors import StoreError
 from rekindle.kv.arena import KVArena
@@ -174,13 +175,9 @@ def _restored(loaded: LoadedModel, run: _Run, ids: np.ndarray, num_tokens: int) 
     with tempfile.TemporaryDirectory(prefix="rekindle-eval-") as directory:
         with _store(Path(directory), loaded, layout) as store:
             for index, name in enumerate(names):
-                block = StagedBlock(
-                    name=name,
-                    parent=names[index - 1] if index else root,
-                    root=root,
-                    ids=first[index * size : (index + 1) * size],
-                    fill=partial(_fill, run.arena, index, size),
-                )
+                part = first[index * size : (index + 1) * size]
+                identity = BlockIdentity(name, names[index - 1] if index else root, root, part)
+                block = StagedBlock(identity, partial(_fill, run.arena, index, size))
                 while not store.stage(block):
                     store.flush(LOAD_S)
             store.flush(LOAD_S)

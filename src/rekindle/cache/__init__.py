@@ -15,6 +15,7 @@ from rekindle.cache.blocks.hashing import (
     root_hash,
     tail_name,
 )
+from rekindle.cache.blocks.identity import BlockIdentity
 from rekindle.cache.blocks.pool import BlockPool
 from rekindle.cache.blocks.table import BlockTable, Published
 from rekindle.cache.eviction import POLICIES, EvictionOrder, Hints, KeyedOrder, Policy, make_policy
@@ -30,6 +31,7 @@ __all__ = [
     "BatchAnalysis",
     "BlockCopy",
     "BlockHash",
+    "BlockIdentity",
     "BlockPool",
     "BlockTable",
     "CacheConfig",

@@ -10,23 +10,23 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from rekindle.cache.blocks.hashing import HASH_BYTES
+from rekindle.cache.blocks.identity import BlockIdentity
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BlockPayload:
-    """One part of a block: name and parent (32 bytes each), root, part index, ids uint32 [num_tokens], bytes uint8."""
+    """One part of a block: its index, and its bytes (uint8)."""
 
-    name: bytes
-    parent: bytes
-    root: bytes
+    identity: BlockIdentity
     part: int
-    ids: np.ndarray
-    num_tokens: int
     data: np.ndarray
 
     def __post_init__(self) -> None:
-        if not len(self.name) == len(self.parent) == len(self.root) == 32:
-            raise ValueError("name, parent and root of a block are 32 bytes each")
-        if self.ids.dtype != np.uint32 or self.ids.shape != (self.num_tokens,):
-            raise ValueError(f"{self.num_tokens} tokens need uint32 ids of that length, not {self.ids.shape}")
+        identity = self.identity
+        if not len(identity.hash) == len(identity.parent) == len(identity.root) == HASH_BYTES:
+            raise ValueError(f"hash, parent and root of a block are {HASH_BYTES} bytes each")
+        if identity.ids.dtype != np.uint32 or identity.ids.ndim != 1:
+            raise ValueError(f"ids of a block are a row of uint32, not {identity.ids.dtype} {identity.ids.shape}")
         if self.data.dtype != np.uint8 or self.data.ndim != 1:
             raise ValueError("the payload of a block is one row of bytes")

@@ -101,12 +101,12 @@ def damaged_blocks(
     """(name, what is wrong) of every one of these blocks with a record that is not what the index says."""
     buffers = [np.empty(f.record_bytes, dtype=np.uint8) for f in shards.formats]
     for number, name in enumerate(names, 1):
-        location = index.location(name)
+        stored = index.block(name)
         try:
-            if location is None:
+            if stored is None:
                 raise BadRecord("not all its parts are in the index")
             for part, buffer in enumerate(buffers):
-                read_record(shards, location, part, buffer)
+                read_record(shards, stored, part, buffer)
         except BadRecord as bad:
             yield name, str(bad)
         progress(number, len(names))

@@ -19,6 +19,7 @@ from typing import Literal
 import numpy as np
 
 from rekindle.cache.blocks.hashing import BlockHash, TokenIds, id_bytes
+from rekindle.cache.blocks.identity import BlockIdentity
 from rekindle.errors import StoreError
 from rekindle.store.connections import ReadConnections
 from rekindle.store.damage import IndexDamage
@@ -34,7 +35,7 @@ from rekindle.store.schema import (
     prepare,
 )
 from rekindle.store.sqlite_file import connect_writer
-from rekindle.store.values import Location, SequenceRecord
+from rekindle.store.values import SequenceRecord, StoredBlock
 
 logger = logging.getLogger(__name__)
 
@@ -169,24 +170,19 @@ class Index:
         self.damage.found(f"a row of {table}")
         return False
 
-    def location(self, name: BlockHash) -> Location | None:
+    def block(self, name: BlockHash) -> StoredBlock | None:
         """Where a block lies, None unless all its parts are there. About 10 µs."""
         with self.reading() as connection:
-            return self._location(connection, name)
+            return self._stored(connection, name)
 
-    def _location(self, connection: sqlite3.Connection, name: bytes) -> Location | None:
+    def _stored(self, connection: sqlite3.Connection, name: bytes) -> StoredBlock | None:
         rows = self._rows(connection, name)
         if not rows:
             return None
         _, _, parent, root, _, _, ids = rows[0][:7]
-        return Location(
-            BlockHash(name),
-            BlockHash(parent),
-            BlockHash(root),
-            np.frombuffer(ids, dtype="<u4").astype(np.uint32),
-            tuple(row[4] for row in rows),
-            tuple(row[7] for row in rows),
-        )
+        stored_ids = np.frombuffer(ids, dtype="<u4").astype(np.uint32)
+        identity = BlockIdentity(BlockHash(name), BlockHash(parent), BlockHash(root), stored_ids)
+        return StoredBlock(identity, tuple(row[4] for row in rows), tuple(row[7] for row in rows))
 
     def _rows(self, connection: sqlite3.Connection, name: bytes) -> list[Row]:
         """A block's row for each part; none unless all are there and verify."""
@@ -197,30 +193,32 @@ class Index:
             return []
         return rows if all(self._holds("block", row) for row in rows) else []
 
-    def chain(self, names: Sequence[BlockHash], parent: BlockHash, ids: TokenIds) -> list[Location]:
+    def chain(self, names: Sequence[BlockHash], parent: BlockHash, ids: TokenIds) -> list[StoredBlock]:
         """The leading blocks of a chain that are there, whole, and hold exactly these ids after `parent`."""
-        found: list[Location] = []
+        found: list[StoredBlock] = []
         size = len(ids) // len(names) if names else 0
         with self.reading() as connection:
             for number, name in enumerate(names):
-                location = self._location(connection, name)
+                stored = self._stored(connection, name)
                 wanted = ids[number * size : (number + 1) * size]
-                if location is None or location.parent != parent or not np.array_equal(location.ids, wanted):
+                if stored is None or stored.identity.parent != parent:
                     break
-                found.append(location)
+                if not np.array_equal(stored.identity.ids, wanted):
+                    break
+                found.append(stored)
                 parent = name
         return found
 
-    def nearest_child(self, parent: BlockHash, ids: TokenIds) -> tuple[Location, int] | None:
+    def nearest_child(self, parent: BlockHash, ids: TokenIds) -> tuple[StoredBlock, int] | None:
         """The child of `parent` that shares the most leading ids, at least one, with how many. O(log n)."""
         asked = id_bytes(ids)
-        found: list[tuple[int, Location]] = []
+        found: list[tuple[int, StoredBlock]] = []
         with self.reading() as connection:
             for query in _NEIGHBOURS:
                 row = connection.execute(query, (parent, asked)).fetchone()
-                location = None if row is None else self._location(connection, row[0])
-                if location is not None and location.parent == parent:
-                    found.append((common_tokens(id_bytes(location.ids), asked), location))
+                stored = None if row is None else self._stored(connection, row[0])
+                if stored is not None and stored.identity.parent == parent:
+                    found.append((common_tokens(id_bytes(stored.identity.ids), asked), stored))
         num_tokens, nearest = max(found, key=itemgetter(0), default=(0, None))
         return (nearest, num_tokens) if nearest is not None and num_tokens else None
 

@@ -15,15 +15,15 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from rekindle.cache.blocks.hashing import BlockHash, id_bytes
+from rekindle.cache.blocks.hashing import BlockHash
 from rekindle.store.damage import DamagedRow
 from rekindle.store.index import Index, packed, unpacked
 from rekindle.store.repair import Repaired, RowRepair
 from rekindle.store.retention import LeavingOrder
-from rekindle.store.schema import AGENT, BLOCK, COLUMNS, SEQUENCE, Row, Table, agent_key
+from rekindle.store.schema import AGENT, BLOCK, COLUMNS, SEQUENCE, Row, Table, agent_key, block_rows
 from rekindle.store.shards import Shards
 from rekindle.store.slots import Slot, SlotTable
-from rekindle.store.values import BlockRow, SequenceRecord, Shortened
+from rekindle.store.values import SequenceRecord, Shortened, StoredBlock
 
 # How long ago the future counts as: what is used now comes after it.
 JUST_BEFORE_S = 0.01
@@ -84,17 +84,18 @@ class Ledger:
         """Whether the block is there with all its parts."""
         return len(self._block(name)) == self._num_parts
 
-    def add(self, rows: Iterable[BlockRow], now: float) -> None:
+    def add(self, blocks: Iterable[StoredBlock], now: float) -> None:
         """Take the slots of these blocks and enter them; a block that is there already moves to its new slots."""
-        for row in rows:
-            before = self._block(row.name)
-            self._db.execute("DELETE FROM block WHERE name = ?", (row.name,))
+        for block in blocks:
+            identity = block.identity
+            before = self._block(identity.hash)
+            self._db.execute("DELETE FROM block WHERE name = ?", (identity.hash,))
             if not before:
-                self._order.add(row.name, row.parent, row.root)
-            for part, (slot, crc) in enumerate(zip(row.slots, row.crcs, strict=True)):
+                self._order.add(identity.hash, identity.parent, identity.root)
+            for part, slot in enumerate(block.slots):
                 self.slots.take(part, slot)
-                said = (row.name, part, row.parent, row.root, slot, len(row.ids), id_bytes(row.ids), crc, now)
-                self._put_block(said)
+            for row in block_rows(block, now):
+                self._put_block(row)
             self.slots.free([(part, slot) for _, part, _, _, slot, *_ in before])
 
     def _put_block(self, row: Row) -> None:

@@ -1,7 +1,7 @@
 """The reader threads: records from disk to whoever asked, each verified before it is handed over.
 
 Owns one buffer per thread and the figures of loading. A load is answered by one thread, in order, and ends at the first
-record that is not exactly what its location says. Damage is said once per block, and is never an error of the load. A
+record that is not exactly what its block says. Damage is said once per block, and is never an error of the load. A
 load that no thread is left for brings nothing, at once.
 """
 
@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from rekindle.store.records import BadRecord
 from rekindle.store.shards import Shards
-from rekindle.store.values import Location
+from rekindle.store.values import StoredBlock
 from rekindle.worker import Death, Worker
 
 logger = logging.getLogger(__name__)
@@ -33,15 +33,18 @@ Done = Callable[[int], object]
 class LoadJob:
     """Blocks to read in order, where their payloads go, and whom to tell how many came."""
 
-    locations: tuple[Location, ...]
+    blocks: tuple[StoredBlock, ...]
     deliver: Deliver
     done: Done
 
 
 class Readers:
-    """`num_threads` threads that answer loads. `report_bad(location, reason)` is called from them."""
+    """`num_threads` threads that answer loads. `report_bad(block, reason)` is called from them.
 
-    def __init__(self, shards: Shards, num_threads: int, report_bad: Callable[[Location, str], object]) -> None:
+    `stopping` is set once they are to end.
+    """
+
+    def __init__(self, shards: Shards, num_threads: int, report_bad: Callable[[StoredBlock, str], object]) -> None:
         self._shards = shards
         self._report_bad = report_bad
         self._queue: queue.SimpleQueue[LoadJob | None] = queue.SimpleQueue()
@@ -69,9 +72,9 @@ class Readers:
         self._ended.set()
         self._answer_rest()
 
-    def put(self, locations: Sequence[Location], deliver: Deliver, done: Done) -> None:
+    def put(self, blocks: Sequence[StoredBlock], deliver: Deliver, done: Done) -> None:
         """Queue a load."""
-        self._queue.put(LoadJob(tuple(locations), deliver, done))
+        self._queue.put(LoadJob(tuple(blocks), deliver, done))
         if self._ended.is_set() or not self._is_any_left:
             self._answer_rest()
 
@@ -106,7 +109,7 @@ class Readers:
 
     def _hand_over_all(self, job: LoadJob, buffers: Sequence[Bytes]) -> int:
         """Deliver blocks in order as far as they are good and taken; return how many."""
-        for number, location in enumerate(job.locations):
+        for number, block in enumerate(job.blocks):
             if self.stopping.is_set():
                 return number
             try:
@@ -114,17 +117,17 @@ class Readers:
                     return number
             except BaseException:
                 # Border: a block that cannot be read or taken is computed again.
-                logger.exception("block %s could not be delivered", location.name.hex())
+                logger.exception("block %s could not be delivered", block.identity.hash.hex())
                 return number
-        return len(job.locations)
+        return len(job.blocks)
 
     def _hand_over(self, job: LoadJob, number: int, buffers: Sequence[Bytes]) -> bool:
         """Deliver one block; False where it is damaged."""
-        location = job.locations[number]
+        block = job.blocks[number]
         try:
-            payloads = [read_record(self._shards, location, part, buffer) for part, buffer in enumerate(buffers)]
+            payloads = [read_record(self._shards, block, part, buffer) for part, buffer in enumerate(buffers)]
         except BadRecord as bad:
-            self._report_bad(location, str(bad))
+            self._report_bad(block, str(bad))
             return False
         for part, payload in enumerate(payloads):
             job.deliver(number, part, payload)
@@ -134,14 +137,15 @@ class Readers:
         return True
 
 
-def read_record(shards: Shards, location: Location, part: int, buffer: Bytes) -> Bytes:
+def read_record(shards: Shards, block: StoredBlock, part: int, buffer: Bytes) -> Bytes:
     """The payload of a block's part, as a view of `buffer` [record_bytes]; BadRecord unless it is what is expected."""
-    shards.read(part, location.slots[part], buffer)
-    block = shards.formats[part].decode(buffer)
-    if shards.formats[part].payload_crc(buffer) != location.crcs[part]:
+    shards.read(part, block.slots[part], buffer)
+    payload = shards.formats[part].decode(buffer)
+    if shards.formats[part].payload_crc(buffer) != block.crcs[part]:
         raise BadRecord("holds an older writing of the block")
-    if (block.name, block.parent, block.root) != (location.name, location.parent, location.root):
+    found, wanted = payload.identity, block.identity
+    if (found.hash, found.parent, found.root) != (wanted.hash, wanted.parent, wanted.root):
         raise BadRecord("holds another block")
-    if not np.array_equal(block.ids, location.ids):
+    if not np.array_equal(found.ids, wanted.ids):
         raise BadRecord("holds other token ids")
-    return block.data
+    return payload.data

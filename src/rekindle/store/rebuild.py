@@ -22,7 +22,7 @@ from rekindle.store.record_rows import whole_rows, with_parents
 from rekindle.store.schema import SEQUENCE, index_macs, is_agent
 from rekindle.store.shards import Shards
 from rekindle.store.sqlite_file import connect
-from rekindle.store.values import RECOVERED_PREFIX, BlockRow, SequenceRecord
+from rekindle.store.values import RECOVERED_PREFIX, SequenceRecord, StoredBlock
 
 _SEQUENCE_2 = SEQUENCE.removesuffix(", mac")  # up to version 2
 
@@ -105,17 +105,18 @@ def rebuild(
     return RebuildReport(len(rows), max(0, num_found - len(rows)), len(named) + len(recovered))
 
 
-def _totals(rows: Sequence[BlockRow]) -> dict[BlockHash, int]:
+def _totals(rows: Sequence[StoredBlock]) -> dict[BlockHash, int]:
     """Block name -> tokens of its chain; parents come first."""
     totals: dict[BlockHash, int] = {}
     for row in rows:
-        totals[row.name] = totals.get(row.parent, 0) + len(row.ids)
+        own = row.identity
+        totals[own.hash] = totals.get(own.parent, 0) + own.num_tokens
     return totals
 
 
-def _named(rows: Sequence[BlockRow], salvaged: Sequence[Salvaged], block_tokens: int) -> list[Salvaged]:
+def _named(rows: Sequence[StoredBlock], salvaged: Sequence[Salvaged], block_tokens: int) -> list[Salvaged]:
     """The salvaged branches that still end in a block, inside that block."""
-    totals, roots = _totals(rows), {row.name: row.root for row in rows}
+    totals, roots = _totals(rows), {row.identity.hash: row.identity.root for row in rows}
     return [
         known
         for known in salvaged
@@ -125,21 +126,22 @@ def _named(rows: Sequence[BlockRow], salvaged: Sequence[Salvaged], block_tokens:
 
 
 def _recovered(
-    rows: Sequence[BlockRow], heads: set[BlockHash], namespaces: Mapping[BlockHash, str], now: float
+    rows: Sequence[StoredBlock], heads: set[BlockHash], namespaces: Mapping[BlockHash, str], now: float
 ) -> list[SequenceRecord]:
     """A branch for each chain of a known root that no named branch ends."""
-    totals, parents = _totals(rows), {row.parent for row in rows}
-    leaves = [row for row in rows if row.name not in parents | heads and row.root in namespaces]
+    identities = [row.identity for row in rows]
+    totals, inner = _totals(rows), {each.parent for each in identities} | heads
+    leaves = [each for each in identities if each.hash not in inner and each.root in namespaces]
     return [
         SequenceRecord(
             namespace=namespaces[leaf.root],
             agent=f"{RECOVERED_PREFIX}{number}",
             branch=0,
             root=leaf.root,
-            head=leaf.name,
-            num_tokens=totals[leaf.name],
+            head=leaf.hash,
+            num_tokens=totals[leaf.hash],
             canonical_tokens=0,
             last_use=now,
         )
-        for number, leaf in enumerate(sorted(leaves, key=lambda row: row.name))
+        for number, leaf in enumerate(sorted(leaves, key=lambda leaf: leaf.hash))
     ]

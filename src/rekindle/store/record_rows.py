@@ -6,13 +6,13 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 
-from rekindle.cache.blocks.hashing import BlockHash, block_hash, tail_name
+from rekindle.cache.blocks.hashing import block_hash, tail_name
 from rekindle.store.records import PAGE, BadRecord
 from rekindle.store.shards import Shards
-from rekindle.store.values import BlockRow
+from rekindle.store.values import StoredBlock
 
 
-def whole_rows(shards: Shards, slots: Sequence[Iterable[int]]) -> tuple[int, list[BlockRow]]:
+def whole_rows(shards: Shards, slots: Sequence[Iterable[int]]) -> tuple[int, list[StoredBlock]]:
     """How many of these slots (per part) hold something, and the blocks that are whole in them, in no order.
 
     Where a block lies twice, the later slot counts.
@@ -21,32 +21,33 @@ def whole_rows(shards: Shards, slots: Sequence[Iterable[int]]) -> tuple[int, lis
     for part, of_part in enumerate(slots):
         found = list(_records(shards, part, of_part))
         num_found.append(len(found))
-        by_part.append({row.name: row for row in found if row is not None})
+        by_part.append({row.identity.hash: row for row in found if row is not None})
     rows = []
     for name, row in by_part[0].items():
         if all(name in found for found in by_part):
             parts = [found[name] for found in by_part]
             places, crcs = tuple(p.slots[0] for p in parts), tuple(p.crcs[0] for p in parts)
-            rows.append(BlockRow(name, row.parent, row.root, row.ids, places, crcs))
+            rows.append(StoredBlock(row.identity, places, crcs))
     return max(num_found), rows
 
 
-def with_parents(rows: Iterable[BlockRow], known: Iterable[tuple[bytes, bytes]] = ()) -> list[BlockRow]:
+def with_parents(rows: Iterable[StoredBlock], known: Iterable[tuple[bytes, bytes]] = ()) -> list[StoredBlock]:
     """Those whose parents are among them, or `known` (name, root), up to the root; parents first."""
-    children: dict[bytes, list[BlockRow]] = {}
+    children: dict[bytes, list[StoredBlock]] = {}
     for row in rows:
-        children.setdefault(row.parent, []).append(row)
-    reached = [row for found in children.values() for row in found if row.parent == row.root]
-    reached += [row for name, root in known for row in children.get(name, ()) if row.root == root]
-    whole: list[BlockRow] = []
+        children.setdefault(row.identity.parent, []).append(row)
+    reached = [row for found in children.values() for row in found if row.identity.parent == row.identity.root]
+    reached += [row for name, root in known for row in children.get(name, ()) if row.identity.root == root]
+    whole: list[StoredBlock] = []
     while reached:
         row = reached.pop()
         whole.append(row)
-        reached += [child for child in children.get(row.name, ()) if child.root == row.root]
+        own = row.identity
+        reached += [child for child in children.get(own.hash, ()) if child.identity.root == own.root]
     return whole
 
 
-def _records(shards: Shards, part: int, slots: Iterable[int]) -> Iterator[BlockRow | None]:
+def _records(shards: Shards, part: int, slots: Iterable[int]) -> Iterator[StoredBlock | None]:
     """The records of a part as rows of this part alone, None for each that does not verify."""
     record_format = shards.formats[part]
     buffer = np.empty(record_format.record_bytes, dtype=np.uint8)
@@ -56,12 +57,12 @@ def _records(shards: Shards, part: int, slots: Iterable[int]) -> Iterator[BlockR
             if not buffer[:PAGE].any():
                 continue
             shards.read(part, slot, buffer)
-            block = record_format.decode(buffer)
+            stated = record_format.decode(buffer).identity
         except BadRecord:
             yield None
             continue
-        parent = BlockHash(block.parent)
-        name = (block_hash if block.num_tokens == record_format.block_tokens else tail_name)(parent, block.ids)
-        crc = record_format.payload_crc(buffer)
-        row = BlockRow(name, parent, BlockHash(block.root), block.ids, (slot,), (crc,))
-        yield row if name == block.name else None
+        name_of = block_hash if stated.num_tokens == record_format.block_tokens else tail_name
+        if name_of(stated.parent, stated.ids) == stated.hash:
+            yield StoredBlock(stated, (slot,), (record_format.payload_crc(buffer),))
+        else:
+            yield None

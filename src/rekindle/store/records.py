@@ -21,6 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rekindle.cache.blocks.hashing import BlockHash, id_bytes
+from rekindle.cache.blocks.identity import BlockIdentity
 from rekindle.kv.payload import BlockPayload
 from rekindle.spec import SECTION_ALIGN, Format, KVLayout
 
@@ -84,7 +85,8 @@ class RecordFormat:
         """Write the record into `record` [record_bytes], where `block.data` may lie already; return the payload crc."""
         assert record.nbytes == self.record_bytes, f"a record has {self.record_bytes} bytes, not {record.nbytes}"
         assert block.part == self.part, f"a payload of part {block.part} as a record of part {self.part}"
-        assert 0 < block.num_tokens == len(block.ids) <= self.block_tokens, f"{len(block.ids)} ids in a block"
+        identity = block.identity
+        assert 0 < identity.num_tokens <= self.block_tokens, f"{identity.num_tokens} ids in a block"
         payload = self.payload(record)
         if not np.may_share_memory(payload, block.data):
             payload[:] = block.data
@@ -95,17 +97,17 @@ class RecordFormat:
             head,
             0,
             *self._constants(),
-            block.num_tokens,
+            identity.num_tokens,
             len(self.formats),
             payload_crc,
             self.payload_bytes,
             self.layout_digest,
-            block.name,
-            block.parent,
-            block.root,
+            identity.hash,
+            identity.parent,
+            identity.root,
         )
         head[_FIXED.size : _FIXED.size + len(self.formats)] = self.formats
-        ids = id_bytes(block.ids)
+        ids = id_bytes(identity.ids)
         head[self._ids_offset : self._ids_offset + len(ids)] = ids
         record[: self.header_bytes] = np.frombuffer(head + _CRC.pack(zlib.crc32(head)), dtype=np.uint8)
         return payload_crc
@@ -130,15 +132,8 @@ class RecordFormat:
         if zlib.crc32(record[end:].data) != payload_crc:
             raise BadRecord("payload checksum differs")
         ids = np.frombuffer(head[self._ids_offset :], dtype="<u4", count=num_tokens).astype(np.uint32)
-        return BlockPayload(
-            name=BlockHash(name),
-            parent=BlockHash(parent),
-            root=BlockHash(root),
-            part=self.part,
-            ids=ids,
-            num_tokens=num_tokens,
-            data=self.payload(record),
-        )
+        identity = BlockIdentity(BlockHash(name), BlockHash(parent), BlockHash(root), ids)
+        return BlockPayload(identity, self.part, self.payload(record))
 
     def _constants(self) -> tuple[bytes, int, int, int, int]:
         return MAGIC, RECORD_VERSION, self.part, self.header_bytes, self.block_tokens

@@ -13,9 +13,8 @@ import sqlite3
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from rekindle.cache.blocks.hashing import id_bytes
 from rekindle.store.record_rows import whole_rows, with_parents
-from rekindle.store.schema import AGENT, BLOCK, COLUMNS, IndexMacs, Table, is_agent
+from rekindle.store.schema import AGENT, BLOCK, COLUMNS, IndexMacs, Table, block_rows, is_agent
 from rekindle.store.shards import Shards
 from rekindle.store.values import Shortened
 
@@ -148,13 +147,8 @@ class RowRepair:
         _, found = whole_rows(self._shards, slots)
         known = self._db.execute("SELECT name, root FROM block WHERE part = 0").fetchall()
         names = {name for name, _ in known}
-        for row in with_parents((row for row in found if row.name not in names), known):
-            ids = id_bytes(row.ids)
-            rows = [
-                (row.name, part, row.parent, row.root, slot, len(row.ids), ids, crc, self._now)
-                for part, (slot, crc) in enumerate(zip(row.slots, row.crcs, strict=True))
-            ]
-            self._put("block", rows)
+        for block in with_parents((block for block in found if block.identity.hash not in names), known):
+            self._put("block", block_rows(block, self._now))
 
     def _restate_free(self, part: int, num_slots: int) -> list[int]:
         """Let exactly the slots without a block be free; return those that were not."""

@@ -17,10 +17,11 @@ from typing import Any, Literal
 
 import numpy as np
 
-from rekindle.cache.blocks.hashing import HASH_BYTES, BlockHash, block_hash, tail_name
+from rekindle.cache.blocks.hashing import HASH_BYTES, BlockHash, block_hash, id_bytes, tail_name
 from rekindle.errors import StoreError
 from rekindle.store.row_macs import TableMac, row_key
 from rekindle.store.sqlite_file import transaction
+from rekindle.store.values import StoredBlock
 
 logger = logging.getLogger(__name__)
 
@@ -37,6 +38,17 @@ FREE = "part, slot, mac"
 META = "key, value, mac"
 COLUMNS: dict[Table, str] = {"meta": META, "free": FREE, "agent": AGENT, "sequence": SEQUENCE, "block": BLOCK}
 _KINDS: dict[Table, str] = {"meta": "ti", "free": "ii", "agent": "bttf", "sequence": "bibbiifb", "block": "bibbiibif"}
+
+
+def block_rows(block: StoredBlock, last_use: float) -> list[tuple[Any, ...]]:
+    """The rows of a block, one for each part, without their MACs."""
+    own = block.identity
+    ids = id_bytes(own.ids)
+    return [
+        (own.hash, part, own.parent, own.root, slot, own.num_tokens, ids, crc, last_use)
+        for part, (slot, crc) in enumerate(zip(block.slots, block.crcs, strict=True))
+    ]
+
 
 # The child index holds the ids, so that the child with the longest common ids is a neighbour of the ids asked for,
 # found in O(log n) also below a root with ten thousand children.

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from rekindle.cache.blocks.hashing import BlockHash, TokenIds
+from rekindle.cache.blocks.identity import BlockIdentity
 from rekindle.store.records import RecordFormat
 from rekindle.store.values import StagedBlock
 
@@ -22,12 +22,9 @@ Bytes = npt.NDArray[np.uint8]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class WaitingBlock:
-    """A block whose payloads lie in `records` (one buffer [record_bytes] per part), to be written under its name."""
+    """A block whose payloads lie in `records` (one buffer [record_bytes] per part), in this row of the buffer."""
 
-    name: BlockHash
-    parent: BlockHash
-    root: BlockHash
-    ids: TokenIds
+    identity: BlockIdentity
     row: int
     records: tuple[Bytes, ...]
 
@@ -63,7 +60,7 @@ class StagingBuffer:
         except BaseException:
             self._give(row)
             raise
-        return WaitingBlock(block.name, block.parent, block.root, block.ids.copy(), row, records)
+        return WaitingBlock(block.identity, row, records)
 
     def give_back(self, block: WaitingBlock) -> None:
         """Free the block's row; its records must not be touched afterwards."""

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from rekindle.cache.blocks.hashing import BlockHash, TokenIds
+from rekindle.cache.blocks.hashing import BlockHash
+from rekindle.cache.blocks.identity import BlockIdentity
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -37,40 +38,17 @@ def is_anonymous(agent: str) -> bool:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StagedBlock:
-    """A block to save, full or tail. `fill(part, out)` writes a part's whole payload into `out` [payload_bytes]."""
+    """A block to save. `fill(part, out)` writes a part's whole payload into `out` [payload_bytes]."""
 
-    name: BlockHash
-    parent: BlockHash
-    root: BlockHash
-    ids: TokenIds
+    identity: BlockIdentity
     fill: Callable[[int, Bytes], object]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Location:
-    """Where a block lies: per part its slot and payload checksum, and what its records must say."""
-
-    name: BlockHash
-    parent: BlockHash
-    root: BlockHash
-    ids: TokenIds
-    slots: tuple[int, ...]
-    crcs: tuple[int, ...]
-
-    @property
-    def num_tokens(self) -> int:
-        """Tokens whose KV it holds."""
-        return len(self.ids)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class BlockRow:
+class StoredBlock:
     """A block whose records are durable: a slot and a payload checksum per part."""
 
-    name: BlockHash
-    parent: BlockHash
-    root: BlockHash
-    ids: TokenIds
+    identity: BlockIdentity
     slots: tuple[int, ...]
     crcs: tuple[int, ...]
 

@@ -39,11 +39,11 @@ from rekindle.store.siblings import known_to_sibling
 from rekindle.store.staging import StagingBuffer
 from rekindle.store.stale import collect_stale
 from rekindle.store.sync import FileSystem, OsFileSystem
-from rekindle.store.values import Location, PurgeProof, SequenceRecord, StagedBlock, StoreStats
+from rekindle.store.values import PurgeProof, SequenceRecord, StagedBlock, StoredBlock, StoreStats
 from rekindle.store.writer import Clock, OnSaved, Writer
 from rekindle.worker import Worker
 
-__all__ = ["Location", "PurgeProof", "SequenceRecord", "StagedBlock", "StoreStats", "WarmStore"]
+__all__ = ["PurgeProof", "SequenceRecord", "StagedBlock", "StoreStats", "StoredBlock", "WarmStore"]
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
@@ -163,7 +163,7 @@ class WarmStore:
         there is dropped and counted (`blocks_orphaned`), and so is any where the writer has died (`unsaved_evicted`).
         """
         if self.writer.worker.death is not None:
-            self.skip(block.name)
+            self.skip(block.identity.hash)
             return True
         waiting = self.staging.take(block)
         if waiting is None:
@@ -205,31 +205,31 @@ class WarmStore:
 
     def contains(self, name: BlockHash) -> bool:
         """Whether the block is on disk, whole as far as is known."""
-        location = self._ask(lambda: self.index.location(name), None)
-        return location is not None and not self.writer.is_bad(name)
+        stored = self._ask(lambda: self.index.block(name), None)
+        return stored is not None and not self.writer.is_bad(name)
 
-    def locate(self, names: Sequence[BlockHash], *, parent: BlockHash, ids: TokenIds) -> list[Location]:
+    def locate(self, names: Sequence[BlockHash], *, parent: BlockHash, ids: TokenIds) -> list[StoredBlock]:
         """The leading run of full blocks that are on disk, with all parts, and hold exactly `ids` after `parent`."""
         assert len(ids) == len(names) * self._block_tokens, f"{len(names)} full blocks of {len(ids)} ids"
-        nothing: list[Location] = []
+        nothing: list[StoredBlock] = []
         found = self._ask(lambda: self.index.chain(names, parent, ids), nothing)
-        for number, location in enumerate(found):
-            if self.writer.is_bad(location.name):
+        for number, block in enumerate(found):
+            if self.writer.is_bad(block.identity.hash):
                 return found[:number]
         return found
 
-    def child(self, parent: BlockHash, ids: TokenIds) -> tuple[Location, int] | None:
+    def child(self, parent: BlockHash, ids: TokenIds) -> tuple[StoredBlock, int] | None:
         """The block after `parent`, full or tail, that shares the most leading ids, at least one, with how many."""
         found = self._ask(lambda: self.index.nearest_child(parent, ids), None)
-        return None if found is None or self.writer.is_bad(found[0].name) else found
+        return None if found is None or self.writer.is_bad(found[0].identity.hash) else found
 
-    def load(self, locations: Sequence[Location], deliver: Deliver, done: Done) -> None:
+    def load(self, blocks: Sequence[StoredBlock], deliver: Deliver, done: Done) -> None:
         """Read blocks on a reader thread: `deliver(i, part, payload)` for each in order, then `done(num_good)`, once.
 
-        Only what is whole, and holds what its location says, is delivered; the first that is not ends the load.
+        Only what is whole, and holds the ids it should, is delivered; the first that is not ends the load.
         `payload` [payload_bytes] is valid only during the call.
         """
-        self.readers.put(locations, deliver, done)
+        self.readers.put(blocks, deliver, done)
 
     def sequences(self) -> list[SequenceRecord]:
         """Every branch of every agent, without ids."""
@@ -306,14 +306,15 @@ class WarmStore:
             damaged = [f"{name.hex()}: {reason}" for name, reason in found]
             assert not damaged, f"{len(damaged)} damaged blocks, first: {damaged[0]}"
 
-    def _found_bad(self, location: Location, reason: str) -> None:
+    def _found_bad(self, block: StoredBlock, reason: str) -> None:
         """A record did not verify: if the block still lies there it is damaged, else it only moved meanwhile."""
-        now = self._ask(lambda: self.index.location(location.name), None)
-        if now is None or now.slots != location.slots or self.writer.is_bad(location.name):
+        name = block.identity.hash
+        now = self._ask(lambda: self.index.block(name), None)
+        if now is None or now.slots != block.slots or self.writer.is_bad(name):
             return
         self._bad_records += 1
-        self.writer.mark_bad(location.name)
-        logger.warning("block %s is damaged on disk and will be computed again: %s", location.name.hex(), reason)
+        self.writer.mark_bad(name)
+        logger.warning("block %s is damaged on disk and will be computed again: %s", name.hex(), reason)
 
     def _ask(self, question: Callable[[], T], otherwise: T) -> T:
         """The index's answer; where it cannot be read, `otherwise`, said once. A closed store has no answer."""

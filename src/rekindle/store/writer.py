@@ -36,7 +36,7 @@ from rekindle.store.shards import Shards
 from rekindle.store.slots import Slot
 from rekindle.store.staging import StagingBuffer, WaitingBlock
 from rekindle.store.trouble import SaveTrouble
-from rekindle.store.values import BlockRow, SequenceRecord
+from rekindle.store.values import SequenceRecord, StoredBlock
 from rekindle.worker import Death, Worker, fail, fulfil
 
 logger = logging.getLogger(__name__)
@@ -122,7 +122,7 @@ class Writer:
         """Queue a block or a moved sequence; dropped where there is no thread any more."""
         if isinstance(item, WaitingBlock):
             with self._lock:
-                self._pending[item.name] += 1
+                self._pending[item.identity.hash] += 1
         self._put(item)
 
     def _put(self, item: Item) -> None:
@@ -251,7 +251,7 @@ class Writer:
         for block in blocks:
             self._staging.give_back(block)
         with self._lock:
-            self._pending -= Counter(block.name for block in blocks)
+            self._pending -= Counter(block.identity.hash for block in blocks)
 
     def _save(self, blocks: Sequence[WaitingBlock], turns: Sequence[SequenceRecord]) -> None:
         now, touched = self._clock(), self._take_touched()
@@ -264,7 +264,7 @@ class Writer:
             self._ledger.move(saved)
             self._ledger.touch(touched, now)
         with self._lock:
-            self._bad -= {row.name for row in rows}
+            self._bad -= {row.identity.hash for row in rows}
         if rows or saved:
             self.trouble.mended()
         self.counts["blocks_written"] += len(rows)
@@ -280,9 +280,9 @@ class Writer:
             touched, self._touched = self._touched, {}
         return touched
 
-    def _known(self, name: BlockHash, rows: Sequence[BlockRow]) -> bool:
+    def _known(self, name: BlockHash, rows: Sequence[StoredBlock]) -> bool:
         """Whether sequences may end in this block."""
-        return any(row.name == name for row in rows) or (self._ledger.has(name) and not self.is_bad(name))
+        return any(row.identity.hash == name for row in rows) or (self._ledger.has(name) and not self.is_bad(name))
 
     def _accept(
         self,
@@ -294,22 +294,23 @@ class Writer:
         """Those that are not on disk yet, whose parent is, and for which there is room or room can be made."""
         wanted: dict[BlockHash, WaitingBlock] = {}
         for block in blocks:
-            if block.name in wanted or (self._ledger.has(block.name) and not self.is_bad(block.name)):
+            name, parent = block.identity.hash, block.identity.parent
+            if name in wanted or (self._ledger.has(name) and not self.is_bad(name)):
                 continue
-            if block.parent != block.root and block.parent not in wanted and not self._ledger.has(block.parent):
+            if parent != block.identity.root and parent not in wanted and not self._ledger.has(parent):
                 self.counts["blocks_orphaned"] += 1
             else:
-                wanted[block.name] = block
+                wanted[name] = block
         keep: set[bytes] = set()
         if self.room.num_blocks < len(wanted):
-            keep.update(name for block in blocks for name in (block.name, block.parent))
+            keep.update(name for block in blocks for name in (block.identity.hash, block.identity.parent))
             keep.update(turn.head for turn in turns)
             keep.update(self._ledger.heads(turns))
         num_accepted = self.room.make(len(wanted), keep, touched, now)
         self.counts["blocks_refused"] += len(wanted) - num_accepted
         return list(wanted.values())[:num_accepted]
 
-    def _write(self, blocks: Sequence[WaitingBlock]) -> list[BlockRow]:
+    def _write(self, blocks: Sequence[WaitingBlock]) -> list[StoredBlock]:
         """Write the records to free slots; nothing refers to them yet."""
         slots = [self._ledger.slots.next(f.part, len(blocks)) for f in self._shards.formats]
         rows = []
@@ -317,18 +318,10 @@ class Writer:
             places = tuple(of_part[number] for of_part in slots)
             crcs = []
             for record_format, record, slot in zip(self._shards.formats, block.records, places, strict=True):
-                payload = BlockPayload(
-                    name=block.name,
-                    parent=block.parent,
-                    root=block.root,
-                    part=record_format.part,
-                    ids=block.ids,
-                    num_tokens=len(block.ids),
-                    data=record_format.payload(record),
-                )
+                payload = BlockPayload(block.identity, record_format.part, record_format.payload(record))
                 crcs.append(record_format.encode(payload, record))
                 self._shards.write(record_format.part, slot, record)
-            rows.append(BlockRow(block.name, block.parent, block.root, block.ids, places, tuple(crcs)))
+            rows.append(StoredBlock(block.identity, places, tuple(crcs)))
         return rows
 
     def _carry_out(self, order: Order) -> Any:

@@ -17,17 +17,16 @@ from dataclasses import dataclass
 
 from rekindle.cache.blocks.copying import BlockCopy as BlockCopy
 from rekindle.cache.blocks.hashing import BlockHash, TokenIds
+from rekindle.cache.blocks.identity import BlockIdentity
 from rekindle.cache.blocks.pool import BlockPool
 
 
 @dataclass(frozen=True, slots=True)
 class Published:
-    """A block that has a name now: `num_tokens` is a whole block's, or fewer for a tail."""
+    """A block of the pool that has got its hash."""
 
     block: int
-    name: BlockHash
-    parent: BlockHash
-    num_tokens: int
+    identity: BlockIdentity
 
 
 class BlockTable:
@@ -119,7 +118,7 @@ class BlockTable:
                 break
             self.names.append(name)
             if self.blocks[index] == block and not was_named:
-                published.append(Published(block, name, parent, block_tokens))
+                published.append(Published(block, BlockIdentity(name, parent, root, part.copy())))
         return published
 
     def seal(self, ids: TokenIds, root: BlockHash) -> Published | None:
@@ -138,7 +137,9 @@ class BlockTable:
         if self.pool.name(self.blocks[-1]) not in (None, name):
             return None
         self.blocks[-1] = self.pool.register_tail(self.blocks[-1], parent, part)
-        return Published(self.blocks[-1], name, parent, num_rows) if self._bears(-1, name, parent, part) else None
+        if not self._bears(-1, name, parent, part):
+            return None
+        return Published(self.blocks[-1], BlockIdentity(name, parent, root, part.copy()))
 
     def fork(self) -> BlockTable:
         """Return a table of the same stored positions on the same blocks; whoever writes first copies the tail.

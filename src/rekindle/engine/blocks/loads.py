@@ -15,7 +15,7 @@ from rekindle.cache.blocks.hashing import BlockHash
 from rekindle.cache.blocks.pool import BlockPool
 from rekindle.engine.request import Request
 from rekindle.kv.arena import KVArena
-from rekindle.store.warm import Location, WarmStore
+from rekindle.store.warm import StoredBlock, WarmStore
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -23,7 +23,7 @@ class Load:
     """Blocks on their way from disk. Owns its target blocks, and holds what stands before them, until it reports."""
 
     request: Request
-    locations: tuple[Location, ...]
+    blocks: tuple[StoredBlock, ...]
     targets: tuple[int, ...]
     held: tuple[int, ...]
 
@@ -47,42 +47,42 @@ class Loads:
         """Every load that has not reported."""
         return set(self._by_name.values())
 
-    def start(self, store: WarmStore, request: Request, held: Sequence[int], locations: Sequence[Location]) -> bool:
+    def start(self, store: WarmStore, request: Request, held: Sequence[int], blocks: Sequence[StoredBlock]) -> bool:
         """Reserve targets and hand the reading to the store; False when not one block is free for it."""
         targets: list[int] = []
-        for _ in locations:
+        for _ in blocks:
             block = self._pool.allocate()
             if block is None:
                 break
             targets.append(block)
         if not targets:
             return False
-        load = Load(request, tuple(locations[: len(targets)]), tuple(targets), tuple(held))
-        for location in load.locations:
-            self._by_name[location.name] = load
+        load = Load(request, tuple(blocks[: len(targets)]), tuple(targets), tuple(held))
+        for stored in load.blocks:
+            self._by_name[stored.identity.hash] = load
 
         def deliver(index: int, part: int, payload: np.ndarray) -> None:
             self._arena.write(targets[index], part, payload)
 
-        store.load(load.locations, deliver, lambda num_good: self._report(load, num_good))
+        store.load(load.blocks, deliver, lambda num_good: self._report(load, num_good))
         return True
 
     def finish(self, load: Load, num_good: int) -> None:
         """Publish what arrived whole, give back the rest; a bad record ends the run and is not tried again."""
-        for index, (location, target) in enumerate(zip(load.locations, load.targets, strict=True)):
-            del self._by_name[location.name]
+        for index, (stored, target) in enumerate(zip(load.blocks, load.targets, strict=True)):
+            identity = stored.identity
+            del self._by_name[identity.hash]
             if index >= num_good:
                 self._pool.release(target)
                 continue
-            ids = np.asarray(location.ids, dtype=np.uint32)
-            if len(ids) == self._pool.block_tokens:
-                block = self._pool.register(target, location.name, location.parent, ids)
+            if identity.num_tokens == self._pool.block_tokens:
+                block = self._pool.register(target, identity.hash, identity.parent, identity.ids)
             else:
-                block = self._pool.register_tail(target, location.parent, ids)
-            load.request.loaded.add(location.name)
+                block = self._pool.register_tail(target, identity.parent, identity.ids)
+            load.request.loaded.add(identity.hash)
             self._pool.release(block)
-        if num_good < len(load.locations):
-            load.request.tried_loads.add(load.locations[num_good].name)
+        if num_good < len(load.blocks):
+            load.request.tried_loads.add(load.blocks[num_good].identity.hash)
         self._pool.release_all(list(load.held))
 
     def check(self) -> None:

@@ -22,7 +22,7 @@ from rekindle.engine.blocks.loads import Load, Loads
 from rekindle.engine.blocks.save_queue import SaveQueue
 from rekindle.engine.request import Request
 from rekindle.kv.arena import KVArena
-from rekindle.store.warm import Location, WarmStore
+from rekindle.store.warm import StoredBlock, WarmStore
 
 Attached = Literal["ready", "wait", "short", "loading"]
 
@@ -86,7 +86,7 @@ class PrefixCache:
         self._bound(request.root)
         size = self.pool.block_tokens
         hot = self.pool.try_reuse_prefix(request.root, request.ids)
-        following: list[Location] = []
+        following: list[StoredBlock] = []
         if len(hot) < request.num_tokens // size:
             following_name = request.name(len(hot))
             if following_name in self.loads or following_name in computing:
@@ -99,10 +99,10 @@ class PrefixCache:
         if not following and self._store is not None and (child[1] if child else 0) < len(rest):
             nearest = self._store.child(parent, rest)
             if nearest is not None and nearest[1] > (child[1] if child else 0):
-                if nearest[0].name in self.loads:
+                if nearest[0].identity.hash in self.loads:
                     self.pool.release_all(hot)
                     return "wait"
-                if nearest[0].name not in request.tried_loads:
+                if nearest[0].identity.hash not in request.tried_loads:
                     following = [nearest[0]]
         if following and not alone:
             fitting = self._fitting(request, following, len(hot))
@@ -125,7 +125,7 @@ class PrefixCache:
             self.pool.share(block)
         self._adopt(request, blocks[:count], (blocks[-1], rest) if rest else None)
 
-    def _fitting(self, request: Request, found: list[Location], num_held: int) -> list[Location] | None:
+    def _fitting(self, request: Request, found: list[StoredBlock], num_held: int) -> list[StoredBlock] | None:
         """What is read of these blocks beside others; None where they have no room.
 
         A request needs room for its next token, too, beside the `num_held` blocks it has. Others come before idle work
@@ -139,7 +139,7 @@ class PrefixCache:
         needed = -(-(request.num_tokens + 1) // self.pool.block_tokens) - num_held
         return found if needed <= room else None
 
-    def _warm(self, request: Request, first: int) -> list[Location]:
+    def _warm(self, request: Request, first: int) -> list[StoredBlock]:
         """Where the full blocks from `first` on lie on disk, as far as an unbroken run goes."""
         if self._store is None or request.name(first) in request.tried_loads:
             return []
@@ -147,8 +147,8 @@ class PrefixCache:
         last = request.num_tokens // size
         names = [request.name(index) for index in range(first, last)]
         found = self._store.locate(names, parent=request.parent_of(first), ids=request.ids[first * size : last * size])
-        for index, location in enumerate(found):
-            if location.name in self.loads or location.name in request.tried_loads:
+        for index, stored in enumerate(found):
+            if stored.identity.hash in self.loads or stored.identity.hash in request.tried_loads:
                 return list(found[:index])
         return list(found)
 
@@ -202,9 +202,9 @@ class PrefixCache:
     def _save(self, request: Request, published: Published) -> None:
         """Queue a block that has just got its name; what is no turn's is kept from the disk until one stands on it."""
         if request.is_turn:
-            self.saving.add_block(published, request.root)
+            self.saving.add_block(published)
         else:
-            self.saving.hold_back(published, request.root)
+            self.saving.hold_back(published)
 
     def detach(self, request: Request) -> Head:
         """Name the tail, drop all references; return what a stored sequence stands on (the root if nothing)."""
@@ -216,7 +216,7 @@ class PrefixCache:
             sealed = table.seal(request.ids[: table.num_tokens], request.root)
         if sealed is not None:
             self._save(request, sealed)
-            head = Head(sealed.name, table.num_tokens)
+            head = Head(sealed.identity.hash, table.num_tokens)
         else:
             head = self._head_inside(request)
         table.release()
@@ -228,7 +228,7 @@ class PrefixCache:
         if table.blocks and request.reuse != "off":
             sealed = table.seal(request.ids[: table.num_tokens], request.root)
             if sealed is not None:
-                self.saving.hold_back(sealed, request.root)
+                self.saving.hold_back(sealed)
         table.release()
 
     def _head_inside(self, request: Request) -> Head:

@@ -15,9 +15,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
-import numpy as np
-
 from rekindle.cache.blocks.hashing import BlockHash
+from rekindle.cache.blocks.identity import BlockIdentity
 from rekindle.cache.blocks.pool import BlockPool
 from rekindle.cache.blocks.table import BlockTable, Published
 from rekindle.errors import PurgeUnproved, RekindleError, StoreError
@@ -29,13 +28,6 @@ if TYPE_CHECKING:
     from rekindle.store.warm import PurgeProof
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class _QueuedBlock:
-    published: Published
-    root: BlockHash
-    ids: np.ndarray
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,9 +86,9 @@ class SaveQueue:
         self._pool = pool
         self._arena = arena
         self._store = store
-        self._items: deque[_QueuedBlock | SaveOrder] = deque()
+        self._items: deque[Published | SaveOrder] = deque()
         self._queued: set[BlockHash] = set()
-        self._held_back: dict[BlockHash, _QueuedBlock] = {}
+        self._held_back: dict[BlockHash, Published] = {}
         # Deletions the store has not carried out yet: what is on disk may be about to go.
         self._ends: list[Future[Any]] = []
 
@@ -108,32 +100,32 @@ class SaveQueue:
         """Blocks that are saved only when a turn stands on them."""
         return len(self._held_back)
 
-    def add_block(self, published: Published, root: BlockHash) -> None:
-        """Queue a block that has just got its name."""
+    def add_block(self, published: Published) -> None:
+        """Queue a block that has just got its hash."""
         if self._store is not None:
-            self._items.append(_QueuedBlock(published, root, self._pool.ids(published.block)))
-            self._queued.add(published.name)
+            self._items.append(published)
+            self._queued.add(published.identity.hash)
 
-    def hold_back(self, published: Published, root: BlockHash) -> None:
-        """Note a block that has just got its name and is to be saved only when a turn stands on it."""
+    def hold_back(self, published: Published) -> None:
+        """Note a block that has just got its hash and is to be saved only when a turn stands on it."""
         if self._store is None:
             return
-        self._held_back[published.name] = _QueuedBlock(published, root, self._pool.ids(published.block))
+        self._held_back[published.identity.hash] = published
         if len(self._held_back) > self._pool.num_blocks:
             self._drop_gone()
 
     def _drop_gone(self) -> None:
         """Forget the held back blocks that have left memory."""
         named = self._held_back.items()
-        self._held_back = {name: item for name, item in named if self._pool.name(item.published.block) == name}
+        self._held_back = {name: item for name, item in named if self._pool.name(item.block) == name}
 
     def let_go(self, blocks: Sequence[int]) -> None:
         """Queue those of these blocks, parents first, that were held back: a turn stands on them now."""
         for block in blocks if self._held_back else ():
             name = self._pool.name(block)
             item = self._held_back.pop(name, None) if name is not None else None
-            if item is not None and item.published.block == block:
-                self.add_block(item.published, item.root)
+            if item is not None and item.block == block:
+                self.add_block(item)
 
     def add_missing(self, table: BlockTable, root: BlockHash) -> None:
         """Queue the full blocks of a sequence that are neither on disk nor on their way there.
@@ -144,8 +136,7 @@ class SaveQueue:
         if self._store is None:
             return
         for index in range(self._num_here(table.names), len(table.names)):
-            parent = table.names[index - 1] if index else root
-            self.add_block(Published(table.blocks[index], table.names[index], parent, self._pool.block_tokens), root)
+            self._add_named(table.blocks[index], table.names[index], table.names[index - 1] if index else root, root)
 
     def add_again(self, blocks: Sequence[int], root: BlockHash) -> None:
         """Queue those of these blocks, parents first, that are neither on disk nor on their way there."""
@@ -153,7 +144,10 @@ class SaveQueue:
             name, parent = self._pool.name(block), self._pool.parent(block)
             assert name is not None and parent is not None, f"block {block} has no name"
             if name not in self._queued and self._store is not None and not self._store.num_known([name]):
-                self.add_block(Published(block, name, parent, len(self._pool.ids(block))), root)
+                self._add_named(block, name, parent, root)
+
+    def _add_named(self, block: int, name: BlockHash, parent: BlockHash, root: BlockHash) -> None:
+        self.add_block(Published(block, BlockIdentity(name, parent, root, self._pool.ids(block))))
 
     def _num_here(self, names: Sequence[BlockHash]) -> int:
         """How many leading blocks need not be queued again: all up to one that is on disk or on its way there.
@@ -187,15 +181,15 @@ class SaveQueue:
             item = self._items[0]
             if isinstance(item, SequenceRecord):
                 store.save_turn(item)
-            elif not isinstance(item, _QueuedBlock):
+            elif not isinstance(item, Published):
                 self._order(item, store)
-            elif self._pool.name(item.published.block) != item.published.name:
-                store.skip(item.published.name)
+            elif self._pool.name(item.block) != item.identity.hash:
+                store.skip(item.identity.hash)
             elif not store.stage(self._staged(item)):
                 return
             self._items.popleft()
-            if isinstance(item, _QueuedBlock):
-                self._queued.discard(item.published.name)
+            if isinstance(item, Published):
+                self._queued.discard(item.identity.hash)
 
     def close(self, error: RekindleError) -> None:
         """Hand over what there is room for. Those that wait for something that is left get the error."""
@@ -234,7 +228,7 @@ class SaveQueue:
         end = self._items.index(order)
         left = [item for at, item in enumerate(self._items) if at >= end or not _is_of(item, order, names)]
         self._items = deque(left)
-        self._queued = {item.published.name for item in left if isinstance(item, _QueuedBlock)}
+        self._queued = {item.identity.hash for item in left if isinstance(item, Published)}
 
     def is_queued(self, name: BlockHash) -> bool:
         """Whether the block waits here for the store."""
@@ -242,31 +236,23 @@ class SaveQueue:
 
     def check(self) -> None:
         """Assert that what is said to be queued is, and that what is held back stands under its name and is bounded."""
-        waiting = {item.published.name for item in self._items if isinstance(item, _QueuedBlock)}
+        waiting = {item.identity.hash for item in self._items if isinstance(item, Published)}
         assert self._queued <= waiting, f"{len(self._queued - waiting)} blocks are said to be queued and are not"
-        assert all(name == item.published.name for name, item in self._held_back.items()), (
-            "held back under another name"
-        )
-        assert len(self._held_back) <= self._pool.num_blocks, f"{len(self._held_back)} blocks are held back"
+        assert all(name == item.identity.hash for name, item in self._held_back.items()), "held back under another name"
+        assert self.num_held_back <= self._pool.num_blocks, f"{self.num_held_back} blocks are held back"
 
-    def _staged(self, item: _QueuedBlock) -> StagedBlock:
-        block, num_tokens = item.published.block, item.published.num_tokens
-        return StagedBlock(
-            name=item.published.name,
-            parent=item.published.parent,
-            root=item.root,
-            ids=item.ids,
-            fill=lambda part, out: self._arena.read(block, part, num_tokens, out),
-        )
+    def _staged(self, item: Published) -> StagedBlock:
+        block, num_tokens = item.block, item.identity.num_tokens
+        return StagedBlock(item.identity, lambda part, out: self._arena.read(block, part, num_tokens, out))
 
 
-def _is_of(item: _QueuedBlock | SaveOrder, order: Purged, names: Collection[BlockHash]) -> bool:
-    if isinstance(item, _QueuedBlock):
-        return item.published.name in names
+def _is_of(item: Published | SaveOrder, order: Purged, names: Collection[BlockHash]) -> bool:
+    if isinstance(item, Published):
+        return item.identity.hash in names
     return isinstance(item, SequenceRecord) and (item.namespace, item.agent) == (order.namespace, order.agent)
 
 
-def refuse(item: _QueuedBlock | SaveOrder, error: RekindleError) -> None:
+def refuse(item: Published | SaveOrder, error: RekindleError) -> None:
     """Give its caller the reason why the store was never asked."""
     if isinstance(item, Forgotten | Purged | Pinned | Moved):
         fail(item.done, error)
