@@ -6,10 +6,10 @@ from collections.abc import Callable
 
 import pytest
 
+from rekindle.agent_ids import breakpoint_prefix, new_conversation
 from rekindle.engine.api import Engine
 from rekindle.engine.types import GenerationRequest
 from rekindle.errors import BadRequest
-from rekindle.store.values import HIDDEN_PREFIX, KEPT_PREFIX
 from tests.engine.conftest import Start
 
 HELLO = [{"role": "user", "content": "Hello!"}]
@@ -38,7 +38,7 @@ def test_a_control_character_is_refused_everywhere(start: Start) -> None:
     engine = start()
     engine.chat("ada", HELLO, max_tokens=1)
     for way, ask in WAYS.items():
-        for bad in (f"{HIDDEN_PREFIX}ada", f"{KEPT_PREFIX}ada", "a\nb", "\x9f", "a" * 257, "", "\ud800"):
+        for bad in (new_conversation(), f"{breakpoint_prefix('ada')}0", "a\nb", "\x9f", "a" * 257, "", "\ud800"):
             with pytest.raises(BadRequest, match="agent's id") as caught:
                 ask(engine, bad)
             assert caught.value.param in ("agent", "parent", "source", "target"), way

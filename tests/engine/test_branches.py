@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 
+from rekindle.agent_ids import new_conversation
 from rekindle.cache.blocks.hashing import BlockHash
-from rekindle.engine.memory.branches import HIDDEN_PREFIX, BranchBook, TurnEnd
+from rekindle.engine.memory.branches import BranchBook, TurnEnd
 from rekindle.engine.request import FinishedTurn
 
 ROOT = BlockHash(b"r" * 32)
+UNNAMED = new_conversation()
 
 
 def end(book: BranchBook, ids: list[int], now: float, agent: str = "a", num_replies: int | None = None) -> TurnEnd:
@@ -79,11 +81,11 @@ def test_the_least_recently_used_branch_goes_first() -> None:
 
 def test_hidden_agents_are_not_listed_and_agents_are_kept_apart() -> None:
     book = BranchBook(max_branches=2)
-    end(book, [1, 2], 1, agent=HIDDEN_PREFIX + "x")
+    end(book, [1, 2], 1, agent=UNNAMED)
     end(book, [1, 2, 3], 2, agent="b")
     assert list(book.agents()) == [("default", "b")]
     assert list(book.agents("other")) == []
-    assert book.of("default", HIDDEN_PREFIX + "x")[0].num_tokens == 2
+    assert book.of("default", UNNAMED)[0].num_tokens == 2
 
 
 def test_saved_tokens_never_exceed_the_branch_they_speak_of() -> None:

@@ -8,12 +8,13 @@ import time
 import numpy as np
 import pytest
 
+from rekindle.agent_ids import kind_of
 from rekindle.cache.blocks.hashing import BlockHash, chain_hashes
 from rekindle.engine.api import Engine
 from rekindle.engine.blocks.save_queue import Forgotten, Pinned, SaveOrder
 from rekindle.engine.gauges import hot_tokens
 from rekindle.engine.memory.branches import BranchBook
-from rekindle.engine.memory.breakpoints import MOST_OF_AGENT, Keeping, is_kept
+from rekindle.engine.memory.breakpoints import MOST_OF_AGENT, Keeping
 from rekindle.engine.memory.retention import Retention, RetentionRules
 from rekindle.engine.request import FinishedTurn, Kept
 from rekindle.engine.types import Breakpoint, GenerationRequest, Report
@@ -80,7 +81,7 @@ def test_a_mark_is_a_pinned_sequence_on_the_same_blocks() -> None:
     record, pin = desk.orders
     assert isinstance(record, SequenceRecord) and isinstance(pin, Pinned)
     assert (record.num_tokens, record.head) == (40, chain_hashes(ROOT, np.arange(48, dtype=np.uint32), SIZE)[2])
-    assert is_kept(record.agent) and pin.agent == record.agent
+    assert not kind_of(record.agent).is_memory and pin.agent == record.agent
     assert (pin.until, list(desk.book.agents()), len(desk.book), desk.book.num_pinned(desk.now)) == (1300.0, [], 0, 0)
 
 
@@ -176,7 +177,11 @@ def kept(engine: Engine) -> list[int]:
     store = engine.components.store
     assert store is not None
     pinned = [agent for _, agent in store.pins()]
-    return sorted(record.num_tokens for record in store.sequences() if is_kept(record.agent) and record.agent in pinned)
+    return sorted(
+        record.num_tokens
+        for record in store.sequences()
+        if not kind_of(record.agent).is_memory and record.agent in pinned
+    )
 
 
 def test_positions_are_told_and_pinned_and_last_over_a_restart(start: Start) -> None:
@@ -219,7 +224,7 @@ def test_unnamed_conversations_do_not_go_on_from_them(start: Start) -> None:
     asked(engine, None, SYSTEM, "Hello!", "Well.", "And?")
     engine.flush()
     hidden = {agent for _, agent in engine.components.memory.book.everybody() if agent != "ada"}
-    assert len({agent for agent in hidden if not is_kept(agent)}) == 1
+    assert len({agent for agent in hidden if kind_of(agent).is_memory}) == 1
 
 
 def test_they_go_when_their_time_is_over(start: Start) -> None:

@@ -13,10 +13,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from rekindle.agent_ids import new_conversation, recovered
 from rekindle.cache.blocks.hashing import BlockHash
 from rekindle.engine.api import Engine
 from rekindle.engine.blocks.save_queue import SaveOrder
-from rekindle.engine.memory.branches import HIDDEN_PREFIX, Branch, BranchBook
+from rekindle.engine.memory.branches import Branch, BranchBook
 from rekindle.engine.memory.memory import AgentMemory
 from rekindle.engine.memory.retention import EVERY_S, Retention, RetentionRules
 from rekindle.engine.request import FinishedTurn
@@ -29,6 +30,7 @@ from tests.engine.test_engine import SYSTEM, talk, user
 from tests.engine.test_index_trouble import refused
 
 ROOT = BlockHash(b"r" * 32)
+UNNAMED = new_conversation()
 
 
 class Desk:
@@ -82,9 +84,9 @@ class Desk:
 def test_agents_are_forgotten_by_age_unnamed_ones_sooner() -> None:
     desk = Desk(agent_ttl_s=86_400)
     desk.turn("ada")
-    desk.turn(HIDDEN_PREFIX + "x")
+    desk.turn(UNNAMED)
     desk.later(3_500)
-    assert desk.agents() == {"ada", HIDDEN_PREFIX + "x"}
+    assert desk.agents() == {"ada", UNNAMED}
     desk.later(200)
     assert desk.agents() == {"ada"}
     desk.later(86_400)
@@ -95,9 +97,9 @@ def test_agents_are_forgotten_by_age_unnamed_ones_sooner() -> None:
 def test_without_a_ttl_named_agents_stay_and_a_recovered_one_is_not_anonymous() -> None:
     desk = Desk()
     desk.turn("ada")
-    desk.turn(HIDDEN_PREFIX + "recovered-1")
+    desk.turn(recovered(1))
     desk.later(10 * 365 * 86_400)
-    assert desk.agents() == {"ada", HIDDEN_PREFIX + "recovered-1"}
+    assert desk.agents() == {"ada", recovered(1)}
 
 
 def test_a_pin_keeps_an_agent_for_its_time() -> None:
@@ -148,7 +150,7 @@ def test_branches_with_nothing_durable_are_bounded_unnamed_and_oldest_first() ->
     desk.memory.book.pin("default", "first", math.inf)
     for number in range(60):
         desk.now += 1
-        desk.turn(HIDDEN_PREFIX + str(number) if number % 2 else f"agent-{number}", f"Number {number} speaks.")
+        desk.turn(new_conversation() if number % 2 else f"agent-{number}", f"Number {number} speaks.")
         assert desk.memory.book.num_unsaved <= 20
     assert {"first", "agent-58", "agent-56", "agent-44"} <= desk.agents() and "agent-0" not in desk.agents()
     desk.memory.check()

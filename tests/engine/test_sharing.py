@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rekindle.agent_ids import new_conversation, recovered
 from rekindle.cache.blocks.hashing import BlockHash, chain_hashes, tail_name
-from rekindle.engine.memory.branches import HIDDEN_PREFIX, Branch
+from rekindle.engine.memory.branches import Branch
 from rekindle.engine.sharing import UNNAMED, shared_tokens
 from rekindle.errors import NotFound
 from tests.engine.conftest import Start
@@ -42,9 +43,15 @@ def test_what_is_shared_are_whole_blocks_or_all_of_it(mine: list[int], theirs: l
 
 
 def test_who_shares_is_named_once_and_the_nameless_together() -> None:
-    mine, hidden = branch("ada", [*range(10)]), [branch(f"{HIDDEN_PREFIX}{n}", [*range(9), 3]) for n in range(2)]
+    mine, nameless = branch("ada", [*range(10)]), (new_conversation(), new_conversation(), recovered(1))
     elsewhere = branch("eve", [*range(10)], namespace="other")
-    others = [*hidden, branch("bob", [*range(10)]), branch("bob", [*range(4)]), elsewhere, mine]
+    others = [
+        *(branch(agent, [*range(9), 3]) for agent in nameless),
+        branch("bob", [*range(10)]),
+        branch("bob", [*range(4)]),
+        elsewhere,
+        mine,
+    ]
     assert shared_tokens(mine, others, SIZE) == (10, ("bob", UNNAMED))
 
 

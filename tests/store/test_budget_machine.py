@@ -13,9 +13,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from rekindle.agent_ids import AgentKind, kind_of, recovered
 from rekindle.store.records import MAGIC
 from rekindle.store.retention import RUNNING_S
-from rekindle.store.values import is_anonymous
 from tests.store.chains import (
     BLOCK_BYTES,
     FINGERPRINT,
@@ -28,7 +28,7 @@ from tests.store.chains import (
     warm_tokens,
 )
 
-AGENTS = st.sampled_from(["ann", "bob", "\x01hidden", "\x01recovered-1", "cat"])
+AGENTS = st.sampled_from(["ann", "bob", f"{AgentKind.CONVERSATION.value}x", recovered(1), "cat"])
 RUNS = st.lists(st.integers(0, 2), max_size=6)
 BUDGET = 7
 TICK_S = 100.0
@@ -55,7 +55,7 @@ class NaiveStore:
 
     def rank(self, name: bytes, standing: list[Key], now: float) -> tuple[int, float]:
         if standing:
-            return max((1 if is_anonymous(key[0]) else 2, self.branches[key][2]) for key in standing)
+            return max((1 if kind_of(key[0]).is_temporary else 2, self.branches[key][2]) for key in standing)
         last_use = self.blocks[name][1]
         return (2 if now - last_use <= RUNNING_S else 0), last_use
 

@@ -6,13 +6,14 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
+from rekindle.agent_ids import breakpoint_prefix, kind_of
 from rekindle.cli.remote import Unreachable
 from rekindle.cli.units import show_id
 from rekindle.cli.why import near
 from rekindle.config import StoreSettings
 from rekindle.errors import NotFound, StoreLocked
 from rekindle.store import admin
-from rekindle.store.values import SequenceRecord, is_anonymous, kept_prefix
+from rekindle.store.values import SequenceRecord
 
 
 def agents_in(settings: StoreSettings, unreachable: Unreachable) -> list[dict[str, Any]]:
@@ -21,7 +22,7 @@ def agents_in(settings: StoreSettings, unreachable: Unreachable) -> list[dict[st
     for store in _unlocked(settings.directory(), unreachable):
         branches = defaultdict(list)
         for record in admin.agents_of(settings.directory(), store.fingerprint):
-            if not is_anonymous(record.agent):
+            if not kind_of(record.agent).is_temporary:
                 branches[record.namespace, record.agent].append(record)
         found += [_described(store.model, records) for records in branches.values()]
     return sorted(found, key=lambda info: -float(info["last_use"]))
@@ -58,7 +59,7 @@ def purge_in(settings: StoreSettings, namespace: str, agent: str, unreachable: U
     for store in _unlocked(directory, unreachable):
         here = {(record.namespace, record.agent) for record in admin.agents_of(directory, store.fingerprint)}
         known |= here
-        marked = kept_prefix(agent)  # what its requests marked may be all that is left of it
+        marked = breakpoint_prefix(agent)  # what its requests marked may be all that is left of it
         if any(space == namespace and (name == agent or name.startswith(marked)) for space, name in here):
             proofs.append(admin.purge_agent(directory, store.fingerprint, namespace, agent))
     if not proofs:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from rekindle.engine.memory.branches import Branch, is_anonymous, is_conversation
+from rekindle.agent_ids import AgentKind, kind_of
+from rekindle.engine.memory.branches import Branch
 
 UNNAMED = "unnamed"
 
@@ -20,8 +21,9 @@ def shared_tokens(branch: Branch, others: Iterable[Branch], block_tokens: int) -
     for other in others:
         if (other.namespace, other.root) == (branch.namespace, branch.root) and other.agent != branch.agent:
             num_tokens = _common_tokens(branch, other, block_tokens)
-            if num_tokens and (is_conversation(other.agent) or not is_anonymous(other.agent)):
-                agents.add(UNNAMED if is_anonymous(other.agent) else other.agent)
+            kind = kind_of(other.agent)
+            if num_tokens and kind.is_memory:
+                agents.add(other.agent if kind is AgentKind.NAMED else UNNAMED)
                 most = max(most, num_tokens)
     return most, tuple(sorted(agents))
 

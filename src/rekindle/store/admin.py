@@ -12,6 +12,7 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from rekindle.agent_ids import breakpoint_prefix
 from rekindle.errors import StoreError
 from rekindle.store import stale
 from rekindle.store.check import check_index, damaged_blocks, shortened_branches
@@ -26,7 +27,7 @@ from rekindle.store.records import RecordFormat
 from rekindle.store.shards import SHARD_BYTES, Shards
 from rekindle.store.stale import StoreInfo
 from rekindle.store.sync import FileSystem, OsFileSystem
-from rekindle.store.values import PurgeProof, SequenceRecord, kept_prefix
+from rekindle.store.values import PurgeProof, SequenceRecord
 
 __all__ = [
     "CheckReport",
@@ -147,7 +148,7 @@ def purge_agent(
     """Forget an agent, what is kept for it and what only it used, with proof, as `WarmStore.purge` does."""
     with _opened(directory, fingerprint, clock, fs or OsFileSystem()) as parts:
         known = {each.agent for each in parts.index.sequences() if each.namespace == namespace}
-        kept = sorted(each for each in known if each.startswith(kept_prefix(agent)))
+        kept = sorted(each for each in known if each.startswith(breakpoint_prefix(agent)))
         try:
             return _purged(parts, namespace, [*kept, agent])
         except DamagedRow as damaged:

@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from rekindle.agent_ids import recovered
 from rekindle.cache.blocks.hashing import BlockHash
 from rekindle.store.damage import INDEX_DAMAGE
 from rekindle.store.index import unpacked
@@ -22,7 +23,7 @@ from rekindle.store.record_rows import whole_rows, with_parents
 from rekindle.store.schema import SEQUENCE, index_macs, is_agent
 from rekindle.store.shards import Shards
 from rekindle.store.sqlite_file import connect
-from rekindle.store.values import RECOVERED_PREFIX, SequenceRecord, StoredBlock
+from rekindle.store.values import SequenceRecord, StoredBlock
 
 _SEQUENCE_2 = SEQUENCE.removesuffix(", mac")  # up to version 2
 
@@ -135,7 +136,7 @@ def _recovered(
     return [
         SequenceRecord(
             namespace=namespaces[leaf.root],
-            agent=f"{RECOVERED_PREFIX}{number}",
+            agent=recovered(number),
             branch=0,
             root=leaf.root,
             head=leaf.hash,

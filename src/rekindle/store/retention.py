@@ -23,8 +23,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from operator import itemgetter
 
+from rekindle.agent_ids import kind_of
 from rekindle.cache.eviction import KeyedOrder
-from rekindle.store.values import is_anonymous
 
 # How long blocks without a sequence count as those of a running request, and not of a cancelled one.
 RUNNING_S = 300.0
@@ -32,7 +32,7 @@ RUNNING_S = 300.0
 CLOCK_SLACK_S = 1.0
 # By how much the number of blocks may drift, as a share of it, before the namespaces' quotas follow.
 QUOTA_DRIFT = 1 / 64
-_ORPHANED, _ANONYMOUS, _NAMED = range(3)  # ranks: the lower leave first
+_ORPHANED, _TEMPORARY, _NAMED = range(3)  # ranks: the lower leave first
 _STANDING = "SELECT id, CAST(pinned_until AS REAL), CAST(last_use AS REAL) FROM sequence JOIN agent USING(agent)"
 
 Standing = tuple[str, float, float]  # of a sequence that ends in a block: its agent's id, pinned until, last use
@@ -184,7 +184,7 @@ class LeavingOrder:
         elif name in self._held:
             order.hold(name)
         elif standing:
-            ranked = ((_ANONYMOUS if is_anonymous(agent) else _NAMED, use) for agent, _, use in standing)
+            ranked = ((_TEMPORARY if kind_of(agent).is_temporary else _NAMED, use) for agent, _, use in standing)
             _let_go(order, name, *max((rank, _past(use, now)) for rank, use in ranked))
         elif 0 <= now - own_use <= RUNNING_S:
             _let_go(order, name, _NAMED, own_use)

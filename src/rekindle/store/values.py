@@ -5,7 +5,6 @@ All frozen; token ids are u32 [n].
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -16,24 +15,6 @@ from rekindle.cache.blocks.hashing import BlockHash
 from rekindle.cache.blocks.identity import BlockIdentity
 
 Bytes = npt.NDArray[np.uint8]
-
-# No caller can send this character in an id, so generated names never meet given ones.
-HIDDEN_PREFIX = "\x01"
-# What a rebuild names the chains whose agents are not known any more.
-RECOVERED_PREFIX = HIDDEN_PREFIX + "recovered-"
-
-# Beginnings of prompts that are kept because a request marked them; no conversation goes on from their names.
-KEPT_PREFIX = HIDDEN_PREFIX + "kept-"
-
-
-def kept_prefix(agent: str) -> str:
-    """How the names of all begin that is kept for an agent."""
-    return f"{KEPT_PREFIX}{hashlib.blake2b(agent.encode(), digest_size=8).hexdigest()}-"
-
-
-def is_anonymous(agent: str) -> bool:
-    """Whether the id was generated for a conversation nobody named; what a rebuild recovered is not."""
-    return agent.startswith(HIDDEN_PREFIX) and not agent.startswith(RECOVERED_PREFIX)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -7,16 +7,16 @@ thread: only looking into it is done there, by the `on_memory` that is handed in
 from __future__ import annotations
 
 import math
-import secrets
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
 import numpy as np
 
+from rekindle.agent_ids import kind_of, new_conversation
 from rekindle.engine.intake.prompt_ids import prompt_ids
 from rekindle.engine.intake.rendering import Rendering
-from rekindle.engine.memory.branches import HIDDEN_PREFIX, common_prefix, is_conversation
+from rekindle.engine.memory.branches import common_prefix
 from rekindle.engine.memory.memory import AgentMemory
 from rekindle.engine.request import NO_MATCH, MatchFacts
 from rekindle.engine.types import GenerationRequest, Reuse
@@ -76,7 +76,7 @@ class Recall:
 
         PromptTooLong where that has more than `most`.
         """
-        agent = asked.agent or HIDDEN_PREFIX + secrets.token_hex(8)
+        agent = asked.agent or new_conversation()
         rendered = rendering.prompt
         if self._is_off(asked):
             ids = self._encoder.encode(rendered, most=most)
@@ -108,7 +108,7 @@ class Recall:
     def of_ids(self, asked: GenerationRequest, ids: np.ndarray) -> Prompt:
         """Ids are run as they are: what they share with the agent's branches is found by ids, not by text. On the
         intake thread."""
-        agent = asked.agent or HIDDEN_PREFIX + secrets.token_hex(8)
+        agent = asked.agent or new_conversation()
         if self._is_off(asked):
             return Prompt(ids, agent, "off", NO_MATCH, 0)
         mine = self._memory.know_agent(asked.namespace, agent)
@@ -142,5 +142,5 @@ class Recall:
 def _goes_on(match: TextMatch) -> bool:
     """Whether an unnamed prompt continues an unnamed conversation."""
     branch = match.branch
-    hidden = branch is not None and branch.agent is not None and is_conversation(branch.agent)
-    return hidden and match.relation in ("exact", "extend")
+    is_open = branch is not None and branch.agent is not None and kind_of(branch.agent).continues_unnamed
+    return is_open and match.relation in ("exact", "extend")

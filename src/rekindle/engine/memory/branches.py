@@ -11,16 +11,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from rekindle.agent_ids import AgentKind, kind_of
 from rekindle.cache.blocks.hashing import BlockHash
 from rekindle.engine.request import FinishedTurn
-from rekindle.store.values import HIDDEN_PREFIX, KEPT_PREFIX, is_anonymous
-
-__all__ = ["HIDDEN_PREFIX", "KEPT_PREFIX", "Branch", "BranchBook", "TurnEnd", "is_anonymous", "is_conversation"]
-
-
-def is_conversation(agent: str) -> bool:
-    """Whether the id was generated for something that an unnamed prompt may go on from."""
-    return agent.startswith(HIDDEN_PREFIX) and not agent.startswith(KEPT_PREFIX)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,12 +79,12 @@ class BranchBook:
         self.num_unsaved = 0
 
     def __len__(self) -> int:
-        return sum(not agent.startswith(KEPT_PREFIX) for _, agent in list(self._agents))
+        return sum(kind_of(agent).is_memory for _, agent in list(self._agents))
 
     def num_pinned(self, now: float) -> int:
         """Agents whose pin has not run out at wall time `now`."""
         pins = list(self._pins.items())
-        return sum(until > now and not agent.startswith(KEPT_PREFIX) for (_, agent), until in pins)
+        return sum(until > now and kind_of(agent).is_memory for (_, agent), until in pins)
 
     def put(self, branch: Branch) -> None:
         """Add or replace one branch."""
@@ -115,7 +108,7 @@ class BranchBook:
     def agents(self, namespace: str | None = None) -> Iterator[tuple[str, str]]:
         """(namespace, agent) of every named agent, or of one namespace."""
         for space, agent in self._agents:
-            if (namespace is None or space == namespace) and not agent.startswith(HIDDEN_PREFIX):
+            if (namespace is None or space == namespace) and kind_of(agent) is AgentKind.NAMED:
                 yield space, agent
 
     def branches(self) -> Iterable[Branch]:

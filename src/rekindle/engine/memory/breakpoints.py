@@ -12,11 +12,11 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable
 
+from rekindle.agent_ids import breakpoint_prefix, kind_of
 from rekindle.engine.blocks.save_queue import Forgotten, Pinned, SaveOrder
-from rekindle.engine.memory.branches import KEPT_PREFIX, Branch, BranchBook
+from rekindle.engine.memory.branches import Branch, BranchBook
 from rekindle.engine.memory.sequences import record_of
 from rekindle.engine.request import FinishedTurn
-from rekindle.store.values import kept_prefix
 
 MOST_OF_AGENT = 16  # the rest ends first
 RENEWED_SHARE = 0.1  # of its time, before a pin is written again
@@ -46,11 +46,11 @@ class Keeping:
 
     def know(self, namespace: str, name: str) -> None:
         """Take in what the store has kept."""
-        self._names.setdefault((namespace, name[: len(kept_prefix(""))]), {})[name] = None
+        self._names.setdefault((namespace, name[: len(breakpoint_prefix(""))]), {})[name] = None
 
     def of(self, namespace: str, agent: str) -> list[Branch]:
         """What is kept for an agent; what has been forgotten meanwhile is not."""
-        return self._in((namespace, kept_prefix(agent)))
+        return self._in((namespace, breakpoint_prefix(agent)))
 
     def _in(self, key: tuple[str, str]) -> list[Branch]:
         found = {name: self._book.get(key[0], name, 0) for name in self._names.pop(key, ())}
@@ -78,7 +78,7 @@ class Keeping:
                 return
             if is_within and branch.num_tokens < num_tokens and kept_until <= until:
                 self._forget(branch)
-        name = kept_prefix(turn.agent) + _digest(turn.root + head + num_tokens.to_bytes(4, "little"))
+        name = breakpoint_prefix(turn.agent) + _digest(turn.root + head + num_tokens.to_bytes(4, "little"))
         known = self._book.get(turn.namespace, name, 0)
         branch = Branch(
             namespace=turn.namespace,
@@ -128,14 +128,9 @@ class Keeping:
         """Assert that every kept beginning in the book is known, under the mark of its agent."""
         for (namespace, mark), names in self._names.items():
             assert all(name.startswith(mark) for name in names), f"a name of {namespace} stands under another mark"
-        kept = {(branch.namespace, branch.agent) for branch in self._book.branches() if is_kept(branch.agent)}
+        kept = {each for each in self._book.everybody() if not kind_of(each[1]).is_memory}
         known = {(namespace, name) for (namespace, _), names in self._names.items() for name in names}
         assert kept <= known, f"{len(kept - known)} kept beginnings are in the book alone"
-
-
-def is_kept(agent: str) -> bool:
-    """Whether the id is that of a kept beginning."""
-    return agent.startswith(KEPT_PREFIX)
 
 
 def _digest(data: bytes) -> str:

@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
+from rekindle.agent_ids import kind_of
 from rekindle.cache.blocks.hashing import BlockHash
 from rekindle.engine.blocks.save_queue import Forgotten, Moved, Pinned, Purged
 from rekindle.engine.core.purge import Purge
 from rekindle.engine.memory.branches import Branch
-from rekindle.engine.memory.breakpoints import is_kept
 from rekindle.engine.memory.memory import AgentMemory
 from rekindle.engine.memory.sequences import durable_tokens, stands_on, to_save
 from rekindle.errors import BadRequest, NotFound
@@ -112,13 +112,13 @@ class AgentEdits:
         for branch in before.branches:
             if self._memory.book.get(branch.namespace, branch.agent, branch.number) is None:
                 self._put(branch)
-        named = [branch for branch in before.branches if not is_kept(branch.agent)]
+        named = [branch for branch in before.branches if kind_of(branch.agent).is_memory]
         if named and before.pinned_until is not None:
             self._memory.book.pin(named[0].namespace, named[0].agent, before.pinned_until)
 
     def _put(self, branch: Branch) -> None:
         self._memory.book.put(branch)
-        if is_kept(branch.agent):
+        if not kind_of(branch.agent).is_memory:
             self._memory.keeping.know(branch.namespace, branch.agent)
         elif branch.ids is not None:
             self._memory.index(branch)

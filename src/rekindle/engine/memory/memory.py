@@ -14,10 +14,11 @@ from dataclasses import replace
 
 import numpy as np
 
+from rekindle.agent_ids import kind_of
 from rekindle.cache.blocks.hashing import chain_hashes
 from rekindle.engine.blocks.save_queue import Forgotten, Pinned, SaveOrder
 from rekindle.engine.memory.branches import Branch, BranchBook
-from rekindle.engine.memory.breakpoints import Keeping, is_kept
+from rekindle.engine.memory.breakpoints import Keeping
 from rekindle.engine.memory.pins import Pins
 from rekindle.engine.memory.sequences import branch_of, cut, record_of, to_save
 from rekindle.engine.request import FinishedTurn
@@ -75,13 +76,13 @@ class AgentMemory:
         now = self._now()
         for record in self._store.sequences():
             self.book.put(branch_of(replace(record, last_use=min(record.last_use, now))))
-            if is_kept(record.agent):
+            if not kind_of(record.agent).is_memory:
                 self.keeping.know(record.namespace, record.agent)
         for (namespace, agent), until in self._store.pins().items():
             if self.book.of(namespace, agent):
                 self.book.pin(namespace, agent, until)
         self.pins.know()
-        findable = (branch for branch in self.book.branches() if not is_kept(branch.agent))
+        findable = (branch for branch in self.book.branches() if kind_of(branch.agent).is_memory)
         self._to_index = sorted(findable, key=lambda branch: branch.last_use)
         return sum(1 for _ in self.book.agents())
 
@@ -165,7 +166,7 @@ class AgentMemory:
         if branch is None:
             return
         until = self.book.pinned_until(namespace, agent, self._now())
-        if is_first and until is not None and not is_kept(agent):  # the store did not know it yet when it was pinned
+        if is_first and until is not None and kind_of(agent).is_memory:  # pinned before the store knew it
             self.save(Pinned(namespace, agent, until))
         if branch.ids is not None:
             self._let_go(branch)

@@ -11,10 +11,10 @@ import logging
 import math
 from collections.abc import Callable
 
+from rekindle.agent_ids import kind_of
 from rekindle.cache.blocks.hashing import BlockHash
 from rekindle.engine.blocks.save_queue import Pinned, SaveOrder
 from rekindle.engine.memory.branches import BranchBook
-from rekindle.engine.memory.breakpoints import is_kept
 from rekindle.engine.memory.sequences import stands_on
 from rekindle.errors import QuotaExceeded
 
@@ -96,7 +96,7 @@ class Pins:
         """The pinned agents of a namespace; beginnings that requests marked have a bound of their own."""
         now = self._now()
         mine = [agent for space, agent in self._book.pins() if space == namespace and agent != but]
-        pinned = [agent for agent in mine if not is_kept(agent)]
+        pinned = [agent for agent in mine if kind_of(agent).is_memory]
         return [agent for agent in pinned if self._book.pinned_until(namespace, agent, now) is not None]
 
     def _num_blocks(self, namespace: str, agents: list[str]) -> int:

@@ -21,8 +21,8 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 
-from rekindle.engine.memory.branches import Branch, is_anonymous
-from rekindle.engine.memory.breakpoints import is_kept
+from rekindle.agent_ids import kind_of
+from rekindle.engine.memory.branches import Branch
 from rekindle.engine.memory.memory import AgentMemory
 
 EVERY_S = 60.0
@@ -80,8 +80,9 @@ class Retention:
         now, book = self._now(), self._memory.book
         for namespace, agent in book.everybody():
             last_use = self._memory.last_use(namespace, agent)
-            ttl = self._rules.anonymous_ttl_s if is_anonymous(agent) else self._rules.agent_ttl_s
-            is_old = is_kept(agent) or (ttl is not None and now - last_use > ttl)
+            kind = kind_of(agent)
+            ttl = self._rules.anonymous_ttl_s if kind.is_temporary else self._rules.agent_ttl_s
+            is_old = not kind.is_memory or (ttl is not None and now - last_use > ttl)
             if is_old and book.pinned_until(namespace, agent, now) is None:
                 self._memory.drop(namespace, agent)
         if self._memory.has_store:
@@ -101,7 +102,7 @@ class Retention:
             return
         now = self._now()
         unsaved = [branch for branch in book.branches() if not branch.saved_tokens]
-        for branch in sorted(unsaved, key=lambda branch: (not is_anonymous(branch.agent), branch.last_use)):
+        for branch in sorted(unsaved, key=lambda branch: (not kind_of(branch.agent).is_temporary, branch.last_use)):
             if book.num_unsaved <= most - most // 10:
                 return
             if book.pinned_until(branch.namespace, branch.agent, now) is None:
@@ -121,7 +122,7 @@ class Retention:
         if answer.exception() is not None:
             return  # the engine has ended, and with it all that was in memory
         durable = self._memory.durable()
-        num_ends = Counter(record.head for record in durable.values() if not is_kept(record.agent))
+        num_ends = Counter(record.head for record in durable.values() if kind_of(record.agent).is_memory)
         for branch, hot_tokens in zip(branches, answer.result(), strict=True):
             key = branch.namespace, branch.agent, branch.number
             if self._memory.book.get(*key) is not branch:
