@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from rekindle.engine.api import Engine
+from rekindle.engine.memory.branches import KnownBranch
 from rekindle.engine.types import GenerationRequest, Report
 from rekindle.model.params import SamplingParams
 
@@ -41,7 +42,7 @@ def test_text_that_is_stored_stays_exact_where_some_of_its_blocks_are_gone(start
     pool = engine.components.core.cache.pool
     loop = engine.components.loop
     branch = engine.components.memory.book.of("default", "ada")[0]
-    assert branch.ids is not None and branch.names is not None
+    assert isinstance(branch, KnownBranch)
     names, ids = branch.names, branch.ids
 
     def lose_the_end(_: object) -> int:

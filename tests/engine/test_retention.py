@@ -17,7 +17,7 @@ from rekindle.agent_ids import new_conversation, recovered
 from rekindle.cache.blocks.hashing import BlockHash
 from rekindle.engine.api import Engine
 from rekindle.engine.blocks.save_queue import SaveOrder
-from rekindle.engine.memory.branches import Branch, BranchBook
+from rekindle.engine.memory.branches import Branch, BranchBook, KnownBranch
 from rekindle.engine.memory.memory import AgentMemory
 from rekindle.engine.memory.retention import EVERY_S, Retention, RetentionRules
 from rekindle.engine.request import FinishedTurn
@@ -299,7 +299,7 @@ def test_ids_of_durable_branches_are_dropped_with_their_text_and_read_again(star
     memory = engine.components.memory
 
     def known() -> int:
-        return sum(branch.ids is not None for branch in memory.book.branches())
+        return sum(isinstance(branch, KnownBranch) for branch in memory.book.branches())
 
     wait_for(lambda: engine.components.intake.call(known).result() < 6, engine)
     again = talk(engine, "agent-0", histories["agent-0"], "Still there?")
@@ -314,7 +314,7 @@ def test_a_branch_the_disk_has_just_shortened_is_read_at_its_length_not_forgotte
     engine.flush()
     memory, intake = engine.components.memory, engine.components.intake
     (branch,) = intake.call(lambda: memory.book.of("default", "ada")).result()
-    stale = replace(branch, ids=None, names=None, head=BlockHash(b"x" * 32), num_tokens=branch.num_tokens + 40)
+    stale = replace(branch.without_ids(), head=BlockHash(b"x" * 32), num_tokens=branch.num_tokens + 40)
     intake.call(lambda: memory.book.put(stale)).result()
     assert talk(engine, "ada", history, "And?").report.source == "own"
     kept = intake.call(lambda: memory.book.get("default", "ada", branch.number)).result()

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 from hypothesis import given
@@ -11,8 +9,7 @@ from hypothesis import strategies as st
 
 from rekindle.agent_ids import new_conversation, recovered
 from rekindle.cache.blocks.hashing import BlockHash, chain_hashes, tail_name
-from rekindle.engine.memory.branches import Branch
-from rekindle.engine.sharing import UNNAMED, shared_tokens
+from rekindle.engine.memory.branches import UNNAMED, Branch, KnownBranch, shared_tokens
 from rekindle.errors import NotFound
 from tests.engine.conftest import Start
 
@@ -29,7 +26,7 @@ def branch(agent: str, ids: list[int], *, namespace: str = "default") -> Branch:
     names = tuple(chain_hashes(ROOT, array, SIZE))
     parent, rest = names[-1] if names else ROOT, array[len(names) * SIZE :]
     head = tail_name(parent, rest) if len(rest) else parent
-    return Branch(namespace, agent, 0, ROOT, head, len(ids), 0, 0, 0.0, (), array, names)
+    return KnownBranch(namespace, agent, 0, ROOT, head, len(ids), 0, 0, 0.0, (), array, names)
 
 
 @given(st.lists(st.integers(0, 2), min_size=1, max_size=30), st.lists(st.integers(0, 2), min_size=1, max_size=30))
@@ -57,9 +54,9 @@ def test_who_shares_is_named_once_and_the_nameless_together() -> None:
 
 def test_of_a_branch_that_is_only_on_disk_its_end_is_known() -> None:
     mine, theirs = branch("ada", [*range(10)]), branch("bob", [*range(8)])
-    assert shared_tokens(mine, [replace(theirs, ids=None, names=None)], SIZE) == (8, ("bob",))
+    assert shared_tokens(mine, [theirs.without_ids()], SIZE) == (8, ("bob",))
     apart = branch("bob", [*range(9)])
-    assert shared_tokens(mine, [replace(apart, ids=None, names=None)], SIZE) == (0, ())
+    assert shared_tokens(mine, [apart.without_ids()], SIZE) == (0, ())
 
 
 def test_an_engine_tells_it_of_one_agent(start: Start) -> None:

@@ -32,7 +32,7 @@ from rekindle.engine.intake.preparing import Preparer, PromptLimits
 from rekindle.engine.intake.recall import Recall
 from rekindle.engine.intake.rendering import Renderer
 from rekindle.engine.intake.waiting import WaitingRoom
-from rekindle.engine.memory.branches import Branch, BranchBook
+from rekindle.engine.memory.branches import Branch, BranchBook, KnownBranch
 from rekindle.engine.memory.edits import AgentEdits
 from rekindle.engine.memory.memory import AgentMemory
 from rekindle.engine.memory.pins import most_pinned
@@ -289,6 +289,5 @@ def _memory(
 
 
 def _demote(loop: EngineLoop, branch: Branch, num_kept: int) -> None:
-    ids, names = branch.ids, branch.names
-    if ids is not None and names is not None:
-        loop.call(lambda core: core.cache.demote(branch.root, ids, names, num_kept=num_kept))
+    if isinstance(branch, KnownBranch):
+        loop.call(lambda core: core.cache.demote(branch.root, branch.ids, branch.names, num_kept=num_kept))

@@ -12,7 +12,7 @@ from typing import Any
 
 from rekindle.engine.blocks.prefix_cache import PrefixCache
 from rekindle.engine.core.core import EngineCore
-from rekindle.engine.memory.branches import Branch, BranchBook
+from rekindle.engine.memory.branches import Branch, BranchBook, KnownBranch
 from rekindle.engine.types import EngineStats
 from rekindle.store.values import StoreStats
 from rekindle.worker import Death
@@ -58,7 +58,7 @@ def hot_tokens(cache: PrefixCache, branches: Sequence[Branch]) -> list[int]:
 
 
 def _hot_tokens(cache: PrefixCache, branch: Branch) -> int:
-    if branch.ids is None or branch.names is None:
+    if not isinstance(branch, KnownBranch):
         return branch.num_tokens if cache.pool.block_of(branch.head) is not None else 0
     return cache.num_hot_tokens(branch.root, branch.ids, branch.names)
 

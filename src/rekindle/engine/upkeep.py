@@ -20,10 +20,9 @@ from rekindle.engine.blocks.save_queue import Moved
 from rekindle.engine.core.core import EngineCore
 from rekindle.engine.core.purge import Purge, evict_named, idle_names, wipe, withdraw
 from rekindle.engine.gauges import hot_tokens
-from rekindle.engine.memory.branches import Branch
+from rekindle.engine.memory.branches import Branch, KnownBranch, shared_tokens
 from rekindle.engine.memory.edits import Before
 from rekindle.engine.memory.sequences import to_save
-from rekindle.engine.sharing import shared_tokens
 from rekindle.engine.types import AgentInfo, BranchInfo, PurgeReport
 from rekindle.errors import BadRequest, NotFound, PurgeUnproved, RekindleError, StoreError
 from rekindle.store.warm import PurgeProof
@@ -35,12 +34,12 @@ FLUSH_S = 60.0
 PROOF_S = 600.0  # a purge reads back every slot that it freed
 
 
-def infos(parts: Assembly, ask: Callable[[], list[list[Branch]]]) -> list[AgentInfo]:
+def infos(parts: Assembly, ask: Callable[[], Sequence[Sequence[Branch]]]) -> list[AgentInfo]:
     """The agents whose branches `ask` gives on the intake thread, most recently used first; one question per thread,
     however many agents there are."""
     now, book = time.time(), parts.memory.book
 
-    def look() -> list[tuple[list[Branch], float | None]]:
+    def look() -> list[tuple[Sequence[Branch], float | None]]:
         found = [branches for branches in ask() if branches]
         return [(each, book.pinned_until(each[0].namespace, each[0].agent, now)) for each in found]
 
@@ -67,7 +66,11 @@ def infos(parts: Assembly, ask: Callable[[], list[list[Branch]]]) -> list[AgentI
 
 def info(parts: Assembly, namespace: str, agent: str) -> AgentInfo:
     """One agent with its branches, the latest first; raises NotFound."""
-    found = infos(parts, lambda: [parts.memory.know_agent(namespace, agent) or parts.memory.book.of(namespace, agent)])
+
+    def look() -> list[Sequence[Branch]]:
+        return [parts.memory.know_agent(namespace, agent) or parts.memory.book.of(namespace, agent)]
+
+    found = infos(parts, look)
     if not found:
         raise NotFound(f"no agent {agent!r}", param="agent")
     return replace(found[0], branch_infos=_branch_infos(parts, namespace, agent))
@@ -102,7 +105,7 @@ def _branch_infos(parts: Assembly, namespace: str, agent: str) -> tuple[BranchIn
 def latest_ids(parts: Assembly, namespace: str, agent: str) -> tuple[int, ...]:
     """The ids of the branch an agent used last; raises NotFound when it has none that can be read."""
     branches = parts.intake.call(lambda: parts.memory.know_agent(namespace, agent)).result()
-    if not branches or branches[0].ids is None:
+    if not branches:
         raise NotFound(f"no agent {agent!r}", param="agent")
     return tuple(branches[0].ids.tolist())
 
@@ -194,11 +197,8 @@ def _undone_if_refused(parts: Assembly, done: Future[T], undo: Callable[[], None
 
 def _evict(core: EngineCore, namespace: str, agent: str, branches: Sequence[Branch]) -> int:
     evict_named(core.cache.pool, core.background.forget(namespace, agent))  # else it stands on what is to go
-    return sum(
-        core.cache.evict_chain(branch.root, branch.ids, branch.names)
-        for branch in branches
-        if branch.ids is not None and branch.names is not None
-    )
+    known = [branch for branch in branches if isinstance(branch, KnownBranch)]
+    return sum(core.cache.evict_chain(branch.root, branch.ids, branch.names) for branch in known)
 
 
 def delete(parts: Assembly, namespace: str, agent: str) -> None:
@@ -324,7 +324,7 @@ def _save_again(parts: Assembly, began: float) -> None:
 
 def _save_branches(core: EngineCore, branches: Sequence[Branch]) -> None:
     for branch in branches:
-        if branch.ids is not None and branch.names is not None:
+        if isinstance(branch, KnownBranch):
             core.cache.save_again(branch.root, branch.ids, branch.names)
             for record in to_save([branch], core.cache.pool.block_tokens):
                 core.cache.saving.add(record)

@@ -72,7 +72,7 @@ def of_kind(events: list[SessionEvent], kind: str) -> list[dict[str, Any]]:
 def stored_texts(engine: Engine, agent: str) -> list[str]:
     """What the branches of an agent spell."""
     branches = engine.components.intake.call(lambda: engine.components.memory.know_agent(SPACE, agent)).result()
-    return [engine.encoder.decode(branch.ids) for branch in branches or () if branch.ids is not None]
+    return [engine.encoder.decode(branch.ids) for branch in branches]
 
 
 @contextmanager

@@ -112,7 +112,7 @@ class Recall:
         if self._is_off(asked):
             return Prompt(ids, agent, "off", NO_MATCH, 0)
         mine = self._memory.know_agent(asked.namespace, agent)
-        shared = {branch.number: common_prefix(branch.ids, ids) for branch in mine if branch.ids is not None}
+        shared = {branch.number: common_prefix(branch.ids, ids) for branch in mine}
         nearest = max(mine, key=lambda branch: shared[branch.number], default=None)
         if nearest is None:
             return Prompt(ids, agent, "continuation", NO_MATCH, 0)

@@ -7,7 +7,8 @@ the store's index when somebody asks. An agent keeps at most `max_branches`; the
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
+from typing import Any
 
 import numpy as np
 
@@ -15,10 +16,12 @@ from rekindle.agent_ids import AgentKind, kind_of
 from rekindle.cache.blocks.hashing import BlockHash
 from rekindle.engine.request import FinishedTurn
 
+UNNAMED = "unnamed"  # all conversations without a name, together
+
 
 @dataclass(frozen=True, slots=True)
 class Branch:
-    """One stored sequence of an agent. `ids` and `names` are None until somebody needs them after a restart."""
+    """One stored sequence of an agent, as the index of the store describes it, too."""
 
     namespace: str
     agent: str
@@ -30,16 +33,34 @@ class Branch:
     saved_tokens: int
     last_use: float
     turn_ends: tuple[int, ...]
-    ids: np.ndarray | None
-    names: tuple[BlockHash, ...] | None
+
+    def with_ids(self, ids: np.ndarray, names: tuple[BlockHash, ...]) -> KnownBranch:
+        """The branch and its token ids, uint32 [num_tokens], with the hashes of their full blocks."""
+        return KnownBranch(**_described(self), ids=ids, names=names)
+
+    def without_ids(self) -> Branch:
+        """The branch as far as it is known without reading its blocks' ids."""
+        return Branch(**_described(self))
+
+
+@dataclass(frozen=True, slots=True)
+class KnownBranch(Branch):
+    """A branch whose token ids are in memory; after a restart they are read when somebody needs them."""
+
+    ids: np.ndarray
+    names: tuple[BlockHash, ...]
+
+
+def _described(branch: Branch) -> dict[str, Any]:
+    return {field.name: getattr(branch, field.name) for field in fields(Branch)}
 
 
 @dataclass(frozen=True, slots=True)
 class TurnEnd:
     """What a finished turn did: the branch that now holds it, the one it extended, and the branches that went."""
 
-    branch: Branch
-    extended: Branch | None = None
+    branch: KnownBranch
+    extended: KnownBranch | None = None
     dropped: tuple[Branch, ...] = ()
 
 
@@ -171,29 +192,30 @@ class BranchBook:
                 where = (branch.namespace, branch.agent, branch.number)
                 assert where == (namespace, agent, number), f"branch {where} stands under {(namespace, agent, number)}"
                 assert branch.saved_tokens <= branch.num_tokens, f"branch {where} has more saved than it holds"
-                assert branch.ids is None or len(branch.ids) == branch.num_tokens, f"branch {where} lost ids"
+                is_whole = not isinstance(branch, KnownBranch) or len(branch.ids) == branch.num_tokens
+                assert is_whole, f"branch {where} lost ids"
 
     def end_turn(self, turn: FinishedTurn, *, canonical_tokens: int, now: float) -> TurnEnd:
         """Continue the branch that the turn's ids extend, or start another; never overwrite a concurrent one.
 
         A turn that is wholly inside a branch already adds nothing and only marks it used.
         """
-        mine = [branch for branch in self.of(turn.namespace, turn.agent) if branch.ids is not None]
-        inside = next((b for b in mine if b.ids is not None and is_prefix(turn.ids, b.ids)), None)
+        mine = [branch for branch in self.of(turn.namespace, turn.agent) if isinstance(branch, KnownBranch)]
+        inside = next((branch for branch in mine if is_prefix(turn.ids, branch.ids)), None)
         if inside is not None:
             used = replace(inside, last_use=now)
             self.put(used)
             return TurnEnd(used)
         extended = max(
-            (b for b in mine if b.ids is not None and is_prefix(b.ids, turn.ids)),
-            key=lambda b: b.num_tokens,
+            (branch for branch in mine if is_prefix(branch.ids, turn.ids)),
+            key=lambda branch: branch.num_tokens,
             default=None,
         )
-        nearest = max(mine, key=lambda b: common_prefix(b.ids, turn.ids) if b.ids is not None else 0, default=None)
-        shared = common_prefix(nearest.ids, turn.ids) if nearest is not None and nearest.ids is not None else 0
+        nearest = max(mine, key=lambda branch: common_prefix(branch.ids, turn.ids), default=None)
+        shared = common_prefix(nearest.ids, turn.ids) if nearest is not None else 0
         earlier = _earlier_turns(nearest.turn_ends if nearest is not None else (), shared, turn.num_replies)
         numbers = self._agents.get((turn.namespace, turn.agent), {})
-        branch = Branch(
+        branch = KnownBranch(
             namespace=turn.namespace,
             agent=turn.agent,
             number=extended.number if extended is not None else max(numbers, default=-1) + 1,
@@ -212,3 +234,39 @@ class BranchBook:
         for old in dropped:
             self.remove(old)
         return TurnEnd(branch, extended, tuple(dropped))
+
+
+def shared_tokens(branch: Branch, others: Iterable[Branch], block_tokens: int) -> tuple[int, tuple[str, ...]]:
+    """How many leading tokens of a branch other agents of its namespace stand on, too, and which agents those are.
+
+    All unnamed conversations together are `UNNAMED`; prefixes that breakpoints keep are nobody. Of a branch whose ids
+    are not at hand only the head is known, so it counts where that is one of this branch's blocks. O(log blocks) for
+    each of the others.
+    """
+    most, agents = 0, set()
+    for other in others:
+        if (other.namespace, other.root) == (branch.namespace, branch.root) and other.agent != branch.agent:
+            num_tokens = _common_tokens(branch, other, block_tokens)
+            kind = kind_of(other.agent)
+            if num_tokens and kind.is_memory:
+                agents.add(other.agent if kind is AgentKind.NAMED else UNNAMED)
+                most = max(most, num_tokens)
+    return most, tuple(sorted(agents))
+
+
+def _common_tokens(branch: Branch, other: Branch, block_tokens: int) -> int:
+    """Leading tokens in blocks that both stand on."""
+    if branch.head == other.head:
+        return min(branch.num_tokens, other.num_tokens)
+    mine = branch.names if isinstance(branch, KnownBranch) else ()
+    if not isinstance(other, KnownBranch):
+        return (mine.index(other.head) + 1) * block_tokens if other.head in mine else 0
+    theirs = other.names
+    low, high = 0, min(len(mine), len(theirs))
+    while low < high:  # a name stands for all before it
+        middle = (low + high + 1) // 2
+        if mine[middle - 1] == theirs[middle - 1]:
+            low = middle
+        else:
+            high = middle - 1
+    return low * block_tokens

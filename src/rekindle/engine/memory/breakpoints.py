@@ -91,8 +91,6 @@ class Keeping:
             saved_tokens=known.saved_tokens if known is not None else 0,
             last_use=now,
             turn_ends=(num_tokens,),
-            ids=None,
-            names=None,
         )
         self._book.put(branch)
         self._book.pin(turn.namespace, name, until)

@@ -13,7 +13,7 @@ from rekindle.agent_ids import kind_of
 from rekindle.cache.blocks.hashing import BlockHash
 from rekindle.engine.blocks.save_queue import Forgotten, Moved, Pinned, Purged
 from rekindle.engine.core.purge import Purge
-from rekindle.engine.memory.branches import Branch
+from rekindle.engine.memory.branches import Branch, KnownBranch
 from rekindle.engine.memory.memory import AgentMemory
 from rekindle.engine.memory.sequences import durable_tokens, stands_on, to_save
 from rekindle.errors import BadRequest, NotFound
@@ -28,7 +28,7 @@ class Before:
 
     def without_ids(self) -> Before:
         """The same branches, to be read from the store where it still has them."""
-        return replace(self, branches=tuple(replace(each, ids=None, names=None) for each in self.branches))
+        return replace(self, branches=tuple(each.without_ids() for each in self.branches))
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +120,7 @@ class AgentEdits:
         self._memory.book.put(branch)
         if not kind_of(branch.agent).is_memory:
             self._memory.keeping.know(branch.namespace, branch.agent)
-        elif branch.ids is not None:
+        elif isinstance(branch, KnownBranch):
             self._memory.index(branch)
 
     def unsaved(self, namespace: str, agent: str) -> list[Branch]:
@@ -131,12 +131,12 @@ class AgentEdits:
             if branch.saved_tokens < durable_tokens(branch, self._block_tokens)
         ]
 
-    def branches_to_evict(self, namespace: str, agent: str) -> list[Branch]:
+    def branches_to_evict(self, namespace: str, agent: str) -> list[KnownBranch]:
         """What is to leave memory; what was to be made of the last turn would bring it back."""
         self._void(namespace, agent)
         return self._memory.know_agent(namespace, agent)
 
-    def fork(self, namespace: str, source: str, target: str) -> tuple[list[Branch], Moved]:
+    def fork(self, namespace: str, source: str, target: str) -> tuple[list[KnownBranch], Moved]:
         """Give `target` every branch of `source`, sharing all blocks; refused if `target` has a memory already.
 
         Returns its branches, and the order that makes them durable.
@@ -186,8 +186,7 @@ class AgentEdits:
         self._memory.save(order)
         return Rewound(shorter.num_tokens, before, order)
 
-    def _shortened(self, branch: Branch, turn_ends: tuple[int, ...]) -> Branch:
-        assert branch.ids is not None and branch.names is not None
+    def _shortened(self, branch: KnownBranch, turn_ends: tuple[int, ...]) -> KnownBranch:
         end = turn_ends[-1]
         last = (end - 1) // self._block_tokens
         return replace(

@@ -17,7 +17,7 @@ import numpy as np
 from rekindle.agent_ids import kind_of
 from rekindle.cache.blocks.hashing import chain_hashes
 from rekindle.engine.blocks.save_queue import Forgotten, Pinned, SaveOrder
-from rekindle.engine.memory.branches import Branch, BranchBook
+from rekindle.engine.memory.branches import Branch, BranchBook, KnownBranch
 from rekindle.engine.memory.breakpoints import Keeping
 from rekindle.engine.memory.pins import Pins
 from rekindle.engine.memory.sequences import branch_of, cut, record_of, to_save
@@ -91,7 +91,7 @@ class AgentMemory:
         while self._to_index:
             branch = self._to_index.pop()
             current = self.book.get(branch.namespace, branch.agent, branch.number)
-            if current is not None and current.ids is None:
+            if current is not None and not isinstance(current, KnownBranch):
                 self._unfindable.clear()
                 self.know(current)
                 if not self._unfindable:
@@ -99,30 +99,31 @@ class AgentMemory:
                 self._to_index.clear()  # the rest would push out what was used after it
         return False
 
-    def know_agent(self, namespace: str, agent: str) -> list[Branch]:
+    def know_agent(self, namespace: str, agent: str) -> list[KnownBranch]:
         """An agent's branches with their ids, findable by text, most recently used first."""
         return [known for branch in self.book.of(namespace, agent) if (known := self.know(branch)) is not None]
 
-    def know(self, branch: Branch) -> Branch | None:
+    def know(self, branch: Branch) -> KnownBranch | None:
         """The branch with its ids and in the matcher; None when the store does not give them.
 
         It is forgotten when its blocks are gone. Where the index could only not be read it stays, under its number:
         the next read may do better.
         """
-        if branch.ids is None:
-            ids = self._stored_ids(branch)
-            if ids is None and (shorter := self._shorter(branch)) is not None:
-                self.book.put(shorter)
-                return self.know(shorter)
-            if ids is None:
-                logger.warning("agent %s: branch %d is not readable and starts cold", branch.agent, branch.number)
-                if self._store is None or self._store.has_lost(record_of(branch)):
-                    self.forget(branch)
-                return None
-            branch = replace(branch, ids=ids, names=tuple(chain_hashes(branch.root, ids, self._block_tokens)))
-            self.book.put(branch)
-            self.index(branch)
-        return branch
+        if isinstance(branch, KnownBranch):
+            return branch
+        ids = self._stored_ids(branch)
+        if ids is None and (shorter := self._shorter(branch)) is not None:
+            self.book.put(shorter)
+            return self.know(shorter)
+        if ids is None:
+            logger.warning("agent %s: branch %d is not readable and starts cold", branch.agent, branch.number)
+            if self._store is None or self._store.has_lost(record_of(branch)):
+                self.forget(branch)
+            return None
+        known = branch.with_ids(ids, tuple(chain_hashes(branch.root, ids, self._block_tokens)))
+        self.book.put(known)
+        self.index(known)
+        return known
 
     def is_elsewhere(self, namespace: str, agent: str) -> bool:
         """Whether an agent that has nothing here is known to another model of the same store."""
@@ -137,9 +138,8 @@ class AgentMemory:
         is_whole = len(ids) == branch.num_tokens and not (ids >= self._vocab_size).any()
         return ids if is_whole else None
 
-    def index(self, branch: Branch) -> None:
-        """Make a branch with ids findable by its text."""
-        assert branch.ids is not None
+    def index(self, branch: KnownBranch) -> None:
+        """Make a branch findable by its text."""
         self.matcher.add(
             StoredBranch(branch.namespace, branch.agent, branch.number, branch.ids, branch.canonical_tokens)
         )
@@ -149,14 +149,14 @@ class AgentMemory:
         unfindable, self._unfindable[:] = list(self._unfindable), []
         for stored in unfindable:
             branch = self.book.get(stored.namespace, stored.agent or "", stored.branch)
-            if branch is not None and branch.ids is stored.ids:
+            if isinstance(branch, KnownBranch) and branch.ids is stored.ids:
                 self._let_go(branch)
 
-    def _let_go(self, branch: Branch) -> None:
+    def _let_go(self, branch: KnownBranch) -> None:
         is_durable = self._store is not None and branch.saved_tokens == branch.num_tokens
         if is_durable and not self.matcher.is_findable(branch.namespace, branch.agent, branch.number):
             self.unindex(branch)
-            self.book.put(replace(branch, ids=None, names=None))
+            self.book.put(branch.without_ids())
 
     def saved(self, namespace: str, agent: str, number: int, num_tokens: int) -> None:
         """A transaction has returned: this much of the branch is durable."""
@@ -168,7 +168,7 @@ class AgentMemory:
         until = self.book.pinned_until(namespace, agent, self._now())
         if is_first and until is not None and kind_of(agent).is_memory:  # pinned before the store knew it
             self.save(Pinned(namespace, agent, until))
-        if branch.ids is not None:
+        if isinstance(branch, KnownBranch):
             self._let_go(branch)
 
     def lost(self, namespace: str, agent: str, number: int, num_tokens: int) -> bool:
@@ -191,7 +191,7 @@ class AgentMemory:
         self.unindex(branch)
         shorter = cut(branch, record, self._block_tokens)
         self.book.put(shorter)
-        if shorter.ids is not None:
+        if isinstance(shorter, KnownBranch):
             self.index(shorter)
 
     def _shorter(self, branch: Branch) -> Branch | None:
@@ -220,7 +220,7 @@ class AgentMemory:
         canonical = self._encoder.canonical_tokens(turn.ids, known=known)
         ended = self.book.end_turn(turn, canonical_tokens=canonical, now=self._now())
         if ended.extended is not None:
-            self._demote(ended.extended, len(ended.extended.names or ()))
+            self._demote(ended.extended, len(ended.extended.names))
         for old in ended.dropped:
             self._demote(old, 0)
             self.unindex(old)

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from rekindle.agent_ids import kind_of
 from rekindle.cache.blocks.hashing import BlockHash
 from rekindle.engine.blocks.save_queue import Pinned, SaveOrder
-from rekindle.engine.memory.branches import BranchBook
+from rekindle.engine.memory.branches import BranchBook, KnownBranch
 from rekindle.engine.memory.sequences import stands_on
 from rekindle.errors import QuotaExceeded
 
@@ -104,8 +104,8 @@ class Pins:
         known, num_unknown = set[BlockHash](), 0
         for agent in agents:
             for branch in self._book.of(namespace, agent):
-                if branch.names is None:
-                    num_unknown += -(-branch.num_tokens // self._block_tokens)
-                else:
+                if isinstance(branch, KnownBranch):
                     known |= stands_on(branch, self._block_tokens)
+                else:
+                    num_unknown += -(-branch.num_tokens // self._block_tokens)
         return len(known) + num_unknown

@@ -22,7 +22,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 
 from rekindle.agent_ids import kind_of
-from rekindle.engine.memory.branches import Branch
+from rekindle.engine.memory.branches import Branch, KnownBranch
 from rekindle.engine.memory.memory import AgentMemory
 
 EVERY_S = 60.0
@@ -131,7 +131,7 @@ class Retention:
                 self._memory.forget(branch)
             elif not self._memory.has_store or branch.saved_tokens == branch.num_tokens:
                 continue
-            elif branch.ids is None or hot_tokens <= branch.saved_tokens:
+            elif not isinstance(branch, KnownBranch) or hot_tokens <= branch.saved_tokens:
                 left = durable.get(key)
                 if left is not None and num_ends[left.head] > 1:
                     num_ends[left.head] -= 1

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from rekindle.cache.blocks.hashing import BlockHash, chain_hashes, tail_name
-from rekindle.engine.memory.branches import Branch
+from rekindle.engine.memory.branches import Branch, KnownBranch
 from rekindle.store.warm import SequenceRecord
 
 
@@ -30,7 +30,7 @@ def durable_tokens(branch: Branch, block_tokens: int) -> int:
 
     A tail that another request had published first has no name of its own, so the head is the full block before it.
     """
-    if branch.names is None or branch.head != (branch.names[-1] if branch.names else branch.root):
+    if not isinstance(branch, KnownBranch) or branch.head != (branch.names[-1] if branch.names else branch.root):
         return branch.num_tokens
     return len(branch.names) * block_tokens
 
@@ -54,23 +54,21 @@ def branch_of(record: SequenceRecord) -> Branch:
         saved_tokens=record.num_tokens,
         last_use=record.last_use,
         turn_ends=record.turn_ends,
-        ids=None,
-        names=None,
     )
 
 
 def cut(branch: Branch, record: SequenceRecord, block_tokens: int) -> Branch:
     """The branch as short as the store has it, with the ids that are left."""
     shorter = replace(branch_of(record), last_use=branch.last_use)
-    if branch.ids is None or len(branch.ids) < record.num_tokens:
+    if not isinstance(branch, KnownBranch) or len(branch.ids) < record.num_tokens:
         return shorter
     ids = branch.ids[: record.num_tokens].copy()
-    return replace(shorter, ids=ids, names=tuple(chain_hashes(branch.root, ids, block_tokens)))
+    return shorter.with_ids(ids, tuple(chain_hashes(branch.root, ids, block_tokens)))
 
 
 def stands_on(branch: Branch, block_tokens: int) -> set[BlockHash]:
     """Names of the blocks of a branch; of one without ids that of its head alone."""
-    if branch.ids is None or branch.names is None:
+    if not isinstance(branch, KnownBranch):
         return {branch.head}
     rest = branch.ids[len(branch.names) * block_tokens :]
     tail = {tail_name(branch.names[-1] if branch.names else branch.root, rest)} if len(rest) else set()
