@@ -9,7 +9,7 @@ from copy import deepcopy
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache
 
-from rekindle.cache import CacheConfig, CacheManager
+from rekindle.cache import CacheManager
 from rekindle.pocket import MODEL_DIR
 
 name = sys.argv[1] if len(sys.argv) > 1 else MODEL_DIR
@@ -21,7 +21,7 @@ def kv_bytes(past: DynamicCache) -> int:
     return sum(layer.keys.nbytes + layer.values.nbytes for layer in past.layers)
 
 
-cache: CacheManager[DynamicCache] = CacheManager(CacheConfig(max_memory_mb=512), size_of=kv_bytes)
+cache: CacheManager[DynamicCache] = CacheManager(max_memory_mb=512, size_of=kv_bytes)
 
 
 @torch.inference_mode()
@@ -33,7 +33,8 @@ def reply(messages: list[dict[str, str]], num_tokens: int = 16) -> tuple[str, in
     past, known = (deepcopy(match.payload), match.matched) if match else (DynamicCache(config=model.config), 0)
     if past.get_seq_length() > known:  # the entry goes on where this prompt does not
         past.crop(known - past.get_seq_length())
-    answer, new = [], ids[known:]
+    answer: list[int] = []
+    new = ids[known:]
     while len(answer) < num_tokens and tokenizer.eos_token_id not in answer:
         logits = model(torch.tensor([new]), past_key_values=past, use_cache=True).logits
         new = [int(logits[0, -1].argmax())]

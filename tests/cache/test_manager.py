@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import hypothesis.strategies as st
@@ -14,7 +14,7 @@ from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from rekindle.cache import POLICIES, CacheConfig, CacheEntry, CacheManager, Hints, content_key
-from rekindle.cache.library.entries import ENTRY_BYTES
+from rekindle.cache.library.entries import ENTRY_BYTES, CacheLimits
 
 PIECES = ["", "a", "b", "ü", "\U0001f600"]  # few, so that keys meet
 keys = st.lists(st.sampled_from(PIECES), min_size=1, max_size=3).map("in common ".join)
@@ -644,3 +644,26 @@ def test_whoever_is_told_may_use_the_manager_and_fail() -> None:
 def test_a_batch_is_analysed_with_the_managers_keys_and_least_length() -> None:
     manager: CacheManager[str] = CacheManager(CacheConfig(min_prefix_length=3), keys="text")
     assert manager.analyze_batch(["abcd", "abce", "abx"]).saved_tokens == 3
+
+
+def test_limits_are_keyword_arguments_or_one_value() -> None:
+    assert CacheManager(max_entries=3).config == CacheConfig(max_entries=3)
+    assert CacheManager().config == CacheConfig()
+    both = CacheManager(CacheConfig(max_entries=3, ttl_s=9.0), keys="text", ttl_s=4.0)
+    assert both.config == CacheConfig(max_entries=3, ttl_s=4.0)
+    assert list(CacheLimits.__annotations__) == [limit.name for limit in fields(CacheConfig)]
+    with pytest.raises(TypeError, match=r"'max_entrys'; did you mean max_entries\?"):
+        CacheManager(max_entrys=3)
+    with pytest.raises(ValueError, match="max_entries must be"):
+        CacheManager(max_entries=0)
+
+
+def test_a_manager_prints_what_it_holds_even_to_its_own_clock() -> None:
+    said: list[str] = []
+    cache: CacheManager[int] = CacheManager(
+        keys="text", max_entries=1000, clock=lambda: said.append(repr(cache)) or 0.0
+    )
+    cache.store("one", 1)
+    cache.pin("one")
+    assert repr(cache) == "<CacheManager keys='text': 1 of 1,000 entries, 1 pinned, 1,514 bytes>"
+    assert said[-1].endswith("1 of 1,000 entries, 0 pinned, 1,514 bytes>")

@@ -83,8 +83,9 @@ TestRoots.settings = settings(max_examples=60, stateful_step_count=40, deadline=
 def test_a_part_of_a_name_is_no_name() -> None:
     table = NameTable(4)
     table.put(2, NAMES[3])
-    with pytest.raises(AssertionError, match="32 bytes"):
-        table.find(NAMES[3][:31])
+    for wrong in (NAMES[3][:31], bytearray(NAMES[3]), "x" * 32, 7, None):
+        with pytest.raises(ValueError, match="32 bytes"):
+            table.find(wrong)
     with pytest.raises(AssertionError, match="32 bytes"):
         table.put(1, NAMES[3] + b"x")
 

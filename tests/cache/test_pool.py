@@ -250,15 +250,23 @@ def test_what_cannot_be_registered_is_refused_and_says_what_is_expected() -> Non
     pool.check()
 
 
-def test_releasing_what_nobody_holds_is_a_bug() -> None:
-    pool = BlockPool(num_blocks=2, block_tokens=2)
-    block = pool.allocate()
-    assert block is not None
-    pool.release(block)
-    with pytest.raises(AssertionError, match="held by nobody"):
-        pool.release(block)
-    with pytest.raises(AssertionError, match="free"):
-        pool.share(block)
+def test_ids_may_be_lists_ranges_and_arrays_of_any_integers() -> None:
+    asked = [[1, 2, 3, 4, 5], (1, 2, 3, 4, 5), range(1, 6), np.arange(1, 6), np.arange(1, 6, dtype=np.uint32)]
+    for ids in asked:
+        pool = BlockPool(num_blocks=4, block_tokens=2)
+        table = BlockTable(pool)
+        assert table.prepare(5) == []
+        assert [each.identity.hash for each in table.publish(ids, ROOT)] == chain_hashes(ROOT, asked[-1], 2)
+        assert table.seal(ids, ROOT) is not None
+        for other in asked:
+            assert pool.find(table.names[0], other[:2]) == pool.peek(table.names[0], other[:2]) == table.blocks[0]
+            assert pool.find_child(table.names[1], other[4:]) == (table.blocks[2], 1)
+            blocks = pool.try_reuse_prefix(ROOT, other)
+            assert blocks == table.blocks[:2]
+            pool.release_all(blocks)
+            assert block_hash(ROOT, other[:2]) == table.names[0]
+            assert tail_name(table.names[1], other[4:]) == pool.name(table.blocks[2])
+        pool.check()
 
 
 def test_an_abandoned_step_gives_its_reserved_blocks_back() -> None:
@@ -438,3 +446,10 @@ def test_a_clock_without_a_finite_time_changes_nothing() -> None:
         pool.find(block_hash(root, ids), ids)
     pool.check()
     assert pool.find(block_hash(root, ids), ids) == block
+
+
+def test_a_pool_prints_how_many_blocks_are_free_cached_and_held() -> None:
+    pool = BlockPool(num_blocks=1000, block_tokens=2)
+    turn(pool, array(1, 2, 3, 4))
+    pool.allocate()
+    assert repr(pool) == "<BlockPool of 1,000 blocks of 2 tokens: 997 free, 2 cached, 1 held>"

@@ -277,3 +277,10 @@ def test_the_bytes_it_says_are_the_bytes_it_takes(shape: Callable[[int], list[np
     taken, _ = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert 0.9 < trie.num_bytes / taken < 1.15
+
+
+def test_a_trie_prints_how_much_it_holds() -> None:
+    trie: RadixTrie[int] = RadixTrie("text")
+    trie.insert("one", 1)
+    trie.insert("once", 2)
+    assert repr(trie) == f"<RadixTrie keys='text': 2 entries, {trie.num_bytes:,} bytes>"

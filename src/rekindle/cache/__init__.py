@@ -1,7 +1,7 @@
 """Prefixes and what is kept for them: a cache of any payload, and the hot tier's bookkeeping of KV blocks.
 
-Usable alone: needs numpy only and imports in milliseconds; knows neither tensors nor files. The matcher, which needs a
-tokenizer's tables, is imported by its own name. docs/cache.md shows how to use it.
+Usable alone: needs numpy only and imports in milliseconds; knows neither text nor tensors nor files. docs/cache.md
+shows how to use it.
 """
 
 from rekindle.cache.blocks.copying import BlockCopy

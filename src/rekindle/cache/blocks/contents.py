@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from rekindle.cache.blocks.children import ChildIndex
-from rekindle.cache.blocks.hash_column import NameTable
+from rekindle.cache.blocks.hash_column import NameTable, no_name
 from rekindle.cache.blocks.hashing import HASH_BYTES, BlockHash, TokenIds, id_bytes
 from rekindle.cache.blocks.id_column import IdRows
 from rekindle.cache.blocks.roots import Roots
@@ -21,11 +21,10 @@ from rekindle.cache.blocks.roots import Roots
 NameOf = Callable[[BlockHash, TokenIds], BlockHash]
 
 
-def check_names(*names: BlockHash) -> None:
+def check_name(name: BlockHash) -> None:
     """Refuse what can be no name, for whoever lets names in."""
-    for name in names:
-        if len(name) != HASH_BYTES:
-            raise ValueError(f"names of blocks and of roots have {HASH_BYTES} bytes, not {len(name)}")
+    if type(name) is not bytes or len(name) != HASH_BYTES:
+        raise no_name(name)
 
 
 class BlockContents:

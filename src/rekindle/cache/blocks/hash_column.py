@@ -22,7 +22,14 @@ from rekindle.cache.blocks.hashing import HASH_BYTES
 
 END = -1
 FREE = -2
+NO_NAME = -3
 _name_at = Struct(f"{HASH_BYTES}s").unpack_from
+
+
+def no_name(value: object) -> ValueError:
+    """The refusal of what is no name."""
+    found = str(len(value)) if isinstance(value, bytes) else type(value).__name__
+    return ValueError(f"names of blocks and of roots have {HASH_BYTES} bytes, not {found}")
 
 
 class NameTable:
@@ -48,12 +55,16 @@ class NameTable:
         return self._heads.nbytes + self._links.nbytes + self._names.nbytes
 
     def find(self, name: bytes) -> int:
-        """Return the slot that bears the name, -1 when none does."""
-        assert len(name) == HASH_BYTES, f"a name has {HASH_BYTES} bytes, not {len(name)}"
+        """Return the slot that bears the name, -1 when none does; ValueError for what is no name."""
         names = self._names
-        slot = self._heads[hash(name) & self._mask]
+        try:
+            slot = self._heads[hash(name) & self._mask] if len(name) == HASH_BYTES else NO_NAME
+        except TypeError:
+            slot = NO_NAME
         while slot >= 0 and _name_at(names, slot * HASH_BYTES)[0] != name:
             slot = self._links[slot]
+        if slot < 0 and (slot == NO_NAME or type(name) is not bytes):
+            raise no_name(name)
         return slot
 
     def bears(self, slot: int, name: bytes) -> bool:

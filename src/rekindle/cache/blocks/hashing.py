@@ -13,14 +13,14 @@ from __future__ import annotations
 from hashlib import blake2b
 from typing import NewType
 
-import numpy as np
-import numpy.typing as npt
+from rekindle.cache.blocks.token_ids import Ids as Ids
+from rekindle.cache.blocks.token_ids import TokenIds as TokenIds
+from rekindle.cache.blocks.token_ids import id_bytes as id_bytes
+from rekindle.cache.blocks.token_ids import token_ids as token_ids
 
 BlockHash = NewType("BlockHash", bytes)
-TokenIds = npt.NDArray[np.uint32]
 
 HASH_BYTES = 32
-_U32 = np.dtype("<u4")
 
 # Copied for every name: with digest size and person set once, a block of 16 tokens is named in two thirds of the time.
 _BLOCK = blake2b(digest_size=HASH_BYTES, person=b"rekindle.block")
@@ -36,25 +36,17 @@ def root_hash(*, fingerprint: bytes, namespace: str, cache_salt: str, secret: by
     return BlockHash(digest.digest())
 
 
-def id_bytes(ids: TokenIds) -> bytes:
-    """Return the ids as they are hashed, compared and stored: u32 little-endian, one after the other."""
-    if ids.dtype is not _U32 or ids.ndim != 1:  # identity costs a sixth of a comparison
-        assert ids.dtype == np.uint32 and ids.ndim == 1, f"token ids must be u32 [n], not {ids.dtype} {ids.shape}"
-        ids = ids.astype(_U32, copy=False)
-    return ids.tobytes()
-
-
-def block_hash(parent: BlockHash, ids: TokenIds) -> BlockHash:
+def block_hash(parent: BlockHash, ids: Ids) -> BlockHash:
     """Return the name of the full block that holds `ids` after `parent`."""
     return _chained(_BLOCK, parent, id_bytes(ids))
 
 
-def tail_name(parent: BlockHash, ids: TokenIds) -> BlockHash:
+def tail_name(parent: BlockHash, ids: Ids) -> BlockHash:
     """Return the key under which a partial block is kept; never equal to a full block's name."""
     return _chained(_TAIL, parent, id_bytes(ids))
 
 
-def chain_hashes(root: BlockHash, ids: TokenIds, block_tokens: int) -> list[BlockHash]:
+def chain_hashes(root: BlockHash, ids: Ids, block_tokens: int) -> list[BlockHash]:
     """Return the names of all full blocks of `ids`, in order; ids of a partial last block are left out."""
     data = memoryview(id_bytes(ids))
     step = 4 * block_tokens
@@ -80,4 +72,5 @@ def _chained(kind: blake2b, parent: BlockHash, data: bytes | memoryview) -> Bloc
 
 
 def _check_parent(parent: BlockHash) -> None:
-    assert len(parent) == HASH_BYTES, f"a parent has {HASH_BYTES} bytes, not {len(parent)}"
+    if len(parent) != HASH_BYTES:
+        raise ValueError(f"a parent has {HASH_BYTES} bytes, not {len(parent)}")

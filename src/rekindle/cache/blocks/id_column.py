@@ -20,7 +20,9 @@ class IdRows:
     def __init__(self, num_blocks: int, block_tokens: int) -> None:
         self._row_bytes = ID_BYTES * block_tokens
         self._row_at = Struct(f"{self._row_bytes}s").unpack_from
-        self._data = np.zeros(num_blocks * self._row_bytes, np.uint8).data  # [num_blocks, block_tokens], see `names`
+        self._data = np.zeros(
+            num_blocks * self._row_bytes, np.uint8
+        ).data  # [num_blocks, block_tokens]; see `hash_column`
         self.lengths = np.zeros(num_blocks, np.uint32).data  # ids in each row, for reading only
 
     @property

@@ -15,8 +15,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from rekindle.cache.blocks.contents import check_name
 from rekindle.cache.blocks.copying import BlockCopy as BlockCopy
-from rekindle.cache.blocks.hashing import BlockHash, TokenIds
+from rekindle.cache.blocks.hashing import BlockHash, Ids, TokenIds, token_ids
 from rekindle.cache.blocks.identity import BlockIdentity
 from rekindle.cache.blocks.pool import BlockPool
 
@@ -45,6 +46,7 @@ class BlockTable:
 
     @property
     def capacity_tokens(self) -> int:
+        """Positions that its blocks have room for."""
         return len(self.blocks) * self.pool.block_tokens
 
     def head(self, root: BlockHash) -> BlockHash:
@@ -95,15 +97,18 @@ class BlockTable:
         self.blocks += fresh
         return [copy] if copy is not None else []
 
-    def publish(self, ids: TokenIds, root: BlockHash) -> list[Published]:
+    def publish(self, ids: Ids, root: BlockHash) -> list[Published]:
         """Note that positions [0, len(ids)) are stored, name the blocks that became full, and return these in order.
 
         A block whose name is in the pool already is replaced by the one that is there, and is not returned: `names`
         has them all. Publishing stops at a collision of names for as long as it lasts. Call it after the forward pass
         that computed the ids. Costs one hash for each new full block, however long the sequence.
         """
+        check_name(root)
+        ids = token_ids(ids)
+        if not self.num_tokens <= len(ids) <= self.capacity_tokens:
+            raise ValueError(f"{len(ids)} ids for {self.num_tokens} stored tokens and room for {self.capacity_tokens}")
         self._let_go_sources()
-        assert self.num_tokens <= len(ids) <= self.capacity_tokens, f"{len(ids)} ids, room for {self.capacity_tokens}"
         self.num_tokens = len(ids)
         published: list[Published] = []
         block_tokens = self.pool.block_tokens
@@ -121,13 +126,15 @@ class BlockTable:
                 published.append(Published(block, BlockIdentity(name, parent, root, part.copy())))
         return published
 
-    def seal(self, ids: TokenIds, root: BlockHash) -> Published | None:
+    def seal(self, ids: Ids, root: BlockHash) -> Published | None:
         """Name the tail at the end of a turn, give reserved blocks back, and return the tail.
 
         `ids` are those of all stored positions, published before. None when they end with a block, and when the last
         rows are a part of a longer named block (nothing was computed that is not kept already) or follow a collision.
         """
-        assert len(ids) == self.num_tokens, f"{len(ids)} ids for {self.num_tokens} stored tokens"
+        ids = token_ids(ids)
+        if len(ids) != self.num_tokens:
+            raise ValueError(f"{len(ids)} ids for {self.num_tokens} stored tokens")
         self.truncate(self.num_tokens)
         num_rows = self.num_tokens % self.pool.block_tokens
         if not num_rows or len(self.names) < len(self.blocks) - 1:
@@ -156,7 +163,8 @@ class BlockTable:
 
     def truncate(self, num_tokens: int) -> None:
         """Keep the first `num_tokens` stored positions only; reserved blocks are given back in any case."""
-        assert 0 <= num_tokens <= self.num_tokens, f"cannot keep {num_tokens} of {self.num_tokens} tokens"
+        if not 0 <= num_tokens <= self.num_tokens:
+            raise ValueError(f"cannot keep {num_tokens} of {self.num_tokens} tokens")
         self._let_go_sources()
         num_blocks = -(-num_tokens // self.pool.block_tokens)
         self.pool.release_all(self.blocks[num_blocks:])

@@ -40,6 +40,7 @@ class SharedPrefix:
 
     @property
     def saved_tokens(self) -> int:
+        """Tokens of the stretch that need not be computed again."""
         return (self.num_prompts - 1) * self.stretch
 
 
@@ -59,6 +60,7 @@ class BatchAnalysis:
 
     @property
     def saved_tokens(self) -> int:
+        """Tokens that need not be computed again."""
         return self.total_tokens - self.distinct_tokens
 
     @property

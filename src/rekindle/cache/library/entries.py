@@ -12,7 +12,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from hashlib import blake2b
-from typing import Generic, TypeVar
+from typing import Generic, TypedDict, TypeVar
 
 from rekindle.cache.eviction import POLICIES, Hints
 from rekindle.cache.trie.keys import Key, SpelledKey
@@ -56,7 +56,19 @@ class CacheConfig:
 
     @property
     def max_bytes(self) -> float:
+        """`max_memory_mb` in bytes; infinity without a limit."""
         return math.inf if self.max_memory_mb is None else self.max_memory_mb * (1 << 20)
+
+
+class CacheLimits(TypedDict, total=False):
+    """The fields of `CacheConfig`, as keyword arguments."""
+
+    max_entries: int
+    max_memory_mb: float | None
+    eviction_policy: str
+    ttl_s: float | None
+    min_prefix_length: int
+    max_entries_per_namespace: int | None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -125,10 +137,12 @@ class CacheStats:
 
     @property
     def hit_rate(self) -> float:
+        """The share of lookups that found something, 0 to 1."""
         return self.hits / self.lookups if self.lookups else 0.0
 
     @property
     def token_savings_rate(self) -> float:
+        """The share of the tokens looked up that was found, 0 to 1."""
         return self.tokens_saved / self.tokens_looked_up if self.tokens_looked_up else 0.0
 
 

@@ -16,7 +16,8 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import Generic, TypeVar
+from dataclasses import replace
+from typing import Generic, TypeVar, Unpack
 
 from rekindle.cache.eviction import EvictionOrder, Hints
 from rekindle.cache.library.batch import BatchAnalysis, analyze_batch
@@ -24,6 +25,7 @@ from rekindle.cache.library.entries import (
     ENTRY_BYTES,
     CacheConfig,
     CacheEntry,
+    CacheLimits,
     CacheStats,
     PrefixMatch,
     check_hints,
@@ -35,12 +37,24 @@ from rekindle.cache.library.entries import (
 )
 from rekindle.cache.library.shelf import Shelf
 from rekindle.cache.trie.keys import Key, Keys, SpelledKey, key_kind
+from rekindle.keywords import check_keywords
 
 P = TypeVar("P")
 
 
 class CacheManager(Generic[P]):
     """Entries under keys of one kind: "ids" (sequences of ints, integer arrays), "bytes" or "text".
+
+        from rekindle.cache import CacheManager
+
+        cache = CacheManager(keys="text", max_entries=3)
+        cache.store("You are a clerk. Sort the letters.", "its KV")
+        match = cache.lookup("You are a clerk. Answer the phone.")
+        assert match is not None and match.remaining == "Answer the phone."
+        print(cache)
+
+    `limits` are the fields of `CacheConfig`, in place of those of `config` where both are given; TypeError for one that
+    there is not.
 
     `size_of` gives a payload's bytes. Without it arrays, tensors, bytes, text and containers of these are measured;
     others count as nothing, or are a TypeError where memory is limited. `on_evict` is told of each entry that left to
@@ -57,10 +71,12 @@ class CacheManager(Generic[P]):
         clock: Callable[[], float] = time.monotonic,
         on_evict: Callable[[CacheEntry[P]], None] | None = None,
         digest_of: Callable[[bytes], bytes] = content_key,
+        **limits: Unpack[CacheLimits],
     ) -> None:
-        self.config = CacheConfig() if config is None else config
-        if not isinstance(self.config, CacheConfig):
+        if not isinstance(config, CacheConfig | None):
             raise TypeError(f"config is a CacheConfig, not {type(config).__name__}")
+        check_keywords("CacheManager", limits, CacheLimits.__annotations__)
+        self.config = replace(CacheConfig() if config is None else config, **limits)
         self.keys = keys
         self._kind = key_kind(keys)
         self._size_of = size_of
@@ -72,6 +88,11 @@ class CacheManager(Generic[P]):
         self._shelf: Shelf[P] = Shelf(keys)
         self._num_limited = 0  # groups that have been given their quota
         self._counts: Counter[str] = Counter()
+
+    def __repr__(self) -> str:
+        shelf = self._shelf  # without the lock: a clock or a debugger may ask while it is held
+        held = f"{len(shelf):,} of {self.config.max_entries:,} entries, {len(shelf.pinned):,} pinned"
+        return f"<CacheManager keys={self.keys!r}: {held}, {shelf.num_bytes:,} bytes>"
 
     def __len__(self) -> int:
         with self._turn():

@@ -40,6 +40,12 @@ def common_prefix(a: bytes, b: bytes, start: int = 0) -> int:
 class RadixTrie(Generic[V]):
     """A compressed trie from keys of one kind to values; the empty key is a key like any other.
 
+        from rekindle.cache import RadixTrie
+
+        trie = RadixTrie("text")
+        trie.insert("system, tools", 1)
+        print(trie, trie.find_longest_prefix("system, rules"))
+
     Keys are ids (a sequence of ints, or an integer array [n]; all in u32), bytes or text; lengths are counted in ids,
     bytes or characters. A key of another kind is a TypeError, an id outside u32 a ValueError, and nothing is changed.
     `insert` and `touch` are uses; lookups are not. Nothing leaves by itself: the owner, who knows what else is kept,
@@ -47,11 +53,15 @@ class RadixTrie(Generic[V]):
     """
 
     def __init__(self, keys: Keys = "ids") -> None:
+        self.keys = keys
         self._kind = key_kind(keys)
         self.root: Node[V] = Node(b"", None)  # of the empty key
         self._num_entries = 0
         self._clock = 0
         self._num_bytes = 0
+
+    def __repr__(self) -> str:
+        return f"<RadixTrie keys={self.keys!r}: {len(self):,} entries, {self.num_bytes:,} bytes>"
 
     def __len__(self) -> int:
         return self._num_entries
