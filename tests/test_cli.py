@@ -15,9 +15,9 @@ from typer.testing import CliRunner
 
 from rekindle.cache.eviction import POLICIES
 from rekindle.cli import app
-from rekindle.cli.settings import FLAG_GROUPS, FLAGS, WITHOUT_FLAG
+from rekindle.cli.settings import FLAG_GROUPS, help_of
 from rekindle.cli.units import parse_duration, show_ago, show_bytes
-from rekindle.config import CacheSettings, ServerSettings, Settings
+from rekindle.config import SETTINGS, CacheSettings, ServerSettings, Settings
 from rekindle.errors import ConfigError
 from rekindle.harness.client import ServerProcess
 from rekindle.harness.flags import variables
@@ -56,13 +56,21 @@ def test_fixed_names_exist(command: list[str]) -> None:
 
 def test_every_setting_is_a_flag_but_secrets() -> None:
     names = {item.name for part in fields(Settings) for item in fields(getattr(Settings(), part.name))}
-    named_otherwise = {"dir": "store", "enabled": "store"}
-    unknown = {named_otherwise.get(name, name) for name in names} - set(FLAGS) - WITHOUT_FLAG - {"model", "open"}
-    assert unknown == set()
-    assert {"api_key", "api_keys", "admin_key"} <= WITHOUT_FLAG
-    for name in WITHOUT_FLAG:
+    assert {known.field for known in SETTINGS.values()} == names - {"enabled"}
+    without = {name for name, known in SETTINGS.items() if known.flag is None}
+    assert without == {"api_key", "api_keys", "admin_key", "check_when_idle"}
+    for name in without:
         result = run("serve", f"--{name.replace('_', '-')}", "x")
         assert (result.exit_code, "No such option" in result.output) == (2, True)
+
+
+def test_help_says_of_every_flag_what_config_knows_of_it() -> None:
+    shown = "".join(run("serve", "--help").output.split())  # wherever lines are broken
+    for known in SETTINGS.values():
+        if known.flag is not None and known.name not in ("model", "open"):
+            written = "|".join(known.choices) or f"<{known.unit}>"
+            assert "".join(f"{known.flag}{written}{help_of(known)}".split()) in shown
+            assert known.default_text and help_of(known).endswith(f"[{known.default_text}]")
 
 
 def test_help_groups_the_settings() -> None:
@@ -71,7 +79,7 @@ def test_help_groups_the_settings() -> None:
     assert heads == ["Arguments", "Options", *FLAG_GROUPS]
     at = {name: shown.index(f"--{name.replace('_', '-')} ") for name in ("hot_bytes", "max_waiting", "record")}
     assert shown.index("\nMemory:") < at["hot_bytes"] < shown.index("\nStore:")
-    assert shown.index("\nScheduling:") < at["max_waiting"] < shown.index("\nServer:") < at["record"]
+    assert shown.index("\nRequests:") < at["max_waiting"] < shown.index("\nServer:") < at["record"]
 
 
 def test_a_flag_reaches_its_setting(tmp_path: Path) -> None:
@@ -137,7 +145,7 @@ def test_what_a_command_cannot_honour_is_refused(arguments: str, named: str) -> 
 
 
 def test_the_demo_hands_all_settings_on(tmp_path: Path) -> None:
-    given = {"kv": "bf16", "max_running": 3, "max_stall_s": 0.5, "min_reuse_tokens": 20, "hot_bytes": "64MiB"}
+    given = {"kv": "bf16", "max_running": 3, "max_stall_s": 0.5, "min_reuse_tokens": 20, "normalise": "off"}
     settings = Settings.load({**given, "model": "pocket"})
     env = {f"REKINDLE_{name.upper()}": value for name, value in variables(settings, tmp_path).items()}
     assert Settings.load({}, env) == Settings.load({**given, "model": "pocket", "store": tmp_path})
@@ -171,4 +179,3 @@ def test_variables_of_the_caller_stay_outside(tmp_path: Path, monkeypatch: pytes
 def test_the_policies_that_can_be_set_are_those_there_are_but_for_lifetimes() -> None:
     offered = get_args(get_type_hints(CacheSettings)["eviction"])
     assert set(offered) == set(POLICIES) - {"ttl"}, "hot memory has no lifetime of its own"
-    assert all(name in FLAGS["eviction"] for name in offered)

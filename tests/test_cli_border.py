@@ -135,17 +135,17 @@ def unreadable(tmp_path: Path) -> Path:
 BELOW_A_FILE = "FILE/store"
 WRONG = {  # what is given -> what is said of it
     ("--hot-bytes", "4000TiB"): "is more than the memory of cpu",
-    ("--device", "meta"): "--device meta cannot be used: write cpu, cuda",
-    ("--device", "cpu:3"): "--device cpu:3 cannot be used: write cpu, cuda",
-    ("--device", "nonsense"): "--device nonsense cannot be used: write cpu, cuda",
-    ("--device", "cuda:77"): "--device cuda:77 cannot be used: ",
+    ("--device", "meta"): "device=meta cannot be used: write cpu, cuda",
+    ("--device", "cpu:3"): "device=cpu:3 cannot be used: write cpu, cuda",
+    ("--device", "nonsense"): "device=nonsense cannot be used: write cpu, cuda",
+    ("--device", "cuda:77"): "device=cuda:77 cannot be used: ",
     ("--threads", "0"): "threads must be at least 1",
     ("--threads", "1000000"): "threads must be at most 1024",
     ("--readers", "1000000"): "readers must be at most 64",
     ("--dtype", "fp8"): "dtype: must be one of auto, bf16, fp32",
-    ("--store", "FILE"): "it is a file; check its permissions, or choose another with --store",
-    ("--store", BELOW_A_FILE): "Not a directory; check its permissions, or choose another with --store",
-    ("--store", "/proc/store"): "No such file or directory; check its permissions, or choose another with --store",
+    ("--store", "FILE"): "it is a file; check its permissions, or choose another as store",
+    ("--store", BELOW_A_FILE): "Not a directory; check its permissions, or choose another as store",
+    ("--store", "/proc/store"): "No such file or directory; check its permissions, or choose another as store",
 }
 WRONG_SERVER = {
     ("--host", "no.such.host.invalid", "--open"): "choose another --host or --port",
@@ -217,7 +217,8 @@ def test_weights_beyond_the_memory_are_refused_before_they_are_read(
 def test_room_for_less_than_a_block_is_refused(tmp_path: Path, given: tuple[str, str]) -> None:
     result = CliRunner().invoke(app, ["chat", "--threads", "1", "--store", str(tmp_path / "store"), *given])
     assert result.exit_code == 2, result.output
-    assert f"{given[0]} 100 holds less than " in result.stderr and "give at least " in result.stderr
+    setting = given[0].removeprefix("--").replace("-", "_")
+    assert f"{setting}=100 holds less than " in result.stderr and "give at least " in result.stderr
 
 
 def test_a_server_that_has_ended_logs_no_longer(unreadable: Path, tmp_path: Path) -> None:

@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+import ast
+import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from rekindle.config import ServerSettings, Settings, StoreSettings, parse_size
+import rekindle
+from rekindle.config import (
+    ServerSettings,
+    Settings,
+    StoreSettings,
+    parse_size,
+)
 from rekindle.errors import ConfigError
 
 
@@ -102,7 +111,7 @@ def test_off_loopback_needs_a_key_or_open() -> None:
     ServerSettings(host="0.0.0.0", api_key="secret")
     ServerSettings(host="0.0.0.0", open=True)
     for host in ("0.0.0.0", "::", "example.org", "10.0.0.1"):
-        with pytest.raises(ConfigError, match="--open"):
+        with pytest.raises(ConfigError, match="or open=true to do without"):
             ServerSettings(host=host)
 
 
@@ -224,3 +233,30 @@ def test_what_is_no_finite_number_is_refused_from_the_library_too() -> None:
 
 def test_a_size_is_exact() -> None:
     assert parse_size("9007199254740993") == 9007199254740993
+
+
+def test_errors_of_the_library_name_settings_and_no_flags() -> None:
+    """What the CLI and the server say may name flags; what they stand on is used without a command line, too."""
+    package, own = Path(rekindle.__file__).parent, ("cli", "bench", "server", "harness", "analyze", "simulate", "demo")
+    found = [
+        f"{path.relative_to(package)}:{node.lineno}: {node.value}"
+        for path in package.rglob("*.py")
+        if path.relative_to(package).parts[0] not in own
+        for node, is_doc in strings(ast.parse(path.read_text()))
+        if not is_doc and re.search(r"(?<![\w-])--[a-z]", node.value)
+    ]
+    assert found == []
+
+
+def strings(tree: ast.Module) -> Iterator[tuple[ast.Constant, bool]]:
+    """Every text of a module, and whether it is a docstring."""
+    docs = {
+        id(node.body[0].value)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
+        and node.body
+        and isinstance(node.body[0], ast.Expr)
+    }
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            yield node, id(node) in docs

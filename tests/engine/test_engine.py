@@ -197,7 +197,7 @@ def test_cancelling_frees_everything(start: Start) -> None:
 def test_bad_requests_fail_alone_and_say_what_to_do(start: Start) -> None:
     engine = start()
     running = engine.stream("ada", [SYSTEM, user("Hello!")], temperature=0.0, max_tokens=20)
-    with pytest.raises(PromptTooLong, match="max-context"):
+    with pytest.raises(PromptTooLong, match="max_context"):
         engine.chat("bob", [user("word " * 5000)])
     with pytest.raises(BadRequest):
         engine.chat("bob", [{"role": "wizard", "content": 3}])

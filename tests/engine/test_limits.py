@@ -105,7 +105,7 @@ def test_also_while_its_blocks_are_read_with_nothing_else_to_wake_the_engine(
 
 def test_the_setting_reaches_every_request(start: Start) -> None:
     engine = start(request_timeout_s=1e-6)
-    with pytest.raises(Timeout, match="request-timeout-s"):
+    with pytest.raises(Timeout, match="request_timeout_s"):
         engine.chat("ada", [{"role": "user", "content": "Hello!"}])
     assert engine.stats().num_held_blocks == 0
     engine.check()

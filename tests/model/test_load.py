@@ -46,7 +46,7 @@ def test_loaded_weights_compute_what_the_files_say(load: Loader) -> None:
 
 def test_max_context_is_at_most_the_models_own(load: Loader) -> None:
     assert load("llama", max_context=512).spec.max_context == 512
-    with pytest.raises(ConfigError, match="--max-context 1025 is more than the 1024 tokens"):
+    with pytest.raises(ConfigError, match="max_context=1025 is more than the 1024 tokens"):
         load("llama", max_context=1025)
     assert load("llama", max_context=20).spec.max_context == 20
 

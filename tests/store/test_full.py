@@ -207,7 +207,7 @@ def test_any_operation_may_be_refused(directory: Path, error: int, times: int) -
             saved = work(place, fs)
         except StoreError as refused:
             refusals += 1
-            assert number < 20 and "--store" in str(refused), refused
+            assert number < 20 and "as store" in str(refused), refused
             saved = {}
         store = open_store(place, shard_bytes=1 << 14)
         store.start()

@@ -80,7 +80,7 @@ def test_what_may_not_be_used_is_said(directory: Path, kind: str) -> None:
     place = saved_in(directory)
     denied, mode = REFUSED[kind]
     said = run_apart(open_as_nobody, directory, denied, mode)
-    assert str(place) in said and "permission" in said.lower() and "--store" in said, said
+    assert str(place) in said and "permission" in said.lower() and "as store" in said, said
 
 
 @pytest.mark.parametrize("mode", [0o000, 0o400])
@@ -102,7 +102,7 @@ def make_anew(directory: Path) -> str:
 
 def test_a_store_that_cannot_be_made_is_said(directory: Path) -> None:
     said = run_apart(make_anew, directory)
-    assert str(directory / "store") in said and "--store" in said
+    assert str(directory / "store") in said and "as store" in said
 
 
 def use_as_nobody(directory: Path) -> tuple[str, int]:

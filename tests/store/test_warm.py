@@ -392,7 +392,7 @@ def test_two_models_share_a_directory_and_its_secret(opened: Opened, tmp_path: P
 
 def test_an_unusable_directory_says_what_to_do(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(StoreError, match="--store"):
+    with pytest.raises(StoreError, match="as store"):
         open_store(tmp_path / "file")
     store = open_store(tmp_path / "store")
     store.close()

@@ -9,6 +9,7 @@ import typer
 
 from rekindle.cli.console import console
 from rekindle.cli.settings import exit_with
+from rekindle.config import SETTINGS
 
 
 def analyze(
@@ -19,7 +20,7 @@ def analyze(
         ),
     ],
     model: Annotated[str | None, typer.Option(help="whose tokenizer and template count: directory or hub name")] = None,
-    revision: Annotated[str | None, typer.Option(help="branch, tag or commit of a hub model")] = None,
+    revision: Annotated[str | None, typer.Option(help=SETTINGS["revision"].about.help)] = None,
     rows: Annotated[int, typer.Option(min=1, help="rows of the long tables")] = 10,
     out: Annotated[Path | None, typer.Option(help="write everything here as one JSON document")] = None,
     plot: Annotated[Path | None, typer.Option(help="PNG of where the tokens went")] = None,

@@ -15,8 +15,8 @@ from rich.markup import escape
 
 from rekindle.cli.border import INTERRUPTED
 from rekindle.cli.console import NOT_A_TERMINAL, console
-from rekindle.cli.settings import FLAGS, SERVER_FLAGS, with_settings
-from rekindle.config import Settings
+from rekindle.cli.settings import FLAGS, SERVER_FLAGS, help_of, with_settings
+from rekindle.config import SETTINGS, Settings
 from rekindle.errors import BadRequest, ConfigError, RekindleError
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ def run(
     scenario: Annotated[
         str | None, typer.Argument(metavar="[SCENARIO]", help="YAML file, or the name of a shipped one [lists those]")
     ] = None,
-    model: Annotated[str | None, typer.Option("--model", help="directory or hub name [bundled]")] = None,
+    model: Annotated[str | None, typer.Option("--model", help=help_of(SETTINGS["model"]))] = None,
     given: Annotated[list[str] | None, typer.Option("--set", help="NAME=VALUE of the scenario's variables")] = None,
     seed: Annotated[int | None, typer.Option("--seed", help="of sampling [the scenario's]")] = None,
     max_tokens: Annotated[int | None, typer.Option("--max-tokens", help="of a reply [the scenario's]")] = None,

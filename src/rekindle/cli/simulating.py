@@ -10,6 +10,9 @@ import typer
 from rekindle.cli.console import console
 from rekindle.cli.settings import exit_with
 from rekindle.cli.units import parse_duration
+from rekindle.config import SETTINGS
+
+BLOCK_TOKENS = f"tokens of a block [found; {SETTINGS['block_tokens'].default_text} for logs]"
 
 
 def simulate(
@@ -19,9 +22,9 @@ def simulate(
     ttl: Annotated[str, typer.Option(help="also forget what was unused so long, e.g. 60s,5m [never]")] = "",
     disk: Annotated[str, typer.Option(help="a disk of this size below, as --capacities [none]")] = "",
     order: Annotated[Literal["leaves", "free"], typer.Option(help="free: parents may leave first, too")] = "leaves",
-    block_tokens: Annotated[int | None, typer.Option(min=1, help="tokens of a block [found; 64 for logs]")] = None,
+    block_tokens: Annotated[int | None, typer.Option(min=1, help=BLOCK_TOKENS)] = None,
     model: Annotated[str | None, typer.Option(help="whose tokenizer and template count, for logs")] = None,
-    revision: Annotated[str | None, typer.Option(help="branch, tag or commit of a hub model")] = None,
+    revision: Annotated[str | None, typer.Option(help=SETTINGS["revision"].about.help)] = None,
     out: Annotated[Path | None, typer.Option(help="append JSON lines here")] = None,
     plot: Annotated[Path | None, typer.Option(help="PNG of what was found by capacity")] = None,
 ) -> None:

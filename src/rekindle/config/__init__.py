@@ -1,8 +1,14 @@
 """Every setting. Each component is handed only its own part. Knows no torch and no HTTP."""
 
+from rekindle.config.catalog import ENV_PREFIX, SETTINGS, KnownSetting
+from rekindle.config.hosts import is_loopback
 from rekindle.config.keys import DEFAULT_NAMESPACE
-from rekindle.config.loading import ENV_PREFIX, Settings
+from rekindle.config.loading import Settings
 from rekindle.config.parts import (
+    DISK_SHARE,
+    HOT_SHARE,
+    MOST_DISK_BYTES,
+    MOST_HOT_BYTES,
     NORMALISATIONS,
     RESPONSES_FILE,
     SESSIONS_FILE,
@@ -14,19 +20,24 @@ from rekindle.config.parts import (
     PromptSettings,
     ServerSettings,
     StoreSettings,
-    is_loopback,
 )
 from rekindle.config.sizes import parse_size
 
 __all__ = [
     "DEFAULT_NAMESPACE",
+    "DISK_SHARE",
     "ENV_PREFIX",
+    "HOT_SHARE",
+    "MOST_DISK_BYTES",
+    "MOST_HOT_BYTES",
     "NORMALISATIONS",
     "RESPONSES_FILE",
     "SESSIONS_FILE",
+    "SETTINGS",
     "WORDS_SHARE",
     "CacheSettings",
     "EngineSettings",
+    "KnownSetting",
     "MiB",
     "ModelSettings",
     "PromptSettings",

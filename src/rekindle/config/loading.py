@@ -6,14 +6,13 @@ A flag wins over a variable, a variable over the file, the file over the default
 
 from __future__ import annotations
 
-import difflib
 import tomllib
-import types
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, get_args, get_origin
 
+from rekindle.config.catalog import ENV_PREFIX, SECTIONS, SETTINGS
 from rekindle.config.keys import parse_api_keys
 from rekindle.config.parts import (
     CacheSettings,
@@ -25,8 +24,7 @@ from rekindle.config.parts import (
 )
 from rekindle.config.sizes import parse_size
 from rekindle.errors import ConfigError
-
-ENV_PREFIX = "REKINDLE_"
+from rekindle.keywords import did_you_mean
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +66,7 @@ class Settings:
             ("default", defaults or {}),
             ("config file", _read_toml(config_path)),
             ("environment", variables),
-            ("flag", given),
+            ("", given),
         )
         for source, pairs in sources:
             for name, value in pairs.items():
@@ -76,32 +74,7 @@ class Settings:
                 values.setdefault(section, {})[key] = parsed
                 if name == "store":
                     values[section]["enabled"] = parsed is not None
-        return cls(**{section: _SECTIONS[section](**part) for section, part in values.items()})
-
-
-_SECTIONS: dict[str, type] = {
-    "model": ModelSettings,
-    "cache": CacheSettings,
-    "prompt": PromptSettings,
-    "store": StoreSettings,
-    "engine": EngineSettings,
-    "server": ServerSettings,
-}
-
-
-def _flat_names() -> dict[str, tuple[str, str, Any]]:
-    """Flat name -> (section, field, type). `store` is the directory, or `off`."""
-    names = {}
-    for section, part in _SECTIONS.items():
-        hints = get_type_hints(part)
-        for item in fields(part):
-            names[item.name] = (section, item.name, hints[item.name])
-    names["store"] = names.pop("dir")
-    del names["enabled"]
-    return names
-
-
-_NAMES = _flat_names()
+        return cls(**{section: SECTIONS[section][1](**part) for section, part in values.items()})
 
 
 def _read_toml(path: Path | None) -> dict[str, Any]:
@@ -117,25 +90,28 @@ def _read_toml(path: Path | None) -> dict[str, Any]:
 
 
 def _parse(source: str, name: str, value: Any) -> tuple[str, str, Any]:
-    if name not in _NAMES:
-        near = difflib.get_close_matches(name, _NAMES, n=1)
-        hint = f"; did you mean {near[0]}?" if near else ""
+    if name not in SETTINGS:
+        hint = did_you_mean(name, SETTINGS)
         if isinstance(value, Mapping):
             hint = "; settings have no sections: write their names at the top of the file"
-        raise ConfigError(f"{source}: unknown setting {name!r}{hint}")
-    section, key, wanted = _NAMES[name]
+        raise ConfigError(f"{_at(source)}unknown setting {name!r}{hint}")
+    known = SETTINGS[name]
+    section, key = known.section, known.field
     if name == "store" and isinstance(value, str) and value == "off":
         return section, key, None
     try:
-        return section, key, parse_size(value) if name.endswith("_bytes") else _convert(wanted, value)
+        return section, key, parse_size(value) if known.unit == "size" else _convert(known.kind, value)
     except (ValueError, ConfigError) as error:
-        raise ConfigError(f"{source}: {name}: {error}") from error
+        raise ConfigError(f"{_at(source)}{name}: {error}") from error
+
+
+def _at(source: str) -> str:
+    """Where a setting stands; what was given directly, by flag or keyword, says so itself."""
+    return f"{source}: " if source else ""
 
 
 def _convert(wanted: Any, value: Any) -> Any:
     """`value` (a string, or what TOML and Python bring) as the field's type; ValueError says what would do."""
-    if get_origin(wanted) in (types.UnionType, Union):
-        (wanted,) = (kind for kind in get_args(wanted) if kind is not type(None))
     if get_origin(wanted) is Mapping:
         return parse_api_keys(value)
     if get_origin(wanted) is tuple:

@@ -1,141 +1,98 @@
-"""The settings of each component and what they may be: names, defaults, bounds. Each default is written here, once."""
+"""The settings of each component: names, defaults, what they mean, what they may be. Each stands here, once."""
 
 from __future__ import annotations
 
-import ipaddress
-import math
-import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
-from urllib.parse import urlsplit
+from typing import Literal
 
+from rekindle.config.hosts import is_host, is_loopback
 from rekindle.config.keys import DEFAULT_NAMESPACE, check_keys
-from rekindle.config.sizes import MOST
-from rekindle.errors import ConfigError
+from rekindle.config.setting import Bounds, above, at_least, check_numbers, need, setting
 
 MiB = 1 << 20
 SESSIONS_FILE = "sessions.db"
 RESPONSES_FILE = "responses.db"
-MOST_THREADS = 1024  # a system that has no more threads to give ends the process
-MOST_READERS = 64
+# What is taken where nothing is set: of the free memory, of the free space and what a store has of it already.
+HOT_SHARE, MOST_HOT_BYTES = 1 / 4, 4096 * MiB
+DISK_SHARE, MOST_DISK_BYTES = 1 / 5, 50 * 10**9
 WORDS_SHARE = 1 / 8  # of the disk, for coordination sessions, and again for kept responses
-
-
-def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach `host`."""
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
-
-
-def is_host(text: str) -> bool:
-    """Whether `text` is a name or address, with a port or without, as a Host header spells it; IPv6 in brackets."""
-    try:
-        parts = urlsplit(f"//{text}")
-        has_port = parts.port is not None
-    except ValueError:
-        return False
-    name = parts.hostname or ""
-    whole = (f"[{name}]" if ":" in name else name) + (f":{parts.port}" if has_port else "")
-    is_name = re.fullmatch(r"[a-z0-9_]([a-z0-9._-]*[a-z0-9_])?", name) is not None
-    return (is_name or ":" in name) and whole == text.lower()
-
-
-def _need(holds: bool, message: str) -> None:
-    if not holds:
-        raise ConfigError(message)
-
-
-def _need_usual(settings: Any) -> None:
-    """Refuse times that never come, and whole numbers that nothing can count to."""
-    for item in fields(settings):
-        value = getattr(settings, item.name)
-        if isinstance(value, float):
-            _need(math.isfinite(value), f"{item.name} must be a finite number, not {value}")
-        elif isinstance(value, int):
-            _need(abs(value) <= MOST, f"{item.name} must be at most {MOST}, not a number of {len(str(value))} digits")
-
-
-def _need_at_least(settings: object, **least: float) -> None:
-    """Refuse fields below their least value, and numbers that are none; None means "decided later" and passes."""
-    _need_usual(settings)
-    for name, low in least.items():
-        value = getattr(settings, name)
-        _need(value is None or value >= low, f"{name} must be at least {low}, not {value}")
-
-
-def _need_at_most(settings: object, **most: int) -> None:
-    """Refuse fields above their greatest value; None passes."""
-    for name, high in most.items():
-        value = getattr(settings, name)
-        _need(value is None or value <= high, f"{name} must be at most {high}, not {value}")
-
-
-@dataclass(frozen=True, slots=True)
-class ModelSettings:
-    """Which model (None: the bundled one), in which precision, on which device. Remote code is never trusted."""
-
-    model: str | None = None
-    revision: str | None = None
-    dtype: Literal["auto", "bf16", "fp32"] = "auto"
-    device: str = "cpu"
-    kv: Literal["auto", "q4h", "bf16", "fp32"] = "auto"
-    threads: int | None = None
-
-    def __post_init__(self) -> None:
-        _need(self.model is None or bool(self.model.strip()), "model is empty: name a directory or a hub model")
-        _need(bool(self.device), "device is empty: write cpu or cuda")
-        _need_at_least(self, threads=1)
-        _need_at_most(self, threads=MOST_THREADS)
-
-
-@dataclass(frozen=True, slots=True)
-class CacheSettings:
-    """Hot memory and matching. `hot_bytes` None: the engine sizes it by the memory at hand.
-
-    A match is used when it has `min_reuse_tokens` and is at least `min_reuse_ratio` of the prompt. `eviction` names who
-    leaves hot memory first.
-    """
-
-    block_tokens: int = 64
-    hot_bytes: int | None = None
-    min_reuse_tokens: int = 16
-    min_reuse_ratio: float = 0.0
-    reuse: Literal["on", "off"] = "on"
-    text_index_bytes: int = 256 * MiB
-    max_branches: int = 8
-    eviction: Literal["lru", "fifo", "lfu", "aged-lfu", "adaptive"] = "lru"
-
-    def __post_init__(self) -> None:
-        size = self.block_tokens
-        _need(16 <= size <= 256 and size & (size - 1) == 0, f"block_tokens must be 16, 32, 64, 128 or 256, not {size}")
-        _need_at_least(self, hot_bytes=1, min_reuse_tokens=1, text_index_bytes=1, max_branches=1)
-        _need(0 <= self.min_reuse_ratio <= 1, f"min_reuse_ratio must lie in 0 to 1, not {self.min_reuse_ratio}")
-
-
 NORMALISATIONS = ("attribution", "dates", "tools")
 
 
 @dataclass(frozen=True, slots=True)
+class ModelSettings:
+    """Which model, in which precision, on which device. Remote code is never trusted."""
+
+    model: str | None = setting(
+        None,
+        "directory or hub name",
+        detail="The bare argument of a command is the same. Remote code is never run.",
+        unset="bundled",
+    )
+    revision: str | None = setting(None, "branch, tag or commit of a hub model", unset="its default branch")
+    device: str = setting("cpu", "where the model computes: cpu, cuda, cuda:1 or mps")
+    dtype: Literal["auto", "bf16", "fp32"] = setting("auto", "precision of the model; auto: what the checkpoint has")
+    kv: Literal["auto", "q4h", "bf16", "fp32"] = setting(
+        "auto",
+        "format of the KV cache; auto: 4 bits where that is safe",
+        detail="`q4h` is the 4-bit format. `auto` keeps 16 bits for models with biases on K or with attention sinks.",
+    )
+    threads: int | None = setting(
+        None,
+        "threads of the model",
+        unset="all cores",
+        bounds=at_least(1, 1024),  # a system that has no more threads to give ends the process
+    )
+
+    def __post_init__(self) -> None:
+        need(self.model is None or bool(self.model.strip()), "model is empty: name a directory or a hub model")
+        need(bool(self.device), "device is empty: write cpu or cuda")
+        check_numbers(self)
+
+
+@dataclass(frozen=True, slots=True)
+class CacheSettings:
+    """Hot memory and matching."""
+
+    hot_bytes: int | None = setting(
+        None, "memory for hot KV, as 512MB or 4GiB", unset="a quarter of what is free, at most 4GiB", bounds=at_least(1)
+    )
+    block_tokens: int = setting(64, "tokens in a block", bounds=Bounds(choices=(16, 32, 64, 128, 256)))
+    reuse: Literal["on", "off"] = setting("on", "reuse stored KV", detail="`off`: every prompt is computed.")
+    min_reuse_tokens: int = setting(16, "fewest tokens worth reusing", bounds=at_least(1))
+    min_reuse_ratio: float = setting(0.0, "least share of a prompt worth reusing", bounds=at_least(0, 1))
+    max_branches: int = setting(
+        8, "conversations kept of one agent", detail="`n` of a request cannot be more.", bounds=at_least(1)
+    )
+    eviction: Literal["lru", "fifo", "lfu", "aged-lfu", "adaptive"] = setting(
+        "lru",
+        "what leaves hot memory first",
+        detail="`adaptive` tries four rules on a sample of the traffic and follows the best: it finds more where "
+        "memory is small.",
+    )
+    text_index_bytes: int = setting(256 * MiB, "memory for finding prompts by their text", bounds=at_least(1))
+
+    def __post_init__(self) -> None:
+        check_numbers(self)
+
+
+@dataclass(frozen=True, slots=True)
 class PromptSettings:
-    """What is done to prompts so that they stay the same from turn to turn.
+    """What is done to prompts so that they stay the same from turn to turn."""
 
-    `normalise`: kinds of `NORMALISATIONS` separated by commas, or `off`. `anticipate`: compute in idle time what the
-    template will render next.
-    """
-
-    normalise: str = "attribution"
-    anticipate: Literal["on", "off"] = "on"
+    normalise: str = setting(
+        "attribution",
+        f"take out what clients change on every call: {', '.join(NORMALISATIONS)}, or off",
+        detail="Several are separated by commas. `tools` puts the tools in order instead of taking something out.",
+    )
+    anticipate: Literal["on", "off"] = setting("on", "compute in idle time what the template renders next")
 
     def __post_init__(self) -> None:
         unknown = sorted(self.kinds() - set(NORMALISATIONS))
         known = ", ".join(NORMALISATIONS)
-        _need(not unknown, f"normalise: {', '.join(map(repr, unknown))} is unknown: write off, or some of {known}")
+        need(not unknown, f"normalise: {', '.join(map(repr, unknown))} is unknown: write off, or some of {known}")
 
     def kinds(self) -> frozenset[str]:
         """The kinds asked for; none with `off`."""
@@ -146,39 +103,56 @@ class PromptSettings:
 
 @dataclass(frozen=True, slots=True)
 class StoreSettings:
-    """The warm tier. `dir` None: the user's cache directory; `disk_bytes` None: decided by the free space.
+    """The warm tier; with `enabled` false there is none."""
 
-    Agents that were not used for `agent_ttl_s` are forgotten (None: never), unnamed conversations after
-    `anonymous_ttl_s`, other models' stores in the same directory after `stale_ttl_s`. A namespace that has
-    more than `namespace_share` of the disk, or of hot memory, gives way there before others do. Within `disk_bytes`
-    coordination sessions may take `session_bytes`, kept responses `response_bytes` (None: an eighth each), of which
-    every tenant has an equal part.
-    """
-
-    dir: Path | None = None
+    dir: Path | None = setting(
+        None,
+        "directory of the warm tier, or off",
+        detail="`off`: nothing survives a restart.",
+        unset="the user's cache directory",
+        name="store",
+    )
     enabled: bool = True
-    disk_bytes: int | None = None
-    agent_ttl_s: float | None = None
-    anonymous_ttl_s: float = 3600.0
-    stale_ttl_s: float = 30 * 86400.0
-    staging_bytes: int = 64 * MiB
-    readers: int = 2
-    namespace_share: float = 1.0
-    session_bytes: int | None = None
-    response_bytes: int | None = None
+    disk_bytes: int | None = setting(
+        None, "disk for warm KV", unset="a fifth of what is free, at most 50GB", bounds=at_least(1)
+    )
+    agent_ttl_s: float | None = setting(None, "forget agents unused for so long", unset="never", bounds=at_least(1))
+    anonymous_ttl_s: float = setting(3600.0, "forget unnamed conversations unused for so long", bounds=at_least(1))
+    stale_ttl_s: float = setting(
+        30 * 86400.0,
+        "forget other models' stores in this directory unused for so long",
+        detail="This happens at start.",
+        bounds=at_least(0),
+    )
+    namespace_share: float = setting(
+        1.0,
+        "share of disk and hot memory above which a tenant gives way before others",
+        detail="1: no quota.",
+        bounds=above(0, 1),
+    )
+    session_bytes: int | None = setting(
+        None,
+        "part of disk_bytes for coordination sessions; tenants share it equally",
+        detail="Together with `response_bytes` at most `disk_bytes`.",
+        unset="an eighth of disk_bytes",
+        bounds=at_least(1),
+    )
+    response_bytes: int | None = setting(
+        None,
+        "part of disk_bytes for kept responses; tenants share it equally",
+        unset="an eighth of disk_bytes",
+        bounds=at_least(1),
+    )
+    staging_bytes: int = setting(64 * MiB, "memory for blocks on their way to the disk", bounds=at_least(1))
+    readers: int = setting(2, "threads that read the store", bounds=at_least(1, 64))
 
     def __post_init__(self) -> None:
-        _need_at_least(self, disk_bytes=1, staging_bytes=1, readers=1)
-        _need_at_most(self, readers=MOST_READERS)
-        _need_at_least(self, session_bytes=1, response_bytes=1)
+        check_numbers(self)
         words = (self.session_bytes or 0) + (self.response_bytes or 0)
-        _need(
+        need(
             self.disk_bytes is None or words <= self.disk_bytes,
             f"session_bytes and response_bytes are within disk_bytes ({self.disk_bytes}), and may not be {words}",
         )
-        _need_at_least(self, agent_ttl_s=1, anonymous_ttl_s=1, stale_ttl_s=0)
-        share = self.namespace_share
-        _need(0 < share <= 1, f"namespace_share must be above 0 and at most 1 (1: no quota), not {share}")
 
     def directory(self) -> Path:
         """`dir`, or where this system keeps a user's caches."""
@@ -201,30 +175,38 @@ class StoreSettings:
 
 @dataclass(frozen=True, slots=True)
 class EngineSettings:
-    """Scheduling. `max_context` None: what the model was made for; `max_chunk_tokens` None: only time bounds it.
+    """Scheduling. `max_running` places and hot memory are shared by the namespaces that ask (`engine/core/shares`)."""
 
-    `max_running` places and hot memory are shared by the namespaces that ask (`engine/shares`). More than `max_waiting`
-    requests that have not begun are refused as overload, but for a namespace that has less than its share of them
-    (`engine/waiting`); what listeners of sessions take in is not counted, and turns that begin together are one. One
-    that is not finished after `request_timeout_s` is stopped and fails (None: it may take as long as it takes).
-    `check_when_idle` re-derives every invariant of the engine whenever it runs out of work, for finding defects.
-    """
-
-    max_context: int | None = None
-    max_stall_s: float = 0.25
-    max_step_s: float = 1.0
-    max_running: int = 32
-    max_chunk_tokens: int | None = None
-    max_waiting: int = 1024
-    request_timeout_s: float | None = None
-    check_when_idle: bool = False
+    max_context: int | None = setting(
+        None,
+        "longest prompt with its answer, in tokens",
+        detail="A longer prompt is refused with 400, never cut.",
+        unset="the model's",
+        bounds=at_least(2),
+    )
+    max_running: int = setting(32, "requests computed together", bounds=at_least(1))
+    max_waiting: int = setting(
+        1024,
+        "requests that may wait; more are refused with 503",
+        detail="A tenant that has less than its share of them may still wait. What listeners of sessions take in does "
+        "not count, and turns that begin together count as one.",
+        bounds=at_least(1),
+    )
+    request_timeout_s: float | None = setting(
+        None, "stop a request that is not done by then; it fails with 503", unset="never", bounds=above(0)
+    )
+    max_stall_s: float = setting(0.25, "longest pause of a running stream for another's prompt", bounds=above(0))
+    max_step_s: float = setting(1.0, "longest step when nobody else waits", detail="Not below `max_stall_s`.")
+    max_chunk_tokens: int | None = setting(
+        None, "prompt tokens in one step", unset="bounded by time alone", bounds=at_least(1)
+    )
+    check_when_idle: bool = setting(
+        False, "check every invariant of the engine whenever it runs out of work, to find defects", given="file"
+    )
 
     def __post_init__(self) -> None:
-        _need_at_least(self, max_context=2, max_running=1, max_chunk_tokens=1, max_waiting=1)
-        timeout_s = self.request_timeout_s
-        _need(timeout_s is None or timeout_s > 0, f"request_timeout_s must be above 0, not {timeout_s}")
-        _need(self.max_stall_s > 0, f"max_stall_s must be above 0, not {self.max_stall_s}")
-        _need(
+        check_numbers(self)
+        need(
             self.max_step_s >= self.max_stall_s,
             f"max_step_s ({self.max_step_s}) must not be below max_stall_s ({self.max_stall_s})",
         )
@@ -232,57 +214,81 @@ class EngineSettings:
 
 @dataclass(frozen=True, slots=True)
 class ServerSettings:
-    """Where to listen (port 0: any free one), who may come in, and how much of it.
+    """Where to listen, who may come in, and how much of it."""
 
-    `api_key` opens the namespace `default`, each key of `api_keys` the namespace of its name, `admin_key` what
-    concerns all. One address may have `max_connections_per_address` of the connections (None: half of them, and from
-    this machine, where a proxy may be, any number). A connection must have sent its request's head within
-    `read_timeout_s`, and keep its body coming. A stop waits `stop_s` for running answers. A stream that has nothing to
-    say yet gives a sign of life every `ping_s` seconds. Requests are written to `record`, a file or an existing
-    directory; one that has grown to `record_bytes` is put aside and replaces the one put aside before.
-    `public_host`: names, each with a port or without, by which a proxy in front is reached; Host and Origin may say
-    them.
-    """
-
-    host: str = "127.0.0.1"
-    port: int = 7354
-    served_model_name: str | None = None
-    api_key: str | None = field(default=None, repr=False)
-    api_keys: Mapping[str, str] = field(default_factory=dict, repr=False)
-    admin_key: str | None = field(default=None, repr=False)
-    open: bool = False
-    requests_per_minute: int | None = None
-    max_body_bytes: int = 32 * MiB
-    max_connections: int = 1024
-    max_connections_per_address: int | None = None
-    read_timeout_s: float = 30.0
-    stop_s: float = 5.0
-    ping_s: float = 5.0
-    record: Path | None = None
-    record_bytes: int = 1024 * MiB
-    public_host: tuple[str, ...] = ()
-    log_format: Literal["text", "json"] = "text"
-    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    host: str = setting(
+        "127.0.0.1", "address to listen on; off loopback a key (REKINDLE_API_KEY) or `open` is required"
+    )
+    port: int = setting(7354, "port to listen on; 0 takes any free one", bounds=at_least(0, 65535))
+    open: bool = setting(False, "serve other machines without a key")
+    public_host: tuple[str, ...] = setting(
+        (),
+        "name that a proxy in front is reached by, for Host and Origin; may be given again",
+        detail="With a port or without. See [proxy.md](proxy.md).",
+        unset="none",
+    )
+    api_key: str | None = setting(None, "key of the namespace `default`", unset="none", given="secret")
+    api_keys: Mapping[str, str] = setting(
+        {},
+        "key of each namespace: a table of names and keys, or name=key,name=key in the variable",
+        unset="none",
+        given="secret",
+    )
+    admin_key: str | None = setting(
+        None, "key for what concerns all namespaces: figures, `?namespace=`", unset="none", given="secret"
+    )
+    served_model_name: str | None = setting(None, "name in /v1/models and in answers", unset="the model's")
+    requests_per_minute: int | None = setting(
+        None, "requests of each key; more are refused with 429", unset="no limit", bounds=at_least(1)
+    )
+    max_body_bytes: int = setting(32 * MiB, "largest request body", bounds=at_least(1))
+    max_connections: int = setting(
+        1024, "open connections; never more than the limit of open files allows", bounds=at_least(1)
+    )
+    max_connections_per_address: int | None = setting(
+        None,
+        "open connections from one address",
+        detail="With a proxy on another machine in front, set it to `max_connections`.",
+        unset="half; no limit from this machine",
+        bounds=at_least(1),
+    )
+    read_timeout_s: float = setting(
+        30.0, "longest wait for a request's head, and for more of its body", bounds=above(0)
+    )
+    stop_s: float = setting(5.0, "how long a stop waits for running answers", bounds=at_least(0))
+    ping_s: float = setting(5.0, "how often a stream that has nothing to say yet shows a sign of life", bounds=above(0))
+    record: Path | None = setting(
+        None,
+        "write every request to this file or directory, to replay the day",
+        detail="A directory must exist. See [replay.md](replay.md).",
+        unset="off",
+    )
+    record_bytes: int = setting(
+        1024 * MiB,
+        "size at which a record is set aside for a new one",
+        detail="It replaces the one set aside before.",
+        bounds=at_least(1),
+    )
+    log_format: Literal["text", "json"] = setting("text", "lines for people, or one JSON object a line")
+    log_level: Literal["debug", "info", "warning", "error"] = setting(
+        "info", "least severe lines to write; requests are info, failures of the server warning"
+    )
 
     def __post_init__(self) -> None:
-        _need(bool(self.host), "host is empty: write 127.0.0.1 for this machine only")
-        _need(0 <= self.port <= 65535, f"port must be from 0 to 65535, not {self.port}")
-        _need(self.served_model_name != "", "served_model_name is empty")
+        need(bool(self.host), "host is empty: write 127.0.0.1 for this machine only")
+        need(self.served_model_name != "", "served_model_name is empty")
         check_keys(self.api_key, self.api_keys, self.admin_key)
         for name in self.public_host:
-            _need(is_host(name), f"public_host: {name!r} is no name: write llm.example or llm.example:8443")
-        _need(
+            need(is_host(name), f"public_host: {name!r} is no name: write llm.example or llm.example:8443")
+        need(
             self.open or self.needs_key or not self.public_host,
-            "public_host names what others can reach: set REKINDLE_API_KEY, or say --open to do without a key",
+            "public_host: others can reach it: set api_key (REKINDLE_API_KEY), or open=true to do without a key",
         )
-        _need(
+        need(
             self.open or self.needs_key or is_loopback(self.host),
-            f"{self.host} can be reached from other machines: set REKINDLE_API_KEY, or say --open to do without a key",
+            f"{self.host} can be reached by others: set api_key (REKINDLE_API_KEY), or open=true to do without a key",
         )
-        _need_at_least(self, requests_per_minute=1, max_body_bytes=1, record_bytes=1, stop_s=0)
-        _need_at_least(self, max_connections=1, max_connections_per_address=1)
-        _need(self.read_timeout_s > 0, f"read_timeout_s must be above 0, not {self.read_timeout_s}")
-        _need(self.ping_s > 0, f"ping_s must be above 0, not {self.ping_s}")
+        check_numbers(self)
 
     @property
     def needs_key(self) -> bool:

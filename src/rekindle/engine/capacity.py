@@ -6,12 +6,10 @@ import os
 
 import torch
 
-from rekindle.config import CacheSettings, StoreSettings
+from rekindle.config import HOT_SHARE, MOST_HOT_BYTES, CacheSettings, StoreSettings
 from rekindle.errors import ConfigError
 from rekindle.model.device import total_bytes
 from rekindle.spec import ModelSpec
-
-DEFAULT_HOT_BYTES = 4 << 30
 
 
 def capacity(settings: CacheSettings, spec: ModelSpec, device: str) -> tuple[int, int]:
@@ -20,7 +18,7 @@ def capacity(settings: CacheSettings, spec: ModelSpec, device: str) -> tuple[int
     num_blocks = wanted // spec.layout.block_bytes
     if num_blocks < 2:
         need = 2 * spec.layout.block_bytes
-        raise ConfigError(f"--hot-bytes {wanted} holds less than two blocks of this model: give at least {need}")
+        raise ConfigError(f"hot_bytes={wanted} holds less than two blocks of this model: give at least {need}")
     # One block stays for the copy of a shared tail while its original is still held.
     return num_blocks, min(spec.max_context, (num_blocks - 1) * spec.layout.block_tokens)
 
@@ -30,7 +28,7 @@ def check_budget(settings: CacheSettings, device: str) -> None:
     most = total_bytes(device)
     if settings.hot_bytes is not None and settings.hot_bytes > most:
         raise ConfigError(
-            f"--hot-bytes {settings.hot_bytes} is more than the memory of {device}, {most} bytes: give less, or leave "
+            f"hot_bytes={settings.hot_bytes} is more than the memory of {device}, {most} bytes: give less, or leave "
             "it out to have it sized by the free memory"
         )
 
@@ -40,14 +38,14 @@ def check_disk(settings: StoreSettings, spec: ModelSpec) -> None:
     least = spec.layout.block_bytes
     if settings.disk_bytes is not None and settings.disk_bytes < least:
         raise ConfigError(
-            f"--disk-bytes {settings.disk_bytes} holds less than one block of this model: give at least {least}, or "
-            "--store off to do without a disk"
+            f"disk_bytes={settings.disk_bytes} holds less than one block of this model: give at least {least}, or "
+            "store=off to do without a disk"
         )
 
 
 def hot_budget(settings: CacheSettings, device: str) -> int:
-    """Bytes that hot KV may take: what is set, else a quarter of the free memory, 4 GiB at most."""
-    return settings.hot_bytes or min(DEFAULT_HOT_BYTES, free_bytes(device) // 4)
+    """Bytes that hot KV may take: what is set, else a share of the free memory."""
+    return settings.hot_bytes or min(MOST_HOT_BYTES, int(HOT_SHARE * free_bytes(device)))
 
 
 def free_bytes(device: str) -> int:

@@ -93,7 +93,7 @@ def problems(
     if not stats.has_room:
         found.append(
             f"the last turns did not fit into the disk budget of {stats.disk_bytes} bytes beside what is pinned and "
-            "are not saved: unpin or delete agents, or give the store more with --disk-bytes"
+            "are not saved: unpin or delete agents, or give the store more disk_bytes"
         )
     return tuple(found)
 

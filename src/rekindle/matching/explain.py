@@ -89,8 +89,8 @@ _DETAILS: dict[Cause, str] = {
     "template_rewrote_history": "the same words are rendered otherwise than when they were stored: "
     "the template, or the client, dropped, trimmed or moved a part",
     "attribution_header": "the line with which the client signs each request has changed: it is taken out with "
-    "--normalise attribution, which is the default",
-    "tool_order": "the same tools are described in another order: sort them, or serve with --normalise tools",
+    "normalise=attribution, which is the default",
+    "tool_order": "the same tools are described in another order: sort them, or serve with normalise=tools",
     "date_line": "a date or time in the prompt has moved on: put it at the end, or keep it fixed for a conversation",
 }
 

@@ -17,21 +17,21 @@ LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.
 
 def check_device(name: str) -> None:
     """ConfigError unless torch can put a tensor there."""
-    refused = f"--device {name} cannot be used: "
+    refused = f"device={name} cannot be used: "
     if SPELLED.fullmatch(name) is None:
         raise ConfigError(f"{refused}write cpu, cuda, or cuda:1 for the second of several")
     kind, _, index = name.partition(":")
     if kind != "cpu" and not (torch.cuda if kind == "cuda" else torch.backends.mps).is_available():
         built = torch.backends.cuda.is_built() if kind == "cuda" else torch.backends.mps.is_built()
         why = "finds no such device" if built else "was built without it"
-        raise ConfigError(f"{refused}torch {torch.__version__} {why}; --device cpu works everywhere")
+        raise ConfigError(f"{refused}torch {torch.__version__} {why}; device=cpu works everywhere")
     if index and int(index) >= (count := torch.cuda.device_count()):
         raise ConfigError(f"{refused}there are {count} of them, and cuda:{count - 1} is the last")
     try:
         torch.zeros(1, device=name)
     except (RuntimeError, AssertionError, NotImplementedError) as error:
         lines = str(error).strip().splitlines() or [type(error).__name__]
-        raise ConfigError(f"{refused}{lines[0][:300]}; --device cpu works everywhere") from error
+        raise ConfigError(f"{refused}{lines[0][:300]}; device=cpu works everywhere") from error
 
 
 def total_bytes(device: str) -> int:

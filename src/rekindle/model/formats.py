@@ -78,8 +78,8 @@ def forced_formats(geometry: Geometry, policy: Format) -> tuple[LayerFormats, ..
     for layer in geometry.layers:
         if policy == "q4h" and not (fits_q4h("k", layer.k_dim) and fits_q4h("v", layer.v_dim)):
             raise ModelRefused(
-                f"--kv q4h needs head sizes divisible by 16; layer {layer.index} has {layer.k_dim}/{layer.v_dim}: "
-                "use --kv auto"
+                f"kv=q4h needs head sizes divisible by 16; layer {layer.index} has {layer.k_dim}/{layer.v_dim}: "
+                "use kv=auto"
             )
     return tuple(LayerFormats(layer.index, policy, policy, "forced") for layer in geometry.layers)
 

@@ -168,11 +168,11 @@ def rope_regime(config: Any, max_context: int | None) -> tuple[str, int]:
             if max_context is None or max_context > steady:
                 raise ModelRefused(
                     f"RoPE of type {kind} changes with the length of the prompt, so cached K would be wrong at another "
-                    f"length; --max-context {steady} serves the model where it does not change"
+                    f"length; max_context={steady} serves the model where it does not change"
                 )
             longest = min(longest, steady)
     if max_context is not None and max_context > longest:
-        raise ConfigError(f"--max-context {max_context} is more than the {longest} tokens that the model was made for")
+        raise ConfigError(f"max_context={max_context} is more than the {longest} tokens that the model was made for")
     return ",".join(sorted(set(kinds))) or "none", max_context or longest
 
 

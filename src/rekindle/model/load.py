@@ -190,13 +190,13 @@ def _wanted_dtype(
     """The dtype to ask transformers for, and a note where it is not what the checkpoint or the user says."""
     if quantised:
         ignored = settings.dtype != "auto" or compute_dtype is not None
-        return "auto", ["--dtype is ignored: the checkpoint is quantised and brings its own"] if ignored else []
+        return "auto", ["dtype is ignored: the checkpoint is quantised and brings its own"] if ignored else []
     if compute_dtype is not None:
         return compute_dtype, []
     if settings.dtype != "auto":
         return DTYPES[settings.dtype], []
     if getattr(geometry.text_config(config), "dtype", None) == torch.float16:
-        return torch.float32, ["the checkpoint is fp16: loaded as fp32 (--dtype bf16 takes half the memory)"]
+        return torch.float32, ["the checkpoint is fp16: loaded as fp32 (dtype=bf16 takes half the memory)"]
     return "auto", []
 
 
@@ -207,7 +207,7 @@ def _check_memory(headers: list[checkpoint.Header], dtype: torch.dtype | str, de
     if needed > most:
         raise ModelRefused(
             f"the weights take {needed:,} bytes, and the memory of {device} is {most:,}: choose a smaller model, a "
-            "quantised one, or --dtype bf16 where they are loaded as fp32"
+            "quantised one, or dtype=bf16 where they are loaded as fp32"
         )
 
 

@@ -153,10 +153,7 @@ def make_directory(directory: Path, fs: FileSystem) -> Path:
 
 def _unusable(directory: Path, error: OSError) -> str:
     why = "it is a file" if os.path.isfile(directory) else error.strerror or str(error)
-    return (
-        f"the store's directory {directory} cannot be used: {why}; check its permissions, or choose another with "
-        "--store"
-    )
+    return f"the store's directory {directory} cannot be used: {why}; check its permissions, or choose another as store"
 
 
 def _take_lock(path: Path, fs: FileSystem) -> int:
@@ -175,7 +172,7 @@ def _take_lock(path: Path, fs: FileSystem) -> int:
     fs.close_file(fd)
     raise StoreLocked(
         f"{path} is in use by {who[:count].tobytes().decode(errors='replace').strip() or 'another process'}; "
-        "stop it, or choose another directory with --store"
+        "stop it, or choose another directory as store"
     )
 
 

@@ -70,7 +70,7 @@ def open_store(
         if not is_damage(error):
             message = (
                 f"the store's index {place.index_path} cannot be opened: {error}; "
-                "check the permissions and the space of its directory, or choose another with --store"
+                "check the permissions and the space of its directory, or choose another as store"
             )
             raise refusal(error, message) from error
         kept = place.set_index_aside()

@@ -13,21 +13,19 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 
+from rekindle.config import DISK_SHARE, MOST_DISK_BYTES
 from rekindle.store.ledger import BranchKey, Ledger
 from rekindle.store.shards import Shards
 from rekindle.store.slots import Slot
 
 logger = logging.getLogger(__name__)
 
-MAX_DISK_BYTES = 50 * 10**9
-DISK_SHARE = 0.2
-
 OnLost = Callable[[str, str, int, int], object]
 
 
 def budget(wanted: int | None, *, free_bytes: int, used_bytes: int) -> int:
     """Bytes the records may take: what was set, else a share of what is free or theirs already."""
-    return wanted if wanted is not None else int(min(MAX_DISK_BYTES, DISK_SHARE * (free_bytes + used_bytes)))
+    return wanted if wanted is not None else int(min(MOST_DISK_BYTES, DISK_SHARE * (free_bytes + used_bytes)))
 
 
 def file_bytes(paths: Iterable[Path]) -> int:
@@ -103,7 +101,7 @@ class DiskRoom:
         if self.is_full and not self._full_said:
             logger.warning(
                 "the store is full (%d of %d bytes): not all that is to be saved fits beside what is pinned, so "
-                "turns are not saved; give it more with --disk-bytes, or unpin or delete agents",
+                "turns are not saved; give it more disk_bytes, or unpin or delete agents",
                 self.used_bytes,
                 self.disk_bytes,
             )

@@ -72,7 +72,7 @@ class PromptBound:
         """What a prompt of this size, in words, is refused with."""
         return PromptTooLong(
             f"the prompt has more than {self.max_context} tokens ({size}) and the context holds {self.max_context}: "
-            "shorten the prompt or serve with a larger --max-context",
+            "shorten the prompt or serve with a larger max_context",
             param="messages",
         )
 

@@ -122,7 +122,7 @@ class EngineCore:
                 self._replies.finish(request, "cancelled")
             elif now >= request.deadline:
                 seconds = request.deadline - request.marks.submitted
-                self._replies.stop(request, Timeout(f"not finished within {seconds:g} s (--request-timeout-s)"))
+                self._replies.stop(request, Timeout(f"not finished within {seconds:g} s (request_timeout_s)"))
 
     def seconds_left(self) -> float | None:
         """Until the first of all requests has taken too long; None where they may take as long as they take."""

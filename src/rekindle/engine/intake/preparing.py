@@ -182,7 +182,7 @@ class Preparer:
         if most < 1 and task != "load":
             raise PromptTooLong(
                 f"the prompt has {len(prompt.ids)} tokens and the context holds {self._limits.max_context}: "
-                "shorten the prompt or serve with a larger --max-context",
+                "shorten the prompt or serve with a larger max_context",
                 param="messages",
             )
         return most

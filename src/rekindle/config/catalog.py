@@ -1,0 +1,114 @@
+"""All settings by their flat names, as flags, variables, files and documents know them."""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, fields
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+
+from rekindle.config.parts import (
+    CacheSettings,
+    EngineSettings,
+    ModelSettings,
+    PromptSettings,
+    ServerSettings,
+    StoreSettings,
+)
+from rekindle.config.setting import KEY, Setting
+
+ENV_PREFIX = "REKINDLE_"
+DAY_S = 86400
+# Part of `Settings` -> its title, its class.
+SECTIONS: dict[str, tuple[str, type]] = {
+    "model": ("Model", ModelSettings),
+    "cache": ("Memory", CacheSettings),
+    "prompt": ("Prompts", PromptSettings),
+    "store": ("Store", StoreSettings),
+    "engine": ("Requests", EngineSettings),
+    "server": ("Server", ServerSettings),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class KnownSetting:
+    """One setting: `section` and `field` say where it stands in `Settings`, `kind` is its type without None."""
+
+    name: str
+    section: str
+    field: str
+    kind: Any
+    default: Any
+    about: Setting
+
+    @property
+    def group(self) -> str:
+        """The title that it stands under."""
+        return SECTIONS[self.section][0]
+
+    @property
+    def flag(self) -> str | None:
+        """How the command line spells it; None where it has no flag."""
+        return f"--{self.name.replace('_', '-')}" if self.about.given == "flag" else None
+
+    @property
+    def variable(self) -> str:
+        """How the environment spells it."""
+        return f"{ENV_PREFIX}{self.name.upper()}"
+
+    @property
+    def choices(self) -> tuple[str, ...]:
+        """The few values it may have; empty where they are many."""
+        words = get_args(self.kind) if get_origin(self.kind) is Literal else self.about.bounds.choices
+        return tuple(map(str, words))
+
+    @property
+    def unit(self) -> str:
+        """What one writes for it: `size`, `seconds`, `text`, `path`, `int`, ..."""
+        if self.name.endswith("_bytes"):
+            return "size"
+        if self.name.endswith("_s"):
+            return "seconds"
+        names: dict[Any, str] = {str: "text", tuple: "name", Mapping: "table"}
+        kind = get_origin(self.kind) or self.kind
+        return names.get(kind) or str(kind.__name__).lower()
+
+    @property
+    def default_text(self) -> str:
+        """The default as one would write it, or what having none means."""
+        value = self.default
+        if value is None or value == () or value == {}:
+            return self.about.unset
+        if isinstance(value, bool):
+            return "on" if value else "off"
+        if self.unit == "size":
+            return _size_text(value)
+        if self.unit == "seconds" and value >= DAY_S:
+            return f"{value / DAY_S:g} days"
+        return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _size_text(count: int) -> str:
+    for power, unit in ((30, "GiB"), (20, "MiB"), (10, "KiB")):
+        if count % (1 << power) == 0:
+            return f"{count >> power}{unit}"
+    return str(count)
+
+
+def _known() -> Iterator[KnownSetting]:
+    for section, (_, part) in SECTIONS.items():
+        hints, defaults = get_type_hints(part), part()
+        for item in fields(part):
+            about = item.metadata.get(KEY)
+            if about is not None:
+                kind, default = _without_none(hints[item.name]), getattr(defaults, item.name)
+                yield KnownSetting(about.name or item.name, section, item.name, kind, default, about)
+
+
+def _without_none(kind: Any) -> Any:
+    if get_origin(kind) in (types.UnionType, Union):
+        (kind,) = (each for each in get_args(kind) if each is not type(None))
+    return kind
+
+
+SETTINGS: dict[str, KnownSetting] = {known.name: known for known in _known()}

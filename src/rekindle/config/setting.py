@@ -1,0 +1,113 @@
+"""What is known of a setting beside its type and default, kept with its field: what it means, and what it may be.
+
+Help texts, docs/settings.md and the checks of a part are all made from it.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field, fields
+from typing import Any, Literal, TypeVar
+
+from rekindle.config.sizes import MOST
+from rekindle.errors import ConfigError
+
+T = TypeVar("T")
+KEY = "setting"
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """Which numbers a setting takes; `least` and `most` are allowed themselves, `above` is not."""
+
+    least: float | None = None
+    above: float | None = None
+    most: float | None = None
+    choices: tuple[int, ...] = ()
+
+    def __str__(self) -> str:
+        """As documents say it; empty where every number is good."""
+        if self.choices:
+            return listed([str(choice) for choice in self.choices])
+        if self.least is not None and self.most is not None:
+            return f"{self.least} to {self.most}"
+        named = (("at least", self.least), ("above", self.above), ("at most", self.most))
+        return ", ".join(f"{word} {bound}" for word, bound in named if bound is not None)
+
+    def check(self, name: str, value: float) -> None:
+        """ConfigError where `value` lies outside."""
+        need(not self.choices or value in self.choices, f"{name} must be {self}, not {value}")
+        need(self.least is None or value >= self.least, f"{name} must be at least {self.least}, not {value}")
+        need(self.above is None or value > self.above, f"{name} must be above {self.above}, not {value}")
+        need(self.most is None or value <= self.most, f"{name} must be at most {self.most}, not {value}")
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """`help` is one line, without the default; `detail` are sentences that documents add to it.
+
+    `unset` says what no value means. `name` is the flat name where it is not the field's. With `given` "file" there is
+    no flag; a "secret", which every user of the machine could read in one, is not printed either.
+    """
+
+    help: str
+    detail: str = ""
+    unset: str = ""
+    bounds: Bounds = Bounds()
+    name: str | None = None
+    given: Literal["flag", "file", "secret"] = "flag"
+
+
+def setting(
+    default: T,
+    help: str,
+    *,
+    detail: str = "",
+    unset: str = "",
+    bounds: Bounds = Bounds(),
+    name: str | None = None,
+    given: Literal["flag", "file", "secret"] = "flag",
+) -> T:
+    """A field of a part with its `Setting`."""
+    known = {KEY: Setting(help, detail, unset, bounds, name, given)}
+    options: Any = {"default_factory": default.copy} if isinstance(default, dict) else {"default": default}
+    made: T = field(**options, repr=given != "secret", metadata=known)
+    return made
+
+
+def at_least(least: float, most: float | None = None) -> Bounds:
+    """From `least` up, to `most` where it is given."""
+    return Bounds(least=least, most=most)
+
+
+def above(bound: float, most: float | None = None) -> Bounds:
+    """More than `bound`, and no more than `most` where it is given."""
+    return Bounds(above=bound, most=most)
+
+
+def listed(words: list[str]) -> str:
+    """`a, b or c`."""
+    *first, last = words
+    return f"{', '.join(first)} or {last}" if first else last
+
+
+def need(holds: bool, message: str) -> None:
+    """ConfigError with this message unless `holds`."""
+    if not holds:
+        raise ConfigError(message)
+
+
+def check_numbers(part: Any) -> None:
+    """Refuse numbers of a part that lie outside their bounds, times that never come, and more than files can hold.
+
+    None means "decided later" and passes.
+    """
+    for item in fields(part):
+        name, value = item.name, getattr(part, item.name)
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            continue
+        if isinstance(value, float):
+            need(math.isfinite(value), f"{name} must be a finite number, not {value}")
+        else:
+            need(abs(value) <= MOST, f"{name} must be at most {MOST}, not a number of {len(str(value))} digits")
+        item.metadata[KEY].bounds.check(name, value)
