@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any, get_type_hints
 
 import pytest
 
 import rekindle
 from rekindle.config import (
+    CacheSettings,
+    EngineSettings,
+    ModelSettings,
+    PromptSettings,
     ServerSettings,
     Settings,
+    SettingsKeywords,
     StoreSettings,
     parse_size,
 )
@@ -233,6 +239,20 @@ def test_what_is_no_finite_number_is_refused_from_the_library_too() -> None:
 
 def test_a_size_is_exact() -> None:
     assert parse_size("9007199254740993") == 9007199254740993
+
+
+def test_keywords_for_type_checkers_are_the_settings() -> None:
+    said = get_type_hints(SettingsKeywords)
+    wanted: dict[str, Any] = {}
+    for part in (ModelSettings, CacheSettings, PromptSettings, StoreSettings, EngineSettings, ServerSettings):
+        wanted |= get_type_hints(part)
+    del wanted["enabled"]
+    wanted["store"] = wanted.pop("dir")
+    wider = {Path: str | Path, tuple[str, ...]: str | Sequence[str], Path | None: str | Path | None}
+    for name, kind in wanted.items():
+        wanted[name] = kind | str if name.endswith("_bytes") else wider.get(kind, kind)
+    wanted["model"] |= Path
+    assert said == wanted
 
 
 def test_errors_of_the_library_name_settings_and_no_flags() -> None:

@@ -11,6 +11,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+import pytest
+
+import rekindle
+
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "src" / "rekindle"
 
@@ -188,3 +192,25 @@ def test_the_cache_needs_numpy_only() -> None:
         "assert not heavy, heavy"
     )
     subprocess.run([sys.executable, "-c", code], check=True, cwd=PACKAGE.parent)
+
+
+def test_the_package_shows_its_names_and_imports_none_of_them() -> None:
+    code = (
+        "import sys, rekindle\n"
+        "shown = {'Engine', 'SamplingParams', 'Settings', 'Report', 'RekindleError', 'BadRequest', 'NotFound'}\n"
+        "assert shown <= set(dir(rekindle)), dir(rekindle)\n"
+        "import rekindle.cache\n"
+        "loaded = {'rekindle.engine', 'rekindle.config', 'rekindle.errors', 'difflib'} & set(sys.modules)\n"
+        "assert not loaded, loaded\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=PACKAGE.parent)
+
+
+def test_the_names_of_the_package_are_those_for_type_checkers_with_every_error() -> None:
+    (block,) = [node for node in ast.parse(sources()["__init__.py"]).body if isinstance(node, ast.If)]
+    assert set(_imported(block)) == {f"{module}.{name}" for name, module in rekindle.LAZY.items()}
+    defined = {node.name for node in ast.parse(sources()["errors.py"]).body if isinstance(node, ast.ClassDef)}
+    assert defined <= set(dir(rekindle))
+    assert all(getattr(rekindle, name) is not None for name in dir(rekindle))
+    with pytest.raises(AttributeError, match="no attribute 'Engin'"):
+        rekindle.Engin  # noqa: B018

@@ -53,7 +53,7 @@ def measure(engine: Engine, texts: Distinct) -> None:
     began = time.perf_counter()
     report = engine.submit(asked(messages)).result().report
     rest_s = time.perf_counter() - began
-    rise, kv = peak_bytes() - before, engine.agent("long").num_tokens * bytes_per_token(engine)
+    rise, kv = peak_bytes() - before, engine.agent_info("long").num_tokens * bytes_per_token(engine)
     print(f"{report.prompt_tokens:,} tokens: cancelled after {progress.computed_tokens:,} and {half_s:.1f} s;")
     print(f"asked again: {report.outcome}, reused {report.reused_tokens:,}, the rest and one token in {rest_s:.1f} s")
     print(f"peak of resident memory: {rise / MIB:,.0f} MiB above before, of it {kv / MIB:,.0f} MiB are hot blocks")

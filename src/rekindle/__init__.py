@@ -9,14 +9,56 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from rekindle.config import Settings as Settings
+    from rekindle.engine.agent import Agent as Agent
     from rekindle.engine.api import Engine as Engine
+    from rekindle.engine.generation import Generation as Generation
+    from rekindle.engine.types import ChatResult as ChatResult
+    from rekindle.engine.types import Delta as Delta
+    from rekindle.engine.types import Report as Report
+    from rekindle.errors import BadRequest as BadRequest
+    from rekindle.errors import Cancelled as Cancelled
+    from rekindle.errors import ConfigError as ConfigError
+    from rekindle.errors import Conflict as Conflict
+    from rekindle.errors import ModelRefused as ModelRefused
+    from rekindle.errors import NotFound as NotFound
+    from rekindle.errors import Overloaded as Overloaded
+    from rekindle.errors import PromptTooLong as PromptTooLong
+    from rekindle.errors import PurgeUnproved as PurgeUnproved
+    from rekindle.errors import QuotaExceeded as QuotaExceeded
+    from rekindle.errors import RekindleError as RekindleError
+    from rekindle.errors import RequestFailed as RequestFailed
+    from rekindle.errors import StoreError as StoreError
+    from rekindle.errors import StoreLocked as StoreLocked
+    from rekindle.errors import StoreRefused as StoreRefused
+    from rekindle.errors import Timeout as Timeout
+    from rekindle.errors import Unavailable as Unavailable
+    from rekindle.model.params import SamplingParams as SamplingParams
 
 __version__ = "0.1.0"
-_LAZY = {"Engine": "rekindle.engine.api"}
-__all__ = ["Engine", "__version__"]
+_ERRORS = """BadRequest Cancelled ConfigError Conflict ModelRefused NotFound Overloaded PromptTooLong PurgeUnproved
+    QuotaExceeded RekindleError RequestFailed StoreError StoreLocked StoreRefused Timeout Unavailable"""
+LAZY = {
+    "Agent": "rekindle.engine.agent",
+    "ChatResult": "rekindle.engine.types",
+    "Delta": "rekindle.engine.types",
+    "Engine": "rekindle.engine.api",
+    "Generation": "rekindle.engine.generation",
+    "Report": "rekindle.engine.types",
+    "SamplingParams": "rekindle.model.params",
+    "Settings": "rekindle.config",
+    **dict.fromkeys(_ERRORS.split(), "rekindle.errors"),
+}
+__all__ = ["__version__"]
+__all__ += list(LAZY)
 
 
 def __getattr__(name: str) -> Any:
-    if name in _LAZY:
-        return getattr(import_module(_LAZY[name]), name)
+    if name in LAZY:
+        value = globals()[name] = getattr(import_module(LAZY[name]), name)
+        return value
     raise AttributeError(f"module 'rekindle' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(["__version__", *__all__])

@@ -75,16 +75,16 @@ def test_what_was_absorbed_is_hot_for_the_next_prompt(start: Start) -> None:
     engine, history = start(min_reuse_tokens=1), [SYSTEM]
     begin(engine, "ada", history)
     engine.flush()
-    before = engine.agent("ada")
+    before = engine.agent_info("ada")
     taken = take_in(engine, "ada", history, SAID)
     assert sum(report.computed_tokens for report in taken) <= num_tokens(engine, SAID) + 24, "each piece only once"
-    assert engine.agent("ada") == before, "no branch was made or used"
+    assert engine.agent_info("ada") == before, "no branch was made or used"
     without = cold(engine, [*history, user(SAID)])
     reply = talk(engine, "ada", history, SAID)
     assert reply.report.computed_tokens <= num_tokens(engine, "weather?" + CUE)
     assert (reply.report.outcome, reply.report.source) == ("extend", "own")
     assert (reply.prompt_ids, reply.token_ids) == (without.prompt_ids, without.token_ids)
-    assert engine.agent("ada").branches == 1 and engine.rewind("ada", 1) == before.num_tokens
+    assert engine.agent_info("ada").branches == 1 and engine.rewind("ada", 1) == before.num_tokens
     engine.check()
 
 
@@ -102,7 +102,7 @@ def test_without_an_open_end_it_is_the_whole_prompt(start: Start) -> None:
     asked = [SYSTEM, user(SAID)]
     absorb(engine, "ada", asked, open_end=False)
     assert engine.chat("ada", asked, **GREEDY).report.computed_tokens == 1
-    assert engine.agent("ada").branches == 1
+    assert engine.agent_info("ada").branches == 1
 
 
 def test_it_is_written_to_disk_when_a_turn_stands_on_it(start: Start) -> None:
@@ -117,7 +117,7 @@ def test_it_is_written_to_disk_when_a_turn_stands_on_it(start: Start) -> None:
     assert (after["blocks_written"], after["turns_saved"]) == (written["blocks_written"], written["turns_saved"])
     report = talk(engine, "ada", history, SAID * 2).report
     engine.flush()
-    known = engine.agent("ada")
+    known = engine.agent_info("ada")
     assert known.branches == 1 and known.saved_tokens == known.num_tokens
     engine.check()
     engine = start()
@@ -130,7 +130,7 @@ def test_what_nobody_stood_on_is_gone_after_a_restart(start: Start) -> None:
     begin(engine, "ada", history)
     take_in(engine, "ada", history, SAID * 2)
     engine.flush()
-    known, new = engine.agent("ada").num_tokens, num_tokens(engine, SAID)
+    known, new = engine.agent_info("ada").num_tokens, num_tokens(engine, SAID)
     report = talk(start(), "ada", history, SAID * 2).report
     assert report.reused_tokens <= known < report.prompt_tokens - new
 
@@ -167,14 +167,14 @@ def test_an_open_end_of_what_is_remembered_is_gone_on_from(start: Start) -> None
     begin(engine, "ada", history)
     engine.warm("ada", [*history, user(SAID[:60])], open_end=True)
     engine.warm("ada", [*history, user(SAID)], open_end=True)
-    assert engine.agent("ada").branches == 1, "the second one goes on from the first"
+    assert engine.agent_info("ada").branches == 1, "the second one goes on from the first"
     engine.flush()
     engine = start(min_reuse_tokens=1)
     without = cold(engine, [*history, user(SAID)])
     reply = talk(engine, "ada", history, SAID)
     assert reply.report.computed_tokens <= num_tokens(engine, "weather?" + CUE)
     assert reply.report.warm_tokens > num_tokens(engine, SAID) and reply.token_ids == without.token_ids
-    assert engine.agent("ada").branches == 1
+    assert engine.agent_info("ada").branches == 1
 
 
 ENDS = (

@@ -25,7 +25,7 @@ WAYS: dict[str, Callable[[Engine, str], object]] = {
     "fork source": lambda engine, agent: engine.fork(agent, "eve"),
     "fork target": lambda engine, agent: engine.fork("ada", agent),
     "rewind": lambda engine, agent: engine.rewind(agent),
-    "agent": lambda engine, agent: engine.agent(agent),
+    "agent": lambda engine, agent: engine.agent_info(agent),
     "evict": lambda engine, agent: engine.evict(agent),
     "delete": lambda engine, agent: engine.delete(agent),
     "purge": lambda engine, agent: engine.purge(agent),
@@ -43,7 +43,7 @@ def test_a_control_character_is_refused_everywhere(start: Start) -> None:
                 ask(engine, bad)
             assert caught.value.param in ("agent", "parent", "source", "target"), way
     assert [info.agent for info in engine.agents()] == ["ada"]
-    assert engine.agent("ada").num_tokens > 0
+    assert engine.agent_info("ada").num_tokens > 0
 
 
 def test_unnamed_conversations_and_marked_beginnings_go_on_under_hidden_ids(start: Start) -> None:

@@ -241,5 +241,5 @@ def test_an_evicted_agent_leaves_memory_with_what_was_foreseen(start: Start, tin
     engine.chat("ada", [{"role": "user", "content": SYSTEM}], temperature=0.0, max_tokens=24)
     assert until_idle(engine).num_anticipations == 1
     engine.evict("ada")
-    assert engine.agent("ada").hot_tokens == 0
+    assert engine.agent_info("ada").hot_tokens == 0
     assert engine.stats().num_cached_blocks == 0

@@ -73,7 +73,7 @@ def test_a_restart_finds_every_agent_warm(start: Start) -> None:
     engine, history = start(), [SYSTEM]
     talk(engine, "ada", history, "The lighthouse keeper?")
     assert engine.flush()
-    saved = engine.agent("ada")
+    saved = engine.agent_info("ada")
     assert saved.saved_tokens == saved.num_tokens > 0
     engine.close()
     again = start()
@@ -88,7 +88,7 @@ def test_evicted_to_disk_and_back(start: Start) -> None:
     engine, history = start(), [SYSTEM]
     talk(engine, "ada", history, "Hello!")
     assert engine.evict("ada") > 0
-    assert engine.agent("ada").hot_tokens == 0
+    assert engine.agent_info("ada").hot_tokens == 0
     assert talk(engine, "ada", history, "Still there?").report.warm_tokens > 0
     with pytest.raises(NotFound, match="nobody"):
         engine.evict("nobody")
@@ -98,7 +98,7 @@ def test_fork_shares_and_rewind_takes_back(start: Start) -> None:
     engine, history = start(), [SYSTEM]
     talk(engine, "ada", history, "One?")
     before = list(history)
-    length = engine.agent("ada").num_tokens
+    length = engine.agent_info("ada").num_tokens
     talk(engine, "ada", history, "Two?")
     engine.fork("ada", "eve")
     assert talk(engine, "eve", list(history), "Three?").report.source == "own"
@@ -116,11 +116,11 @@ def test_fork_shares_and_rewind_takes_back(start: Start) -> None:
 def test_a_rewound_agent_is_warm_at_its_shorter_length_after_a_restart(start: Start) -> None:
     engine, history = start(), [SYSTEM]
     talk(engine, "ada", history, "One?")
-    length = engine.agent("ada").num_tokens
+    length = engine.agent_info("ada").num_tokens
     talk(engine, "ada", history, "Two?")
     engine.rewind("ada", 1)
     engine.close()
-    assert start().agent("ada").num_tokens == length
+    assert start().agent_info("ada").num_tokens == length
 
 
 def test_deleted_agents_are_gone_on_every_tier(start: Start) -> None:

@@ -51,7 +51,7 @@ def refused(engine: Engine, *changes: str) -> Iterator[None]:
 
 def branches(engine: Engine) -> int:
     engine.flush()
-    return engine.agent("ada").branches
+    return engine.agent_info("ada").branches
 
 
 def test_a_failed_read_of_the_index_costs_no_branch(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -270,7 +270,7 @@ def test_a_full_disk_gives_up_the_rest_first_and_the_agent_remembers_what_is_kep
         talk(engine, f"agent-{number}", [user(f"This is what number {number} has to say. " * 6)], "Hm?")
         engine.flush()
     wait_for(lambda: "eve" not in {info.agent for info in engine.agents()}, engine)
-    left = engine.agent("ada")
+    left = engine.agent_info("ada")
     assert report.marked_tokens <= left.num_tokens < report.prompt_tokens
     again = asked(engine, "ada", SYSTEM, "Another question.", marks=())
     assert (again.source, again.reused_tokens >= report.marked_tokens) == ("own", True)

@@ -86,7 +86,7 @@ def test_a_fork_keeps_what_its_source_is_purged_of(start: Start) -> None:
     reply = talk(engine, "eve", history, "Still there?")
     assert reply.report.source == "own" and reply.report.hot_tokens > 64
     engine.flush()
-    assert engine.agent("eve").saved_tokens == engine.agent("eve").num_tokens
+    assert engine.agent_info("eve").saved_tokens == engine.agent_info("eve").num_tokens
     engine.check()
 
 
@@ -144,7 +144,7 @@ def test_a_turn_whose_blocks_went_with_the_purged_ones_is_saved_again(start: Sta
     lost = replace(branch, saved_tokens=0, last_use=branch.last_use + 600 * used_since)
     parts.intake.call(lambda: parts.memory.book.put(lost)).result()
     engine.purge("ada")
-    assert engine.agent("bob").saved_tokens == engine.agent("bob").num_tokens * used_since
+    assert engine.agent_info("bob").saved_tokens == engine.agent_info("bob").num_tokens * used_since
     engine.close()
     assert [info.agent for info in start().agents()] == ["bob"] * used_since
 
@@ -159,11 +159,11 @@ def test_a_request_that_runs_goes_on_and_becomes_the_new_memory(start: Start) ->
         engine.purge("ada")
     assert running.result().token_ids == alone.token_ids
     engine.flush()
-    info = engine.agent("ada")
+    info = engine.agent_info("ada")
     assert info.branches == 1 and info.saved_tokens == info.num_tokens
     engine.check()
     engine.close()
-    assert start().agent("ada").num_tokens == info.num_tokens
+    assert start().agent_info("ada").num_tokens == info.num_tokens
 
 
 def test_an_agent_that_is_only_on_disk_is_deleted_and_purged(start: Start, tmp_path: Path) -> None:

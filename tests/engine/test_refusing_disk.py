@@ -44,7 +44,7 @@ def stored(engine: Engine) -> dict[str, list[int]]:
 
 def state(engine: Engine, agent: str = "ada") -> tuple[Any, ...]:
     """All that is known of an agent but when it was used."""
-    info = engine.agent(agent)
+    info = engine.agent_info(agent)
     return (*astuple(info)[:-3], info.pinned_until, [astuple(each)[:-2] for each in info.branch_infos], stored(engine))
 
 
@@ -52,7 +52,7 @@ def unsaved_turn(engine: Engine, said: list[dict[str, str]]) -> None:
     """A turn that the disk does not take."""
     engine.chat("ada", [*said, {"role": "user", "content": "Tell me more. " * 5}], max_tokens=5, temperature=0)
     engine.flush()
-    info = engine.agent("ada")
+    info = engine.agent_info("ada")
     assert info.saved_tokens < info.num_tokens <= info.hot_tokens + 1
 
 
@@ -78,7 +78,7 @@ AFTER: dict[str, Callable[[dict[str, list[int]], int], bool]] = {
 def test_a_change_is_durable_when_it_is_answered(start: Start, change: str) -> None:
     engine = start()
     two_turns(engine)
-    length, store = engine.agent("ada").num_tokens, engine.components.store
+    length, store = engine.agent_info("ada").num_tokens, engine.components.store
     assert store is not None
     go = threading.Event()
     store.writer.order(lambda _: go.wait())  # a disk that is slow to answer
@@ -104,7 +104,7 @@ def test_a_change_that_the_disk_refuses_changes_nothing(start: Start, change: st
             CHANGES[change](engine)
         assert state(engine) == before
         with pytest.raises(NotFound):
-            engine.agent("eve")
+            engine.agent_info("eve")
     again = engine.chat("ada", [*said, {"role": "user", "content": "Once more."}], max_tokens=2, temperature=0)
     assert again.report.source == "own" and again.report.reused_tokens > before[3] - 16
     if change in AFTER:
@@ -124,7 +124,7 @@ def test_evicting_what_cannot_be_saved_drops_nothing(start: Start) -> None:
             engine.evict("ada")
         assert state(engine) == before
     assert engine.evict("ada") > 0, "saved once the disk takes it"
-    info = engine.agent("ada")
+    info = engine.agent_info("ada")
     assert info.saved_tokens == info.num_tokens and info.warm_tokens > 0
     engine.check()
 
@@ -139,12 +139,12 @@ def test_an_agent_of_which_nothing_can_be_saved_is_neither_pinned_nor_forked(sta
                 change(engine)
             assert state(engine) == before
     engine.pin("ada")
-    assert engine.agent("ada").pinned_until == math.inf
+    assert engine.agent_info("ada").pinned_until == math.inf
     engine.fork("ada", "eve")
-    assert stored(engine)["eve"] == [engine.agent("ada").num_tokens]
+    assert stored(engine)["eve"] == [engine.agent_info("ada").num_tokens]
     engine.close()
     engine = start()
-    assert engine.agent("ada").pinned_until == math.inf
+    assert engine.agent_info("ada").pinned_until == math.inf
 
 
 @pytest.mark.parametrize("change", ["delete", "purge"])
@@ -159,7 +159,7 @@ def test_a_deletion_that_the_disk_refuses_keeps_what_is_not_saved(start: Start, 
         assert state(engine) == before
     CHANGES[change](engine)
     with pytest.raises(NotFound):
-        engine.agent("ada")
+        engine.agent_info("ada")
     engine.check()
 
 
@@ -167,12 +167,12 @@ def test_a_deletion_that_the_disk_refuses_keeps_what_is_not_saved(start: Start, 
 def test_a_store_that_was_taken_away_keeps_nothing(start: Start, tmp_path: Path, change: str) -> None:
     engine = start()
     two_turns(engine)
-    hot = engine.agent("ada").hot_tokens
+    hot = engine.agent_info("ada").hot_tokens
     shutil.rmtree(tmp_path / "store")
     with pytest.raises(StoreError, match="removed"):
         engine.evict("ada") if change == "evict" else CHANGES[change](engine)
-    assert engine.agent("ada").hot_tokens == hot
-    assert engine.agent("ada").pinned_until is None
+    assert engine.agent_info("ada").hot_tokens == hot
+    assert engine.agent_info("ada").pinned_until is None
 
 
 def test_a_purge_that_cannot_be_proved_leaves_nothing_in_memory_and_is_asked_for_again(
@@ -188,7 +188,7 @@ def test_a_purge_that_cannot_be_proved_leaves_nothing_in_memory_and_is_asked_for
     (info,) = engine.agents()
     assert info.hot_tokens == 0 and stored(engine) == {}
     with pytest.raises(NotFound):  # looked for on the disk
-        engine.agent("ada")
+        engine.agent_info("ada")
     engine.purge("ada")
     with pytest.raises(NotFound):
         engine.purge("ada")

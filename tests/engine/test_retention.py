@@ -182,7 +182,7 @@ def test_agents_the_disk_gave_up_are_forgotten_or_shortened_and_pinned_ones_stay
     engine = start(disk_bytes=room, hot_bytes=150_000)
     talk(engine, "pinned", [user("I am to stay here. " * 12)], "Hello!")
     engine.pin("pinned")
-    length = engine.agent("pinned").num_tokens
+    length = engine.agent_info("pinned").num_tokens
     histories = {}
     for number in range(20):
         name = f"agent-{number}"
@@ -216,7 +216,7 @@ def test_a_turn_that_is_there_already_keeps_its_agent_on_disk(start: Start) -> N
         engine.chat("loyal", prompt, temperature=0.0, max_tokens=4)
         talk(engine, f"agent-{number}", [user(f"Number {number} says this. " * 8)], "Hm?")
         engine.flush()
-        assert engine.agent("loyal").saved_tokens == engine.agent("loyal").num_tokens
+        assert engine.agent_info("loyal").saved_tokens == engine.agent_info("loyal").num_tokens
     assert engine.evict("loyal") > 0
     report = engine.chat("loyal", prompt, temperature=0.0, max_tokens=4).report
     assert report.outcome == "exact" and report.computed_tokens < 20
@@ -230,16 +230,18 @@ def test_a_pin_outlives_a_restart_and_ends(start: Start) -> None:
     engine.pin("bob", ttl_s=3_600)
     engine.pin("cy")
     engine.unpin("cy")
-    bob = engine.agent("bob").pinned_until
-    assert engine.agent("ada").pinned_until == math.inf and bob is not None and bob < math.inf
-    assert engine.agent("cy").pinned_until is None and engine.stats().num_pinned_agents == 2
+    bob = engine.agent_info("bob").pinned_until
+    assert engine.agent_info("ada").pinned_until == math.inf and bob is not None and bob < math.inf
+    assert engine.agent_info("cy").pinned_until is None and engine.stats().num_pinned_agents == 2
     engine.close()
     engine = start()
-    assert engine.agent("ada").pinned_until == math.inf and engine.agent("bob").pinned_until == pytest.approx(bob)
+    assert engine.agent_info("ada").pinned_until == math.inf and engine.agent_info("bob").pinned_until == pytest.approx(
+        bob
+    )
     engine.delete("ada")
     talk(engine, "ada", [SYSTEM], "I am new.")
     engine.flush()
-    assert engine.agent("ada").pinned_until is None
+    assert engine.agent_info("ada").pinned_until is None
     with pytest.raises(NotFound):
         engine.pin("nobody")
     for wrong in (0, -1, math.nan):
@@ -253,14 +255,14 @@ def test_an_agent_that_could_not_be_saved_is_pinned_once_it_can_be(start: Start)
     with refused(engine, "INSERT ON sequence"):
         talk(engine, "ada", history, "Hello!")
         engine.flush()
-        assert engine.agent("ada").saved_tokens == 0 and "saving has failed" in engine.health().problems[0]
+        assert engine.agent_info("ada").saved_tokens == 0 and "saving has failed" in engine.health().problems[0]
         with pytest.raises(StoreError, match="cannot be saved"):
             engine.pin("ada")
-        assert engine.agent("ada").pinned_until is None
+        assert engine.agent_info("ada").pinned_until is None
     engine.pin("ada")
-    assert engine.agent("ada").saved_tokens > 0 and engine.health().ok
+    assert engine.agent_info("ada").saved_tokens > 0 and engine.health().ok
     engine.close()
-    assert start().agent("ada").pinned_until == math.inf
+    assert start().agent_info("ada").pinned_until == math.inf
 
 
 def test_turns_that_do_not_fit_beside_the_pinned_ones_are_said(start: Start) -> None:
@@ -276,7 +278,7 @@ def test_turns_that_do_not_fit_beside_the_pinned_ones_are_said(start: Start) -> 
         engine.unpin(f"agent-{number}")
     talk(engine, "late", [user("I came late and have a story to tell. " * 4)], "Hm?")
     engine.flush()
-    assert engine.agent("late").saved_tokens > 0 and engine.health().ok
+    assert engine.agent_info("late").saved_tokens > 0 and engine.health().ok
 
 
 def test_conversations_without_a_store_are_no_more_than_memory_has_blocks(start: Start) -> None:
@@ -304,7 +306,7 @@ def test_ids_of_durable_branches_are_dropped_with_their_text_and_read_again(star
     wait_for(lambda: engine.components.intake.call(known).result() < 6, engine)
     again = talk(engine, "agent-0", histories["agent-0"], "Still there?")
     assert again.report.source == "own" and again.report.computed_tokens < 40
-    assert engine.agent("agent-1").hot_tokens > 0
+    assert engine.agent_info("agent-1").hot_tokens > 0
     engine.check()
 
 
@@ -339,11 +341,11 @@ def test_a_store_that_was_taken_away_is_no_secret(start: Start, tmp_path: Path) 
     assert engine.health().ok and engine.health().problems == ()
     talk(engine, "ada", [SYSTEM], "Hello!")
     engine.flush()
-    assert engine.agent("ada").saved_tokens > 0
+    assert engine.agent_info("ada").saved_tokens > 0
     shutil.rmtree(tmp_path / "store")
     health = engine.health()
     assert not health.ok and "removed" in health.problems[0]
-    info = engine.agent("ada")
+    info = engine.agent_info("ada")
     assert info.saved_tokens == info.warm_tokens == 0 and info.hot_tokens > 0
     assert talk(engine, "bob", [SYSTEM], "Hello!").text
     engine.close()

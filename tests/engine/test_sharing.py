@@ -64,7 +64,7 @@ def test_an_engine_tells_it_of_one_agent(start: Start) -> None:
     for agent, words in (("ada", "One?"), ("ada", "Two?"), ("bob", "One?"), (None, "Three?")):
         engine.chat(agent, [SYSTEM, {"role": "user", "content": words}], temperature=0.0, max_tokens=4)
     engine.flush()
-    info = engine.agent("ada")
+    info = engine.agent_info("ada")
     assert [each.number for each in info.branch_infos] == [1, 0] and info.branches == 2
     later, first = info.branch_infos
     assert (first.shared_tokens, first.shared_with) == (first.num_tokens, ("bob", UNNAMED)), "bob has all of it"
@@ -74,11 +74,11 @@ def test_an_engine_tells_it_of_one_agent(start: Start) -> None:
         assert each.hot_tokens == each.saved_tokens == each.num_tokens and each.warm_tokens == 0
     engine.evict("ada")
     engine.evict("bob")
-    assert [each.warm_tokens for each in engine.agent("ada").branch_infos] != [0, 0]
+    assert [each.warm_tokens for each in engine.agent_info("ada").branch_infos] != [0, 0]
     engine = start()
-    again = engine.agent("ada")
+    again = engine.agent_info("ada")
     assert [each.warm_tokens for each in again.branch_infos] == [each.num_tokens for each in info.branch_infos]
     assert {each.shared_with for each in again.branch_infos} <= {("bob",), ("bob", UNNAMED), ()}
     assert all(not each.branch_infos for each in engine.agents())
     with pytest.raises(NotFound):
-        engine.agent("nobody")
+        engine.agent_info("nobody")

@@ -22,10 +22,10 @@ def test_a_prompt_computed_ahead_is_a_memory_without_a_reply(start: Start) -> No
     assert (result.text, result.token_ids, result.finish_reason) == ("", (), "stop")
     report = engine.warm("ada", ASKED)
     assert (report.outcome, report.completion_tokens, report.reused_tokens) == ("miss", 0, 0)
-    assert engine.agent("ada").num_tokens == report.prompt_tokens == report.computed_tokens
+    assert engine.agent_info("ada").num_tokens == report.prompt_tokens == report.computed_tokens
     asked = engine.chat("ada", ASKED, temperature=0.0, max_tokens=4).report
     assert (asked.outcome, asked.source, asked.computed_tokens) == ("exact", "own", 1)
-    assert engine.agent("ada").branches == 1 and engine.rewind("ada", 1) == 0, "the prompt is no turn of its own"
+    assert engine.agent_info("ada").branches == 1 and engine.rewind("ada", 1) == 0, "the prompt is no turn of its own"
     engine.check()
 
 
@@ -58,12 +58,12 @@ def test_what_is_stored_comes_back_into_memory(start: Start, after: str) -> None
         engine = start()
     else:
         engine.evict("ada")
-    before, known = engine.stats(), engine.agent("ada")
+    before, known = engine.stats(), engine.agent_info("ada")
     assert known.hot_tokens == 0
     report = engine.prefetch("ada")
     assert (report.reused_tokens, report.warm_tokens) == (known.num_tokens, known.num_tokens)
     assert (report.computed_tokens, report.completion_tokens) == (0, 0)
-    stats, info = engine.stats(), engine.agent("ada")
+    stats, info = engine.stats(), engine.agent_info("ada")
     assert (stats.num_steps, stats.prompt_tokens) == (before.num_steps, before.prompt_tokens), "nothing was computed"
     assert (info.hot_tokens, info.branches, info.last_use) == (known.num_tokens, 1, known.last_use)
     again = engine.prefetch("ada")
@@ -78,7 +78,7 @@ def test_as_much_comes_as_memory_has_room_for(start: Start) -> None:
     engine = start()
     engine.warm("ada", [{"role": "user", "content": "The red box holds 4711 screws. " * 12}])
     engine.flush()
-    num_tokens, block_bytes = engine.agent("ada").num_tokens, engine.stats().block_bytes
+    num_tokens, block_bytes = engine.agent_info("ada").num_tokens, engine.stats().block_bytes
     engine = start(hot_bytes=6 * block_bytes)
     report = engine.prefetch("ada")
     num_blocks = engine.stats().num_blocks

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, get_type_hints
 
 import numpy as np
 import pytest
@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from rekindle.errors import BadRequest, RequestFailed
 from rekindle.model.adjustments import History
-from rekindle.model.params import SamplingParams
+from rekindle.model.params import SamplingKeywords, SamplingParams
 from rekindle.model.sampler import SamplerState, sample
 
 
@@ -49,7 +49,6 @@ def random_logits(rows: int, vocab: int, seed: int = 0) -> torch.Tensor:
         ({"seed": "1"}, "seed"),
         ({"stop": ("",)}, "stop"),
         ({"stop": tuple("abcdefghi")}, "stop"),
-        ({"stop": ["a"]}, "stop"),
         ({"min_p": 1.1}, "min_p"),
         ({"min_p": "0.1"}, "min_p"),
         ({"presence_penalty": 2.1}, "presence_penalty"),
@@ -63,7 +62,12 @@ def random_logits(rows: int, vocab: int, seed: int = 0) -> torch.Tensor:
         ({"logit_bias": tuple((i, 1.0) for i in range(1025))}, "logit_bias"),
         ({"logprobs": 21}, "logprobs"),
         ({"logprobs": True}, "logprobs"),
-        ({"stop_token_ids": [1]}, "stop_token_ids"),
+        ({"stop": ""}, "stop"),
+        ({"stop": 7}, "stop"),
+        ({"stop": ["a", 7]}, "stop"),
+        ({"stop_token_ids": 1}, "stop_token_ids"),
+        ({"stop_token_ids": "1"}, "stop_token_ids"),
+        ({"logit_bias": [[1, 1.0]]}, "logit_bias"),
         ({"stop_token_ids": (-1,)}, "stop_token_ids"),
         ({"stop_token_ids": tuple(range(65))}, "stop_token_ids"),
         ({"ignore_eos": 1}, "ignore_eos"),
@@ -75,6 +79,16 @@ def test_bad_parameters_are_refused_by_name(params: dict[str, Any], param: str) 
     with pytest.raises(BadRequest) as caught:
         SamplingParams(**params)
     assert caught.value.param == param and param in str(caught.value)
+
+
+def test_one_text_and_lists_are_taken_as_tuples() -> None:
+    one = SamplingParams(stop="x", stop_token_ids=[1, 2], logit_bias=[(1, 2.0)])
+    assert one == SamplingParams(stop=["x"], stop_token_ids=(1, 2), logit_bias=((1, 2.0),))
+    assert (one.stop, one.stop_token_ids, one.logit_bias) == (("x",), (1, 2), ((1, 2.0),)) and hash(one)
+
+
+def test_keywords_for_type_checkers_are_the_fields() -> None:
+    assert get_type_hints(SamplingKeywords) == get_type_hints(SamplingParams)
 
 
 def test_greedy_takes_the_lowest_id_of_a_tie() -> None:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from rekindle.engine.recent import MAX_ENTRIES
 from rekindle.errors import BadRequest
 from rekindle.server.gate.caller import Caller
-from rekindle.server.observers.history import MAX_REQUESTS, History
+from rekindle.server.observers.history import History
 
 
 def fail(history: History, caller: Caller, number: int) -> None:
@@ -24,10 +25,10 @@ def test_requests_are_numbered_by_namespace() -> None:
 
 def test_the_newest_come_first_and_the_oldest_go() -> None:
     history = History(clock=lambda: 5.0)
-    for number in range(MAX_REQUESTS + 3):
+    for number in range(MAX_ENTRIES + 3):
         fail(history, Caller("default", "ada"), number)
     entries = history.of("default", "ada")
-    assert [entry["request"] for entry in entries] == list(range(MAX_REQUESTS + 3, 3, -1))
+    assert [entry["request"] for entry in entries] == list(range(MAX_ENTRIES + 3, 3, -1))
     assert entries[0]["at"] == 5.0
 
 

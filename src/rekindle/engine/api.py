@@ -10,15 +10,30 @@ Owns the lifetime of everything below it. Every method may be called from any th
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable
 from datetime import datetime
-from typing import Any, Self
+from functools import partial
+from pathlib import Path
+from typing import Self, Unpack
 
 from rekindle.agent_ids import check_agent_id
-from rekindle.config import Settings
+from rekindle.cache.blocks.token_ids import Ids
+from rekindle.config import Settings, SettingsBesideModel, SettingsKeywords
 from rekindle.engine import upkeep
+from rekindle.engine.agent import Agent
 from rekindle.engine.assembly import Assembly
 from rekindle.engine.building import assemble
+from rekindle.engine.calls import (
+    ChatKeywords,
+    GenerateKeywords,
+    Messages,
+    PrefillKeywords,
+    chat_request,
+    pieces,
+    prefill_request,
+    text_request,
+    whole,
+)
 from rekindle.engine.generation import Generation
 from rekindle.engine.types import (
     AgentInfo,
@@ -29,33 +44,47 @@ from rekindle.engine.types import (
     Health,
     PurgeReport,
     Report,
-    Reuse,
 )
-from rekindle.errors import BadRequest, RekindleError
-from rekindle.model.params import SamplingParams
+from rekindle.errors import BadRequest, ConfigError, RekindleError
 from rekindle.spec import ModelSpec
-from rekindle.text.messages import normalise_messages
 from rekindle.text.prompt import PromptEncoder, RenderedPrompt
 from rekindle.text.replies import ReplyFormat
 from rekindle.worker import Death
-
-Messages = Sequence[Mapping[str, Any]]
 
 
 class Engine:
     """A model with agents that remember. Made with settings, loaded by `start`, ended by `close`.
 
-    `clock` tells chat templates the date.
+        from rekindle import Engine
+
+        with Engine(store="off", threads=1) as engine:
+            reply = engine.chat("ada", [{"role": "user", "content": "Hello!"}], temperature=0, max_tokens=8, stop=".")
+            print(reply.text, reply.report.outcome, reply.report.timings.first_token_ms)
+            print(engine.generate("Once upon a time", max_tokens=4).text)
+
+    Settings come as one value, or as keyword arguments, each named as in files: ConfigError for one that is unknown or
+    cannot be. `clock` tells chat templates the date.
     """
 
-    def __init__(self, settings: Settings | None = None, *, clock: Callable[[], datetime] = datetime.now) -> None:
-        self.settings = settings or Settings()
+    def __init__(
+        self,
+        settings: Settings | None = None,
+        *,
+        clock: Callable[[], datetime] = datetime.now,
+        **keywords: Unpack[SettingsKeywords],
+    ) -> None:
+        if settings is not None and keywords:
+            raise ConfigError(f"give Settings or keyword arguments, not both: {', '.join(keywords)}")
+        self.settings = Settings.load(keywords) if settings is None else settings
         self._clock = clock
         self._parts: Assembly | None = None
 
     @classmethod
-    def from_pretrained(cls, model: str | None = None, **settings: Any) -> Engine:
-        """Load a model (None: the bundled one) with settings named as the flags are, and start; raises ModelRefused."""
+    def from_pretrained(cls, model: str | Path | None = None, **settings: Unpack[SettingsBesideModel]) -> Engine:
+        """Load a model (None: the bundled one) with settings as keyword arguments, and start it.
+
+        Raises ConfigError, ModelRefused, StoreError.
+        """
         engine = cls(Settings.load({"model": model, **settings}))
         engine.start()
         return engine
@@ -81,6 +110,14 @@ class Engine:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    def __repr__(self) -> str:
+        parts, model = self._parts, self.settings.model.model or "pocket"
+        if parts is None:
+            return f"<Engine {model}: not running>"
+        state = "; ".join(map(str, parts.deaths())) or f"running, {parts.max_context:,} tokens of context"
+        where = "store off" if parts.store is None else f"store {self.settings.store.directory()}"
+        return f"<Engine {model}: {state}, {where}>"
 
     @property
     def components(self) -> Assembly:
@@ -145,6 +182,10 @@ class Engine:
         if not 1 <= n <= most:
             raise BadRequest(f"n must be from 1 to {most}, as many replies as an agent keeps", param="n")
         generations = [Generation() for _ in range(n)]
+        if request.agent is not None and request.task == "generate":
+            keep = partial(self.components.reports.add, request.namespace, request.agent)
+            for generation in generations:
+                generation.on_report(keep)
         deaths = self.components.deaths()
         if not deaths:
             self.components.intake.submit(request, generations)
@@ -157,53 +198,55 @@ class Engine:
         agent: str | None,
         messages: Messages,
         *,
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        reuse: Reuse | None = None,
         namespace: str = "default",
-        **params: Any,
+        **options: Unpack[ChatKeywords],
     ) -> Generation:
-        """Chat as `agent`; iterate the result with `for` or `async for`. `params` are those of `SamplingParams`."""
-        return self.submit(
-            GenerationRequest(
-                messages=normalise_messages(messages),
-                agent=agent,
-                namespace=namespace,
-                tools=tools,
-                params=SamplingParams(**params),
-                reuse=reuse,
-            )
-        )
+        """Chat as `agent` (None: an unnamed conversation); iterate the result with `for` or `async for`.
 
-    def chat(self, agent: str | None, messages: Messages, **options: Any) -> ChatResult:
+        `options` are those of `SamplingParams`, `tools` and `reuse`; TypeError for others. Raises BadRequest.
+        """
+        return self.submit(chat_request(messages, agent, namespace, **options))
+
+    def chat(
+        self, agent: str | None, messages: Messages, *, namespace: str = "default", **options: Unpack[ChatKeywords]
+    ) -> ChatResult:
         """The whole reply to `messages`, with options as in `stream`."""
-        return self.stream(agent, messages, **options).result()
+        return self.stream(agent, messages, namespace=namespace, **options).result()
 
-    async def achat(self, agent: str | None, messages: Messages, **options: Any) -> ChatResult:
+    def generate(
+        self,
+        prompt: str | Ids,
+        *,
+        agent: str | None = None,
+        namespace: str = "default",
+        **options: Unpack[GenerateKeywords],
+    ) -> ChatResult:
+        """What the model writes after a text, or after token ids u32 [n], as they are: no template is rendered.
+
+        `options` are those of `SamplingParams`, and `reuse`. Raises BadRequest. To read it as it comes, `submit` a
+        GenerationRequest.
+        """
+        return self.submit(text_request(prompt, agent, namespace, **options)).result()
+
+    async def achat(
+        self, agent: str | None, messages: Messages, *, namespace: str = "default", **options: Unpack[ChatKeywords]
+    ) -> ChatResult:
         """As `chat`, without blocking the event loop; cancelling the task cancels the work."""
-        generation = self.stream(agent, messages, **options)
-        try:
-            return await generation.aresult()
-        finally:
-            generation.cancel()
+        return await whole(self.stream(agent, messages, namespace=namespace, **options))
 
-    async def astream(self, agent: str | None, messages: Messages, **options: Any) -> AsyncIterator[Delta]:
-        """Deltas of the reply; leaving the loop early cancels the work."""
-        generation = self.stream(agent, messages, **options)
-        try:
-            async for delta in generation:
-                yield delta
-        finally:
-            generation.cancel()
+    def astream(
+        self, agent: str | None, messages: Messages, *, namespace: str = "default", **options: Unpack[ChatKeywords]
+    ) -> AsyncIterator[Delta]:
+        """Deltas of the reply; closing the iterator early cancels the work, which begins with the first step."""
+        return pieces(lambda: self.stream(agent, messages, namespace=namespace, **options))
 
     def warming(
         self,
         agent: str,
         messages: Messages,
         *,
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        template_kwargs: Mapping[str, Any] | None = None,
         namespace: str = "default",
-        open_end: bool = False,
+        **options: Unpack[PrefillKeywords],
     ) -> Generation:
         """Compute and remember a prompt as the agent's; the generation ends without a reply when that is done.
 
@@ -211,84 +254,59 @@ class Engine:
         words may follow in the last one; of others, a system prompt for instance, what all prompts that continue them
         have in common is computed. Raises as `chat` does.
         """
-        asked = GenerationRequest(
-            messages=normalise_messages(messages),
-            agent=agent,
-            namespace=namespace,
-            tools=tools,
-            template_kwargs=template_kwargs or {},
-            task="prefill",
-            open_end=open_end,
-        )
-        return self.submit(asked)
+        return self.submit(prefill_request(messages, agent, namespace, **options))
 
-    def warm(self, agent: str, messages: Messages, **options: Any) -> Report:
+    def warm(
+        self, agent: str, messages: Messages, *, namespace: str = "default", **options: Unpack[PrefillKeywords]
+    ) -> Report:
         """Wait until a prompt is computed and remembered, with options as in `warming`; return what was there."""
-        return self.warming(agent, messages, **options).result().report
+        return self.warming(agent, messages, namespace=namespace, **options).result().report
 
-    def prefetch(self, agent: str, *, namespace: str = "default") -> Report:
-        """Bring what is stored of the branch used last into memory, as far as it has room; compute nothing.
-
-        `computed_tokens` of the report is what would have to be computed. Raises NotFound.
-        """
-        ids = upkeep.latest_ids(self.components, namespace, check_agent_id(agent, where="agent"))
-        asked = GenerationRequest(token_ids=ids, agent=agent, namespace=namespace, task="load")
-        return self.submit(asked).result().report
-
-    def fork(self, source: str, target: str, *, namespace: str = "default") -> None:
-        """Give `target` everything `source` remembers; no KV is copied. Durable when this returns.
-
-        Raises NotFound, BadRequest where `target` has a memory, and StoreError, after which it has none.
-        """
-        check_agent_id(source, where="source")
-        upkeep.fork(self.components, namespace, source, check_agent_id(target, where="target"))
-
-    def rewind(self, agent: str, turns: int = 1, *, namespace: str = "default") -> int:
-        """Take back an agent's last turns, durably; return how many tokens it still remembers.
-
-        Raises NotFound, BadRequest where it has fewer turns, and StoreError, after which it remembers all of them.
-        """
-        return upkeep.rewind(self.components, namespace, check_agent_id(agent, where="agent"), turns)
+    def agent(self, agent: str, *, namespace: str = "default") -> Agent:
+        """A handle on one agent, which may not have a memory yet; BadRequest for what is no agent's id."""
+        return Agent(check_agent_id(agent, where="agent"), namespace, self.submit, lambda: self.components)
 
     def agents(self, namespace: str | None = None) -> list[AgentInfo]:
-        """Every named agent, most recently used first."""
+        """Every named agent of a namespace (None: of all), most recently used first."""
         book = self.components.memory.book
         return upkeep.infos(self.components, lambda: [book.of(space, name) for space, name in book.agents(namespace)])
 
-    def agent(self, agent: str, *, namespace: str = "default") -> AgentInfo:
-        """One agent's memory, with its branches; raises NotFound."""
-        return upkeep.info(self.components, namespace, check_agent_id(agent, where="agent"))
+    def agent_info(self, agent: str, *, namespace: str = "default") -> AgentInfo:
+        """`Agent.info` of one agent."""
+        return self.agent(agent, namespace=namespace).info()
+
+    def prefetch(self, agent: str, *, namespace: str = "default") -> Report:
+        """`Agent.prefetch` of one agent."""
+        return self.agent(agent, namespace=namespace).prefetch()
+
+    def fork(self, source: str, target: str, *, namespace: str = "default") -> None:
+        """`Agent.fork` of one agent."""
+        check_agent_id(source, where="source")
+        self.agent(source, namespace=namespace).fork(target)
+
+    def rewind(self, agent: str, turns: int = 1, *, namespace: str = "default") -> int:
+        """`Agent.rewind` of one agent."""
+        return self.agent(agent, namespace=namespace).rewind(turns)
 
     def evict(self, agent: str, *, namespace: str = "default") -> int:
-        """Make an agent durable and drop its blocks from memory, as far as nobody shares them; return how many.
-
-        Raises NotFound, and StoreError where not all of it can be saved: nothing leaves memory then.
-        """
-        return upkeep.evict(self.components, namespace, check_agent_id(agent, where="agent"))
+        """`Agent.evict` of one agent."""
+        return self.agent(agent, namespace=namespace).evict()
 
     def delete(self, agent: str, *, namespace: str = "default") -> None:
-        """Forget an agent on every tier; blocks that others stand on stay theirs. StoreError if the disk refuses."""
-        upkeep.delete(self.components, namespace, check_agent_id(agent, where="agent"))
+        """`Agent.delete` of one agent."""
+        self.agent(agent, namespace=namespace).delete()
 
     def purge(self, agent: str, *, namespace: str = "default") -> PurgeReport:
-        """Forget an agent and overwrite its KV in memory and on disk; the disk is read back as proof.
-
-        Blocks that others stand on stay theirs. A request of the agent that runs meanwhile goes on, and what it leaves
-        is the beginning of the agent's new memory: purge again after it. Raises NotFound, StoreError.
-        """
-        return upkeep.purge(self.components, namespace, check_agent_id(agent, where="agent"))
+        """`Agent.purge` of one agent."""
+        return self.agent(agent, namespace=namespace).purge()
 
     def pin(self, agent: str, *, ttl_s: float | None = None, namespace: str = "default") -> None:
-        """Keep an agent from being forgotten by age or for room on disk, for `ttl_s` seconds (None: for ever).
-
-        Pinning again replaces the time. Durable when this returns. Raises NotFound, and StoreError, also where nothing
-        of the agent can be saved: it is pinned as before then.
-        """
-        upkeep.pin(self.components, namespace, check_agent_id(agent, where="agent"), ttl_s)
+        """`Agent.pin` of one agent."""
+        self.agent(agent, namespace=namespace).pin(ttl_s=ttl_s)
 
     def unpin(self, agent: str, *, namespace: str = "default") -> None:
-        """Let an agent be forgotten when its time comes; raises NotFound, StoreError."""
-        upkeep.unpin(self.components, namespace, check_agent_id(agent, where="agent"))
+        """`Agent.unpin` of one agent."""
+        self.agent(agent, namespace=namespace).unpin()
 
     def flush(self, timeout_s: float = 60.0) -> bool:
         """Wait until every finished turn is durable; False if that took longer than `timeout_s`."""

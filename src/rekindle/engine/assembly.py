@@ -6,7 +6,7 @@ import logging
 import time
 from collections.abc import Mapping
 from concurrent.futures import TimeoutError as FutureTimeout
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 
 from rekindle.engine.core.core import EngineCore
 from rekindle.engine.core.loop import EngineLoop
@@ -16,7 +16,8 @@ from rekindle.engine.intake.intake import Intake
 from rekindle.engine.intake.rendering import Renderer
 from rekindle.engine.memory.edits import AgentEdits
 from rekindle.engine.memory.memory import AgentMemory
-from rekindle.engine.types import EngineStats
+from rekindle.engine.recent import Recent
+from rekindle.engine.types import EngineStats, Report
 from rekindle.errors import StoreError, Unavailable
 from rekindle.spec import ModelSpec
 from rekindle.store.warm import WarmStore
@@ -51,6 +52,7 @@ class Assembly:
     store: WarmStore | None
     refused: str | None  # why there is no store where there was to be one
     place: StorePlace | None
+    reports: Recent[Report] = field(default_factory=Recent)  # of finished requests of named agents
 
     def start(self) -> None:
         """Start the threads: store, intake, engine; all of them or none."""

@@ -13,7 +13,7 @@ import queue
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 
-from rekindle.engine.types import ChatResult, Delta, Progress
+from rekindle.engine.types import ChatResult, Delta, Progress, Report
 from rekindle.errors import RequestFailed
 from rekindle.model.logprobs import TokenLogprob
 
@@ -38,6 +38,7 @@ class Generation:
         self._cancel: Callable[[], None] | None = None
         self._cancel_asked = False
         self._on_begin: Callable[[], None] | None = None
+        self._on_report: Callable[[Report], None] | None = None
         self._texts: list[str] = []
         self._token_ids: list[int] = []
         self._logprobs: list[TokenLogprob] = []
@@ -47,6 +48,8 @@ class Generation:
         """Called by the engine: the next delta, or the error that ends the reply."""
         if isinstance(item, BaseException) or item.finish_reason is not None:
             self.begin()
+        if self._on_report is not None and isinstance(item, Delta) and item.finish_reason and item.report:
+            self._on_report(item.report)
         with self._lock:
             self._items.put(item)
             wake = self._wake
@@ -56,6 +59,10 @@ class Generation:
     def on_begin(self, begun: Callable[[], None]) -> None:
         """Have `begun` called once: when the work on the reply begins, or it ends before."""
         self._on_begin = begun
+
+    def on_report(self, kept: Callable[[Report], None]) -> None:
+        """Have `kept` called with the report of the whole reply, before its last delta can be read."""
+        self._on_report = kept
 
     def begin(self) -> None:
         """Called by the engine: the reply waits no longer. Only the first call counts."""

@@ -6,7 +6,9 @@ Ids are checked against a vocabulary where one is known, when the request is pre
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TypedDict
 
 from rekindle.errors import BadRequest
 
@@ -38,12 +40,34 @@ def _is_bias(entry: object) -> bool:
     return _is_int(token) and token >= 0 and _is_number(bias) and -100 <= bias <= 100
 
 
+class SamplingKeywords(TypedDict, total=False):
+    """The fields of `SamplingParams`, as keyword arguments."""
+
+    max_tokens: int | None
+    temperature: float
+    top_p: float
+    top_k: int
+    seed: int | None
+    stop: Sequence[str]
+    min_p: float
+    presence_penalty: float
+    frequency_penalty: float
+    repetition_penalty: float
+    logit_bias: Sequence[tuple[int, float]]
+    logprobs: int | None
+    stop_token_ids: Sequence[int]
+    ignore_eos: bool
+    min_tokens: int
+
+
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
     """How one request picks its tokens, and where it stops.
 
     `max_tokens` None: the rest of the context; `top_k` 0 and `min_p` 0: no limit. Presence and frequency penalties
     count the tokens of the reply (OpenAI), the repetition penalty those of prompt and reply (transformers).
+    `stop` is a text or several, at which the reply ends before it; it, `stop_token_ids` and `logit_bias` (token id and
+    what is added to its score) may be lists and are kept as tuples.
     `logprobs` None: none are told; else with so many alternatives a token. A token of `stop_token_ids` ends the reply
     and, like an end-of-sequence token, is no part of it. With `ignore_eos` the latter are tokens like others. A reply
     shorter than `min_tokens` ends neither by a token nor by a stop string.
@@ -54,18 +78,22 @@ class SamplingParams:
     top_p: float = 1.0
     top_k: int = 0
     seed: int | None = None
-    stop: tuple[str, ...] = ()
+    stop: Sequence[str] = ()
     min_p: float = 0.0
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     repetition_penalty: float = 1.0
-    logit_bias: tuple[tuple[int, float], ...] = ()
+    logit_bias: Sequence[tuple[int, float]] = ()
     logprobs: int | None = None
-    stop_token_ids: tuple[int, ...] = ()
+    stop_token_ids: Sequence[int] = ()
     ignore_eos: bool = False
     min_tokens: int = 0
 
     def __post_init__(self) -> None:
+        for name in ("stop", "logit_bias", "stop_token_ids"):
+            given = getattr(self, name)
+            if isinstance(given, list) or (name == "stop" and isinstance(given, str)):
+                object.__setattr__(self, name, (given,) if isinstance(given, str) else tuple(given))
         limit = self.max_tokens
         _need(limit is None or (_is_int(limit) and limit >= 1), "max_tokens", "must be an integer ≥ 1")
         _need(_is_number(self.temperature) and self.temperature >= 0, "temperature", "must be a number ≥ 0")

@@ -53,7 +53,7 @@ def sampling_of(*given: Mapping[str, Any]) -> SamplingParams:
 
 def request_of(speaker: Speaker, turn: Turn, prompt: tuple[Message, ...], params: SamplingParams) -> GenerationRequest:
     """What is asked of the engine. A seed is another one in each turn, else all would draw the same numbers."""
-    stop = tuple(dict.fromkeys(params.stop + speaker.stops))[:MAX_STOPS]
+    stop = tuple(dict.fromkeys((*params.stop, *speaker.stops)))[:MAX_STOPS]
     seed = None if params.seed is None else (params.seed + turn.number) % (1 << 62)
     return GenerationRequest(
         messages=prompt,

@@ -144,7 +144,7 @@ def agents_router(engine: Engine, history: History, deletions: Deletions) -> API
 
 
 def _shown(engine: Engine, agent: str, namespace: str, **more: Any) -> dict[str, Any]:
-    return described(engine.agent(agent, namespace=namespace), **more)
+    return described(engine.agent_info(agent, namespace=namespace), **more)
 
 
 def _looking(router: APIRouter, engine: Engine, history: History, deletions: Deletions) -> None:
@@ -179,7 +179,7 @@ def _looking(router: APIRouter, engine: Engine, history: History, deletions: Del
         """
         entries = history.of(namespace, agent)
         if not entries:
-            engine.agent(agent, namespace=namespace)
+            engine.agent_info(agent, namespace=namespace)
         return {"id": agent, "object": "list", "data": entries}
 
 

@@ -7,31 +7,26 @@ stored text stands in them only where it is the agent's own. Kept in memory: a r
 
 from __future__ import annotations
 
-import threading
 import time
-from collections import Counter, OrderedDict, deque
+from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from rekindle.engine.recent import MAX_AGENTS, Recent
 from rekindle.engine.types import Delta, FinishReason, Report
 from rekindle.server.errors import problem_of
 from rekindle.server.gate.caller import Caller
 from rekindle.server.lines import CURRENT
 from rekindle.text.messages import Message
 
-MAX_REQUESTS = 8
-MAX_AGENTS = 1024
 
-
-class History:
+class History(Recent[dict[str, Any]]):
     """An observer; its entries may be read from any thread."""
 
     def __init__(self, *, max_agents: int = MAX_AGENTS, clock: Callable[[], float] = time.time) -> None:
-        self._max_agents = max_agents
+        super().__init__(max_agents=max_agents)
         self._clock = clock
-        self._lock = threading.Lock()
         self._counts: Counter[str] = Counter()
-        self._agents: OrderedDict[tuple[str, str], deque[dict[str, Any]]] = OrderedDict()
 
     def began(self, caller: Caller, endpoint: str, body: Mapping[str, Any], *, num_bytes: int = 0) -> HistoryWatch:
         """Follow one request; those of unnamed conversations are not kept."""
@@ -41,25 +36,6 @@ class History:
         line = CURRENT.get()
         head = {"request": number, "request_id": line and line.request_id, "at": self._clock(), "endpoint": endpoint}
         return HistoryWatch(self, caller, head)
-
-    def of(self, namespace: str, agent: str) -> list[dict[str, Any]]:
-        """The agent's last requests, the newest first."""
-        with self._lock:
-            return list(reversed(self._agents.get((namespace, agent), ())))
-
-    def forget(self, namespace: str, agent: str) -> None:
-        """Drop what is known of an agent; of one that is not known: nothing."""
-        with self._lock:
-            self._agents.pop((namespace, agent), None)
-
-    def add(self, namespace: str, agent: str, entry: dict[str, Any]) -> None:
-        """Keep one more request; the oldest of the agent, or the agent used longest ago, makes room."""
-        with self._lock:
-            entries = self._agents.setdefault((namespace, agent), deque(maxlen=MAX_REQUESTS))
-            entries.append(entry)
-            self._agents.move_to_end((namespace, agent))
-            if len(self._agents) > self._max_agents:
-                self._agents.popitem(last=False)
 
 
 class HistoryWatch:

@@ -25,7 +25,7 @@ from rekindle.text.messages import normalise_messages
 
 SAMPLING = (
     "max_tokens temperature top_p top_k min_p presence_penalty frequency_penalty repetition_penalty seed ignore_eos "
-    "min_tokens"
+    "min_tokens stop stop_token_ids"
 ).split()
 
 
@@ -146,8 +146,6 @@ def _common(body: SamplingBody, options: RekindleOptions, requests: tuple[Genera
 def _params(body: SamplingBody, extra: Mapping[str, Any]) -> SamplingParams:
     """Parameters that were not given keep the defaults of `SamplingParams`, where these are written."""
     given = body.model_dump(include=set(SAMPLING), exclude_none=True)
-    given["stop"] = (body.stop,) if isinstance(body.stop, str) else tuple(body.stop or ())
-    given["stop_token_ids"] = tuple(body.stop_token_ids or ())
     given["logit_bias"] = tuple((_token_id(key), bias) for key, bias in (body.logit_bias or {}).items())
     return SamplingParams(**{**given, **extra})
 

@@ -61,6 +61,6 @@ class Details:
     def _branches(self, info: AgentInfo) -> tuple[BranchInfo, ...]:
         """The agent's branches; none of one that has been forgotten meanwhile."""
         try:
-            return self._engine.agent(info.agent, namespace=info.namespace).branch_infos
+            return self._engine.agent_info(info.agent, namespace=info.namespace).branch_infos
         except NotFound:
             return ()

@@ -1,0 +1,73 @@
+"""The settings as keyword arguments of Python, for type checkers: names and types of `parts`, which a test compares.
+
+Sizes may be spelled ("4GiB"), paths be text, lists of names one text with commas. None is as not given.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Literal, TypedDict
+
+
+class SettingsBesideModel(TypedDict, total=False):
+    """Every setting but the model, by the name that flags and files have; `store` is a directory, or "off"."""
+
+    revision: str | None
+    dtype: Literal["auto", "bf16", "fp32"]
+    device: str
+    kv: Literal["auto", "q4h", "bf16", "fp32"]
+    threads: int | None
+    block_tokens: int
+    hot_bytes: int | str | None
+    min_reuse_tokens: int
+    min_reuse_ratio: float
+    reuse: Literal["on", "off"]
+    text_index_bytes: int | str
+    max_branches: int
+    eviction: Literal["lru", "fifo", "lfu", "aged-lfu", "adaptive"]
+    normalise: str
+    anticipate: Literal["on", "off"]
+    store: str | Path | None
+    disk_bytes: int | str | None
+    agent_ttl_s: float | None
+    anonymous_ttl_s: float
+    stale_ttl_s: float
+    staging_bytes: int | str
+    readers: int
+    namespace_share: float
+    session_bytes: int | str | None
+    response_bytes: int | str | None
+    max_context: int | None
+    max_stall_s: float
+    max_step_s: float
+    max_running: int
+    max_chunk_tokens: int | None
+    max_waiting: int
+    request_timeout_s: float | None
+    check_when_idle: bool
+    host: str
+    port: int
+    served_model_name: str | None
+    api_key: str | None
+    api_keys: Mapping[str, str]
+    admin_key: str | None
+    open: bool
+    requests_per_minute: int | None
+    max_body_bytes: int | str
+    max_connections: int
+    max_connections_per_address: int | None
+    read_timeout_s: float
+    stop_s: float
+    ping_s: float
+    record: str | Path | None
+    record_bytes: int | str
+    public_host: str | Sequence[str]
+    log_format: Literal["text", "json"]
+    log_level: Literal["debug", "info", "warning", "error"]
+
+
+class SettingsKeywords(SettingsBesideModel, total=False):
+    """Every setting; `model` is a directory or a hub name, None the bundled one."""
+
+    model: str | Path | None

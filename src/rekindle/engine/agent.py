@@ -1,0 +1,163 @@
+"""One agent as a handle, as `Engine.agent` gives it.
+
+Owns nothing: it has the name, and hands what is asked of it to the running engine. Making a handle makes no agent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Unpack
+
+from rekindle.agent_ids import check_agent_id
+from rekindle.cache.blocks.token_ids import Ids
+from rekindle.engine import upkeep
+from rekindle.engine.assembly import Assembly
+from rekindle.engine.calls import (
+    ChatKeywords,
+    GenerateKeywords,
+    Messages,
+    PrefillKeywords,
+    chat_request,
+    pieces,
+    prefill_request,
+    text_request,
+    whole,
+)
+from rekindle.engine.generation import Generation
+from rekindle.engine.types import AgentInfo, ChatResult, Delta, GenerationRequest, PurgeReport, Report
+from rekindle.errors import NotFound
+
+
+@dataclass(frozen=True, slots=True)
+class Agent:
+    """An agent of an engine: a named memory that its chats go on from, whether or not it has one yet.
+
+        from rekindle import Engine
+
+        with Engine(store="off") as engine:
+            ada = engine.agent("ada")
+            ada.chat([{"role": "user", "content": "Remember the copper key."}], max_tokens=8)
+            eve = ada.fork("eve")
+            print(eve.info().num_tokens, ada.why()[0].outcome)
+
+    Every method may be called from any thread while the engine runs. NotFound where a memory is needed and there is
+    none; StoreError where something is to be durable and the disk refuses it, and then nothing has changed.
+    """
+
+    id: str
+    namespace: str
+    _submit: Callable[[GenerationRequest], Generation] = field(repr=False)
+    _parts: Callable[[], Assembly] = field(repr=False, compare=False)
+
+    def stream(self, messages: Messages, **options: Unpack[ChatKeywords]) -> Generation:
+        """Chat; iterate the result with `for` or `async for`. Options and errors as of `Engine.stream`."""
+        return self._submit(chat_request(messages, self.id, self.namespace, **options))
+
+    def chat(self, messages: Messages, **options: Unpack[ChatKeywords]) -> ChatResult:
+        """The whole reply to `messages`, with options as in `stream`."""
+        return self.stream(messages, **options).result()
+
+    async def achat(self, messages: Messages, **options: Unpack[ChatKeywords]) -> ChatResult:
+        """As `chat`, without blocking the event loop; cancelling the task cancels the work."""
+        return await whole(self.stream(messages, **options))
+
+    def astream(self, messages: Messages, **options: Unpack[ChatKeywords]) -> AsyncIterator[Delta]:
+        """Deltas of the reply; closing the iterator early cancels the work, which begins with the first step."""
+        return pieces(lambda: self.stream(messages, **options))
+
+    def generate(self, prompt: str | Ids, **options: Unpack[GenerateKeywords]) -> ChatResult:
+        """What the model writes after a text or ids u32 [n], with options as in `Engine.generate`."""
+        return self._submit(text_request(prompt, self.id, self.namespace, **options)).result()
+
+    def warm(self, messages: Messages, **options: Unpack[PrefillKeywords]) -> Report:
+        """Wait until a prompt is computed and remembered, as `Engine.warming` says; return what was there."""
+        return self._submit(prefill_request(messages, self.id, self.namespace, **options)).result().report
+
+    def prefetch(self) -> Report:
+        """Bring what is stored of the branch used last into memory, as far as it has room; compute nothing.
+
+        `computed_tokens` of the report is what would have to be computed.
+        """
+        ids = upkeep.latest_ids(self._parts(), self.namespace, self.id)
+        asked = GenerationRequest(token_ids=ids, agent=self.id, namespace=self.namespace, task="load")
+        return self._submit(asked).result().report
+
+    def fork(self, target: str) -> Agent:
+        """Give `target` everything this agent remembers and return it; no KV is copied. Durable when this returns.
+
+        BadRequest where `target` has a memory; after a StoreError it has none.
+        """
+        upkeep.fork(self._parts(), self.namespace, self.id, check_agent_id(target, where="target"))
+        return Agent(target, self.namespace, self._submit, self._parts)
+
+    def rewind(self, turns: int = 1) -> int:
+        """Take back the last turns, durably; return how many tokens are still remembered.
+
+        BadRequest where there are fewer turns.
+        """
+        return upkeep.rewind(self._parts(), self.namespace, self.id, turns)
+
+    def info(self) -> AgentInfo:
+        """What it remembers and where that lies, branch by branch; sizes in tokens."""
+        return upkeep.info(self._parts(), self.namespace, self.id)
+
+    def why(self) -> list[Report]:
+        """Reports of its last requests since the engine started, 8 at most, the newest first.
+
+        Each says what was reused and how long it took, and its `explanation` why not more. NotFound for an agent that
+        has neither asked nor a memory.
+        """
+        reports = self._parts().reports.of(self.namespace, self.id)
+        if not reports:
+            self.info()
+        return reports
+
+    def evict(self) -> int:
+        """Make it durable and drop its blocks from memory, as far as nobody shares them; return how many.
+
+        StoreError where not all of it can be saved: nothing leaves memory then.
+        """
+        return upkeep.evict(self._parts(), self.namespace, self.id)
+
+    def delete(self) -> None:
+        """Forget it on every tier; blocks that others stand on stay theirs."""
+        parts = self._parts()
+        try:
+            upkeep.delete(parts, self.namespace, self.id)
+        except NotFound:
+            parts.reports.forget(self.namespace, self.id)
+            raise
+        parts.reports.forget(self.namespace, self.id)
+
+    def purge(self) -> PurgeReport:
+        """Forget it and overwrite its KV in memory and on disk; the disk is read back as proof.
+
+        Blocks that others stand on stay theirs. A request of the agent that runs meanwhile goes on, and what it leaves
+        is the beginning of the agent's new memory: purge again after it.
+        """
+        parts = self._parts()
+        parts.reports.forget(self.namespace, self.id)  # even where the disk refuses: they quote its prompts
+        try:
+            return upkeep.purge(parts, self.namespace, self.id)
+        finally:
+            parts.reports.forget(self.namespace, self.id)  # those of requests that ended meanwhile
+
+    def pin(self, *, ttl_s: float | None = None) -> None:
+        """Keep it from being forgotten by age or for room on disk, for `ttl_s` seconds (None: until `unpin`).
+
+        Pinning again replaces the time. Durable when this returns; after a StoreError it is pinned as before.
+        """
+        upkeep.pin(self._parts(), self.namespace, self.id, ttl_s)
+
+    def unpin(self) -> None:
+        """Let it be forgotten when its time comes."""
+        upkeep.unpin(self._parts(), self.namespace, self.id)
+
+    if not TYPE_CHECKING:  # type checkers lead to `info`
+
+        def __getattr__(self, name: str) -> Any:
+            """The fields of `info`, which `Engine.agent` used to return."""
+            if name in AgentInfo.__dataclass_fields__:
+                return getattr(self.info(), name)
+            raise AttributeError(f"an Agent has no attribute {name!r}")
