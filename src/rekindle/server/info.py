@@ -84,7 +84,7 @@ def models_router(model: ServedModel) -> APIRouter:
 
     @router.get("")
     def list_models(anthropic_version: AnthropicVersion = None) -> dict[str, Any]:
-        """The served model."""
+        """The served model, its KV formats and bytes per token."""
         if anthropic_version is None:
             return {"object": "list", "data": [model.described()]}
         entry = model.described_for_anthropic()

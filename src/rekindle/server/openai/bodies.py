@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema
 
+from rekindle.model.params import MAX_STOPS
 from rekindle.server.answers.extension import RekindleOptions
 from rekindle.server.answers.validation import Items
 
@@ -58,22 +59,22 @@ class SamplingBody(_Body):
     """How tokens are picked; null everywhere means "not given"."""
 
     model: str | None = Field(default=None, description="the served name, the path it was loaded from, or `default`")
-    max_tokens: int | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = Field(default=None, description="0: no limit")
-    min_p: float | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
-    repetition_penalty: float | None = None
+    max_tokens: int | None = Field(default=None, description="of a reply; not given: the rest of the context")
+    temperature: float | None = Field(default=None, description="0: always the most likely token")
+    top_p: float | None = Field(default=None, description="draw from the most likely tokens that reach this together")
+    top_k: int | None = Field(default=None, description="draw from so many of the most likely tokens; 0: no limit")
+    min_p: float | None = Field(default=None, description="least share of the most likely token's probability")
+    presence_penalty: float | None = Field(default=None, description="-2 to 2, on tokens that the reply has already")
+    frequency_penalty: float | None = Field(default=None, description="-2 to 2, for each time the reply has the token")
+    repetition_penalty: float | None = Field(default=None, description="above 1: less of what prompt and reply have")
     logit_bias: dict[str, float] | None = Field(default=None, description="token id to bias, -100 to 100")
     seed: int | None = Field(default=None, description="choice i is drawn with seed + i")
-    stop: str | Items[str] | None = None
-    stop_token_ids: Items[int] | None = None
-    ignore_eos: bool | None = None
-    min_tokens: int | None = None
+    stop: str | Items[str] | None = Field(default=None, description=f"end before one of these, at most {MAX_STOPS}")
+    stop_token_ids: Items[int] | None = Field(default=None, description="end at one of these, which is left out")
+    ignore_eos: bool | None = Field(default=None, description="go on after tokens that end a reply")
+    min_tokens: int | None = Field(default=None, description="no reply ends before")
     n: int | None = Field(default=None, ge=1, le=MAX_CHOICES)
-    stream: bool | None = None
+    stream: bool | None = Field(default=None, description="answer as server-sent events")
     stream_options: StreamOptions | None = None
 
 
@@ -130,21 +131,24 @@ class ChatBody(SamplingBody):
 
     messages: Messages
     max_completion_tokens: int | None = Field(default=None, ge=1, description="the newer name of max_tokens; it wins")
-    logprobs: bool | None = None
-    top_logprobs: int | None = Field(default=None, ge=0, le=20)
-    tools: Items[Tool] | None = None
+    logprobs: bool | None = Field(default=None, description="give the log probability of every token")
+    top_logprobs: int | None = Field(default=None, ge=0, le=20, description="alternatives to each token")
+    tools: Items[Tool] | None = Field(default=None, description="what the model may call")
     tool_choice: Annotated[Any, WithJsonSchema(TOOL_CHOICE)] = None
-    parallel_tool_calls: bool | None = None
+    parallel_tool_calls: bool | None = Field(default=None, description="false: the reply ends after the first call")
     reasoning_effort: str | None = Field(default=None, description="for the chat template; none: without thinking")
     chat_template_kwargs: dict[str, Any] | None = Field(default=None, description="variables of the chat template")
-    rekindle: ChatOptions | None = None
+    rekindle: ChatOptions | None = Field(default=None, description="what of the stored KV may be used")
 
 
 class CompletionBody(SamplingBody):
     """POST /v1/completions. Control tokens spelled in `prompt` are tokens; several prompts are answered together."""
 
     prompt: str | Items[str] | Items[int] | Items[Items[int]]
+    max_tokens: int | None = Field(
+        default=None, description=f"of a reply; not given: {COMPLETION_TOKENS}, as OpenAI does"
+    )
     echo: bool | None = Field(default=None, description="begin the text with the prompt")
-    logprobs: int | None = Field(default=None, ge=0, le=5)
+    logprobs: int | None = Field(default=None, ge=0, le=5, description="alternatives to each token")
     best_of: int | None = Field(default=None, description="only what n is")
     rekindle: RekindleOptions | None = None

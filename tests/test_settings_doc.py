@@ -1,0 +1,23 @@
+"""docs/settings.md holds what the settings say of themselves now."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+
+from rekindle.config import SETTINGS, Settings
+from tools.reference.page import page, path
+from tools.reference.settings import settings
+
+
+def test_the_page_is_what_the_tool_writes() -> None:
+    assert path("settings").read_text() == page("settings", settings()), "run python -m tools.reference settings"
+
+
+def test_every_setting_is_on_it() -> None:
+    assert re.findall(r"^\| `(\w+)` \|", path("settings").read_text(), re.MULTILINE) == list(SETTINGS)
+
+
+def test_its_file_is_taken() -> None:
+    (example,) = re.findall(r"^```toml\n(.*?)^```", path("settings").read_text(), re.MULTILINE | re.DOTALL)
+    assert Settings.load(tomllib.loads(example)).server.stop_s == 30

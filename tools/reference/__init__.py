@@ -1,0 +1,1 @@
+"""What is made from the code in docs/: the settings, the HTTP interface."""

@@ -1,0 +1,41 @@
+"""Write the parts of docs/ that are made from the code.
+
+python -m tools.reference            # all of them
+python -m tools.reference settings   # docs/settings.md, from rekindle.config
+"""
+
+from __future__ import annotations
+
+import sys
+
+from rekindle import Engine
+from rekindle.server.app import create_app
+from rekindle.server.schema import describe
+from tools.reference.http import http
+from tools.reference.page import page, path
+from tools.reference.settings import settings
+
+
+def served_http() -> str:
+    """The interface of a server with the bundled model and no settings but defaults."""
+    with Engine.from_pretrained(store="off") as engine:
+        app = create_app(engine, engine.settings.server)
+        try:
+            return http(describe(app, max_choices=engine.settings.cache.max_branches))
+        finally:
+            app.close()
+
+
+PARTS = {"settings": settings, "http": served_http}
+
+
+def main() -> None:
+    """Write the pages that are named, or all."""
+    for name in sys.argv[1:] or PARTS:
+        if name not in PARTS:
+            sys.exit(f"{name}: use {', '.join(PARTS)}")
+        path(name).write_text(page(name, PARTS[name]()), "utf-8")
+
+
+if __name__ == "__main__":
+    main()
