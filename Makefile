@@ -1,8 +1,8 @@
-# Everything runs in .venv, made anew when pyproject.toml or constraints.txt change.
+# Everything runs in .venv, made anew when a pyproject.toml or constraints.txt change.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-STAMP := $(VENV)/installed-$(shell cat pyproject.toml constraints.txt | (sha256sum 2>/dev/null || shasum -a 256) | cut -c1-16)
+STAMP := $(VENV)/installed-$(shell cat pyproject.toml pocket/pyproject.toml constraints.txt | (sha256sum 2>/dev/null || shasum -a 256) | cut -c1-16)
 export HF_HUB_OFFLINE = 1
 export TOKENIZERS_PARALLELISM = false
 
@@ -16,8 +16,8 @@ test: $(STAMP)
 	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder $(TESTS)
 
 lint: $(STAMP)
-	$(BIN)/ruff check src benchmarks tests tools examples
-	$(BIN)/ruff format --check src benchmarks tests tools examples
+	$(BIN)/ruff check src pocket benchmarks tests tools examples
+	$(BIN)/ruff format --check src pocket benchmarks tests tools examples
 
 types: $(STAMP)
 	$(BIN)/mypy
@@ -45,6 +45,6 @@ clean:
 
 $(STAMP):
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[serve,dev]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ./pocket -e '.[serve,dev]'
 	rm -f $(VENV)/installed-*
 	touch $@

@@ -10,7 +10,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache
 
 from rekindle.cache import CacheManager
-from rekindle.pocket import MODEL_DIR
+from rekindle_pocket import MODEL_DIR
 
 name = sys.argv[1] if len(sys.argv) > 1 else MODEL_DIR
 tokenizer = AutoTokenizer.from_pretrained(name)

@@ -17,7 +17,12 @@ NO_TORCH = "import sys; sys.modules['torch'] = None; sys.modules['transformers']
 
 
 def run(*arguments: str, cwd: Path) -> str:
-    env = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
+    env = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join([f"{ROOT}/src", f"{ROOT}/pocket/src"]),
+        "HF_HUB_OFFLINE": "1",
+        "OMP_NUM_THREADS": "1",
+    }
     done = subprocess.run([sys.executable, *arguments], cwd=cwd, env=env, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout

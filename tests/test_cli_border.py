@@ -22,8 +22,8 @@ from rekindle.cli.border import code_of
 from rekindle.config import ServerSettings
 from rekindle.errors import StoreError, StoreLocked, StoreRefused
 from rekindle.model import device
-from rekindle.pocket import MODEL_DIR
 from rekindle.server.log_output import logging_to
+from rekindle_pocket import MODEL_DIR
 
 REKINDLE = [sys.executable, "-m", "rekindle.cli"]
 # Packages are as good as not installed for a process that cannot find them.

@@ -165,7 +165,7 @@ def test_an_error_in_the_middle_says_what_is_left(scene: Path, tmp_path: Path) -
 def test_an_interrupt_ends_cleanly_and_says_what_is_left(scene: Path, tmp_path: Path) -> None:
     store, written = tmp_path / "store", tmp_path / "out.md"
     command = [sys.executable, "-m", "rekindle.cli", "run", str(scene), "--plain", "--set", "times=500"]
-    env = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "PYTHONUNBUFFERED": "1"}
+    env = {**os.environ, "PYTHONPATH": f"{ROOT / 'src'}:{ROOT / 'pocket' / 'src'}", "PYTHONUNBUFFERED": "1"}
     here = signal.signal(signal.SIGINT, signal.default_int_handler)  # where it is ignored, a child ignores it, too
     try:
         process = subprocess.Popen(

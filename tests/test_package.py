@@ -1,4 +1,4 @@
-"""The wheel, in environments that know nothing of this checkout: an answer with extras, the cache without.
+"""The wheels, in environments that know nothing of this checkout: an answer with extras, the cache without.
 
 Heavy packages are lent by the running environment instead of being installed again: all of them to the first
 environment, numpy alone to the second.
@@ -18,9 +18,11 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 SITE = Path(np.__file__).parents[1]
+MOST_BYTES = 1_000_000  # of the library: the weights of the bundled model are a wheel of their own
 ANSWER = """
-import pathlib, sys, rekindle
-assert pathlib.Path(rekindle.__file__).is_relative_to(sys.prefix), rekindle.__file__
+import pathlib, sys, rekindle, rekindle_pocket
+for package in (rekindle, rekindle_pocket):
+    assert pathlib.Path(package.__file__).is_relative_to(sys.prefix), package.__file__
 from rekindle import Engine
 with Engine.from_pretrained(store=sys.argv[1], threads=1, hot_bytes="64MiB") as engine:
     reply = engine.chat("ada", [{"role": "user", "content": "Who are you?"}], temperature=0, max_tokens=8)
@@ -41,6 +43,14 @@ assert cache.lookup("a prompt and more").payload == 1
 assert analyze_batch(["a b", "a c"], keys="text").distinct_tokens == 4
 print("ok")
 """
+WITHOUT_MODEL = """
+from rekindle import pocket
+from rekindle.errors import ConfigError
+try:
+    pocket.model_dir()
+except ConfigError as error:
+    print(error)
+"""
 
 
 def run(*command: str | Path, cwd: Path) -> str:
@@ -54,12 +64,20 @@ def run(*command: str | Path, cwd: Path) -> str:
     return done.stdout
 
 
+def built(project: Path, target: Path) -> Path:
+    run(sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", target, cwd=project)
+    (wheel,) = target.glob("*.whl")
+    return wheel
+
+
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    target = tmp_path_factory.mktemp("wheel")
-    run(sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", target, cwd=ROOT)
-    (built,) = target.glob("*.whl")
-    return built
+    return built(ROOT, tmp_path_factory.mktemp("wheel"))
+
+
+@pytest.fixture(scope="module")
+def pocket_wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return built(ROOT / "pocket", tmp_path_factory.mktemp("pocket"))
 
 
 def environment(directory: Path) -> tuple[Path, Path]:
@@ -69,31 +87,42 @@ def environment(directory: Path) -> tuple[Path, Path]:
     return directory / "bin" / "python", Path(sysconfig.get_path("purelib", "venv", scheme))
 
 
-def install(python: Path, wheel: Path, *flags: str) -> None:
+def install(python: Path, *what: str | Path) -> None:
     """Without an index: what the environment lacks is an error."""
     pip = (sys.executable, "-m", "pip", "--python", python, "install", "--quiet", "--no-index")
-    run(*pip, *flags, wheel, cwd=python.parent)
+    run(*pip, *what, cwd=python.parent)
 
 
 def test_the_wheel_holds_what_it_needs(wheel: Path) -> None:
     names = zipfile.ZipFile(wheel).namelist()
     for wanted in (
         "py.typed",
-        "pocket/model/model.safetensors",
-        "pocket/model/config.json",
         "scenarios/committee.yaml",
         "scenarios/router/lighthouse.md",
         "server/page/static/index.html",
     ):
         assert f"rekindle/{wanted}" in names
     assert any(name.endswith("licenses/LICENSE") for name in names)
-    assert not [name for name in names if name.startswith(("tests", "tools"))]
+    assert not [name for name in names if not name.startswith("rekindle") or name.endswith(".safetensors")]
+    assert wheel.stat().st_size < MOST_BYTES
 
 
-def test_an_installed_wheel_answers(wheel: Path, tmp_path: Path) -> None:
+def test_the_model_is_a_wheel_that_serve_brings_along(wheel: Path, pocket_wheel: Path) -> None:
+    names = zipfile.ZipFile(pocket_wheel).namelist()
+    for wanted in ("py.typed", "model/model.safetensors", "model/config.json", "model/tokenizer.json"):
+        assert f"rekindle_pocket/{wanted}" in names
+    assert any(name.endswith("licenses/LICENSE") for name in names)
+    assert not [name for name in names if not name.startswith("rekindle_pocket")]
+    (metadata,) = (name for name in zipfile.ZipFile(wheel).namelist() if name.endswith("dist-info/METADATA"))
+    lines = zipfile.ZipFile(wheel).read(metadata).decode().splitlines()
+    (needed,) = (line for line in lines if line.startswith("Requires-Dist: rekindle-pocket"))
+    assert "extra == 'serve'" in needed
+
+
+def test_installed_wheels_answer(wheel: Path, pocket_wheel: Path, tmp_path: Path) -> None:
     python, site = environment(tmp_path / "env")
     (site / "lent.pth").write_text(f"{SITE}\n")
-    install(python, wheel, "--no-deps")
+    install(python, "--no-deps", wheel, pocket_wheel)
     assert "miss" in run(python, "-c", ANSWER, tmp_path / "store", cwd=tmp_path)
     assert "serve" in run(tmp_path / "env" / "bin" / "rekindle", "--help", cwd=tmp_path)
 
@@ -104,3 +133,4 @@ def test_without_extras_the_cache_needs_numpy_alone(wheel: Path, tmp_path: Path)
         (site / path.name).symlink_to(path)
     install(python, wheel)
     assert run(python, "-c", CACHE, cwd=tmp_path) == "ok\n"
+    assert "pip install rekindle-pocket" in run(python, "-c", WITHOUT_MODEL, cwd=tmp_path)

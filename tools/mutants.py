@@ -25,7 +25,17 @@ from pathlib import Path
 from typing import Literal
 
 ROOT = Path(__file__).parents[1]
-COPIED = ("src", "tests", "tools", "pyproject.toml", "ARCHITECTURE.md", "README.md", "Makefile", "constraints.txt")
+COPIED = (
+    "src",
+    "pocket",
+    "tests",
+    "tools",
+    "pyproject.toml",
+    "ARCHITECTURE.md",
+    "README.md",
+    "Makefile",
+    "constraints.txt",
+)
 TIMEOUT_S = 280
 PATHS, LOW = "tests/exactness/test_paths.py", "tests/exactness/test_low_precision.py"
 ALONE = "tests/exactness/test_against_transformers.py"
@@ -547,8 +557,9 @@ def copy_tree(target: Path) -> None:
 
 def run_tests(tree: Path, tests: Sequence[str]) -> tuple[int, str]:
     """pytest's exit code and output, on the code below `tree` alone."""
+    paths = (tree / "src", tree / "pocket" / "src", tree)
     settings = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
-    environment = {**os.environ, **settings, "PYTHONPATH": f"{tree / 'src'}{os.pathsep}{tree}"}
+    environment = {**os.environ, **settings, "PYTHONPATH": os.pathsep.join(map(str, paths))}
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *dict.fromkeys(tests)]
     try:
         done = subprocess.run(

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-MODEL = Path(__file__).parents[1] / "src" / "rekindle" / "pocket" / "model"
+MODEL = Path(__file__).parents[1] / "pocket" / "src" / "rekindle_pocket" / "model"
 NUM_TALKS, NUM_WORDS, MAX_TOKENS = 40, 250, 32
 
 

@@ -20,9 +20,9 @@ from rekindle.analyze.logfile import open_log
 from rekindle.cli import app
 from rekindle.config import EngineSettings, PromptSettings, Settings, StoreSettings
 from rekindle.engine.api import Engine
-from rekindle.pocket import MODEL_DIR
 from rekindle.server.dayfile import DayWriter, Header, RecordedRequest
 from rekindle.text.messages import Message, normalise_messages
+from rekindle_pocket import MODEL_DIR
 
 WORDS = "river stone cloud table parse token cache prompt system reader writer branch memory lines house green".split()
 DROPS_THINKING = (

@@ -13,8 +13,8 @@ from typer.testing import CliRunner
 from rekindle.analyze.promptfile import holds_prompts, read_prompts
 from rekindle.cli import app
 from rekindle.errors import ConfigError
-from rekindle.pocket import MODEL_DIR
 from rekindle.text.prompt import PromptEncoder
+from rekindle_pocket import MODEL_DIR
 
 SYSTEM = "You are a helpful assistant."
 PROMPTS = [

@@ -12,9 +12,9 @@ from rekindle.analyze.bodies import Asked, BodyReader, session_of
 from rekindle.analyze.logfile import open_log
 from rekindle.analyze.shapes import Logged, moment, read_entry
 from rekindle.errors import BadRequest, ConfigError
-from rekindle.pocket import MODEL_DIR
 from rekindle.server.dayfile import DayWriter, Header, RecordedRequest
 from rekindle.text.prompt import PromptEncoder
+from rekindle_pocket import MODEL_DIR
 
 NOON = 1_700_000_000.0
 CHAT = {"model": "m", "messages": [{"role": "system", "content": "Be kind."}, {"role": "user", "content": "Hello!"}]}

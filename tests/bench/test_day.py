@@ -12,10 +12,10 @@ import pytest
 from rekindle.bench.day import SCALES, SHARES, DayPlan, make_day, parts_of, write_day
 from rekindle.bench.day_sessions import MAX_TOKENS
 from rekindle.errors import ConfigError
-from rekindle.pocket import MODEL_DIR
 from rekindle.server.dayfile import Day, RecordedRequest, read_day
 from rekindle.text.messages import normalise_messages
 from rekindle.text.prompt import PromptEncoder
+from rekindle_pocket import MODEL_DIR
 
 LONGEST_REPLY = " 7" * (MAX_TOKENS // 2)  # two tokens each
 

@@ -20,8 +20,8 @@ from rekindle.config import ModelSettings, Settings
 from rekindle.errors import ConfigError
 from rekindle.model.load import load_model
 from rekindle.model.loaded import LoadedModel
-from rekindle.pocket import MODEL_DIR
 from rekindle.text.prompt import PromptEncoder
+from rekindle_pocket import MODEL_DIR
 from tests.tiny_models import tiny_model_dir
 from tools.injected import biased, hidden
 

@@ -13,8 +13,8 @@ from benchmarks.restart import RestartBench, run_restart
 from rekindle.bench.distinct import Distinct
 from rekindle.config import Settings
 from rekindle.errors import ConfigError
-from rekindle.pocket import MODEL_DIR
 from rekindle.text.prompt import PromptEncoder
+from rekindle_pocket import MODEL_DIR
 
 
 def lines(path: Path) -> dict[str, float]:

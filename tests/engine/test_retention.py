@@ -23,8 +23,8 @@ from rekindle.engine.memory.retention import EVERY_S, Retention, RetentionRules
 from rekindle.engine.request import FinishedTurn
 from rekindle.errors import BadRequest, NotFound, StoreError
 from rekindle.matching.matcher import Matcher
-from rekindle.pocket import MODEL_DIR
 from rekindle.text.prompt import PromptEncoder
+from rekindle_pocket import MODEL_DIR
 from tests.engine.conftest import Start
 from tests.engine.test_engine import SYSTEM, talk, user
 from tests.engine.test_index_trouble import refused

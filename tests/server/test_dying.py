@@ -73,7 +73,7 @@ def test_health_fails_and_requests_are_turned_away(tmp_path: Path, model: Path, 
 
 def test_a_stop_does_not_wait_for_dead_threads(tmp_path: Path, model: Path) -> None:
     command = [sys.executable, "-m", "tests.server.dying_server", str(model), str(tmp_path / "store")]
-    environment = {**os.environ, "PYTHONPATH": f"{ROOT / 'src'}:{ROOT}"}
+    environment = {**os.environ, "PYTHONPATH": f"{ROOT / 'src'}:{ROOT / 'pocket' / 'src'}:{ROOT}"}
     with (
         (tmp_path / "log").open("w") as log,
         subprocess.Popen(

@@ -19,12 +19,12 @@ from rekindle.analyze.analysis import Analyser
 from rekindle.analyze.logfile import open_log
 from rekindle.cli import app
 from rekindle.errors import ConfigError
-from rekindle.pocket import MODEL_DIR
 from rekindle.server.dayfile import DayWriter, Header, RecordedRequest
 from rekindle.simulate.capacities import parse_capacities, parse_capacity, show_capacity, show_tokens
 from rekindle.simulate.reading import read_trace
 from rekindle.simulate.simulation import Memory, simulate
 from rekindle.simulate.trace import Trace, TraceOptions
+from rekindle_pocket import MODEL_DIR
 
 PAGE = (Path(__file__).parents[2] / "docs" / "simulate.md").read_text()
 HASHED = (

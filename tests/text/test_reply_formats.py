@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from rekindle.errors import BadRequest
-from rekindle.pocket import MODEL_DIR
 from rekindle.text.messages import Message, ToolCall
 from rekindle.text.prompt import PromptEncoder, RenderedPrompt
 from rekindle.text.replies import (
@@ -24,6 +23,7 @@ from rekindle.text.replies.named import NamedForm
 from rekindle.text.replies.probes import structured
 from rekindle.text.replies.reader import CallMarks
 from rekindle.text.replies.tagged import TaggedForm
+from rekindle_pocket import MODEL_DIR
 from tests.text.factories import CHAT, KINDS, STRIPS_THINKING, encoder_of
 from tests.text.families import FAMILIES, encoder_for
 

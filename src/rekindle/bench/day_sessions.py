@@ -15,7 +15,7 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from rekindle.pocket import MODEL_DIR, conversations
+from rekindle.pocket import conversations, model_dir
 from rekindle.pocket.conversations import Chat, Memory, fact, sentence, story
 
 MESSAGE_TOKENS = 8  # what a template adds to a message, at most
@@ -71,7 +71,7 @@ class Session:
 
 def counter() -> Count:
     """Tokens of a text, by the bundled tokenizer."""
-    tokenizer = Tokenizer.from_file(str(MODEL_DIR / "tokenizer.json"))
+    tokenizer = Tokenizer.from_file(str(model_dir() / "tokenizer.json"))
     return cache(lambda text: len(tokenizer.encode(text, add_special_tokens=False).ids))
 
 

@@ -34,7 +34,7 @@ class Source:
     def find(cls, model: str | None, revision: str | None) -> Source:
         """None: the bundled model; an existing directory; else a hub name `owner/name`."""
         if model is None or model == pocket.NAME:
-            return cls(pocket.NAME, pocket.MODEL_DIR)
+            return cls(pocket.NAME, pocket.model_dir())
         path = Path(model).expanduser()
         if path.is_dir():
             return cls(path.absolute().name, path.absolute())

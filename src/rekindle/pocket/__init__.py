@@ -1,14 +1,15 @@
 """The bundled model and the generator of the conversations it was trained on.
 
-Owns its name and its place: package data, a Hugging Face model directory. Knows no torch; `conversations` is plain
-Python.
+Owns its name, and how it is found: its files are a distribution of their own, `rekindle-pocket`, which `serve` brings
+along. Knows no torch; `conversations` is plain Python.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
 
-MODEL_DIR = Path(__file__).absolute().parent / "model"
+from rekindle.errors import ConfigError
+
 NAME = "pocket"
 ABOUT = (
     "pocket, the bundled model: 7 million parameters, 4,096 tokens of context. It repeats facts its conversation told "
@@ -16,6 +17,20 @@ ABOUT = (
 )
 
 
+def model_dir() -> Path:
+    """Its directory; ConfigError that says what to install where it is missing."""
+    try:
+        from rekindle_pocket import MODEL_DIR
+    except ModuleNotFoundError:
+        raise ConfigError(
+            "the bundled model is not installed: pip install rekindle-pocket, or name another model"
+        ) from None
+    return MODEL_DIR
+
+
 def is_pocket(directory: Path | None) -> bool:
     """Whether a model loaded from `directory` is the bundled one, whatever it was called."""
-    return directory is not None and directory.resolve() == MODEL_DIR.resolve()
+    try:
+        return directory is not None and directory.resolve() == model_dir().resolve()
+    except ConfigError:
+        return False

@@ -1,0 +1,5 @@
+"""The model that Rekindle brings along, a Hugging Face model directory. Needs no other package."""
+
+from pathlib import Path
+
+MODEL_DIR = Path(__file__).absolute().parent / "model"
