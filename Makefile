@@ -6,7 +6,7 @@ STAMP := $(VENV)/installed-$(shell cat pyproject.toml pocket/pyproject.toml cons
 export HF_HUB_OFFLINE = 1
 export TOKENIZERS_PARALLELISM = false
 
-.PHONY: demo test lint types mutants torture clean
+.PHONY: demo test quick lint types mutants torture clean
 
 demo: $(STAMP)
 	$(BIN)/rekindle demo $(DEMO_FLAGS)
@@ -14,6 +14,10 @@ demo: $(STAMP)
 # Files of tests run beside each other, one for each core up to four: a worker takes up to 3 GiB.
 test: $(STAMP)
 	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder $(TESTS)
+
+# What needs neither torch, nor another process, nor a browser: under a minute on two cores.
+quick: $(STAMP)
+	$(BIN)/python -m pytest --quick -n auto --maxprocesses 4 --dist worksteal $(TESTS)
 
 lint: $(STAMP)
 	$(BIN)/ruff check src pocket benchmarks tests tools examples
@@ -32,12 +36,16 @@ SERVER_KILLS ?= 100
 CRASH_RUNS ?= 40
 HURTS ?= 2000
 ROUTE_KILLS ?= 60
+SESSION_KILLS ?= 100
 SOAK_S ?= 3600
 torture: $(STAMP)
-	KILLS=$(KILLS) SERVER_KILLS=$(SERVER_KILLS) CRASH_RUNS=$(CRASH_RUNS) HURTS=$(HURTS) ROUTE_KILLS=$(ROUTE_KILLS) \
-	  HYPOTHESIS_PROFILE=torture \
-	  $(BIN)/python -m pytest --timeout 0 -k 'kill or crash or survive or hurt or changed_column or flipped_bit or trace or Machine or Pool or Radix or Order' \
-	  tests/server/test_kills.py tests/server/test_route_kills.py tests/agents/sessions/test_service_kills.py tests/store tests/server/test_responses_damage.py tests/agents/sessions/test_session_damage.py tests/engine/test_core_machine.py tests/cache
+	KILLS=$(KILLS) SERVER_KILLS=$(SERVER_KILLS) ROUTE_KILLS=$(ROUTE_KILLS) SESSION_KILLS=$(SESSION_KILLS) \
+	  CRASH_RUNS=$(CRASH_RUNS) HURTS=$(HURTS) HYPOTHESIS_PROFILE=torture \
+	  $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist worksteal --timeout 0 --durations 20 \
+	  -k 'kill or crash or survive or hurt or changed_column or flipped_bit or trace or Machine or Pool or Radix or Order' \
+	  tests/server/test_kills.py tests/server/test_route_kills.py tests/server/test_responses_damage.py \
+	  tests/server/test_responses_kept.py tests/agents/sessions/test_service_kills.py tests/agents/sessions/test_session_damage.py \
+	  tests/agents/test_coordination_machine.py tests/engine/test_core_machine.py tests/store tests/cache
 	SOAK_S=$(SOAK_S) $(BIN)/python tools/soak.py
 
 clean:

@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests.needs import needs_of
+
 TORTURE = 40  # times as many examples of a machine, each twice as long
 
 # Speed is no part of what tests say: no deadlines.
@@ -48,7 +50,18 @@ def tortured(usual: settings) -> settings:
     )
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--quick", action="store_true", help="without what needs torch, a process, a browser or minutes")
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    return (config.getoption("--quick") and bool(needs_of(collection_path))) or None
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        for need in needs_of(item.path):
+            item.add_marker(need)
     machines = {item.cls for item in items if isinstance(item, pytest.Function) and item.cls is not None}
     for machine in machines:
         usual = getattr(machine, "settings", None)

@@ -24,6 +24,7 @@ from rekindle.agents.sessions.coordinator import Coordinator
 from tests.agents.sessions.held import NAMES, SPACE, held, holding, of_kind, plan_of, settings_in, told
 
 NUM_KILLS = int(os.environ.get("SESSION_KILLS", "3"))
+MOST_KILLS = 10  # of one session: it grows with each, and one that fills the context says nothing more
 AFTER_S = 1.5  # the last of the random moments after the first turn was told
 
 
@@ -68,9 +69,15 @@ def held_until(directory: Path, moment_s: float) -> tuple[list[dict[str, Any]], 
 @pytest.mark.timeout(60 * NUM_KILLS + 60)
 def test_no_message_is_lost_or_doubled(tmp_path: Path) -> None:
     r = random.Random(6)
+    for first in range(0, NUM_KILLS, MOST_KILLS):
+        _kill(tmp_path / str(first), r, min(MOST_KILLS, NUM_KILLS - first))
+
+
+def _kill(directory: Path, r: random.Random, num_kills: int) -> None:
+    """Kill one session so many times, then let it go on."""
     told_by_now: dict[int, str] = {}
-    for number in range(NUM_KILLS):
-        found, said = held_until(tmp_path, r.uniform(0.0, AFTER_S))
+    for number in range(num_kills):
+        found, said = held_until(directory, r.uniform(0.0, AFTER_S))
         _check(found, told_by_now)
         for at, text in said:
             assert at not in told_by_now or told_by_now[at] == text, (number, at, text)
@@ -86,9 +93,9 @@ def test_no_message_is_lost_or_doubled(tmp_path: Path) -> None:
         assert report["reused_tokens"] >= 0.5 * report["prompt_tokens"], report
         _check([asdict(each) for each in coordinator.messages(SPACE, "killed")], told_by_now)
 
-    with Engine(settings_in(tmp_path)) as engine:
-        holding(engine, finish, tmp_path / "sessions.db")
-    assert len(told_by_now) >= NUM_KILLS
+    with Engine(settings_in(directory)) as engine:
+        holding(engine, finish, directory / "sessions.db")
+    assert len(told_by_now) >= num_kills
 
 
 def _check(messages: list[dict[str, Any]], told_by_now: dict[int, str]) -> None:
