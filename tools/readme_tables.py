@@ -1,11 +1,12 @@
-"""Write a benchmark table of the README from the JSON lines of a run: figures are never typed by hand.
+"""Write a measured table of docs/measurements.md, and of the README, from the JSON lines of a run.
 
 rekindle bench engine MODEL --out measured/engine.jsonl
 python tools/readme_tables.py measured/engine.jsonl
-rekindle bench coordination --model MODEL --out measured/large.jsonl
+python -m benchmarks coordination --model MODEL --out measured/large.jsonl
 python tools/readme_tables.py measured/large.jsonl --table "coordination, 24 layers"
 
-The table stands between `<!-- measured: NAME -->` and `<!-- end -->`; NAME is the bench, or what --table says.
+Figures are never typed by hand. The table stands between `<!-- measured: NAME -->` and `<!-- end -->`; NAME is the
+bench, or what --table says.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-README = Path(__file__).parents[1] / "README.md"
+ROOT = Path(__file__).parents[1]
+PAGES = (ROOT / "docs" / "measurements.md", ROOT / "README.md")
 SHOWN_SETTINGS = {
     "engine": ("kv", "threads", "context", "block_tokens", "repeats"),
     "coordination": ("agents", "history", "tokens", "kv", "threads"),
@@ -52,18 +54,22 @@ def table(lines: list[Line]) -> str:
 
 
 def main() -> None:
-    """Replace what stands between the markers."""
+    """Replace what stands between the markers, on every page that has them."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("lines", type=Path)
     parser.add_argument("--table", help="the name in the marker [the bench of the lines]")
     given = parser.parse_args()
     lines = [json.loads(text) for text in given.lines.read_text("utf-8").splitlines()]
     begin = f"<!-- measured: {given.table or lines[0]['bench']} -->"
-    before, found, rest = README.read_text("utf-8").partition(begin)
-    _, ended, after = rest.partition(END)
-    if not found or not ended:
-        parser.error(f"the README has no {begin} with {END} behind it")
-    README.write_text(f"{before}{begin}\n{table(lines)}\n{END}{after}", "utf-8")
+    written = 0
+    for page in PAGES:
+        before, found, rest = page.read_text("utf-8").partition(begin)
+        _, ended, after = rest.partition(END)
+        if found and ended:
+            page.write_text(f"{before}{begin}\n{table(lines)}\n{END}{after}", "utf-8")
+            written += 1
+    if not written:
+        parser.error(f"no page has {begin} with {END} after it")
 
 
 if __name__ == "__main__":
