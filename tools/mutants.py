@@ -308,7 +308,7 @@ MUTANTS = (
     ),
     one(
         "a policy that is parsed and ignored",
-        "engine/building.py",
+        "engine/factory.py",
         ", policy=settings.eviction)",
         ")",
         "tests/engine/test_evicting.py::test_the_policy_says_who_leaves_memory_first",
@@ -410,14 +410,14 @@ MUTANTS = (
         f"{IDLE}::test_reading_for_it_takes_no_more_than_half_either",
     ),
     one(
-        "what is foreseen is encoded afresh",
+        "what is anticipated is encoded afresh",
         "engine/intake/anticipation.py",
         "ids, canonical = prompt_ids(self._encoder, match, rendered)",
         "ids, canonical = self._encoder.encode(rendered), 0",
         f"{FORESEEN}::test_what_is_foreseen_is_found_behind_a_reply_whose_ids_are_no_encoding",
     ),
     one(
-        "next prompts are foreseen while others are served",
+        "next prompts are anticipated while others are served",
         "engine/core/loop.py",
         "bool(self._core.scheduler.everybody())",
         "not self._core.scheduler",
@@ -446,7 +446,7 @@ MUTANTS = (
     ),
     one(
         "kept beginnings survive a purge",
-        "engine/memory/edits.py",
+        "engine/memory/agent_commands.py",
         "marked = tuple(Purged(namespace, branch.agent) for branch in kept)",
         "marked: tuple[Purged, ...] = ()",
         "tests/engine/test_keeping.py::test_a_purge_takes_them_too",
@@ -481,14 +481,14 @@ MUTANTS = (
     ),
     one(
         "what cannot be saved is evicted",
-        "engine/upkeep.py",
+        "engine/agent_admin.py",
         "if parts.store is not None and (unsaved or not is_flushed):",
         "if parts.store is not None and not is_flushed:",
         "tests/engine/test_refusing_disk.py::test_evicting_what_cannot_be_saved_drops_nothing",
     ),
     one(
         "a fork that the disk refuses stays in the book",
-        "engine/memory/edits.py",
+        "engine/memory/agent_commands.py",
         "                self._memory.book.remove(now)\n",
         "",
         "tests/engine/test_refusing_disk.py::test_a_change_that_the_disk_refuses_changes_nothing[fork]",

@@ -58,7 +58,7 @@ PARTS = {
         cache.Published,
         cache.root_hash,
         cache.block_hash,
-        cache.tail_name,
+        cache.tail_hash,
         cache.chain_hashes,
         cache.content_key,
         cache.id_bytes,

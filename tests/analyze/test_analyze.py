@@ -72,16 +72,16 @@ def analysed(path: Path, bodies: Sequence[Any], *, model: Path = MODEL_DIR, **op
     analysis = Analyser(open_log(write(path / "log.jsonl", bodies)), model, **options).run()
     parts = list(analysis.conversations.values())
     for sums in (analysis.total, *parts):
-        assert sums.prompt_tokens == sums.reused_tokens + sums.burned_tokens + sums.new_tokens
+        assert sums.prompt_tokens == sums.reused_tokens + sums.recomputed_tokens + sums.new_tokens
         assert min(sums.own_tokens, sums.other_tokens, sums.new_tokens) >= 0
     assert sum(sums.prompt_tokens for sums in parts) == analysis.total.prompt_tokens
-    assert sum(line.num_tokens for line in analysis.lines.values()) == analysis.total.burned_tokens
+    assert sum(line.num_tokens for line in analysis.lines.values()) == analysis.total.recomputed_tokens
     return analysis
 
 
 def shares(sums: Sums) -> tuple[float, float]:
-    """Reused and burned."""
-    return sums.reused_tokens / sums.prompt_tokens, sums.burned_tokens / sums.prompt_tokens
+    """Reused and recomputed."""
+    return sums.reused_tokens / sums.prompt_tokens, sums.recomputed_tokens / sums.prompt_tokens
 
 
 def arm(analysis: Analysis, normalise: str, anticipate: str) -> int:
@@ -92,7 +92,7 @@ def arm(analysis: Analysis, normalise: str, anticipate: str) -> int:
 
 def test_a_talk_that_only_grows_burns_nothing(tmp_path: Path) -> None:
     analysis = analysed(tmp_path, talk(8))
-    assert analysis.total.burned_tokens == 0 and analysis.lines == {}
+    assert analysis.total.recomputed_tokens == 0 and analysis.lines == {}
     assert len(analysis.conversations) == 1
     reused, _ = shares(analysis.total)
     assert reused > 0.8 and analysis.total.other_tokens == 0
@@ -102,7 +102,7 @@ def test_a_talk_that_only_grows_burns_nothing(tmp_path: Path) -> None:
 def test_an_attribution_line_burns_all_and_normalising_gives_it_back(tmp_path: Path) -> None:
     signed = [f"x-anthropic-billing-header: cc_version=1; cch={turn * 977:x};\n{SYSTEM}" for turn in range(8)]
     analysis = analysed(tmp_path, talk(8, system=signed))
-    assert set(analysis.total.burned) == {"attribution_header"}
+    assert set(analysis.total.recomputed) == {"attribution_header"}
     assert shares(analysis.total)[1] > 0.75
     (line,) = analysis.worst_lines()
     assert (line.role, line.num_requests, line.place) == ("system", 7, "line 8")
@@ -115,7 +115,7 @@ def test_an_attribution_line_burns_all_and_normalising_gives_it_back(tmp_path: P
 def test_the_burned_line_is_told_by_what_stays_of_it(tmp_path: Path) -> None:
     dated = [f"{words(1, 20)}\nToday's date is 2026-11-{20 + turn // 4}.\n{SYSTEM}" for turn in range(12)]
     analysis = analysed(tmp_path, talk(12, system=dated))
-    assert set(analysis.total.burned) == {"date_line"}
+    assert set(analysis.total.recomputed) == {"date_line"}
     (line,) = analysis.worst_lines()
     assert line.num_requests == 2 and line.explanation.message_index == 0
     assert line.explanation.sent is not None and "2026-11-22" in line.explanation.sent
@@ -136,11 +136,11 @@ def test_the_burned_line_is_told_by_what_stays_of_it(tmp_path: Path) -> None:
 def test_tools_in_another_order_are_burned_by_their_order(tmp_path: Path) -> None:
     bodies = [{**body, "tools": TOOLS if turn % 2 else TOOLS[::-1]} for turn, body in enumerate(talk(6))]
     analysis = analysed(tmp_path, bodies)
-    assert set(analysis.total.burned) == {"tool_order"}
+    assert set(analysis.total.recomputed) == {"tool_order"}
     # Both orders are remembered: the second time each comes, only what was said since is computed again.
-    assert analysis.total.burned_tokens > 200
+    assert analysis.total.recomputed_tokens > 200
     assert arm(analysis, "attribution,dates,tools", "off") < arm(analysis, "off", "off")
-    assert analysed(tmp_path, [{**body, "tools": TOOLS} for body in talk(6)]).total.burned_tokens == 0
+    assert analysed(tmp_path, [{**body, "tools": TOOLS} for body in talk(6)]).total.recomputed_tokens == 0
 
 
 def rewriting(path: Path) -> Path:
@@ -170,7 +170,7 @@ def test_others_earlier_prompts_are_reused_too_and_said_so(tmp_path: Path) -> No
     first, *others = analysis.conversations.values()
     assert first.other_tokens == 0
     assert all(sums.other_tokens > 250 for sums in others)
-    assert analysis.total.burned_tokens == 0
+    assert analysis.total.recomputed_tokens == 0
 
 
 def test_what_others_say_otherwise_is_new_not_burned(tmp_path: Path) -> None:
@@ -179,7 +179,7 @@ def test_what_others_say_otherwise_is_new_not_burned(tmp_path: Path) -> None:
     heads = {role: f"{words(900, 20)}\nYou are the {role}.\n{SYSTEM}" for role in roles}
     analysis = analysed(tmp_path, [talk(1, name=role, system=[head])[0] for role, head in heads.items()])
     assert analysis.total.other_tokens > 10
-    assert analysis.total.burned_tokens == 0
+    assert analysis.total.recomputed_tokens == 0
 
 
 def test_a_date_in_front_burns_what_conversations_share(tmp_path: Path) -> None:
@@ -193,7 +193,7 @@ def test_a_date_in_front_burns_what_conversations_share(tmp_path: Path) -> None:
         for at in range(10)
     ]
     analysis = analysed(tmp_path, bodies)
-    assert set(analysis.total.burned) == {"date_line"} and shares(analysis.total)[1] > 0.8
+    assert set(analysis.total.recomputed) == {"date_line"} and shares(analysis.total)[1] > 0.8
     assert len(analysis.lines) == 1
     assert arm(analysis, "attribution,dates,tools", "off") < arm(analysis, "off", "off") / 4
 
@@ -203,19 +203,19 @@ def test_edited_history_is_burned_behind_the_edit_only(tmp_path: Path) -> None:
     edited = json.loads(json.dumps(bodies[-1]))
     edited["messages"][1]["content"] = "Something else was asked here, said the client."
     analysis = analysed(tmp_path, [*bodies, edited])
-    assert set(analysis.total.burned) == {"text_differs"}
+    assert set(analysis.total.recomputed) == {"text_differs"}
     whole = analysed(tmp_path, [edited]).total.prompt_tokens
     system = analysed(tmp_path, [{"messages": edited["messages"][:2]}]).total.prompt_tokens
-    assert whole - system - 80 < analysis.total.burned_tokens <= whole - system
+    assert whole - system - 80 < analysis.total.recomputed_tokens <= whole - system
 
 
 def test_a_window_that_drops_the_oldest_messages_burns_the_rest(tmp_path: Path) -> None:
     windows = [{"messages": [body["messages"][0], *body["messages"][1:][-7:]]} for body in talk(10)]
     analysis = analysed(tmp_path, windows)
     assert len(analysis.conversations) == 1
-    assert set(analysis.total.burned) == {"text_differs"}
+    assert set(analysis.total.recomputed) == {"text_differs"}
     # From the fifth turn on the six messages that stay are computed again.
-    assert analysis.total.burned_tokens > 5 * 6 * 30
+    assert analysis.total.recomputed_tokens > 5 * 6 * 30
 
 
 def test_requests_that_cannot_be_rendered_are_counted_by_reason(tmp_path: Path) -> None:
@@ -311,7 +311,7 @@ def test_the_command_prints_writes_and_draws(tmp_path: Path) -> None:
     for part in (
         "4 requests in 1 conversations",
         "1 entries passed over",
-        "burned: attribution line",
+        "recomputed: attribution line",
         "cch=b73",
         "given back",
     ):
@@ -319,7 +319,7 @@ def test_the_command_prints_writes_and_draws(tmp_path: Path) -> None:
     report = json.loads((tmp_path / "out.json").read_text())
     total = report["total"]
     parts = total["reused_own_tokens"] + total["reused_others_tokens"] + total["new_tokens"]
-    assert parts + sum(total["burned_tokens"].values()) == total["prompt_tokens"]
+    assert parts + sum(total["recomputed_tokens"].values()) == total["prompt_tokens"]
     assert report["lines"][0]["cause"] == "attribution_header" and len(report["arms"]) == 6
     assert (tmp_path / "out.png").read_bytes().startswith(b"\x89PNG")
 

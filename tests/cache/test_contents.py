@@ -7,7 +7,7 @@ import numpy as np
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from rekindle.cache import BlockHash, block_hash, id_bytes, root_hash, tail_name
+from rekindle.cache import BlockHash, block_hash, id_bytes, root_hash, tail_hash
 from rekindle.cache.blocks.contents import BlockContents
 
 BLOCK_TOKENS = 2
@@ -20,13 +20,13 @@ def array(ids: Ids) -> np.ndarray:
     return np.array(ids, np.uint32)
 
 
-def name_of(parent: BlockHash, ids: Ids) -> BlockHash:
-    return (block_hash if len(ids) == BLOCK_TOKENS else tail_name)(parent, array(ids))
+def hash_fn(parent: BlockHash, ids: Ids) -> BlockHash:
+    return (block_hash if len(ids) == BLOCK_TOKENS else tail_hash)(parent, array(ids))
 
 
 RUNS: list[Ids] = [(1, 1), (1, 2), (2, 1), (1,), (2,)]
-LEVELS = [ROOTS, [name_of(root, ids) for root in ROOTS for ids in RUNS[:3]]]
-PARENTS = LEVELS[0] + LEVELS[1] + [name_of(name, ids) for name in LEVELS[1] for ids in RUNS[:1]]
+LEVELS = [ROOTS, [hash_fn(root, ids) for root in ROOTS for ids in RUNS[:3]]]
+PARENTS = LEVELS[0] + LEVELS[1] + [hash_fn(name, ids) for name in LEVELS[1] for ids in RUNS[:1]]
 
 
 class ContentsMachine(RuleBasedStateMachine):
@@ -39,7 +39,7 @@ class ContentsMachine(RuleBasedStateMachine):
 
     @rule(block=st.integers(0, NUM_BLOCKS - 1), parent=st.sampled_from(PARENTS), ids=st.sampled_from(RUNS))
     def add(self, block: int, parent: BlockHash, ids: Ids) -> None:
-        name = name_of(parent, ids)
+        name = hash_fn(parent, ids)
         if block in self.known:
             return
         if any(name == other for other, _, _ in self.known.values()):
@@ -70,7 +70,7 @@ class ContentsMachine(RuleBasedStateMachine):
         blocks = {name: block for block, (name, _, _) in self.known.items()}
         expected, parent = [], root
         for ids in runs:
-            parent = name_of(parent, ids)
+            parent = hash_fn(parent, ids)
             if parent not in blocks:
                 break
             expected.append(blocks[parent])
@@ -79,7 +79,7 @@ class ContentsMachine(RuleBasedStateMachine):
 
     @invariant()
     def they_agree(self) -> None:
-        self.contents.check(block_hash, tail_name)
+        self.contents.check(block_hash, tail_hash)
         assert self.contents.blocks() == sorted(self.known) and len(self.contents) == len(self.known)
         blocks = {name: block for block, (name, _, _) in self.known.items()}
         for block in range(NUM_BLOCKS):

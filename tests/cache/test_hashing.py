@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rekindle.cache import BlockHash, block_hash, chain_hashes, root_hash, tail_name
+from rekindle.cache import BlockHash, block_hash, chain_hashes, root_hash, tail_hash
 
 ROOT = root_hash(fingerprint=b"fp", namespace="default", cache_salt="", secret=bytes(range(32)))
 id_lists = st.lists(st.integers(0, 2**32 - 1), max_size=40).map(lambda ids: np.array(ids, np.uint32))
@@ -30,7 +30,7 @@ def test_golden_digests() -> None:
         "c17d3c78f34bb6ee239f6874c91621c8ffab17fd3120e838a4e14646bb84cdda",
         "7d426480f36931984a9bf99347f1e701159e94428576f4a3d317448b43e519e0",
     ]
-    assert tail_name(ROOT, ids[:3]).hex() == "5e59abc6f4d8105a161be0a557e1bab44bc1ce84ccef2273a3438fe5809b3ae5"
+    assert tail_hash(ROOT, ids[:3]).hex() == "5e59abc6f4d8105a161be0a557e1bab44bc1ce84ccef2273a3438fe5809b3ae5"
 
 
 def test_the_layout_is_the_documented_one() -> None:
@@ -39,7 +39,7 @@ def test_the_layout_is_the_documented_one() -> None:
     data = ROOT + (7).to_bytes(4, "little") + (70_000).to_bytes(4, "little")
     ids = np.array([7, 70_000], np.uint32)
     assert hashlib.blake2b(data, digest_size=32, person=b"rekindle.block").digest() == block_hash(ROOT, ids)
-    assert hashlib.blake2b(data, digest_size=32, person=b"rekindle.tail").digest() == tail_name(ROOT, ids)
+    assert hashlib.blake2b(data, digest_size=32, person=b"rekindle.tail").digest() == tail_hash(ROOT, ids)
 
 
 @given(fields, fields)
@@ -66,7 +66,7 @@ def test_a_chain_is_block_hash_after_block_hash(parent: BlockHash, ids: np.ndarr
 @given(parents, parents, id_lists, id_lists)
 def test_names_differ_with_parent_ids_and_kind(p: BlockHash, q: BlockHash, a: np.ndarray, b: np.ndarray) -> None:
     assert (block_hash(p, a) == block_hash(q, b)) == (p == q and np.array_equal(a, b))
-    assert block_hash(p, a) != tail_name(p, a)
+    assert block_hash(p, a) != tail_hash(p, a)
 
 
 def test_a_slice_with_a_stride_counts_as_its_values() -> None:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from rekindle.cache import BlockCopy, BlockHash, BlockPool, BlockTable, block_hash, chain_hashes, root_hash, tail_name
+from rekindle.cache import BlockCopy, BlockHash, BlockPool, BlockTable, block_hash, chain_hashes, root_hash, tail_hash
 from rekindle.cache.eviction import Hints
 from rekindle.cache.eviction.policies import Forgetful
 
@@ -79,7 +79,7 @@ def test_the_sequence_used_longest_ago_leaves_first_and_from_its_end() -> None:
     turn(pool, second)
     pool.release_all(pool.try_reuse_prefix(ROOT, first))
     chains = chain_hashes(ROOT, first, 2), chain_hashes(ROOT, second, 2)
-    tails = tail_name(chains[0][-1], first[4:]), tail_name(chains[1][-1], second[4:])
+    tails = tail_hash(chains[0][-1], first[4:]), tail_hash(chains[1][-1], second[4:])
     assert pool.allocate_many(6) is not None
     assert left == [tails[0], tails[1], chains[1][1], chains[1][0], chains[0][1], chains[0][0]]
 
@@ -265,7 +265,7 @@ def test_ids_may_be_lists_ranges_and_arrays_of_any_integers() -> None:
             assert blocks == table.blocks[:2]
             pool.release_all(blocks)
             assert block_hash(ROOT, other[:2]) == table.names[0]
-            assert tail_name(table.names[1], other[4:]) == pool.name(table.blocks[2])
+            assert tail_hash(table.names[1], other[4:]) == pool.name(table.blocks[2])
         pool.check()
 
 
@@ -353,7 +353,7 @@ def test_blocks_expire_from_their_ends_once_nobody_holds_them() -> None:
     turn(pool, array(7, 8))
     assert pool.expire(9.9) == 0
     names = chain_hashes(ROOT, array(1, 2, 3, 4), 2)
-    assert pool.expire(10.0) == 2 and left == [tail_name(names[1], array(5)), names[1]]
+    assert pool.expire(10.0) == 2 and left == [tail_hash(names[1], array(5)), names[1]]
     held.release()
     assert pool.expire(14.9) == 0
     assert pool.expire(15.0) == 2 and pool.num_free == 8, "the last use of both was at 5"

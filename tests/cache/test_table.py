@@ -11,7 +11,7 @@ import numpy as np
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from rekindle.cache import BlockHash, BlockPool, BlockTable, Published, block_hash, root_hash, tail_name
+from rekindle.cache import BlockHash, BlockPool, BlockTable, Published, block_hash, root_hash, tail_hash
 
 BLOCK_TOKENS = 4
 NUM_BLOCKS = 9
@@ -172,7 +172,7 @@ class PoolMachine(RuleBasedStateMachine):
             return
         ids = tuple(sequence.ids[-num_rows:])
         name, parent = tail.identity.hash, tail.identity.parent
-        assert name == tail_name(sequence.table.head(sequence.root), array(ids))
+        assert name == tail_hash(sequence.table.head(sequence.root), array(ids))
         assert tuple(tail.identity.ids.tolist()) == ids
         assert name not in self.named or self.named[name][0] == tail.block
         self.named[name] = (tail.block, parent, ids)

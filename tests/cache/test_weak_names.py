@@ -8,7 +8,7 @@ import pytest
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from rekindle.cache import BlockHash, BlockPool, BlockTable, block_hash, root_hash, tail_name
+from rekindle.cache import BlockHash, BlockPool, BlockTable, block_hash, root_hash, tail_hash
 
 BLOCK_TOKENS = 2
 NUM_BLOCKS = 12
@@ -27,13 +27,13 @@ def array(*ids: int) -> np.ndarray:
 def weak_pool(bits: int, num_blocks: int = NUM_BLOCKS) -> BlockPool:
     mask = (1 << bits) - 1
 
-    def name_of(parent: BlockHash, ids: np.ndarray) -> BlockHash:
+    def hash_fn(parent: BlockHash, ids: np.ndarray) -> BlockHash:
         return BlockHash(bytes([block_hash(parent, ids)[0] & mask]) * 32)
 
-    def tail_name_of(parent: BlockHash, ids: np.ndarray) -> BlockHash:
-        return BlockHash(bytes([tail_name(parent, ids)[0] & mask]) * 32)
+    def tail_hash_fn(parent: BlockHash, ids: np.ndarray) -> BlockHash:
+        return BlockHash(bytes([tail_hash(parent, ids)[0] & mask]) * 32)
 
-    return BlockPool(num_blocks, BLOCK_TOKENS, name_of=name_of, tail_name_of=tail_name_of)
+    return BlockPool(num_blocks, BLOCK_TOKENS, hash_fn=hash_fn, tail_hash_fn=tail_hash_fn)
 
 
 class WeakNamesMachine(RuleBasedStateMachine):
@@ -106,7 +106,7 @@ class WeakNamesMachine(RuleBasedStateMachine):
         """The last block alone; its parent's name may be given to others later, and they must not inherit it."""
         parent = root
         for ids in chain[:-1]:
-            parent = self.pool.name_of(parent, array(*ids))
+            parent = self.pool.hash_fn(parent, array(*ids))
         block = self.pool.allocate()
         if block is None:
             return
@@ -116,14 +116,14 @@ class WeakNamesMachine(RuleBasedStateMachine):
         if is_free and self.before.setdefault(parent, (root, chain[:-1])) == (root, chain[:-1]):
             self.arena[block] = self.kv(root, chain)
             self.ends.append(chain[-1])
-            block = self.pool.register(block, self.pool.name_of(parent, array(*chain[-1])), parent, array(*chain[-1]))
+            block = self.pool.register(block, self.pool.hash_fn(parent, array(*chain[-1])), parent, array(*chain[-1]))
         self.pool.release(block)
 
     @rule(root=st.sampled_from(ROOTS), chain=chains, rest=id_runs)
     def follow_by_name(self, root: BlockHash, chain: list[list[int]], rest: list[int]) -> None:
         parent, done = root, []
         for ids in chain:
-            name = self.pool.name_of(parent, array(*ids))
+            name = self.pool.hash_fn(parent, array(*ids))
             block = self.pool.find(name, array(*ids), parent=parent)
             assert self.pool.peek(name, array(*ids), parent=parent) == block
             if block is None:
@@ -180,7 +180,7 @@ def collision(pool: BlockPool) -> tuple[np.ndarray, np.ndarray]:
     seen: dict[BlockHash, np.ndarray] = {}
     for number in range(1000):
         ids = array(number, 7)
-        name = pool.name_of(ROOTS[0], ids)
+        name = pool.hash_fn(ROOTS[0], ids)
         if name in seen:
             return seen[name], ids
         seen[name] = ids
@@ -192,7 +192,7 @@ def test_other_ids_of_the_same_name_are_not_found() -> None:
     mine, theirs = collision(pool)
     block = pool.allocate()
     assert block is not None
-    name = pool.name_of(ROOTS[0], mine)
+    name = pool.hash_fn(ROOTS[0], mine)
     pool.register(block, name, ROOTS[0], mine)
     assert pool.find(name, theirs) is None and pool.find(name, mine) == block
     assert pool.try_reuse_prefix(ROOTS[0], theirs) == []
@@ -202,9 +202,9 @@ def test_other_ids_of_the_same_name_are_not_found() -> None:
 def test_the_same_ids_after_another_parent_of_the_same_name_are_not_reused() -> None:
     pool = weak_pool(8)
     ids = array(3, 4)
-    names = {pool.name_of(ROOTS[0], ids)}
+    names = {pool.hash_fn(ROOTS[0], ids)}
     others = [root_hash(fingerprint=b"", namespace=str(i), cache_salt="", secret=b"") for i in range(1000)]
-    other = next(root for root in others if pool.name_of(root, ids) in names)
+    other = next(root for root in others if pool.hash_fn(root, ids) in names)
     block = pool.allocate()
     assert block is not None
     (name,) = names
@@ -217,8 +217,8 @@ def test_the_same_ids_after_another_parent_of_the_same_name_are_not_reused() -> 
 def test_a_child_that_came_first_goes_to_no_other_parent() -> None:
     pool = weak_pool(8)
     mine, theirs = collision(pool)
-    child, name = array(9, 9), pool.name_of(ROOTS[0], mine)
-    (first, second), below = pool.allocate_many(2) or (), pool.name_of(name, child)
+    child, name = array(9, 9), pool.hash_fn(ROOTS[0], mine)
+    (first, second), below = pool.allocate_many(2) or (), pool.hash_fn(name, child)
     assert pool.register(first, below, name, child) == first
     assert pool.register(second, name, ROOTS[0], theirs) == second
     assert pool.is_private(second), "its name stands for the parent of a child that is not its own"

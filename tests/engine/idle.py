@@ -9,7 +9,7 @@ from rekindle.engine.types import EngineStats
 
 
 def until_idle(engine: Engine) -> EngineStats:
-    """Wait as a user would, who looks at the figures, for what is foreseen of next prompts too."""
+    """Wait as a user would, who looks at the figures, for what is anticipated of next prompts too."""
     while (stats := engine.stats()).num_background or stats.num_running or stats.num_waiting:
         time.sleep(0.002)
     return stats

@@ -18,7 +18,7 @@ from rekindle.engine.request import State
 from rekindle.engine.types import ChatResult, GenerationRequest, Report
 from rekindle.errors import BadRequest
 from rekindle.model.loaded import LoadedModel
-from rekindle.text.foresight import foreseen
+from rekindle.text.anticipation import anticipated
 from rekindle.text.messages import Message, normalise_messages
 from tests.engine.conftest import Start
 from tests.engine.rewriting import REWRITING, with_template
@@ -268,7 +268,7 @@ def test_an_open_end_behind_blanks(kind: str) -> None:
 
 
 def _begins(encoder: Any, messages: list[Message], words: str, more: str) -> None:
-    common = foreseen(encoder, messages, None, template_kwargs={}, probes="more")
+    common = anticipated(encoder, messages, None, template_kwargs={}, probes="more")
     assert common is not None
     whole = encoder.render_chat([*messages[:-1], replace(messages[-1], content=words + more)])
     if not words[-1:].isspace() or more.strip():

@@ -81,7 +81,7 @@ def spelled(engine: Engine, letter: str, messages: list[Message]) -> ChatResult:
 def test_what_is_foreseen_is_found_behind_a_reply_whose_ids_are_no_encoding(
     start: Start, tiny_llama: Path, tmp_path: Path
 ) -> None:
-    """The first reply keeps its sampled ids, the second is rewritten: what is foreseen has to stand on these ids."""
+    """The first reply keeps its sampled ids, the second is rewritten: what is anticipated has to stand on these ids."""
     engine = start(with_template(tiny_llama, SOME_THOUGHTS_DROPPED, tmp_path / "model"), anticipate="on")
     messages = [Message("system", SYSTEM)]
     for letter, words in zip("ed", WORDS, strict=False):
@@ -205,7 +205,8 @@ def test_a_turn_of_an_agent_that_is_forgotten_is_forgotten_with_it(start: Start,
         for turn in turns:
             parts.anticipation.expect(turn)
             parts.anticipation.ended(turn)
-        parts.edits.purge("default", "ada", frozenset()) if forget == "purge" else parts.edits.delete("default", "ada")
+        commands = parts.agent_commands
+        commands.purge("default", "ada", frozenset()) if forget == "purge" else commands.delete("default", "ada")
         return parts.anticipation.num_pending
 
     assert parts.intake.call(forgotten).result() == 1

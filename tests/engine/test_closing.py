@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from rekindle.config import Settings
-from rekindle.engine import upkeep
+from rekindle.engine import agent_admin
 from rekindle.engine.api import Engine
 from rekindle.engine.blocks.save_queue import Pinned
-from rekindle.engine.building import assemble
+from rekindle.engine.factory import assemble
 from rekindle.engine.generation import Generation
 from rekindle.engine.types import GenerationRequest
 from rekindle.errors import RekindleError
@@ -62,7 +62,7 @@ def test_orders_to_a_closed_engine_are_refused(start: Start) -> None:
     parts = engine.components
     engine.close()
     with pytest.raises(RekindleError, match="closed"):
-        upkeep.pin(parts, "default", "ada", None)
+        agent_admin.pin(parts, "default", "ada", None)
 
 
 @pytest.mark.parametrize("has_room", [True, False])

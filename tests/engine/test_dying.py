@@ -201,7 +201,7 @@ def test_an_engine_whose_books_are_wrong_says_so(start: Start) -> None:
     engine.chat("ada", HELLO, max_tokens=1)
 
     def misname(core: EngineCore) -> None:
-        core.cache.pool.name_of = lambda *_: BlockHash(bytes(32))
+        core.cache.pool.hash_fn = lambda *_: BlockHash(bytes(32))
 
     engine.components.loop.call(misname).result(WAIT_S)
     engine.components.loop.worker.join(WAIT_S)

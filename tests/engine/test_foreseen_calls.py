@@ -18,7 +18,7 @@ from rekindle.engine.api import Engine
 from rekindle.engine.types import ChatResult, GenerationRequest, Reuse
 from rekindle.model.params import SamplingParams
 from rekindle.text.messages import Message
-from rekindle.text.replies import ReplyStream, Said
+from rekindle.text.replies import ParsedReply, ReplyStream
 from tests.engine.conftest import Start
 from tests.engine.idle import until_idle
 
@@ -45,7 +45,7 @@ def reply_of(engine: Engine, asked: GenerationRequest) -> tuple[Message, ChatRes
     """A reply as a server hands it out: parts, and calls with ids of its own."""
     generation = engine.submit(asked)
     result = generation.result()
-    said, stream = Said(), ReplyStream(engine.reply_format, tools=TOOLS, opening=generation.opening)
+    said, stream = ParsedReply(), ReplyStream(engine.reply_format, tools=TOOLS, opening=generation.opening)
     for event in [*stream.push(result.text), *stream.finish()]:
         said.take(event)
     return said.message(), result

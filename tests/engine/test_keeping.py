@@ -11,12 +11,12 @@ import pytest
 from rekindle.agent_ids import kind_of
 from rekindle.cache.blocks.hashing import BlockHash, chain_hashes
 from rekindle.engine.api import Engine
-from rekindle.engine.blocks.save_queue import Forgotten, Pinned, SaveOrder
+from rekindle.engine.blocks.save_queue import Forgotten, Pinned, StoreCommand
 from rekindle.engine.gauges import hot_tokens
 from rekindle.engine.memory.branches import BranchBook
-from rekindle.engine.memory.breakpoints import MOST_OF_AGENT, Keeping
+from rekindle.engine.memory.breakpoints import MOST_OF_AGENT, Breakpoints
 from rekindle.engine.memory.retention import Retention, RetentionRules
-from rekindle.engine.request import FinishedTurn, Kept
+from rekindle.engine.request import CachedBreakpoint, FinishedTurn
 from rekindle.engine.types import Breakpoint, GenerationRequest, Report
 from rekindle.errors import NotFound
 from rekindle.model.params import SamplingParams
@@ -30,14 +30,14 @@ ROOT = BlockHash(b"r" * 32)
 SIZE = 16
 
 
-class Desk:
+class SessionContext:
     """A book and what is kept in it; `orders` are for the store, `now` is the wall clock."""
 
     def __init__(self, max_tokens: float = math.inf) -> None:
         self.now = 1000.0
-        self.orders: list[SaveOrder] = []
+        self.orders: list[StoreCommand] = []
         self.book = BranchBook(max_branches=8)
-        self.keeping = Keeping(
+        self.keeping = Breakpoints(
             self.book, block_tokens=SIZE, max_tokens=max_tokens, save=self.orders.append, now=lambda: self.now
         )
 
@@ -62,7 +62,7 @@ class Desk:
             head_tokens=len(ids) if head_tokens is None else head_tokens,
             num_replies=None,
             canonical_prompt=len(ids),
-            kept=tuple(Kept(num, ttl) for num, ttl in marks),
+            kept=tuple(CachedBreakpoint(num, ttl) for num, ttl in marks),
         )
         self.keeping.turn_ended(turn)
         self.book.check()
@@ -75,7 +75,7 @@ class Desk:
 
 
 def test_a_mark_is_a_pinned_sequence_on_the_same_blocks() -> None:
-    desk = Desk()
+    desk = SessionContext()
     desk.turn(list(range(50)), (40, 300.0))
     assert desk.kept() == {40: 1300.0}
     record, pin = desk.orders
@@ -86,7 +86,7 @@ def test_a_mark_is_a_pinned_sequence_on_the_same_blocks() -> None:
 
 
 def test_only_whole_blocks_that_are_stored_are_kept() -> None:
-    desk = Desk()
+    desk = SessionContext()
     desk.turn(list(range(50)), (50, 300.0))
     assert list(desk.kept()) == [48]
     desk.turn(list(range(100, 110)), (10, 300.0), agent="b")
@@ -98,7 +98,7 @@ def test_only_whole_blocks_that_are_stored_are_kept() -> None:
 
 
 def test_a_longer_one_stands_for_the_shorter_unless_that_is_kept_longer() -> None:
-    desk = Desk()
+    desk = SessionContext()
     desk.turn(list(range(64)), (20, 300.0), (40, 300.0), (60, 300.0))
     assert list(desk.kept()) == [60]
     desk.turn(list(range(128)), (30, 3600.0), (100, 300.0))
@@ -107,7 +107,7 @@ def test_a_longer_one_stands_for_the_shorter_unless_that_is_kept_longer() -> Non
 
 
 def test_marked_again_it_is_pinned_anew_and_not_saved_again() -> None:
-    desk = Desk()
+    desk = SessionContext()
     desk.turn(list(range(64)), (60, 300.0))
     (branch,) = desk.keeping.of("default", "a")
     desk.book.mark_saved("default", branch.agent, 0, 60)
@@ -122,7 +122,7 @@ def test_marked_again_it_is_pinned_anew_and_not_saved_again() -> None:
 
 
 def test_another_text_and_another_agent_have_their_own_and_they_are_few() -> None:
-    desk = Desk()
+    desk = SessionContext()
     desk.turn(list(range(64)), (60, 300.0))
     desk.turn([9, *range(63)], (60, 400.0))
     desk.turn(list(range(64)), (60, 500.0), agent="b")
@@ -137,7 +137,7 @@ def test_another_text_and_another_agent_have_their_own_and_they_are_few() -> Non
 
 
 def test_all_together_take_a_share_of_the_disk_and_no_more() -> None:
-    desk = Desk(max_tokens=100)
+    desk = SessionContext(max_tokens=100)
     desk.turn(list(range(64)), (60, 300.0), agent="a")
     desk.turn(list(range(64)), (40, 200.0), agent="b")
     assert (desk.kept("a"), desk.kept("b")) == ({60: 1300.0}, {40: 1200.0})
@@ -148,7 +148,7 @@ def test_all_together_take_a_share_of_the_disk_and_no_more() -> None:
 
 
 def test_what_one_tenant_marks_ends_nothing_of_anothers() -> None:
-    desk = Desk(max_tokens=100)
+    desk = SessionContext(max_tokens=100)
     desk.turn(list(range(64)), (60, 300.0), agent="a")
     for number in range(4):
         desk.turn([number, *range(63)], (60, 9000.0), agent=f"b{number}", namespace="other")

@@ -11,7 +11,7 @@ import pytest
 
 from rekindle.engine.core.loop import EngineLoop
 from rekindle.engine.generation import Generation
-from rekindle.engine.intake.waiting import WaitingRoom
+from rekindle.engine.intake.queue_limit import AdmissionQueueLimit
 from rekindle.engine.request import State
 from rekindle.engine.types import GenerationRequest
 from rekindle.errors import Overloaded, Timeout
@@ -129,7 +129,7 @@ def test_who_finds_too_many_waiting_is_refused_at_once(start: Start) -> None:
 
 
 def test_every_end_leaves_the_room_and_only_once() -> None:
-    room = WaitingRoom(3)
+    room = AdmissionQueueLimit(3)
     generations = [Generation() for _ in range(3)]
     assert room.enter("a", 3) and not room.enter("a", 1)
     for generation in generations:
@@ -142,12 +142,12 @@ def test_every_end_leaves_the_room_and_only_once() -> None:
 
 
 def test_more_replies_than_may_wait_come_into_an_empty_room() -> None:
-    room = WaitingRoom(1)
+    room = AdmissionQueueLimit(1)
     assert room.enter("a", 4) and not room.enter("a", 1)
 
 
 def test_a_namespace_that_fills_the_room_leaves_others_their_share() -> None:
-    room = WaitingRoom(12)
+    room = AdmissionQueueLimit(12)
     assert room.enter("a", 12) and not room.enter("a", 1)
     assert room.enter("b", 6) and not room.enter("b", 1), "half of it"
     assert room.enter("c", 4) and not room.enter("c", 1), "a third"

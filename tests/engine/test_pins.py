@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from rekindle.cache.blocks.hashing import BlockHash, chain_hashes
-from rekindle.engine.blocks.save_queue import Pinned, SaveOrder
+from rekindle.engine.blocks.save_queue import Pinned, StoreCommand
 from rekindle.engine.memory.branches import BranchBook
 from rekindle.engine.memory.pins import Pins, most_pinned
 from rekindle.engine.request import FinishedTurn
@@ -22,12 +22,12 @@ ROOT = BlockHash(b"r" * 32)
 SIZE = 16
 
 
-class Desk:
+class SessionContext:
     """A book and its pins; `orders` are for the store, `now` is the wall clock."""
 
     def __init__(self, max_blocks: float, book: BranchBook | None = None) -> None:
         self.now = 1000.0
-        self.orders: list[SaveOrder] = []
+        self.orders: list[StoreCommand] = []
         self.book = book or BranchBook(max_branches=8)
         self.pins = Pins(
             self.book, block_tokens=SIZE, max_blocks=max_blocks, save=self.orders.append, now=lambda: self.now
@@ -55,7 +55,7 @@ def test_a_tenant_that_is_alone_may_pin_everything_and_others_half_of_their_part
 
 
 def test_what_would_be_too_much_is_refused_and_shared_blocks_count_once() -> None:
-    desk = Desk(10)
+    desk = SessionContext(10)
     for agent in ("one", "same"):
         desk.turn(agent, 6 * SIZE)
         desk.pins.pin("a", agent, math.inf)
@@ -77,7 +77,7 @@ def test_what_would_be_too_much_is_refused_and_shared_blocks_count_once() -> Non
 
 
 def test_agents_that_grow_beyond_it_are_let_go_the_one_used_longest_ago_first(caplog: pytest.LogCaptureFixture) -> None:
-    desk = Desk(10)
+    desk = SessionContext(10)
     for number, agent in enumerate(("old", "middle", "new")):
         desk.turn(agent, 3 * SIZE, first=50 + number)
         desk.pins.pin("a", agent, math.inf)
@@ -93,11 +93,11 @@ def test_agents_that_grow_beyond_it_are_let_go_the_one_used_longest_ago_first(ca
 
 
 def test_what_was_pinned_before_stays() -> None:
-    before = Desk(math.inf)
+    before = SessionContext(math.inf)
     for number in range(5):
         before.turn(f"agent-{number}", 4 * SIZE, first=50 + number)
         before.pins.pin("a", f"agent-{number}", math.inf)
-    desk = Desk(10, before.book)
+    desk = SessionContext(10, before.book)
     desk.now = before.now
     desk.turn("agent-0", 4 * SIZE, first=50)
     assert len(desk.pinned()) == 5

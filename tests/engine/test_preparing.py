@@ -8,9 +8,9 @@ from rekindle.cache.blocks.hashing import BlockHash
 from rekindle.cache.blocks.pool import BlockPool
 from rekindle.cache.blocks.table import BlockTable
 from rekindle.engine.generation import Generation
-from rekindle.engine.intake.preparing import Preparer, PromptLimits
-from rekindle.engine.intake.recall import Recall
+from rekindle.engine.intake.prompt_lookup import PromptLookup
 from rekindle.engine.intake.rendering import Renderer
+from rekindle.engine.intake.request_builder import PromptLimits, RequestBuilder
 from rekindle.engine.memory.branches import BranchBook
 from rekindle.engine.memory.memory import AgentMemory
 from rekindle.engine.request import Request
@@ -40,10 +40,10 @@ def prepared(encoder: PromptEncoder, asked: GenerationRequest, *, max_context: i
         now=lambda: 0.0,
         vocab_size=encoder.vocab_size,
     )
-    preparer = Preparer(
+    preparer = RequestBuilder(
         encoder=encoder,
         renderer=Renderer(encoder, form, frozenset(["attribution"])),
-        recall=Recall(encoder, memory, reuse="on"),
+        lookup=PromptLookup(encoder, memory, reuse="on"),
         limits=PromptLimits(max_context, encoder.vocab_size, frozenset(), None),
         visible=form.visible,
         block_tokens=16,

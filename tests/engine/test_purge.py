@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rekindle.engine import upkeep
+from rekindle.engine import agent_admin
 from rekindle.engine.api import Engine
 from rekindle.engine.core.core import EngineCore
 from rekindle.engine.core.purge import Purge, withdraw
@@ -108,7 +108,7 @@ def test_blocks_that_wait_to_be_saved_are_purged_with_the_rest(
         withdraw(core, purge)
         monkeypatch.undo()
 
-    monkeypatch.setattr(upkeep, "withdraw", withdraw_then_save)
+    monkeypatch.setattr(agent_admin, "withdraw", withdraw_then_save)
     engine.purge("ada")
     assert disk_pieces(tmp_path) <= before
     assert parts.store is not None and parts.store.stats().unsaved_evicted == 0

@@ -16,7 +16,7 @@ import pytest
 from rekindle.agent_ids import new_conversation, recovered
 from rekindle.cache.blocks.hashing import BlockHash
 from rekindle.engine.api import Engine
-from rekindle.engine.blocks.save_queue import SaveOrder
+from rekindle.engine.blocks.save_queue import StoreCommand
 from rekindle.engine.memory.branches import Branch, BranchBook, KnownBranch
 from rekindle.engine.memory.memory import AgentMemory
 from rekindle.engine.memory.retention import EVERY_S, Retention, RetentionRules
@@ -33,13 +33,13 @@ ROOT = BlockHash(b"r" * 32)
 UNNAMED = new_conversation()
 
 
-class Desk:
+class SessionContext:
     """A memory without store and engine: `hot` says what is in memory, `now` is the wall clock."""
 
     def __init__(self, *, agent_ttl_s: float | None = None, max_unsaved: int = 100) -> None:
         self.now, self.clock = 1_000_000.0, 0.0
         self.hot: dict[str, int] = {}
-        self.orders: list[SaveOrder] = []
+        self.orders: list[StoreCommand] = []
         self.encoder = PromptEncoder.from_dir(MODEL_DIR)
         self.memory = AgentMemory(
             encoder=self.encoder,
@@ -82,7 +82,7 @@ class Desk:
 
 
 def test_agents_are_forgotten_by_age_unnamed_ones_sooner() -> None:
-    desk = Desk(agent_ttl_s=86_400)
+    desk = SessionContext(agent_ttl_s=86_400)
     desk.turn("ada")
     desk.turn(UNNAMED)
     desk.later(3_500)
@@ -91,11 +91,11 @@ def test_agents_are_forgotten_by_age_unnamed_ones_sooner() -> None:
     assert desk.agents() == {"ada"}
     desk.later(86_400)
     assert desk.agents() == set()
-    assert Desk().memory.book.num_unsaved == 0
+    assert SessionContext().memory.book.num_unsaved == 0
 
 
 def test_without_a_ttl_named_agents_stay_and_a_recovered_one_is_not_anonymous() -> None:
-    desk = Desk()
+    desk = SessionContext()
     desk.turn("ada")
     desk.turn(recovered(1))
     desk.later(10 * 365 * 86_400)
@@ -103,7 +103,7 @@ def test_without_a_ttl_named_agents_stay_and_a_recovered_one_is_not_anonymous() 
 
 
 def test_a_pin_keeps_an_agent_for_its_time() -> None:
-    desk = Desk(agent_ttl_s=100)
+    desk = SessionContext(agent_ttl_s=100)
     for name in ("ada", "bob"):
         desk.turn(name)
     desk.memory.book.pin("default", "ada", desk.now + 1_000)
@@ -114,7 +114,7 @@ def test_a_pin_keeps_an_agent_for_its_time() -> None:
 
 
 def test_a_use_in_the_future_counts_as_now_and_ages_from_there() -> None:
-    desk = Desk(agent_ttl_s=1_000)
+    desk = SessionContext(agent_ttl_s=1_000)
     desk.turn("ada")
     desk.now -= 500_000  # the clock goes back
     desk.later(500)
@@ -126,7 +126,7 @@ def test_a_use_in_the_future_counts_as_now_and_ages_from_there() -> None:
 
 
 def test_idle_work_is_due_once_a_minute() -> None:
-    desk = Desk(agent_ttl_s=1)
+    desk = SessionContext(agent_ttl_s=1)
     desk.turn("ada")
     desk.now += 100
     assert desk.retention.idle() == pytest.approx(EVERY_S) and desk.agents() == {"ada"}
@@ -136,7 +136,7 @@ def test_idle_work_is_due_once_a_minute() -> None:
 
 
 def test_without_a_store_who_is_in_memory_no_more_is_forgotten() -> None:
-    desk = Desk()
+    desk = SessionContext()
     for name in ("ada", "bob"):
         desk.turn(name)
     desk.hot["ada"] = 0
@@ -145,7 +145,7 @@ def test_without_a_store_who_is_in_memory_no_more_is_forgotten() -> None:
 
 
 def test_branches_with_nothing_durable_are_bounded_unnamed_and_oldest_first() -> None:
-    desk = Desk(max_unsaved=20)
+    desk = SessionContext(max_unsaved=20)
     desk.turn("first")
     desk.memory.book.pin("default", "first", math.inf)
     for number in range(60):

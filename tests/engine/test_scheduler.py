@@ -18,7 +18,7 @@ from rekindle.config import EngineSettings
 from rekindle.engine.core.costs import StepCosts
 from rekindle.engine.core.scheduler import LONGEST_WAIT_S, MIN_CHUNK, Chunk, Scheduler
 from rekindle.engine.generation import Generation
-from rekindle.engine.request import NO_MATCH, Marks, Request, State
+from rekindle.engine.request import NO_MATCH, Request, RequestTimes, State
 from rekindle.model.params import SamplingParams
 from rekindle.model.sampler import SamplerState
 from rekindle.text.prompt import PromptEncoder
@@ -66,7 +66,7 @@ def maker(directory: Path) -> MakeRequest:
             generation=Generation(),
             stream=TextStream(encoder, ()),
             sampler=sampler,
-            marks=Marks(submitted=at),
+            marks=RequestTimes(submitted=at),
             table=BlockTable(pool),
             state=state,
             num_computed=num_computed,

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rekindle.agent_ids import new_conversation, recovered
-from rekindle.cache.blocks.hashing import BlockHash, chain_hashes, tail_name
+from rekindle.cache.blocks.hashing import BlockHash, chain_hashes, tail_hash
 from rekindle.engine.memory.branches import UNNAMED, Branch, KnownBranch, shared_tokens
 from rekindle.errors import NotFound
 from tests.engine.conftest import Start
@@ -25,7 +25,7 @@ def branch(agent: str, ids: list[int], *, namespace: str = "default") -> Branch:
     array = np.asarray(ids, dtype=np.uint32)
     names = tuple(chain_hashes(ROOT, array, SIZE))
     parent, rest = names[-1] if names else ROOT, array[len(names) * SIZE :]
-    head = tail_name(parent, rest) if len(rest) else parent
+    head = tail_hash(parent, rest) if len(rest) else parent
     return KnownBranch(namespace, agent, 0, ROOT, head, len(ids), 0, 0, 0.0, (), array, names)
 
 

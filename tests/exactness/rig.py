@@ -25,7 +25,7 @@ from rekindle.engine.core.core import EngineCore
 from rekindle.engine.core.costs import StepCosts
 from rekindle.engine.core.scheduler import Scheduler
 from rekindle.engine.generation import Generation
-from rekindle.engine.request import NO_MATCH, FinishedTurn, Marks, Request, State
+from rekindle.engine.request import NO_MATCH, FinishedTurn, Request, RequestTimes, State
 from rekindle.engine.types import ChatResult, Reuse, Task
 from rekindle.kv.arena import KVArena
 from rekindle.model.batch import SequenceStep
@@ -135,7 +135,7 @@ class Rig:
             generation=Generation(),
             stream=TextStream(self.encoder, ()),
             sampler=SamplerState.create(params, lambda: 0),
-            marks=Marks(submitted=self.clock()),
+            marks=RequestTimes(submitted=self.clock()),
             table=self.cache.new_table(),
         )
 

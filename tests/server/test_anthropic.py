@@ -27,7 +27,7 @@ MODEL = "claude-opus-5-5"
 OWN = ("temperature", "top_k", "top_p", "rekindle")  # the client itself no longer names them
 BEGUN = '<tool_call>\n{"name": "'  # the model goes on from here
 REST = "".join(FORCED[BEGUN])
-Said = list[Any]
+ParsedReply = list[Any]
 
 
 @pytest.fixture(scope="module")
@@ -43,11 +43,11 @@ def client(served: Served, agent: str | None = None) -> anthropic.Anthropic:
     return anthropic.Anthropic(base_url=served.url, api_key="unused", default_headers=headers, max_retries=0)
 
 
-def say(word: str, *, length: int = 12) -> Said:
+def say(word: str, *, length: int = 12) -> ParsedReply:
     return [{"role": "user", "content": f"{word} please. {FILLER * length}"}]
 
 
-def ask(served: Served, said: Said, agent: str | None = None, *, stream: bool = False, **parameters: Any) -> Any:
+def ask(served: Served, said: ParsedReply, agent: str | None = None, *, stream: bool = False, **parameters: Any) -> Any:
     """The whole message, asked for at once or put together by the client out of its stream."""
     given = {"model": MODEL, "max_tokens": 64, "messages": said, "temperature": 0, **parameters}
     extra = {name: given.pop(name) for name in [*given] if name in OWN}
@@ -127,7 +127,7 @@ def test_a_tool_is_called_and_its_result_taken_back(scripted: Served, stream: bo
     turn = [*said, {"role": "assistant", "content": first.content}, {"role": "user", "content": [result]}]
     second = ask(scripted, turn, agent, stream=stream, tools=TOOLS)
     assert (text_of(second), second.stop_reason) == (TALK, "end_turn")
-    # The client sends the arguments as an object, spelled as JSON usually is. That is foreseen, so of what came back
+    # The client sends the arguments as an object, spelled as JSON usually is. That is anticipated, so of what came back
     # only the result is new: at most a token for each of its signs, and one for the cue.
     assert prompt_tokens(second.usage) - second.usage.cache_read_input_tokens <= len(RESULT) + 1
 
@@ -304,7 +304,7 @@ def agents_body(call: int) -> dict[str, Any]:
     """What a coding agent sends of its own accord, at its n-th call: of no use here, and no reason to refuse it."""
     kept = {"type": "ephemeral", "ttl": "1h", "scope": "global"}
     attribution = f"x-anthropic-billing-header: cc_version=2.1.{call}; cc_entrypoint=cli; cch={call * 7919:05x};"
-    history: Said = [
+    history: ParsedReply = [
         {
             "role": "user",
             "content": [

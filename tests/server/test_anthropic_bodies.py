@@ -20,7 +20,7 @@ from rekindle.server.gate.caller import Caller
 from rekindle.server.openai.calls import parse_chat
 from rekindle.text.messages import Message, ToolCall
 from rekindle.text.prompt import PromptEncoder
-from rekindle.text.replies import ReplyFormat, TextPiece, ThoughtPiece
+from rekindle.text.replies import ReasoningDelta, ReplyFormat, TextDelta
 from rekindle.text.replies.envelope import EnvelopeForm
 from tests.tiny_models import write_tokenizer
 
@@ -281,5 +281,9 @@ def test_words_behind_a_result_stand_where_the_template_takes_them_in_every_dial
 
 def test_what_has_no_text_makes_no_block() -> None:
     blocks = Blocks(hidden=False)
-    told = [*blocks.take(ThoughtPiece("", "\ufdd0<|x|>")), *blocks.take(TextPiece("", "\ufdd0<|x|>")), *blocks.close()]
+    told = [
+        *blocks.take(ReasoningDelta("", "\ufdd0<|x|>")),
+        *blocks.take(TextDelta("", "\ufdd0<|x|>")),
+        *blocks.close(),
+    ]
     assert (told, blocks.content()) == ([], []), "clients send no empty block back"

@@ -16,8 +16,8 @@ from starlette.types import Message, Scope
 
 from rekindle.agents.sessions.events import SessionEvent
 from rekindle.server.answers.sse import EventStream
-from rekindle.server.coordination.streaming import MOST_AHEAD, Ears, listened, streamed
-from rekindle.server.gate.limits import Door
+from rekindle.server.coordination.streaming import MOST_AHEAD, StreamSettings, listened, streamed
+from rekindle.server.gate.limits import ShutdownGate
 from tests.server.conftest import Served
 from tests.server.coordinating import NAMES, SESSIONS, Event, create
 
@@ -176,7 +176,7 @@ def test_a_slow_reader_is_waited_for_and_misses_nothing(opened: Callable[..., Aw
 
     async def read() -> None:
         scope: Scope = {"type": "http"}
-        stream = await opened(Request(scope, receive), happening(), Ears(Door(), 60.0))
+        stream = await opened(Request(scope, receive), happening(), StreamSettings(ShutdownGate(), 60.0))
         await stream(scope, receive, send)
 
     asyncio.run(read())

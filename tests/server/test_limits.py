@@ -15,7 +15,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from rekindle.config import ServerSettings
 from rekindle.server.gate.caller import Access, grant
-from rekindle.server.gate.limits import BODIES_AT_ONCE, Door, Limits, Rates
+from rekindle.server.gate.limits import BODIES_AT_ONCE, Limits, Rates, ShutdownGate
 from tests.server.conftest import Served, serving
 
 HEAD = b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\n"
@@ -153,7 +153,7 @@ class Bodies:
         self.sizes: list[int] = []
         self.num_held: list[int] = []  # of all, whenever a piece was asked for
         self.let_go = asyncio.Event()
-        self.limits = Limits(self, settings=ServerSettings(max_body_bytes=100, **settings), door=Door())
+        self.limits = Limits(self, settings=ServerSettings(max_body_bytes=100, **settings), door=ShutdownGate())
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self.sizes.append(len((await receive())["body"]))

@@ -108,7 +108,7 @@ def test_a_call_goes_out_and_comes_back_by_items(scripted: Served) -> None:
 def test_a_call_goes_out_and_its_result_comes_back_alone(scripted: Served, agent: str | None) -> None:
     """The server keeps the conversation; unnamed ones go on in the same hidden agent, found by their text.
 
-    Unnamed prompts run as they are encoded afresh, which the script's tokens are not: that encoding must be foreseen.
+    Unnamed prompts run as they are encoded afresh, which the script's tokens are not: that must be anticipated.
     """
     given = say("look", length=13 if agent else 14)
     first = ask(scripted, given, agent, tools=TOOLS)

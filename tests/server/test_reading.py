@@ -8,7 +8,7 @@ import pytest
 
 from rekindle.engine.generation import Generation
 from rekindle.engine.types import Delta
-from rekindle.server.answers.choice import Choice, Reading
+from rekindle.server.answers.choice import Choice, ReplyParser
 from rekindle.text.replies import ReplyFormat, ThinkingFormat
 from rekindle.text.replies.envelope import EnvelopeForm
 from tests.server.test_log import report
@@ -17,9 +17,9 @@ FORM = ReplyFormat(thinking=ThinkingFormat("<think>", "</think>", "\n", "\n", "\
 CALL = '<tool_call>\n{"name": "look", "arguments": {"a": 1}}\n</tool_call>'
 
 
-def read(*texts: str, opening: str = "", reason: Any = "stop", **options: Any) -> Reading:
+def read(*texts: str, opening: str = "", reason: Any = "stop", **options: Any) -> ReplyParser:
     generation = Generation()
-    reading = Reading(Choice(0, generation), FORM, **{"tools": True, **options})
+    reading = ReplyParser(Choice(0, generation), FORM, **{"tools": True, **options})
     generation.opening = opening  # the engine sets it before the first delta
     for number, text in enumerate(texts):
         reading.take(Delta(text, (number,)))
@@ -28,7 +28,7 @@ def read(*texts: str, opening: str = "", reason: Any = "stop", **options: Any) -
     return reading
 
 
-def calls(reading: Reading) -> list[tuple[str, str, bool]]:
+def calls(reading: ReplyParser) -> list[tuple[str, str, bool]]:
     return [(call.name, call.arguments, call.whole) for call in reading.said.calls]
 
 

@@ -20,7 +20,7 @@ from rekindle.server.errors import Problem
 from rekindle.server.gate.caller import Caller
 from rekindle.server.responses.calls import ResponseCall, parse_response
 from rekindle.server.responses.items import Item, sealed
-from rekindle.server.responses.kept import Kept
+from rekindle.server.responses.kept import StoredResponse
 from rekindle.server.responses.reply import ResponseReply
 from rekindle.text.messages import Message, ToolCall
 from rekindle.text.replies import ReplyFormat, ThinkingFormat
@@ -38,10 +38,10 @@ HI = {"role": "user", "content": "Hi."}
 class Shelf:
     """Kept responses in a dictionary."""
 
-    def __init__(self, *kept: Kept) -> None:
+    def __init__(self, *kept: StoredResponse) -> None:
         self._kept = kept
 
-    def chain(self, namespace: str, id: str) -> list[Kept]:
+    def chain(self, namespace: str, id: str) -> list[StoredResponse]:
         assert namespace == "default"
         at = [kept.id for kept in self._kept].index(id)
         return list(self._kept[: at + 1])
@@ -52,11 +52,11 @@ class Shelf:
         return found[-1] if found else None
 
 
-def parse(given: Any = "Hello!", *kept: Kept, **parameters: Any) -> ResponseCall:
+def parse(given: Any = "Hello!", *kept: StoredResponse, **parameters: Any) -> ResponseCall:
     return parse_response({"input": given, **parameters}, ADA, Shelf(*kept))
 
 
-def messages(given: Any, *kept: Kept, **parameters: Any) -> tuple[Message, ...]:
+def messages(given: Any, *kept: StoredResponse, **parameters: Any) -> tuple[Message, ...]:
     found = parse(given, *kept, **parameters).request.messages
     assert found is not None
     return found
@@ -76,8 +76,8 @@ def answer(
     return events, reply.whole()
 
 
-def kept(call: ResponseCall, *texts: str) -> Kept:
-    return Kept("default", "ada", json.loads(json.dumps(answer(call, *texts)[1])), call.items)
+def kept(call: ResponseCall, *texts: str) -> StoredResponse:
+    return StoredResponse("default", "ada", json.loads(json.dumps(answer(call, *texts)[1])), call.items)
 
 
 def test_parameters_reach_the_request() -> None:

@@ -14,7 +14,7 @@ import pytest
 
 from rekindle.config import RESPONSES_FILE
 from rekindle.server.responses.items import message_item
-from rekindle.server.responses.kept import Kept, KeptResponses
+from rekindle.server.responses.kept import StoredResponse, StoredResponses
 
 NUM_HURTS = int(os.environ.get("HURTS", "60"))
 COLUMNS = {
@@ -25,17 +25,17 @@ COLUMNS = {
 SPACES = ("team1", "team2")
 
 
-def kept(id: str, namespace: str) -> Kept:
+def kept(id: str, namespace: str) -> StoredResponse:
     said = {"id": id, "previous_response_id": None, "output": [message_item(f"msg_{id}", "Hello.")]}
-    return Kept(namespace, "ada", said, [message_item(f"in_{id}", "Asked.")])
+    return StoredResponse(namespace, "ada", said, [message_item(f"in_{id}", "Asked.")])
 
 
 WHOLE = {(space, f"{space}-{at}"): kept(f"{space}-{at}", space) for space in SPACES for at in range(3)}
 
 
 @contextlib.contextmanager
-def opened(path: Path) -> Iterator[KeptResponses]:
-    responses = KeptResponses(path)
+def opened(path: Path) -> Iterator[StoredResponses]:
+    responses = StoredResponses(path)
     responses.start()
     try:
         yield responses

@@ -21,7 +21,7 @@ from rekindle.config import RESPONSES_FILE
 from rekindle.errors import StoreError
 from rekindle.server.errors import HttpError
 from rekindle.server.responses.items import message_item
-from rekindle.server.responses.kept import MAX_UNSAVED_BYTES, Kept, KeptResponses
+from rekindle.server.responses.kept import MAX_UNSAVED_BYTES, StoredResponse, StoredResponses
 from tests.engine.dying import Panic, Unspeakable
 
 DAY_S = 86400.0
@@ -43,17 +43,17 @@ def response(id: str, previous: str | None = None, *, text: str = "Hello.") -> d
 
 def kept(
     id: str, previous: str | None = None, *, agent: str | None = "ada", namespace: str = "default", **more: Any
-) -> Kept:
-    return Kept(namespace, agent, response(id, previous, **more), [message_item(f"in_{id}", "Asked.")])
+) -> StoredResponse:
+    return StoredResponse(namespace, agent, response(id, previous, **more), [message_item(f"in_{id}", "Asked.")])
 
 
 @pytest.fixture(params=["disk", "memory"])
-def opened(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable[..., KeptResponses]]:
+def opened(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable[..., StoredResponses]]:
     """Opens kept responses, on disk again and again the same."""
-    made: list[KeptResponses] = []
+    made: list[StoredResponses] = []
 
-    def open_(**options: Any) -> KeptResponses:
-        responses = KeptResponses(tmp_path / RESPONSES_FILE if request.param == "disk" else None, **options)
+    def open_(**options: Any) -> StoredResponses:
+        responses = StoredResponses(tmp_path / RESPONSES_FILE if request.param == "disk" else None, **options)
         made.append(responses)
         responses.start()
         return responses
@@ -63,7 +63,7 @@ def opened(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable[
         responses.close()
 
 
-def test_a_response_is_found_before_and_after_it_is_written(opened: Callable[..., KeptResponses]) -> None:
+def test_a_response_is_found_before_and_after_it_is_written(opened: Callable[..., StoredResponses]) -> None:
     responses = opened()
     one = kept("a")
     responses.keep(one)
@@ -79,7 +79,7 @@ def test_a_response_is_found_before_and_after_it_is_written(opened: Callable[...
 
 def test_what_is_said_to_be_durable_is_in_the_file(tmp_path: Path) -> None:
     """A commit that another process holds up is waited for; what came meanwhile is one transaction."""
-    responses = KeptResponses(tmp_path / RESPONSES_FILE)
+    responses = StoredResponses(tmp_path / RESPONSES_FILE)
     responses.start()
     with closing(sqlite3.connect(tmp_path / RESPONSES_FILE, isolation_level=None)) as other:
         assert other.execute("PRAGMA synchronous").fetchone() == (2,)
@@ -96,13 +96,13 @@ def test_what_is_said_to_be_durable_is_in_the_file(tmp_path: Path) -> None:
         responses.keep(kept("late")).result(60)
 
 
-def test_an_id_that_is_no_unicode_is_nobodys(opened: Callable[..., KeptResponses]) -> None:
+def test_an_id_that_is_no_unicode_is_nobodys(opened: Callable[..., StoredResponses]) -> None:
     responses = opened()
     assert responses.find("default", "\ud800") is None
     assert responses.item("default", "\ud800") is None
 
 
-def test_a_conversation_is_a_chain(opened: Callable[..., KeptResponses]) -> None:
+def test_a_conversation_is_a_chain(opened: Callable[..., StoredResponses]) -> None:
     responses = opened()
     for name, previous in (("a", None), ("b", "a"), ("c", "b"), ("other", "a")):
         responses.keep(kept(name, previous))
@@ -118,7 +118,7 @@ def test_a_conversation_is_a_chain(opened: Callable[..., KeptResponses]) -> None
     assert [each.id for each in responses.chain("default", "other")] == ["a", "other"]
 
 
-def test_what_waits_is_deleted_too(opened: Callable[..., KeptResponses]) -> None:
+def test_what_waits_is_deleted_too(opened: Callable[..., StoredResponses]) -> None:
     responses = opened()
     for number in range(50):
         responses.keep(kept(f"a{number}"))
@@ -131,7 +131,7 @@ def test_what_waits_is_deleted_too(opened: Callable[..., KeptResponses]) -> None
     responses.check()
 
 
-def test_what_is_being_written_is_deleted_too(opened: Callable[..., KeptResponses]) -> None:
+def test_what_is_being_written_is_deleted_too(opened: Callable[..., StoredResponses]) -> None:
     """A large response is packed for a while: whenever it is deleted meanwhile, it does not come back."""
     responses = opened()
     text = "".join(chr(0x4E00 + at * 7919 % 20_000) for at in range(100_000))
@@ -146,7 +146,7 @@ def test_what_is_being_written_is_deleted_too(opened: Callable[..., KeptResponse
         assert responses.find("default", name) is None
 
 
-def test_an_agents_responses_are_forgotten_and_nobody_elses(opened: Callable[..., KeptResponses]) -> None:
+def test_an_agents_responses_are_forgotten_and_nobody_elses(opened: Callable[..., StoredResponses]) -> None:
     responses = opened()
     for name, agent, namespace in (
         ("a", "ada", "default"),
@@ -164,7 +164,7 @@ def test_an_agents_responses_are_forgotten_and_nobody_elses(opened: Callable[...
     assert found == [False, True, True, True]
 
 
-def test_the_oldest_go_and_a_chain_that_is_used_stays_whole(opened: Callable[..., KeptResponses]) -> None:
+def test_the_oldest_go_and_a_chain_that_is_used_stays_whole(opened: Callable[..., StoredResponses]) -> None:
     clock = Clock()
     responses = opened(clock=clock, max_kept=4)
     for name, previous in (("a", None), ("b", "a"), ("x", None), ("c", "b"), ("d", "c")):
@@ -181,7 +181,7 @@ def test_the_oldest_go_and_a_chain_that_is_used_stays_whole(opened: Callable[...
     assert len(responses.chain("default", "c")) == 3
 
 
-def test_bytes_are_bounded(opened: Callable[..., KeptResponses]) -> None:
+def test_bytes_are_bounded(opened: Callable[..., StoredResponses]) -> None:
     responses = opened(max_bytes=4_000)
     for number in range(30):
         responses.keep(
@@ -193,7 +193,7 @@ def test_bytes_are_bounded(opened: Callable[..., KeptResponses]) -> None:
     assert found[-1] == 29
 
 
-def test_one_tenants_responses_take_no_room_from_anothers(opened: Callable[..., KeptResponses]) -> None:
+def test_one_tenants_responses_take_no_room_from_anothers(opened: Callable[..., StoredResponses]) -> None:
     clock = Clock()
     responses = opened(clock=clock, max_kept=3, max_bytes=4_000)
     responses.keep(kept("mine", namespace="b"))
@@ -207,7 +207,7 @@ def test_one_tenants_responses_take_no_room_from_anothers(opened: Callable[..., 
     assert responses.find("a", "r11") is not None and responses.find("a", "r8") is None
 
 
-def test_they_are_kept_for_thirty_days_from_their_last_use(opened: Callable[..., KeptResponses]) -> None:
+def test_they_are_kept_for_thirty_days_from_their_last_use(opened: Callable[..., StoredResponses]) -> None:
     clock = Clock()
     responses = opened(clock=clock)
     responses.keep(kept("a"))
@@ -229,12 +229,12 @@ def test_they_are_kept_for_thirty_days_from_their_last_use(opened: Callable[...,
 
 def test_the_file_is_private_and_outlives_the_process(tmp_path: Path) -> None:
     path = tmp_path / RESPONSES_FILE
-    responses = KeptResponses(path)
+    responses = StoredResponses(path)
     responses.start()
     responses.keep(kept("a"))
     responses.close()
     assert {each.stat().st_mode & 0o777 for each in tmp_path.iterdir()} == {0o600}
-    again = KeptResponses(path)
+    again = StoredResponses(path)
     again.start()
     assert again.find("default", "a") == kept("a")
     again.close()
@@ -244,7 +244,7 @@ def test_the_file_is_private_and_outlives_the_process(tmp_path: Path) -> None:
 
 
 def test_two_servers_may_share_one(tmp_path: Path) -> None:
-    both = [KeptResponses(tmp_path / RESPONSES_FILE) for _ in range(2)]
+    both = [StoredResponses(tmp_path / RESPONSES_FILE) for _ in range(2)]
     for responses in both:
         responses.start()
     threads = [
@@ -261,7 +261,7 @@ def test_two_servers_may_share_one(tmp_path: Path) -> None:
 
 
 def test_a_purge_leaves_no_trace(tmp_path: Path) -> None:
-    responses = KeptResponses(tmp_path / RESPONSES_FILE)
+    responses = StoredResponses(tmp_path / RESPONSES_FILE)
     responses.start()
     for number in range(60):
         responses.keep(kept(f"secret-{number}", agent="ada"))
@@ -275,7 +275,7 @@ def test_a_purge_leaves_no_trace(tmp_path: Path) -> None:
 
 
 def test_a_purge_leaves_no_trace_of_what_was_deleted_before(tmp_path: Path) -> None:
-    responses = KeptResponses(tmp_path / RESPONSES_FILE)
+    responses = StoredResponses(tmp_path / RESPONSES_FILE)
     responses.start()
     assert responses.forget("default", "nobody") == 0
     for number in range(20):
@@ -290,7 +290,7 @@ def test_a_purge_leaves_no_trace_of_what_was_deleted_before(tmp_path: Path) -> N
 def test_a_damaged_file_is_set_aside(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     path = tmp_path / RESPONSES_FILE
     path.write_bytes(b"This is no database. " * 500)
-    responses = KeptResponses(path)
+    responses = StoredResponses(path)
     with caplog.at_level(logging.WARNING):
         responses.start()
     assert "damaged" in caplog.text
@@ -301,7 +301,7 @@ def test_a_damaged_file_is_set_aside(tmp_path: Path, caplog: pytest.LogCaptureFi
 
 
 def test_the_directory_is_made_where_nobody_else_does(tmp_path: Path) -> None:
-    responses = KeptResponses(tmp_path / "new" / "store" / RESPONSES_FILE)
+    responses = StoredResponses(tmp_path / "new" / "store" / RESPONSES_FILE)
     responses.start()
     responses.close()
     assert stat.S_IMODE((tmp_path / "new" / "store").stat().st_mode) == 0o700
@@ -311,16 +311,16 @@ def test_a_file_that_cannot_be_used_is_said(tmp_path: Path) -> None:
     (tmp_path / "elsewhere").touch()
     (tmp_path / RESPONSES_FILE).symlink_to(tmp_path / "elsewhere")
     with pytest.raises(StoreError, match="another directory as store"):
-        KeptResponses(tmp_path / RESPONSES_FILE).start()
+        StoredResponses(tmp_path / RESPONSES_FILE).start()
     newer = tmp_path / "newer.db"
     with sqlite3.connect(newer) as connection:
         connection.execute("PRAGMA user_version = 7")
     with pytest.raises(StoreError, match="format 7"):
-        KeptResponses(newer).start()
+        StoredResponses(newer).start()
 
 
 def test_a_disk_that_refuses_costs_nothing_but_what_does_not_fit_in_memory(tmp_path: Path) -> None:
-    responses = KeptResponses(tmp_path / RESPONSES_FILE)
+    responses = StoredResponses(tmp_path / RESPONSES_FILE)
     responses.start()
     with sqlite3.connect(tmp_path / RESPONSES_FILE) as other:
         other.execute("CREATE TRIGGER full BEFORE INSERT ON response BEGIN SELECT RAISE(FAIL, 'disk full'); END")
@@ -337,7 +337,7 @@ def test_a_disk_that_refuses_costs_nothing_but_what_does_not_fit_in_memory(tmp_p
     with sqlite3.connect(tmp_path / RESPONSES_FILE) as other:
         other.execute("DROP TRIGGER full")
     responses.close()
-    again = KeptResponses(tmp_path / RESPONSES_FILE)
+    again = StoredResponses(tmp_path / RESPONSES_FILE)
     again.start()
     assert again.find("default", "b299") == kept("b299")
     assert again.problems() == ()
@@ -345,7 +345,7 @@ def test_a_disk_that_refuses_costs_nothing_but_what_does_not_fit_in_memory(tmp_p
 
 
 def test_large_responses_that_a_disk_refuses_take_no_more_memory_than_they_may(tmp_path: Path) -> None:
-    responses = KeptResponses(tmp_path / RESPONSES_FILE)
+    responses = StoredResponses(tmp_path / RESPONSES_FILE)
     responses.start()
     with sqlite3.connect(tmp_path / RESPONSES_FILE) as other:
         other.execute("CREATE TRIGGER full BEFORE INSERT ON response BEGIN SELECT RAISE(FAIL, 'disk full'); END")
@@ -357,7 +357,9 @@ def test_large_responses_that_a_disk_refuses_take_no_more_memory_than_they_may(t
     responses.close()
 
 
-def test_a_response_that_comes_after_its_agent_was_forgotten_is_not_kept(opened: Callable[..., KeptResponses]) -> None:
+def test_a_response_that_comes_after_its_agent_was_forgotten_is_not_kept(
+    opened: Callable[..., StoredResponses],
+) -> None:
     responses = opened()
     before = responses.ticket()
     assert responses.forget("default", "ada") == 0
@@ -370,7 +372,7 @@ def test_a_response_that_comes_after_its_agent_was_forgotten_is_not_kept(opened:
 
 
 def test_a_disk_that_refuses_to_forget_forgets_nothing(tmp_path: Path) -> None:
-    responses = KeptResponses(tmp_path / RESPONSES_FILE)
+    responses = StoredResponses(tmp_path / RESPONSES_FILE)
     responses.start()
     responses.keep(kept("a", agent="ada"))
     assert responses.flush()
@@ -396,9 +398,9 @@ class Machine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.clock = Clock()
-        self.responses = KeptResponses(None, clock=self.clock)
+        self.responses = StoredResponses(None, clock=self.clock)
         self.responses.start()
-        self.model: dict[str, Kept] = {}
+        self.model: dict[str, StoredResponse] = {}
         self.count = 0
 
     @rule(target=ids, previous=st.none() | ids, agent=st.sampled_from([None, "ada", "bo"]))
@@ -455,7 +457,7 @@ TestMachine = Machine.TestCase
 TestMachine.settings = hypothesis_settings(max_examples=40, stateful_step_count=25)
 
 
-def test_a_panic_while_writing_costs_those_responses(opened: Callable[..., KeptResponses]) -> None:
+def test_a_panic_while_writing_costs_those_responses(opened: Callable[..., StoredResponses]) -> None:
     times: list[BaseException | None] = [Panic("no time"), SystemExit("no time")]
 
     def clock() -> float:
@@ -472,7 +474,7 @@ def test_a_panic_while_writing_costs_those_responses(opened: Callable[..., KeptR
     assert responses.worker.death is None and not responses.problems()
 
 
-def test_a_writing_thread_that_died_keeps_nobody_waiting(opened: Callable[..., KeptResponses]) -> None:
+def test_a_writing_thread_that_died_keeps_nobody_waiting(opened: Callable[..., StoredResponses]) -> None:
     unspeakable: list[BaseException] = []
 
     def clock() -> float:

@@ -14,7 +14,7 @@ from rekindle.server.anthropic.habits import TemplateHabits
 from rekindle.server.gate.caller import Caller
 from rekindle.server.openai.calls import parse_chat
 from rekindle.server.responses.calls import parse_response
-from rekindle.server.responses.kept import KeptResponses
+from rekindle.server.responses.kept import StoredResponses
 from rekindle.text.messages import Message
 from rekindle.text.replies import ReplyFormat
 from rekindle.text.replies.envelope import EnvelopeForm
@@ -114,7 +114,7 @@ def test_an_effort_means_the_same_in_every_dialect(effort: str, told: str) -> No
     side = ModelSide(ReplyFormat(), TemplateHabits(takes_late_system=True))
     asked = (
         parse_chat({"messages": hi, "reasoning_effort": effort}, Caller()).requests[0],
-        parse_response({"input": "Hi", "reasoning": {"effort": effort}}, Caller(), KeptResponses(None)).request,
+        parse_response({"input": "Hi", "reasoning": {"effort": effort}}, Caller(), StoredResponses(None)).request,
         parse_messages({"messages": hi, "max_tokens": 9, "output_config": {"effort": effort}}, Caller(), side).request,
     )
     assert [request.template_kwargs["reasoning_effort"] for request in asked] == [told] * 3

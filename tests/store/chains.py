@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from rekindle.cache.blocks.hashing import BlockHash, chain_hashes, root_hash, tail_name
+from rekindle.cache.blocks.hashing import BlockHash, chain_hashes, root_hash, tail_hash
 from rekindle.cache.blocks.identity import BlockIdentity
 from rekindle.config import StoreSettings
 from rekindle.spec import KVLayout, LayerSpec
@@ -89,7 +89,7 @@ class Chain:
         names = list(self.full_names)
         parents = [self.root, *names]
         if len(self.ids) % SIZE:
-            names.append(tail_name(parents[-1], self.ids[len(names) * SIZE :]))
+            names.append(tail_hash(parents[-1], self.ids[len(names) * SIZE :]))
         return [
             StagedBlock(BlockIdentity(name, parent, self.root, self.ids[i * SIZE : (i + 1) * SIZE]), _filler(name))
             for i, (name, parent) in enumerate(zip(names, parents, strict=False))

@@ -12,7 +12,7 @@ import pytest
 
 from rekindle.agents.log.records import Kept, SessionRecords
 from rekindle.config import RESPONSES_FILE, SESSIONS_FILE
-from rekindle.server.responses.kept import KeptResponses
+from rekindle.server.responses.kept import StoredResponses
 from tests.data.written_by_0_1 import write as written
 from tests.store.chains import Chain, open_store, warm_tokens
 
@@ -43,7 +43,7 @@ def test_agents_of_0_1_are_warm(directory: Path) -> None:
 
 
 def test_responses_of_0_1_are_kept(directory: Path) -> None:
-    with closing(KeptResponses(directory / RESPONSES_FILE, clock=lambda: 200.0)) as responses:
+    with closing(StoredResponses(directory / RESPONSES_FILE, clock=lambda: 200.0)) as responses:
         responses.start()
         assert responses.chain("team", "resp_2") == [written.FIRST, written.SECOND]
         assert responses.item("team", "msg_resp_1") == written.FIRST.response["output"][0]

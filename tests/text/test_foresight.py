@@ -1,4 +1,4 @@
-"""What is foreseen begins whatever prompt comes, in text and in ids."""
+"""What is anticipated begins whatever prompt comes, in text and in ids."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rekindle.text.foresight import foreseen
+from rekindle.text.anticipation import anticipated
 from rekindle.text.messages import Message, ToolCall
 from rekindle.text.prompt import PromptEncoder
 from tests.engine.rewriting import REWRITING
@@ -52,7 +52,7 @@ def test_whatever_the_user_says_next(
     encoder, messages = encoders[name], [Message("system", system)]
     for question, answer in said:
         messages += [Message("user", question), Message("assistant", answer)]
-    common = foreseen(encoder, messages, TOOLS, template_kwargs={}, probes="user")
+    common = anticipated(encoder, messages, TOOLS, template_kwargs={}, probes="user")
     if common is None:
         return
     whole = encoder.render_chat([*messages, Message("user", next_words)], TOOLS)
@@ -64,7 +64,7 @@ def test_whatever_the_user_says_next(
 @given(kind=st.sampled_from(KINDS), said=words, blanks=st.text("\n ", max_size=3), next_words=words)
 def test_whatever_the_tokenizer(kind: str, said: str, blanks: str, next_words: str) -> None:
     encoder, messages = encoder_of(kind), [Message("system", said + blanks)]
-    common = foreseen(encoder, messages, TOOLS, template_kwargs={}, probes="user")
+    common = anticipated(encoder, messages, TOOLS, template_kwargs={}, probes="user")
     whole = encoder.render_chat([*messages, Message("user", blanks + next_words)], TOOLS)
     assert common is not None and whole.key.startswith(common.key)
     ids = encoder.encode(common)
@@ -74,7 +74,7 @@ def test_whatever_the_tokenizer(kind: str, said: str, blanks: str, next_words: s
 def test_nearly_all_of_the_past_is_in_it(encoders: dict[str, PromptEncoder]) -> None:
     messages = [Message("system", "Be brief."), Message("user", "Why?"), Message("assistant", "So it is, they say.")]
     for name in sorted(REWRITING):
-        common = foreseen(encoders[name], messages, TOOLS, template_kwargs={}, probes="user")
+        common = anticipated(encoders[name], messages, TOOLS, template_kwargs={}, probes="user")
         assert common is not None
         whole = encoders[name].render_chat([*messages, Message("user", "Oh.")], TOOLS)
         cue = len(encoders[name].encode(whole)) - len(encoders[name].encode(common))
@@ -88,7 +88,7 @@ def called(*ids: str | None) -> Message:
 @pytest.mark.parametrize("name", ["ids", "no ids"])
 def test_results_of_calls_whose_ids_nobody_knows_yet(encoders: dict[str, PromptEncoder], name: str) -> None:
     encoder, user = encoders[name], Message("user", "Look!")
-    common = foreseen(encoder, [user, called(None, None)], TOOLS, template_kwargs={}, probes="tool")
+    common = anticipated(encoder, [user, called(None, None)], TOOLS, template_kwargs={}, probes="tool")
     assert common is not None
     results = [Message("tool", "Nothing.", tool_call_id=each) for each in ("x1", "y2")]
     whole = encoder.render_chat([user, called("x1", "y2"), *results], TOOLS)
@@ -102,7 +102,7 @@ def test_words_behind_results_may_rewrite_what_was_before(tmp_path: Path) -> Non
     encoder = PromptEncoder.from_dir(tmp_path)
     messages = [Message("user", "Look!"), replace(called(None), content="thinking I look.")]
     plain, with_words = (
-        foreseen(encoder, messages, TOOLS, template_kwargs={}, probes=probes) for probes in ("tool", "tool_user")
+        anticipated(encoder, messages, TOOLS, template_kwargs={}, probes=probes) for probes in ("tool", "tool_user")
     )
     assert plain is not None and with_words is not None
     assert b"thinking" in plain.key and b"thinking" not in with_words.key and b"I look." in with_words.key
@@ -110,7 +110,7 @@ def test_words_behind_results_may_rewrite_what_was_before(tmp_path: Path) -> Non
 
 def test_with_known_ids_they_are_part_of_it(encoders: dict[str, PromptEncoder]) -> None:
     messages = [Message("user", "Look!"), called("x1", "y2")]
-    known = foreseen(encoders["ids"], messages, TOOLS, template_kwargs={}, probes="tool", call_ids=["x1", "y2"])
+    known = anticipated(encoders["ids"], messages, TOOLS, template_kwargs={}, probes="tool", call_ids=["x1", "y2"])
     assert known is not None and "y2<|im_end|><|tool|>" in encoders["ids"].readable(known.key)
 
 
@@ -119,11 +119,11 @@ def test_where_nothing_can_be_foreseen(tmp_path: Path) -> None:
         (tmp_path / "m").mkdir(exist_ok=True)
         write_tokenizer(tmp_path / "m", template)
         encoder = PromptEncoder.from_dir(tmp_path / "m")
-        assert foreseen(encoder, [Message("system", "Hm.")], None, template_kwargs={}, probes="user") is None
+        assert anticipated(encoder, [Message("system", "Hm.")], None, template_kwargs={}, probes="user") is None
 
 
 def test_what_the_template_is_told_counts(tmp_path: Path) -> None:
     write_tokenizer(tmp_path, "{{ mood }}<|im_start|>{{ messages[-1].content }}")
     encoder = PromptEncoder.from_dir(tmp_path)
-    common = foreseen(encoder, [], None, template_kwargs={"mood": "calm"}, probes="user")
+    common = anticipated(encoder, [], None, template_kwargs={"mood": "calm"}, probes="user")
     assert common is not None and encoder.readable(common.key) == "calm<|im_start|>"

@@ -13,18 +13,18 @@ from hypothesis import strategies as st
 
 from rekindle.text.messages import Message, ToolCall
 from rekindle.text.replies import (
-    ArgumentsPiece,
+    ArgumentsDelta,
     Blanks,
     CallEnd,
     CallStart,
     Event,
+    ParsedReply,
+    ReasoningDelta,
     ReplyFormat,
     ReplyStream,
-    Said,
-    SaidCall,
-    TextPiece,
+    SentCall,
+    TextDelta,
     ThinkingFormat,
-    ThoughtPiece,
     find_reply_format,
     new_call_id,
     read_reply,
@@ -97,16 +97,16 @@ def read(form: ReplyFormat, pieces: list[str], *, tools: Any = True, **options: 
         last = joined[-1] if joined else None
         raw = (last.raw if last else "") + event.raw
         match event, last:
-            case (TextPiece(), TextPiece()) | (ThoughtPiece(), ThoughtPiece()):
+            case (TextDelta(), TextDelta()) | (ReasoningDelta(), ReasoningDelta()):
                 joined[-1] = type(event)(last.text + event.text, raw)
-            case ArgumentsPiece(), ArgumentsPiece() if event.index == last.index:
-                joined[-1] = ArgumentsPiece(event.index, last.text + event.text, raw)
+            case ArgumentsDelta(), ArgumentsDelta() if event.index == last.index:
+                joined[-1] = ArgumentsDelta(event.index, last.text + event.text, raw)
             case Blanks(), Blanks():
                 joined[-1] = Blanks(raw)
-            case TextPiece(), _:
-                joined.append(TextPiece(event.text, event.raw))
-            case ThoughtPiece(), _:
-                joined.append(ThoughtPiece(event.text, event.raw))
+            case TextDelta(), _:
+                joined.append(TextDelta(event.text, event.raw))
+            case ReasoningDelta(), _:
+                joined.append(ReasoningDelta(event.text, event.raw))
             case _:
                 joined.append(event)
     return joined
@@ -114,7 +114,7 @@ def read(form: ReplyFormat, pieces: list[str], *, tools: Any = True, **options: 
 
 def said_in(text: str, form: ReplyFormat = PLAIN, **options: Any) -> tuple[str, str, list[tuple[str, str, bool]]]:
     """Thought, text, and name, arguments and wholeness of each call."""
-    said = Said()
+    said = ParsedReply()
     events = read(form, [text], **options)
     assert events == read(form, list(text), **options)
     for event in events:
@@ -131,7 +131,7 @@ def check_order(events: list[Event]) -> None:
             case CallStart():
                 assert (running, event.index) == (None, counted)
                 running, counted = event.index, counted + 1
-            case ArgumentsPiece():
+            case ArgumentsDelta():
                 assert running == event.index
             case CallEnd():
                 assert running == event.index
@@ -155,7 +155,7 @@ def test_no_character_is_lost_and_pieces_do_not_matter(case: tuple[str, str], cu
     assert events == read(FORMS[name], list(text), tools=tools)
     assert events == read(FORMS[name], [piece for char in text for piece in (char, "")], tools=tools)
     check_order(events)
-    shown = [event.text for event in events if isinstance(event, TextPiece | ThoughtPiece | ArgumentsPiece)]
+    shown = [event.text for event in events if isinstance(event, TextDelta | ReasoningDelta | ArgumentsDelta)]
     assert G not in "".join(shown)
     assert tools or not any(isinstance(event, CallStart) for event in events)
 
@@ -167,7 +167,7 @@ def test_what_was_begun_is_not_said_again(begun: tuple[str, str], more: tuple[st
     whole = read(FORMS[name], [opening + text])
     events = read(FORMS[name], pieces_of(text, [cut]), opening=opening)
     assert "".join(event.raw for event in events) == text
-    kinds = (CallStart, ArgumentsPiece, CallEnd)
+    kinds = (CallStart, ArgumentsDelta, CallEnd)
     said = [[(type(e), getattr(e, "text", None)) for e in each if isinstance(e, kinds)] for each in (whole, events)]
     assert said[0] == said[1]
     check_order(events)
@@ -256,7 +256,7 @@ def test_tagged_strings_come_out_as_they_went_in(value: str, cuts: list[int]) ->
     if "</parameter>" in value:
         return
     text = f"{OPEN}\n<function=f>\n<parameter=s>\n{value}\n</parameter>\n</function>\n{CLOSE}"
-    said = Said()
+    said = ParsedReply()
     for event in read(CODER, pieces_of(text, cuts), tools=TOOLS):
         said.take(event)
     assert [(call.whole, json.loads(call.arguments)) for call in said.calls] == [(True, {"s": value})]
@@ -274,14 +274,14 @@ def test_only_what_may_become_a_call_is_held_back(case: tuple[str, str]) -> None
 
 def test_arguments_are_streamed_while_they_are_generated() -> None:
     stream = ReplyStream(PLAIN, tools=True, new_id=lambda: "call_1")
-    assert stream.push('Look: <tool_call>\n{"name": "look", "argu') == [TextPiece("Look: ")]
+    assert stream.push('Look: <tool_call>\n{"name": "look", "argu') == [TextDelta("Look: ")]
     assert stream.push('ments": ') == []
     assert stream.push('{"place"') == [
         CallStart(0, "call_1", "look", '<tool_call>\n{"name": "look", "arguments": '),
-        ArgumentsPiece(0, '{"place"', '{"place"'),
+        ArgumentsDelta(0, '{"place"', '{"place"'),
     ]
-    assert stream.push(': "</tool_call>') == [ArgumentsPiece(0, ': "</tool_call>', ': "</tool_call>')]
-    assert stream.push('"} }') == [ArgumentsPiece(0, '"}', '"}')]
+    assert stream.push(': "</tool_call>') == [ArgumentsDelta(0, ': "</tool_call>', ': "</tool_call>')]
+    assert stream.push('"} }') == [ArgumentsDelta(0, '"}', '"}')]
     assert stream.push("\n</tool_call>\n") == [CallEnd(0, True, " }\n</tool_call>")]
     assert stream.finish() == [Blanks("\n")]
 
@@ -300,7 +300,7 @@ def test_long_strings_do_not_wait_for_their_end(form: ReplyFormat, before: str, 
     stream.push(before)
     for piece in pieces:
         (event,) = stream.push(piece)
-        assert isinstance(event, ArgumentsPiece)
+        assert isinstance(event, ArgumentsDelta)
         assert event.raw == piece
 
 
@@ -471,13 +471,13 @@ def test_thoughts_are_told_apart(form: ReplyFormat, text: str, expected: object)
 def test_thoughts_are_streamed() -> None:
     stream = ReplyStream(HERMES, tools=True)
     assert stream.push("<think>") == [Blanks("<think>")]
-    assert stream.push("\nSo ") == [Blanks("\n"), ThoughtPiece("So ")]
-    assert stream.push("it is\n") == [ThoughtPiece("it is")]
+    assert stream.push("\nSo ") == [Blanks("\n"), ReasoningDelta("So ")]
+    assert stream.push("it is\n") == [ReasoningDelta("it is")]
     assert stream.push("so.\n</think>\n\nIt") == [
-        ThoughtPiece("\nso."),
+        ReasoningDelta("\nso."),
         Blanks("\n</think>"),
         Blanks("\n\n"),
-        TextPiece("It"),
+        TextDelta("It"),
     ]
 
 
@@ -501,7 +501,7 @@ def test_what_the_prompt_has_begun_is_gone_on_with(opening: str, text: str, expe
 def test_a_call_begun_by_the_prompt_is_told_first() -> None:
     stream = ReplyStream(NAMED, tools=True, opening=f"{CALLS}f{ARGS}", new_id=lambda: "1")
     assert stream.push("") == []
-    assert stream.push("{") == [CallStart(0, "1", "f", ""), ArgumentsPiece(0, "{", "{")]
+    assert stream.push("{") == [CallStart(0, "1", "f", ""), ArgumentsDelta(0, "{", "{")]
 
 
 @pytest.mark.parametrize(
@@ -525,12 +525,12 @@ def test_bare_values_are_of_the_type_that_is_wanted(key: str, written: str, valu
 
 
 def test_what_was_said_is_a_message() -> None:
-    said = Said()
+    said = ParsedReply()
     assert (said.message(), said.has_whole_call) == (Message("assistant", ""), False)
     text = f'<think>\nHm.\n</think>\n\nWait.\n{OPEN}{{"name": "f", "arguments": {{"a"'
     for event in read(HERMES, list(text)):
         said.take(event)
-    call = SaidCall("call_0", "f", '{"a"', False)
+    call = SentCall("call_0", "f", '{"a"', False)
     assert (said.calls, said.has_whole_call) == ([call], False)
     expected = Message("assistant", "Wait.", tool_calls=(ToolCall("call_0", "f", '{"a"'),), reasoning="Hm.")
     assert said.message() == expected

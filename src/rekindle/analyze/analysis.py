@@ -1,7 +1,7 @@
-"""A log replayed against the memory that a server would have had: reused, burned and new tokens, by conversation.
+"""A log replayed against the memory that a server would have had: reused, recomputed and new tokens, by conversation.
 
 Owns the sums and which ways of handling prompts are compared. Every pass reads the log again, so no prompt is held.
-Identities that always hold: prompt = own + others + burned + new, for every request, conversation and the whole.
+Identities that always hold: prompt = own + others + recomputed + new, for every request, conversation and the whole.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from rekindle.analyze.bodies import Asked, BodyReader, session_of
-from rekindle.analyze.burned import Burned, burned_by
 from rekindle.analyze.conversations import Conversations
 from rekindle.analyze.logfile import Log
 from rekindle.analyze.memory import INDEX_BYTES, Handling, Memory, Reuse
+from rekindle.analyze.recomputed import Recomputed, recomputed_by
 from rekindle.analyze.shapes import Logged, usage_of
 from rekindle.config import NORMALISATIONS, PromptSettings
 from rekindle.errors import BadRequest
@@ -35,13 +35,13 @@ Progress = Callable[[], None]
 
 @dataclass(slots=True)
 class Sums:
-    """Tokens of some requests. `burned` by cause; `said_prompt`, `said_cached`: as the log's own answers have it."""
+    """Tokens of some requests; `recomputed` by cause, `said_prompt` and `said_cached` as the log's answers have it."""
 
     num_requests: int = 0
     prompt_tokens: int = 0
     own_tokens: int = 0
     other_tokens: int = 0
-    burned: Counter[str] = field(default_factory=Counter)
+    recomputed: Counter[str] = field(default_factory=Counter)
     said_prompt_tokens: int = 0
     said_cached_tokens: int = 0
 
@@ -51,16 +51,16 @@ class Sums:
         return self.own_tokens + self.other_tokens
 
     @property
-    def burned_tokens(self) -> int:
+    def recomputed_tokens(self) -> int:
         """What was computed again."""
-        return sum(self.burned.values())
+        return sum(self.recomputed.values())
 
     @property
     def new_tokens(self) -> int:
         """What nobody had computed before."""
-        return self.prompt_tokens - self.reused_tokens - self.burned_tokens
+        return self.prompt_tokens - self.reused_tokens - self.recomputed_tokens
 
-    def add(self, reuse: Reuse, burned: Burned | None, usage: tuple[int, int] | None) -> None:
+    def add(self, reuse: Reuse, recomputed: Recomputed | None, usage: tuple[int, int] | None) -> None:
         """Count one request."""
         self.num_requests += 1
         self.prompt_tokens += len(reuse.ids)
@@ -68,16 +68,16 @@ class Sums:
             self.own_tokens += reuse.num_reused
         else:
             self.other_tokens += reuse.num_reused
-        if burned is not None:
-            self.burned[burned.cause] += burned.num_tokens
+        if recomputed is not None:
+            self.recomputed[recomputed.cause] += recomputed.num_tokens
         if usage is not None:
             self.said_prompt_tokens += usage[0]
             self.said_cached_tokens += usage[1]
 
 
 @dataclass(slots=True)
-class BurningLine:
-    """A line that changes, told by all that stays of it, and what it burned; the explanation is the costliest one's."""
+class RecomputedLine:
+    """A line that changes, known by what stays of it, and its tokens; the explanation is the costliest one's."""
 
     cause: str
     role: str
@@ -87,12 +87,12 @@ class BurningLine:
     num_requests: int = 0
     most_tokens: int = 0
 
-    def add(self, burned: Burned, place: str) -> None:
-        """Count one more request that it burned."""
-        self.num_tokens += burned.num_tokens
+    def add(self, recomputed: Recomputed, place: str) -> None:
+        """Count one more request that it was the cause of."""
+        self.num_tokens += recomputed.num_tokens
         self.num_requests += 1
-        if burned.num_tokens > self.most_tokens:
-            self.most_tokens, self.explanation, self.place = burned.num_tokens, burned.explanation, place
+        if recomputed.num_tokens > self.most_tokens:
+            self.most_tokens, self.explanation, self.place = recomputed.num_tokens, recomputed.explanation, place
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +118,7 @@ class Point:
     own_tokens: int
     other_tokens: int
     new_tokens: int
-    burned: Mapping[str, int]
+    recomputed: Mapping[str, int]
 
 
 @dataclass(slots=True)
@@ -127,14 +127,14 @@ class Analysis:
 
     total: Sums = field(default_factory=Sums)
     conversations: dict[str, Sums] = field(default_factory=dict)
-    lines: dict[tuple[str, str, str], BurningLine] = field(default_factory=dict)
+    lines: dict[tuple[str, str, str], RecomputedLine] = field(default_factory=dict)
     arms: list[Arm] = field(default_factory=list)
     refused: dict[str, tuple[int, str]] = field(default_factory=dict)
     curve: list[Point] = field(default_factory=list)
     growth: TemplateGrowth | None = None
     num_forgotten: int = 0
 
-    def worst_lines(self) -> list[BurningLine]:
+    def worst_lines(self) -> list[RecomputedLine]:
         """The costliest first."""
         return sorted(self.lines.values(), key=lambda line: -line.num_tokens)
 
@@ -164,30 +164,32 @@ class Analyser:
         handling = Handling()
         memory = Memory(self._encoder, handling, max_bytes=self._max_bytes)
         for place, logged, asked, reuse in self._requests(memory, analysis):
-            burned = burned_by(reuse, self._encoder)
+            recomputed = recomputed_by(reuse, self._encoder)
             self._volatile.see(asked)
-            self._count(analysis, place, logged, reuse, burned)
+            self._count(analysis, place, logged, reuse, recomputed)
         analysis.num_forgotten = memory.num_forgotten
         self._compare(analysis)
         return analysis
 
     def _count(
-        self, analysis: Analysis, place: tuple[str, str], logged: Logged, reuse: Reuse, burned: Burned | None
+        self, analysis: Analysis, place: tuple[str, str], logged: Logged, reuse: Reuse, recomputed: Recomputed | None
     ) -> None:
         where, conversation = place
         usage = usage_of(logged.answer)
-        analysis.total.add(reuse, burned, usage)
-        analysis.conversations.setdefault(conversation, Sums()).add(reuse, burned, usage)
-        if burned is not None:
-            key = (burned.cause, burned.role, burned.line)
+        analysis.total.add(reuse, recomputed, usage)
+        analysis.conversations.setdefault(conversation, Sums()).add(reuse, recomputed, usage)
+        if recomputed is not None:
+            key = (recomputed.cause, recomputed.role, recomputed.line)
             if key not in analysis.lines and len(analysis.lines) >= MAX_LINES:
-                key = (burned.cause, burned.role, "")
-            line = analysis.lines.setdefault(key, BurningLine(burned.cause, burned.role, burned.explanation, where))
-            line.add(burned, where)
+                key = (recomputed.cause, recomputed.role, "")
+            line = analysis.lines.setdefault(
+                key, RecomputedLine(recomputed.cause, recomputed.role, recomputed.explanation, where)
+            )
+            line.add(recomputed, where)
         total = analysis.total
         if total.num_requests % self._step == 0:
-            burned_so_far = dict(total.burned)
-            point = (total.num_requests, total.own_tokens, total.other_tokens, total.new_tokens, burned_so_far)
+            recomputed_so_far = dict(total.recomputed)
+            point = (total.num_requests, total.own_tokens, total.other_tokens, total.new_tokens, recomputed_so_far)
             analysis.curve.append(Point(*point))
 
     def _requests(

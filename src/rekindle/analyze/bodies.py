@@ -29,7 +29,7 @@ from rekindle.server.gate.caller import Caller, named_by
 from rekindle.server.openai.calls import parse_chat, parse_completion
 from rekindle.server.responses.calls import parse_response
 from rekindle.server.responses.items import Item, ItemReader, messages_of
-from rekindle.server.responses.kept import Kept
+from rekindle.server.responses.kept import StoredResponse
 from rekindle.text.messages import Message, map_strings, normalise_messages, sound
 from rekindle.text.prompt import PromptEncoder
 from rekindle.text.replies import find_reply_format
@@ -121,11 +121,11 @@ class _Shelf:
     """The latest responses of the log, by id, as the server keeps its own."""
 
     def __init__(self) -> None:
-        self._kept: OrderedDict[str, Kept] = OrderedDict()
+        self._kept: OrderedDict[str, StoredResponse] = OrderedDict()
 
-    def chain(self, namespace: str, id: str) -> list[Kept]:
+    def chain(self, namespace: str, id: str) -> list[StoredResponse]:
         """The conversation up to and with a response; BadRequest where the log does not hold it."""
-        found: list[Kept] = []
+        found: list[StoredResponse] = []
         wanted: str | None = id
         while wanted is not None:
             kept = self._kept.get(wanted)
@@ -146,6 +146,6 @@ class _Shelf:
         output = answer.get("output")
         said = _read_items(output) if isinstance(output, list) else []
         response = {"id": answer["id"], "previous_response_id": previous, "output": said}
-        self._kept[answer["id"]] = Kept("", None, response, items)
+        self._kept[answer["id"]] = StoredResponse("", None, response, items)
         while len(self._kept) > MAX_KEPT_RESPONSES:
             self._kept.popitem(last=False)

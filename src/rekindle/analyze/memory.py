@@ -19,7 +19,7 @@ from rekindle.config import CacheSettings
 from rekindle.engine.intake.prompt_ids import prompt_ids
 from rekindle.errors import BadRequest
 from rekindle.matching.matcher import Matcher, StoredBranch, TextMatch
-from rekindle.text.foresight import foreseen, likely_probes
+from rekindle.text.anticipation import anticipated, likely_probes
 from rekindle.text.messages import Message
 from rekindle.text.normalise import Normal, normalise
 from rekindle.text.prompt import PromptEncoder, RenderedPrompt
@@ -159,7 +159,7 @@ class Memory:
         ids = [call.id for call in later[-1].tool_calls if call.id is not None]
         before = prompt.key
         for number, probes in zip(ANTICIPATED, likely_probes(later), strict=False):
-            common = foreseen(
+            common = anticipated(
                 self._encoder,
                 later,
                 opened.tools,

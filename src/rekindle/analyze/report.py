@@ -12,9 +12,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from rekindle.analyze.analysis import Analysis, Arm, BurningLine, Sums
-from rekindle.analyze.burned import LINES, first_line
+from rekindle.analyze.analysis import Analysis, Arm, RecomputedLine, Sums
 from rekindle.analyze.logfile import Log
+from rekindle.analyze.recomputed import LINES, first_line
 from rekindle.config import PromptSettings
 from rekindle.harness.plot import pyplot
 
@@ -77,13 +77,15 @@ def plot_analysis(path: Path, analysis: Analysis) -> None:
     plots = pyplot()
     figure, (curve, bars) = plots.subplots(1, 2, figsize=(12, 5), width_ratios=(3, 2), layout="constrained")
     points = analysis.curve
-    causes = [cause for cause in CAUSES if analysis.total.burned[cause]]
-    burned = [(f"burned: {CAUSES[cause]}", [point.burned.get(cause, 0) for point in points]) for cause in causes]
+    causes = [cause for cause in CAUSES if analysis.total.recomputed[cause]]
+    recomputed = [
+        (f"recomputed: {CAUSES[cause]}", [point.recomputed.get(cause, 0) for point in points]) for cause in causes
+    ]
     layers = [
         ("reused, own", [point.own_tokens for point in points]),
         ("reused, others'", [point.other_tokens for point in points]),
         ("new", [point.new_tokens for point in points]),
-        *burned,
+        *recomputed,
     ]
     curve.stackplot(
         [point.num_requests for point in points],
@@ -127,8 +129,8 @@ def _print_counts(console: Console, analysis: Analysis, log: Log, model: str) ->
 def _shares(total: Sums) -> Table:
     shown = _table("Where the prompts' tokens went", "", "tokens", "share", "mend it with")
     rows = [("reused, the conversation's own", total.own_tokens, ""), ("reused, of others", total.other_tokens, "")]
-    ordered = sorted(total.burned.items(), key=lambda item: -item[1])
-    rows += [(f"burned: {CAUSES.get(cause, cause)}", tokens, FIXES.get(cause, "")) for cause, tokens in ordered]
+    ordered = sorted(total.recomputed.items(), key=lambda item: -item[1])
+    rows += [(f"recomputed: {CAUSES.get(cause, cause)}", tokens, FIXES.get(cause, "")) for cause, tokens in ordered]
     rows.append(("new", total.new_tokens, ""))
     for name, tokens, fix in rows:
         shown.add_row(name, f"{tokens:,}", _percent(tokens, total.prompt_tokens), fix)
@@ -173,11 +175,11 @@ def _telling(arms: Sequence[Arm]) -> Iterator[Arm]:
 
 def _conversations(conversations: Mapping[str, Sums], rows: int) -> Table:
     title = f"Conversations{_rest(len(conversations), rows)}"
-    shown = _table(title, "", "requests", "prompt", "own", "others'", "burned", "new", "mostly burned by")
-    costly = sorted(conversations.items(), key=lambda item: (-item[1].burned_tokens, -item[1].prompt_tokens))
+    shown = _table(title, "", "requests", "prompt", "own", "others'", "recomputed", "new", "mostly recomputed by")
+    costly = sorted(conversations.items(), key=lambda item: (-item[1].recomputed_tokens, -item[1].prompt_tokens))
     for name, sums in costly[:rows]:
-        cause = max(sums.burned, key=lambda each: sums.burned[each], default="")
-        parts = (sums.own_tokens, sums.other_tokens, sums.burned_tokens, sums.new_tokens)
+        cause = max(sums.recomputed, key=lambda each: sums.recomputed[each], default="")
+        parts = (sums.own_tokens, sums.other_tokens, sums.recomputed_tokens, sums.new_tokens)
         shares = (_percent(part, sums.prompt_tokens) for part in parts)
         cells = (f"{sums.num_requests:,}", f"{sums.prompt_tokens:,}", *shares, CAUSES.get(cause, cause))
         shown.add_row(Text(name), *cells)
@@ -187,7 +189,7 @@ def _conversations(conversations: Mapping[str, Sums], rows: int) -> Table:
 def _table(title: str, *columns: str) -> Table:
     shown = Table(title=title, title_justify="left")
     for name in columns:
-        is_text = name in ("", "mend it with", "--normalise", "--anticipate", "mostly burned by")
+        is_text = name in ("", "mend it with", "--normalise", "--anticipate", "mostly recomputed by")
         shown.add_column(name, justify="left" if is_text else "right", overflow="ellipsis", no_wrap=is_text)
     return shown
 
@@ -212,18 +214,18 @@ def _sums(sums: Sums) -> dict[str, Any]:
         "prompt_tokens": sums.prompt_tokens,
         "reused_own_tokens": sums.own_tokens,
         "reused_others_tokens": sums.other_tokens,
-        "burned_tokens": dict(sums.burned),
+        "recomputed_tokens": dict(sums.recomputed),
         "new_tokens": sums.new_tokens,
         "log_prompt_tokens": sums.said_prompt_tokens,
         "log_cached_tokens": sums.said_cached_tokens,
     }
 
 
-def _line(line: BurningLine) -> dict[str, Any]:
+def _line(line: RecomputedLine) -> dict[str, Any]:
     return {
         "cause": line.cause,
         "role": line.role,
-        "burned_tokens": line.num_tokens,
+        "recomputed_tokens": line.num_tokens,
         "requests": line.num_requests,
         "place": line.place,
         **{f"worst_{name}": value for name, value in asdict(line.explanation).items() if name != "cause"},

@@ -1,6 +1,6 @@
 """`rekindle analyze FILE`: open, go through it, say what was found.
 
-    rekindle analyze requests.jsonl --plot burned.png
+    rekindle analyze requests.jsonl --plot recomputed.png
     rekindle analyze prompts.txt --separator '\\n---\\n'
 
 A file is read as what it holds: JSON of any form is a log of requests, other text a batch of prompts.

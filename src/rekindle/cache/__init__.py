@@ -13,7 +13,7 @@ from rekindle.cache.blocks.hashing import (
     chain_hashes,
     id_bytes,
     root_hash,
-    tail_name,
+    tail_hash,
 )
 from rekindle.cache.blocks.identity import BlockIdentity
 from rekindle.cache.blocks.pool import BlockPool
@@ -56,5 +56,5 @@ __all__ = [
     "id_bytes",
     "make_policy",
     "root_hash",
-    "tail_name",
+    "tail_hash",
 ]

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 from rekindle.agent_ids import check_agent_id
 from rekindle.cache.blocks.token_ids import Ids
-from rekindle.engine import upkeep
-from rekindle.engine.assembly import Assembly
+from rekindle.engine import agent_admin
 from rekindle.engine.calls import (
     ChatKeywords,
     GenerateKeywords,
@@ -24,6 +23,7 @@ from rekindle.engine.calls import (
     text_request,
     whole,
 )
+from rekindle.engine.components import Components
 from rekindle.engine.generation import Generation
 from rekindle.engine.types import AgentInfo, ChatResult, Delta, GenerationRequest, PurgeReport, Report
 from rekindle.errors import NotFound
@@ -48,7 +48,7 @@ class Agent:
     id: str
     namespace: str
     _submit: Callable[[GenerationRequest], Generation] = field(repr=False)
-    _parts: Callable[[], Assembly] = field(repr=False, compare=False)
+    _parts: Callable[[], Components] = field(repr=False, compare=False)
 
     def stream(self, messages: Messages, **options: Unpack[ChatKeywords]) -> Generation:
         """Chat; iterate the result with `for` or `async for`. Options and errors as of `Engine.stream`."""
@@ -79,7 +79,7 @@ class Agent:
 
         `computed_tokens` of the report is what would have to be computed.
         """
-        ids = upkeep.latest_ids(self._parts(), self.namespace, self.id)
+        ids = agent_admin.latest_ids(self._parts(), self.namespace, self.id)
         asked = GenerationRequest(token_ids=ids, agent=self.id, namespace=self.namespace, task="load")
         return self._submit(asked).result().report
 
@@ -88,7 +88,7 @@ class Agent:
 
         BadRequest where `target` has a memory; after a StoreError it has none.
         """
-        upkeep.fork(self._parts(), self.namespace, self.id, check_agent_id(target, where="target"))
+        agent_admin.fork(self._parts(), self.namespace, self.id, check_agent_id(target, where="target"))
         return Agent(target, self.namespace, self._submit, self._parts)
 
     def rewind(self, turns: int = 1) -> int:
@@ -96,11 +96,11 @@ class Agent:
 
         BadRequest where there are fewer turns.
         """
-        return upkeep.rewind(self._parts(), self.namespace, self.id, turns)
+        return agent_admin.rewind(self._parts(), self.namespace, self.id, turns)
 
     def info(self) -> AgentInfo:
         """What it remembers and where that lies, branch by branch; sizes in tokens."""
-        return upkeep.info(self._parts(), self.namespace, self.id)
+        return agent_admin.info(self._parts(), self.namespace, self.id)
 
     def why(self) -> list[Report]:
         """Reports of its last requests since the engine started, 8 at most, the newest first.
@@ -118,13 +118,13 @@ class Agent:
 
         StoreError where not all of it can be saved: nothing leaves memory then.
         """
-        return upkeep.evict(self._parts(), self.namespace, self.id)
+        return agent_admin.evict(self._parts(), self.namespace, self.id)
 
     def delete(self) -> None:
         """Forget it on every tier; blocks that others stand on stay theirs."""
         parts = self._parts()
         try:
-            upkeep.delete(parts, self.namespace, self.id)
+            agent_admin.delete(parts, self.namespace, self.id)
         except NotFound:
             parts.reports.forget(self.namespace, self.id)
             raise
@@ -139,7 +139,7 @@ class Agent:
         parts = self._parts()
         parts.reports.forget(self.namespace, self.id)  # even where the disk refuses: they quote its prompts
         try:
-            return upkeep.purge(parts, self.namespace, self.id)
+            return agent_admin.purge(parts, self.namespace, self.id)
         finally:
             parts.reports.forget(self.namespace, self.id)  # those of requests that ended meanwhile
 
@@ -148,11 +148,11 @@ class Agent:
 
         Pinning again replaces the time. Durable when this returns; after a StoreError it is pinned as before.
         """
-        upkeep.pin(self._parts(), self.namespace, self.id, ttl_s)
+        agent_admin.pin(self._parts(), self.namespace, self.id, ttl_s)
 
     def unpin(self) -> None:
         """Let it be forgotten when its time comes."""
-        upkeep.unpin(self._parts(), self.namespace, self.id)
+        agent_admin.unpin(self._parts(), self.namespace, self.id)
 
     if not TYPE_CHECKING:  # type checkers lead to `info`
 

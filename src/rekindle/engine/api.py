@@ -19,10 +19,8 @@ from typing import Self, Unpack
 from rekindle.agent_ids import check_agent_id
 from rekindle.cache.blocks.token_ids import Ids
 from rekindle.config import Settings, SettingsBesideModel, SettingsKeywords
-from rekindle.engine import upkeep
+from rekindle.engine import agent_admin
 from rekindle.engine.agent import Agent
-from rekindle.engine.assembly import Assembly
-from rekindle.engine.building import assemble
 from rekindle.engine.calls import (
     ChatKeywords,
     GenerateKeywords,
@@ -34,6 +32,8 @@ from rekindle.engine.calls import (
     text_request,
     whole,
 )
+from rekindle.engine.components import Components
+from rekindle.engine.factory import assemble
 from rekindle.engine.generation import Generation
 from rekindle.engine.types import (
     AgentInfo,
@@ -77,7 +77,7 @@ class Engine:
             raise ConfigError(f"give Settings or keyword arguments, not both: {', '.join(keywords)}")
         self.settings = Settings.load(keywords) if settings is None else settings
         self._clock = clock
-        self._parts: Assembly | None = None
+        self._parts: Components | None = None
 
     @classmethod
     def from_pretrained(cls, model: str | Path | None = None, **settings: Unpack[SettingsBesideModel]) -> Engine:
@@ -120,7 +120,7 @@ class Engine:
         return f"<Engine {model}: {state}, {where}>"
 
     @property
-    def components(self) -> Assembly:
+    def components(self) -> Components:
         """The parts that do the work, as ARCHITECTURE.md names them; RekindleError while the engine does not run."""
         if self._parts is None:
             raise RekindleError("the engine is not running: call start() first")
@@ -269,7 +269,9 @@ class Engine:
     def agents(self, namespace: str | None = None) -> list[AgentInfo]:
         """Every named agent of a namespace (None: of all), most recently used first."""
         book = self.components.memory.book
-        return upkeep.infos(self.components, lambda: [book.of(space, name) for space, name in book.agents(namespace)])
+        return agent_admin.infos(
+            self.components, lambda: [book.of(space, name) for space, name in book.agents(namespace)]
+        )
 
     def agent_info(self, agent: str, *, namespace: str = "default") -> AgentInfo:
         """`Agent.info` of one agent."""

@@ -52,7 +52,7 @@ NO_MATCH = MatchFacts("none", None, False, 0, 0, None)
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class CachedBreakpoint:
     """The beginning of a prompt, up to one of its breakpoints, and for how many seconds it is to stay stored."""
 
     num_tokens: int
@@ -76,7 +76,7 @@ class TakenOut:
 
 
 @dataclass(slots=True)
-class Marks:
+class RequestTimes:
     """Moments of a request's life in seconds of the engine's clock; durations where a phase may recur."""
 
     submitted: float
@@ -99,7 +99,7 @@ class Request:
     """One generation in flight. Mutable, owned by the engine thread once submitted; `cancelled` may be set anywhere.
 
     `background`: it runs while nobody else needs the engine and is never remembered as a turn; when it is done comes
-    the one it is `followed_by`. `asked`: what the caller sent, where the next request may be foreseen from it.
+    the one it is `followed_by`. `asked`: what the caller sent, where the next request may be anticipated from it.
     """
 
     namespace: str
@@ -115,14 +115,14 @@ class Request:
     generation: Generation
     stream: TextStream
     sampler: SamplerState
-    marks: Marks
+    marks: RequestTimes
     table: BlockTable
     deadline: float = math.inf  # of the engine's clock
     task: Task = "generate"
     background: bool = False
     followed_by: Request | None = None
     asked: GenerationRequest | None = None
-    kept: tuple[Kept, ...] = ()  # one for each breakpoint
+    kept: tuple[CachedBreakpoint, ...] = ()  # one for each breakpoint
     taken_out: tuple[TakenOut, ...] = ()
     resumes: bool = False  # it goes on from what an unfinished request of the agent left
     cancelled: threading.Event = field(default_factory=threading.Event)
@@ -241,7 +241,7 @@ class FinishedTurn:
     head_tokens: int  # how many of the ids lie in `head` and before it
     num_replies: int | None  # earlier replies in the prompt, where it came as messages
     canonical_prompt: int  # leading ids known to be a fresh encoding of their text
-    asked: GenerationRequest | None = None  # where the next request can be foreseen
+    asked: GenerationRequest | None = None  # where the next request can be anticipated
     text: str = ""  # of the reply, as its caller got it
     opening: str = ""  # what the prompt had begun of the reply
-    kept: tuple[Kept, ...] = ()  # what of the prompt is to stay stored
+    kept: tuple[CachedBreakpoint, ...] = ()  # what of the prompt is to stay stored

@@ -27,10 +27,10 @@ from rekindle.server.anthropic.route import MessagesRoute
 from rekindle.server.border import Route
 from rekindle.server.coordination.routes import sessions_router
 from rekindle.server.coordination.running import Sessions
-from rekindle.server.coordination.streaming import Ears
+from rekindle.server.coordination.streaming import StreamSettings
 from rekindle.server.errors import on_error
 from rekindle.server.gate.guard import Guard
-from rekindle.server.gate.limits import Door, Limits
+from rekindle.server.gate.limits import Limits, ShutdownGate
 from rekindle.server.gate.tenants import TenantRequests
 from rekindle.server.info import figures_router, health_router, models_router, tokens_router
 from rekindle.server.models import ServedModel
@@ -44,7 +44,7 @@ from rekindle.server.openai.completion_route import CompletionRoute
 from rekindle.server.page.page import page_router
 from rekindle.server.quotas import response_bytes, session_quota
 from rekindle.server.recording import Recorder
-from rekindle.server.responses.kept import KeptResponses
+from rekindle.server.responses.kept import StoredResponses
 from rekindle.server.responses.routes import ResponseRoute, responses_router
 from rekindle.server.schema import schema_router
 from rekindle.text.length import PromptBound
@@ -58,9 +58,9 @@ class App(FastAPI):
 
     def __init__(
         self,
-        door: Door,
+        door: ShutdownGate,
         recorder: Recorder | None,
-        kept: KeptResponses,
+        kept: StoredResponses,
         sessions: Sessions,
         metrics: Metrics,
         *,
@@ -116,13 +116,13 @@ def create_app(
     observers: list[Observer] = [metrics, history]
     kept = _kept_responses(engine, settings)
     sessions = Sessions(engine, clock=clock, quota=session_quota(engine, settings))
-    app = App(Door(), recorder, kept, sessions, metrics, bound=engine.encoder.bound)
+    app = App(ShutdownGate(), recorder, kept, sessions, metrics, bound=engine.encoder.bound)
     everybody = Everybody([log, *observers, *([recorder] if recorder else [])])
     _add_generating(app, engine, served, everybody, clock=clock, ping_s=settings.ping_s)
     for router in (
         agents_router(engine, history, Deletions(engine, history, kept, sessions, clock=clock)),
         sessions_router(
-            sessions, Ears(app.door, settings.ping_s), Everybody([TurnLog(log), *observers])
+            sessions, StreamSettings(app.door, settings.ping_s), Everybody([TurnLog(log), *observers])
         ),  # no body to replay
         responses_router(kept),
         warming_router(engine, served, everybody, ping_s=settings.ping_s),
@@ -169,10 +169,10 @@ def _add_generating(
         app.add_api_route(path, route, methods=["POST"], response_model=None)
 
 
-def _kept_responses(engine: Engine, settings: ServerSettings) -> KeptResponses:
+def _kept_responses(engine: Engine, settings: ServerSettings) -> StoredResponses:
     store = engine.settings.store
     path = store.directory() / RESPONSES_FILE if store.enabled else None
-    kept = KeptResponses(path, max_bytes=response_bytes(engine, settings))
+    kept = StoredResponses(path, max_bytes=response_bytes(engine, settings))
     kept.start()
     return kept
 

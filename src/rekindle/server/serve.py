@@ -29,7 +29,7 @@ from rekindle.server import descriptors
 from rekindle.server.app import create_app
 from rekindle.server.connections import MOST_REFUSED, ConnectionConfig
 from rekindle.server.descriptors import Listener
-from rekindle.server.gate.limits import Door
+from rekindle.server.gate.limits import ShutdownGate
 from rekindle.store.shards import SHARD_BYTES
 
 INDENT = " " * 11
@@ -113,7 +113,9 @@ def _reason(error: OSError) -> str:
 class _Server(uvicorn.Server):
     """Says when it has started, and stops in two steps: first the door, then the connections."""
 
-    def __init__(self, config: uvicorn.Config, *, on_started: Callable[[], None], door: Door, stop_s: float) -> None:
+    def __init__(
+        self, config: uvicorn.Config, *, on_started: Callable[[], None], door: ShutdownGate, stop_s: float
+    ) -> None:
         super().__init__(config)
         self._on_started = on_started
         self._door = door

@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 
 import numpy as np
 
-from rekindle.cache.blocks.hashing import BlockHash, block_hash, tail_name
+from rekindle.cache.blocks.hashing import BlockHash, block_hash, tail_hash
 from rekindle.store.index import Index
 from rekindle.store.readers import read_record
 from rekindle.store.records import BadRecord
@@ -61,7 +61,7 @@ def _check_blocks(
         parts.setdefault(name, []).append(part)
         held = np.frombuffer(ids, dtype="<u4").astype(np.uint32)
         assert 0 < len(held) == num_tokens <= block_tokens, f"{name.hex()}: {len(held)} ids of {num_tokens} tokens"
-        named = (block_hash if num_tokens == block_tokens else tail_name)(BlockHash(parent), held)
+        named = (block_hash if num_tokens == block_tokens else tail_hash)(BlockHash(parent), held)
         assert named == name, f"{name.hex()} is not the name of its parent and ids"
     for name, (parent, root, _) in blocks.items():
         assert parts[name] == list(range(num_parts)), f"{name.hex()} has parts {parts[name]} of {num_parts}"

@@ -19,7 +19,7 @@ from rekindle.cache.blocks.hashing import BlockHash
 from rekindle.store.damage import DamagedRow
 from rekindle.store.index import Index, packed, unpacked
 from rekindle.store.repair import Repaired, RowRepair
-from rekindle.store.retention import LeavingOrder
+from rekindle.store.retention import StoreEvictionOrder
 from rekindle.store.schema import AGENT, BLOCK, COLUMNS, SEQUENCE, Row, Table, agent_key, block_rows
 from rekindle.store.shards import Shards
 from rekindle.store.slots import Slot, SlotTable
@@ -58,7 +58,7 @@ class Ledger:
     def __init__(self, index: Index, secret: bytes, block_tokens: int) -> None:
         self._db = index.writer
         self._block_tokens = block_tokens
-        self._order = LeavingOrder(self._db)
+        self._order = StoreEvictionOrder(self._db)
         self._secret = secret
         self._num_parts = index.num_parts
         self._macs = index.macs

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 
-from rekindle.cache.blocks.hashing import block_hash, tail_name
+from rekindle.cache.blocks.hashing import block_hash, tail_hash
 from rekindle.store.records import PAGE, BadRecord
 from rekindle.store.shards import Shards
 from rekindle.store.values import StoredBlock
@@ -61,8 +61,8 @@ def _records(shards: Shards, part: int, slots: Iterable[int]) -> Iterator[Stored
         except BadRecord:
             yield None
             continue
-        name_of = block_hash if stated.num_tokens == record_format.block_tokens else tail_name
-        if name_of(stated.parent, stated.ids) == stated.hash:
+        hash_fn = block_hash if stated.num_tokens == record_format.block_tokens else tail_hash
+        if hash_fn(stated.parent, stated.ids) == stated.hash:
             yield StoredBlock(stated, (slot,), (record_format.payload_crc(buffer),))
         else:
             yield None

@@ -38,7 +38,7 @@ _STANDING = "SELECT id, CAST(pinned_until AS REAL), CAST(last_use AS REAL) FROM 
 Standing = tuple[str, float, float]  # of a sequence that ends in a block: its agent's id, pinned until, last use
 
 
-class LeavingOrder:
+class StoreEvictionOrder:
     """Names of the blocks on disk by when they leave. `db` is the ledger's connection."""
 
     def __init__(self, db: sqlite3.Connection) -> None:

@@ -17,7 +17,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from rekindle.cache.blocks.hashing import HASH_BYTES, BlockHash, block_hash, id_bytes, tail_name
+from rekindle.cache.blocks.hashing import HASH_BYTES, BlockHash, block_hash, id_bytes, tail_hash
 from rekindle.errors import StoreError
 from rekindle.store.row_macs import TableMac, row_key
 from rekindle.store.sqlite_file import transaction
@@ -157,7 +157,7 @@ def _is_block(row: Row) -> bool:
     held = np.frombuffer(ids, dtype="<u4").astype(np.uint32)
     if not (num_tokens == len(held) > 0 and all(_is_count(number) for number in (part, slot, crc))):
         return False
-    return _is_time(last_use) and name in (make(BlockHash(parent), held) for make in (block_hash, tail_name))
+    return _is_time(last_use) and name in (make(BlockHash(parent), held) for make in (block_hash, tail_hash))
 
 
 def is_agent(row: Row, secret: bytes) -> bool:

@@ -47,7 +47,7 @@ Clock = Callable[[], float]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Order:
+class StoreChange:
     """A change of the index that is not a save: done alone, between batches; its answer goes to `future`.
 
     `then` makes that answer of what `change` returned and the slots it freed, once they are durable and punched.
@@ -58,7 +58,7 @@ class Order:
     future: Future[Any]
 
 
-Item = WaitingBlock | SequenceRecord | Order | Literal["stop"]
+Item = WaitingBlock | SequenceRecord | StoreChange | Literal["stop"]
 
 
 class Writer:
@@ -111,7 +111,7 @@ class Writer:
         with contextlib.suppress(queue.Empty):
             while True:
                 item = self._queue.get_nowait()
-                if isinstance(item, Order):
+                if isinstance(item, StoreChange):
                     fail(item.future, StoreError(why))
                 elif isinstance(item, WaitingBlock):
                     self._let_go([item])
@@ -137,7 +137,7 @@ class Writer:
     ) -> Future[Any]:
         """Queue a change of the index, after all that was queued before; StoreError in the future of a closed store."""
         future: Future[Any] = Future()
-        self._put(Order(change, then, future))
+        self._put(StoreChange(change, then, future))
         return future
 
     def move(self, turns: Sequence[SequenceRecord]) -> Future[bool]:
@@ -207,10 +207,10 @@ class Writer:
                 if batch:
                     self._save_or_say(batch)
             except BaseException:
-                if isinstance(after, Order):
+                if isinstance(after, StoreChange):
                     self._queue.put(after)  # the thread dies: it is refused with the rest
                 raise
-            if isinstance(after, Order):
+            if isinstance(after, StoreChange):
                 fulfil(after.future, partial(self._repaired, partial(self._carry_out, after)))
             elif after == "stop":
                 return
@@ -222,7 +222,7 @@ class Writer:
         except BaseException as error:
             self.trouble.failed(error, self._clock())
 
-    def _collect(self) -> tuple[list[WaitingBlock | SequenceRecord], Order | Literal["stop", "wait"]]:
+    def _collect(self) -> tuple[list[WaitingBlock | SequenceRecord], StoreChange | Literal["stop", "wait"]]:
         """All that waits up to the next order, and what comes after it; waits if there is nothing at all."""
         batch: list[WaitingBlock | SequenceRecord] = []
         item = self._queue.get()
@@ -324,7 +324,7 @@ class Writer:
             rows.append(StoredBlock(block.identity, places, tuple(crcs)))
         return rows
 
-    def _carry_out(self, order: Order) -> Any:
+    def _carry_out(self, order: StoreChange) -> Any:
         """Make an ordered change durable; what is to be answered."""
         touched = self._take_touched()
         with self._ledger.transaction() as freed:

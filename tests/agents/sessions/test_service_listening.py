@@ -14,7 +14,7 @@ from rekindle.agents.sessions.coordinator import Coordinator
 from rekindle.agents.sessions.run import PAUSE_S
 from rekindle.agents.sessions.turn import OPEN_CHARS, Voice
 from rekindle.engine.generation import Generation
-from rekindle.text.replies import TextPiece
+from rekindle.text.replies import TextDelta
 from tests.agents.sessions.held import SPACE, holding, of_kind, plan_of, told
 
 SETTING = "They meet in the garden, as on every evening, and talk about the day. " * 20
@@ -79,7 +79,7 @@ def test_gap_is_measured_between_rounds_but_for_a_pause(engine: Engine) -> None:
 def test_what_is_being_said_is_heard_in_scripts_without_blanks(engine: Engine) -> None:
     def heard(text: str) -> Entry | None:
         voice = Voice(Turn(1, "Ada"), Generation(), 0.0, None, 0, time.perf_counter, engine.reply_format)
-        voice.said.take(TextPiece(text))
+        voice.said.take(TextDelta(text))
         return voice.heard_by("Ben", ("Ada", "Ben"))
 
     assert heard("天") is None

@@ -15,14 +15,14 @@ from rekindle.agents.log.records import Memory, SessionRecords
 from rekindle.agents.machine.types import Entry, Participant, Plan, Prelude, RoundBegun, Told, TurnEnded
 from rekindle.config import RESPONSES_FILE, SESSIONS_FILE
 from rekindle.server.responses.items import message_item
-from rekindle.server.responses.kept import Kept, KeptResponses
+from rekindle.server.responses.kept import StoredResponse, StoredResponses
 from tests.store.chains import Chain, open_store, save
 
 SHARED = list(range(40))
 AGENTS = {"ann": [*SHARED, *range(100, 130)], "bob": [*SHARED, *range(200, 224)]}  # ids, a tail included
 PINNED_UNTIL = 1e12
 FIRST, SECOND = (
-    Kept(
+    StoredResponse(
         "team",
         "ann",
         {
@@ -48,7 +48,7 @@ def write(directory: Path) -> None:
         save(store, Chain.of(store, ids), agent)
     store.pin("default", "bob", PINNED_UNTIL).result(10)
     store.close()
-    responses = KeptResponses(directory / RESPONSES_FILE, clock=lambda: 100.0)
+    responses = StoredResponses(directory / RESPONSES_FILE, clock=lambda: 100.0)
     responses.start()
     for kept in (FIRST, SECOND):
         responses.keep(kept).result(10)

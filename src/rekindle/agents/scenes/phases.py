@@ -69,7 +69,7 @@ class Phase:
 
 
 @dataclass(frozen=True, slots=True)
-class Stage:
+class PhaseContext:
     """What phases are read against: the agents, the scene's topology and moderator, what texts may name."""
 
     agents: tuple[str, ...]
@@ -78,7 +78,7 @@ class Stage:
     names: tuple[str, ...]
 
 
-def read_phases(field: Field, stage: Stage) -> tuple[Phase, ...]:
+def read_phases(field: Field, stage: PhaseContext) -> tuple[Phase, ...]:
     """All phases; what one decides, the texts of those after it may name."""
     phases: list[Phase] = []
     for item in field.items():
@@ -92,13 +92,13 @@ def read_phases(field: Field, stage: Stage) -> tuple[Phase, ...]:
     return tuple(phases)
 
 
-def allowed(stage: Stage, deciding: Sequence[str]) -> Allowed:
+def allowed(stage: PhaseContext, deciding: Sequence[str]) -> Allowed:
     """What a text may name when these phases have been decided."""
     members = {"decisions": deciding, "scores": stage.agents, "words": stage.agents}
     return Allowed((*stage.names, "agents"), members)
 
 
-def _read_phase(field: Field, stage: Stage, known: Allowed) -> Phase:
+def _read_phase(field: Field, stage: PhaseContext, known: Allowed) -> Phase:
     given = field.entries(FIELDS, ("name",))
     agents = given["agents"].some_of(stage.agents, "agent") if "agents" in given else stage.agents
     if "agents" in given and given["agents"].is_list and not agents:

@@ -17,7 +17,7 @@ from rekindle.agents.machine.participants import check_new_plan
 from rekindle.agents.machine.types import HOST, TOPOLOGIES, Participant, Plan
 from rekindle.agents.scenes.document import Field, Problem, Reading, Scalar
 from rekindle.agents.scenes.outcomes import Known, Rule, read_rules
-from rekindle.agents.scenes.phases import Phase, Stage, allowed, read_phases
+from rekindle.agents.scenes.phases import Phase, PhaseContext, allowed, read_phases
 from rekindle.errors import BadRequest, NotFound, RekindleError
 from rekindle.model.params import SamplingParams
 
@@ -109,7 +109,7 @@ def _read(reading: Reading, root: Field, folder: Path, given: Mapping[str, str])
     texts: dict[str, str] = {name: entries[name].text() for name in names if name in entries}
     plan = _read_plan(root, entries, folder, texts)
     agents = tuple(each.name for each in plan.participants)
-    stage = Stage(agents, plan.topology, plan.moderator, tuple(variables))
+    stage = PhaseContext(agents, plan.topology, plan.moderator, tuple(variables))
     phases = read_phases(entries["phases"], stage) if "phases" in entries else ()
     rules: tuple[Rule, ...] = ()
     if "outcome" in entries:

@@ -48,7 +48,7 @@ from rekindle.agents.sessions.comparison import Picture, compared
 from rekindle.agents.sessions.events import SessionEvent, SessionInfo
 from rekindle.agents.sessions.registry import Registry
 from rekindle.agents.sessions.run import Run, check_no_vote
-from rekindle.agents.sessions.session import Desk, check_agents
+from rekindle.agents.sessions.session import SessionContext, check_agents
 from rekindle.agents.sessions.turn import sampling_of
 from rekindle.engine.api import Engine
 from rekindle.errors import BadRequest
@@ -79,7 +79,7 @@ class Coordinator:
         quota: Quota = NO_QUOTA,
     ) -> None:
         writer = ThreadPoolExecutor(1, thread_name_prefix="rekindle-sessions")
-        self.desk = Desk(engine, records, writer, clock, timer, quota)
+        self.desk = SessionContext(engine, records, writer, clock, timer, quota)
         self.registry = Registry(self.desk)
 
     async def start(self) -> None:

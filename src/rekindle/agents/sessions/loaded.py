@@ -17,7 +17,7 @@ from collections.abc import Collection
 from weakref import WeakValueDictionary
 
 from rekindle.agents.log.inventory import Card
-from rekindle.agents.sessions.session import Desk, Session
+from rekindle.agents.sessions.session import Session, SessionContext
 from rekindle.errors import NotFound, RekindleError
 from rekindle.worker import contained
 
@@ -30,7 +30,9 @@ Key = tuple[str, str]  # namespace, id
 class LoadedSessions:
     """The sessions of one coordinator."""
 
-    def __init__(self, desk: Desk, *, most_held: int = MOST_HELD, most_held_bytes: int = MOST_HELD_BYTES) -> None:
+    def __init__(
+        self, desk: SessionContext, *, most_held: int = MOST_HELD, most_held_bytes: int = MOST_HELD_BYTES
+    ) -> None:
         self._desk = desk
         self.most_held = most_held
         self._most_held_bytes = most_held_bytes

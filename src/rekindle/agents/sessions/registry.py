@@ -23,7 +23,7 @@ from rekindle.agents.sessions.comparison import measured_extension
 from rekindle.agents.sessions.events import Extension, SessionInfo
 from rekindle.agents.sessions.loaded import LoadedSessions, no_session
 from rekindle.agents.sessions.permanent_agents import brought, check_apart, forget_kv, held_by, kept_of
-from rekindle.agents.sessions.session import Desk, Session, check_agents
+from rekindle.agents.sessions.session import Session, SessionContext, check_agents
 from rekindle.agents.sessions.turn import sampling_of
 from rekindle.errors import BadRequest, Cancelled, Conflict, NotFound, StoreError
 from rekindle.text.messages import check_json
@@ -37,7 +37,7 @@ _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 class Registry:
     """The sessions of one coordinator. `creating` is held while one is made."""
 
-    def __init__(self, desk: Desk) -> None:
+    def __init__(self, desk: SessionContext) -> None:
         self._desk = desk
         self.sessions = LoadedSessions(desk)
         self._extension: Extension | None = None

@@ -51,7 +51,7 @@ def check_agents(session: str, named: Iterable[tuple[str, str | None]]) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Desk:
+class SessionContext:
     """What all sessions of one coordinator share."""
 
     engine: Engine
@@ -106,7 +106,7 @@ class Session:
     takes its events to the file.
     """
 
-    def __init__(self, desk: Desk, kept: Kept) -> None:
+    def __init__(self, desk: SessionContext, kept: Kept) -> None:
         """Raises RekindleError where the events do not fit together."""
         self.namespace = kept.namespace
         self.id = kept.id

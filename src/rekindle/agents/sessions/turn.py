@@ -21,7 +21,7 @@ from rekindle.engine.types import Delta, FinishReason, GenerationRequest, Report
 from rekindle.errors import BadRequest, Cancelled, Overloaded, RekindleError, StoreError, Unavailable
 from rekindle.model.params import MAX_STOPS, SamplingParams
 from rekindle.text.messages import Message
-from rekindle.text.replies import ReplyFormat, ReplyStream, Said, TextPiece
+from rekindle.text.replies import ParsedReply, ReplyFormat, ReplyStream, TextDelta
 
 MAX_TOKENS = 512  # of a reply for which nothing else was asked: conversations of agents have no reader to stop them
 UNSAID = "interrupted before anything was said"
@@ -84,7 +84,7 @@ class Voice:
     report: Report | None = None
     finish: FinishReason | None = None
     error: RekindleError | None = None  # why it says nothing
-    said: Said = field(default_factory=Said)
+    said: ParsedReply = field(default_factory=ParsedReply)
     _stream: ReplyStream | None = None
 
     @classmethod
@@ -117,7 +117,7 @@ class Voice:
             events = events + self._stream.finish()
         for event in events:
             self.said.take(event)
-        return "".join(event.text for event in events if isinstance(event, TextPiece))
+        return "".join(event.text for event in events if isinstance(event, TextDelta))
 
     def heard_by(self, listener: str, names: Iterable[str]) -> Entry | None:
         """What a listener has heard by now, without the last word, which may go on; None: nothing.

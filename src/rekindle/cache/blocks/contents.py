@@ -18,7 +18,7 @@ from rekindle.cache.blocks.hashing import HASH_BYTES, BlockHash, TokenIds, id_by
 from rekindle.cache.blocks.id_column import IdRows
 from rekindle.cache.blocks.roots import Roots
 
-NameOf = Callable[[BlockHash, TokenIds], BlockHash]
+HashFn = Callable[[BlockHash, TokenIds], BlockHash]
 
 
 def check_name(name: BlockHash) -> None:
@@ -65,14 +65,14 @@ class BlockContents:
             return None
         return block if parent is None or self._bears(self._children.parent(block), parent) else None
 
-    def prefix(self, root: BlockHash, ids: TokenIds, name_of: NameOf) -> list[int]:
+    def prefix(self, root: BlockHash, ids: TokenIds, hash_fn: HashFn) -> list[int]:
         """Return the full blocks of the longest prefix of `ids`, each its predecessor's child, the first the root's."""
         size = self._block_tokens
         blocks: list[int] = []
         parent = root
         for start in range(0, len(ids) - size + 1, size):
             part = ids[start : start + size]
-            name = name_of(parent, part)
+            name = hash_fn(parent, part)
             block = self.match(name, id_bytes(part), parent)
             if block is None:
                 break
@@ -134,7 +134,7 @@ class BlockContents:
         self._rows.drop(block)
         return BlockHash(self._names.drop(block))
 
-    def check(self, name_of: NameOf, tail_name_of: NameOf) -> None:
+    def check(self, hash_fn: HashFn, tail_hash_fn: HashFn) -> None:
         """Assert that all parts agree, and that every name is that of its parent and ids."""
         for part in (self._names, self._children, self._roots):
             part.check()
@@ -144,7 +144,7 @@ class BlockContents:
                 assert name is None and parent is None, f"block {block} has no ids, and name {name!r}, {parent!r}"
                 continue
             assert name is not None and parent is not None, f"block {block} is half-named"
-            right = (name_of if length == self._block_tokens else tail_name_of)(parent, self.ids(block))
+            right = (hash_fn if length == self._block_tokens else tail_hash_fn)(parent, self.ids(block))
             assert name == right, f"block {block} bears a wrong name"
         for number in self._roots:
             assert self._children.has_children(number), f"root {number} has no children, and keeps its name"

@@ -41,7 +41,7 @@ def block_hash(parent: BlockHash, ids: Ids) -> BlockHash:
     return _chained(_BLOCK, parent, id_bytes(ids))
 
 
-def tail_name(parent: BlockHash, ids: Ids) -> BlockHash:
+def tail_hash(parent: BlockHash, ids: Ids) -> BlockHash:
     """Return the key under which a partial block is kept; never equal to a full block's name."""
     return _chained(_TAIL, parent, id_bytes(ids))
 

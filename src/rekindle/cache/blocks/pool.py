@@ -18,10 +18,10 @@ from itertools import count
 from operator import index
 from typing import Any
 
-from rekindle.cache.blocks.contents import BlockContents, NameOf, check_name
+from rekindle.cache.blocks.contents import BlockContents, HashFn, check_name
 from rekindle.cache.blocks.copying import BlockCopy
 from rekindle.cache.blocks.free import FreeList
-from rekindle.cache.blocks.hashing import BlockHash, Ids, TokenIds, block_hash, id_bytes, tail_name, token_ids
+from rekindle.cache.blocks.hashing import BlockHash, Ids, TokenIds, block_hash, id_bytes, tail_hash, token_ids
 from rekindle.cache.blocks.id_column import ID_BYTES
 from rekindle.cache.eviction.hints import Hints
 from rekindle.cache.eviction.order import EvictionOrder
@@ -61,16 +61,16 @@ class BlockPool:
         policy: Policy | str = "lru",
         clock: Callable[[], float] | None = None,
         ttl: float | None = None,
-        name_of: NameOf = block_hash,
-        tail_name_of: NameOf = tail_name,
+        hash_fn: HashFn = block_hash,
+        tail_hash_fn: HashFn = tail_hash,
     ) -> None:
         if not (_is_count(num_blocks, 1) and _is_count(block_tokens, 1)):
             raise ValueError(f"a pool needs a block of a token at least, not {num_blocks} of {block_tokens} tokens")
         num_blocks, block_tokens = index(num_blocks), index(block_tokens)
         self.num_blocks = num_blocks
         self.block_tokens = block_tokens
-        self.name_of = name_of
-        self.tail_name_of = tail_name_of
+        self.hash_fn = hash_fn
+        self.tail_hash_fn = tail_hash_fn
         self.on_evict: Callable[[BlockHash], None] | None = None
         self._free = FreeList(num_blocks)
         self._refs = [0] * num_blocks
@@ -240,7 +240,7 @@ class BlockPool:
                 f"a tail of blocks of {self.block_tokens} holds fewer ids, and one at least: not {len(ids)}"
             )
         check_name(parent)
-        return self._publish(block, self.tail_name_of(parent, ids), parent, id_bytes(ids))
+        return self._publish(block, self.tail_hash_fn(parent, ids), parent, id_bytes(ids))
 
     def find(self, name: BlockHash, ids: Ids, *, parent: BlockHash | None = None) -> int | None:
         """Return the block of this name that holds these ids, and note the use; it is not shared.
@@ -266,7 +266,7 @@ class BlockPool:
     def try_reuse_prefix(self, root: BlockHash, ids: Ids) -> list[int]:
         """Share and return the blocks of the longest prefix of `ids`, whole blocks only; their release is the use."""
         check_name(root)
-        blocks = self._contents.prefix(root, token_ids(ids), self.name_of)
+        blocks = self._contents.prefix(root, token_ids(ids), self.hash_fn)
         for block in blocks:
             self.share(block)
         return blocks
@@ -322,7 +322,7 @@ class BlockPool:
     def check(self) -> None:
         """Derive from the counts and names everything else that is kept, and assert that it agrees."""
         self._order.check()
-        self._contents.check(self.name_of, self.tail_name_of)
+        self._contents.check(self.hash_fn, self.tail_hash_fn)
         self._free.check({block for block, refs in enumerate(self._refs) if not refs and block not in self._contents})
         assert len(self._contents) == len(self._order), "names without blocks"
         for block, refs in enumerate(self._refs):

@@ -116,7 +116,7 @@ class BlockTable:
             index = len(self.names)
             part = ids[index * block_tokens : (index + 1) * block_tokens]
             parent = self.head(root)
-            name = self.pool.name_of(parent, part)
+            name = self.pool.hash_fn(parent, part)
             block, was_named = self.blocks[index], self.pool.name(self.blocks[index]) == name
             self.blocks[index] = self.pool.register(block, name, parent, part)
             if not self._bears(index, name, parent, part):  # what follows a collision would be found in its place
@@ -140,7 +140,7 @@ class BlockTable:
         if not num_rows or len(self.names) < len(self.blocks) - 1:
             return None
         parent, part = self.head(root), ids[-num_rows:]
-        name = self.pool.tail_name_of(parent, part)
+        name = self.pool.tail_hash_fn(parent, part)
         if self.pool.name(self.blocks[-1]) not in (None, name):
             return None
         self.blocks[-1] = self.pool.register_tail(self.blocks[-1], parent, part)

@@ -35,7 +35,7 @@ from rekindle.cache.library.entries import (
     recognition_key,
     whole_bytes,
 )
-from rekindle.cache.library.shelf import Shelf
+from rekindle.cache.library.entry_store import EntryStore
 from rekindle.cache.trie.keys import Key, Keys, SpelledKey, key_kind
 from rekindle.keywords import check_keywords
 
@@ -85,7 +85,7 @@ class CacheManager(Generic[P]):
         self._digest_of = digest_of
         self._lock = threading.Lock()
         self._order = EvictionOrder(self.config.eviction_policy, ttl=self.config.ttl_s)
-        self._shelf: Shelf[P] = Shelf(keys)
+        self._shelf: EntryStore[P] = EntryStore(keys)
         self._num_limited = 0  # groups that have been given their quota
         self._counts: Counter[str] = Counter()
 

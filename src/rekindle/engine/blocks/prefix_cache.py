@@ -15,7 +15,7 @@ from typing import Literal
 
 import numpy as np
 
-from rekindle.cache.blocks.hashing import BlockHash, root_hash, tail_name
+from rekindle.cache.blocks.hashing import BlockHash, root_hash, tail_hash
 from rekindle.cache.blocks.pool import BlockPool
 from rekindle.cache.blocks.table import BlockTable, Published
 from rekindle.engine.blocks.loads import Load, Loads
@@ -256,7 +256,7 @@ class PrefixCache:
         """The leading blocks of a sequence that are in memory, its tail too; looking is no use of them."""
         size, blocks = self.pool.block_tokens, []
         rest = ids[len(names) * size :]
-        tail = [tail_name(names[-1] if names else root, rest)] if len(rest) else []
+        tail = [tail_hash(names[-1] if names else root, rest)] if len(rest) else []
         parent = root
         for index, name in enumerate([*names, *tail]):
             block = self.pool.peek(name, ids[index * size : (index + 1) * size], parent=parent)

@@ -76,7 +76,7 @@ class Moved:
     done: Future[bool] = field(default_factory=Future, compare=False)
 
 
-SaveOrder = SequenceRecord | Forgotten | Purged | Pinned | Moved
+StoreCommand = SequenceRecord | Forgotten | Purged | Pinned | Moved
 
 
 class SaveQueue:
@@ -86,7 +86,7 @@ class SaveQueue:
         self._pool = pool
         self._arena = arena
         self._store = store
-        self._items: deque[Published | SaveOrder] = deque()
+        self._items: deque[Published | StoreCommand] = deque()
         self._queued: set[BlockHash] = set()
         self._held_back: dict[BlockHash, Published] = {}
         # Deletions the store has not carried out yet: what is on disk may be about to go.
@@ -169,7 +169,7 @@ class SaveQueue:
             num_here -= 1
         return certain
 
-    def add(self, order: SaveOrder) -> None:
+    def add(self, order: StoreCommand) -> None:
         """Queue a sequence behind the blocks it stands on, or the end of one behind its last save."""
         if self._store is not None:
             self._items.append(order)
@@ -246,13 +246,13 @@ class SaveQueue:
         return StagedBlock(item.identity, lambda part, out: self._arena.read(block, part, num_tokens, out))
 
 
-def _is_of(item: Published | SaveOrder, order: Purged, names: Collection[BlockHash]) -> bool:
+def _is_of(item: Published | StoreCommand, order: Purged, names: Collection[BlockHash]) -> bool:
     if isinstance(item, Published):
         return item.identity.hash in names
     return isinstance(item, SequenceRecord) and (item.namespace, item.agent) == (order.namespace, order.agent)
 
 
-def refuse(item: Published | SaveOrder, error: RekindleError) -> None:
+def refuse(item: Published | StoreCommand, error: RekindleError) -> None:
     """Give its caller the reason why the store was never asked."""
     if isinstance(item, Forgotten | Purged | Pinned | Moved):
         fail(item.done, error)

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from rekindle.engine.blocks.loads import Load
-from rekindle.engine.blocks.save_queue import SaveOrder, refuse
+from rekindle.engine.blocks.save_queue import StoreCommand, refuse
 from rekindle.engine.core.core import EngineCore
 from rekindle.engine.request import Request
 from rekindle.errors import RekindleError, RequestFailed
@@ -45,7 +45,7 @@ class _Wake:
     """Nothing to say but: look again (a cancel flag was set, or the thread is to stop)."""
 
 
-Message = Request | SaveOrder | _LoadReport | _Call | _Wake
+Message = Request | StoreCommand | _LoadReport | _Call | _Wake
 Inbox = queue.SimpleQueue[Message]
 
 
@@ -88,7 +88,7 @@ class EngineLoop:
         """Called by a reader thread when a load has ended."""
         self._put(_LoadReport(load, num_good))
 
-    def save(self, order: SaveOrder) -> None:
+    def save(self, order: StoreCommand) -> None:
         """Queue a sequence for the store, or its end, behind the blocks published so far."""
         self._put(order)
 
@@ -192,7 +192,7 @@ class EngineLoop:
     def _handle(core: EngineCore, message: Message) -> None:
         if isinstance(message, Request):
             core.add(message)
-        elif isinstance(message, SaveOrder):
+        elif isinstance(message, StoreCommand):
             core.cache.saving.add(message)
         elif isinstance(message, _LoadReport):
             core.finish_load(message.load, message.num_good)
@@ -206,5 +206,5 @@ def _refuse(message: Message, error: RekindleError) -> None:
         message.generation.put(error)
     elif isinstance(message, _Call):
         fail(message.future, error)
-    elif isinstance(message, SaveOrder):
+    elif isinstance(message, StoreCommand):
         refuse(message, error)

@@ -23,14 +23,14 @@ from rekindle.cache.blocks.table import BlockTable
 from rekindle.engine.generation import Generation
 from rekindle.engine.intake.prompt_ids import prompt_ids
 from rekindle.engine.memory.memory import AgentMemory
-from rekindle.engine.request import NO_MATCH, FinishedTurn, Marks, Request
+from rekindle.engine.request import NO_MATCH, FinishedTurn, Request, RequestTimes
 from rekindle.engine.types import GenerationRequest
 from rekindle.model.params import SamplingParams
 from rekindle.model.sampler import SamplerState
-from rekindle.text.foresight import foreseen, likely_probes
+from rekindle.text.anticipation import anticipated, likely_probes
 from rekindle.text.messages import Message, respelled
 from rekindle.text.prompt import PromptEncoder, RenderedPrompt
-from rekindle.text.replies import ReplyFormat, ReplyStream, Said
+from rekindle.text.replies import ParsedReply, ReplyFormat, ReplyStream
 from rekindle.text.stream import TextStream
 
 MOST_PENDING = 32
@@ -40,7 +40,7 @@ class Anticipation:
     """Turns that have ended, until idle work is made of them; `submit` takes it. Without `enabled` there is none.
 
     Of prompts that fill `max_context` tokens nothing is made: they could not be replied to. While the engine `is_busy`
-    nothing is begun either: what is foreseen could not be computed, and rendering it would take the interpreter from
+    nothing is begun either: what is anticipated could not be computed, and rendering it would take the interpreter from
     those who are served.
 
     `settled` gives a request with messages and tools as they are rendered.
@@ -135,13 +135,15 @@ class Anticipation:
         before = b""
         for probes in likely_probes(settled.messages):
             kwargs = settled.template_kwargs
-            rendered = foreseen(self._encoder, settled.messages, settled.tools, template_kwargs=kwargs, probes=probes)
+            rendered = anticipated(
+                self._encoder, settled.messages, settled.tools, template_kwargs=kwargs, probes=probes
+            )
             if rendered is not None and not before.startswith(rendered.key):
                 before = rendered.key
                 yield asked, rendered
 
     def _request(self, turn: FinishedTurn, asked: GenerationRequest, rendered: RenderedPrompt) -> Request:
-        """The computing of what is foreseen."""
+        """The computing of what is anticipated."""
         if asked.agent is not None:
             self._memory.know_agent(asked.namespace, asked.agent)
         mode = asked.reuse if asked.reuse != "off" else None
@@ -162,7 +164,7 @@ class Anticipation:
             generation=Generation(),
             stream=TextStream(self._encoder, ()),
             sampler=SamplerState.create(params, lambda: 0, eos_ids=frozenset()),
-            marks=Marks(submitted=0.0),
+            marks=RequestTimes(submitted=0.0),
             table=table,
             task="prefill",
             background=True,
@@ -172,7 +174,7 @@ class Anticipation:
         """The reply as its caller will send it back with the history."""
         if not asked.structured:
             return Message("assistant", asked.reply_prefix + text)
-        said, stream = Said(), ReplyStream(self._form, tools=asked.tools or (), opening=opening)
+        said, stream = ParsedReply(), ReplyStream(self._form, tools=asked.tools or (), opening=opening)
         for event in [*stream.push(text), *stream.finish()]:
             said.take(event)
         message = said.message()

@@ -25,9 +25,9 @@ from rekindle.engine.generation import Generation
 from rekindle.engine.intake.anticipation import Anticipation
 from rekindle.engine.intake.fairness import FairWorkers
 from rekindle.engine.intake.long_prompts import LongPrompts
-from rekindle.engine.intake.preparing import Preparer
-from rekindle.engine.intake.recall import OnMemory
-from rekindle.engine.intake.waiting import WaitingRoom
+from rekindle.engine.intake.prompt_lookup import OnMemory
+from rekindle.engine.intake.queue_limit import AdmissionQueueLimit
+from rekindle.engine.intake.request_builder import RequestBuilder
 from rekindle.engine.memory.memory import AgentMemory
 from rekindle.engine.memory.retention import EVERY_S, Retention
 from rekindle.engine.request import FinishedTurn
@@ -73,10 +73,10 @@ class Intake:
     def __init__(
         self,
         *,
-        preparer: Preparer,
+        preparer: RequestBuilder,
         memory: AgentMemory,
         retention: Retention,
-        room: WaitingRoom,
+        room: AdmissionQueueLimit,
         anticipation: Anticipation | None = None,
         inbox: Inbox | None = None,
         workers: FairWorkers | None = None,
@@ -232,8 +232,8 @@ class Intake:
         try:
             return self._anticipation is not None and self._anticipation.work()
         except BaseException:
-            # Border: what cannot be foreseen is computed when it is asked for.
-            logger.exception("a next prompt could not be foreseen")
+            # Border: what cannot be anticipated is computed when it is asked for.
+            logger.exception("a next prompt could not be anticipated")
             return True
 
     def _idle(self) -> float:

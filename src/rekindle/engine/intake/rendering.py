@@ -10,7 +10,7 @@ from collections.abc import Sequence, Set
 from dataclasses import dataclass, replace
 
 from rekindle.engine.types import GenerationRequest
-from rekindle.text.foresight import Probes, foreseen
+from rekindle.text.anticipation import Probes, anticipated
 from rekindle.text.messages import Message
 from rekindle.text.normalise import Normal, Removed, normalise
 from rekindle.text.places import Place, positions
@@ -106,7 +106,7 @@ class Renderer:
         probes: Probes = "tool" if last.tool_calls else "user"
         if settled.open_end:
             probes = "more"
-        return foreseen(
+        return anticipated(
             self._encoder,
             settled.messages or (),
             settled.tools,

@@ -13,7 +13,7 @@ import hashlib
 from collections.abc import Callable
 
 from rekindle.agent_ids import breakpoint_prefix, kind_of
-from rekindle.engine.blocks.save_queue import Forgotten, Pinned, SaveOrder
+from rekindle.engine.blocks.save_queue import Forgotten, Pinned, StoreCommand
 from rekindle.engine.memory.branches import Branch, BranchBook
 from rekindle.engine.memory.sequences import record_of
 from rekindle.engine.request import FinishedTurn
@@ -22,7 +22,7 @@ MOST_OF_AGENT = 16  # the rest ends first
 RENEWED_SHARE = 0.1  # of its time, before a pin is written again
 
 
-class Keeping:
+class Breakpoints:
     """The kept beginnings in a branch book. `save` queues orders for the store behind all that was queued before.
 
     All of a namespace have `max_tokens`, each block counted as often as it is kept.
@@ -34,7 +34,7 @@ class Keeping:
         *,
         block_tokens: int,
         max_tokens: float,
-        save: Callable[[SaveOrder], None],
+        save: Callable[[StoreCommand], None],
         now: Callable[[], float],
     ) -> None:
         self._book = book

@@ -16,9 +16,9 @@ import numpy as np
 
 from rekindle.agent_ids import kind_of
 from rekindle.cache.blocks.hashing import chain_hashes
-from rekindle.engine.blocks.save_queue import Forgotten, Pinned, SaveOrder
+from rekindle.engine.blocks.save_queue import Forgotten, Pinned, StoreCommand
 from rekindle.engine.memory.branches import Branch, BranchBook, KnownBranch
-from rekindle.engine.memory.breakpoints import Keeping
+from rekindle.engine.memory.breakpoints import Breakpoints
 from rekindle.engine.memory.pins import Pins
 from rekindle.engine.memory.sequences import branch_of, cut, record_of, to_save
 from rekindle.engine.request import FinishedTurn
@@ -42,7 +42,7 @@ class AgentMemory:
         book: BranchBook,
         store: WarmStore | None,
         block_tokens: int,
-        save: Callable[[SaveOrder], None],
+        save: Callable[[StoreCommand], None],
         demote: Callable[[Branch, int], None],
         now: Callable[[], float],
         vocab_size: int,
@@ -58,7 +58,7 @@ class AgentMemory:
         self.save = save
         self._demote = demote
         self._now = now
-        self.keeping = Keeping(book, block_tokens=block_tokens, max_tokens=max_kept_tokens, save=save, now=now)
+        self.keeping = Breakpoints(book, block_tokens=block_tokens, max_tokens=max_kept_tokens, save=save, now=now)
         self.pins = Pins(book, block_tokens=block_tokens, max_blocks=max_pinned_blocks, save=save, now=now)
         self._to_index: list[Branch] = []
         self._unfindable: list[StoredBranch] = []

@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 from rekindle.agent_ids import kind_of
 from rekindle.cache.blocks.hashing import BlockHash
-from rekindle.engine.blocks.save_queue import Pinned, SaveOrder
+from rekindle.engine.blocks.save_queue import Pinned, StoreCommand
 from rekindle.engine.memory.branches import BranchBook, KnownBranch
 from rekindle.engine.memory.sequences import stands_on
 from rekindle.errors import QuotaExceeded
@@ -37,7 +37,7 @@ class Pins:
         *,
         block_tokens: int,
         max_blocks: float,
-        save: Callable[[SaveOrder], None],
+        save: Callable[[StoreCommand], None],
         now: Callable[[], float],
     ) -> None:
         self._book = book

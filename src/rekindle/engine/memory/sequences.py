@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-from rekindle.cache.blocks.hashing import BlockHash, chain_hashes, tail_name
+from rekindle.cache.blocks.hashing import BlockHash, chain_hashes, tail_hash
 from rekindle.engine.memory.branches import Branch, KnownBranch
 from rekindle.store.warm import SequenceRecord
 
@@ -71,5 +71,5 @@ def stands_on(branch: Branch, block_tokens: int) -> set[BlockHash]:
     if not isinstance(branch, KnownBranch):
         return {branch.head}
     rest = branch.ids[len(branch.names) * block_tokens :]
-    tail = {tail_name(branch.names[-1] if branch.names else branch.root, rest)} if len(rest) else set()
+    tail = {tail_hash(branch.names[-1] if branch.names else branch.root, rest)} if len(rest) else set()
     return {branch.head, *branch.names, *tail} - {branch.root}

@@ -12,7 +12,7 @@ from typing import Any, Literal
 from rekindle.engine.generation import Generation
 from rekindle.engine.types import Delta, FinishReason, Report
 from rekindle.model.logprobs import TokenLogprob
-from rekindle.text.replies import Blanks, Event, ReplyFormat, ReplyStream, Said, ThoughtPiece
+from rekindle.text.replies import Blanks, Event, ParsedReply, ReasoningDelta, ReplyFormat, ReplyStream
 
 Reason = Literal["stop", "length", "tool_calls", "cancelled"]
 
@@ -53,7 +53,7 @@ class Choice:
         return described
 
 
-class Reading:
+class ReplyParser:
     """Reads the structured text of one choice.
 
     `tools`: the definitions that were sent, or whether calls are read at all; `parallel` False: it ends behind the
@@ -69,7 +69,7 @@ class Reading:
         parallel: bool = True,
     ) -> None:
         self.choice = choice
-        self.said = Said()
+        self.said = ParsedReply()
         self._form = form
         self._tools = tools
         self._parallel = parallel
@@ -99,7 +99,9 @@ class Reading:
         self.said.take(event)
         end = self._num_raw + len(event.raw)
         is_blank = isinstance(event, Blanks)
-        if isinstance(event, ThoughtPiece) or (is_blank and self._thoughts and self._thoughts[-1][1] == self._num_raw):
+        if isinstance(event, ReasoningDelta) or (
+            is_blank and self._thoughts and self._thoughts[-1][1] == self._num_raw
+        ):
             begin = self._num_raw if self._mark is None else self._mark
             self._thoughts.append((begin, end))
         self._mark = (self._num_raw if self._mark is None else self._mark) if is_blank else None

@@ -10,7 +10,7 @@ from typing import Any
 
 from rekindle.server.anthropic.arguments import ArgumentsJson
 from rekindle.server.anthropic.signatures import sign
-from rekindle.text.replies import ArgumentsPiece, CallEnd, CallStart, Event, TextPiece, ThoughtPiece
+from rekindle.text.replies import ArgumentsDelta, CallEnd, CallStart, Event, ReasoningDelta, TextDelta
 
 Told = list[dict[str, Any]]
 
@@ -33,11 +33,11 @@ class Blocks:
     def take(self, event: Event) -> Told:
         """What one event adds."""
         match event:
-            case ThoughtPiece() if event.text:
+            case ReasoningDelta() if event.text:
                 told = self._begin("thinking", {"thinking": "", "signature": ""})
                 self._pieces.append(event.text)
                 return told if self._hidden else told + self._delta("thinking_delta", thinking=event.text)
-            case TextPiece() if event.text:  # a stray mark has none: clients refuse to send empty blocks
+            case TextDelta() if event.text:  # a stray mark has none: clients refuse to send empty blocks
                 told = self._begin("text", {"text": ""})
                 self._pieces.append(event.text)
                 return told + self._delta("text_delta", text=event.text)
@@ -45,7 +45,7 @@ class Blocks:
                 self._arguments = ArgumentsJson()
                 told = self.close()
                 return told + self._begin("tool_use", {"id": event.id, "name": event.name, "input": {}})
-            case ArgumentsPiece():
+            case ArgumentsDelta():
                 return self._json(self._arguments.push(event.text))
             case CallEnd():
                 return self.close()

@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from rekindle.engine.generation import Generation
 from rekindle.engine.types import Delta, Progress, Report
-from rekindle.server.answers.choice import Choice, Reading
+from rekindle.server.answers.choice import Choice, ReplyParser
 from rekindle.server.answers.reply import spelled
 from rekindle.server.answers.sse import comment, event
 from rekindle.server.anthropic.blocks import Blocks
@@ -29,7 +29,7 @@ class MessagesReply:
         self._message = message
         self._model = model
         choice = Choice(0, generation)
-        self._reading = Reading(choice, form, tools=call.read_tools, parallel=call.parallel)
+        self._reading = ReplyParser(choice, form, tools=call.read_tools, parallel=call.parallel)
         self._blocks = Blocks(hidden=call.hides_thinking)
         self._has_begun = False
 

@@ -1,6 +1,6 @@
 """What turns have reused and how long they took, for who asks later than they were spoken.
 
-Kept in memory, of the last turns since the server started; a transcript is complete without.
+StoredResponse in memory, of the last turns since the server started; a transcript is complete without.
 """
 
 from __future__ import annotations

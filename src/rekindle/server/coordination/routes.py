@@ -46,7 +46,7 @@ from rekindle.server.coordination.models import (
 )
 from rekindle.server.coordination.observed import observed
 from rekindle.server.coordination.running import Sessions
-from rekindle.server.coordination.streaming import Ears, Events, listened, streamed, whole
+from rekindle.server.coordination.streaming import Events, StreamSettings, listened, streamed, whole
 from rekindle.server.gate.caller import ALL, Namespace, decode_agent_id
 from rekindle.server.observers.observer import Observer
 
@@ -86,7 +86,7 @@ def _spelled(**params: str) -> Iterator[None]:
         raise
 
 
-def sessions_router(sessions: Sessions, ears: Ears, observer: Observer) -> APIRouter:
+def sessions_router(sessions: Sessions, ears: StreamSettings, observer: Observer) -> APIRouter:
     """All routes of sessions; `observer` follows the turns that are spoken."""
     router = Router(prefix=PREFIX, tags=["coordination"])
     _keeping(router, sessions)
@@ -125,7 +125,7 @@ def _keeping(router: APIRouter, sessions: Sessions) -> None:
         return {"id": id, "object": "coordination.session", "deleted": True}
 
 
-def _running(router: APIRouter, sessions: Sessions, ears: Ears, observer: Observer) -> None:
+def _running(router: APIRouter, sessions: Sessions, ears: StreamSettings, observer: Observer) -> None:
     async def followed(
         play: Callable[[Sessions, str, str, T], Awaitable[Events]], space: str, id: str, body: T
     ) -> Events:
@@ -181,7 +181,7 @@ async def _vote(sessions: Sessions, namespace: str, id: str, body: VoteBody | No
         return coordinator.vote(namespace, id, question_of(asked), voters=voters, sampling=sampling)
 
 
-def _telling(router: APIRouter, sessions: Sessions, ears: Ears) -> None:
+def _telling(router: APIRouter, sessions: Sessions, ears: StreamSettings) -> None:
     async def tell(namespace: str, id: str, body: MessageBody, *, stop: Stop = "nothing") -> dict[str, Any]:
         coordinator = await sessions.coordinator()
         with _spelled(by="from"):

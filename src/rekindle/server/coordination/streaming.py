@@ -18,7 +18,7 @@ from rekindle.agents.sessions.events import SessionEvent
 from rekindle.errors import RekindleError
 from rekindle.server.answers.sse import EventStream, comment, event
 from rekindle.server.errors import HttpError, Problem, problem_of
-from rekindle.server.gate.limits import Door
+from rekindle.server.gate.limits import ShutdownGate
 from rekindle.worker import MEANT_FOR_THE_LOOP, failure_of
 
 Events = AsyncGenerator[SessionEvent, None]
@@ -29,10 +29,10 @@ CUT = Problem(503, "server_error", "the server is stopping: what was begun goes 
 
 
 @dataclass(frozen=True, slots=True)
-class Ears:
+class StreamSettings:
     """How to notice that nobody waits any more, and how often to show those who do that the connection lives."""
 
-    door: Door
+    door: ShutdownGate
     ping_s: float
 
 
@@ -78,7 +78,7 @@ class Told:
         }
 
 
-async def whole(request: Request, session: str, events: Events, ears: Ears) -> dict[str, Any]:
+async def whole(request: Request, session: str, events: Events, ears: StreamSettings) -> dict[str, Any]:
     """Run to the end and say what came of it. An error ends it with its status unless something was said before."""
     told = Told(session)
     async with aclosing(_watched(request, events, ears)) as items:
@@ -93,12 +93,12 @@ async def whole(request: Request, session: str, events: Events, ears: Ears) -> d
     return told.as_dict()
 
 
-async def streamed(request: Request, events: Events, ears: Ears) -> EventStream:
+async def streamed(request: Request, events: Events, ears: StreamSettings) -> EventStream:
     """The run as server-sent events; the head waits for the first, or a ping, so that a refusal has its status."""
     return await _opened(_watched(request, events, ears, first_s=ears.ping_s, beat_s=ears.ping_s))
 
 
-async def listened(request: Request, events: Events, ears: Ears) -> EventStream:
+async def listened(request: Request, events: Events, ears: StreamSettings) -> EventStream:
     """What happens from now on, until the listener leaves; the head goes out as soon as nothing can be missed.
 
     A server that stops waits for runs, but not for who only listens.
@@ -136,7 +136,7 @@ def _broken(error: RekindleError) -> dict[str, Any]:
 async def _watched(
     request: Request,
     events: Events,
-    ears: Ears,
+    ears: StreamSettings,
     *,
     first_s: float | None = None,
     beat_s: float | None = None,
@@ -187,12 +187,12 @@ async def _pumped(events: Events, arrived: Arrived) -> None:
     await arrived.put(None)
 
 
-async def _left(request: Request, ears: Ears, arrived: Arrived) -> None:
+async def _left(request: Request, ears: StreamSettings, arrived: Arrived) -> None:
     while (await ears.door.listen(request.receive))["type"] != "http.disconnect":
         pass
     await arrived.put(HttpError(CUT))  # if it was not the server who ended it, nobody reads this
 
 
-async def _closed(ears: Ears, arrived: Arrived) -> None:
+async def _closed(ears: StreamSettings, arrived: Arrived) -> None:
     await ears.door.closed()
     await arrived.put(HttpError(CUT))

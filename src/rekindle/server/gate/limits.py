@@ -74,7 +74,7 @@ class Rates:
         return 0.0
 
 
-class Door:
+class ShutdownGate:
     """Counts the requests inside; once closed, nobody else comes in."""
 
     def __init__(self) -> None:
@@ -107,7 +107,7 @@ class Door:
             cut.cancel()
 
 
-class BodyRoom:
+class BodyBudget:
     """Bytes of the bodies that are held, and how many there may be; of one namespace at most `share` of them.
 
     For one event loop.
@@ -155,7 +155,7 @@ class Limits:
         app: ASGIApp,
         *,
         settings: ServerSettings,
-        door: Door,
+        door: ShutdownGate,
         bound: PromptBound | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -165,7 +165,7 @@ class Limits:
         self._bound = bound
         self._clock = clock
         share = SHARE if len(settings.namespaces()) > 1 else 1.0
-        self.room = BodyRoom(BODIES_AT_ONCE * settings.max_body_bytes, share=share)
+        self.room = BodyBudget(BODIES_AT_ONCE * settings.max_body_bytes, share=share)
         self._freed = FreedMemory()
         self._rates = Rates(settings.requests_per_minute, clock=clock) if settings.requests_per_minute else None
 

@@ -2,7 +2,7 @@
 
 Owns a bounded number of them for a bounded number of agents, those asked for last, and their numbers, which count the
 requests of one namespace since the start: what others do is not to be read off. They hold what the engine reported, so
-stored text stands in them only where it is the agent's own. Kept in memory: a restart forgets them.
+stored text stands in them only where it is the agent's own. StoredResponse in memory: a restart forgets them.
 """
 
 from __future__ import annotations

@@ -10,12 +10,12 @@ from typing import Any
 
 from rekindle.engine.generation import Generation
 from rekindle.engine.types import Delta
-from rekindle.server.answers.choice import Choice, Reading
+from rekindle.server.answers.choice import Choice, ReplyParser
 from rekindle.server.answers.reply import Stamp
 from rekindle.server.openai.calls import ChatCall
 from rekindle.server.openai.parts import DataEvents, chat_logprobs, message_of, usage_of
 from rekindle.text.messages import Message
-from rekindle.text.replies import ArgumentsPiece, CallStart, Event, ReplyFormat, TextPiece, ThoughtPiece
+from rekindle.text.replies import ArgumentsDelta, CallStart, Event, ReasoningDelta, ReplyFormat, TextDelta
 
 CHUNK = "chat.completion.chunk"
 
@@ -28,7 +28,7 @@ class ChatReply(DataEvents):
         self._call = call
         self._begun: set[int] = set()
         self._choices = [
-            Reading(Choice(index, generation), form, tools=call.read_tools, parallel=call.parallel)
+            ReplyParser(Choice(index, generation), form, tools=call.read_tools, parallel=call.parallel)
             for index, generation in enumerate(generations)
         ]
 
@@ -102,13 +102,13 @@ def _message(said: Message) -> dict[str, Any]:
 def _piece(event: Event) -> dict[str, Any] | None:
     """The `delta` of a chunk for what a client sees of an event."""
     match event:
-        case TextPiece():
+        case TextDelta():
             return {"content": event.text} if event.text else None
-        case ThoughtPiece():
+        case ReasoningDelta():
             return {"reasoning_content": event.text} if event.text else None
         case CallStart():
             function = {"name": event.name, "arguments": ""}
             return {"tool_calls": [{"index": event.index, "id": event.id, "type": "function", "function": function}]}
-        case ArgumentsPiece():
+        case ArgumentsDelta():
             return {"tool_calls": [{"index": event.index, "function": {"arguments": event.text}}]}
     return None

@@ -21,7 +21,7 @@ from rekindle.server.answers.validation import short, validated
 from rekindle.server.gate.caller import Caller
 from rekindle.server.responses.bodies import ENCRYPTED, HARMLESS, NEUTRAL, NOTHING_TO_INCLUDE, Reasoning, ResponseBody
 from rekindle.server.responses.items import Item, ItemReader, check_outputs, messages_of
-from rekindle.server.responses.kept import Kept
+from rekindle.server.responses.kept import StoredResponse
 from rekindle.server.responses.tools import OfferedTools, read_choice, read_tools
 from rekindle.text.messages import Message, check_json, check_text
 
@@ -31,7 +31,7 @@ SAMPLING = ("temperature", "top_p", "top_k", "min_p", "seed", "min_tokens", "ign
 class Shelf(Protocol):
     """Where kept responses are found; a reader of a log has none."""
 
-    def chain(self, namespace: str, id: str) -> list[Kept]:
+    def chain(self, namespace: str, id: str) -> list[StoredResponse]:
         """The conversation up to and with a response."""
 
     def item(self, namespace: str, id: str) -> Item | None:
@@ -104,7 +104,7 @@ def parse_response(body: Any, caller: Caller, shelf: Shelf) -> ResponseCall:
     )
 
 
-def _parent(caller: Caller, chain: Sequence[Kept]) -> str | None:
+def _parent(caller: Caller, chain: Sequence[StoredResponse]) -> str | None:
     """Who remembers the conversation that a named caller goes on from, where that is somebody else."""
     holder = chain[-1].agent if chain and caller.agent is not None else None
     return None if holder == caller.agent else holder

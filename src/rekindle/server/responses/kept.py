@@ -39,7 +39,7 @@ _FORGOTTEN = "its agent was deleted meanwhile"
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class StoredResponse:
     """A response as it was answered, whose it is, and the items that came with its request."""
 
     namespace: str
@@ -69,12 +69,12 @@ class _Unsaved:
     """A response that is not in the file. `durable` is done once it is, or with the error for which it was not;
     `entry` is what was to be written then."""
 
-    kept: Kept
+    kept: StoredResponse
     durable: Future[None]
     entry: Entry | None = None
 
 
-class KeptResponses:
+class StoredResponses:
     """Every kept response of all namespaces. Start it, close it; `path` None: in memory. Any thread may use it.
 
     `max_kept` responses of `max_bytes`, packed, are kept of each namespace, those used last. `records`: the open file.
@@ -149,7 +149,7 @@ class KeptResponses:
         with self._changed:
             return self._num_forgotten
 
-    def keep(self, kept: Kept, *, ticket: int | None = None) -> Future[None]:
+    def keep(self, kept: StoredResponse, *, ticket: int | None = None) -> Future[None]:
         """Take a response in, unless its agent was forgotten since the ticket was taken; returns at once.
 
         The future is done when the response is durable (without a file: known), or has the StoreError that says why it
@@ -169,7 +169,7 @@ class KeptResponses:
                 self._changed.notify_all()
         return unsaved.durable
 
-    def find(self, namespace: str, id: str) -> Kept | None:
+    def find(self, namespace: str, id: str) -> StoredResponse | None:
         """A kept response of this namespace, None where there is none. StoreError if the disk refuses."""
         if not id.isascii():  # none has such an id, and half a surrogate pair cannot be looked up
             return None
@@ -178,11 +178,11 @@ class KeptResponses:
         if waiting is not None:
             return waiting.kept
         found = self._open.find(namespace, id, now=self._clock())
-        return None if found is None else Kept(namespace, *found)
+        return None if found is None else StoredResponse(namespace, *found)
 
-    def chain(self, namespace: str, id: str) -> list[Kept]:
+    def chain(self, namespace: str, id: str) -> list[StoredResponse]:
         """The conversation up to and with a response, its first one first; a 400 where one of them is not kept."""
-        chain: list[Kept] = []
+        chain: list[StoredResponse] = []
         wanted: str | None = id
         while wanted is not None:
             found = self.find(namespace, wanted)
@@ -338,7 +338,7 @@ class KeptResponses:
                 each.durable.set_exception(error)
 
 
-def _packed(kept: Kept) -> Entry | None:
+def _packed(kept: StoredResponse) -> Entry | None:
     """A response as it is written; None for one that is nested too deeply to be."""
     try:
         return Entry.packed(kept.namespace, kept.agent, kept.response, kept.items)

@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from rekindle.server.responses.items import Item, call_item, message_item, new_item_id, reasoning_item, sealed
 from rekindle.server.responses.tools import Function
-from rekindle.text.replies import ArgumentsPiece, CallEnd, CallStart, Event, TextPiece, ThoughtPiece
+from rekindle.text.replies import ArgumentsDelta, CallEnd, CallStart, Event, ReasoningDelta, TextDelta
 
 Status = Literal["completed", "incomplete"]
 Events = list[dict[str, Any]]
@@ -31,16 +31,16 @@ class Output:
     def take(self, event: Event) -> Events:
         """What a piece of the reply makes of it."""
         match event:
-            case ThoughtPiece(text=text) if text:
+            case ReasoningDelta(text=text) if text:
                 return [*self._at("reasoning"), self._grown("response.reasoning_text.delta", text, part=True)]
-            case TextPiece(text=text) if text:
+            case TextDelta(text=text) if text:
                 begun = self._at("message")
                 return [*begun, self._grown("response.output_text.delta", text, part=True) | {"logprobs": []}]
             case CallStart():
                 namespace, name = self._functions.get(event.name, (None, event.name))
                 item = call_item(new_item_id("function_call"), event.id, name, "", namespace=namespace)
                 return [*self.close("completed"), *self._added(item)]
-            case ArgumentsPiece(text=text) if text:
+            case ArgumentsDelta(text=text) if text:
                 return [self._grown("response.function_call_arguments.delta", text)]
             case CallEnd():
                 return self.close("completed" if event.whole else "incomplete")

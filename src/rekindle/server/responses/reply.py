@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from rekindle.engine.generation import Generation
 from rekindle.engine.types import Delta, Progress
-from rekindle.server.answers.choice import Choice, Reading
+from rekindle.server.answers.choice import Choice, ReplyParser
 from rekindle.server.answers.reply import Stamp, spelled
 from rekindle.server.answers.sse import comment
 from rekindle.server.errors import Problem
@@ -34,7 +34,7 @@ class ResponseReply:
     ) -> None:
         self._stamp = stamp
         self._call = call
-        self._reading = Reading(Choice(0, generation), form, tools=call.read_tools, parallel=call.parallel)
+        self._reading = ReplyParser(Choice(0, generation), form, tools=call.read_tools, parallel=call.parallel)
         self._output = Output(call.tools.functions, seals=call.seals)
         self._num_events = 0
         self._has_begun = False

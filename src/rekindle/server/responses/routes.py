@@ -28,7 +28,7 @@ from rekindle.server.gate.caller import Caller, access_of
 from rekindle.server.models import ServedModel
 from rekindle.server.observers.observer import Observer
 from rekindle.server.responses.calls import ResponseCall, parse_response
-from rekindle.server.responses.kept import Kept, KeptResponses
+from rekindle.server.responses.kept import StoredResponse, StoredResponses
 from rekindle.server.responses.reply import ResponseReply
 
 PATH = "/v1/responses"
@@ -46,7 +46,7 @@ class ResponseRoute:
         model: ServedModel,
         observer: Observer,
         *,
-        kept: KeptResponses,
+        kept: StoredResponses,
         clock: Callable[[], float],
         ping_s: float,
     ) -> None:
@@ -67,7 +67,7 @@ class ResponseRoute:
 
         async def keep() -> None:
             if call.store:
-                kept = Kept(caller.namespace, caller.agent, reply.whole(), call.items)
+                kept = StoredResponse(caller.namespace, caller.agent, reply.whole(), call.items)
                 if (why := await _failure(self._kept.keep(kept, ticket=ticket))) is not None:
                     reply.not_stored(why)
 
@@ -102,7 +102,7 @@ class ItemList(BaseModel):
     has_more: bool
 
 
-def responses_router(kept: KeptResponses) -> APIRouter:
+def responses_router(kept: StoredResponses) -> APIRouter:
     """Routes of kept responses, each within the namespace of its key. Plain functions: they run in worker threads."""
     router = Router(prefix=PATH, tags=["responses"])
 
@@ -137,7 +137,7 @@ def responses_router(kept: KeptResponses) -> APIRouter:
     return router
 
 
-def _found(kept: KeptResponses, request: Request, id: str) -> Kept:
+def _found(kept: StoredResponses, request: Request, id: str) -> StoredResponse:
     found = kept.find(access_of(request).namespace, id)
     if found is None:
         raise _missing(id)

@@ -1,6 +1,6 @@
 """Replies of a model: thoughts, text and tool calls, read as they are generated.
 
-    tokens ─TextStream(visible)─▶ structured text ─ReplyStream─▶ events ─Said─▶ a message
+    tokens ─TextStream(visible)─▶ structured text ─ReplyStream─▶ events ─ParsedReply─▶ a message
 
 *Structured text* is what a reader sees, and of the tokens flagged special those that are marks of the model's form:
 each as a guard (U+FDD0) and its spelling. The guard can come from no model, so look-alike text is never such a mark.
@@ -10,15 +10,15 @@ error. A scan for each form: `envelope`, `named`, `tagged`, `keyed`; forms that 
 """
 
 from rekindle.text.replies.events import (
-    ArgumentsPiece,
+    ArgumentsDelta,
     Blanks,
     CallEnd,
     CallStart,
     Event,
-    Said,
-    SaidCall,
-    TextPiece,
-    ThoughtPiece,
+    ParsedReply,
+    ReasoningDelta,
+    SentCall,
+    TextDelta,
     new_call_id,
 )
 from rekindle.text.replies.format import ReplyFormat, ThinkingFormat, ToolFormat
@@ -26,18 +26,18 @@ from rekindle.text.replies.probes import find_reply_format
 from rekindle.text.replies.stream import ReplyStream, begin_reply, opened_by, read_reply
 
 __all__ = [
-    "ArgumentsPiece",
+    "ArgumentsDelta",
     "Blanks",
     "CallEnd",
     "CallStart",
     "Event",
+    "ParsedReply",
+    "ReasoningDelta",
     "ReplyFormat",
     "ReplyStream",
-    "Said",
-    "SaidCall",
-    "TextPiece",
+    "SentCall",
+    "TextDelta",
     "ThinkingFormat",
-    "ThoughtPiece",
     "ToolFormat",
     "begin_reply",
     "find_reply_format",

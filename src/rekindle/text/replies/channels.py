@@ -17,7 +17,7 @@ from typing import Any, Literal
 
 from rekindle.text.messages import GUARD
 from rekindle.text.replies.arguments import JsonArguments
-from rekindle.text.replies.events import ArgumentsPiece, Blanks, CallEnd, CallStart, Event, TextPiece, ThoughtPiece
+from rekindle.text.replies.events import ArgumentsDelta, Blanks, CallEnd, CallStart, Event, ReasoningDelta, TextDelta
 from rekindle.text.replies.reader import CallMarks, without
 from rekindle.text.replies.sample import MARK, SAID, TOOL, CallSample
 from rekindle.text.stream import overlap
@@ -199,10 +199,10 @@ class ChannelReader:
         text = without(raw, self._specials)
         if self._kind == "call":
             self._follow(text)
-            self._emit(ArgumentsPiece(self._num_calls - 1, text, raw), size)
+            self._emit(ArgumentsDelta(self._num_calls - 1, text, raw), size)
             return
         text, self._joint = self._joint + text, ""
-        kind = ThoughtPiece if self._kind == "thought" else TextPiece
+        kind = ReasoningDelta if self._kind == "thought" else TextDelta
         self._emit(kind(text) if text == raw else kind(text, raw), size)
 
     def _follow(self, text: str) -> None:

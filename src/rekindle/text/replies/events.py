@@ -26,13 +26,13 @@ class _Words:
         return self.text if self.spelled is None else self.spelled
 
 
-class TextPiece(_Words):
+class TextDelta(_Words):
     """Text of the reply."""
 
     __slots__ = ()
 
 
-class ThoughtPiece(_Words):
+class ReasoningDelta(_Words):
     """What the model thinks before it answers."""
 
     __slots__ = ()
@@ -49,7 +49,7 @@ class CallStart:
 
 
 @dataclass(frozen=True, slots=True)
-class ArgumentsPiece:
+class ArgumentsDelta:
     """More of the arguments of a call: verbatim where the model writes JSON, else the JSON of what it wrote."""
 
     index: int
@@ -73,11 +73,11 @@ class Blanks:
     raw: str
 
 
-Event = ThoughtPiece | TextPiece | CallStart | ArgumentsPiece | CallEnd | Blanks
+Event = ReasoningDelta | TextDelta | CallStart | ArgumentsDelta | CallEnd | Blanks
 
 
 @dataclass(frozen=True, slots=True)
-class SaidCall:
+class SentCall:
     """A call as it was read; `whole`: its arguments are closed."""
 
     id: str
@@ -91,7 +91,7 @@ def new_call_id() -> str:
     return f"call_{uuid.uuid4().hex}"
 
 
-class Said:
+class ParsedReply:
     """Collects the events of one reply."""
 
     def __init__(self) -> None:
@@ -112,10 +112,10 @@ class Said:
         return "".join(self._texts)
 
     @property
-    def calls(self) -> list[SaidCall]:
+    def calls(self) -> list[SentCall]:
         """The calls so far; one that has not ended is not whole."""
         rows = zip(self._starts, self._arguments, self._whole, strict=True)
-        return [SaidCall(start.id, start.name, "".join(pieces), whole) for start, pieces, whole in rows]
+        return [SentCall(start.id, start.name, "".join(pieces), whole) for start, pieces, whole in rows]
 
     @property
     def has_whole_call(self) -> bool:
@@ -125,15 +125,15 @@ class Said:
     def take(self, event: Event) -> None:
         """Add the next event."""
         match event:
-            case ThoughtPiece():
+            case ReasoningDelta():
                 self._thoughts.append(event.text)
-            case TextPiece():
+            case TextDelta():
                 self._texts.append(event.text)
             case CallStart():
                 self._starts.append(event)
                 self._arguments.append([])
                 self._whole.append(False)
-            case ArgumentsPiece():
+            case ArgumentsDelta():
                 self._arguments[event.index].append(event.text)
             case CallEnd():
                 self._whole[event.index] = event.whole

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Literal, Protocol
 
 from rekindle.text.messages import GUARD
-from rekindle.text.replies.events import ArgumentsPiece, Blanks, CallEnd, CallStart, Event, TextPiece
+from rekindle.text.replies.events import ArgumentsDelta, Blanks, CallEnd, CallStart, Event, TextDelta
 from rekindle.text.stream import overlap
 from rekindle.text.tools_json import skip_blanks
 
@@ -195,9 +195,9 @@ class CallReader:
             self._num_calls += 1
             self._has_begun = True
             if step.arguments is not None:
-                self._emit(ArgumentsPiece(self._num_calls - 1, step.arguments, ""), 0)
+                self._emit(ArgumentsDelta(self._num_calls - 1, step.arguments, ""), 0)
         elif isinstance(step, Passed):
-            self._emit(ArgumentsPiece(self._num_calls - 1, step.text, self._held[:size]), size)
+            self._emit(ArgumentsDelta(self._num_calls - 1, step.text, self._held[:size]), size)
         else:
             self._end(size, whole=step.whole)
         return True
@@ -252,7 +252,7 @@ class CallReader:
 
     def _say(self, size: int) -> None:
         raw = self._held[:size]
-        if self._events and isinstance(self._events[-1], TextPiece):
+        if self._events and isinstance(self._events[-1], TextDelta):
             raw = self._events.pop().raw + raw
         if raw:
             self._events.append(text_piece(raw, self._specials))
@@ -267,10 +267,10 @@ class CallReader:
         self._read = 0
 
 
-def text_piece(raw: str, specials: Sequence[str]) -> TextPiece:
+def text_piece(raw: str, specials: Sequence[str]) -> TextDelta:
     """A piece of text without the special tokens in it."""
     text = without(raw, specials)
-    return TextPiece(text) if text == raw else TextPiece(text, raw)
+    return TextDelta(text) if text == raw else TextDelta(text, raw)
 
 
 def without(raw: str, specials: Sequence[str]) -> str:

@@ -16,14 +16,14 @@ import numpy as np
 from rekindle.text.messages import GUARD
 from rekindle.text.prompt import PromptEncoder, RenderedPrompt
 from rekindle.text.replies.events import (
-    ArgumentsPiece,
+    ArgumentsDelta,
     Blanks,
     CallEnd,
     CallStart,
     Event,
-    Said,
-    TextPiece,
-    ThoughtPiece,
+    ParsedReply,
+    ReasoningDelta,
+    TextDelta,
 )
 from rekindle.text.replies.format import ReplyFormat
 from rekindle.text.replies.probes import structured
@@ -148,7 +148,7 @@ class ReplyStream:
         raw = self._held[:size]
         if raw:
             text = without(raw, self._specials)
-            self._events.append(ThoughtPiece(text) if text == raw else ThoughtPiece(text, raw))
+            self._events.append(ReasoningDelta(text) if text == raw else ReasoningDelta(text, raw))
         self._held = self._held[size:]
 
     def _emit(self, kind: type[Blanks], size: int) -> None:
@@ -167,7 +167,7 @@ class ReplyStream:
             self._to_skip -= len(raw) - len(rest)
             if rest == raw:
                 kept.append(event)
-            elif isinstance(event, CallStart | ArgumentsPiece | CallEnd):
+            elif isinstance(event, CallStart | ArgumentsDelta | CallEnd):
                 kept.append(replace(event, raw=rest))
             elif rest:
                 kept.append(_cut(event, rest, self._specials))
@@ -200,11 +200,11 @@ def read_reply(
     *,
     opening: str = "",
     tools: bool | Sequence[Any],
-) -> Said:
+) -> ParsedReply:
     """Read a whole reply from its token ids."""
     stream = TextStream(encoder, visible=form.visible)
     reader = ReplyStream(form, tools=tools, opening=opening)
-    said = Said()
+    said = ParsedReply()
     for token_id in ids:
         for event in reader.push(stream.push(int(token_id))):
             said.take(event)
@@ -220,7 +220,7 @@ def _tail(encoder: PromptEncoder, prompt: RenderedPrompt) -> np.ndarray:
     return encoder.encode_rest(prompt, start if start >= 0 else len(prompt.key))
 
 
-def _cut(event: ThoughtPiece | TextPiece | Blanks, raw: str, specials: Sequence[str]) -> Event:
+def _cut(event: ReasoningDelta | TextDelta | Blanks, raw: str, specials: Sequence[str]) -> Event:
     if isinstance(event, Blanks):
         return Blanks(raw)
     text = without(raw, specials)

@@ -53,7 +53,7 @@ class _Found:
     is_elsewhere: bool
 
 
-class Recall:
+class PromptLookup:
     """Finds what of prompts is stored. `reuse` "off": nothing is, for nobody."""
 
     def __init__(self, encoder: PromptEncoder, memory: AgentMemory, *, reuse: str) -> None:

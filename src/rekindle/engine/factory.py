@@ -18,9 +18,9 @@ import torch
 
 from rekindle.cache.blocks.pool import BlockPool
 from rekindle.config import CacheSettings, Settings
-from rekindle.engine.assembly import Assembly
 from rekindle.engine.blocks.prefix_cache import PrefixCache
 from rekindle.engine.capacity import capacity, check_budget, check_disk
+from rekindle.engine.components import Components
 from rekindle.engine.core.core import EngineCore
 from rekindle.engine.core.costs import StepCosts
 from rekindle.engine.core.loop import EngineLoop
@@ -28,12 +28,12 @@ from rekindle.engine.core.scheduler import Scheduler
 from rekindle.engine.gauges import StorePlace, hot_tokens
 from rekindle.engine.intake.anticipation import Anticipation
 from rekindle.engine.intake.intake import Intake
-from rekindle.engine.intake.preparing import Preparer, PromptLimits
-from rekindle.engine.intake.recall import Recall
+from rekindle.engine.intake.prompt_lookup import PromptLookup
+from rekindle.engine.intake.queue_limit import AdmissionQueueLimit
 from rekindle.engine.intake.rendering import Renderer
-from rekindle.engine.intake.waiting import WaitingRoom
+from rekindle.engine.intake.request_builder import PromptLimits, RequestBuilder
+from rekindle.engine.memory.agent_commands import AgentCommands
 from rekindle.engine.memory.branches import Branch, BranchBook, KnownBranch
-from rekindle.engine.memory.edits import AgentEdits
 from rekindle.engine.memory.memory import AgentMemory
 from rekindle.engine.memory.pins import most_pinned
 from rekindle.engine.memory.retention import Retention, RetentionRules
@@ -59,7 +59,7 @@ KEPT_SHARE = 0.5  # of a tenant's part of the disk, for what requests mark
 CHUNK_TOKENS = defaultdict(lambda: 512, cuda=2048)
 
 
-def assemble(settings: Settings, *, clock: Callable[[], datetime] = datetime.now) -> Assembly:
+def assemble(settings: Settings, *, clock: Callable[[], datetime] = datetime.now) -> Components:
     """Load the model, prove it, open the store, connect the parts; all or nothing."""
     use_store = settings.store.enabled and settings.cache.reuse == "on"
     _check_start(settings, use_store=use_store)
@@ -113,7 +113,7 @@ class _Ground:
     max_context: int
 
 
-def _connect(ground: _Ground, started: dict[str, float]) -> Assembly:
+def _connect(ground: _Ground, started: dict[str, float]) -> Components:
     settings, loaded, encoder, store = ground.settings, ground.loaded, ground.encoder, ground.store
     spec, loop = loaded.spec, EngineLoop(check_when_idle=settings.engine.check_when_idle)
     cache = _prefix_cache(settings.cache, settings.store.namespace_share, spec, ground.arena, store, loop)
@@ -124,7 +124,7 @@ def _connect(ground: _Ground, started: dict[str, float]) -> Assembly:
         store.on_saved, store.on_lost = intake.turn_saved, intake.turn_lost
     num_warm_agents = memory.open()
     started["agents"] = time.time()
-    return Assembly(
+    return Components(
         spec=spec,
         encoder=encoder,
         reply_format=ground.form,
@@ -139,7 +139,9 @@ def _connect(ground: _Ground, started: dict[str, float]) -> Assembly:
         memory=memory,
         anticipation=anticipation,
         started=started,
-        edits=AgentEdits(memory, void=anticipation.void, block_tokens=spec.layout.block_tokens, now=time.time),
+        agent_commands=AgentCommands(
+            memory, void=anticipation.void, block_tokens=spec.layout.block_tokens, now=time.time
+        ),
         store=store,
         refused=ground.refused,
         place=StorePlace(settings.store.directory() / spec.fingerprint.hex()) if store is not None else None,
@@ -167,7 +169,7 @@ def _intake(
         preparer=preparer,
         memory=memory,
         retention=retention,
-        room=WaitingRoom(settings.engine.max_waiting),
+        room=AdmissionQueueLimit(settings.engine.max_waiting),
         anticipation=anticipation,
     )
     return intake
@@ -215,12 +217,12 @@ def _preparer(
     cache: PrefixCache,
     submit: Callable[[Request], None],
     wake: Callable[[], None],
-) -> Preparer:
+) -> RequestBuilder:
     settings, spec = ground.settings, ground.loaded.spec
-    return Preparer(
+    return RequestBuilder(
         encoder=ground.encoder,
         renderer=ground.renderer,
-        recall=Recall(ground.encoder, memory, reuse=settings.cache.reuse),
+        lookup=PromptLookup(ground.encoder, memory, reuse=settings.cache.reuse),
         limits=PromptLimits(ground.max_context, spec.vocab_size, spec.eos_ids, settings.engine.request_timeout_s),
         visible=ground.form.visible,
         block_tokens=settings.cache.block_tokens,

@@ -1,8 +1,8 @@
 """What of a prompt was computed again although it had been computed before, and because of which line.
 
-Behind the first difference nothing can be reused, however much of it stands in the stored text: that is burned. What
-does not stand there is new. Told apart by lines, so a log of any size costs a few passes over its text. The cause and
-its wording are the server's own (`matching/explain`).
+After the first difference nothing can be reused: what of it is in the stored text is recomputed, the rest is new. They
+are told apart by lines, so a log of any size costs a few passes over its text. The cause and its wording are the
+server's own (`matching/explain`).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from rekindle.text.dates import without_dates
 from rekindle.text.prompt import PromptEncoder
 from rekindle.text.vocabulary import MARK
 
-# Causes of single lines that change although nothing was said: the line itself is burned, too.
+# Causes of single lines that change although nothing was said: the line itself is recomputed, too.
 LINES = frozenset(("attribution_header", "date_line", "tool_order"))
 NEW = "new_text"
 _ENDS = re.compile(rb"\n|" + MARK + rb"....", re.DOTALL)
@@ -30,7 +30,7 @@ MIN_PIECE_BYTES = 16
 
 
 @dataclass(frozen=True, slots=True)
-class Burned:
+class Recomputed:
     """Tokens computed again and why; `line`: of a date's line, what stays of it."""
 
     num_tokens: int
@@ -44,7 +44,7 @@ class Burned:
         return self.explanation.cause
 
 
-def burned_by(reuse: Reuse, encoder: PromptEncoder) -> Burned | None:
+def recomputed_by(reuse: Reuse, encoder: PromptEncoder) -> Recomputed | None:
     """What a prompt computes again; None where it goes on as stored, or shares nothing but its kind with others."""
     difference = reuse.match.difference
     if difference is None:
@@ -69,7 +69,7 @@ def burned_by(reuse: Reuse, encoder: PromptEncoder) -> Burned | None:
     if index is not None:
         role = messages[index].role
     line = without_dates(first_line(explanation.sent)) if explanation.cause == "date_line" else ""
-    return Burned(num_tokens, explanation, role, line)
+    return Recomputed(num_tokens, explanation, role, line)
 
 
 def first_line(quote: str | None) -> str:

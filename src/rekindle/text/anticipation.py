@@ -27,7 +27,7 @@ _MORE = (" more", "\n4")
 _LONGEST_RUN = 8  # bytes that hold two blanks, whatever they are
 
 
-def foreseen(
+def anticipated(
     encoder: PromptEncoder,
     messages: Sequence[Message],
     tools: Sequence[Any] | None = None,

@@ -32,7 +32,7 @@ class Space:
         return len(self.trie)
 
 
-class Shelf(Generic[P]):
+class EntryStore(Generic[P]):
     """Entries under keys of one kind; those of one namespace never meet another's."""
 
     def __init__(self, keys: Keys) -> None:

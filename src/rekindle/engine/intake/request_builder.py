@@ -19,9 +19,9 @@ import numpy as np
 from rekindle.cache.blocks.hashing import BlockHash
 from rekindle.cache.blocks.table import BlockTable
 from rekindle.engine.generation import Generation
-from rekindle.engine.intake.recall import OnMemory, Prompt, Recall
+from rekindle.engine.intake.prompt_lookup import OnMemory, Prompt, PromptLookup
 from rekindle.engine.intake.rendering import Renderer, Rendering
-from rekindle.engine.request import Kept, Marks, Request, TakenOut
+from rekindle.engine.request import CachedBreakpoint, Request, RequestTimes, TakenOut
 from rekindle.engine.types import GenerationRequest, Task
 from rekindle.errors import BadRequest, PromptTooLong
 from rekindle.model.sampler import SamplerState
@@ -53,10 +53,10 @@ class _Ready:
     ids: tuple[int, ...]
     sampler: SamplerState
     max_new_tokens: int
-    marks: Marks
+    marks: RequestTimes
 
 
-class Preparer:
+class RequestBuilder:
     """Turns `GenerationRequest`s into `Request`s and passes them to `submit`.
 
     `visible` tokens are spelled in the deltas of structured requests.
@@ -67,7 +67,7 @@ class Preparer:
         *,
         encoder: PromptEncoder,
         renderer: Renderer,
-        recall: Recall,
+        lookup: PromptLookup,
         limits: PromptLimits,
         visible: frozenset[int],
         block_tokens: int,
@@ -79,7 +79,7 @@ class Preparer:
     ) -> None:
         self._encoder = encoder
         self._renderer = renderer
-        self._recall = recall
+        self._lookup = lookup
         self._limits = limits
         self._visible = visible
         self._block_tokens = block_tokens
@@ -116,7 +116,7 @@ class Preparer:
             ids=tuple(prompt.ids.tolist()),
             sampler=SamplerState.create(params, lambda: secrets.randbits(63), eos_ids=self._limits.eos_ids),
             max_new_tokens=min(most, params.max_tokens) if params.max_tokens is not None else most,
-            marks=Marks(submitted=submitted, match_s=self._clock() - began),
+            marks=RequestTimes(submitted=submitted, match_s=self._clock() - began),
         )
         on_memory(lambda: self._hand_over(ready, generations))
 
@@ -169,10 +169,10 @@ class Preparer:
             if self._encoder.bound is not None and asked.task != "load":
                 self._encoder.bound.check_ids(len(asked.token_ids))
             ids = self._checked(asked.token_ids)
-            return on_memory(lambda: self._recall.of_ids(asked, ids)), Rendering(asked)
+            return on_memory(lambda: self._lookup.of_ids(asked, ids)), Rendering(asked)
         rendering = self._renderer.render(asked)
         most = COUNTED * self._limits.max_context
-        return self._recall.of_text(asked, rendering, on_memory=on_memory, most=most), rendering
+        return self._lookup.of_text(asked, rendering, on_memory=on_memory, most=most), rendering
 
     def _room(self, prompt: Prompt, task: Task) -> int:
         """How many tokens of reply fit behind the prompt; PromptTooLong when not even one does."""
@@ -187,7 +187,7 @@ class Preparer:
             )
         return most
 
-    def _told(self, prompt: Prompt, rendering: Rendering) -> tuple[tuple[Kept, ...], tuple[TakenOut, ...]]:
+    def _told(self, prompt: Prompt, rendering: Rendering) -> tuple[tuple[CachedBreakpoint, ...], tuple[TakenOut, ...]]:
         """The marked beginnings of a prompt and what was taken out of it, in tokens."""
         if not rendering.breakpoints and not rendering.removed:
             return (), ()
@@ -196,7 +196,7 @@ class Preparer:
         num_before = [int(num) for num in np.searchsorted(ends, at, side="right")]
         marked = zip(rendering.asked.breakpoints, num_before, strict=False)
         # Without reuse nothing is stored, so nothing can be kept.
-        kept = tuple(Kept(num, each.ttl_s) for each, num in marked) if prompt.reuse != "off" else ()
+        kept = tuple(CachedBreakpoint(num, each.ttl_s) for each, num in marked) if prompt.reuse != "off" else ()
         before = self._sent_before(prompt, rendering)
         taken_out = tuple(
             TakenOut(

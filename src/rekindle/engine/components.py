@@ -14,7 +14,7 @@ from rekindle.engine.gauges import StorePlace, engine_stats, problems
 from rekindle.engine.intake.anticipation import Anticipation
 from rekindle.engine.intake.intake import Intake
 from rekindle.engine.intake.rendering import Renderer
-from rekindle.engine.memory.edits import AgentEdits
+from rekindle.engine.memory.agent_commands import AgentCommands
 from rekindle.engine.memory.memory import AgentMemory
 from rekindle.engine.recent import Recent
 from rekindle.engine.types import EngineStats, Report
@@ -31,7 +31,7 @@ CLOSE_TIMEOUT_S = 60.0
 
 
 @dataclass(frozen=True)
-class Assembly:
+class Components:
     """The parts of a running engine, for `Engine` to speak to."""
 
     spec: ModelSpec
@@ -47,7 +47,7 @@ class Assembly:
     intake: Intake
     memory: AgentMemory
     anticipation: Anticipation
-    edits: AgentEdits
+    agent_commands: AgentCommands
     started: Mapping[str, float]
     store: WarmStore | None
     refused: str | None  # why there is no store where there was to be one

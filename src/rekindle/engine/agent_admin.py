@@ -15,13 +15,13 @@ from concurrent.futures import TimeoutError as FutureTimeout
 from dataclasses import replace
 from typing import TypeVar
 
-from rekindle.engine.assembly import Assembly
 from rekindle.engine.blocks.save_queue import Moved
+from rekindle.engine.components import Components
 from rekindle.engine.core.core import EngineCore
 from rekindle.engine.core.purge import Purge, evict_named, idle_names, wipe, withdraw
 from rekindle.engine.gauges import hot_tokens
+from rekindle.engine.memory.agent_commands import Before
 from rekindle.engine.memory.branches import Branch, KnownBranch, shared_tokens
-from rekindle.engine.memory.edits import Before
 from rekindle.engine.memory.sequences import to_save
 from rekindle.engine.types import AgentInfo, BranchInfo, PurgeReport
 from rekindle.errors import BadRequest, NotFound, PurgeUnproved, RekindleError, StoreError
@@ -34,7 +34,7 @@ FLUSH_S = 60.0
 PROOF_S = 600.0  # a purge reads back every slot that it freed
 
 
-def infos(parts: Assembly, ask: Callable[[], Sequence[Sequence[Branch]]]) -> list[AgentInfo]:
+def infos(parts: Components, ask: Callable[[], Sequence[Sequence[Branch]]]) -> list[AgentInfo]:
     """The agents whose branches `ask` gives on the intake thread, most recently used first; one question per thread,
     however many agents there are."""
     now, book = time.time(), parts.memory.book
@@ -64,7 +64,7 @@ def infos(parts: Assembly, ask: Callable[[], Sequence[Sequence[Branch]]]) -> lis
     return sorted(found, key=lambda info: -info.last_use)
 
 
-def info(parts: Assembly, namespace: str, agent: str) -> AgentInfo:
+def info(parts: Components, namespace: str, agent: str) -> AgentInfo:
     """One agent with its branches, the latest first; raises NotFound."""
 
     def look() -> list[Sequence[Branch]]:
@@ -76,7 +76,7 @@ def info(parts: Assembly, namespace: str, agent: str) -> AgentInfo:
     return replace(found[0], branch_infos=_branch_infos(parts, namespace, agent))
 
 
-def _branch_infos(parts: Assembly, namespace: str, agent: str) -> tuple[BranchInfo, ...]:
+def _branch_infos(parts: Components, namespace: str, agent: str) -> tuple[BranchInfo, ...]:
     book, size = parts.memory.book, parts.spec.layout.block_tokens
 
     def look() -> list[tuple[Branch, tuple[int, tuple[str, ...]]]]:
@@ -102,7 +102,7 @@ def _branch_infos(parts: Assembly, namespace: str, agent: str) -> tuple[BranchIn
     )
 
 
-def latest_ids(parts: Assembly, namespace: str, agent: str) -> tuple[int, ...]:
+def latest_ids(parts: Components, namespace: str, agent: str) -> tuple[int, ...]:
     """The ids of the branch an agent used last; raises NotFound when it has none that can be read."""
     branches = parts.intake.call(lambda: parts.memory.know_agent(namespace, agent)).result()
     if not branches:
@@ -110,37 +110,37 @@ def latest_ids(parts: Assembly, namespace: str, agent: str) -> tuple[int, ...]:
     return tuple(branches[0].ids.tolist())
 
 
-def evict(parts: Assembly, namespace: str, agent: str) -> int:
+def evict(parts: Components, namespace: str, agent: str) -> int:
     """Make an agent durable and drop its blocks from memory, as far as nobody shares them; return how many.
 
     StoreError where not all of it can be saved, and then nothing is dropped.
     """
     _check_place(parts)
-    branches = parts.intake.call(lambda: parts.edits.branches_to_evict(namespace, agent)).result()
+    branches = parts.intake.call(lambda: parts.agent_commands.branches_to_evict(namespace, agent)).result()
     if not branches:
         raise NotFound(f"no agent {agent!r}", param="agent")
     _save_rest(parts, namespace, agent)
     is_flushed = parts.flush(FLUSH_S)
-    unsaved = parts.intake.call(lambda: parts.edits.unsaved(namespace, agent)).result()
+    unsaved = parts.intake.call(lambda: parts.agent_commands.unsaved(namespace, agent)).result()
     if parts.store is not None and (unsaved or not is_flushed):
         raise _not_saved(agent, "nothing of it has left memory")
     return parts.loop.call(lambda core: _evict(core, namespace, agent, branches)).result()
 
 
-def _save_rest(parts: Assembly, namespace: str, agent: str) -> None:
+def _save_rest(parts: Components, namespace: str, agent: str) -> None:
     """Queue again what of an agent is in memory and not on disk: a save that failed before may work by now."""
-    unsaved = parts.intake.call(lambda: parts.edits.unsaved(namespace, agent)).result()
+    unsaved = parts.intake.call(lambda: parts.agent_commands.unsaved(namespace, agent)).result()
     if unsaved:
         parts.loop.call(lambda core: _save_branches(core, unsaved)).result()
 
 
-def _check_open(parts: Assembly) -> None:
+def _check_open(parts: Components) -> None:
     """Refuse what is to be durable where there is no store that was to be there."""
     if parts.refused is not None:
         raise StoreError(f"nothing can be saved or deleted: {parts.refused}; then start again")
 
 
-def _check_place(parts: Assembly) -> None:
+def _check_place(parts: Components) -> None:
     """Refuse what is to be durable where nothing can be."""
     _check_open(parts)
     if not parts.is_in_place():
@@ -154,24 +154,26 @@ def _not_saved(agent: str, so: str) -> StoreError:
     )
 
 
-def fork(parts: Assembly, namespace: str, source: str, target: str) -> None:
+def fork(parts: Components, namespace: str, source: str, target: str) -> None:
     """Give `target` everything `source` remembers, durably; StoreError, and there is no `target`, where that cannot
     be."""
     _check_place(parts)
     _save_rest(parts, namespace, source)
-    twins, order = parts.intake.call(lambda: parts.edits.fork(namespace, source, target)).result()
+    twins, order = parts.intake.call(lambda: parts.agent_commands.fork(namespace, source, target)).result()
     if parts.store is not None:
-        _done_or_undone(parts, order.done, lambda: parts.edits.undo_fork(twins), _not_saved(source, "it is not forked"))
+        _done_or_undone(
+            parts, order.done, lambda: parts.agent_commands.undo_fork(twins), _not_saved(source, "it is not forked")
+        )
 
 
-def rewind(parts: Assembly, namespace: str, agent: str, turns: int) -> int:
+def rewind(parts: Components, namespace: str, agent: str, turns: int) -> int:
     """Take back an agent's last turns, durably; return how many tokens it still remembers. StoreError, and it remembers
     all as before, where that cannot be."""
     _check_place(parts)
     _save_rest(parts, namespace, agent)
-    rewound = parts.intake.call(lambda: parts.edits.rewind(namespace, agent, turns)).result()
+    rewound = parts.intake.call(lambda: parts.agent_commands.rewind(namespace, agent, turns)).result()
     if parts.store is not None:
-        undo, refusal = lambda: parts.edits.undo_rewind(rewound), _not_saved(agent, "it is not rewound")
+        undo, refusal = lambda: parts.agent_commands.undo_rewind(rewound), _not_saved(agent, "it is not rewound")
         if isinstance(rewound.order, Moved):
             _done_or_undone(parts, rewound.order.done, undo, refusal)
         else:
@@ -179,14 +181,14 @@ def rewind(parts: Assembly, namespace: str, agent: str, turns: int) -> int:
     return rewound.num_tokens
 
 
-def _done_or_undone(parts: Assembly, done: Future[bool], undo: Callable[[], None], refusal: StoreError) -> None:
+def _done_or_undone(parts: Components, done: Future[bool], undo: Callable[[], None], refusal: StoreError) -> None:
     """Wait for the store; where it has not done it, have it undone in the book and say so."""
     if not _undone_if_refused(parts, done, undo):
         parts.intake.call(undo).result()
         raise refusal
 
 
-def _undone_if_refused(parts: Assembly, done: Future[T], undo: Callable[[], None]) -> T:
+def _undone_if_refused(parts: Components, done: Future[T], undo: Callable[[], None]) -> T:
     """What the store answers; where that is an error, it is undone in the book."""
     try:
         return _answer(done, FLUSH_S)
@@ -201,17 +203,17 @@ def _evict(core: EngineCore, namespace: str, agent: str, branches: Sequence[Bran
     return sum(core.cache.evict_chain(branch.root, branch.ids, branch.names) for branch in known)
 
 
-def delete(parts: Assembly, namespace: str, agent: str) -> None:
+def delete(parts: Components, namespace: str, agent: str) -> None:
     """Forget an agent on every tier; blocks that others stand on stay theirs."""
     _check_open(parts)
     began = time.time()
-    before, orders = parts.intake.call(lambda: parts.edits.delete(namespace, agent)).result()
+    before, orders = parts.intake.call(lambda: parts.agent_commands.delete(namespace, agent)).result()
     if parts.store is not None:
         _carried_out(parts, [order.done for order in orders], before, FLUSH_S, began)
     parts.loop.call(lambda core: _evict(core, namespace, agent, before.branches)).result()
 
 
-def purge(parts: Assembly, namespace: str, agent: str) -> PurgeReport:
+def purge(parts: Components, namespace: str, agent: str) -> PurgeReport:
     """Forget an agent, overwrite its KV in memory and on disk, and read the disk back as zeros.
 
     Memory is overwritten once the store has forgotten the agent: where it refuses, all is as it was.
@@ -219,7 +221,7 @@ def purge(parts: Assembly, namespace: str, agent: str) -> PurgeReport:
     _check_open(parts)
     began = time.time()
     idle = parts.loop.call(lambda core: idle_names(core.cache.pool)).result()
-    before, asked = parts.intake.call(lambda: parts.edits.purge(namespace, agent, idle)).result()
+    before, asked = parts.intake.call(lambda: parts.agent_commands.purge(namespace, agent, idle)).result()
     parts.loop.call(lambda core: withdraw(core, asked)).result()
     proofs = _proofs(parts, asked, before, began) if parts.store is not None else []
     num_hot = _wiped(parts, asked)
@@ -228,18 +230,18 @@ def purge(parts: Assembly, namespace: str, agent: str) -> PurgeReport:
     return PurgeReport(agent, slots_freed, bytes_zeroed, num_shared, num_hot, _num_left(parts, asked))
 
 
-def _wiped(parts: Assembly, asked: Purge) -> int:
+def _wiped(parts: Components, asked: Purge) -> int:
     """Overwrite in memory what was purged, but what somebody has gone on from by now; how many rows."""
-    claimed = asked.claimed | parts.intake.call(parts.edits.claimed).result()
+    claimed = asked.claimed | parts.intake.call(parts.agent_commands.claimed).result()
     return parts.loop.call(lambda core: wipe(core, replace(asked, claimed=claimed))).result()
 
 
-def _proofs(parts: Assembly, asked: Purge, before: Before, began: float) -> list[PurgeProof]:
+def _proofs(parts: Components, asked: Purge, before: Before, began: float) -> list[PurgeProof]:
     """What the store read back. Where it refuses to forget, the agent is as it was before; where it has forgotten, or
     may do so still, the agent is seen, so that it can be purged again, and nothing of it is left in memory."""
     outcomes = [_outcome(order.done) for order in (*asked.kept, asked.order)]
     errors = [each for each in outcomes if isinstance(each, RekindleError)]
-    key, unproved = (asked.order.namespace, asked.order.agent), parts.edits.unproved
+    key, unproved = (asked.order.namespace, asked.order.agent), parts.agent_commands.unproved
     if not errors:
         parts.intake.call(lambda: unproved.discard(key)).result()
         _save_again(parts, began)
@@ -249,7 +251,7 @@ def _proofs(parts: Assembly, asked: Purge, before: Before, began: float) -> list
         parts.intake.call(lambda: unproved.add(key)).result()
         _wiped(parts, asked)
         before = before.without_ids()  # what could not be proved gone is not made findable by its text again
-    parts.intake.call(lambda: parts.edits.restore(before)).result()
+    parts.intake.call(lambda: parts.agent_commands.restore(before)).result()
     if is_refused:
         _save_rest(parts, *key)  # what was withdrawn from the queue
     raise errors[-1]
@@ -264,32 +266,32 @@ def _outcome(done: Future[PurgeProof]) -> PurgeProof | RekindleError:
         return error
 
 
-def _num_left(parts: Assembly, purged: Purge) -> int:
+def _num_left(parts: Components, purged: Purge) -> int:
     """Blocks of a purged agent that are in memory still."""
     return parts.loop.call(lambda core: sum(core.cache.pool.block_of(name) is not None for name in purged.own)).result()
 
 
-def pin(parts: Assembly, namespace: str, agent: str, ttl_s: float | None) -> None:
+def pin(parts: Components, namespace: str, agent: str, ttl_s: float | None) -> None:
     """Keep an agent from being forgotten for so many seconds from now; None: for ever."""
     if ttl_s is not None and not ttl_s > 0:
         raise BadRequest(f"an agent is pinned for more than 0 seconds, not {ttl_s}", param="ttl_s")
     _pin(parts, namespace, agent, math.inf if ttl_s is None else time.time() + ttl_s)
 
 
-def unpin(parts: Assembly, namespace: str, agent: str) -> None:
+def unpin(parts: Components, namespace: str, agent: str) -> None:
     """Let an agent be forgotten again when its time comes; one that is not pinned stays as it is."""
     _pin(parts, namespace, agent, 0.0)
 
 
-def _pin(parts: Assembly, namespace: str, agent: str, until: float) -> None:
+def _pin(parts: Components, namespace: str, agent: str, until: float) -> None:
     _check_place(parts)
     _save_rest(parts, namespace, agent)
-    order, before = parts.intake.call(lambda: parts.edits.pin(namespace, agent, until)).result()
+    order, before = parts.intake.call(lambda: parts.agent_commands.pin(namespace, agent, until)).result()
     if parts.store is None:
         return
-    is_known = _undone_if_refused(parts, order.done, lambda: parts.edits.undo_pin(order, before))
+    is_known = _undone_if_refused(parts, order.done, lambda: parts.agent_commands.undo_pin(order, before))
     if until and not is_known:  # what is not on disk is not pinned there either
-        parts.intake.call(lambda: parts.edits.undo_pin(order, before)).result()
+        parts.intake.call(lambda: parts.agent_commands.undo_pin(order, before)).result()
         raise _not_saved(agent, "it is not pinned")
 
 
@@ -300,18 +302,20 @@ def _answer(done: Future[T], timeout_s: float) -> T:
         raise StoreError(f"the store did not answer within {timeout_s:.0f} s; ask again") from None
 
 
-def _carried_out(parts: Assembly, done: Sequence[Future[T]], before: Before, timeout_s: float, began: float) -> list[T]:
+def _carried_out(
+    parts: Components, done: Sequence[Future[T]], before: Before, timeout_s: float, began: float
+) -> list[T]:
     """What the store answers; what it could not forget is taken back, so that it is seen and can be asked for again."""
     try:
         answers = [_answer(each, timeout_s) for each in done]
     except RekindleError:
-        parts.intake.call(lambda: parts.edits.restore(before)).result()
+        parts.intake.call(lambda: parts.agent_commands.restore(before)).result()
         raise
     _save_again(parts, began)
     return answers
 
 
-def _save_again(parts: Assembly, began: float) -> None:
+def _save_again(parts: Components, began: float) -> None:
     """Turns that ended since the forgetting `began` may stand on blocks that went with it: queue them once more.
 
     Earlier ones were in the store's queue before it. What the disk gave up of them for want of room stays given up.

@@ -40,7 +40,7 @@ class Rewound:
     order: Moved | Forgotten
 
 
-class AgentEdits:
+class AgentCommands:
     """Changes of one engine's agents. Raises NotFound for an agent that is not known.
 
     `void` is told of whoever is forgotten: what was to be made of the agent's last turn goes, too.

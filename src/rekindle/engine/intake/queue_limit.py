@@ -14,7 +14,7 @@ import threading
 from collections import Counter
 
 
-class WaitingRoom:
+class AdmissionQueueLimit:
     """A count for each namespace, and a limit."""
 
     def __init__(self, limit: int) -> None:
