@@ -31,7 +31,7 @@ def reply(messages: list[dict[str, str]], num_tokens: int = 16) -> tuple[str, in
     ids = tokenizer(text, add_special_tokens=False).input_ids
     match = cache.lookup(ids[:-1])  # the last token runs in any case: its logits are wanted
     past, known = (deepcopy(match.payload), match.matched) if match else (DynamicCache(config=model.config), 0)
-    if past.get_seq_length() > known:  # the entry goes on where this prompt does not
+    if past.get_seq_length() > known:  # the entry continues where this prompt does not
         past.crop(known - past.get_seq_length())
     answer: list[int] = []
     new = ids[known:]
