@@ -15,6 +15,7 @@ from hypothesis import HealthCheck, settings
 from tests.needs import needs_of
 
 TORTURE = 40  # times as many examples of a machine, each twice as long
+QUICK = 5  # so many times fewer of them with --quick
 
 # Speed is no part of what tests say: no deadlines.
 settings.register_profile("default", deadline=None)
@@ -50,6 +51,11 @@ def tortured(usual: settings) -> settings:
     )
 
 
+def hastened(usual: settings) -> settings:
+    """A machine's own settings with fewer examples."""
+    return settings(usual, max_examples=max(usual.max_examples // QUICK, 5))
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--quick", action="store_true", help="without what needs torch, a process, a browser or minutes")
 
@@ -58,15 +64,16 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     return (config.getoption("--quick") and bool(needs_of(collection_path))) or None
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    changed = tortured if PROFILE == "torture" else hastened if config.getoption("--quick") else None
     for item in items:
         for need in needs_of(item.path):
             item.add_marker(need)
     machines = {item.cls for item in items if isinstance(item, pytest.Function) and item.cls is not None}
     for machine in machines:
         usual = getattr(machine, "settings", None)
-        if PROFILE == "torture" and isinstance(usual, settings):
-            machine.settings = tortured(usual)
+        if changed is not None and isinstance(usual, settings):
+            machine.settings = changed(usual)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
