@@ -1,7 +1,7 @@
 """Read connections to one SQLite file, each used by one reader at a time.
 
-Owns those that are open. Any thread may read, also while somebody closes: a reader that is late closes what it read
-with, so that none is left open.
+Owns the open connections. Any thread may read, even during `close`: a reader that finishes later closes its own
+connection, so none leaks.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from rekindle.store.sqlite_file import connect
 
 
 class ReadConnections:
-    """As many as ever read at once. Raises sqlite3.Error where the file cannot be read, and when it is closed."""
+    """A pool as large as the most concurrent readers so far. Raises sqlite3.Error if unreadable or closed."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -26,7 +26,7 @@ class ReadConnections:
 
     @contextmanager
     def reading(self) -> Iterator[sqlite3.Connection]:
-        """A connection that nobody else uses meanwhile."""
+        """A connection for exclusive use inside the `with` block."""
         connection = self._take() or self._open()
         try:
             yield connection
@@ -52,7 +52,7 @@ class ReadConnections:
         connection.close()
 
     def close(self) -> None:
-        """Let nobody read any more. Whoever reads now may go on to the end."""
+        """Refuse new readers; reads in progress may finish."""
         with self._lock:
             self._is_closed = True
             idle, self._idle = self._idle, []

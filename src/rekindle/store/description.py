@@ -1,7 +1,7 @@
-"""`layout.json`: what a store's directory says of itself, so that tools open it without the model.
+"""`layout.json`: a store directory's self-description, so that tools can open it without the model.
 
-Owns the file and its format. It is written whole beside its place and renamed, only when something in it has changed;
-nothing in it is needed to open a store with its model.
+Owns the file and its format. It is written to a temporary file and renamed, only when its content has changed. Opening
+a store with its model needs nothing from it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ FORMAT = 1
 
 @dataclass(frozen=True, slots=True)
 class Description:
-    """The model's name, the geometry of its blocks, and the namespaces that were ever opened."""
+    """The model's name, its block layout, and all namespaces ever opened."""
 
     model: str
     layout: KVLayout
@@ -33,9 +33,9 @@ class Description:
 
 
 def describe(directory: Path, description: Description, fs: FileSystem) -> Description:
-    """Write the description, with the namespaces that stood there before; return it with these.
+    """Write the description merged with the namespaces already in the file; return the merged one.
 
-    A store that cannot say what it is serves its model as well: that is logged, and no error.
+    A store without a description still serves its model, so a failure is only logged.
     """
     try:
         return _described(directory, description, fs)
@@ -71,13 +71,13 @@ def _described(directory: Path, description: Description, fs: FileSystem) -> Des
 
 
 def read_description(directory: Path, fs: FileSystem) -> Description:
-    """What the directory says of itself; StoreError where it says nothing that can be read."""
+    """Read the directory's description; StoreError if it is missing or unreadable."""
     path = directory / FILE
     try:
         return _parsed(_content(path, fs))
     except (OSError, ValueError) as error:
         raise StoreError(
-            f"{path} cannot be read ({error}), so the blocks beside it cannot be understood: "
+            f"{path} cannot be read ({error}), so the blocks next to it cannot be understood: "
             "start the server once with this store and its model, which writes it again"
         ) from error
 
@@ -92,12 +92,12 @@ def _content(path: Path, fs: FileSystem) -> bytes:
 
 
 def _parsed(content: bytes) -> Description:
-    """ValueError unless all of it is as `describe` wrote it."""
+    """Parse what `describe` wrote; ValueError if any of it differs in shape."""
     try:
-        said = json.loads(content)
-        if said["format"] != FORMAT:
-            raise ValueError(f"format {said['format']}, this Rekindle knows {FORMAT}")
-        layout = KVLayout(said["layout"]["block_tokens"], tuple(LayerSpec(**x) for x in said["layout"]["layers"]))
-        return Description(str(said["model"]), layout, tuple(str(name) for name in said["namespaces"]))
+        fields = json.loads(content)
+        if fields["format"] != FORMAT:
+            raise ValueError(f"format {fields['format']}, this Rekindle knows {FORMAT}")
+        layout = KVLayout(fields["layout"]["block_tokens"], tuple(LayerSpec(**x) for x in fields["layout"]["layers"]))
+        return Description(str(fields["model"]), layout, tuple(str(name) for name in fields["namespaces"]))
     except (KeyError, TypeError) as error:
         raise ValueError(f"damaged: {error!r}") from error

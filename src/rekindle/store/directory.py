@@ -1,11 +1,11 @@
 """The store's directory on disk: who may use it, and its secret.
 
     DIR/secret                32 random bytes, made once, shared by all models
-    DIR/FINGERPRINT/lock      held by the one process that uses this model's blocks; says which
+    DIR/FINGERPRINT/lock      held by the one process that uses this model's blocks; contains its pid
     DIR/FINGERPRINT/          layout.json, index.db, blocks-PART-NNN.safetensors
 
-Owns these names. Two processes may use one DIR with different models. The lock is the kernel's and ends with its
-process, however that ends.
+Owns these names. Two processes may use one DIR with different models. The kernel holds the lock and releases it when
+the process ends, however that happens.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ SECRET_BYTES = 32
 
 
 class StoreDirectory:
-    """The locked sub-directory of one fingerprint."""
+    """The locked subdirectory of one fingerprint."""
 
     def __init__(self, path: Path, secret: bytes, lock: int, fs: FileSystem) -> None:
         self.path = path
@@ -40,10 +40,10 @@ class StoreDirectory:
 
     @classmethod
     def claim(cls, directory: Path, fingerprint: bytes, fs: FileSystem) -> StoreDirectory:
-        """Make what is missing and take the lock.
+        """Create what is missing and take the lock.
 
-        StoreLocked if another process has it, StoreError if the directory cannot be used: StoreRefused where it is
-        there and the disk refuses.
+        StoreLocked if another process has it; StoreError if the directory cannot be used, or StoreRefused if it exists
+        and the disk refuses.
         """
         try:
             directory = make_directory(directory, fs)
@@ -55,7 +55,7 @@ class StoreDirectory:
                     raise StoreError(f"{path / name} is a symbolic link; the store does not follow it: remove it")
             lock = _take_lock(path, fs)
             try:
-                # SQLite would make it with the umask's permissions, and gives its other files those of this one
+                # SQLite would create it with the umask's permissions, and copies these to its other files
                 fs.close_file(fs.open_file(path / "index.db", "create"))
             except OSError:
                 fs.close_file(lock)
@@ -66,33 +66,33 @@ class StoreDirectory:
 
     @property
     def index_path(self) -> Path:
-        """The index's file."""
+        """The index file."""
         return self.path / "index.db"
 
     def root(self, namespace: str) -> BlockHash:
-        """The root of a namespace's chains, without a salt."""
+        """Root hash of a namespace's chains, without a salt."""
         fingerprint = bytes.fromhex(self.path.name)
         return root_hash(fingerprint=fingerprint, namespace=namespace, cache_salt="", secret=self.secret)
 
     def has_shards(self) -> bool:
-        """Whether records were ever written here."""
+        """Whether records were ever written to this directory."""
         return any(self.path.glob("blocks-*.safetensors"))
 
     def note_damage(self) -> None:
-        """Have the next open check the whole index; a directory that takes no file any more goes without."""
+        """Make the next open check the whole index; a failure to write the note is only logged."""
         try:
             self._fs.close_file(self._fs.open_file(self._damage_note, "create"))
         except OSError as error:
-            logger.warning("that the index is damaged could not be noted in %s: %s", self.path, error)
+            logger.warning("a note that the index is damaged could not be written to %s: %s", self.path, error)
 
     def forget_damage(self) -> None:
-        """The index was checked, and is whole."""
+        """Remove the damage note, once the index was checked and is sound."""
         if self._damage_note.exists():
             with contextlib.suppress(OSError):
                 self._fs.remove(self._damage_note)
 
     def suspicion(self) -> Literal["damaged", "crashed"] | None:
-        """What may be wrong with the index: damage was noted, or the process before ended without closing it."""
+        """What may be wrong with the index: damage was noted, or the last process ended without closing it."""
         log = self.path / "index.db-wal"
         if self._damage_note.exists():
             return "damaged"
@@ -103,7 +103,7 @@ class StoreDirectory:
         return self.path / "index.db.suspect"
 
     def set_index_aside(self) -> Path:
-        """Rename a damaged index so that a new one can be made; return where it is now."""
+        """Rename a damaged index so that a new one can be created; return its new path."""
         number = sum(1 for _ in self.path.glob("index.db.damaged-*"))
         kept = self.path / f"index.db.damaged-{number}"
         set_aside(self.index_path, kept, self._fs)
@@ -111,12 +111,12 @@ class StoreDirectory:
         return kept
 
     def last_set_aside(self) -> Path | None:
-        """The damaged index that was set aside last."""
+        """Path of the damaged index set aside last."""
         kept = [path for path in self.path.glob("index.db.damaged-*") if path.suffix[len(".damaged-") :].isdecimal()]
         return max(kept, key=lambda path: int(path.suffix[len(".damaged-") :]), default=None)
 
     def remove_set_aside(self) -> None:
-        """Remove damaged indexes that were set aside, zeroed first: they hold ids of agents and tokens."""
+        """Zero and remove the damaged indexes that were set aside: they hold agent ids and token ids."""
         for path in sorted(self.path.glob("index.db.damaged-*")):
             if not path.is_symlink():
                 fd = self._fs.open_file(path, "existing")
@@ -127,14 +127,14 @@ class StoreDirectory:
             self._fs.remove(path)
 
     def release(self) -> None:
-        """Let another process have it."""
+        """Release the lock so that another process can take it."""
         if self._lock is not None:
             self._fs.close_file(self._lock)
         self._lock = None
 
 
 def set_aside(path: Path, kept: Path, fs: FileSystem) -> None:
-    """Rename a file of SQLite's, with its log."""
+    """Rename an SQLite file together with its log."""
     fs.rename(path, kept)
     for suffix in ("-wal", "-shm"):
         with contextlib.suppress(FileNotFoundError):
@@ -142,7 +142,7 @@ def set_aside(path: Path, kept: Path, fs: FileSystem) -> None:
 
 
 def make_directory(directory: Path, fs: FileSystem) -> Path:
-    """Make it where it is missing; return it resolved. StoreError where that cannot be done."""
+    """Create the directory if missing and return it resolved; StoreError on failure."""
     try:
         directory = directory.resolve()
         fs.make_directory(directory)
@@ -159,7 +159,7 @@ def _unusable(directory: Path, error: OSError) -> str:
 def _take_lock(path: Path, fs: FileSystem) -> int:
     fd = fs.open_file(path / "lock", "create")
     try:
-        # who lists the stores takes each lock for a moment to see whether it is free
+        # `list_stores` takes each lock briefly to see whether it is free
         if fs.lock(fd, "refuse") or fs.lock(fd, "soon"):
             fs.resize(fd, 0)
             fs.write(fd, 0, f"process {os.getpid()}\n".encode())
@@ -177,9 +177,9 @@ def _take_lock(path: Path, fs: FileSystem) -> int:
 
 
 def store_secret(directory: Path, fs: FileSystem) -> bytes:
-    """The secret, made at first use: written aside and renamed whole, under a lock so that two makers agree.
+    """Return the secret, creating it on first use: written aside and renamed, under a lock so that creators agree.
 
-    Raises OSError, and StoreError where it is damaged.
+    Raises OSError, or StoreError if it is damaged.
     """
     path, aside = directory / "secret", directory / "secret.new"
     if not path.exists():

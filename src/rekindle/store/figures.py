@@ -1,4 +1,4 @@
-"""The figures of an open store, gathered from those who keep them. Owns none."""
+"""Collects the figures of an open store from its parts. Owns none."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from rekindle.store.readers import Readers
 from rekindle.store.values import StoreStats
 from rekindle.store.writer import Writer
 
-# What the writer counts and the figures give under the same name.
+# Counters of the writer that appear in the figures under the same name.
 _COUNTERS = (
     "bytes_written",
     "blocks_written",
@@ -32,7 +32,7 @@ def figures(
     bad_records: int,
     damage: IndexDamage,
 ) -> StoreStats:
-    """What `WarmStore.stats` answers; `num_known` are the agents and sequences of the index."""
+    """Build the result of `WarmStore.stats`; `num_known` counts agents and sequences in the index."""
     return StoreStats(
         num_agents=num_known[0],
         num_sequences=num_known[1],

@@ -1,8 +1,8 @@
-"""The reader threads: records from disk to whoever asked, each verified before it is handed over.
+"""The reader threads: read records from disk and verify each before delivering it.
 
-Owns one buffer per thread and the figures of loading. A load is answered by one thread, in order, and ends at the first
-record that is not exactly what its block says. Damage is said once per block, and is never an error of the load. A
-load that no thread is left for brings nothing, at once.
+Owns one buffer per thread and the figures of loading. One thread serves a load, in order, and stops at the first record
+that does not match its block exactly. Damage is reported once per block and never fails the load. If no thread is left,
+a load completes at once with no blocks.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Done = Callable[[int], object]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LoadJob:
-    """Blocks to read in order, where their payloads go, and whom to tell how many came."""
+    """Blocks to read in order, the callback for their payloads, and the callback for how many were read."""
 
     blocks: tuple[StoredBlock, ...]
     deliver: Deliver
@@ -39,9 +39,9 @@ class LoadJob:
 
 
 class Readers:
-    """`num_threads` threads that answer loads. `report_bad(block, reason)` is called from them.
+    """`num_threads` threads that serve loads and call `report_bad(block, reason)`.
 
-    `stopping` is set once they are to end.
+    `stopping` is set once they should end.
     """
 
     def __init__(self, shards: Shards, num_threads: int, report_bad: Callable[[StoredBlock, str], object]) -> None:
@@ -58,12 +58,12 @@ class Readers:
         self.bytes_read = 0
 
     def start(self) -> None:
-        """Begin to answer."""
+        """Start the threads."""
         for worker in self.workers:
             worker.start()
 
     def stop(self) -> None:
-        """Answer what is under way with what has come, all else with nothing, then end the threads."""
+        """End running loads with the blocks read so far and queued ones with none, then join the threads."""
         self.stopping.set()
         for _ in self.workers:
             self._queue.put(None)
@@ -87,7 +87,7 @@ class Readers:
             self._answer_rest()
 
     def _answer_rest(self) -> None:
-        """Tell those whose loads nobody is left to do that nothing came. Any thread."""
+        """Complete the remaining loads with no blocks, as no thread is left to serve them. Any thread."""
         with contextlib.suppress(queue.Empty):
             while True:
                 job = self._queue.get_nowait()
@@ -104,11 +104,11 @@ class Readers:
         try:
             job.done(num_good)
         except BaseException:
-            # Border: what a receiver does with its blocks is its own.
+            # Border: a receiver's failure must not end the thread.
             logger.exception("a receiver of loaded blocks failed")
 
     def _hand_over_all(self, job: LoadJob, buffers: Sequence[Bytes]) -> int:
-        """Deliver blocks in order as far as they are good and taken; return how many."""
+        """Deliver blocks in order until one is bad or its receiver fails; return how many."""
         for number, block in enumerate(job.blocks):
             if self.stopping.is_set():
                 return number
@@ -116,13 +116,13 @@ class Readers:
                 if not self._hand_over(job, number, buffers):
                     return number
             except BaseException:
-                # Border: a block that cannot be read or taken is computed again.
+                # Border: a block that cannot be read or delivered is recomputed.
                 logger.exception("block %s could not be delivered", block.identity.hash.hex())
                 return number
         return len(job.blocks)
 
     def _hand_over(self, job: LoadJob, number: int, buffers: Sequence[Bytes]) -> bool:
-        """Deliver one block; False where it is damaged."""
+        """Deliver one block; False if it is damaged."""
         block = job.blocks[number]
         try:
             payloads = [read_record(self._shards, block, part, buffer) for part, buffer in enumerate(buffers)]
@@ -138,11 +138,11 @@ class Readers:
 
 
 def read_record(shards: Shards, block: StoredBlock, part: int, buffer: Bytes) -> Bytes:
-    """The payload of a block's part, as a view of `buffer` [record_bytes]; BadRecord unless it is what is expected."""
+    """Read the payload of a block's part as a view of `buffer` [record_bytes]; BadRecord unless it is as expected."""
     shards.read(part, block.slots[part], buffer)
     payload = shards.formats[part].decode(buffer)
     if shards.formats[part].payload_crc(buffer) != block.crcs[part]:
-        raise BadRecord("holds an older writing of the block")
+        raise BadRecord("holds an older version of the block")
     found, wanted = payload.identity, block.identity
     if (found.hash, found.parent, found.root) != (wanted.hash, wanted.parent, wanted.root):
         raise BadRecord("holds another block")

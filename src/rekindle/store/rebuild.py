@@ -1,9 +1,9 @@
-"""A new index from the records alone, where the old one was lost or damaged.
+"""Rebuild the index from the records alone, after the old one was lost or damaged.
 
-Blocks come back, so equal prompts are warm again. Which agent stood where, the index alone knew: branches that can
-still be read from the damaged one come back under their names if their last block does; every other chain, if the
-namespace of its root is known, becomes the branch of an agent of its own, "recovered", so that it is found by its text
-and leaves the disk like others.
+Blocks are recovered, so equal prompts are warm again. Only the index knew where agents ended: branches still readable
+in the damaged one are restored under their agents if their last block is recovered. Every other chain whose root
+belongs to a known namespace becomes the branch of a new "recovered" agent, so that it is found by its text and evicted
+like others.
 """
 
 from __future__ import annotations
@@ -30,28 +30,28 @@ _SEQUENCE_2 = SEQUENCE.removesuffix(", mac")  # up to version 2
 
 @dataclass(frozen=True, slots=True)
 class RebuildReport:
-    """Blocks that came back, records that did not (damaged, or without their parents), and branches by name or not."""
+    """Blocks recovered, records lost (damaged, or without their parents), and branches restored or recovered."""
 
     num_blocks: int
     num_lost: int
     num_sequences: int
 
     def summary(self) -> str:
-        """One sentence for a person."""
-        back = f"{self.num_blocks} blocks and {self.num_sequences} branches came back"
-        return f"{back}, {self.num_lost} records were lost"
+        """One human-readable sentence."""
+        recovered = f"{self.num_blocks} blocks and {self.num_sequences} branches were recovered"
+        return f"{recovered}, {self.num_lost} records were lost"
 
 
 @dataclass(frozen=True, slots=True)
 class Salvaged:
-    """A branch as a damaged index still tells it, and until when its agent is pinned."""
+    """A branch read from a damaged index, and when its agent's pin expires."""
 
     record: SequenceRecord
     pinned_until: float
 
 
 def salvage(path: Path, secret: bytes) -> list[Salvaged]:
-    """The branches that can be read from an index that was set aside, of agents that stand under their keyed hash."""
+    """Read the branches of an index that was set aside, for agents whose key matches their keyed hash."""
     agents: dict[bytes, tuple[str, str, float]] = {}
     found: list[Salvaged] = []
     macs = index_macs(secret)
@@ -85,10 +85,10 @@ def rebuild(
     salvaged: Sequence[Salvaged],
     settings: Mapping[str, int],
 ) -> RebuildReport:
-    """Enter every whole block whose parents are whole, then the branches. Reads all records once.
+    """Insert every intact block whose ancestors are intact, then the branches. Reads all records once.
 
-    `namespaces` gives the namespace of each root that is known. `settings` are written with the rows: an index without
-    them is not made yet, so a crash before the end has it all done again.
+    `namespaces` maps each known root to its namespace. `settings` are written with the rows: an index without them
+    counts as not yet created, so after a crash before the end the rebuild runs again.
     """
     num_found, whole = whole_rows(shards, [shards.slots(part) for part in range(len(shards.formats))])
     rows = with_parents(whole)
@@ -107,7 +107,7 @@ def rebuild(
 
 
 def _totals(rows: Sequence[StoredBlock]) -> dict[BlockHash, int]:
-    """Block name -> tokens of its chain; parents come first."""
+    """Block hash -> tokens of its chain; expects parents first."""
     totals: dict[BlockHash, int] = {}
     for row in rows:
         own = row.identity
@@ -116,7 +116,7 @@ def _totals(rows: Sequence[StoredBlock]) -> dict[BlockHash, int]:
 
 
 def _named(rows: Sequence[StoredBlock], salvaged: Sequence[Salvaged], block_tokens: int) -> list[Salvaged]:
-    """The salvaged branches that still end in a block, inside that block."""
+    """The salvaged branches that still end inside a recovered block."""
     totals, roots = _totals(rows), {row.identity.hash: row.identity.root for row in rows}
     return [
         known
@@ -129,7 +129,7 @@ def _named(rows: Sequence[StoredBlock], salvaged: Sequence[Salvaged], block_toke
 def _recovered(
     rows: Sequence[StoredBlock], heads: set[BlockHash], namespaces: Mapping[BlockHash, str], now: float
 ) -> list[SequenceRecord]:
-    """A branch for each chain of a known root that no named branch ends."""
+    """A branch for each chain of a known root in whose last block no salvaged branch ends."""
     identities = [row.identity for row in rows]
     totals, inner = _totals(rows), {each.parent for each in identities} | heads
     leaves = [each for each in identities if each.hash not in inner and each.root in namespaces]

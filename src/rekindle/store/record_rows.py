@@ -1,4 +1,4 @@
-"""Blocks as their records on disk describe them: rows for an index that has lost them."""
+"""Blocks recovered from their records on disk, for an index that has lost their rows."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from rekindle.store.values import StoredBlock
 
 
 def whole_rows(shards: Shards, slots: Sequence[Iterable[int]]) -> tuple[int, list[StoredBlock]]:
-    """How many of these slots (per part) hold something, and the blocks that are whole in them, in no order.
+    """Count the non-empty ones of these slots (per part) and return the intact blocks in them, unordered.
 
-    Where a block lies twice, the later slot counts.
+    If a block is stored twice, the later slot wins.
     """
     num_found, by_part = [], []
     for part, of_part in enumerate(slots):
@@ -23,21 +23,21 @@ def whole_rows(shards: Shards, slots: Sequence[Iterable[int]]) -> tuple[int, lis
         num_found.append(len(found))
         by_part.append({row.identity.hash: row for row in found if row is not None})
     rows = []
-    for name, row in by_part[0].items():
-        if all(name in found for found in by_part):
-            parts = [found[name] for found in by_part]
+    for digest, row in by_part[0].items():
+        if all(digest in found for found in by_part):
+            parts = [found[digest] for found in by_part]
             places, crcs = tuple(p.slots[0] for p in parts), tuple(p.crcs[0] for p in parts)
             rows.append(StoredBlock(row.identity, places, crcs))
     return max(num_found), rows
 
 
 def with_parents(rows: Iterable[StoredBlock], known: Iterable[tuple[bytes, bytes]] = ()) -> list[StoredBlock]:
-    """Those whose parents are among them, or `known` (name, root), up to the root; parents first."""
+    """The rows whose ancestors up to the root are among them or in `known` (hash, root); parents first."""
     children: dict[bytes, list[StoredBlock]] = {}
     for row in rows:
         children.setdefault(row.identity.parent, []).append(row)
     reached = [row for found in children.values() for row in found if row.identity.parent == row.identity.root]
-    reached += [row for name, root in known for row in children.get(name, ()) if row.identity.root == root]
+    reached += [row for digest, root in known for row in children.get(digest, ()) if row.identity.root == root]
     whole: list[StoredBlock] = []
     while reached:
         row = reached.pop()
@@ -48,7 +48,7 @@ def with_parents(rows: Iterable[StoredBlock], known: Iterable[tuple[bytes, bytes
 
 
 def _records(shards: Shards, part: int, slots: Iterable[int]) -> Iterator[StoredBlock | None]:
-    """The records of a part as rows of this part alone, None for each that does not verify."""
+    """Yield the records of a part as single-part rows, None for each that does not verify."""
     record_format = shards.formats[part]
     buffer = np.empty(record_format.record_bytes, dtype=np.uint8)
     for slot in slots:

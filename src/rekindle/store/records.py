@@ -1,14 +1,14 @@
-"""The record: one part of one block as it lies on disk, describing itself.
+"""The record: one part of one block on disk, self-describing.
 
 Owns every offset inside a record and both checksums; knows no files. A record is a whole number of 4 KiB pages:
 
     | fixed fields | formats u8 [layers] | ids u32 [block_tokens] | zeros | header crc | payload | zeros |
     0                                                                     header_bytes            record_bytes
 
-Formats are one byte a layer, K in the high half, V in the low one. The header crc covers the header before it, the
-payload crc (a field of the header) everything behind it, so every bit of a record is under a checksum. CRC-32 finds
-every single flip and every burst up to 32 bits; a torn record passes by chance in 1 of 2^32, and its name, ids and
-checksum are compared with the index besides. zlib does 4.5 GB/s, twice as fast as SHA-256 with hardware support.
+Formats are one byte per layer, K in the high half, V in the low one. The header crc covers the header before it, the
+payload crc (a field of the header) everything after it, so every bit of a record is under a checksum. CRC-32 detects
+every single flip and every burst up to 32 bits; a torn record passes by chance in 1 of 2^32, and its hash, ids and
+checksum are also compared with the index. zlib does 4.5 GB/s, twice as fast as SHA-256 with hardware support.
 """
 
 from __future__ import annotations
@@ -31,19 +31,19 @@ PAGE = 4096
 MAGIC = b"RKBLOCK\n"
 RECORD_VERSION = 1
 # magic, version, part, header bytes, block tokens, tokens, layers, payload crc, payload bytes, layout digest,
-# name, parent, root
+# hash, parent, root
 _FIXED = struct.Struct("<8sHHIIIIIQ32s32s32s32s")
 _CRC = struct.Struct("<I")
 _FORMAT_CODES: dict[Format, int] = {"q4h": 1, "bf16": 2, "fp32": 3, "fp64": 4}
 
 
 class BadRecord(Exception):
-    """The bytes are not the whole, unchanged record that was expected; the message says what differs."""
+    """The bytes are not the complete, unchanged record expected; the message describes the difference."""
 
 
 @dataclass(frozen=True, slots=True)
 class RecordFormat:
-    """Sizes and constants of the records of one part."""
+    """Sizes and constants of one part's records."""
 
     part: int
     block_tokens: int
@@ -53,7 +53,7 @@ class RecordFormat:
 
     @classmethod
     def of(cls, layout: KVLayout, part: int) -> RecordFormat:
-        """The format that `layout` gives its part."""
+        """The record format of a part of `layout`."""
         wanted = layout.parts[part]
         formats = bytes(_FORMAT_CODES[layer.k_format] << 4 | _FORMAT_CODES[layer.v_format] for layer in wanted.layers)
         return cls(part, layout.block_tokens, wanted.payload_bytes, layout.digest, formats)
@@ -64,7 +64,7 @@ class RecordFormat:
 
     @property
     def header_bytes(self) -> int:
-        """Where the payload begins."""
+        """Offset of the payload."""
         end = self._ids_offset + 4 * self.block_tokens + _CRC.size
         return -(-end // SECTION_ALIGN) * SECTION_ALIGN
 
@@ -74,15 +74,15 @@ class RecordFormat:
         return -(-(self.header_bytes + self.payload_bytes) // PAGE) * PAGE
 
     def payload(self, record: Bytes) -> Bytes:
-        """The payload inside a record's buffer [record_bytes], as a view [payload_bytes]."""
+        """The payload in a record's buffer [record_bytes], as a view [payload_bytes]."""
         return record[self.header_bytes : self.header_bytes + self.payload_bytes]
 
     def payload_crc(self, record: Bytes) -> int:
-        """The payload checksum that a record states."""
+        """The payload checksum stored in a record's header."""
         return int(_FIXED.unpack_from(record.data)[7])
 
     def encode(self, block: BlockPayload, record: Bytes) -> int:
-        """Write the record into `record` [record_bytes], where `block.data` may lie already; return the payload crc."""
+        """Write the block into `record` [record_bytes], which `block.data` may already view; return the payload crc."""
         assert record.nbytes == self.record_bytes, f"a record has {self.record_bytes} bytes, not {record.nbytes}"
         assert block.part == self.part, f"a payload of part {block.part} as a record of part {self.part}"
         identity = block.identity
@@ -113,14 +113,14 @@ class RecordFormat:
         return payload_crc
 
     def decode(self, record: Bytes) -> BlockPayload:
-        """The block in `record` [record_bytes]; its data is a view. BadRecord if any bit is not as it was encoded."""
+        """Read the block in `record` [record_bytes]; its data is a view. BadRecord if any bit has changed."""
         if bytes(record[: len(MAGIC)]) != MAGIC:
             raise BadRecord("no record here")
         head, end = record[: self.header_bytes - _CRC.size], self.header_bytes
         if zlib.crc32(head.data) != _CRC.unpack_from(record.data, end - _CRC.size)[0]:
             raise BadRecord("header checksum differs")
         fields = _FIXED.unpack_from(head.data)
-        num_tokens, num_layers, payload_crc, payload_bytes, digest, name, parent, root = fields[5:]
+        num_tokens, num_layers, payload_crc, payload_bytes, digest, block_hash, parent, root = fields[5:]
         formats = bytes(head[_FIXED.size : _FIXED.size + num_layers])
         if (fields[:5], payload_bytes, digest, formats) != (
             self._constants(),
@@ -132,7 +132,7 @@ class RecordFormat:
         if zlib.crc32(record[end:].data) != payload_crc:
             raise BadRecord("payload checksum differs")
         ids = np.frombuffer(head[self._ids_offset :], dtype="<u4", count=num_tokens).astype(np.uint32)
-        identity = BlockIdentity(BlockHash(name), BlockHash(parent), BlockHash(root), ids)
+        identity = BlockIdentity(BlockHash(block_hash), BlockHash(parent), BlockHash(root), ids)
         return BlockPayload(identity, self.part, self.payload(record))
 
     def _constants(self) -> tuple[bytes, int, int, int, int]:

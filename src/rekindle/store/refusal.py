@@ -1,6 +1,6 @@
-"""Which errors say that a disk is full or may not be used, so that answers can go on without it.
+"""Which errors mean that a disk is full or not permitted, so that serving can continue without it.
 
-All others, a lock, a link or a foreign file, are the operator's to look at first.
+All others (a lock, a link, a foreign file) are for the operator to examine first.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ _CODES = frozenset(
 
 
 def refusal(error: OSError | sqlite3.Error, message: str) -> StoreError:
-    """The error to raise with this message: a StoreRefused where the disk refuses."""
+    """Return the error to raise with this message: a StoreRefused if the disk refuses."""
     if isinstance(error, OSError):
         is_refused = error.errno in _NUMBERS
     else:
-        is_refused = getattr(error, "sqlite_errorcode", 0) & 0xFF in _CODES  # the rest says how it came to that
+        is_refused = getattr(error, "sqlite_errorcode", 0) & 0xFF in _CODES  # the upper bits give the details
     return (StoreRefused if is_refused else StoreError)(message)

@@ -1,10 +1,10 @@
-"""Rows of the index that do not verify: dropped with all that hangs on them, or written anew from what is known.
+"""Repair index rows that do not verify: drop them with their dependents, or rewrite them from known data.
 
-    damaged rows dropped  →  file checked, its B-trees of keys made anew where they differ  →  slots that no row
-    accounts for read: blocks come back  →  blocks without parents, branches without heads dropped  →  free slots anew
+    damaged rows dropped  →  file checked, its key B-trees rebuilt if they differ  →  slots that no row accounts for
+    read: blocks recovered  →  blocks without parents, branches without heads dropped  →  free slots recomputed
 
-Works inside a transaction of the ledger's. Reads every row, which takes seconds for a million blocks, and of the
-records only slots that no row accounts for. An agent's row that still names its agent rightly loses only its pin.
+Runs inside a ledger transaction. Reads every row, which takes seconds for a million blocks, and only those records
+whose slots no row accounts for. An agent's row whose key still matches its agent loses only its pin.
 """
 
 from __future__ import annotations
@@ -35,19 +35,19 @@ DELETE FROM sequence WHERE agent NOT IN (SELECT agent FROM agent)
 
 @dataclass(frozen=True, slots=True)
 class Repaired:
-    """How many rows did not verify, the branches lost with them, and the (part, slot) that hold nothing any more."""
+    """Number of rows that did not verify, the branches lost with them, and the (part, slot) that are now free."""
 
     num_rows: int
     lost: tuple[Shortened, ...]
     freed: tuple[tuple[int, int], ...]
 
     def summary(self) -> str:
-        """One sentence for a person."""
+        """One human-readable sentence."""
         return f"{self.num_rows} rows did not verify, {len(self.lost)} branches were lost with them"
 
 
 class RowRepair:
-    """One repair of the index of `db`, whose records lie in `shards`."""
+    """One repair of the index in `db`, whose records are in `shards`."""
 
     def __init__(self, db: sqlite3.Connection, macs: IndexMacs, secret: bytes, shards: Shards, now: float) -> None:
         self._db = db
@@ -58,7 +58,7 @@ class RowRepair:
         self._parts = range(len(shards.formats))
 
     def run(self) -> Repaired:
-        """Leave only rows that verify and agree. sqlite3.DatabaseError where the file is damaged beyond its rows."""
+        """Leave only rows that verify and agree. sqlite3.DatabaseError if the file is damaged beyond its rows."""
         num_rows = self._drop_agents() + self._drop_blocks()
         known = self._branches()
         num_rows += self._drop("meta") + self._drop("free") + self._drop("sequence")
@@ -79,7 +79,7 @@ class RowRepair:
         return Repaired(num_rows, lost, tuple(freed))
 
     def _drop_blocks(self) -> int:
-        """Delete damaged rows of blocks; return how many."""
+        """Delete damaged block rows; return how many."""
         holds = self._macs["block"].holds
         rows = self._db.execute(f"SELECT {BLOCK}, id FROM block")
         damaged = [(row[-1],) for row in rows if not holds(row)]
@@ -87,7 +87,7 @@ class RowRepair:
         return len(damaged)
 
     def _drop_agents(self) -> int:
-        """Delete damaged rows of agents, but keep what proves itself of them; return how many."""
+        """Delete damaged agent rows, keeping the columns covered by the keyed hash; return how many."""
         rows = self._db.execute(f"SELECT {AGENT} FROM agent").fetchall()
         whole = [row for row in rows if self._macs["agent"].holds(row)]
         if len(whole) < len(rows):
@@ -98,7 +98,7 @@ class RowRepair:
         return len(rows) - len(whole)
 
     def _drop(self, table: Table) -> int:
-        """Delete damaged rows of a table whose keys may be damaged, too; return how many."""
+        """Delete damaged rows of a table whose keys may be damaged too; return how many."""
         rows = self._db.execute(f"SELECT {COLUMNS[table]} FROM {table}").fetchall()
         whole = [row[:-1] for row in rows if self._macs[table].holds(row)]
         if len(whole) < len(rows):
@@ -112,7 +112,7 @@ class RowRepair:
         self._db.executemany(change, [(*row, self._macs[table].of(row)) for row in rows])
 
     def _check_file(self) -> None:
-        for attempt in ("as it is", "with its indexes made anew"):
+        for attempt in ("as it is", "with its indexes rebuilt"):
             (found,) = self._db.execute("PRAGMA integrity_check(1)").fetchone()
             if found == "ok":
                 return
@@ -124,12 +124,12 @@ class RowRepair:
         raise sqlite3.DatabaseError(found)
 
     def _branches(self) -> dict[tuple[bytes, int], tuple[str, str]]:
-        """(agent's key, branch) -> (namespace, agent), of agents that are known."""
+        """(agent key, branch) -> (namespace, agent), for known agents."""
         query = "SELECT sequence.agent, branch, namespace, id FROM sequence JOIN agent USING(agent)"
         return {(key, branch): (space, agent) for key, branch, space, agent in self._db.execute(query)}
 
     def _num_slots(self, part: int) -> int:
-        """The mark of a part; if that is lost, all slots that have a place in a file count."""
+        """High-water mark of a part; if it is lost, derived from the slots inside its files."""
         row = self._db.execute("SELECT value FROM meta WHERE key = ?", (f"num_slots.{part}",)).fetchone()
         mark = row[0] if row is not None else max(self._shards.slots(part), default=-1) + 1
         return max(mark, max(self._slots("block", part), default=-1) + 1)
@@ -141,17 +141,17 @@ class RowRepair:
         return sorted(set(range(num_slots)) - self._slots("block", part) - self._slots("free", part))
 
     def _bring_back(self, slots: list[list[int]]) -> None:
-        """Enter the blocks whose records lie in slots that no row accounts for."""
+        """Insert the blocks whose records are in slots that no row accounts for."""
         if not any(slots):
             return
         _, found = whole_rows(self._shards, slots)
         known = self._db.execute("SELECT name, root FROM block WHERE part = 0").fetchall()
-        names = {name for name, _ in known}
-        for block in with_parents((block for block in found if block.identity.hash not in names), known):
+        hashes = {block_hash for block_hash, _ in known}
+        for block in with_parents((block for block in found if block.identity.hash not in hashes), known):
             self._put("block", block_rows(block, self._now))
 
     def _restate_free(self, part: int, num_slots: int) -> list[int]:
-        """Let exactly the slots without a block be free; return those that were not."""
+        """Make exactly the slots without a block free; return those that were not."""
         before, used = self._slots("free", part), self._slots("block", part)
         free = set(range(num_slots)) - used
         self._db.executemany("DELETE FROM free WHERE part = ? AND slot = ?", [(part, slot) for slot in before - free])

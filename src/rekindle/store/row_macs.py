@@ -1,13 +1,13 @@
-"""Keyed hashes over the rows of SQLite files. SQLite has no checksums: a flipped bit reads as if it had been written.
+"""Keyed hashes (MACs) over the rows of SQLite files. SQLite has no checksums: a flipped bit reads like valid data.
 
-Owns how the columns of a row are laid out for hashing, so that no two different rows give the same bytes, whatever
-their types. Each row carries its MAC in its last column, so it can be moved, but not changed, without being noticed.
+Owns how a row's columns are laid out for hashing, so that no two different rows give the same bytes, whatever their
+types. Each row carries its MAC in its last column, so it can be moved but not changed without detection.
 
     key = BLAKE2b-256(person "rekindle.rowkey"; store's secret as key; name of the file)
     mac = BLAKE2b-128(person "rekindle.row", key; table and kinds; lengths of text and blobs, numbers; text and blobs)
 
-Tables and kinds are part of what is hashed, so a row of one table, or of another file, is none of another. They are on
-disk: another layout is another version of the file.
+Tables and kinds are part of the hash input, so a row does not verify in another table or file. MACs are on disk: a
+changed layout needs a new version of the file.
 """
 
 from __future__ import annotations
@@ -45,9 +45,9 @@ class TableMac:
         self._num_columns = len(kinds)
 
     def of(self, row: Sequence[Any]) -> bytes:
-        """The MAC of a row's columns [16]; what follows them in `row` is left out. About 2 µs.
+        """The MAC of a row's columns [16]; further items of `row` are ignored. About 2 µs.
 
-        TypeError, ValueError or struct.error where a column is not of its kind.
+        TypeError, ValueError or struct.error if a column is not of its kind.
         """
         blobs: Sequence[bytes] = self._sized(row)
         lengths: Iterable[int] = map(len, blobs)
@@ -74,7 +74,7 @@ class TableMac:
         return blobs, lengths
 
     def holds(self, row: Sequence[Any]) -> bool:
-        """Whether the column after the last one hashed is the row's MAC; False for a row of any other shape or kind."""
+        """Whether the column after the hashed ones is the row's MAC; False for a row of another shape or kind."""
         try:
             return bool(self.of(row) == row[self._num_columns])
         except (TypeError, ValueError, struct.error):
@@ -82,7 +82,7 @@ class TableMac:
 
 
 def _picked(places: Sequence[int]) -> Callable[[Sequence[Any]], tuple[Any, ...]]:
-    """These columns of a row."""
+    """Return a function that picks these columns of a row."""
     if len(places) > 1:
         return itemgetter(*places)
     return (lambda row: (row[places[0]],)) if places else (lambda row: ())

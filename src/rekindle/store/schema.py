@@ -1,8 +1,8 @@
-"""The tables of the index, the MACs of their rows, and how an index of an older version becomes one of this.
+"""The tables of the index, the MACs of their rows, and the migration from older versions.
 
-Version 3 gave every row a MAC. Rows of older versions get theirs as far as they prove themselves: a block by its name,
-which is the hash of its parent and ids, an agent by its key. What the others say was never checked before either; the
-records on disk decide whether a block is what its row says.
+Version 3 gave every row a MAC. Migrated rows get one if they can be verified: a block by its hash of parent and ids, an
+agent by its key. The other tables' rows were never verifiable; for a block, the records on disk decide whether its row
+is right.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Row = Sequence[Any]
 Table = Literal["meta", "free", "agent", "sequence", "block"]
 IndexMacs = dict[Table, TableMac]
 
-# Columns as they are read and hashed, the MAC last.
+# Columns in the order they are read and hashed, the MAC last.
 BLOCK = "name, part, parent, root, slot, num_tokens, ids, crc, last_use, mac"
 AGENT = "agent, namespace, id, pinned_until, mac"
 SEQUENCE = "agent, branch, root, head, num_tokens, canonical_tokens, last_use, turn_ends, mac"
@@ -41,7 +41,7 @@ _KINDS: dict[Table, str] = {"meta": "ti", "free": "ii", "agent": "bttf", "sequen
 
 
 def block_rows(block: StoredBlock, last_use: float) -> list[tuple[Any, ...]]:
-    """The rows of a block, one for each part, without their MACs."""
+    """The rows of a block, one per part, without their MACs."""
     own = block.identity
     ids = id_bytes(own.ids)
     return [
@@ -50,8 +50,8 @@ def block_rows(block: StoredBlock, last_use: float) -> list[tuple[Any, ...]]:
     ]
 
 
-# The child index holds the ids, so that the child with the longest common ids is a neighbour of the ids asked for,
-# found in O(log n) also below a root with ten thousand children.
+# The child index contains the ids, so the child with the most leading ids in common is adjacent to the queried ids:
+# O(log n), even below a root with ten thousand children.
 _SCHEMA = f"""
 CREATE TABLE meta(key TEXT PRIMARY KEY, value INTEGER NOT NULL, mac BLOB NOT NULL DEFAULT x'') WITHOUT ROWID;
 CREATE TABLE block(
@@ -71,22 +71,22 @@ CREATE TABLE free(
     part INTEGER NOT NULL, slot INTEGER NOT NULL, mac BLOB NOT NULL DEFAULT x'', PRIMARY KEY(part, slot)) WITHOUT ROWID;
 PRAGMA user_version = {INDEX_VERSION};
 """
-# From the version that is the key to the next one.
+# Version -> statements that migrate it to the next.
 _MIGRATIONS = {
     1: ["ALTER TABLE agent ADD COLUMN pinned_until REAL NOT NULL DEFAULT 0"],
     2: [f"ALTER TABLE {table} ADD COLUMN mac BLOB NOT NULL DEFAULT x''" for table in COLUMNS],
 }
-_MIGRATED_ROWS = 10_000  # read at a time
+_MIGRATED_ROWS = 10_000  # per batch
 
 
 def index_macs(secret: bytes) -> IndexMacs:
-    """The MACs of each table's rows, for the store with this secret."""
+    """The MAC of each table, keyed with the store's secret."""
     key = row_key(secret, "index")
     return {table: TableMac(key, table, kinds) for table, kinds in _KINDS.items()}
 
 
 def agent_key(namespace: str, agent: str, secret: bytes) -> bytes:
-    """The keyed hash under which an agent's rows stand."""
+    """The keyed hash that identifies an agent's rows."""
     digest = hashlib.blake2b(digest_size=HASH_BYTES, key=secret, person=b"rekindle.agent")
     for field in (namespace.encode(), agent.encode()):
         digest.update(len(field).to_bytes(8, "little") + field)
@@ -94,9 +94,9 @@ def agent_key(namespace: str, agent: str, secret: bytes) -> bytes:
 
 
 def prepare(db: sqlite3.Connection, secret: bytes, path: Path) -> None:
-    """Make the tables of a new index, or bring an older one up to this version, in one transaction each.
+    """Create the tables of a new index, or migrate an older one, one transaction per version.
 
-    StoreError for a newer one, sqlite3.DatabaseError where this is no index.
+    StoreError for a newer version, sqlite3.DatabaseError if the file is not an index.
     """
     (version,) = db.execute("PRAGMA user_version").fetchone()
     tables = {row[0] for row in db.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
@@ -111,17 +111,17 @@ def prepare(db: sqlite3.Connection, secret: bytes, path: Path) -> None:
     if version < 1 or not tables >= set(COLUMNS):
         raise sqlite3.DatabaseError(f"tables {sorted(tables)} of version {version}")
     for number in range(version, INDEX_VERSION):
-        logger.info("the index becomes one of version %d, once; 640,000 blocks take up to a minute", number + 1)
+        logger.info("migrating the index to version %d, once; 640,000 blocks take up to a minute", number + 1)
         with transaction(db):
             for statement in _MIGRATIONS[number]:
                 db.execute(statement)
             if number == 2:
-                _vouch(db, secret)
+                _add_macs(db, secret)
             db.execute(f"PRAGMA user_version = {number + 1}")
 
 
-def _vouch(db: sqlite3.Connection, secret: bytes) -> None:
-    """Give every row that proves itself its MAC. The others stay without, and so are as good as not there."""
+def _add_macs(db: sqlite3.Connection, secret: bytes) -> None:
+    """Add a MAC to every row that can be verified. The others stay without, and so count as missing."""
     macs = index_macs(secret)
     update = "UPDATE block SET mac = ? WHERE id = ?"
     for rows in _blocks(db):
@@ -142,7 +142,7 @@ def _vouch(db: sqlite3.Connection, secret: bytes) -> None:
 
 
 def _blocks(db: sqlite3.Connection) -> Iterator[list[Row]]:
-    """Ids and rows of all blocks, some at a time."""
+    """Yield row ids and rows of all blocks, in batches."""
     last = -(1 << 63)
     query = f"SELECT id, {BLOCK} FROM block WHERE id > ? ORDER BY id LIMIT {_MIGRATED_ROWS}"
     while rows := db.execute(query, (last,)).fetchall():
@@ -151,17 +151,17 @@ def _blocks(db: sqlite3.Connection) -> Iterator[list[Row]]:
 
 
 def _is_block(row: Row) -> bool:
-    name, part, parent, root, slot, num_tokens, ids, crc, last_use = row[:9]
-    if not (_is_hash(name) and _is_hash(parent) and _is_hash(root) and isinstance(ids, bytes) and len(ids) % 4 == 0):
+    own, part, parent, root, slot, num_tokens, ids, crc, last_use = row[:9]
+    if not (_is_hash(own) and _is_hash(parent) and _is_hash(root) and isinstance(ids, bytes) and len(ids) % 4 == 0):
         return False
     held = np.frombuffer(ids, dtype="<u4").astype(np.uint32)
     if not (num_tokens == len(held) > 0 and all(_is_count(number) for number in (part, slot, crc))):
         return False
-    return _is_time(last_use) and name in (make(BlockHash(parent), held) for make in (block_hash, tail_hash))
+    return _is_time(last_use) and own in (make(BlockHash(parent), held) for make in (block_hash, tail_hash))
 
 
 def is_agent(row: Row, secret: bytes) -> bool:
-    """Whether the first columns of an agent's row agree: its key is the keyed hash of namespace and id."""
+    """Whether an agent row's key is the keyed hash of its namespace and id."""
     try:
         return bool(row[0] == agent_key(row[1], row[2], secret))
     except (TypeError, AttributeError, ValueError):

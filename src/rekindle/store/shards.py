@@ -1,8 +1,8 @@
 """The files that hold records: `blocks-PART-NNN.safetensors`, fixed slots, about 256 MiB each.
 
-Owns where a slot lies. Which slots are in use, the index knows. Each file is a valid safetensors file with one tensor
-U8 `[slots, record_bytes]` whose data begin on a page; it is created sparse, so an empty slot takes no space. Slots of a
-part are numbered through all its files. Reading is open to all threads; only the writer thread writes.
+Owns the location of slots; the index knows which are in use. Each file is a valid safetensors file with one tensor
+U8 `[slots, record_bytes]` whose data begin on a page boundary; it is created sparse, so an empty slot takes no space.
+Slots of a part are numbered across its files. Any thread may read; only the writer thread writes.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ SHARD_NAME = re.compile(r"blocks-\d+-\d{3,}\.safetensors")
 
 
 def shard_header(slots: int, record: RecordFormat) -> bytes:
-    """The head of a safetensors file: u64 length, then JSON padded with spaces to a whole page."""
+    """The header of a safetensors file: u64 length, then JSON padded with spaces to a whole page."""
     described = {
         "__metadata__": {
             "format": "rekindle-blocks",
@@ -47,7 +47,7 @@ def shard_header(slots: int, record: RecordFormat) -> bytes:
 
 
 def found_slots(directory: Path, record: RecordFormat, fs: FileSystem) -> int | None:
-    """How many slots the first file of a part was made for; None if there is none or its head is not ours."""
+    """Number of slots in the first file of a part; None if there is none or its header is not ours."""
     try:
         fd = fs.open_file(directory / f"blocks-{record.part}-000.safetensors", "existing")
     except OSError:
@@ -64,7 +64,7 @@ def found_slots(directory: Path, record: RecordFormat, fs: FileSystem) -> int | 
 
 
 class Shards:
-    """All record files of one fingerprint. `slots_per_shard` is one number per part and never changes afterwards."""
+    """All record files of one fingerprint. `slots_per_shard` has one number per part and never changes."""
 
     def __init__(
         self, directory: Path, formats: Sequence[RecordFormat], slots_per_shard: Sequence[int], fs: FileSystem
@@ -81,7 +81,7 @@ class Shards:
         self._lock = threading.Lock()
 
     def read(self, part: int, slot: int, out: Bytes) -> None:
-        """Fill `out` [record_bytes] with what lies in the slot; BadRecord if it cannot be read in full."""
+        """Fill `out` [record_bytes] with the slot's content; BadRecord if it cannot be read in full."""
         try:
             fd, offset = self._place(part, slot)
             count = self._fs.read(fd, offset, out)
@@ -91,7 +91,7 @@ class Shards:
             raise BadRecord(f"the file ends after {count} of {out.nbytes} bytes")
 
     def write(self, part: int, slot: int, record: Bytes) -> None:
-        """Write a record [record_bytes], durable after `sync`. Makes the file, or mends its head and size, first."""
+        """Write a record [record_bytes], durable after `sync`. First creates the file, or fixes its header and size."""
         shard = (part, slot // self.slots_per_shard[part])
         if shard not in self._ready:
             self._make_ready(shard)
@@ -100,7 +100,7 @@ class Shards:
         self._fs.write(fd, offset, record)
 
     def sync(self) -> None:
-        """Make all that was written durable. After a failure nothing written since the last success may be trusted."""
+        """Make all writes durable. After a failure, nothing written since the last success can be trusted."""
         touched, self._unsynced = self._unsynced, set()
         for shard in sorted(touched):
             self._fs.sync_data(self._files[shard])
@@ -109,7 +109,7 @@ class Shards:
             self._new_names = False
 
     def punch(self, slots: Sequence[tuple[int, int]]) -> None:
-        """Make these (part, slot) read as zeros and give their space back; neighbours at once, 0.5 ms a hole."""
+        """Make these (part, slot) read as zeros and free their space; adjacent ones together, 0.5 ms per hole."""
         start, count = (-1, -1), 0
         for part, slot in [*sorted(slots), (-1, -1)]:
             if (part, slot) == (start[0], start[1] + count) and slot % self.slots_per_shard[part]:
@@ -122,7 +122,7 @@ class Shards:
             start, count = (part, slot), 1
 
     def erase(self, part: int, slot: int) -> None:
-        """Write zeros over the slot, as far as its file goes; durable after `sync`. For where `punch` did nothing."""
+        """Overwrite the slot with zeros up to the end of its file; durable after `sync`. For use if `punch` failed."""
         fd, offset = self._place(part, slot)
         num_bytes = min(self.formats[part].record_bytes, self._fs.size(fd) - offset)
         if num_bytes > 0:
@@ -130,7 +130,7 @@ class Shards:
             self._fs.write(fd, offset, bytes(num_bytes))
 
     def is_zero(self, part: int, slot: int, buffer: Bytes) -> bool:
-        """Whether all of the slot that is in a file reads as zeros; uses `buffer` [record_bytes]. Raises OSError."""
+        """Whether the part of the slot inside its file reads as zeros; uses `buffer` [record_bytes]. Raises OSError."""
         fd, offset = self._place(part, slot)
         return not buffer[: self._fs.read(fd, offset, buffer)].any()
 
@@ -141,7 +141,7 @@ class Shards:
         self.sync()
 
     def slots(self, part: int) -> Iterator[int]:
-        """All slots of a part that have a place in a file, in order."""
+        """All slots of a part that lie inside a file, in order."""
         found = self._directory.glob(f"blocks-{part}-*.safetensors")
         paths = [path for path in found if SHARD_NAME.fullmatch(path.name) and path.is_file()]
         for shard in sorted(int(path.stem.rsplit("-", 1)[1]) for path in paths):
@@ -168,7 +168,7 @@ class Shards:
         return fd, offset
 
     def _make_ready(self, shard: tuple[int, int]) -> None:
-        """See to it that the file exists with its full size and the right head."""
+        """Ensure that the file exists with its full size and the right header."""
         part = shard[0]
         header = self._headers[part]
         num_bytes = len(header) + self.slots_per_shard[part] * self.formats[part].record_bytes

@@ -1,7 +1,7 @@
-"""What other models remember in the same directory: only whether they know an agent.
+"""Other models' stores in the same directory: whether they know an agent.
 
-Their blocks mean nothing to this model; that somebody's memory lies there explains a miss after a model was changed.
-Owns no file: siblings' indexes are opened to ask one question and closed again.
+Their blocks are useless to this model, but knowing of them explains a miss after a model change. Owns no file: a
+sibling's index is opened for one query and closed again.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from rekindle.store.schema import agent_key
 
 
 def known_to_sibling(own: Path, namespace: str, agent: str, secret: bytes) -> bool:
-    """Whether the store of another fingerprint beside `own` has this agent. One look-up per sibling.
+    """Whether the store of another fingerprint next to `own` has this agent. One lookup per sibling.
 
-    A sibling that cannot be read counts as not knowing it: this explains, nothing depends on it.
+    An unreadable sibling counts as not knowing it: the result is used only in explanations.
     """
     key = agent_key(namespace, agent, secret)
     with contextlib.suppress(OSError):
@@ -30,8 +30,8 @@ def known_to_sibling(own: Path, namespace: str, agent: str, secret: bytes) -> bo
 
 
 def opened_for_reading(path: Path) -> sqlite3.Connection:
-    """A connection that asks the index of a store that others may have open."""
-    # "rw" makes no file that is missing, yet may make the shared memory that reading a WAL needs.
+    """A connection for querying the index of a store that others may have open."""
+    # "rw" does not create a missing file, but may create the shared memory that reading a WAL needs.
     connection = sqlite3.connect(f"{path.as_uri()}?mode=rw", uri=True, timeout=1)
     connection.execute("PRAGMA query_only = ON")
     return connection

@@ -1,8 +1,8 @@
-"""Which slots of each part are free: the rows of `free`, the marks in `meta`, and their counts in memory.
+"""Which slots of each part are free: the rows of `free`, the high-water marks in `meta`, and their counts in memory.
 
     slots of a part   0 ........................ num_slots ........     below the mark: in a row of `block` or of `free`
 
-Used by the ledger alone, inside its transactions.
+Used only by the ledger, inside its transactions.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ Slot = tuple[int, int]  # part, slot
 
 
 class SlotTable:
-    """`num_slots` and `num_free` per part are those of the rows; `freed` are the slots freed since `begin`."""
+    """Slot bookkeeping: `num_slots` and `num_free` per part match the rows; `freed` are slots freed since `begin`."""
 
     def __init__(self, db: sqlite3.Connection, num_parts: int, macs: IndexMacs) -> None:
         self._db = db
@@ -30,7 +30,7 @@ class SlotTable:
         self.reload()
 
     def reload(self) -> None:
-        """Take the counts from the rows; a mark that is lost or does not verify stays as it was."""
+        """Reload the counts from the rows; a mark that is missing or does not verify keeps its value."""
         rows = self._db.execute(f"SELECT {META} FROM meta").fetchall()
         marks = {row[0]: row[1] for row in rows if self._macs["meta"].holds(row)}
         self.num_slots = [marks.get(f"num_slots.{part}", self.num_slots[part]) for part in range(self._num_parts)]
@@ -38,13 +38,13 @@ class SlotTable:
         self.num_free = [free.get(part, 0) for part in range(self._num_parts)]
 
     def begin(self) -> list[Slot]:
-        """Begin a transaction, with a new list of freed slots."""
+        """Begin a transaction; return its new list of freed slots."""
         self.freed = []
         self._before = (list(self.num_slots), list(self.num_free))
         return self.freed
 
     def roll_back(self) -> None:
-        """The counts are again those of `begin`; rows cannot say so of a mark that was to be written first."""
+        """Restore the counts from `begin`; a mark that had no row yet cannot be reloaded from the rows."""
         self.num_slots, self.num_free = self._before
 
     def num_used(self, part: int) -> int:
@@ -52,7 +52,7 @@ class SlotTable:
         return self.num_slots[part] - self.num_free[part]
 
     def next(self, part: int, count: int) -> list[int]:
-        """The slots of a part that the next `count` blocks go to, lowest first; they are to be taken in this order."""
+        """The slots of a part for the next `count` blocks, lowest first; they must be taken in this order."""
         query = f"SELECT {FREE} FROM free WHERE part = ? ORDER BY slot LIMIT ?"
         rows = self._db.execute(query, (part, count)).fetchall()
         if not all(map(self._macs["free"].holds, rows)):
@@ -65,13 +65,13 @@ class SlotTable:
         return {row[0] for row in self._db.execute("SELECT slot FROM block WHERE part = ?", (part,))}
 
     def extend(self, part: int, num_slots: int) -> None:
-        """Raise the mark of a part to `num_slots`; the slots it passes are free."""
+        """Raise the mark of a part to `num_slots`; the slots in between become free."""
         for slot in range(self.num_slots[part], num_slots):
             self._put_free(part, slot)
         self._mark(part, max(self.num_slots[part], num_slots))
 
     def take(self, part: int, slot: int) -> None:
-        """A block goes there."""
+        """Mark a slot as holding a block: a free one, or the first above the mark."""
         if slot < self.num_slots[part]:
             taken = self._db.execute("DELETE FROM free WHERE part = ? AND slot = ?", (part, slot)).rowcount
             assert taken == 1, f"slot {slot} of part {part} was not free"
@@ -81,7 +81,7 @@ class SlotTable:
         self._mark(part, slot + 1)
 
     def free(self, slots: Sequence[Slot]) -> None:
-        """Blocks left these."""
+        """Mark slots as free."""
         for part, slot in slots:
             self._put_free(part, slot)
             self.freed.append((part, slot))
@@ -92,13 +92,13 @@ class SlotTable:
         self._db.executemany(f"INSERT OR REPLACE INTO meta({META}) VALUES (?, ?, ?)", rows)
 
     def beyond(self, part: int) -> str | None:
-        """What says that the mark of a part is damaged: a block beyond it would be overwritten. One look-up."""
+        """Describe damage to the mark of a part: a block beyond it would be overwritten. One lookup."""
         (last,) = self._db.execute("SELECT MAX(slot) FROM block WHERE part = ?", (part,)).fetchone()
         is_beyond = last is not None and (not isinstance(last, int) or last >= self.num_slots[part])
         return f"slot {last} of part {part} lies beyond the mark of {self.num_slots[part]}" if is_beyond else None
 
     def differing(self, part: int) -> str | None:
-        """What says that rows of a part's slots are damaged or lost; None where their numbers add up. One scan."""
+        """Describe damaged or lost slot rows of a part; None if the numbers add up. One scan."""
         num_slots = self.num_slots[part]
         num_used, used = self._counted("block", part)
         num_free, free = self._counted("free", part)
@@ -107,7 +107,7 @@ class SlotTable:
         return f"{num_used} used and {num_free} free slots of part {part} are not those below {num_slots}"
 
     def _counted(self, table: str, part: int) -> tuple[int, int]:
-        """How many slots of a part the table has, and their sum."""
+        """Number of slots of a part in the table, and their sum."""
         query = f"SELECT COUNT(*), COALESCE(SUM(slot), 0) FROM {table} WHERE part = ?"
         count, total = self._db.execute(query, (part,)).fetchone()
         return count, total

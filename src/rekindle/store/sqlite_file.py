@@ -1,10 +1,10 @@
-"""A SQLite file: how it is opened, what errors of opening it mean, one transaction at a time.
+"""An SQLite file: opening it, the meaning of open errors, and transactions one at a time.
 
-    index.db                     opened by the store: a writer and readers; made anew from the records where damaged
-    responses.db, sessions.db    `opened`: made for their owner alone, set aside where damaged; then a `SqliteFile`
+    index.db                     opened by the store: a writer and readers; rebuilt from the records if damaged
+    responses.db, sessions.db    `opened`: created with owner-only access, set aside if damaged; then a `SqliteFile`
 
-Knows no tables: each file has its own statements, and the repair of its rows. All are written with the same pragmas, so
-that what a transaction returned is durable, and what was deleted leaves its page.
+Knows no tables: each file has its own statements and row repair. All use the same pragmas, so that a committed
+transaction is durable and deleted data is overwritten in its page.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ T = TypeVar("T")
 Locking = Literal["shared", "exclusive"]
 BUSY_S = 60
 MEMORY = ":memory:"
-_HEADERS = (b"\1\1", b"\2\2")  # which SQLite may write and read: with a rollback journal, with a write-ahead log
+_HEADERS = (b"\1\1", b"\2\2")  # write and read versions: with a rollback journal, with a write-ahead log
 _PRAGMAS = (
     "journal_mode = WAL",
     "synchronous = FULL",
@@ -41,21 +41,21 @@ _PRAGMAS = (
 
 
 def connect(path: Path | str, *, busy_s: float = BUSY_S) -> sqlite3.Connection:
-    """A connection for any thread, every statement a transaction of its own unless one is begun."""
+    """Open a connection usable from any thread, in autocommit mode unless a transaction is begun."""
     connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=busy_s)
     connection.text_factory = _any_text
     return connection
 
 
 def _any_text(content: bytes) -> str:
-    """A text column; one that is no UTF-8 is read all the same, so that it is its row alone that does not verify."""
+    """Decode a text column; invalid UTF-8 is accepted, so that only its row fails to verify."""
     return content.decode(errors="surrogateescape")
 
 
 def connect_writer(path: Path | str, *, busy_s: float = BUSY_S, locking: Locking = "shared") -> sqlite3.Connection:
-    """A connection whose transactions are durable; "exclusive" keeps all others away until it is closed.
+    """Open a connection with durable transactions; "exclusive" locks out all others until it is closed.
 
-    sqlite3.DatabaseError where the file's header is damaged, though SQLite would only not write it.
+    sqlite3.DatabaseError if the file's header is damaged, where SQLite itself would open it read-only.
     """
     if path != MEMORY:
         with Path(path).open("rb") as file:
@@ -68,7 +68,7 @@ def connect_writer(path: Path | str, *, busy_s: float = BUSY_S, locking: Locking
             connection.execute("PRAGMA locking_mode = EXCLUSIVE")
         for pragma in _PRAGMAS:
             connection.execute(f"PRAGMA {pragma}")
-        if locking == "exclusive":  # taken now and kept, not when something is written first
+        if locking == "exclusive":  # take the lock now, not at the first write
             connection.execute("BEGIN EXCLUSIVE")
             connection.execute("COMMIT")
     except BaseException:
@@ -79,21 +79,21 @@ def connect_writer(path: Path | str, *, busy_s: float = BUSY_S, locking: Locking
 
 @contextlib.contextmanager
 def transaction(connection: sqlite3.Connection) -> Iterator[sqlite3.Connection]:
-    """All of it or nothing."""
+    """Run the `with` block as one transaction: all of it or nothing."""
     connection.execute("BEGIN IMMEDIATE")
     try:
         yield connection
         connection.execute("COMMIT")
     except BaseException:
-        with contextlib.suppress(sqlite3.Error):  # a full disk has rolled back already
+        with contextlib.suppress(sqlite3.Error):  # a full disk has already rolled back
             connection.execute("ROLLBACK")
         raise
 
 
 def is_damage(error: OSError | sqlite3.DatabaseError | UnicodeDecodeError) -> bool:
-    """Whether an error of opening a file says that it is damaged; else a disk, a lock or permissions are to blame.
+    """Whether an open error means that the file is damaged, rather than a disk, lock or permission problem.
 
-    What is asked there has no mistakes, so one that SQLite finds is of the schema: a table or column is gone.
+    The statements run on open are correct, so an SQL error means a damaged schema: a table or column is missing.
     """
     if isinstance(error, sqlite3.OperationalError):
         return getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR) & 0xFF == sqlite3.SQLITE_ERROR
@@ -103,16 +103,16 @@ def is_damage(error: OSError | sqlite3.DatabaseError | UnicodeDecodeError) -> bo
 def opened(
     path: Path | None, make: Callable[[sqlite3.Connection, bytes], T], *, busy_s: float, locking: Locking = "shared"
 ) -> T:
-    """What `make` makes of a file and the secret beside it; both are made where there are none, for their owner alone.
+    """Return `make(connection, secret)` for a file and the secret next to it, creating both with owner-only access.
 
-    None: in memory. A damaged file is set aside over no other one, loudly, also where `make` finds it so. StoreLocked
-    while another process has it, StoreError if it cannot be used, StoreRefused where that is the disk's doing.
+    None: in memory. A damaged file, also one that `make` finds damaged, is set aside under a new name and logged.
+    StoreLocked while another process has it; StoreError if it cannot be used, StoreRefused if the disk is the cause.
     """
     if path is None:
         return make(connect_writer(MEMORY), secrets.token_bytes(SECRET_BYTES))
     try:
         return _made(path, make, busy_s, locking)
-    except (OSError, sqlite3.DatabaseError, UnicodeDecodeError) as error:  # what SQLite says may quote what is damaged
+    except (OSError, sqlite3.DatabaseError, UnicodeDecodeError) as error:  # SQLite's message may quote damaged text
         if getattr(error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_BUSY:
             message = f"{path} is in use by another process: stop it first, or choose another directory as store"
             raise StoreLocked(message) from error
@@ -136,13 +136,13 @@ def _made(path: Path, make: Callable[[sqlite3.Connection, bytes], T], busy_s: fl
 
 
 def _set_aside(path: Path, error: Exception) -> None:
-    """Rename a damaged file, with its log, to a name that nothing has yet."""
+    """Rename a damaged file, with its log, to an unused name."""
     aside = path.with_name(f"{path.name}.damaged")
     for number in count(1):
         if not aside.exists():
             break
         aside = path.with_name(f"{path.name}.damaged{number}")
-    logger.error("%s is damaged (%s): it is now %s, and a new one begins. Check the disk.", path, error, aside.name)
+    logger.error("%s is damaged (%s): renamed to %s, a new one is created. Check the disk.", path, error, aside.name)
     try:
         set_aside(path, aside, OsFileSystem())
     except OSError as refused:
@@ -150,7 +150,7 @@ def _set_aside(path: Path, error: Exception) -> None:
 
 
 def _claimed(path: Path) -> bytes:
-    """Make what is missing; the secret."""
+    """Create the directory and file if missing; return the secret."""
     is_there, fs = path.parent.is_dir(), OsFileSystem()
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -163,11 +163,10 @@ def _claimed(path: Path) -> bytes:
 
 
 class SqliteFile:
-    """An open file; any thread may use its one connection, one after the other.
+    """An open file with one connection, shared by all threads in turn.
 
-    What cannot be read or written is a StoreError that begins with `what`. `damage`: errors other than SQLite's own
-    that mean the same, of reading what a row holds. `file_error`: how the file itself was found damaged since it was
-    opened, logged once; None: it was not.
+    Failed reads and writes raise a StoreError that begins with `what`. `damage`: further exceptions that count as such
+    a failure, raised when decoding rows. `file_error`: the file damage found since opening, logged once; None: none.
     """
 
     def __init__(self, connection: sqlite3.Connection, what: str, *, damage: tuple[type[Exception], ...] = ()) -> None:
@@ -179,7 +178,7 @@ class SqliteFile:
 
     @contextlib.contextmanager
     def reading(self) -> Iterator[sqlite3.Connection]:
-        """The connection, for nobody else meanwhile; each statement is a transaction of its own."""
+        """The connection, for exclusive use inside the `with` block; each statement is its own transaction."""
         with self._lock:
             try:
                 yield self._connection
@@ -191,7 +190,7 @@ class SqliteFile:
 
     @contextlib.contextmanager
     def writing(self) -> Iterator[sqlite3.Connection]:
-        """One transaction: all of it or nothing."""
+        """The connection inside one transaction: all of it or nothing."""
         with self.reading() as connection, transaction(connection):
             yield connection
 

@@ -1,7 +1,7 @@
-"""The staging buffer: where blocks wait for the writer, so that the pool need not pin them for a disk write.
+"""The staging buffer: blocks waiting for the writer, so that the pool need not pin them for a disk write.
 
-Owns a fixed amount of memory, cut into rows of one block each (the records of all its parts, side by side). The engine
-thread fills rows, the writer gives them back. Memory is touched only as far as it was ever used.
+Owns a fixed amount of memory, divided into rows of one block each (the records of all its parts, side by side). The
+engine thread fills rows, the writer frees them. Rows never used are never touched, so they take no physical memory.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Bytes = npt.NDArray[np.uint8]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class WaitingBlock:
-    """A block whose payloads lie in `records` (one buffer [record_bytes] per part), in this row of the buffer."""
+    """A block in a row of the staging buffer; `records` has one buffer [record_bytes] per part."""
 
     identity: BlockIdentity
     row: int
@@ -30,7 +30,7 @@ class WaitingBlock:
 
 
 class StagingBuffer:
-    """`num_bytes` of memory for blocks that wait, at least two rows."""
+    """`num_bytes` of memory for waiting blocks, at least two rows."""
 
     def __init__(self, formats: Sequence[RecordFormat], num_bytes: int) -> None:
         self._formats = tuple(formats)

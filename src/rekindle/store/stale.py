@@ -1,7 +1,7 @@
-"""The stores of all models in one directory: what lies there, and the removal of those nobody uses any more.
+"""The stores of all models in one directory: list them, and remove stale ones.
 
-Owns no file while it looks. A store is removed only under its lock, and only files with names of ours are; a directory
-with anything else in it stays. How long it was not used is told by the times of its files, not by what stands in them.
+Listing opens files only to read. A store is removed only under its lock, and only files that Rekindle creates; a
+directory with anything else in it stays. The time since the last use comes from file times, not file contents.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from rekindle.store.sync import FileSystem
 
 logger = logging.getLogger(__name__)
 
-_OURS = ("index.db*", "blocks-*.safetensors", f"{FILE}*", "lock")  # the lock last: it is held meanwhile
+_OURS = ("index.db*", "blocks-*.safetensors", f"{FILE}*", "lock")  # the lock last, as it is held during removal
 
 
 @dataclass(frozen=True, slots=True)
 class StoreInfo:
-    """One model's store: bytes taken on disk, when it was last opened or written, who has it, what cannot be read."""
+    """One model's store: bytes on disk, time of the last open or write, the process using it, any read problem."""
 
     fingerprint: str
     model: str
@@ -42,7 +42,7 @@ class StoreInfo:
 
 
 def list_stores(directory: Path, fs: FileSystem) -> list[StoreInfo]:
-    """Every store below `directory`, most recently used first; nothing is changed, also not of one in use."""
+    """Every store below `directory`, most recently used first; changes nothing, even for one in use."""
     found = [_info(path, fs) for path in _stores(directory)]
     return sorted(found, key=lambda info: -info.last_use)
 
@@ -50,7 +50,7 @@ def list_stores(directory: Path, fs: FileSystem) -> list[StoreInfo]:
 def stale_stores(
     directory: Path, keep: str | None, older_than_s: float, *, now: float, fs: FileSystem
 ) -> list[StoreInfo]:
-    """The stores, but for `keep`, that nobody has open and nobody used for so long."""
+    """The stores, except `keep`, that are not open and have been unused for `older_than_s`."""
     old = [path for path in _stores(directory) if path.name != keep and now - _last_use(path) > older_than_s]
     return [info for info in (_info(path, fs) for path in old) if info.in_use_by is None]
 
@@ -58,16 +58,16 @@ def stale_stores(
 def collect_stale(
     directory: Path, keep: str | None, older_than_s: float, *, now: float, fs: FileSystem
 ) -> list[StoreInfo]:
-    """Remove the stale stores; return what was removed.
+    """Remove the stale stores; return those removed.
 
-    One that somebody has opened meanwhile, or that cannot be removed, stays; the latter is logged.
+    A store opened in the meantime is skipped; one that cannot be removed is logged.
     """
     removed = []
     for info in stale_stores(directory, keep, older_than_s, now=now, fs=fs):
         path = directory / info.fingerprint
         try:
             if _remove(path, fs):
-                logger.warning("removed the store of %s (%s): not used for long", info.model or "a model", path)
+                logger.warning("removed the stale store of %s (%s)", info.model or "a model", path)
                 removed.append(info)
         except OSError as error:
             logger.warning("the stale store %s could not be removed: %s", path, error)
@@ -88,7 +88,7 @@ def _stores(directory: Path) -> list[Path]:
 
 
 def _last_use(path: Path) -> float:
-    """When the store was last opened (its lock says so) or its index changed; looking at it is no use of it."""
+    """When the store was last opened (its lock's time) or its index changed; listing does not count as a use."""
     times = []
     for name in ("lock", "index.db"):
         with contextlib.suppress(FileNotFoundError):
@@ -116,7 +116,7 @@ def _info(path: Path, fs: FileSystem) -> StoreInfo:
 
 
 def _holder(path: Path, fs: FileSystem) -> str | None:
-    """Who has the store, None if nobody."""
+    """The process that has the store open; None if there is none."""
     try:
         fd = fs.open_file(path / "lock", "existing")
     except FileNotFoundError:
@@ -124,14 +124,14 @@ def _holder(path: Path, fs: FileSystem) -> str | None:
     try:
         if fs.lock(fd, "refuse"):
             return None
-        said = np.zeros(64, dtype=np.uint8)
-        return said[: fs.read(fd, 0, said)].tobytes().decode(errors="replace").strip() or "another process"
+        content = np.zeros(64, dtype=np.uint8)
+        return content[: fs.read(fd, 0, content)].tobytes().decode(errors="replace").strip() or "another process"
     finally:
         fs.close_file(fd)
 
 
 def _remove(path: Path, fs: FileSystem) -> bool:
-    """Remove our files under the lock, then the directory if it is empty; False where somebody holds it."""
+    """Remove our files under the lock, then the directory if it is empty; False if the lock is taken."""
     fd = fs.open_file(path / "lock", "create")
     try:
         if not fs.lock(fd, "refuse"):
@@ -143,5 +143,5 @@ def _remove(path: Path, fs: FileSystem) -> bool:
     finally:
         fs.close_file(fd)
     with contextlib.suppress(OSError):
-        path.rmdir()  # stays where foreign files lie in it
+        path.rmdir()  # fails if it contains foreign files
     return True

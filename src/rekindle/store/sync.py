@@ -1,8 +1,8 @@
-"""The one module that touches files: opens, writes, makes durable, punches holes, renames, locks.
+"""The only module that touches files: open, write, sync, punch holes, rename, lock.
 
-Owns how bytes become durable on each system, and that no symlink is followed below the store's directory and nobody but
-its owner may read it (0700/0600). Knows nothing of what the bytes mean. Files are plain descriptors, so that the
-recording file system of the crash tests can stand in its place. SQLite writes its own files and is not routed here.
+Owns how bytes become durable on each system; follows no symlink below the store's directory and gives access to its
+owner only (0700/0600). Does not know what the bytes mean. Files are plain descriptors, so that the recording file
+system of the crash tests can replace it. SQLite writes its own files and is not routed through here.
 """
 
 from __future__ import annotations
@@ -30,32 +30,32 @@ _ZEROS = bytes(1 << 16)
 
 
 class FileSystem(Protocol):
-    """What the store needs of a file system. All methods raise OSError."""
+    """The file system operations the store needs. All methods raise OSError."""
 
     def make_directory(self, path: Path) -> None:
-        """Make it (0700) and its missing parents, durably; one that is there stays as it is."""
+        """Create it (0700) and its missing parents, durably; an existing one is left unchanged."""
 
     def open_file(self, path: Path, access: Access) -> int:
-        """Open for reading and writing; "create" makes a missing file (0600)."""
+        """Open for reading and writing; "create" creates a missing file (0600)."""
 
     def close_file(self, fd: int) -> None: ...
 
     def size(self, fd: int) -> int: ...
 
     def resize(self, fd: int, num_bytes: int) -> None:
-        """Cut or grow; what grows reads as zeros and takes no space."""
+        """Truncate or extend; the extension reads as zeros and takes no space."""
 
     def read(self, fd: int, offset: int, out: Bytes) -> int:
-        """Fill `out` from `offset` on; return the bytes read, fewer only at the end of the file."""
+        """Fill `out` from `offset`; return the bytes read, fewer only at the end of the file."""
 
     def write(self, fd: int, offset: int, data: Bytes | bytes) -> None:
-        """Write all of it."""
+        """Write all of `data`."""
 
     def sync_data(self, fd: int) -> None:
         """Return when everything written to the file is durable."""
 
     def punch(self, fd: int, offset: int, num_bytes: int) -> None:
-        """Make the range read as zeros, and give its space back where the system can."""
+        """Make the range read as zeros, and free its space where the system can."""
 
     def sync_directory(self, path: Path) -> None:
         """Make names created or renamed in the directory durable."""
@@ -67,16 +67,16 @@ class FileSystem(Protocol):
         """Remove a file, durably."""
 
     def lock(self, fd: int, wait: Literal["wait", "soon", "refuse"]) -> bool:
-        """Lock the open file until it is closed; False where another holder keeps it.
+        """Lock the open file until it is closed; False if another holder has it.
 
-        "refuse" asks once, "soon" for a tenth of a second, "wait" until it is free.
+        "refuse" tries once, "soon" for a tenth of a second, "wait" blocks until it is free.
         """
 
     def free_bytes(self, path: Path) -> int: ...
 
 
 class OsFileSystem:
-    """The real one."""
+    """The operating system's file system."""
 
     def make_directory(self, path: Path) -> None:
         if path.is_dir():
@@ -117,7 +117,7 @@ class OsFileSystem:
 
     def sync_data(self, fd: int) -> None:
         if sys.platform == "darwin":
-            # fsync there only reaches the drive's own buffer
+            # fsync only reaches the drive's own buffer on macOS
             fcntl.fcntl(fd, fcntl.F_FULLFSYNC)
         else:
             os.fdatasync(fd)
@@ -131,7 +131,7 @@ class OsFileSystem:
             self.write_zeros(fd, offset, num_bytes)
 
     def write_zeros(self, fd: int, offset: int, num_bytes: int) -> None:
-        """What `punch` does where holes are unknown: the range reads as zeros but keeps its space."""
+        """Fallback of `punch` where holes are unsupported: the range reads as zeros but keeps its space."""
         for start in range(0, num_bytes, len(_ZEROS)):
             self.write(fd, offset + start, _ZEROS[: num_bytes - start])
 
@@ -166,7 +166,7 @@ class OsFileSystem:
 
 
 def _punch_hole(fd: int, offset: int, num_bytes: int) -> None:
-    """Give the range back; raises OSError with one of `_UNSUPPORTED` where that cannot be done."""
+    """Punch a hole; raises OSError with one of `_UNSUPPORTED` if holes are unsupported."""
     if sys.platform == "darwin":
         fcntl.fcntl(fd, 99, struct.pack("=IIqq", 0, 0, offset, num_bytes))  # F_PUNCHHOLE of <sys/fcntl.h>
         return

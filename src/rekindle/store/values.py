@@ -1,4 +1,4 @@
-"""The values that cross the store's border: blocks to save, where they lie, sequences, figures.
+"""The values of the store's interface: blocks to save, stored blocks, sequences, figures.
 
 All frozen; token ids are u32 [n].
 """
@@ -36,10 +36,10 @@ class StoredBlock:
 
 @dataclass(frozen=True, slots=True)
 class SequenceRecord:
-    """One branch of an agent. `head` names its last block, full or tail (the root if it has none).
+    """One branch of an agent. `head` is the hash of its last block, full or tail (the root if it has none).
 
-    `num_tokens` may end inside the head: only its first tokens belong to the branch then. `turn_ends` are the token
-    counts after each turn, kept for rewinding.
+    `num_tokens` may end inside the head block; then only its first tokens belong to the branch. `turn_ends` are the
+    token counts after each turn, for rewinding.
     """
 
     namespace: str
@@ -55,7 +55,7 @@ class SequenceRecord:
 
 @dataclass(frozen=True, slots=True)
 class Shortened:
-    """What eviction left of a branch: its first `num_tokens` tokens, 0 when it is gone."""
+    """A branch that eviction cut to its first `num_tokens` tokens, 0 if it is gone."""
 
     namespace: str
     agent: str
@@ -65,7 +65,7 @@ class Shortened:
 
 @dataclass(frozen=True, slots=True)
 class PurgeProof:
-    """What a purge freed, read back as zeros; `blocks_shared` of the agent's blocks others still use, they stay."""
+    """What a purge freed and read back as zeros; others still use `blocks_shared` of the agent's blocks, which stay."""
 
     slots_freed: int
     bytes_zeroed: int
@@ -76,11 +76,11 @@ class PurgeProof:
 class StoreStats:
     """Figures of an open store; counters since it was opened.
 
-    Bytes are those of slots, SQLite's own files are `index_bytes`. `first_error` began the trouble that `last_error`
-    is part of (or the last one, when saving works again) at the wall time `first_error_at`; `saving_ok` is False from
-    a failed save until the next one that wrote a block, `has_room` from one that did not fit until one that does.
-    `damaged_rows` of the index did not verify and were dropped or repaired; `index_error` says what is wrong with its
-    file, so that nothing can be saved until the next open, which makes it anew.
+    Bytes count slots; SQLite's own files are `index_bytes`. `first_error` started the failure that `last_error` belongs
+    to (or the latest one, if saving works again) at wall time `first_error_at`. `saving_ok` is False from a failed save
+    until the next one that writes a block, `has_room` from one that did not fit until one that does. `damaged_rows` of
+    the index did not verify and were dropped or repaired. `index_error` describes damage to its file: nothing can be
+    saved until the next open, which rebuilds it.
     """
 
     num_agents: int
