@@ -294,8 +294,8 @@ MUTANTS = (
     one(
         "a parent evicted before its child",
         "store/retention.py",
-        "order.add(name, None if parent == root else parent, group",
-        "order.add(name, None, group",
+        "order.add(block_hash, None if parent == root else parent, group",
+        "order.add(block_hash, None, group",
         f"{RETENTION}::test_a_shared_prefix_leaves_last",
         f"{RETENTION}::test_a_branch_is_shortened_from_its_end_and_that_is_told",
     ),
@@ -323,8 +323,8 @@ MUTANTS = (
     one(
         "parents of the batch not held",
         "store/retention.py",
-        "        elif name in self._held:\n",
-        "        elif name == now:\n",
+        "        elif block_hash in self._held:\n",
+        "        elif block_hash == now:\n",
         f"{RETENTION}::test_a_batch_longer_than_the_budget_keeps_its_own_beginning",
         f"{RETENTION}::test_a_branch_that_fills_the_disk_is_not_shortened_for_its_own_next_turn",
     ),
@@ -362,7 +362,7 @@ MUTANTS = (
     one(
         "blocks kept in the staging buffer when the writer dies",
         "store/writer.py",
-        "                elif isinstance(item, WaitingBlock):\n                    self._let_go([item])\n",
+        "                elif isinstance(item, WaitingBlock):\n                    self._free_staged([item])\n",
         "",
         "tests/engine/test_dying.py::test_orders_fail_when_the_writer_dies_and_the_engine_goes_on",
     ),

@@ -75,7 +75,7 @@ def test_orders_that_wait_when_it_ends_are_carried_out_or_refused(
     order, said, go_on = Pinned("default", "ada", 0.0), Generation(), threading.Event()
     assert parts.store is not None
     if not has_room:  # the writer stands still with the one block that there is room for, and all else waits for it
-        parts.store.writer.order(lambda ledger: go_on.wait(60))
+        parts.store.writer.submit(lambda ledger: go_on.wait(60))
     asked = GenerationRequest(text="Hello. " * 40, agent="ada", params=SamplingParams(max_tokens=2))
     parts.intake.submit(asked, [said])
     assert said.result().finish_reason

@@ -134,7 +134,7 @@ def test_orders_fail_when_the_writer_dies_and_the_engine_goes_on(start: Start) -
     engine, go_on = start(staging_bytes=1), threading.Event()
     parts = engine.components
     assert parts.store is not None
-    parts.store.writer.order(lambda ledger: go_on.wait(WAIT_S))
+    parts.store.writer.submit(lambda ledger: go_on.wait(WAIT_S))
     worker = poison(engine, "store-writer")
     engine.chat("ada", HELLO, max_tokens=4)
     while not parts.store.staging.num_waiting:

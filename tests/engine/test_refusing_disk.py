@@ -81,7 +81,7 @@ def test_a_change_is_durable_when_it_is_answered(start: Start, change: str) -> N
     length, store = engine.agent_info("ada").num_tokens, engine.components.store
     assert store is not None
     go = threading.Event()
-    store.writer.order(lambda _: go.wait())  # a disk that is slow to answer
+    store.writer.submit(lambda _: go.wait())  # a disk that is slow to answer
     thread = threading.Thread(target=CHANGES[change], args=(engine,))
     thread.start()
     thread.join(0.5)

@@ -77,10 +77,10 @@ def test_a_purge_that_left_something_in_the_index_says_so(opened: Opened, what: 
     columns = [row[1] for row in store.index.writer.execute(f"PRAGMA table_info({table})")]
     again = f"INSERT INTO {table}({', '.join(columns)}) VALUES ({', '.join(f'old.{name}' for name in columns)})"
     trigger = f"CREATE TEMP TRIGGER again AFTER DELETE ON {table} BEGIN {again}; END"
-    store.writer.order(lambda _: store.index.writer.execute(trigger)).result(10)
+    store.writer.submit(lambda _: store.index.writer.execute(trigger)).result(10)
     with pytest.raises(StoreError, match=f"still holds .*{what}"):
         store.purge("default", "ann").result(10)
-    store.writer.order(lambda _: store.index.writer.execute("DROP TRIGGER IF EXISTS again")).result(10)
+    store.writer.submit(lambda _: store.index.writer.execute("DROP TRIGGER IF EXISTS again")).result(10)
     store.purge("default", "ann").result(10)
     store.check("records")
 

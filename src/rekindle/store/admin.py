@@ -1,6 +1,6 @@
-"""What is done to a store while no server has it: looked at, checked, made anew, purged. Needs no model.
+"""Offline maintenance of a store: list, check, rebuild, purge. Needs no model.
 
-Everything here takes the store's lock (StoreLocked while a server holds it), but for `list_stores`. Owns nothing.
+Everything except `list_stores` takes the store's lock (StoreLocked while a server holds it). Owns no state.
 """
 
 from __future__ import annotations
@@ -48,8 +48,11 @@ Progress = Callable[[int, int], object]
 
 @dataclass(frozen=True, slots=True)
 class CheckReport:
-    """`damaged`: (block's name in hex, what is wrong); `agents_affected`: (namespace, agent, branch, tokens that are
-    left); `index_problem`: what does not hold of the index, or why it cannot be read."""
+    """Result of `check_store`.
+
+    `damaged`: (block hash in hex, what is wrong). `agents_affected`: (namespace, agent, branch, tokens left).
+    `index_problem`: which index invariant is broken, or why the index cannot be read.
+    """
 
     num_blocks: int
     damaged: list[tuple[str, str]]
@@ -63,7 +66,7 @@ class CheckReport:
 
 
 def list_stores(directory: Path, *, fs: FileSystem | None = None) -> list[StoreInfo]:
-    """Every model's store in the directory, most recently used first; also those in use."""
+    """Every model's store in the directory, most recently used first, including those in use."""
     return stale.list_stores(directory, fs or OsFileSystem())
 
 
@@ -87,7 +90,7 @@ def collect_stale(
     clock: Callable[[], float] = time.time,
     fs: FileSystem | None = None,
 ) -> list[StoreInfo]:
-    """Remove the stores (but `keep`, a fingerprint in hex) nobody used for so long; return what was removed."""
+    """Remove stores unused for `older_than_s` (except `keep`, a fingerprint in hex); return those removed."""
     return stale.collect_stale(directory, keep, older_than_s, now=clock(), fs=fs or OsFileSystem())
 
 
@@ -99,7 +102,7 @@ def check_store(
     clock: Callable[[], float] = time.time,
     fs: FileSystem | None = None,
 ) -> CheckReport:
-    """Verify the index and every record; nothing is mended. `progress(done, total)` counts blocks."""
+    """Verify the index and every record without repairing anything. `progress(done, total)` counts blocks."""
     fs = fs or OsFileSystem()
     with _claimed(directory, fingerprint, fs) as (place, described):
         if place.index_path.stat().st_size == 0 and place.has_shards():
@@ -123,7 +126,7 @@ def rebuild_store(
     clock: Callable[[], float] = time.time,
     fs: FileSystem | None = None,
 ) -> RebuildReport:
-    """Make the index anew from the records; the old one is set aside, and agents that it still tells are kept."""
+    """Rebuild the index from the records. The old index is set aside; agents still readable in it are recovered."""
     fs = fs or OsFileSystem()
     with _claimed(directory, fingerprint, fs) as (place, described):
         if place.index_path.stat().st_size:
@@ -145,7 +148,7 @@ def purge_agent(
     clock: Callable[[], float] = time.time,
     fs: FileSystem | None = None,
 ) -> PurgeProof:
-    """Forget an agent, what is kept for it and what only it used, with proof, as `WarmStore.purge` does."""
+    """Delete an agent, its breakpoints and the blocks only it used, with proof, as `WarmStore.purge` does."""
     with _opened(directory, fingerprint, clock, fs or OsFileSystem()) as parts:
         known = {each.agent for each in parts.index.sequences() if each.namespace == namespace}
         kept = sorted(each for each in known if each.startswith(breakpoint_prefix(agent)))
@@ -158,7 +161,7 @@ def purge_agent(
 
 
 def _purged(parts: OpenedStore, namespace: str, agents: Sequence[str]) -> PurgeProof:
-    """Purge these; the proof is that of the last."""
+    """Purge these agents in one transaction; return the last one's proof."""
     with parts.ledger.transaction() as freed:
         *_, forgotten = [parts.ledger.purge(namespace, each) for each in agents]
     return prove(parts, forgotten, freed)
@@ -174,7 +177,7 @@ def agents_of(
 
 @contextmanager
 def _claimed(directory: Path, fingerprint: str, fs: FileSystem) -> Iterator[tuple[StoreDirectory, Description]]:
-    """The locked store and what it says of itself; StoreError where there is none."""
+    """Lock the store and read its description; StoreError if there is none."""
     path = directory / fingerprint
     if len(fingerprint) != 64 or not path.is_dir():
         raise StoreError(f"there is no store {fingerprint} in {directory}: see which there are with `cache stats`")
@@ -206,7 +209,7 @@ def _checked(
         problem = f"{error}; rebuild it from the records"
     formats = [RecordFormat.of(described.layout, part.index) for part in described.layout.parts]
     with closing(Shards(place.path, formats, shard_slots(index) or [1] * len(formats), fs)) as shards:
-        names = index.names()
-        damaged = dict(damaged_blocks(index, shards, names, progress))
+        hashes = index.hashes()
+        damaged = dict(damaged_blocks(index, shards, hashes, progress))
     lost = shortened_branches(index, damaged.keys())
-    return CheckReport(len(names), [(name.hex(), reason) for name, reason in damaged.items()], lost, problem)
+    return CheckReport(len(hashes), [(digest.hex(), reason) for digest, reason in damaged.items()], lost, problem)

@@ -1,4 +1,4 @@
-"""What must always hold of a store at rest, derived anew from the index and the records themselves."""
+"""Invariants of a store at rest, recomputed from the index and the records."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from rekindle.store.shards import Shards
 
 
 def check_index(index: Index, block_tokens: int, secret: bytes) -> None:
-    """Assert that slots, blocks, parents, sequences and agents agree; says the first difference."""
+    """Assert that slots, blocks, parents, sequences and agents agree; reports the first difference."""
     with index.reading() as connection:
         connection.execute("BEGIN")
         try:
@@ -50,24 +50,25 @@ def _check_slots(connection: sqlite3.Connection, part: int) -> None:
 def _check_blocks(
     connection: sqlite3.Connection, num_parts: int, block_tokens: int
 ) -> dict[bytes, tuple[bytes, bytes, int]]:
-    """Block name -> (parent, root, tokens), all parts agreeing."""
+    """Return block hash -> (parent, root, tokens) after checking that all parts agree."""
     blocks: dict[bytes, tuple[bytes, bytes, int]] = {}
     parts: dict[bytes, list[int]] = {}
     query = "SELECT name, part, parent, root, num_tokens, ids FROM block ORDER BY part"
-    for name, part, parent, root, num_tokens, ids in connection.execute(query):
-        assert blocks.setdefault(name, (parent, root, num_tokens)) == (parent, root, num_tokens), (
-            f"parts of {name.hex()} disagree"
+    for digest, part, parent, root, num_tokens, ids in connection.execute(query):
+        assert blocks.setdefault(digest, (parent, root, num_tokens)) == (parent, root, num_tokens), (
+            f"parts of {digest.hex()} disagree"
         )
-        parts.setdefault(name, []).append(part)
+        parts.setdefault(digest, []).append(part)
         held = np.frombuffer(ids, dtype="<u4").astype(np.uint32)
-        assert 0 < len(held) == num_tokens <= block_tokens, f"{name.hex()}: {len(held)} ids of {num_tokens} tokens"
-        named = (block_hash if num_tokens == block_tokens else tail_hash)(BlockHash(parent), held)
-        assert named == name, f"{name.hex()} is not the name of its parent and ids"
-    for name, (parent, root, _) in blocks.items():
-        assert parts[name] == list(range(num_parts)), f"{name.hex()} has parts {parts[name]} of {num_parts}"
+        assert 0 < len(held) == num_tokens <= block_tokens, f"{digest.hex()}: {len(held)} ids of {num_tokens} tokens"
+        expected = (block_hash if num_tokens == block_tokens else tail_hash)(BlockHash(parent), held)
+        assert expected == digest, f"{digest.hex()} is not the hash of its parent and ids"
+    for digest, (parent, root, _) in blocks.items():
+        assert parts[digest] == list(range(num_parts)), f"{digest.hex()} has parts {parts[digest]} of {num_parts}"
         if parent != root:
-            assert parent in blocks, f"{name.hex()}: parent {parent.hex()} is missing"
-            assert blocks[parent][1:] == (root, block_tokens), f"{name.hex()}: its parent has another root or is a tail"
+            assert parent in blocks, f"{digest.hex()}: parent {parent.hex()} is missing"
+            is_full = blocks[parent][1:] == (root, block_tokens)
+            assert is_full, f"{digest.hex()}: its parent has another root or is a tail"
     return blocks
 
 
@@ -76,7 +77,7 @@ def _check_sequences(
 ) -> None:
     agents = {row[0]: row[1:] for row in connection.execute("SELECT agent, namespace, id FROM agent")}
     for key, (namespace, name) in agents.items():
-        assert key == agent_key(namespace, name, secret), f"agent {name!r} stands under another key"
+        assert key == agent_key(namespace, name, secret), f"agent {name!r} is stored under the wrong key"
     query = "SELECT agent, branch, root, head, num_tokens, canonical_tokens FROM sequence"
     seen = set()
     for agent, branch, root, head, num_tokens, canonical_tokens in connection.execute(query):
@@ -86,7 +87,7 @@ def _check_sequences(
         while at != root:
             assert at in blocks, f"branch {branch} of {agents[agent]}: block {at.hex()} is missing"
             parent, of_root, size = blocks[at]
-            assert of_root == root, f"branch {branch} of {agents[agent]} runs into another root"
+            assert of_root == root, f"branch {branch} of {agents[agent]} crosses into another root's chain"
             total, last, at = total + size, last or size, parent
         assert total - last < num_tokens <= total or num_tokens == total == 0, (
             f"branch {branch} of {agents[agent]}: {num_tokens} tokens, its chain has {total}"
@@ -96,26 +97,26 @@ def _check_sequences(
 
 
 def damaged_blocks(
-    index: Index, shards: Shards, names: Sequence[BlockHash], progress: Callable[[int, int], object]
+    index: Index, shards: Shards, hashes: Sequence[BlockHash], progress: Callable[[int, int], object]
 ) -> Iterator[tuple[BlockHash, str]]:
-    """(name, what is wrong) of every one of these blocks with a record that is not what the index says."""
+    """Yield (hash, what is wrong) for each of these blocks whose record does not match the index."""
     buffers = [np.empty(f.record_bytes, dtype=np.uint8) for f in shards.formats]
-    for number, name in enumerate(names, 1):
-        stored = index.block(name)
+    for number, digest in enumerate(hashes, 1):
+        stored = index.block(digest)
         try:
             if stored is None:
                 raise BadRecord("not all its parts are in the index")
             for part, buffer in enumerate(buffers):
                 read_record(shards, stored, part, buffer)
         except BadRecord as bad:
-            yield name, str(bad)
-        progress(number, len(names))
+            yield digest, str(bad)
+        progress(number, len(hashes))
 
 
 def shortened_branches(index: Index, damaged: Collection[BlockHash]) -> list[tuple[str, str, int, int]]:
-    """(namespace, agent, branch, tokens left) of every branch that cannot be loaded to its end."""
+    """(namespace, agent, branch, tokens left) of every branch that cannot be loaded in full."""
     chains = index.parents()
-    intact: dict[bytes, tuple[int, bool]] = {}  # name -> intact tokens from the root on, and whether that is all
+    intact: dict[bytes, tuple[int, bool]] = {}  # hash -> intact tokens from the root, and whether the chain is whole
     shortened = []
     for record in index.sequences():
         path, at = [], bytes(record.head)
@@ -123,10 +124,10 @@ def shortened_branches(index: Index, damaged: Collection[BlockHash]) -> list[tup
             path.append(at)
             at = chains[at][0]
         tokens, whole = intact.get(at, (0, at == record.root))
-        for name in reversed(path):
-            whole = whole and name not in damaged
-            tokens += chains[name][1] if whole else 0
-            intact[name] = (tokens, whole)
+        for digest in reversed(path):
+            whole = whole and digest not in damaged
+            tokens += chains[digest][1] if whole else 0
+            intact[digest] = (tokens, whole)
         if tokens < record.num_tokens:
             shortened.append((record.namespace, record.agent, record.branch, tokens))
     return shortened

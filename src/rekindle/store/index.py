@@ -1,9 +1,9 @@
-"""The index: which block lies in which slot, which sequence ends in which block. SQLite in WAL mode.
+"""The index: maps blocks to slots and sequences to their head blocks. SQLite in WAL mode.
 
-Owns all questions; the tables stand in `schema`, what changes rows in `ledger`. Every row that is read is held against
-its MAC, and one that does not verify counts as not there. One connection writes (the writer thread's), others
-(`connections`) read and see whole transactions only. Every block is a row per part and is there only with all its
-parts. Knows no files but its own.
+Owns all queries; tables are defined in `schema`, changes in `ledger`. Every row read is verified against its MAC, and
+one that does not verify counts as missing. One connection writes (the writer thread's); others (`connections`) read and
+see only whole transactions. A block has one row per part and counts as present only with all of them. Knows no other
+files.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ SELECT {", ".join(f"sequence.{column}" for column in SEQUENCE.split(", "))},
     {", ".join(f"agent.{column}" for column in AGENT.split(", "))} FROM sequence LEFT JOIN agent USING(agent)
 """
 _SEQUENCE_COLUMNS = SEQUENCE.count(",") + 1
-# Every block that a pinned agent stands on, once.
+# Every block in the chain of a pinned agent, once.
 _PINNED = """
 WITH RECURSIVE chain(name, parent) AS (
     SELECT name, parent FROM block WHERE part = 0 AND name IN (
@@ -69,7 +69,7 @@ _NEIGHBOURS = (
 
 
 def common_tokens(stored: bytes, asked: bytes) -> int:
-    """How many leading ids two runs of u32 share."""
+    """Count the leading ids that two u32 byte strings share."""
     size = min(len(stored), len(asked)) // 4
     a, b = (np.frombuffer(run, dtype="<u4", count=size) for run in (stored, asked))
     differing = np.flatnonzero(a != b)
@@ -77,17 +77,17 @@ def common_tokens(stored: bytes, asked: bytes) -> int:
 
 
 def packed(turn_ends: tuple[int, ...]) -> bytes:
-    """Ends of turns as they stand in a row: u32 little-endian."""
+    """Encode turn ends for a row: u32 little-endian."""
     return np.array(turn_ends, dtype="<u4").tobytes()
 
 
 def unpacked(turn_ends: bytes) -> tuple[int, ...]:
-    """The ends of turns in a row."""
+    """Decode the turn ends of a row."""
     return tuple(np.frombuffer(turn_ends, dtype="<u4").tolist())
 
 
 class Index:
-    """Questions to the index, from any thread; `damage` notes what was found of it. Raises sqlite3.Error."""
+    """Queries on the index, from any thread; `damage` records the damage found. Raises sqlite3.Error."""
 
     def __init__(self, path: Path, num_parts: int, *, secret: bytes, mark_damaged: Callable[[], None]) -> None:
         self.num_parts = num_parts
@@ -103,42 +103,42 @@ class Index:
             raise
 
     def reading(self) -> AbstractContextManager[sqlite3.Connection]:
-        """A read connection that nobody else uses meanwhile."""
+        """A read connection for exclusive use inside the `with` block."""
         return self._readers.reading()
 
     def close(self) -> None:
-        """Empty the WAL into the file and close all connections; one that is reading is closed by its reader."""
+        """Checkpoint the WAL and close all connections; a connection in use is closed by its reader."""
         try:
             self.writer.execute("PRAGMA wal_checkpoint(TRUNCATE)")
         except sqlite3.Error as error:
-            logger.error("the store's index could not be closed in order, its next open will do that: %s", error)
+            logger.error("the store's index could not be closed cleanly, the next open recovers it: %s", error)
         self.abandon()
 
     def rewrite(self) -> None:
-        """Write the file anew: `secure_delete` alone leaves copies of rows that SQLite has moved between pages."""
-        self.writer.execute("PRAGMA temp_store = MEMORY")  # or a copy of everything would pass through another disk
+        """Rewrite the file: `secure_delete` alone leaves copies of rows that SQLite has moved between pages."""
+        self.writer.execute("PRAGMA temp_store = MEMORY")  # otherwise a full copy may be written to another disk
         self.writer.execute("VACUUM")
 
     def truncate_wal(self) -> None:
-        """Move all of the WAL into the file and cut it to nothing, so that what was deleted is in neither.
+        """Checkpoint the WAL and truncate it to zero, so that deleted rows are in neither file.
 
-        Called by the writer's thread. StoreError when a reader is in the way for a minute.
+        Called on the writer thread. StoreError if a reader blocks it for a minute.
         """
         busy = self.writer.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0]
         if busy:
-            raise StoreError(f"the log of {self._path} could not be emptied, somebody reads it: purge again")
+            raise StoreError(f"the log of {self._path} could not be emptied because it is being read: purge again")
 
     def look_through(self, how: Literal["quick_check", "integrity_check"]) -> None:
-        """Have SQLite check its B-trees; what it finds is to be repaired. Reads the whole file.
+        """Have SQLite check its B-trees; report what it finds as damage to repair. Reads the whole file.
 
-        500 MB take "quick_check" a second. "integrity_check" takes ten: it compares rows with the indexes over them.
+        For 500 MB, "quick_check" takes one second and "integrity_check" ten: it compares rows with their indexes.
         """
         (found,) = self.writer.execute(f"PRAGMA {how}(1)").fetchone()
         if found != "ok":
             self.damage.found(found)
 
     def verify_rows(self) -> None:
-        """Hold every row against its MAC; a second for 300,000."""
+        """Verify every row's MAC; one second for 300,000 rows."""
         for table, columns in COLUMNS.items():
             for row in self.writer.execute(f"SELECT {columns} FROM {table}"):
                 self._holds(table, row)
@@ -148,69 +148,69 @@ class Index:
         """Size of SQLite's files."""
         num_bytes = 0
         for suffix in ("", "-wal", "-shm"):
-            with suppress(FileNotFoundError):  # SQLite makes and removes the last two as it likes
+            with suppress(FileNotFoundError):  # SQLite creates and removes the last two at any time
                 num_bytes += Path(f"{self._path}{suffix}").stat().st_size
         return num_bytes
 
     def abandon(self) -> None:
-        """Close all connections as they are."""
+        """Close all connections without a checkpoint."""
         self._readers.close()
         self.writer.close()
 
     def meta(self) -> dict[str, int]:
-        """Settings of the store that were fixed when it was made, and its high-water marks."""
+        """Settings fixed when the store was created, and its high-water marks."""
         with self.reading() as connection:
             rows = connection.execute(f"SELECT {META} FROM meta").fetchall()
         return {row[0]: row[1] for row in rows if self._holds("meta", row)}
 
     def _holds(self, table: Table, row: Row) -> bool:
-        """Whether a row is as it was written; one that is not is reported, and is to count as not there."""
+        """Whether a row verifies; if not, report damage. The caller then treats the row as missing."""
         if self.macs[table].holds(row):
             return True
         self.damage.found(f"a row of {table}")
         return False
 
-    def block(self, name: BlockHash) -> StoredBlock | None:
-        """Where a block lies, None unless all its parts are there. About 10 µs."""
+    def block(self, block_hash: BlockHash) -> StoredBlock | None:
+        """Where a block is stored; None unless all its parts are. About 10 µs."""
         with self.reading() as connection:
-            return self._stored(connection, name)
+            return self._stored(connection, block_hash)
 
-    def _stored(self, connection: sqlite3.Connection, name: bytes) -> StoredBlock | None:
-        rows = self._rows(connection, name)
+    def _stored(self, connection: sqlite3.Connection, block_hash: bytes) -> StoredBlock | None:
+        rows = self._rows(connection, block_hash)
         if not rows:
             return None
         _, _, parent, root, _, _, ids = rows[0][:7]
         stored_ids = np.frombuffer(ids, dtype="<u4").astype(np.uint32)
-        identity = BlockIdentity(BlockHash(name), BlockHash(parent), BlockHash(root), stored_ids)
+        identity = BlockIdentity(BlockHash(block_hash), BlockHash(parent), BlockHash(root), stored_ids)
         return StoredBlock(identity, tuple(row[4] for row in rows), tuple(row[7] for row in rows))
 
-    def _rows(self, connection: sqlite3.Connection, name: bytes) -> list[Row]:
-        """A block's row for each part; none unless all are there and verify."""
-        rows: list[Row] = connection.execute(_BLOCK, (name,)).fetchall()
+    def _rows(self, connection: sqlite3.Connection, block_hash: bytes) -> list[Row]:
+        """A block's rows, one per part; empty unless all exist and verify."""
+        rows: list[Row] = connection.execute(_BLOCK, (block_hash,)).fetchall()
         if len(rows) != self.num_parts:
             if rows:
                 self.damage.found("a block without all its parts")
             return []
         return rows if all(self._holds("block", row) for row in rows) else []
 
-    def chain(self, names: Sequence[BlockHash], parent: BlockHash, ids: TokenIds) -> list[StoredBlock]:
-        """The leading blocks of a chain that are there, whole, and hold exactly these ids after `parent`."""
+    def chain(self, hashes: Sequence[BlockHash], parent: BlockHash, ids: TokenIds) -> list[StoredBlock]:
+        """The leading blocks of a chain that are stored with all parts and hold exactly these ids after `parent`."""
         found: list[StoredBlock] = []
-        size = len(ids) // len(names) if names else 0
+        size = len(ids) // len(hashes) if hashes else 0
         with self.reading() as connection:
-            for number, name in enumerate(names):
-                stored = self._stored(connection, name)
+            for number, block_hash in enumerate(hashes):
+                stored = self._stored(connection, block_hash)
                 wanted = ids[number * size : (number + 1) * size]
                 if stored is None or stored.identity.parent != parent:
                     break
                 if not np.array_equal(stored.identity.ids, wanted):
                     break
                 found.append(stored)
-                parent = name
+                parent = block_hash
         return found
 
     def nearest_child(self, parent: BlockHash, ids: TokenIds) -> tuple[StoredBlock, int] | None:
-        """The child of `parent` that shares the most leading ids, at least one, with how many. O(log n)."""
+        """The child of `parent` that shares the most leading ids (at least one), and their count. O(log n)."""
         asked = id_bytes(ids)
         found: list[tuple[int, StoredBlock]] = []
         with self.reading() as connection:
@@ -223,24 +223,24 @@ class Index:
         return (nearest, num_tokens) if nearest is not None and num_tokens else None
 
     def has_blocks(self) -> bool:
-        """Whether there is any block."""
+        """Whether the index contains any block."""
         with self.reading() as connection:
             return connection.execute("SELECT 1 FROM block LIMIT 1").fetchone() is not None
 
-    def names(self) -> list[BlockHash]:
-        """Every block, in the order of the slots; reads the whole index."""
+    def hashes(self) -> list[BlockHash]:
+        """Hashes of all blocks in slot order; reads the whole index."""
         with self.reading() as connection:
             query = f"SELECT {BLOCK} FROM block WHERE part = 0 ORDER BY slot"
             return [BlockHash(row[0]) for row in connection.execute(query) if self._holds("block", row)]
 
     def parents(self) -> dict[bytes, tuple[bytes, int]]:
-        """Every block's parent and tokens; reads the whole index."""
+        """Block hash -> (parent, tokens) of every block; reads the whole index."""
         with self.reading() as connection:
             rows = connection.execute(f"SELECT {BLOCK} FROM block WHERE part = 0")
             return {row[0]: (row[2], row[5]) for row in rows if self._holds("block", row)}
 
     def sequences(self) -> list[SequenceRecord]:
-        """Every branch of every agent, without ids."""
+        """Every branch of every agent, without token ids."""
         found = []
         with self.reading() as connection:
             for row in connection.execute(_SEQUENCES):
@@ -254,7 +254,7 @@ class Index:
         return found
 
     def ids(self, record: SequenceRecord, block_tokens: int) -> TokenIds | None:
-        """The token ids of a branch, from a walk up its chain; None where a block of it is missing."""
+        """Token ids of a branch, read by walking up its chain; None if a block is missing."""
         if record.num_tokens == 0:
             return np.empty(0, dtype=np.uint32)
         with self.reading() as connection:
@@ -268,19 +268,19 @@ class Index:
         return ids[: record.num_tokens] if len(ids) >= record.num_tokens else None
 
     def counts(self) -> tuple[int, int]:
-        """Agents and sequences."""
+        """Numbers of agents and sequences."""
         with self.reading() as connection:
             row = connection.execute("SELECT (SELECT COUNT(*) FROM agent), (SELECT COUNT(*) FROM sequence)").fetchone()
         return row[0], row[1]
 
     def pins(self, now: float) -> dict[tuple[str, str], float]:
-        """(namespace, agent) -> until when it is pinned, of those still pinned at `now`."""
+        """(namespace, agent) -> pin expiry, for agents still pinned at `now`."""
         with self.reading() as connection:
             query = f"SELECT {AGENT} FROM agent WHERE pinned_until > 0 AND pinned_until >= ?"
             rows = connection.execute(query, (now,)).fetchall()
         return {(row[1], row[2]): row[3] for row in rows if self._holds("agent", row)}
 
     def num_pinned_blocks(self, now: float) -> int:
-        """Blocks that pinned agents stand on; costs a walk along all of them."""
+        """Number of blocks in the chains of pinned agents; costs a walk along all of them."""
         with self.reading() as connection:
             return int(connection.execute(_PINNED, (now,)).fetchone()[0])

@@ -1,11 +1,11 @@
-"""All changes of the index: rows added, sequences moved, what nobody uses any more freed, what must leave evicted.
+"""All changes to the index: add blocks, move sequences, free unused blocks, evict.
 
-Owns the writing connection; only the writer thread calls it. Every change happens inside one
-`transaction`, which either is durable as a whole or never was. A change that meets a row that does not verify raises
-DamagedRow and happens not at all; after `repair` it can.
+Owns the write connection; only the writer thread calls it. Every change runs inside one `transaction`, which is durable
+as a whole or has no effect. A change that meets a row that does not verify raises DamagedRow and has no effect; it can
+be retried after `repair`.
 
-A block is in use while it has a child or is the head of a sequence. Whoever takes the last use away frees the block and
-goes on with its parent, so counts are never stored and a shared prefix is freed with its last user.
+A block is in use while it has a child or is the head of a sequence. Removing the last use frees the block and continues
+with its parent, so reference counts are never stored and a shared prefix is freed with its last user.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from rekindle.store.shards import Shards
 from rekindle.store.slots import Slot, SlotTable
 from rekindle.store.values import SequenceRecord, Shortened, StoredBlock
 
-# How long ago the future counts as: what is used now comes after it.
+# A last use in the future is reset to this long before now, so that a use now is more recent.
 JUST_BEFORE_S = 0.01
 BranchKey = tuple[str, str, int]  # namespace, agent, branch
-# Every block that an agent stands on, once.
-_STOOD_ON = """
+# Every block in the chains of an agent, once.
+_AGENT_BLOCKS = """
 WITH RECURSIVE chain(name, parent) AS (
     SELECT name, parent FROM block WHERE part = 0 AND name IN (SELECT head FROM sequence WHERE agent = ?)
     UNION
@@ -45,15 +45,15 @@ SELECT name FROM block AS leaf WHERE part = 0 AND NOT EXISTS (SELECT 1 FROM sequ
 
 @dataclass(frozen=True, slots=True)
 class Forgotten:
-    """A purged agent: its key, the names of blocks that went with it, and how many of its blocks others keep."""
+    """A purged agent: its key, the hashes of the blocks freed with it, and how many of its blocks others still use."""
 
     key: bytes
-    names: tuple[bytes, ...]
+    hashes: tuple[bytes, ...]
     num_shared: int
 
 
 class Ledger:
-    """The writing side of an `Index`."""
+    """The write side of an `Index`."""
 
     def __init__(self, index: Index, secret: bytes, block_tokens: int) -> None:
         self._db = index.writer
@@ -67,7 +67,7 @@ class Ledger:
 
     @contextmanager
     def transaction(self) -> Iterator[list[Slot]]:
-        """One durable change. Yields the list of slots it frees, to be punched and reused only after it."""
+        """Make one durable change. Yields the list of slots it frees, which may be punched and reused only after it."""
         freed = self.slots.begin()
         self._db.execute("BEGIN IMMEDIATE")
         try:
@@ -80,12 +80,12 @@ class Ledger:
             self._order.forget()
             raise
 
-    def has(self, name: BlockHash) -> bool:
-        """Whether the block is there with all its parts."""
-        return len(self._block(name)) == self._num_parts
+    def has(self, block_hash: BlockHash) -> bool:
+        """Whether the block is in the index with all its parts."""
+        return len(self._block(block_hash)) == self._num_parts
 
     def add(self, blocks: Iterable[StoredBlock], now: float) -> None:
-        """Take the slots of these blocks and enter them; a block that is there already moves to its new slots."""
+        """Insert these blocks and take their slots; a block already in the index moves to its new slots."""
         for block in blocks:
             identity = block.identity
             before = self._block(identity.hash)
@@ -103,7 +103,7 @@ class Ledger:
         self._db.execute(query, (*row, self._macs["block"].of(row)))
 
     def move(self, records: Sequence[SequenceRecord]) -> None:
-        """Let each branch end in its new head, then free what only their old heads used."""
+        """Set each branch's new head, then free what only the old heads used."""
         heads = []
         for record in records:
             agent = agent_key(record.namespace, record.agent, self._secret)
@@ -126,7 +126,7 @@ class Ledger:
         self._release(heads)
 
     def delete(self, namespace: str, agent: str, branch: int | None) -> int:
-        """Forget a branch, or all of an agent; return the slots freed."""
+        """Delete a branch, or a whole agent (None); return the number of slots freed."""
         key = agent_key(namespace, agent, self._secret)
         heads = self._heads(key, branch)
         self._db.execute("DELETE FROM sequence WHERE agent = ?1 AND (?2 IS NULL OR branch = ?2)", (key, branch))
@@ -139,34 +139,34 @@ class Ledger:
         )
 
     def purge(self, namespace: str, agent: str) -> Forgotten:
-        """Forget an agent and every block no sequence stands on any more; return what went and what others keep.
+        """Delete an agent and every block without a sequence; return what was freed and what others still use.
 
-        What cancelled or running requests left without a sequence belongs to nobody known, so it may be the agent's:
-        it goes, too. An agent that still needs it stages it again. A row that does not verify may be the agent's as
-        well: DamagedRow, so that it is repaired first. Reads all rows.
+        Blocks that cancelled or running requests left without a sequence have no known owner and may be the agent's, so
+        they are freed too; an agent that still needs them stages them again. A row that does not verify may also be the
+        agent's: it raises DamagedRow, so that it is repaired first. Reads all rows.
         """
         self._verify_all()
         key = agent_key(namespace, agent, self._secret)
-        names = [row[0] for row in self._db.execute(_STOOD_ON, (key,))]
+        hashes = [row[0] for row in self._db.execute(_AGENT_BLOCKS, (key,))]
         self.delete(namespace, agent, None)
         self._release([row[0] for row in self._db.execute(_ORPHANS).fetchall()])
-        gone = tuple(name for name in names if not self._block(name))
-        return Forgotten(key, gone, len(names) - len(gone))
+        gone = tuple(block_hash for block_hash in hashes if not self._block(block_hash))
+        return Forgotten(key, gone, len(hashes) - len(gone))
 
     def has_left(self, forgotten: Forgotten) -> str | None:
-        """What rows there still are of a purged agent, in words; None: none."""
+        """Describe the rows still left of a purged agent; None if there are none."""
         counts = {
             "its agent": "SELECT COUNT(*) FROM agent WHERE agent = ?",
             "its sequences": "SELECT COUNT(*) FROM sequence WHERE agent = ?",
         }
         left = [what for what, query in counts.items() if self._db.execute(query, (forgotten.key,)).fetchone()[0]]
-        left += ["a block"] * any(self._block(name) for name in forgotten.names)
-        left += ["blocks that no sequence stands on"] * bool(self._db.execute(f"{_ORPHANS} LIMIT 1").fetchall())
+        left += ["a block"] * any(self._block(block_hash) for block_hash in forgotten.hashes)
+        left += ["blocks without a sequence"] * bool(self._db.execute(f"{_ORPHANS} LIMIT 1").fetchall())
         left += ["free pages"] * bool(self._db.execute("PRAGMA freelist_count").fetchone()[0])
         return ", ".join(left) or None
 
     def pin(self, namespace: str, agent: str, until: float) -> bool:
-        """Let the agent's blocks stay until that wall time; False if it is not known."""
+        """Keep the agent's blocks until that wall time; False if the agent is unknown."""
         key = agent_key(namespace, agent, self._secret)
         self._order.restate(self._heads(key, None))
         known = self._agent(key) is not None
@@ -175,7 +175,7 @@ class Ledger:
         return known
 
     def touch(self, uses: Mapping[BranchKey, float], now: float) -> None:
-        """Note when branches were used; a later use that is noted already stays, unless it lies in the future."""
+        """Record when branches were used; a later recorded use is kept unless it lies in the future."""
         for (namespace, agent, branch), last_use in uses.items():
             key = agent_key(namespace, agent, self._secret)
             for row in self._sequences(key, branch):
@@ -183,45 +183,45 @@ class Ledger:
                     self._put_sequence((*row[:6], last_use, row[7]))
             self._order.restate(self._heads(key, branch))
 
-    def mend_future(self, now: float) -> None:
-        """Let what was used in the future, by a clock that has gone back since, count as used a moment ago."""
+    def clamp_future_uses(self, now: float) -> None:
+        """Reset last uses that lie in the future, after a clock went back, to just before `now`."""
         with self.transaction():
-            self._mend_future(now)
+            self._clamp_future_uses(now)
 
-    def _mend_future(self, now: float) -> None:
+    def _clamp_future_uses(self, now: float) -> None:
         for row in self._verified("sequence", "last_use > ?", now):
             self._put_sequence((*row[:6], max(0.0, now - JUST_BEFORE_S), row[7]))
 
     def limit_namespaces(self, share: float) -> None:
-        """Let a namespace with more than this share of the blocks give way before others."""
+        """Evict first from a namespace that has more than this share of the blocks."""
         self._order.limit_namespaces(share)
 
     def evict(self, num_blocks: int, keep: Iterable[bytes], now: float) -> list[Shortened]:
-        """Free so many blocks, or all that may go, leaves first; never one of `keep`. Return what became of branches.
+        """Evict up to `num_blocks` blocks, leaves first, never one of `keep`; return the shortened branches.
 
-        A sequence that ended in an evicted block ends in its parent now.
+        A sequence that ended in an evicted block then ends in its parent.
         """
         shortened: dict[BranchKey, Shortened] = {}
         if self._order.is_outdated(now):
-            self._mend_future(now)
+            self._clamp_future_uses(now)
         with self._order.holding(keep):
             for _ in range(num_blocks):
-                name = self._order.next(now)
-                if name is None:
+                block_hash = self._order.next(now)
+                if block_hash is None:
                     break
-                rows = self._block(name)
+                rows = self._block(block_hash)
                 if not rows:
                     raise DamagedRow("a block that is to be evicted has lost its rows")
                 parent, root = rows[0][2:4]
-                for cut in self._step_back(name, parent, root):
+                for cut in self._step_back(block_hash, parent, root):
                     shortened[cut.namespace, cut.agent, cut.branch] = cut
-                self._remove(name, rows)
+                self._remove(block_hash, rows)
         return list(shortened.values())
 
-    def _step_back(self, name: bytes, parent: bytes, root: bytes) -> list[Shortened]:
-        """Let the sequences that end in a block end in its parent; without a parent they are gone."""
+    def _step_back(self, block_hash: bytes, parent: bytes, root: bytes) -> list[Shortened]:
+        """Move the sequences that end in a block to its parent; delete them if it has none."""
         shortened = []
-        for row in self._verified("sequence", "head = ?", name):
+        for row in self._verified("sequence", "head = ?", block_hash):
             key, branch, _, _, num_tokens, canonical, last_use, turn_ends = row[:8]
             owner = self._agent(key)
             if owner is None:
@@ -237,9 +237,9 @@ class Ledger:
         return shortened
 
     def repair(self, shards: Shards, now: float) -> Repaired:
-        """Drop what does not verify, and what hangs on it; blocks come back from their records. Takes a transaction.
+        """Drop rows that do not verify and their dependents; recover blocks from their records. Needs a transaction.
 
-        sqlite3.DatabaseError where the file itself is damaged.
+        sqlite3.DatabaseError if the file itself is damaged.
         """
         done = RowRepair(self._db, self._macs, self._secret, shards, now).run()
         self.slots.freed += done.freed
@@ -249,12 +249,12 @@ class Ledger:
         return done
 
     def heads(self, records: Iterable[SequenceRecord]) -> list[bytes]:
-        """Where these branches end now."""
+        """Current head blocks of these branches."""
         keys = [(agent_key(record.namespace, record.agent, self._secret), record.branch) for record in records]
         return [head for key, branch in keys for head in self._heads(key, branch)]
 
     def check(self) -> None:
-        """Assert that the order in memory is that of the rows; for a ledger nobody is using."""
+        """Assert that the order in memory matches the rows; the ledger must be idle."""
         self._order.check()
 
     def _heads(self, agent: bytes, branch: int | None) -> list[bytes]:
@@ -269,11 +269,11 @@ class Ledger:
         rows = self._verified("agent", "agent = ?", key)
         return rows[0] if rows else None
 
-    def _block(self, name: bytes) -> list[Row]:
-        return self._verified("block", "name = ? ORDER BY part", name)
+    def _block(self, block_hash: bytes) -> list[Row]:
+        return self._verified("block", "name = ? ORDER BY part", block_hash)
 
     def _verified(self, table: Table, where: str, *values: Any) -> list[Row]:
-        """These rows; DamagedRow where one does not verify."""
+        """Return these rows; DamagedRow if one does not verify."""
         query = f"SELECT {COLUMNS[table]} FROM {table} WHERE {where}"
         rows: list[Row] = self._db.execute(query, values).fetchall()
         if not all(map(self._macs[table].holds, rows)):
@@ -281,13 +281,13 @@ class Ledger:
         return rows
 
     def _verify_all(self) -> None:
-        """DamagedRow unless every row that may say something of an agent verifies; 3 s for a million blocks."""
+        """Raise DamagedRow unless every row that may concern an agent verifies; 3 s for a million blocks."""
         for table, mac in self._macs.items():
             if not all(map(mac.holds, self._db.execute(f"SELECT {COLUMNS[table]} FROM {table}"))):
                 raise DamagedRow(f"a row of {table}")
         for part in range(self._num_parts):
-            if (said := self.slots.differing(part)) is not None:
-                raise DamagedRow(said)
+            if (problem := self.slots.differing(part)) is not None:
+                raise DamagedRow(problem)
 
     def _put_agent(self, *row: Any) -> None:
         query = f"INSERT OR REPLACE INTO agent({AGENT}) VALUES (?, ?, ?, ?, ?)"
@@ -298,27 +298,27 @@ class Ledger:
         self._db.execute(query, (*row, self._macs["sequence"].of(row)))
 
     def _release(self, heads: Iterable[bytes]) -> int:
-        """Free blocks from these heads upwards as long as nobody uses them; return the slots freed."""
+        """Free unused blocks from these heads upwards; return the number of slots freed."""
         before = len(self.slots.freed)
-        for name in heads:
-            while not self._in_use(name):
-                rows = self._block(name)
+        for block_hash in heads:
+            while not self._in_use(block_hash):
+                rows = self._block(block_hash)
                 if not rows:
                     break
-                self._remove(name, rows)
-                name = rows[0][2]
-            self._order.restate([name])
+                self._remove(block_hash, rows)
+                block_hash = rows[0][2]
+            self._order.restate([block_hash])
         return len(self.slots.freed) - before
 
-    def _remove(self, name: bytes, rows: Sequence[Row]) -> None:
-        self._db.execute("DELETE FROM block WHERE name = ?", (name,))
+    def _remove(self, block_hash: bytes, rows: Sequence[Row]) -> None:
+        self._db.execute("DELETE FROM block WHERE name = ?", (block_hash,))
         self.slots.free([(row[1], row[4]) for row in rows])
-        self._order.remove(name, rows[0][2])
+        self._order.remove(block_hash, rows[0][2])
 
-    def _in_use(self, name: bytes) -> bool:
+    def _in_use(self, block_hash: bytes) -> bool:
         row = self._db.execute(
             "SELECT EXISTS (SELECT 1 FROM block WHERE part = 0 AND parent = ?1)"
             " OR EXISTS (SELECT 1 FROM sequence WHERE head = ?1)",
-            (name,),
+            (block_hash,),
         ).fetchone()
         return bool(row[0])

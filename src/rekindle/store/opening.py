@@ -1,7 +1,7 @@
-"""Opening what a directory holds: its index, made anew from the records where it is damaged or missing.
+"""Open a store directory, rebuilding its index from the records if it is damaged or missing.
 
-Owns the decision what a trouble of SQLite means: damage is set aside and mended, a directory that cannot be used is the
-operator's to mend (StoreError).
+Owns the decision what an SQLite error means: a damaged file is set aside and rebuilt; an unusable directory is for the
+operator to fix (StoreError).
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from rekindle.store.sync import FileSystem
 
 logger = logging.getLogger(__name__)
 
-# All of an index of 20,000 blocks is checked in a third of a second, of 640,000 (540 MB) in fifteen.
+# A full check takes a third of a second for an index of 20,000 blocks, 15 s for 640,000 (540 MB).
 QUICKLY_CHECKED_BYTES = 16 << 20
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class OpenedStore:
-    """What an open store consists of, below its threads."""
+    """The parts of an open store, without its threads."""
 
     place: StoreDirectory
     index: Index
@@ -41,12 +41,12 @@ class OpenedStore:
     rebuilt: RebuildReport | None
 
     def budget(self, disk_bytes: int | None, fs: FileSystem) -> int:
-        """Bytes the records may take now, `disk_bytes` being what was set."""
+        """Bytes the records may take now, given the configured `disk_bytes`."""
         used = sum(f.record_bytes * self.ledger.slots.num_used(f.part) for f in self.shards.formats)
         return budget(disk_bytes, free_bytes=fs.free_bytes(self.place.path), used_bytes=used)
 
     def close(self) -> None:
-        """Close all files and let the directory go."""
+        """Close all files and release the directory."""
         self.index.close()
         self.shards.close()
         self.place.release()
@@ -60,9 +60,9 @@ def open_store(
     clock: Callable[[], float],
     namespaces: Iterable[str] = (),
 ) -> OpenedStore:
-    """Open the index and the shards; a store that is not there yet is empty.
+    """Open the index and the shards, creating an empty store if there is none.
 
-    A damaged index is set aside. `namespaces` are those in which chains are found again after that.
+    A damaged index is set aside and rebuilt, which recovers chains of these `namespaces`.
     """
     try:
         return _open(place, layout, shard_bytes, fs, clock, namespaces)
@@ -93,7 +93,7 @@ def _open(
         if slots is not None:
             shards = Shards(place.path, formats, slots, fs)
             repair_rows(ledger, shards, clock())
-            ledger.mend_future(clock())
+            ledger.clamp_future_uses(clock())
             place.forget_damage()
             return OpenedStore(place, index, ledger, shards, None)
         slots = [found_slots(place.path, f, fs) or max(1, shard_bytes // f.record_bytes) for f in formats]
@@ -105,7 +105,7 @@ def _open(
             spaces = {*namespaces, *(known.record.namespace for known in salvaged)}
             roots = {place.root(name): name for name in spaces}
             report = rebuild(ledger, shards, clock(), namespaces=roots, salvaged=salvaged, settings=settings)
-            logger.warning("the index of %s was missing or damaged and was made anew: %s", place.path, report.summary())
+            logger.warning("the index of %s was missing or damaged and was rebuilt: %s", place.path, report.summary())
         else:
             with ledger.transaction():
                 ledger.slots.set_meta(settings)
@@ -117,7 +117,7 @@ def _open(
 
 
 def shard_slots(index: Index) -> list[int] | None:
-    """Slots a shard of each part has, None for an index that was just made; sqlite3.DatabaseError if they are lost."""
+    """Slots per shard of each part; None for a new index, sqlite3.DatabaseError if they are lost."""
     marks = index.meta()
     slots = [marks.get(f"slots_per_shard.{part}") for part in range(index.num_parts)]
     known = [count for count in slots if isinstance(count, int) and count > 0]
@@ -129,14 +129,14 @@ def shard_slots(index: Index) -> list[int] | None:
 
 
 def readable_index(place: StoreDirectory, layout: KVLayout) -> tuple[Index, Ledger]:
-    """The index, once all that an open needs of it was read; sqlite3.DatabaseError when it cannot be.
+    """Open the index and read all that an open needs; sqlite3.DatabaseError if it cannot be read.
 
-    All of it is checked where that is quick, or damage was noted; after a crash, that its pages can be read.
+    Checks everything if that is quick or damage was noted; after a crash, checks that its pages can be read.
     """
     suspicion = place.suspicion()
     try:
         index = Index(place.index_path, len(layout.parts), secret=place.secret, mark_damaged=place.note_damage)
-    except UnicodeDecodeError as error:  # what SQLite says of a damaged schema quotes it
+    except UnicodeDecodeError as error:  # SQLite's message about a damaged schema quotes it
         raise sqlite3.DatabaseError(f"its schema is damaged: {error}") from error
     try:
         ledger = Ledger(index, place.secret, layout.block_tokens)
@@ -145,8 +145,8 @@ def readable_index(place: StoreDirectory, layout: KVLayout) -> tuple[Index, Ledg
         elif suspicion == "crashed":
             index.look_through("quick_check")
         for part in range(index.num_parts):
-            if (said := ledger.slots.beyond(part)) is not None:
-                index.damage.found(said)
+            if (problem := ledger.slots.beyond(part)) is not None:
+                index.damage.found(problem)
         index.counts()
         index.sequences()
         return index, ledger
@@ -159,16 +159,16 @@ def readable_index(place: StoreDirectory, layout: KVLayout) -> tuple[Index, Ledg
 
 
 def _check_all(index: Index, ledger: Ledger) -> None:
-    """Find what is damaged, if anything is, in all that the index holds."""
+    """Check the whole index and report any damage."""
     index.look_through("integrity_check")
     index.verify_rows()
     for part in range(index.num_parts):
-        if (said := ledger.slots.differing(part)) is not None:
-            index.damage.found(said)
+        if (problem := ledger.slots.differing(part)) is not None:
+            index.damage.found(problem)
 
 
 def repair_rows(ledger: Ledger, shards: Shards, now: float) -> None:
-    """Repair what was found of damaged rows, if anything was; sqlite3.DatabaseError where the file is damaged."""
+    """Repair damaged rows if any were found; sqlite3.DatabaseError if the file is damaged."""
     if ledger.damage.is_due:
         with ledger.transaction():
             done = ledger.repair(shards, now)

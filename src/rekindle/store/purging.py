@@ -1,13 +1,13 @@
-"""Forgetting an agent for good, with proof: afterwards no slot holds a block that only it used.
+"""Purge an agent with proof: afterwards no slot holds a block that only it used.
 
-Owns the order of it: rows and log first, then the bytes, then everything that is not in use is read back. Runs on the
-writer's thread, after all that was queued before. What it cannot prove is a PurgeUnproved, never a silent rest.
+Owns the sequence of steps: rows and log first, then the bytes, then every unused slot is read back. Runs on the writer
+thread, after everything queued before it. Anything it cannot prove raises PurgeUnproved; nothing is skipped silently.
 
-    rows deleted  →  index written anew, its log emptied  →  set-aside indexes removed
+    rows deleted  →  index rewritten, its log emptied  →  set-aside indexes removed
     →  slots punched, synced  →  every unused slot read: zeros, or overwritten with zeros and read again
-    →  index read: no row of the agent, no free page, in its file neither the agent's key nor the name of a block
+    →  index read: no row of the agent, no free page, in its file neither the agent's key nor the hash of a block
 
-What stays is what others stand on: `blocks_shared`.
+Blocks that others use stay: `blocks_shared`.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from rekindle.store.opening import OpenedStore
 from rekindle.store.slots import Slot
 from rekindle.store.values import PurgeProof
 
-MOST_NAMES = 256  # of an agent's blocks that are looked for byte by byte; rows are looked for of all
+MAX_HASHES = 256  # hashes of an agent's blocks searched for in the files' bytes; rows are checked for all of them
 
 
 def prove(parts: OpenedStore, forgotten: Forgotten, freed: Sequence[Slot]) -> PurgeProof:
-    """Remove what a purge has freed from the disk, and see that it is gone; reads the index and every unused slot."""
+    """Erase what a purge has freed from disk and verify that it is gone; reads the index and every unused slot."""
     try:
         parts.index.rewrite()
         parts.index.truncate_wal()
@@ -43,22 +43,22 @@ def prove(parts: OpenedStore, forgotten: Forgotten, freed: Sequence[Slot]) -> Pu
         found = parts.ledger.has_left(forgotten) or _in_files(parts, forgotten)
     except (OSError, sqlite3.Error) as error:
         raise PurgeUnproved(
-            f"the agent is forgotten, but its bytes may still be on disk: {error}; mend the disk and purge again"
+            f"the agent is deleted, but its bytes may still be on disk: {error}; repair the disk and purge again"
         ) from error
     if left:
         raise PurgeUnproved(
-            f"the agent is forgotten, but {len(left)} slots do not read as zeros, the first is {left[0][1]} of part "
-            f"{left[0][0]}; mend the disk and purge again"
+            f"the agent is deleted, but {len(left)} slots do not read as zeros, the first is {left[0][1]} of part "
+            f"{left[0][0]}; repair the disk and purge again"
         )
     if found is not None:
-        raise PurgeUnproved(f"the agent is forgotten, but the index still holds {found}: purge again")
+        raise PurgeUnproved(f"the agent is deleted, but the index still holds {found}: purge again")
     num_bytes = sum(parts.shards.formats[part].record_bytes for part, _ in freed)
     return PurgeProof(slots_freed=len(freed), bytes_zeroed=num_bytes, blocks_shared=forgotten.num_shared)
 
 
 def _in_files(parts: OpenedStore, forgotten: Forgotten) -> str | None:
-    """Which bytes of a purged agent the index's files hold, in words; None: none. Reads the files once a pattern."""
-    patterns = {forgotten.key: "the agent's key", **dict.fromkeys(forgotten.names[:MOST_NAMES], "a block's name")}
+    """Describe the bytes of a purged agent still in the index files; None if none. One pass per pattern."""
+    patterns = {forgotten.key: "the agent's key", **dict.fromkeys(forgotten.hashes[:MAX_HASHES], "a block's hash")}
     for path in parts.place.path.glob("index.db*"):
         if path.stat().st_size:
             with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
@@ -69,7 +69,7 @@ def _in_files(parts: OpenedStore, forgotten: Forgotten) -> str | None:
 
 
 def _unused(parts: OpenedStore) -> list[Slot]:
-    """Every slot that has a place in a file and holds no block of the index."""
+    """Every slot inside a file that holds no block of the index."""
     unused: list[Slot] = []
     for part in range(len(parts.shards.formats)):
         used = parts.ledger.slots.used(part)

@@ -1,16 +1,16 @@
-"""The order in which blocks leave the disk when it is full: which go first, and which may not go.
+"""The eviction order of blocks on disk: which are evicted first, and which may not be.
 
-Owns that order, in memory, made from the rows the first time room is short and kept in step by the ledger, which alone
-changes rows. A block leaves only after all its children. Of those that may go:
+Owns that order in memory. It is built from the rows when room first runs short and kept up to date by the ledger, the
+only writer of rows. A block is evicted only after all its children. Of the remaining leaves:
 
-    1. blocks no sequence ends in: what is left of cancelled prompts, but not what was written a moment ago,
-       for a request that is still running
+    1. blocks no sequence ends in: left by cancelled prompts; recently written ones are excluded, as their request
+       may still be running
     2. heads of anonymous agents
-    3. heads of named ones                               in each class the one used longest ago first
+    3. heads of named agents                             in each class least recently used first
 
-A namespace that has more than its share of the blocks there are when room is short gives way before others.
+A namespace that has more than its share of the blocks when room is short is evicted from before others.
 
-Never: the heads of pinned agents, so with them their chains, and what is held for the batch that needs the room.
+Never evicted: the heads of pinned agents (and so their chains), and blocks held for the batch that needs the room.
 A last use in the future (the clock went back since) counts as now.
 """
 
@@ -26,76 +26,76 @@ from operator import itemgetter
 from rekindle.agent_ids import kind_of
 from rekindle.cache.eviction import KeyedOrder
 
-# How long blocks without a sequence count as those of a running request, and not of a cancelled one.
+# How long a block without a sequence counts as a running request's, rather than a cancelled one's.
 RUNNING_S = 300.0
-# A clock that goes back by more has the order made anew, else all that was used before it would stay in front.
+# If the clock goes back by more than this, the order is rebuilt; otherwise all earlier uses would rank as newer.
 CLOCK_SLACK_S = 1.0
-# By how much the number of blocks may drift, as a share of it, before the namespaces' quotas follow.
+# Relative change in the number of blocks after which the namespaces' quotas are recomputed.
 QUOTA_DRIFT = 1 / 64
-_ORPHANED, _TEMPORARY, _NAMED = range(3)  # ranks: the lower leave first
-_STANDING = "SELECT id, CAST(pinned_until AS REAL), CAST(last_use AS REAL) FROM sequence JOIN agent USING(agent)"
+_ORPHANED, _TEMPORARY, _NAMED = range(3)  # ranks: lower ones are evicted first
+_ENDINGS = "SELECT id, CAST(pinned_until AS REAL), CAST(last_use AS REAL) FROM sequence JOIN agent USING(agent)"
 
-Standing = tuple[str, float, float]  # of a sequence that ends in a block: its agent's id, pinned until, last use
+Ending = tuple[str, float, float]  # of a sequence that ends in a block: its agent's id, pinned until, last use
 
 
 class StoreEvictionOrder:
-    """Names of the blocks on disk by when they leave. `db` is the ledger's connection."""
+    """Block hashes in eviction order. `db` is the ledger's connection."""
 
     def __init__(self, db: sqlite3.Connection) -> None:
         self._db = db
-        self._share = 1.0  # of all blocks; a namespace with more gives way first
-        self._groups: dict[bytes, int] = {}  # by root, from 1 up; of the order at hand
-        self._most: int | None = None  # blocks of a group before it gives way first
-        self._shared = 0  # blocks of which `_most` is the share
+        self._share = 1.0  # of all blocks; a namespace with more is evicted from first
+        self._groups: dict[bytes, int] = {}  # by root, from 1 up; of the current order
+        self._most: int | None = None  # quota of a group, in blocks
+        self._shared = 0  # number of blocks from which `_most` was computed
         self._order: KeyedOrder[bytes] | None = None
         self._now = 0.0
         self._restated: set[bytes] = set()
         self._held: frozenset[bytes] = frozenset()
-        self._due: dict[bytes, float] = {}  # when a block's place changes by time alone
+        self._due: dict[bytes, float] = {}  # when a block's position changes through time alone
 
     def limit_namespaces(self, share: float) -> None:
-        """Let blocks of namespaces that have more than this share of all blocks leave before others'."""
+        """Evict first from namespaces that have more than this share of all blocks."""
         self._share = share
         self.forget()
 
-    def add(self, name: bytes, parent: bytes, root: bytes) -> None:
-        """Take in a block that was written (`parent` the root: the first of its chain)."""
+    def add(self, block_hash: bytes, parent: bytes, root: bytes) -> None:
+        """Add a written block; `parent` is the root for the first of a chain."""
         if self._order is not None:
-            self._enter(self._order, name, parent, root)
-            self._restated.add(name)
+            self._enter(self._order, block_hash, parent, root)
+            self._restated.add(block_hash)
 
-    def _enter(self, order: KeyedOrder[bytes], name: bytes, parent: bytes, root: bytes) -> None:
+    def _enter(self, order: KeyedOrder[bytes], block_hash: bytes, parent: bytes, root: bytes) -> None:
         if self._share < 1 and root not in self._groups:
             self._groups[root] = len(self._groups) + 1
             order.set_quota(self._groups[root], self._most)
-        order.add(name, None if parent == root else parent, group=self._groups.get(root, 0))
+        order.add(block_hash, None if parent == root else parent, group=self._groups.get(root, 0))
 
-    def remove(self, name: bytes, parent: bytes) -> None:
-        """Forget a block that was freed; its parent may be next."""
+    def remove(self, block_hash: bytes, parent: bytes) -> None:
+        """Remove a freed block; its parent may now be evictable."""
         if self._order is None:
             return
-        if name in self._order:
-            self._order.remove(name)
-        self._due.pop(name, None)
-        self._restated.discard(name)
+        if block_hash in self._order:
+            self._order.remove(block_hash)
+        self._due.pop(block_hash, None)
+        self._restated.discard(block_hash)
         self._restated.add(parent)
 
-    def restate(self, names: Iterable[bytes]) -> None:
-        """Look at these again: other sequences end in them, or their agents were used or pinned."""
+    def restate(self, hashes: Iterable[bytes]) -> None:
+        """Re-evaluate these blocks: other sequences end in them, or their agents were used or pinned."""
         if self._order is not None:
-            self._restated.update(names)
+            self._restated.update(hashes)
 
     def forget(self) -> None:
-        """Make the order anew when it is next needed: what it followed did not happen."""
+        """Discard the order, to be rebuilt when next needed: the changes it followed were rolled back."""
         self._order = None
         self._groups.clear()
         self._restated.clear()
         self._due.clear()
 
     @contextmanager
-    def holding(self, names: Iterable[bytes]) -> Iterator[None]:
-        """Keep these from leaving meanwhile."""
-        self._held = frozenset(names)
+    def holding(self, hashes: Iterable[bytes]) -> Iterator[None]:
+        """Protect these blocks from eviction inside the `with` block."""
+        self._held = frozenset(hashes)
         self.restate(self._held)
         try:
             yield
@@ -104,57 +104,58 @@ class StoreEvictionOrder:
             self._held = frozenset()
 
     def is_outdated(self, now: float) -> bool:
-        """Whether the next question makes the order anew: it was not made yet, or the clock went back."""
+        """Whether `next` will rebuild the order: it does not exist yet, or the clock went back."""
         return self._order is None or now < self._now - CLOCK_SLACK_S
 
     def next(self, now: float) -> bytes | None:
-        """The block to evict now; None when all that is left is pinned or held."""
+        """Pop the block to evict now; None if all the rest are pinned or held."""
         if self._order is None or self.is_outdated(now):
             self._fill(now)
         assert self._order is not None
         self._weigh(self._order)
         self._now = max(now, self._now)
-        self._restated.update([name for name, when in self._due.items() if when < now])
-        restated = [(self._own_use(name), name) for name in self._restated if name in self._order]
-        for own_use, name in sorted(restated):
-            self._place(self._order, name, self._standing(name), own_use, now)
+        self._restated.update([block_hash for block_hash, when in self._due.items() if when < now])
+        present = [block_hash for block_hash in self._restated if block_hash in self._order]
+        restated = [(self._own_use(block_hash), block_hash) for block_hash in present]
+        for own_use, block_hash in sorted(restated):
+            self._place(self._order, block_hash, self._endings(block_hash), own_use, now)
         self._restated.clear()
-        leaving = self._order.pop(now)
-        if leaving is not None:
-            self._due.pop(leaving, None)
-        return leaving
+        evicted = self._order.pop(now)
+        if evicted is not None:
+            self._due.pop(evicted, None)
+        return evicted
 
     def check(self) -> None:
-        """Assert that the order holds exactly the blocks of the index, each with its parent."""
+        """Assert that the order contains exactly the blocks of the index."""
         if self._order is None:
             return
         self._order.check()
-        names = {row[0] for row in self._db.execute("SELECT name FROM block WHERE part = 0")}
-        missing = [name for name in names if name not in self._order]
-        assert not missing and len(names) == len(self._order), f"{len(names)} blocks, {len(self._order)} in the order"
-        assert not self._held, "a batch that has ended holds blocks"
-        assert set(self._due) <= names, "a block that is gone is still waited for"
+        hashes = {row[0] for row in self._db.execute("SELECT name FROM block WHERE part = 0")}
+        missing = [block_hash for block_hash in hashes if block_hash not in self._order]
+        assert not missing and len(hashes) == len(self._order), f"{len(hashes)} blocks, {len(self._order)} in the order"
+        assert not self._held, "a finished batch still holds blocks"
+        assert set(self._due) <= hashes, "a removed block still has a due time"
 
     def _fill(self, now: float) -> None:
         self.forget()
         self._now = now
         order = KeyedOrder[bytes]()
-        standing: dict[bytes, list[Standing]] = defaultdict(list)
-        for head, *row in self._db.execute(_STANDING.replace("SELECT", "SELECT head,", 1)):
-            standing[head].append((row[0], row[1], row[2]))
+        endings: dict[bytes, list[Ending]] = defaultdict(list)
+        for head, *row in self._db.execute(_ENDINGS.replace("SELECT", "SELECT head,", 1)):
+            endings[head].append((row[0], row[1], row[2]))
         uses: dict[bytes, float] = {}
         (num_blocks,) = self._db.execute("SELECT COUNT(*) FROM block WHERE part = 0").fetchone()
         self._share_out(num_blocks)
         query = "SELECT name, parent, root, CAST(last_use AS REAL) FROM block WHERE part = 0"
-        for name, parent, root, last_use in self._db.execute(query):
-            self._enter(order, name, parent, root)
-            uses[name] = last_use
-        for name, last_use in sorted(uses.items(), key=itemgetter(1)):
-            self._place(order, name, standing.get(name, ()), last_use, now)
+        for block_hash, parent, root, last_use in self._db.execute(query):
+            self._enter(order, block_hash, parent, root)
+            uses[block_hash] = last_use
+        for block_hash, last_use in sorted(uses.items(), key=itemgetter(1)):
+            self._place(order, block_hash, endings.get(block_hash, ()), last_use, now)
         self._order = order
 
     def _weigh(self, order: KeyedOrder[bytes]) -> None:
-        """Let the quotas follow the number of blocks: the room may have become less, or more, since they were set."""
+        """Adjust the quotas if the number of blocks has changed since they were set."""
         if self._share < 1 and abs(len(order) - self._shared) > QUOTA_DRIFT * self._shared:
             self._share_out(len(order))
             for group in self._groups.values():
@@ -164,41 +165,41 @@ class StoreEvictionOrder:
         self._shared = num_blocks
         self._most = max(1, int(self._share * num_blocks)) if self._share < 1 else None
 
-    def _standing(self, name: bytes) -> list[Standing]:
-        return self._db.execute(f"{_STANDING} WHERE head = ?", (name,)).fetchall()
+    def _endings(self, block_hash: bytes) -> list[Ending]:
+        return self._db.execute(f"{_ENDINGS} WHERE head = ?", (block_hash,)).fetchall()
 
-    def _own_use(self, name: bytes) -> float:
+    def _own_use(self, block_hash: bytes) -> float:
         query = "SELECT CAST(last_use AS REAL) FROM block WHERE name = ? AND part = 0"
-        return float(self._db.execute(query, (name,)).fetchone()[0])
+        return float(self._db.execute(query, (block_hash,)).fetchone()[0])
 
     def _place(
-        self, order: KeyedOrder[bytes], name: bytes, standing: Sequence[Standing], own_use: float, now: float
+        self, order: KeyedOrder[bytes], block_hash: bytes, endings: Sequence[Ending], own_use: float, now: float
     ) -> None:
-        """Give a block the place that its sequences, or its own last use, give it."""
-        self._due.pop(name, None)
-        pinned_until = max((until for _, until, _ in standing if until > 0), default=-math.inf)
+        """Position a block by the sequences that end in it, or else by its own last use."""
+        self._due.pop(block_hash, None)
+        pinned_until = max((until for _, until, _ in endings if until > 0), default=-math.inf)
         if pinned_until >= now:
-            order.hold(name)
+            order.hold(block_hash)
             if pinned_until < math.inf:
-                self._due[name] = pinned_until
-        elif name in self._held:
-            order.hold(name)
-        elif standing:
-            ranked = ((_TEMPORARY if kind_of(agent).is_temporary else _NAMED, use) for agent, _, use in standing)
-            _let_go(order, name, *max((rank, _past(use, now)) for rank, use in ranked))
+                self._due[block_hash] = pinned_until
+        elif block_hash in self._held:
+            order.hold(block_hash)
+        elif endings:
+            ranked = ((_TEMPORARY if kind_of(agent).is_temporary else _NAMED, use) for agent, _, use in endings)
+            _release(order, block_hash, *max((rank, _past(use, now)) for rank, use in ranked))
         elif 0 <= now - own_use <= RUNNING_S:
-            _let_go(order, name, _NAMED, own_use)
-            self._due[name] = own_use + RUNNING_S
+            _release(order, block_hash, _NAMED, own_use)
+            self._due[block_hash] = own_use + RUNNING_S
         else:
-            _let_go(order, name, _ORPHANED, _past(own_use, now))
+            _release(order, block_hash, _ORPHANED, _past(own_use, now))
 
 
-def _let_go(order: KeyedOrder[bytes], name: bytes, rank: int, use: float) -> None:
-    """Let a block leave when its turn comes; a use that the order knows is told no second time."""
-    if order.last_use(name) == use:
-        order.settle(name, rank=rank)
+def _release(order: KeyedOrder[bytes], block_hash: bytes, rank: int, use: float) -> None:
+    """Make a block evictable, without repeating a use that the order already has."""
+    if order.last_use(block_hash) == use:
+        order.settle(block_hash, rank=rank)
     else:
-        order.release(name, use, rank=rank)
+        order.release(block_hash, use, rank=rank)
 
 
 def _past(use: float, now: float) -> float:

@@ -1,8 +1,7 @@
-"""Room on disk: how much the records may take, and what leaves when more is needed.
+"""Disk space: how much the records may take, and eviction when more is needed.
 
-Owns the budget and the figures of eviction. What leaves is the ledger's choice; it leaves in a transaction of its own,
-before the batch that needs the room is written, so the records never take more than the budget. Only the writer's
-thread makes room.
+Owns the budget and the eviction figures. The ledger chooses what to evict, in a separate transaction before the batch
+that needs the room is written, so the records never exceed the budget. Only the writer thread makes room.
 """
 
 from __future__ import annotations
@@ -24,12 +23,12 @@ OnLost = Callable[[str, str, int, int], object]
 
 
 def budget(wanted: int | None, *, free_bytes: int, used_bytes: int) -> int:
-    """Bytes the records may take: what was set, else a share of what is free or theirs already."""
+    """Bytes the records may take: the configured size, else a share of the free space plus what they already use."""
     return wanted if wanted is not None else int(min(MOST_DISK_BYTES, DISK_SHARE * (free_bytes + used_bytes)))
 
 
 def file_bytes(paths: Iterable[Path]) -> int:
-    """Bytes of SQLite files with their logs; what is not there has none."""
+    """Total bytes of SQLite files and their logs; missing files count as zero."""
     sizes = []
     for path in paths:
         for name in (path.name, f"{path.name}-wal"):
@@ -39,22 +38,22 @@ def file_bytes(paths: Iterable[Path]) -> int:
 
 
 class DiskRoom:
-    """`disk_bytes` for the records of `shards` and for `words`; `on_lost` learns what eviction left of a branch.
+    """`disk_bytes` for the records of `shards` and for `text_files`; `on_lost` is called for each shortened branch.
 
-    `words` are the files of sessions and kept responses, whose bounds are their owners'.
+    `text_files` are those of sessions and stored responses, whose limits belong to their owners.
     """
 
     def __init__(
-        self, ledger: Ledger, shards: Shards, *, disk_bytes: int, counts: Counter[str], words: Sequence[Path] = ()
+        self, ledger: Ledger, shards: Shards, *, disk_bytes: int, counts: Counter[str], text_files: Sequence[Path] = ()
     ) -> None:
         self.disk_bytes = disk_bytes
-        self._words = tuple(words)
-        self.on_lost: OnLost = nobody
+        self._text_files = tuple(text_files)
+        self.on_lost: OnLost = ignore
         self._ledger = ledger
         self._shards = shards
         self._counts = counts
-        self.is_full = False  # since what was to be saved did not fit, until something does again
-        self._full_said = False
+        self.is_full = False  # from the first batch that did not fit until one does again
+        self._full_logged = False
 
     @property
     def used_bytes(self) -> int:
@@ -63,14 +62,14 @@ class DiskRoom:
 
     @property
     def num_blocks(self) -> int:
-        """How many more blocks fit; negative where there are more than the budget allows."""
-        free_bytes = self.disk_bytes - self.used_bytes - file_bytes(self._words)
+        """How many more blocks fit; negative if there are more than the budget allows."""
+        free_bytes = self.disk_bytes - self.used_bytes - file_bytes(self._text_files)
         return free_bytes // sum(f.record_bytes for f in self._shards.formats)
 
     def make(self, num_blocks: int, keep: Collection[bytes], touched: Mapping[BranchKey, float], now: float) -> int:
-        """Evict until so many blocks fit, none of `keep`; return how many of them do fit.
+        """Evict until `num_blocks` more blocks fit, none of `keep`; return how many do fit.
 
-        `touched` are the uses that are not in the rows yet.
+        `touched` are uses not yet written to the rows.
         """
         if self.num_blocks < num_blocks:
             with self._ledger.transaction() as freed:
@@ -83,30 +82,30 @@ class DiskRoom:
             self.give_back(freed)
         if num_blocks:
             self.is_full = self.num_blocks < num_blocks
-            self._say_full()
+            self._log_full()
         return max(0, min(num_blocks, self.num_blocks))
 
     def give_back(self, freed: Sequence[Slot]) -> None:
-        """Punch freed slots. That their space cannot be given back harms nothing: the slots are free anyway."""
+        """Punch freed slots. A failure is harmless: the slots are free anyway."""
         try:
             self._shards.punch(freed)
         except OSError as error:
             logger.warning("space of freed blocks could not be given back: %s", error)
 
     def forget_full(self) -> None:
-        """Somebody has just deleted something: say it again when the store is next full."""
-        self.is_full = self._full_said = False
+        """Reset the full state after a deletion, so that it is logged again when the store is next full."""
+        self.is_full = self._full_logged = False
 
-    def _say_full(self) -> None:
-        if self.is_full and not self._full_said:
+    def _log_full(self) -> None:
+        if self.is_full and not self._full_logged:
             logger.warning(
-                "the store is full (%d of %d bytes): not all that is to be saved fits beside what is pinned, so "
+                "the store is full (%d of %d bytes): new blocks do not all fit next to what is pinned, so "
                 "turns are not saved; give it more disk_bytes, or unpin or delete agents",
                 self.used_bytes,
                 self.disk_bytes,
             )
-        self._full_said = self._full_said or self.is_full
+        self._full_logged = self._full_logged or self.is_full
 
 
-def nobody(namespace: str, agent: str, branch: int, num_tokens: int) -> None:
-    """Nobody wants to know."""
+def ignore(namespace: str, agent: str, branch: int, num_tokens: int) -> None:
+    """Do nothing: the default for `on_lost` and `on_saved`."""

@@ -1,12 +1,12 @@
-"""The warm tier: blocks and sequences of one model on disk, durable soon after they are made, warm after a restart.
+"""The warm tier: blocks and sequences of one model on disk, durable soon after creation, warm after a restart.
 
-Owns the directory: its lock, its secret, one sub-directory per fingerprint, and the threads. Who knows what inside:
+Owns the directory: its lock, its secret, one subdirectory per fingerprint, and the threads. Its parts:
 
-    index     name → slot, sequence → head (ledger: changes of it)      staging  blocks that wait
+    index     hash → slot, sequence → head (ledger: changes to it)      staging  waiting blocks
     shards    slot → bytes              records  bytes → block           writer, readers  the threads
 
-Nothing here raises into a request: what is damaged, missing or cannot be read counts as "not there". Saving runs behind
-the engine and never holds it up. Any thread may call any method, except that blocks are staged by one.
+Nothing here raises into a request: damaged, missing or unreadable data counts as missing. Saving runs asynchronously
+and never blocks the engine. Any thread may call any method, except that only one thread stages blocks.
 """
 
 from __future__ import annotations
@@ -49,9 +49,9 @@ T = TypeVar("T")
 
 
 class WarmStore:
-    """The open store of one fingerprint. Make it with `open`, then `start`; `close` saves all that waits.
+    """The open store of one fingerprint. Create it with `open`, then `start`; `close` saves everything queued.
 
-    `index`, `staging`, `writer` and `readers` are its parts, each with the threads it may be called from.
+    `index`, `staging`, `writer` and `readers` are its parts; each documents which threads may call it.
     """
 
     def __init__(self, parts: OpenedStore, settings: StoreSettings, clock: Clock, disk_bytes: int) -> None:
@@ -61,8 +61,10 @@ class WarmStore:
         self._clock = clock
         self._block_tokens = parts.shards.formats[0].block_tokens
         self.staging = StagingBuffer(parts.shards.formats, settings.staging_bytes)
-        words = _words(parts.place.path.parent, settings)
-        self.writer = Writer(parts.ledger, parts.shards, self.staging, disk_bytes=disk_bytes, clock=clock, words=words)
+        text_files = _text_files(parts.place.path.parent, settings)
+        self.writer = Writer(
+            parts.ledger, parts.shards, self.staging, disk_bytes=disk_bytes, clock=clock, text_files=text_files
+        )
         self.readers = Readers(parts.shards, settings.readers, self._found_bad)
         self.closed = False
         self._unsaved_evicted = 0
@@ -83,12 +85,11 @@ class WarmStore:
         model: str = "",
         namespaces: Sequence[str] = ("default",),
     ) -> WarmStore:
-        """Open or make the store of `fingerprint` below `directory`; reads the sequences' index, no records.
+        """Open or create the store of `fingerprint` below `directory`; reads the index, no records.
 
-        StoreLocked if another process has it, StoreError if the directory cannot be used (StoreRefused: because the
-        disk is full or may not be written). A damaged index is set aside
-        and made anew from the records, chains of `namespaces` as recovered agents. `clock` is wall time.
-        Stores beside it that were not used for `stale_ttl_s` are removed.
+        StoreLocked if another process has it, StoreError if the directory cannot be used (StoreRefused: the disk is
+        full or not writable). A damaged index is set aside and rebuilt from the records, with chains of `namespaces` as
+        recovered agents. `clock` is wall time. Other stores in `directory` unused for `stale_ttl_s` are removed.
         """
         fs = fs or OsFileSystem()
         place = StoreDirectory.claim(directory, fingerprint, fs)
@@ -118,7 +119,7 @@ class WarmStore:
     def on_lost(self) -> OnLost:
         """Called by the writer as `on_lost(namespace, agent, branch, num_tokens)` when eviction has shortened a branch.
 
-        `num_tokens` of it are durable still, 0 when it is gone; the transaction has returned.
+        `num_tokens` of it are still durable, 0 if it is gone; the transaction is committed by then.
         """
         return self.writer.room.on_lost
 
@@ -137,18 +138,18 @@ class WarmStore:
         return (self.writer.worker, *self.readers.workers)
 
     def flush(self, timeout_s: float | None = None) -> bool:
-        """Wait until all ordered before is durable or has failed; False if that took too long.
+        """Wait until everything queued before is durable or has failed; False on timeout.
 
-        StoreError where the store is closed, or its writer has died.
+        StoreError if the store is closed or its writer has died.
         """
         try:
-            self.writer.order(lambda ledger: None).result(timeout_s)
+            self.writer.submit(lambda ledger: None).result(timeout_s)
         except FutureTimeout:
             return False
         return True
 
     def close(self) -> None:
-        """Save what waits, end loads under way with what they have, let the directory go. Closing twice is safe."""
+        """Save everything queued, end running loads early, release the directory. Closing twice is safe."""
         if self.closed:
             return
         self.closed = True
@@ -157,10 +158,10 @@ class WarmStore:
         self._parts.close()
 
     def stage(self, block: StagedBlock) -> bool:
-        """Copy a block, full or tail, to be saved; False if there is no room now: offer it again later.
+        """Copy a block, full or tail, for saving; False if staging is full: try again later.
 
-        Parents come before children. A block that is on disk already is not written again; one whose parent is not
-        there is dropped and counted (`blocks_orphaned`), and so is any where the writer has died (`unsaved_evicted`).
+        Stage parents before children. A block already on disk is not written again. One whose parent is not is dropped
+        and counted (`blocks_orphaned`); so is every block once the writer has died (`unsaved_evicted`).
         """
         if self.writer.worker.death is not None:
             self.skip(block.identity.hash)
@@ -171,125 +172,124 @@ class WarmStore:
         self.writer.put(waiting)
         return True
 
-    def skip(self, name: BlockHash) -> None:
-        """Count a block that left memory before it could be staged; what stands on it will not be saved."""
-        logger.debug("block %s was evicted before it was saved", name.hex())
+    def skip(self, block_hash: BlockHash) -> None:
+        """Count a block evicted from memory before it could be staged; its descendants will not be saved."""
+        logger.debug("block %s was evicted before it was saved", block_hash.hex())
         self._unsaved_evicted += 1
 
     def save_turn(self, turn: SequenceRecord) -> None:
-        """Queue a branch's new end, behind the blocks staged before, its tail among them.
+        """Queue a branch's new end, after the blocks staged before it, including its tail.
 
-        Forking is saving the same end for another agent, rewinding is saving an earlier one. Its old tail, and blocks
-        that only its old end used, are freed by the same transaction. Where the head is not on disk by then the branch
-        stays as it was (`turns_unsaved`).
+        To fork, save the same end for another agent; to rewind, save an earlier end. The same transaction frees the old
+        tail and blocks that only the old end used. If the head is not on disk by then, the branch stays unchanged
+        (`turns_unsaved`).
         """
         self.writer.put(turn)
 
     def move(self, turns: Sequence[SequenceRecord]) -> Future[bool]:
-        """Let branches end where these say, after all that was queued before: all in one transaction.
+        """Set the ends of branches in one transaction, after everything queued before.
 
-        True once durable; False, and nothing has changed, where a head is not on disk. StoreError in the future of a
-        closed store, SQLite's and the system's errors where the disk refuses.
+        True once durable; False, with nothing changed, if a head is not on disk. The future raises StoreError if the
+        store is closed, and SQLite or OS errors if the disk refuses.
         """
         return self.writer.move(turns)
 
-    def num_known(self, names: Sequence[BlockHash]) -> int:
-        """How many leading blocks of a chain are on disk or queued: what comes after is to be staged (again).
+    def num_known(self, hashes: Sequence[BlockHash]) -> int:
+        """Number of leading blocks of a chain that are on disk or queued; the rest must be staged (again).
 
-        Asks from the end, as whatever is there has its parents there, so it is cheap for a chain that is there.
+        Searches from the end, since a stored block's parents are stored too; cheap for a chain that is stored.
         """
-        for count in range(len(names), 0, -1):
-            if self.writer.is_pending(names[count - 1]) or self.contains(names[count - 1]):
+        for count in range(len(hashes), 0, -1):
+            if self.writer.is_pending(hashes[count - 1]) or self.contains(hashes[count - 1]):
                 return count
         return 0
 
-    def contains(self, name: BlockHash) -> bool:
-        """Whether the block is on disk, whole as far as is known."""
-        stored = self._ask(lambda: self.index.block(name), None)
-        return stored is not None and not self.writer.is_bad(name)
+    def contains(self, block_hash: BlockHash) -> bool:
+        """Whether the block is on disk and not known to be damaged."""
+        stored = self._query(lambda: self.index.block(block_hash), None)
+        return stored is not None and not self.writer.is_bad(block_hash)
 
-    def locate(self, names: Sequence[BlockHash], *, parent: BlockHash, ids: TokenIds) -> list[StoredBlock]:
-        """The leading run of full blocks that are on disk, with all parts, and hold exactly `ids` after `parent`."""
-        assert len(ids) == len(names) * self._block_tokens, f"{len(names)} full blocks of {len(ids)} ids"
+    def locate(self, hashes: Sequence[BlockHash], *, parent: BlockHash, ids: TokenIds) -> list[StoredBlock]:
+        """The leading run of full blocks that are on disk with all parts and hold exactly `ids` after `parent`."""
+        assert len(ids) == len(hashes) * self._block_tokens, f"{len(hashes)} full blocks of {len(ids)} ids"
         nothing: list[StoredBlock] = []
-        found = self._ask(lambda: self.index.chain(names, parent, ids), nothing)
+        found = self._query(lambda: self.index.chain(hashes, parent, ids), nothing)
         for number, block in enumerate(found):
             if self.writer.is_bad(block.identity.hash):
                 return found[:number]
         return found
 
     def child(self, parent: BlockHash, ids: TokenIds) -> tuple[StoredBlock, int] | None:
-        """The block after `parent`, full or tail, that shares the most leading ids, at least one, with how many."""
-        found = self._ask(lambda: self.index.nearest_child(parent, ids), None)
+        """The child of `parent`, full or tail, that shares the most leading ids (at least one), and their count."""
+        found = self._query(lambda: self.index.nearest_child(parent, ids), None)
         return None if found is None or self.writer.is_bad(found[0].identity.hash) else found
 
     def load(self, blocks: Sequence[StoredBlock], deliver: Deliver, done: Done) -> None:
         """Read blocks on a reader thread: `deliver(i, part, payload)` for each in order, then `done(num_good)`, once.
 
-        Only what is whole, and holds the ids it should, is delivered; the first that is not ends the load.
-        `payload` [payload_bytes] is valid only during the call.
+        Only intact blocks with the expected ids are delivered; the first other one ends the load. `payload`
+        [payload_bytes] is valid only during the call.
         """
         self.readers.put(blocks, deliver, done)
 
     def sequences(self) -> list[SequenceRecord]:
-        """Every branch of every agent, without ids."""
-        return self._ask(self.index.sequences, [])
+        """Every branch of every agent, without token ids."""
+        return self._query(self.index.sequences, [])
 
     def sequence_ids(self, record: SequenceRecord) -> TokenIds:
-        """The token ids of a branch [num_tokens]; none if its blocks have gone since."""
-        ids = self._ask(lambda: self.index.ids(record, self._block_tokens), None)
+        """The token ids of a branch [num_tokens]; empty if its blocks were removed in the meantime."""
+        ids = self._query(lambda: self.index.ids(record, self._block_tokens), None)
         return np.empty(0, dtype=np.uint32) if ids is None else ids
 
     def has_lost(self, record: SequenceRecord) -> bool:
-        """Whether the index was read and blocks of the branch are gone; False where it could not be read."""
-        return self._ask(lambda: self.index.ids(record, self._block_tokens) is None, False)
+        """Whether the index shows that blocks of the branch are gone; False if it cannot be read."""
+        return self._query(lambda: self.index.ids(record, self._block_tokens) is None, False)
 
     def known_elsewhere(self, namespace: str, agent: str) -> bool:
-        """Whether another model's store in the same directory knows the agent, so that its memory is of no use here."""
+        """Whether another model's store in the same directory has the agent, whose blocks this model cannot use."""
         return known_to_sibling(self._parts.place.path, namespace, agent, self.secret)
 
     def delete(self, namespace: str, agent: str, branch: int | None = None) -> Future[int]:
-        """Forget a branch (or all of an agent) and what only it used; the number of slots freed, once durable."""
-        return self.writer.order(lambda ledger: ledger.delete(namespace, agent, branch))
+        """Delete a branch (or a whole agent) and the blocks only it used; the number of slots freed, once durable."""
+        return self.writer.submit(lambda ledger: ledger.delete(namespace, agent, branch))
 
     def touch(self, namespace: str, agent: str, branch: int, last_use: float) -> None:
-        """Note that a branch was used without being changed. Durable with the next save, order or close: costs nothing.
+        """Record that a branch was used without a change. Free: made durable with the next save, command or close.
 
-        One that lies in the future counts as now; a branch that is not there is passed over.
+        A time in the future counts as now; an unknown branch is ignored.
         """
         self.writer.touch((namespace, agent, branch), last_use)
 
     def pin(self, namespace: str, agent: str, until: float) -> Future[bool]:
-        """Keep all of an agent's blocks on disk until that wall time (`math.inf`: for ever; 0.0: no longer).
+        """Keep all of an agent's blocks on disk until that wall time (`math.inf`: forever; 0.0: unpin).
 
-        Queued behind what was saved before; True once durable, False if the agent is not on disk. A pin ends with its
-        agent.
+        Runs after earlier saves; True once durable, False if the agent is not on disk. Deleting the agent ends its pin.
         """
-        return self.writer.order(lambda ledger: ledger.pin(namespace, agent, until))
+        return self.writer.submit(lambda ledger: ledger.pin(namespace, agent, until))
 
     def pins(self) -> dict[tuple[str, str], float]:
-        """(namespace, agent) -> until, of those pinned now."""
-        return self._ask(lambda: self.index.pins(self._clock()), {})
+        """(namespace, agent) -> pin expiry, for agents pinned now."""
+        return self._query(lambda: self.index.pins(self._clock()), {})
 
     def purge(self, namespace: str, agent: str) -> Future[PurgeProof]:
-        """Forget an agent and wipe what only it used: log emptied, holes punched, all unused slots read back as zeros.
+        """Delete an agent and wipe what only it used: log emptied, holes punched, all unused slots read back as zeros.
 
-        Covers what was staged before; blocks no sequence stands on go as well, they may be the agent's. End its
-        requests first: what they stage later is saved as anybody's. PurgeUnproved in the future when a slot does not
-        read as zeros; the agent is forgotten then, and purging it again proves again.
+        Covers everything staged before, and blocks without a sequence, which may be the agent's. End its requests
+        first: blocks they stage later are saved like any others. The future raises PurgeUnproved if a slot does not
+        read as zeros; the agent is deleted by then, and purging it again repeats the proof.
         """
         parts = self._parts
-        return self.writer.order(
+        return self.writer.submit(
             lambda ledger: ledger.purge(namespace, agent), lambda forgotten, freed: prove(parts, forgotten, freed)
         )
 
     def stats(self) -> StoreStats:
-        """Figures; counters since `open`. Costs a walk along the chains of pinned agents."""
+        """Current figures; counters since `open`. Costs a walk along the chains of pinned agents."""
         return figures(
             self.writer,
             self.readers,
-            num_known=self._ask(self.index.counts, (0, 0)),
-            num_pinned=self._ask(lambda: self.index.num_pinned_blocks(self._clock()), 0),
+            num_known=self._query(self.index.counts, (0, 0)),
+            num_pinned=self._query(lambda: self.index.num_pinned_blocks(self._clock()), 0),
             index_bytes=self.index.num_bytes,
             unsaved_evicted=self._unsaved_evicted,
             bad_records=self._bad_records,
@@ -297,41 +297,41 @@ class WarmStore:
         )
 
     def check(self, records: Literal["index", "records"] = "index") -> None:
-        """Assert that everything on disk agrees, with "records" also every record; for a store with nothing queued."""
+        """Assert that the index is consistent, with "records" also every record; nothing may be queued."""
         self.staging.check()
         check_index(self.index, self._block_tokens, self.secret)
         self.writer.check(self.index)
         if records == "records":
-            found = damaged_blocks(self.index, self._parts.shards, self.index.names(), lambda done, total: None)
-            damaged = [f"{name.hex()}: {reason}" for name, reason in found]
+            found = damaged_blocks(self.index, self._parts.shards, self.index.hashes(), lambda done, total: None)
+            damaged = [f"{block_hash.hex()}: {reason}" for block_hash, reason in found]
             assert not damaged, f"{len(damaged)} damaged blocks, first: {damaged[0]}"
 
     def _found_bad(self, block: StoredBlock, reason: str) -> None:
-        """A record did not verify: if the block still lies there it is damaged, else it only moved meanwhile."""
-        name = block.identity.hash
-        now = self._ask(lambda: self.index.block(name), None)
-        if now is None or now.slots != block.slots or self.writer.is_bad(name):
+        """Mark a block whose record did not verify as damaged, unless it has only moved in the meantime."""
+        block_hash = block.identity.hash
+        now = self._query(lambda: self.index.block(block_hash), None)
+        if now is None or now.slots != block.slots or self.writer.is_bad(block_hash):
             return
         self._bad_records += 1
-        self.writer.mark_bad(name)
-        logger.warning("block %s is damaged on disk and will be computed again: %s", name.hex(), reason)
+        self.writer.mark_bad(block_hash)
+        logger.warning("block %s is damaged on disk and will be recomputed: %s", block_hash.hex(), reason)
 
-    def _ask(self, question: Callable[[], T], otherwise: T) -> T:
-        """The index's answer; where it cannot be read, `otherwise`, said once. A closed store has no answer."""
+    def _query(self, query: Callable[[], T], otherwise: T) -> T:
+        """Return the index's answer, or `otherwise` if it cannot be read (logged once) or the store is closed."""
         try:
-            return question()
+            return query()
         except INDEX_DAMAGE as error:
             if kind_of(error) == "file":
                 self.index.damage.broken(error)
             elif kind_of(error) == "rows":
                 self.index.damage.found(str(error))
             elif not self._index_trouble and not self.closed:
-                logger.error("the store's index cannot be read, what it names counts as not there: %s", error)
+                logger.error("the store's index cannot be read, its content counts as missing: %s", error)
                 self._index_trouble = True
             return otherwise
 
 
-def _words(directory: Path, settings: StoreSettings) -> tuple[Path, ...]:
+def _text_files(directory: Path, settings: StoreSettings) -> tuple[Path, ...]:
     """The files that share the disk budget of a store below `directory`; they may be missing."""
     is_usual = directory == settings.directory()
     sessions = settings.sessions_path() if is_usual else None

@@ -1,14 +1,14 @@
-"""The writer thread: what waits becomes durable, in this order and no other.
+"""The writer thread: makes queued items durable, always in this order.
 
-    room made: a transaction for what must leave  →  `on_lost`, holes
+    make room: an eviction transaction  →  `on_lost`, holes
     records to free slots  →  shards synced  →  one transaction: rows, slots, sequences  →  `on_saved`, holes
 
-So no row ever names bytes that were not durable, and a slot is written again only after the transaction that freed it.
-The records never take more than `disk_bytes`: what a batch needs leaves before it is written.
-Owns the queue and the figures of saving. What waits is taken in batches; the order in which it was queued is kept. A
-block is written only if its parent is on disk (or in the same batch), a sequence moved only if its head is. A failing
-batch is dropped, said once and counted; nothing of it is visible, and the thread goes on. If the thread itself dies,
-orders are refused at once, and what is to be saved is dropped and counted.
+So no row ever refers to bytes that are not durable, and a slot is reused only after the transaction that freed it. The
+records never take more than `disk_bytes`: room for a batch is made before it is written.
+Owns the queue and the figures of saving. Queued items are processed in batches and in order. A block is written only if
+its parent is on disk (or in the same batch), a sequence moved only if its head is. A failing batch is dropped, logged
+once and counted; none of it becomes visible, and the thread continues. If the thread itself dies, commands are refused
+at once, and queued blocks and turns are dropped and counted.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from rekindle.kv.payload import BlockPayload
 from rekindle.store.damage import kind_of
 from rekindle.store.index import Index
 from rekindle.store.ledger import BranchKey, Ledger
-from rekindle.store.room import DiskRoom, nobody
+from rekindle.store.room import DiskRoom, ignore
 from rekindle.store.shards import Shards
 from rekindle.store.slots import Slot
 from rekindle.store.staging import StagingBuffer, WaitingBlock
@@ -48,9 +48,9 @@ Clock = Callable[[], float]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StoreChange:
-    """A change of the index that is not a save: done alone, between batches; its answer goes to `future`.
+    """A change to the index other than a save: run alone between batches; its result goes to `future`.
 
-    `then` makes that answer of what `change` returned and the slots it freed, once they are durable and punched.
+    `then` computes the result from what `change` returned and the freed slots, once they are durable and punched.
     """
 
     change: Callable[[Ledger], Any]
@@ -62,7 +62,7 @@ Item = WaitingBlock | SequenceRecord | StoreChange | Literal["stop"]
 
 
 class Writer:
-    """Saves blocks and sequences. Only its thread calls the ledger and writes shards once it runs."""
+    """Saves blocks and sequences. Once started, only its thread calls the ledger and writes shards."""
 
     def __init__(
         self,
@@ -72,12 +72,12 @@ class Writer:
         *,
         disk_bytes: int,
         clock: Clock,
-        words: Sequence[Path] = (),
+        text_files: Sequence[Path] = (),
     ) -> None:
         self.counts: Counter[str] = Counter()
         self.trouble = SaveTrouble()
-        self.room = DiskRoom(ledger, shards, disk_bytes=disk_bytes, counts=self.counts, words=words)
-        self.on_saved: OnSaved = nobody
+        self.room = DiskRoom(ledger, shards, disk_bytes=disk_bytes, counts=self.counts, text_files=text_files)
+        self.on_saved: OnSaved = ignore
         self._ledger = ledger
         self._shards = shards
         self._staging = staging
@@ -91,12 +91,12 @@ class Writer:
         self.worker = Worker("store-writer", self._run, on_death=self._died)
 
     def start(self) -> None:
-        """Begin to save what waits."""
+        """Start the thread."""
         self.worker.start()
 
     def stop(self) -> None:
-        """Save all that waits, then end the thread, unless it has died; what is ordered later is refused."""
-        self.order(lambda ledger: None)
+        """Save everything queued, then end the thread, unless it has died; later commands are refused."""
+        self.submit(lambda ledger: None)
         self._queue.put("stop")
         self.worker.join()
         self._ended.set()
@@ -107,19 +107,19 @@ class Writer:
         self._refuse_rest(death.summary)
 
     def _refuse_rest(self, why: str) -> None:
-        """Answer what comes too late, so that nobody waits forever. Any thread."""
+        """Fail or drop items queued too late, so that no caller waits forever. Any thread."""
         with contextlib.suppress(queue.Empty):
             while True:
                 item = self._queue.get_nowait()
                 if isinstance(item, StoreChange):
                     fail(item.future, StoreError(why))
                 elif isinstance(item, WaitingBlock):
-                    self._let_go([item])
+                    self._free_staged([item])
                 elif isinstance(item, SequenceRecord):
                     self.counts["turns_unsaved"] += 1
 
     def put(self, item: WaitingBlock | SequenceRecord) -> None:
-        """Queue a block or a moved sequence; dropped where there is no thread any more."""
+        """Queue a block or a moved sequence; dropped if the thread has ended."""
         if isinstance(item, WaitingBlock):
             with self._lock:
                 self._pending[item.identity.hash] += 1
@@ -132,16 +132,16 @@ class Writer:
         elif self._ended.is_set():
             self._refuse_rest("the store is closed")
 
-    def order(
+    def submit(
         self, change: Callable[[Ledger], Any], then: Callable[[Any, Sequence[Slot]], Any] = lambda answer, freed: answer
     ) -> Future[Any]:
-        """Queue a change of the index, after all that was queued before; StoreError in the future of a closed store."""
+        """Queue a change to the index, after everything queued before; its future raises StoreError once closed."""
         future: Future[Any] = Future()
         self._put(StoreChange(change, then, future))
         return future
 
     def move(self, turns: Sequence[SequenceRecord]) -> Future[bool]:
-        """Order that sequences end elsewhere: all of them, or none where a head is not on disk."""
+        """Submit a move of sequences to new ends: all of them, or none if a head is not on disk."""
 
         def change(ledger: Ledger) -> bool:
             is_known = all(self._known(turn.head, ()) for turn in turns)
@@ -155,30 +155,30 @@ class Writer:
                 self.on_saved(turn.namespace, turn.agent, turn.branch, turn.num_tokens)
             return is_known
 
-        return self.order(change, moved)
+        return self.submit(change, moved)
 
     def touch(self, branch: BranchKey, last_use: float) -> None:
-        """Note a use of a branch with the next transaction that there is a reason for."""
+        """Record a use of a branch, written with the next transaction."""
         with self._lock:
             self._touched[branch] = last_use
 
-    def is_pending(self, name: BlockHash) -> bool:
+    def is_pending(self, block_hash: BlockHash) -> bool:
         """Whether the block is queued and not yet on disk."""
         with self._lock:
-            return name in self._pending
+            return block_hash in self._pending
 
-    def is_bad(self, name: BlockHash) -> bool:
-        """Whether a record of the block was found damaged; it counts as not there until it is saved again."""
-        return name in self._bad
+    def is_bad(self, block_hash: BlockHash) -> bool:
+        """Whether a record of the block was found damaged; it counts as missing until it is saved again."""
+        return block_hash in self._bad
 
-    def mark_bad(self, name: BlockHash) -> None:
+    def mark_bad(self, block_hash: BlockHash) -> None:
         """Treat the block as not on disk."""
         with self._lock:
-            self._bad.add(name)
+            self._bad.add(block_hash)
 
     @property
     def queue_length(self) -> int:
-        """What waits to be saved."""
+        """Number of queued items."""
         return self._queue.qsize()
 
     @property
@@ -187,9 +187,9 @@ class Writer:
         return self._ledger.slots.num_used(0)
 
     def check(self, index: Index) -> None:
-        """Assert that the counts of slots, and the order of leaving, are those of the index."""
+        """Assert that slot counts and the eviction order agree with the index."""
         if self.worker.is_alive:
-            self.order(lambda ledger: ledger.check()).result()
+            self.submit(lambda ledger: ledger.check()).result()
         marks = index.meta()
         for part in range(index.num_parts):
             kept, stored = self._ledger.slots.num_slots[part], marks.get(f"num_slots.{part}", 0)
@@ -205,10 +205,10 @@ class Writer:
             batch, after = self._collect()
             try:
                 if batch:
-                    self._save_or_say(batch)
+                    self._save_or_report(batch)
             except BaseException:
                 if isinstance(after, StoreChange):
-                    self._queue.put(after)  # the thread dies: it is refused with the rest
+                    self._queue.put(after)  # the thread dies: refused with the remaining items
                 raise
             if isinstance(after, StoreChange):
                 fulfil(after.future, partial(self._repaired, partial(self._carry_out, after)))
@@ -216,14 +216,14 @@ class Writer:
                 return
 
     def _shrink(self) -> None:
-        """Come down to a budget that was made smaller since the last time."""
+        """Evict down to the budget, which may have been reduced since the last run."""
         try:
             self._repaired(lambda: self.room.make(0, (), {}, self._clock()))
         except BaseException as error:
             self.trouble.failed(error, self._clock())
 
     def _collect(self) -> tuple[list[WaitingBlock | SequenceRecord], StoreChange | Literal["stop", "wait"]]:
-        """All that waits up to the next order, and what comes after it; waits if there is nothing at all."""
+        """Take queued items up to the next command, and the command; blocks while the queue is empty."""
         batch: list[WaitingBlock | SequenceRecord] = []
         item = self._queue.get()
         while isinstance(item, WaitingBlock | SequenceRecord):
@@ -234,20 +234,20 @@ class Writer:
                 return batch, "wait"
         return batch, item
 
-    def _save_or_say(self, batch: Sequence[WaitingBlock | SequenceRecord]) -> None:
+    def _save_or_report(self, batch: Sequence[WaitingBlock | SequenceRecord]) -> None:
         blocks = [item for item in batch if isinstance(item, WaitingBlock)]
         turns = [item for item in batch if isinstance(item, SequenceRecord)]
         try:
             self._repaired(lambda: self._save(blocks, turns))
         except BaseException as error:
-            # Border: what cannot be saved is lost at the next restart, never the thread.
+            # Border: a failed save is lost at the next restart, but the thread continues.
             self.counts["failed_saves"] += 1
             self.counts["turns_unsaved"] += len(turns)
             self.trouble.failed(error, self._clock())
         finally:
-            self._let_go(blocks)
+            self._free_staged(blocks)
 
-    def _let_go(self, blocks: Sequence[WaitingBlock]) -> None:
+    def _free_staged(self, blocks: Sequence[WaitingBlock]) -> None:
         for block in blocks:
             self._staging.give_back(block)
         with self._lock:
@@ -266,7 +266,7 @@ class Writer:
         with self._lock:
             self._bad -= {row.identity.hash for row in rows}
         if rows or saved:
-            self.trouble.mended()
+            self.trouble.recovered()
         self.counts["blocks_written"] += len(rows)
         self.counts["bytes_written"] += sum(record.nbytes for block in accepted for record in block.records)
         self.counts["turns_saved"] += len(saved)
@@ -280,9 +280,10 @@ class Writer:
             touched, self._touched = self._touched, {}
         return touched
 
-    def _known(self, name: BlockHash, rows: Sequence[StoredBlock]) -> bool:
+    def _known(self, block_hash: BlockHash, rows: Sequence[StoredBlock]) -> bool:
         """Whether sequences may end in this block."""
-        return any(row.identity.hash == name for row in rows) or (self._ledger.has(name) and not self.is_bad(name))
+        is_new = any(row.identity.hash == block_hash for row in rows)
+        return is_new or (self._ledger.has(block_hash) and not self.is_bad(block_hash))
 
     def _accept(
         self,
@@ -291,19 +292,19 @@ class Writer:
         touched: Mapping[BranchKey, float],
         now: float,
     ) -> list[WaitingBlock]:
-        """Those that are not on disk yet, whose parent is, and for which there is room or room can be made."""
+        """The blocks not yet on disk whose parent is, as far as there is room or room can be made."""
         wanted: dict[BlockHash, WaitingBlock] = {}
         for block in blocks:
-            name, parent = block.identity.hash, block.identity.parent
-            if name in wanted or (self._ledger.has(name) and not self.is_bad(name)):
+            block_hash, parent = block.identity.hash, block.identity.parent
+            if block_hash in wanted or (self._ledger.has(block_hash) and not self.is_bad(block_hash)):
                 continue
             if parent != block.identity.root and parent not in wanted and not self._ledger.has(parent):
                 self.counts["blocks_orphaned"] += 1
             else:
-                wanted[name] = block
+                wanted[block_hash] = block
         keep: set[bytes] = set()
         if self.room.num_blocks < len(wanted):
-            keep.update(name for block in blocks for name in (block.identity.hash, block.identity.parent))
+            keep.update(each for block in blocks for each in (block.identity.hash, block.identity.parent))
             keep.update(turn.head for turn in turns)
             keep.update(self._ledger.heads(turns))
         num_accepted = self.room.make(len(wanted), keep, touched, now)
@@ -324,19 +325,19 @@ class Writer:
             rows.append(StoredBlock(block.identity, places, tuple(crcs)))
         return rows
 
-    def _carry_out(self, order: StoreChange) -> Any:
-        """Make an ordered change durable; what is to be answered."""
+    def _carry_out(self, command: StoreChange) -> Any:
+        """Make a submitted change durable; return its result."""
         touched = self._take_touched()
         with self._ledger.transaction() as freed:
             self._ledger.touch(touched, self._clock())
-            answer = order.change(self._ledger)
+            answer = command.change(self._ledger)
         self.room.give_back(freed)
         if freed:
             self.room.forget_full()
-        return order.then(answer, freed)
+        return command.then(answer, freed)
 
     def _repaired(self, work: Callable[[], T]) -> T:
-        """What `work` returns, damaged rows of the index repaired before; done once more where it meets some itself."""
+        """Run `work` after repairing known damaged rows; if it meets more, repair and run it once more."""
         if self._ledger.damage.is_due:
             self._repair()
         try:
@@ -349,7 +350,7 @@ class Writer:
         return work()
 
     def _repair(self) -> bool:
-        """Repair the index's rows; False where it cannot be done."""
+        """Repair the index's rows; False on failure."""
         try:
             with self._ledger.transaction() as freed:
                 done = self._ledger.repair(self._shards, self._clock())
