@@ -14,11 +14,11 @@ from rekindle.cache.eviction import EvictionOrder, Policy, make_policy
 from rekindle.cache.eviction.adaptive import (
     UNKNOWN,
     Adaptive,
-    Memory,
+    EvictedKeys,
+    bimodal,
     new_earlier,
     new_first,
     recent,
-    strangers_first,
 )
 from rekindle.cache.eviction.trial import FAR, Rule, Trial
 
@@ -136,7 +136,7 @@ def test_trials_begin_anew_when_the_tier_has_doubled() -> None:
         (recent, (0, 0, 0, 0)),
         (new_earlier, (0, 0, 7, 7)),
         (new_first, (0, 0, FAR, FAR)),
-        (strangers_first, (0, FAR, 0, FAR)),
+        (bimodal, (0, FAR, 0, FAR)),
     ],
 )
 def test_whom_a_rule_puts_behind(rule: Rule, handicaps: tuple[float, ...]) -> None:
@@ -157,8 +157,8 @@ def test_trials_worked_out_by_hand() -> None:
     assert hits_of(recent, "aabbcacb", 2) == 3  # a b - c would be 4 with b in the place of a
     assert hits_of(new_first, "aaxybza", 2) == 2  # x, y, b and z leave before a
     assert hits_of(recent, "aaxybza", 2) == 1
-    assert hits_of(strangers_first, "abcabcabc", 2, open_until=1) == 2  # a stays, b and c replace each other
-    assert hits_of(strangers_first, "abcabcabc", 2, open_until=9) == 0
+    assert hits_of(bimodal, "abcabcabc", 2, open_until=1) == 2  # a stays, b and c replace each other
+    assert hits_of(bimodal, "abcabcabc", 2, open_until=9) == 0
     assert hits_of(new_earlier, "aabbcacb", 2) == hits_of(recent, "aabbcacb", 2)
 
 
@@ -178,7 +178,7 @@ def test_a_trial_of_lru_hits_as_lru(uses: list[int], most: int) -> None:
 
 
 def test_memory_knows_again_and_forgets_the_oldest() -> None:
-    memory = Memory()
+    memory = EvictedKeys()
     memory.make_room(1000)
     assert memory.nbytes == 4 * 1024
     assert not any(keys_of(number) in memory for number in range(1000))

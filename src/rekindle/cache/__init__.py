@@ -1,7 +1,7 @@
-"""Prefixes and what is kept for them: a cache of any payload, and the hot tier's bookkeeping of KV blocks.
+"""Prefix caching: a cache of arbitrary payloads, and the hot tier's bookkeeping of KV blocks.
 
-Usable alone: needs numpy only and imports in milliseconds; knows neither text nor tensors nor files. docs/cache.md
-shows how to use it.
+Usable on its own: needs only numpy and imports in milliseconds; knows neither text nor tensors nor files. Usage is in
+docs/cache.md.
 """
 
 from rekindle.cache.blocks.copying import BlockCopy

@@ -1,6 +1,6 @@
-"""Who leaves a full tier: one order for the library, the hot pool, the disk and the simulator.
+"""What a full tier evicts: one eviction order for the library, the hot pool, the disk and the simulator.
 
-`order` keeps slots by number, `keyed` keys of any kind; `policies` says what a use is worth.
+`order` works on slot numbers, `keyed` on keys of any kind; `policies` decides what a use is worth.
 """
 
 from rekindle.cache.eviction.hints import Hints

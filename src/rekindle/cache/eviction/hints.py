@@ -1,8 +1,8 @@
-"""What a user of a block knows of its future, and what the order makes of announced uses.
+"""Hints about the future use of a block, and how the order treats announced uses.
 
-Owns the announced next uses of slots, and how long what left of late had been idle. Does not know who is held or where
-a slot stands. An announced use is worth waiting for if things stay that long here anyway; of those waited for, the one
-used last leaves first, which is the optimum if all came true (Belady 1966).
+Owns the announced next uses of slots, and the average idle time of recently evicted ones. Does not know which slots are
+held or their position. An announced use is worth waiting for if slots stay that long anyway; among awaited slots, the
+one with the latest next use is evicted first, which is optimal if all announcements hold (Belady 1966).
 """
 
 from __future__ import annotations
@@ -11,21 +11,22 @@ import heapq
 import math
 from dataclasses import dataclass
 
-SLACK = 0.5  # of the announced time: what is late by more is not waited for
-WEIGHT = 1 / 16  # of the newest departure in the idle time of those that left
+SLACK = 0.5  # of the announced time: a slot overdue by more is no longer awaited
+WEIGHT = 1 / 16  # of the newest eviction in the average idle time
 MIN_SWEEP = 64
 
 
 @dataclass(frozen=True, slots=True)
 class Hints:
-    """What the caller expects; times in units of the order's clock. They hold until a use brings others.
+    """The caller's expectations; times in units of the order's clock. They hold until a use gives new hints.
 
-    `keep`: leaves after everything that is not kept; pinned it is not, and demoted it goes first until its next use.
-    `ttl`: a lifetime of its own, from this use and from every later one; infinity outlives the order's.
-    `next_use_in`: of this use alone. If what left of late had been idle for at least that long, the slot is kept until
-    then and half as long again, after everything that is neither awaited nor kept; if it had not, waiting is vain, and
-    the slot leaves before all that were used, the one with the latest next use first. Before anything has left, every
-    announced use is awaited. With `keep` it says nothing.
+    `keep`: evicted after everything that is not kept. It is not a pin, and after `demote` it is evicted first until its
+    next use.
+    `ttl`: an individual lifetime, from this use and every later one; infinity outlives the order's.
+    `next_use_in`: for this use alone. If recently evicted slots had been idle for at least that long, the slot is
+    awaited for that time and half as long again: evicted after everything that is neither awaited nor kept. Otherwise
+    waiting is not worthwhile, and the slot is evicted before all used ones, the latest next use first. Before the first
+    eviction, every announced use is awaited. Ignored with `keep`.
     """
 
     keep: bool = False
@@ -40,15 +41,15 @@ class Hints:
 
 
 class Announced:
-    """Slots with a use to come, waited for or not."""
+    """Slots with an announced use, awaited or not."""
 
     def __init__(self) -> None:
-        self._next: dict[int, tuple[float, float]] = {}  # slot: its next use, and until when it is waited for
-        self.waiting: list[tuple[float, int]] = []  # heap; stale where `_next` says otherwise
-        self._idle = math.inf  # of those that left
+        self._next: dict[int, tuple[float, float]] = {}  # slot: its next use, and until when it is awaited
+        self.waiting: list[tuple[float, int]] = []  # heap; stale if it differs from `_next`
+        self._idle = math.inf  # average of evicted slots
 
     def expect(self, slot: int, now: float, next_use_in: float) -> bool:
-        """Note a use to come; say whether it is worth waiting for."""
+        """Record an announced use; return whether it is worth waiting for."""
         is_awaited = next_use_in <= self._idle
         until = now + (1 + SLACK) * next_use_in if is_awaited else math.inf
         self._next[slot] = (now + next_use_in, until)
@@ -69,7 +70,7 @@ class Announced:
         return self._next[slot][0]
 
     def overdue(self, now: float) -> list[int]:
-        """Forget and return the slots that were waited for in vain."""
+        """Remove and return the awaited slots whose use is overdue."""
         found = []
         while self.waiting and self.waiting[0][0] < now:
             until, slot = heapq.heappop(self.waiting)
@@ -78,6 +79,6 @@ class Announced:
                 found.append(slot)
         return found
 
-    def note_left(self, idle: float) -> None:
-        """Learn from a departure how long things stay here unused."""
+    def note_eviction(self, idle: float) -> None:
+        """Update the average idle time from an eviction."""
         self._idle = idle if self._idle == math.inf else self._idle + (idle - self._idle) * WEIGHT

@@ -1,7 +1,7 @@
-"""The order of things that have keys of any kind instead of small numbers: the disk's blocks.
+"""An eviction order over keys of any kind instead of small numbers, such as the blocks on disk.
 
-Owns which number stands for which key in an `EvictionOrder`, which does all else. Does not know what a key means.
-Invariant: a number is in use exactly while its key is here or is the parent of one that is.
+Owns the mapping from keys to numbers of an `EvictionOrder`, which does everything else. Does not know what a key means.
+Invariant: a number is in use exactly while its key is present or is the parent of one that is.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ _POSITIVE = (1 << 62) - 1
 
 
 class KeyedOrder(Generic[K]):
-    """`EvictionOrder` by key. A parent need not be here, before or after its children; None is no parent."""
+    """`EvictionOrder` by key. A parent need not be present before or after its children; None is no parent."""
 
     def __init__(self, policy: Policy | str = "lru", *, ttl: float | None = None) -> None:
         self._order = EvictionOrder(policy, ttl=ttl)
-        self._numbers: dict[K, int] = {}  # also of parents that are not here
+        self._numbers: dict[K, int] = {}  # also of parents that are not present
         self._keys: list[K | None] = []  # by number
         self._unused: list[int] = []
 
@@ -34,7 +34,7 @@ class KeyedOrder(Generic[K]):
         return number is not None and number in self._order
 
     def __iter__(self) -> Iterator[K]:
-        """Keys that are here, in the order in which they were first heard of."""
+        """Iterate over the present keys, in the order they first appeared."""
         return (key for key, number in self._numbers.items() if number in self._order)
 
     @property
@@ -43,11 +43,11 @@ class KeyedOrder(Generic[K]):
 
     @property
     def num_idle(self) -> int:
-        """Keys nobody holds; those with children here can still leave, after them."""
+        """Number of keys not held; those with children present can be evicted only after them."""
         return self._order.num_idle
 
     def is_leaf(self, key: K) -> bool:
-        """Say whether no key here has `key` as its parent."""
+        """Return whether no present key has `key` as its parent."""
         number = self._numbers.get(key)
         return number is None or self._order.is_leaf(number)
 
@@ -55,66 +55,66 @@ class KeyedOrder(Generic[K]):
         return self._order.is_held(self._numbers[key])
 
     def is_expired(self, key: K, now: float) -> bool:
-        """Say whether the lifetime of a key that nobody holds is over."""
+        """Return whether a key that is not held has expired."""
         return self._order.is_expired(self._numbers[key], now)
 
     def last_use(self, key: K) -> float | None:
-        """When the key was used last; None before its first use."""
+        """Time of the last use; None before the first."""
         return self._order.last_use(self._numbers[key])
 
     def add(self, key: K, parent: K | None = None, *, group: int = 0) -> None:
-        """Take a new key in, held: it cannot leave before `release`."""
+        """Add a new key, held: it cannot be evicted before `release`."""
         number = self._number(key)
         above = -1 if parent is None else self._number(parent)
         self._order.add(number, above, group=group, key=hash(key) & _POSITIVE)
 
     def hold(self, key: K) -> None:
-        """Keep the key from leaving; holding twice is one hold."""
+        """Protect the key from eviction; holding twice is one hold."""
         self._order.hold(self._numbers[key])
 
     def release(self, key: K, now: float, *, rank: int = 0, hints: Hints | None = None) -> None:
-        """Let the key go when its turn comes, as used at `now`; see `EvictionOrder.release`."""
+        """Make the key evictable, as used at `now`; see `EvictionOrder.release`."""
         self._order.release(self._numbers[key], now, rank=rank, hints=hints)
 
     def settle(self, key: K, *, rank: int = 0) -> None:
-        """Let the key go without a use, at the place of its last one, which it must have had."""
+        """Make the key evictable without a new use, at the position of its last one, which must exist."""
         self._order.settle(self._numbers[key], rank=rank)
 
     def touch(self, key: K, now: float) -> None:
-        """Note a use without holding."""
+        """Record a use without holding."""
         self._order.touch(self._numbers[key], now)
 
     def demote(self, key: K) -> bool:
-        """Put an idle key before all that were used, until its next use; False when it is held."""
+        """Move an idle key ahead of all used ones in the eviction order, until its next use; False if it is held."""
         return self._order.demote(self._numbers[key])
 
     def remove(self, key: K) -> None:
-        """Take the key out, held or not; its children stay, and it is their parent again when it comes back."""
+        """Remove the key, held or not; its children stay, and it is their parent again if it is re-added."""
         number = self._numbers[key]
         self._order.vacate(number)
-        self._left(number)
+        self._free_number(number)
 
     def pop(self, now: float | None = None) -> K | None:
-        """Remove and return the idle leaf that leaves now; None when every leaf is held."""
+        """Evict and return an idle leaf; None if every leaf is held."""
         number = self._order.pop(now)
-        return None if number is None else self._left(number)
+        return None if number is None else self._free_number(number)
 
     def pop_expired(self, now: float) -> K | None:
-        """Remove and return an idle leaf whose lifetime is over; None when there is none."""
+        """Remove and return an expired idle leaf; None if there is none."""
         number = self._order.pop_expired(now)
-        return None if number is None else self._left(number)
+        return None if number is None else self._free_number(number)
 
     def set_quota(self, group: int, most: int | None) -> None:
-        """Let a group have `most` keys before its leaves go first, held ones counted; None lifts the quota."""
+        """Evict a group's leaves first while it has more than `most` keys, held ones included; None lifts the quota."""
         self._order.set_quota(group, most)
 
     def check(self) -> None:
-        """Assert that numbers and keys agree, and that none is kept for nothing."""
+        """Assert that numbers and keys agree, and that every number is needed."""
         self._order.check()
         for key, number in self._numbers.items():
             assert self._keys[number] == key, f"number {number} is {key!r} and {self._keys[number]!r}"
             is_needed = number in self._order or not self._order.is_leaf(number)
-            assert is_needed, f"{key!r} is neither here nor a parent"
+            assert is_needed, f"{key!r} is neither present nor a parent"
         assert len(self._numbers) + len(self._unused) == len(self._keys), "a number is lost"
 
     def _number(self, key: K) -> int:
@@ -127,8 +127,8 @@ class KeyedOrder(Generic[K]):
             self._numbers[key] = number
         return number
 
-    def _left(self, number: int) -> K:
-        """Return the key that had the number; give up this and its parent's where nobody needs them."""
+    def _free_number(self, number: int) -> K:
+        """Return the key of a removed number; free it and its parent's number if they are no longer needed."""
         key = self._keys[number]
         assert key is not None
         parent = self._order.parent(number)

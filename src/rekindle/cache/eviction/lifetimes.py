@@ -1,7 +1,7 @@
-"""How long slots live unused, and which is the next to expire.
+"""How long slots live unused, and which expires next.
 
-Owns lifetimes that differ from the order's, and a queue of deadlines. A deadline is the last use plus the lifetime;
-when it has come the slot is expired. Does not know the uses: `key_of` puts the deadline on top.
+Owns lifetimes that differ from the order's, and a queue of deadlines. A deadline is the last use plus the lifetime; a
+slot is expired from then on. Does not know the uses: `key_of` puts the deadline in the sort key.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from rekindle.cache.eviction.queue import SlotQueue
 
 
 class Lifetimes:
-    """`ttl` for every slot that was given none of its own; infinity is for ever."""
+    """`ttl` for every slot without an individual one; infinity never expires."""
 
     def __init__(self, ttl: float, key_of: Callable[[int], int | None], size: int) -> None:
         self._ttl = ttl
@@ -37,7 +37,7 @@ class Lifetimes:
         self._own[slot] = ttl or 0.0
 
     def drop(self, slot: int, num_slots: int) -> None:
-        """Let the slot's entry count no more, because its deadline comes earlier; `num_slots` are here."""
+        """Invalidate the slot's entry because its deadline moved earlier; `num_slots` are present."""
         self.queue.drop(slot)
         self.queue.sweep(num_slots)
 

@@ -1,12 +1,14 @@
-"""The order in which a tier gives things up: as its policy says, and a parent only after its children.
+"""The eviction order of a tier: by its policy, and a parent only after its children.
 
-Owns who of the `slots` leaves next. Does not know what a slot stands for, nor the time: `now` comes in, in any unit.
-Invariants: only a slot that is neither held nor a parent leaves; when its last child has left, a slot takes the place
-that its own last use gives it. Of those that may leave, these go first, before the policy is asked:
+Owns which of the `slots` is evicted next. Does not know what a slot represents, nor the time: `now` is passed in, in
+any unit.
+Invariants: only a slot that is neither held nor a parent is evicted; when its last child is gone, a slot takes the
+position of its own last use. Evictable slots are ordered by these classes, and by the policy within a class:
 
-    expired · of a group over its quota · demoted · awaited in vain · ranks from 0 up · awaited · kept
+    expired · in a group over its quota · demoted · announced too far ahead · ranks from 0 up · awaited · kept
 
-State is in arrays; an operation costs about a microsecond, O(log n) at most, amortised over what `queue` puts right.
+State is in arrays; an operation costs about a microsecond, O(log n) at most, amortised over the repositioning in
+`queue`.
 """
 
 from __future__ import annotations
@@ -26,9 +28,9 @@ _INF = math.inf
 
 
 class EvictionOrder(Slots):
-    """Slots of one tier with their parents; room for `capacity` at once, and it grows by itself.
+    """Slots of one tier with their parents; starts with room for `capacity` and grows as needed.
 
-    `ttl`: how long after its last use a slot expires; None is never. One thread owns an order.
+    `ttl`: time after its last use when a slot expires; None is never. One thread owns an order.
     """
 
     def __init__(self, policy: Policy | str = "lru", *, capacity: int = 0, ttl: float | None = None) -> None:
@@ -41,7 +43,7 @@ class EvictionOrder(Slots):
         self.ttl = ttl
         self._is_by_deadline = isinstance(self.policy, EarliestDeadline)
         self._turn = 1  # odd, see `queue`
-        self._now = -math.inf  # the latest that was heard of
+        self._now = -math.inf  # the latest time seen
         self._queue = SlotQueue(self._key_of, self._marks)
         self._announced = Announced()
         self._lives = None if ttl is None else Lifetimes(ttl, self._expiry_of, capacity)
@@ -49,24 +51,24 @@ class EvictionOrder(Slots):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the columns, of the queues, and of what the policy keeps."""
+        """Bytes of the columns, the queues and the policy's state."""
         parts = self.policy, self._lives, self._quotas, self._weights
         return super().nbytes + self._queue.nbytes + sum(part.nbytes for part in parts if part is not None)
 
     def is_expired(self, slot: int, now: float) -> bool:
-        """Say whether the lifetime of a slot that nobody holds is over."""
+        """Return whether a slot that is not held has expired."""
         if self._lives is None or not self._state[slot] or self._state[slot] & HELD:
             return False
         return self._last_use[slot] + self._lives.ttl(slot) <= now
 
     def group(self, slot: int) -> int:
-        """Return the group whose quota the slot counts against; 0 unless it came in with another."""
+        """Return the group whose quota the slot counts against; 0 unless it was added with another."""
         return 0 if self._quotas is None else self._quotas.group(slot)
 
     def add(self, slot: int, parent: int = -1, *, group: int = 0, key: int = -1) -> None:
-        """Take a new slot in, held: it cannot leave before `release`.
+        """Add a new slot, held: it cannot be evicted before `release`.
 
-        `key`, from 0 up, is the same whenever the same content comes in, for policies that know it again; -1: unknown.
+        `key`, from 0 up, is the same whenever the same content is added, for policies that recognise it; -1: unknown.
         """
         self._enter(slot, parent)
         if self._weights is not None:
@@ -77,22 +79,22 @@ class EvictionOrder(Slots):
             self._quotas.add(slot, group)
 
     def release(self, slot: int, now: float, *, rank: int = 0, hints: Hints | None = None) -> None:
-        """Let the slot go when its turn comes, as used at `now`; 0 <= `rank` <= 255.
+        """Make the slot evictable, as used at `now`; 0 <= `rank` <= 255.
 
-        Without `hints`, what was said of it before still holds, but for a use that was announced: this was it.
+        Without `hints`, earlier hints stay in force, except an announced use, which this use fulfils.
         """
         state = self._state[slot]
-        assert state, f"slot {slot} is not here"
+        assert state, f"slot {slot} is not present"
         finite(now)
         before = LEVELS[state] | self._rank[slot]
-        self._let_go(slot, state, rank)
+        self._unhold(slot, state, rank)
         self._use(slot, now, before, hints)
 
     def touch(self, slot: int, now: float) -> None:
-        """Note a use without holding."""
+        """Record a use without holding."""
         state = self._state[slot]
-        assert state, f"slot {slot} is not here"
-        if self._weights is None and not state & _MARKED and self._last_use[slot] <= now < _INF:  # what `_use` would do
+        assert state, f"slot {slot} is not present"
+        if self._weights is None and not state & _MARKED and self._last_use[slot] <= now < _INF:  # inlined `_use`
             self._last_use[slot] = now
             self._turns[slot] = self._turn = self._turn + 2
             self._now = now if now > self._now else self._now
@@ -100,23 +102,23 @@ class EvictionOrder(Slots):
             self._use(slot, finite(now), LEVELS[state] | self._rank[slot], None)
 
     def settle(self, slot: int, *, rank: int = 0) -> None:
-        """Let the slot go without a use, at the place of its last one, which it must have had."""
+        """Make the slot evictable without a new use, at the position of its last one, which must exist."""
         state = self._state[slot]
-        assert state and self._last_use[slot] > NEVER, f"slot {slot} is not here, or was never used"
+        assert state and self._last_use[slot] > NEVER, f"slot {slot} is not present, or was never used"
         before = LEVELS[state] | self._rank[slot]
-        self._let_go(slot, state, rank)
+        self._unhold(slot, state, rank)
         if LEVELS[state] | rank < before:
             self._lower(slot)
         self._put(slot)
 
     def demote(self, slot: int) -> bool:
-        """Put an idle slot before all that were used, until its next use; False when it is held.
+        """Move an idle slot ahead of all used ones in the eviction order, until its next use; False if it is held.
 
-        Among demoted slots of one rank the first demoted goes first. One with children goes as soon as they have left.
-        A use that was announced is no longer waited for; a slot that was kept is kept again from its next use on.
+        Among demoted slots of one rank, the first demoted is evicted first. One with children follows right after them.
+        An announced use is cancelled; a kept slot is kept again from its next use.
         """
         state = self._state[slot]
-        assert state, f"slot {slot} is not here"
+        assert state, f"slot {slot} is not present"
         if state & HELD:
             return False
         self._announced.forget(slot)
@@ -128,19 +130,19 @@ class EvictionOrder(Slots):
         return True
 
     def remove(self, slot: int) -> None:
-        """Take out a slot that has no children here, held or not."""
-        assert not self._children[slot], f"slot {slot} has children: who has its number next would have them"
+        """Remove a slot that has no children present, held or not."""
+        assert not self._children[slot], f"slot {slot} has children: the next slot with its number would inherit them"
         self.vacate(slot)
 
     def vacate(self, slot: int) -> None:
-        """Take the slot out, held or not; its children keep it as their parent, so its number means nobody else."""
-        self._leave(slot)
+        """Remove the slot, held or not; its children keep it as their parent, so its number must not be reused."""
+        self._take_out(slot)
         self._queue.sweep(self._len)
 
     def pop(self, now: float | None = None) -> int | None:
-        """Remove and return the idle leaf that leaves now; None when every leaf is held.
+        """Evict and return an idle leaf; None if every leaf is held.
 
-        Without a time, it is that of the latest use.
+        Without `now`, uses the time of the latest use.
         """
         self._now = now = self._now if now is None else max(self._now, finite(now))
         if self._lives is not None and (expired := self.pop_expired(now)) is not None:
@@ -150,24 +152,24 @@ class EvictionOrder(Slots):
                 self._state[slot] &= ~AWAITED
                 self._lower(slot)
                 self._put(slot)
-        leaving = None if self._quotas is None else self._quotas.first()
-        if leaving is None:
-            leaving = self._queue.take()
-        if leaving is None:
+        evicted = None if self._quotas is None else self._quotas.first()
+        if evicted is None:
+            evicted = self._queue.take()
+        if evicted is None:
             return None
-        if not self._state[leaving] & (_MARKED | KEPT):
-            self._announced.note_left(now - self._last_use[leaving])
+        if not self._state[evicted] & (_MARKED | KEPT):
+            self._announced.note_eviction(now - self._last_use[evicted])
         if self._weights is not None:
-            self._weights.made_room(leaving, now)
-        self._leave(leaving)
+            self._weights.made_room(evicted, now)
+        self._take_out(evicted)
         if self._quotas is not None:  # it may not have come from the front of the queue
             self._queue.sweep(self._len)
-        return leaving
+        return evicted
 
     def pop_expired(self, now: float) -> int | None:
-        """Remove and return an idle leaf whose lifetime is over; None when there is none.
+        """Remove and return an expired idle leaf; None if there is none.
 
-        What expires before its children leaves after them.
+        A slot that expires before its children is removed after them.
         """
         slot = None if self._lives is None else self._lives.queue.first()
         if slot is None or not self.is_expired(slot, now):
@@ -176,18 +178,18 @@ class EvictionOrder(Slots):
         return slot
 
     def set_quota(self, group: int, most: int | None) -> None:
-        """Let a group have `most` slots before its leaves go first, held ones counted; None lifts the quota."""
+        """Evict a group's leaves first while it has more than `most` slots, held included; None lifts the quota."""
         if self._quotas is None:
             self._quotas = Quotas(self._key_of, len(self._state), self._len)
         self._quotas.limit(group, most, self._all)
 
     def check(self) -> None:
-        """Derive the counts anew, and assert that every slot that may leave stands in the queues."""
+        """Assert that the counts are right and every evictable slot is in the queues."""
         super().check()
         self.policy.check()
         here = self._all()
         announced = {slot for slot in here if self._state[slot] & (AWAITED | EARLY)}
-        assert announced == self._announced.slots(), "a slot is marked as announced and is not, or the other way round"
+        assert announced == self._announced.slots(), "slots marked as announced differ from those announced"
         free = {slot for slot in here if not self._state[slot] & HELD and not self._children[slot]}
         self._queue.check(free)
         if self._quotas is not None:
@@ -196,7 +198,7 @@ class EvictionOrder(Slots):
             self._lives.queue.check({slot for slot in free if self._lives.ttl(slot) < math.inf})
 
     def _use(self, slot: int, now: float, before: int, hints: Hints | None) -> None:
-        """Give a slot the place that a use gives it; `before`: its level and rank until now."""
+        """Reposition a slot after a use; `before`: its previous level and rank."""
         state = self._state[slot]
         if state & _MARKED:
             self._announced.forget(slot)
@@ -235,9 +237,9 @@ class EvictionOrder(Slots):
             self._lives.set_own(slot, hints.ttl)
             self._lives.drop(slot, self._len)
 
-    def _leave(self, slot: int) -> None:
+    def _take_out(self, slot: int) -> None:
         state = self._state[slot]
-        assert state, f"slot {slot} is not here"
+        assert state, f"slot {slot} is not present"
         self._len -= 1
         self.num_held -= state & HELD == HELD
         if state & _MARKED:

@@ -1,7 +1,7 @@
-"""What a use is worth: each policy gives a slot a priority at its use, and the smallest leaves first.
+"""Eviction policies: each gives a slot a priority at every use, and the smallest is evicted first.
 
-A policy knows slots by number and what happens to them, not who is held or has children: `order` sees to that. Equal
-priorities go by the order of their uses. `POLICIES` names all, for choices on the command line.
+A policy knows slots by number and their events, not which are held or have children: `order` handles that. Ties are
+broken by the order of uses. `POLICIES` lists all names, for choices on the command line.
 """
 
 from __future__ import annotations
@@ -18,35 +18,35 @@ class Policy(Protocol):
     """Priorities of the slots of one order."""
 
     name: str
-    remembers: bool  # what left, so that it wants to hear who came
+    remembers: bool  # evicted keys, so that it needs `came` calls
 
     def came(self, slot: int, key: int) -> None:
-        """Hear that a slot came in, before its first use; `key` is its content's, -1 if unknown."""
+        """Note that a slot was added, before its first use; `key` identifies its content, -1 if unknown."""
         ...
 
     def used(self, slot: int, now: float, num_uses: int, idle: float) -> float:
-        """Return the priority after this use, the `num_uses`-th since the slot came in, `idle` after the last one.
+        """Return the priority after this use, the `num_uses`-th since it was added, `idle` after the previous one.
 
-        `idle` is 0.0 at the first. Not NaN.
+        `idle` is 0.0 at the first. Must not return NaN.
         """
         ...
 
     def left(self, slot: int, priority: float, now: float, num_uses: int) -> None:
-        """Hear of a slot that left to make room; one that was taken out or expired is not told of."""
+        """Note that a slot was evicted to make room; not called for removed or expired slots."""
         ...
 
     @property
     def nbytes(self) -> int:
-        """Bytes of what it keeps, about."""
+        """Approximate bytes of its state."""
         ...
 
     def check(self) -> None:
-        """Assert that what it keeps agrees with itself; part of the order's `check`."""
+        """Assert that its state is consistent; part of the order's `check`."""
         ...
 
 
 class Forgetful:
-    """What policies share that know of a slot only while it is here, most of them nothing."""
+    """Base of policies that know a slot only while it is present; most of them keep no state at all."""
 
     remembers = False
 
@@ -74,7 +74,7 @@ class LRU(Forgetful):
 
 
 class FIFO(Forgetful):
-    """First come, first to leave: the time of the first use, whatever comes after."""
+    """First in, first out: the time of the first use, unchanged by later ones."""
 
     name = "fifo"
 
@@ -94,7 +94,7 @@ class FIFO(Forgetful):
 
 
 class LFU(Forgetful):
-    """Fewest uses since it came in first; of as many, the least recent use. Counts are lost with the slot."""
+    """Fewest uses since added first; ties go to the least recent use. Counts are lost with the slot."""
 
     name = "lfu"
 
@@ -103,7 +103,7 @@ class LFU(Forgetful):
 
 
 class AgedLFU(Forgetful):
-    """Uses on top of the age, which is the priority of the last that left, so that old fame fades.
+    """Uses on top of the age, the priority of the last evicted slot, so that old counts lose weight.
 
     LFU with dynamic aging: Arlitt et al., Evaluating content management techniques for web proxy caches (2000).
     """
@@ -121,7 +121,7 @@ class AgedLFU(Forgetful):
 
 
 class EarliestDeadline(LRU):
-    """Soonest to expire first: the order, which knows the lifetimes, puts deadlines in the place of priorities."""
+    """Soonest to expire first: the order, which knows the lifetimes, uses deadlines as priorities."""
 
     name = "ttl"
 
@@ -133,7 +133,7 @@ POLICIES = tuple(_MAKERS)
 
 
 def make_policy(name: str, **options: float) -> Policy:
-    """Return a policy for one order, by its name; ValueError for one that nobody knows."""
+    """Return a policy for one order, by its name; ValueError for an unknown name."""
     if name not in _MAKERS:
         raise ValueError(f"no eviction policy {name!r}: choose one of {', '.join(POLICIES)}")
     return _MAKERS[name](**options)

@@ -1,13 +1,13 @@
-"""Slots in the order of their keys, which mostly grow: a use moves nothing, a slot is put right when it comes first.
+"""A lazy priority queue of slots, whose keys mostly grow: a slot is repositioned only when it reaches the front.
 
-Owns at most one entry a slot that counts, marked in `marks`; several queues share them if each slot is in one of them
-only. Does not know what a key means: it asks for it.
-Invariants: the entry that counts is not greater than the slot's key; whoever lowers a key calls `drop` and `put`. The
-run is sorted.
+Owns at most one valid entry per slot, marked in `marks`; queues may share `marks` if each slot is in only one of them.
+Does not know what a key means: it calls `key_of`.
+Invariants: a valid entry is not greater than its slot's key; code that lowers a key calls `drop` and `put`. The run is
+sorted.
 
-An entry is one int, key above and slot below, and nothing else (48 bytes). What comes in order is appended to the run,
-all else goes to a heap: uses in the order of time never touch the heap, and what leaves a chain from its end finds it
-nearly empty. A use of a slot that is queued costs nothing here; taking pays for all of them at once.
+An entry is a single int, key above and slot below (48 bytes). Entries that arrive in order are appended to the run, all
+others go to a heap: uses in time order never touch the heap, and evicting a chain from its end finds it nearly empty. A
+use of a queued slot costs nothing here; `take` pays for all of them at once.
 """
 
 from __future__ import annotations
@@ -21,25 +21,25 @@ from itertools import pairwise
 from struct import Struct
 
 SLOT_BITS = 32
-MIN_SWEEP = 16  # few: there is a queue for each group with a quota
+MIN_SWEEP = 16  # small: there is a queue for each group with a quota
 ENTRY_BYTES = 48  # of an int of 150 to 180 bits
 _SLOT, _MARK = (1 << SLOT_BITS) - 1, (1 << 32) - 1
-_UNSIGNED = ((1 << 63) - 1) << 96  # of the priority, where it stands in a key
-_pack = Struct(">HdQI").pack  # one call and one int: a third of the time that shifts take
+_UNSIGNED = ((1 << 63) - 1) << 96  # mask of the priority's bits in a key, without the sign
+_pack = Struct(">HdQI").pack  # one call and one int: a third of the time of shifting
 
 
 def sort_key(rank: int, priority: float, turn: int, slot: int) -> int:
     """Return an int that sorts as (rank, priority, turn, slot): rank < 2^16, turn odd and < 2^64, slot < 2^32.
 
-    The bits of a float grow with its size and have the sign on top: those of the negative sort as positive priorities
-    should, and inverted as negative ones.
+    The bits of a float grow with its magnitude, with the sign on top: the bits of the negated priority sort correctly
+    for positive priorities, and with all but the sign inverted for negative ones.
     """
-    key = int.from_bytes(_pack(rank, -(priority + 0.0), turn, slot), "big")  # -0.0 is as 0.0
+    key = int.from_bytes(_pack(rank, -(priority + 0.0), turn, slot), "big")  # -0.0 is treated as 0.0
     return key if priority >= 0.0 else key ^ _UNSIGNED
 
 
 class SlotQueue:
-    """Slots by `key_of(slot)`; None stands for a slot that may not leave now and is put again when it may."""
+    """Slots by `key_of(slot)`; None means not evictable now, and the slot is put again when it is."""
 
     def __init__(self, key_of: Callable[[int], int | None], marks: array[int]) -> None:
         self._key_of = key_of
@@ -48,27 +48,27 @@ class SlotQueue:
         self._heap: list[int] = []
 
     def __len__(self) -> int:
-        """Entries, with those that do not count."""
+        """Number of entries, including invalid ones."""
         return len(self._run) + len(self._heap)
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the entries; `marks` are the owner's."""
+        """Bytes of the entries; `marks` belong to the owner."""
         return sys.getsizeof(self._run) + sys.getsizeof(self._heap) + ENTRY_BYTES * len(self)
 
     def put(self, slot: int) -> None:
-        """Queue a slot that may leave; nothing happens to one that is queued or may not."""
+        """Queue an evictable slot; no effect if it is queued or not evictable."""
         if not self._marks[slot]:
             entry = self._key_of(slot)
             if entry is not None:
                 self._insert(slot, entry)
 
     def drop(self, slot: int) -> None:
-        """Let the slot's entry count no more."""
+        """Invalidate the slot's entry."""
         self._marks[slot] = 0
 
     def first(self) -> int | None:
-        """Return the slot with the smallest key, which stays; None when no slot may leave."""
+        """Return the slot with the smallest key without removing it; None if no slot is evictable."""
         entry = self._take_first()
         if entry is None:
             return None
@@ -76,7 +76,7 @@ class SlotQueue:
         return entry & _SLOT
 
     def take(self) -> int | None:
-        """Take out and return the slot with the smallest key; None when no slot may leave."""
+        """Remove and return the slot with the smallest key; None if no slot is evictable."""
         entry = self._take_first()
         if entry is None:
             return None
@@ -85,28 +85,28 @@ class SlotQueue:
         return slot
 
     def sweep(self, num_slots: int) -> None:
-        """Take out the entries that do not count, once they outnumber half the slots."""
+        """Remove invalid entries once they outnumber half the slots."""
         if len(self._run) + len(self._heap) > MIN_SWEEP + num_slots + num_slots // 2:
             self._run = deque(entry for entry in self._run if self._counts(entry))
             self._heap = [entry for entry in self._heap if self._counts(entry)]
             heapq.heapify(self._heap)
 
     def check(self, free: set[int]) -> None:
-        """Assert that each of `free`, which may leave, has an entry that counts and is not above its key."""
+        """Assert that each evictable slot in `free` has a valid entry not above its key."""
         least: dict[int, int] = {}
         for entry in (*self._run, *self._heap):
             if self._counts(entry):
                 slot = entry & _SLOT
                 least[slot] = min(entry, least.get(slot, entry))
         missing = sorted(free - set(least))
-        assert not missing, f"slots {missing[:5]} may leave and are not queued"
+        assert not missing, f"slots {missing[:5]} are evictable and not queued"
         for slot in free:
             now = self._key_of(slot)
-            assert now is not None and least[slot] <= now, f"slot {slot} is queued behind its key"
+            assert now is not None and least[slot] <= now, f"slot {slot} is queued after its key"
         assert all(first < second for first, second in pairwise(self._run)), "the run is not sorted"
 
     def _take_first(self) -> int | None:
-        """Put right what comes first until that is a key, take this entry out and return it; its mark stays."""
+        """Reposition front entries until one equals its slot's key; remove and return it, keeping its mark."""
         run, heap, marks = self._run, self._heap, self._marks
         while run or heap:
             entry = heapq.heappop(heap) if heap and not (run and run[0] <= heap[0]) else run.popleft()

@@ -1,7 +1,7 @@
-"""How much of a tier each group may have: soft, it says only whose turn it is to leave.
+"""Soft limits on how much of a tier each group may have: they only decide what is evicted first.
 
-Owns groups of slots, their counts and limits, and a queue for each group that has a limit. Invariant: a group is over
-its quota exactly when it is in `_over`; of several, the first to have gone over gives up first.
+Owns groups of slots, their counts and limits, and a queue for each group with a limit. Invariant: a group is over its
+quota exactly when it is in `_over`; the group that exceeded its quota first is evicted from first.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from rekindle.cache.eviction.queue import SlotQueue
 
 
 class Quotas:
-    """Groups by number. Of the slots below `size`, `num_slots` are there already, all in group 0."""
+    """Groups by number. Of the slots below `size`, `num_slots` are already present, all in group 0."""
 
     def __init__(self, key_of: Callable[[int], int | None], size: int, num_slots: int) -> None:
         self._key_of = key_of
@@ -23,7 +23,7 @@ class Quotas:
         self._num = Counter({0: num_slots})
         self._most: dict[int, int] = {}
         self._queues: dict[int, SlotQueue] = {}
-        self._over: dict[int, None] = {}  # in the order in which they went over
+        self._over: dict[int, None] = {}  # in the order in which they exceeded their quotas
         self.grow(size)
 
     @property
@@ -51,7 +51,7 @@ class Quotas:
         self._weigh(group)
 
     def limit(self, group: int, most: int | None, slots: Callable[[], Iterable[int]]) -> None:
-        """Set or lift the quota of a group; `slots()` are all that the order has, asked for if some are the group's."""
+        """Set or lift the quota of a group; `slots()`, all slots of the order, is called only if the group has some."""
         if most is None:
             self._most.pop(group, None)
             if self._queues.pop(group, None) is not None:
@@ -71,7 +71,7 @@ class Quotas:
             queue.put(slot)
 
     def drop(self, slot: int) -> None:
-        """Let the slot's entry count no more; only its own group's queue can have too many of these now."""
+        """Invalidate the slot's entry; only its own group's queue may then need a sweep."""
         self._marks[slot] = 0
         group = self._group[slot]
         queue = self._queues.get(group)
@@ -79,7 +79,7 @@ class Quotas:
             queue.sweep(self._num[group])
 
     def first(self) -> int | None:
-        """Return the slot that leaves first of a group that has more than its quota; None when there is none."""
+        """Return the slot to evict first from a group over its quota; None if there is none."""
         for group in self._over:
             slot = self._queues[group].first()
             if slot is not None:

@@ -1,8 +1,8 @@
-"""Slots in columns: who is here, who is held, whose child each is, and its last use.
+"""Slots in columns: which are present, which are held, and each one's parent and last use.
 
-Owns the columns that the order fills. Slots are small numbers that the owner of a tier chooses: a block's index. Does
-not know who leaves next.
-Invariant: `_children` of a number counts the slots here that name it as their parent, whether it is here or not.
+Owns the columns that the order fills. Slots are small numbers chosen by the owner of a tier, such as a block's index.
+Does not know what is evicted next.
+Invariant: `_children` of a number counts the present slots whose parent it is, whether it is present or not.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from typing import cast
 
 import numpy as np
 
-HERE, HELD, KEPT, AWAITED, EARLY, DEMOTED = 1, 2, 4, 8, 16, 32  # bits of a state; 0 is not here
-NEVER = -math.inf  # the last use of what has not been used
+HERE, HELD, KEPT, AWAITED, EARLY, DEMOTED = 1, 2, 4, 8, 16, 32  # bits of a state; 0 is not present
+NEVER = -math.inf  # the last use of an unused slot
 
 
 def _level(state: int) -> int:
-    """What goes before all ranks, which are below 256."""
+    """The part of the sort key above the rank, which is below 256."""
     for mark, level in ((DEMOTED, 0), (KEPT, 4), (EARLY, 1), (AWAITED, 3)):
         if state & mark:
             return level << 8
@@ -31,7 +31,7 @@ LEVELS = tuple(_level(state) for state in range(64))
 
 
 def finite(now: float) -> float:
-    """Return the time; ValueError for infinity and NaN, by which nothing could be put in order."""
+    """Return the time; ValueError for infinity and NaN, which cannot be ordered."""
     if not NEVER < now < math.inf:
         raise ValueError(f"the time is {now}: a clock shows finite numbers")
     return now
@@ -47,12 +47,12 @@ def _turns_of(size: int) -> memoryview[int]:
 
 
 def _times(size: int) -> memoryview[float]:
-    """Last uses, none so far. Of a million, read and written at random, numpy's take two thirds of an array's time."""
+    """Last uses, all NEVER. For a million random reads and writes, numpy takes two thirds of `array`'s time."""
     return cast("memoryview[float]", np.full(size, NEVER, np.float64).data)
 
 
 class Slots:
-    """Columns of `capacity` slots, 30 bytes a slot; they grow by half when a number is beyond."""
+    """Columns of `capacity` slots, 30 bytes per slot; they grow by half when a number exceeds them."""
 
     def __init__(self, capacity: int) -> None:
         self.num_held = 0
@@ -70,7 +70,7 @@ class Slots:
 
     @property
     def num_idle(self) -> int:
-        """Slots nobody holds; those with children here can still leave, after them."""
+        """Number of slots not held; those with children present can be evicted only after them."""
         return self._len - self.num_held
 
     @property
@@ -79,50 +79,50 @@ class Slots:
         return sum(sys.getsizeof(column) for column in columns) + self._turns.nbytes + self._last_use.nbytes
 
     def is_leaf(self, slot: int) -> bool:
-        """Say whether no slot here has `slot` as its parent."""
+        """Return whether no present slot has `slot` as its parent."""
         return slot >= len(self._children) or not self._children[slot]
 
     def is_held(self, slot: int) -> bool:
         return bool(self._state[slot] & HELD)
 
     def parent(self, slot: int) -> int:
-        """Return the parent, here or not, of a slot that is here or was the last under its number; -1 for none."""
+        """Return the parent, present or not, of a slot that is present or was the last with its number; -1 for none."""
         return self._above[slot] - 1
 
     def last_use(self, slot: int) -> float | None:
-        """When the slot was used last; None before its first use."""
+        """Time of the last use; None before the first."""
         last_use = self._last_use[slot]
         return last_use if last_use > NEVER else None
 
     def adopt(self, child: int, parent: int) -> None:
-        """Make `parent`, which came in after it or has yet to, the parent of a slot that had none."""
-        assert self._state[child] and not self._above[child], f"slot {child} is not here, or has a parent"
+        """Set the parent of a slot that had none; `parent` may have been added later or not at all yet."""
+        assert self._state[child] and not self._above[child], f"slot {child} is not present, or has a parent"
         self._grow(parent + 1)
         self._above[child] = parent + 1
         self._children[parent] += 1
 
     def hold(self, slot: int) -> None:
-        """Keep the slot from leaving; holding twice is one hold."""
+        """Protect the slot from eviction; holding twice is one hold."""
         state = self._state[slot]
-        assert state, f"slot {slot} is not here"
+        assert state, f"slot {slot} is not present"
         if not state & HELD:
             self._state[slot] = state | HELD
             self.num_held += 1
 
     def check(self) -> None:
-        """Derive the counts anew."""
+        """Assert that the counts match recomputed ones."""
         here = self._all()
         held = sum(self._state[slot] & HELD == HELD for slot in here)
-        assert len(here) == self._len, f"{len(here)} slots are here, {self._len} are counted"
+        assert len(here) == self._len, f"{len(here)} slots are present, {self._len} are counted"
         assert held == self.num_held, f"num_held is {self.num_held}, {held} are held"
         children = Counter(self._above[slot] - 1 for slot in here if self._above[slot])
-        kept = {slot: num for slot, num in enumerate(self._children) if num}
-        assert children == kept, f"children: kept {kept}, derived {dict(children)}"
+        stored = {slot: num for slot, num in enumerate(self._children) if num}
+        assert children == stored, f"children: stored {stored}, recomputed {dict(children)}"
 
     def _enter(self, slot: int, parent: int) -> None:
         if slot >= len(self._state) or parent >= len(self._state):
             self._grow(max(slot, parent) + 1)
-        assert not self._state[slot], f"slot {slot} is here already"
+        assert not self._state[slot], f"slot {slot} is already present"
         self._state[slot] = HERE | HELD
         self._len += 1
         self.num_held += 1
@@ -130,7 +130,7 @@ class Slots:
         if parent >= 0:
             self._children[parent] += 1
 
-    def _let_go(self, slot: int, state: int, rank: int) -> None:
+    def _unhold(self, slot: int, state: int, rank: int) -> None:
         if state & HELD:
             self._state[slot] = state & ~HELD
             self.num_held -= 1

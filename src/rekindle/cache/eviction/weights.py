@@ -1,6 +1,6 @@
-"""What a policy makes of the uses of each slot: its priority, and how often it was used since it came in.
+"""Each slot's priority under a policy, and its number of uses since it was added.
 
-Owns these two columns. LRU needs neither: an order by last uses goes without.
+Owns these two columns. LRU needs neither: it orders by last use directly.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ MAX_USES = (1 << 32) - 1
 
 
 class Weights:
-    """Columns of `size` slots, 12 bytes a slot."""
+    """Columns of `size` slots, 12 bytes per slot."""
 
     def __init__(self, policy: Policy, size: int) -> None:
         self._policy = policy
@@ -30,17 +30,17 @@ class Weights:
             column.frombytes(bytes(column.itemsize * (size - len(column))))
 
     def came(self, slot: int, key: int) -> None:
-        """Begin to count the uses of a slot that comes in, with the content of `key`."""
+        """Start counting the uses of an added slot with the content of `key`."""
         self._uses[slot] = 0
         if self._policy.remembers:
             self._policy.came(slot, key)
 
     def used(self, slot: int, now: float, idle: float) -> None:
-        """Count a use, `idle` after the last one, and let the policy weigh it."""
+        """Count a use, `idle` after the previous one, and update the priority."""
         uses = min(self._uses[slot] + 1, MAX_USES)
         self._uses[slot] = uses
         self.priority[slot] = self._policy.used(slot, now, uses, idle)
 
     def made_room(self, slot: int, now: float) -> None:
-        """Tell the policy who left to make room."""
+        """Notify the policy of a slot evicted to make room."""
         self._policy.left(slot, self.priority[slot], now, self._uses[slot])
