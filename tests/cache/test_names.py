@@ -7,7 +7,7 @@ import pytest
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from rekindle.cache.blocks.hash_column import NameTable
+from rekindle.cache.blocks.hash_column import HashColumn
 from rekindle.cache.blocks.hashing import BlockHash
 from rekindle.cache.blocks.roots import Roots
 
@@ -20,7 +20,7 @@ class NamesMachine(RuleBasedStateMachine):
 
     @initialize()
     def begin(self) -> None:
-        self.table = NameTable(NUM_SLOTS)
+        self.table = HashColumn(NUM_SLOTS)
         self.names: dict[int, bytes] = {}
 
     @rule(slot=st.integers(0, NUM_SLOTS - 1), name=st.sampled_from(NAMES))
@@ -39,10 +39,8 @@ class NamesMachine(RuleBasedStateMachine):
         for name in NAMES:
             assert self.table.find(name) == slots.get(name, -1)
         for slot in range(NUM_SLOTS):
-            assert self.table.name(slot) == self.names.get(slot)
-            assert all(
-                self.table.bears(slot, name) == (name == self.names[slot]) for name in NAMES[: slot in self.names]
-            )
+            assert self.table.get(slot) == self.names.get(slot)
+            assert all(self.table.has(slot, name) == (name == self.names[slot]) for name in NAMES[: slot in self.names])
 
 
 TestNames = NamesMachine.TestCase
@@ -72,7 +70,7 @@ class RootsMachine(RuleBasedStateMachine):
         assert set(self.roots) == set(self.numbers.values())
         assert all((name in self.roots) == (name in self.numbers) for name in NAMES)
         assert all(self.roots.find(name) == self.numbers.get(name, -1) for name in NAMES)
-        assert all(self.roots.name(number) == name for name, number in self.numbers.items())
+        assert all(self.roots.get(number) == name for name, number in self.numbers.items())
         assert all(number < 100 + len(NAMES) for number in self.numbers.values()), "numbers are not given again"
 
 
@@ -81,7 +79,7 @@ TestRoots.settings = settings(max_examples=60, stateful_step_count=40, deadline=
 
 
 def test_a_part_of_a_name_is_no_name() -> None:
-    table = NameTable(4)
+    table = HashColumn(4)
     table.put(2, NAMES[3])
     for wrong in (NAMES[3][:31], bytearray(NAMES[3]), "x" * 32, 7, None):
         with pytest.raises(ValueError, match="32 bytes"):
@@ -91,9 +89,9 @@ def test_a_part_of_a_name_is_no_name() -> None:
 
 
 def test_a_slot_has_one_name() -> None:
-    table = NameTable(4)
+    table = HashColumn(4)
     table.put(2, NAMES[3])
-    with pytest.raises(AssertionError, match="a name already"):
+    with pytest.raises(AssertionError, match="a hash already"):
         table.put(2, NAMES[4])
-    with pytest.raises(AssertionError, match="no name"):
+    with pytest.raises(AssertionError, match="no hash"):
         table.drop(1)

@@ -1,1 +1,1 @@
-"""Blocks of token ids: reference counts, what stands in each, its hash, its children."""
+"""Blocks of token ids: reference counts, contents, hashes, children."""

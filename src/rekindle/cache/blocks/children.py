@@ -1,16 +1,16 @@
-"""Which child of a parent shares the most leading ids with what comes next, in arrays.
+"""Find the child of a parent that shares the most leading ids with a query, in arrays.
 
-Owns who is whose child, by numbers, and one bit tree for each set of siblings. The ids are the rows' own; which name a
-parent's number stands for is somebody else's.
-Invariants: no two siblings hold the same ids; on a way down the places grow; n siblings have n - 1 forks.
+Owns the parent of each block, by number, and one bit tree per set of siblings. The ids belong to the rows; which hash a
+parent's number stands for is owned elsewhere.
+Invariants: no two siblings hold the same ids; places increase along every path down; n siblings have n - 1 forks.
 
-A tree (a crit-bit tree, after Morrison's PATRICIA, 1968) forks only where siblings differ: to go down by the bits of
-the query ends at a sibling that shares as much with it as any does, and one comparison tells how much. That costs the
-forks passed, some log2 of the siblings where their ids are spread, and not the number of siblings. Each fork knows the
-last added of those below, so that of equals the newest is found: to use an old one would keep it from leaving.
+A tree (a crit-bit tree, after Morrison's PATRICIA, 1968) forks only where siblings differ: descending by the bits of
+the query ends at a sibling that shares as many ids with it as any, and one comparison counts them. The cost is the
+forks passed, about log2 of the siblings if their ids are spread out, not the number of siblings. Each fork stores the
+last block added below it, so that ties go to the newest: using an old one would keep it from being evicted.
 
-    place  bits are ordered as the ids are; before those of an id comes one that says whether there is such an id, so
-           that a tail ends before whatever ids a longer sibling has: byte of the ids << 4 | 0, or 1 + bit of the byte
+    place  bits in id order; each byte's bits are preceded by a presence bit, so that a tail sorts before any longer
+           sibling: byte of the ids << 4 | 0 for presence, or 1 + bit of the byte
     links  left and right of each fork at 2 * fork, then the top of each parent's tree. >= 0: a fork, < 0: the block
            ~link, EMPTY: a parent without children
 """
@@ -21,24 +21,24 @@ from array import array
 
 from rekindle.cache.blocks.id_column import ID_BYTES, IdRows
 
-NOBODY = -1
+NO_PARENT = -1
 EMPTY = 2**31 - 1
 
 
 class ChildIndex:
-    """Up to `num_blocks` blocks, each under one parent; parents are numbers from 0, as many as there may be."""
+    """Up to `num_blocks` blocks, each with one parent; parents are numbers from 0, without a limit."""
 
     def __init__(self, num_blocks: int, rows: IdRows) -> None:
         self._rows = rows
-        self._parents = array("i", [NOBODY]) * num_blocks
+        self._parents = array("i", [NO_PARENT]) * num_blocks
         self._stamps = array("q", [0]) * num_blocks  # in the order in which blocks were added
         self._num_added = 0
         self._places = array("i", [0]) * num_blocks  # of forks
-        self._latest = array("i", [0]) * num_blocks  # of forks: the last added block below
+        self._latest = array("i", [0]) * num_blocks  # of forks: the block below that was added last
         self._links = array("i", [EMPTY]) * (3 * num_blocks)
         self._tops = 2 * num_blocks  # where parents begin in `links`
-        self._spare = array("i")  # forks given back
-        self._num_forks = 0  # that were ever taken
+        self._spare = array("i")  # freed forks
+        self._num_forks = 0  # ever taken
 
     @property
     def nbytes(self) -> int:
@@ -46,7 +46,7 @@ class ChildIndex:
         return 8 * len(self._stamps) + sum(4 * len(one) for one in ints)
 
     def parent(self, block: int) -> int:
-        """Return the block's parent, -1 when it is nobody's child."""
+        """Return the block's parent, -1 if it has none."""
         return self._parents[block]
 
     def has_children(self, parent: int) -> bool:
@@ -56,7 +56,7 @@ class ChildIndex:
     def find(self, parent: int, data: bytes) -> tuple[int, int] | None:
         """Return the child with the most leading ids in common with `data`, and how many; None without children.
 
-        Of several it is the one that was added last.
+        Ties go to the one added last.
         """
         if not self.has_children(parent):
             return None
@@ -68,8 +68,8 @@ class ChildIndex:
         return self._latest_below(link), num_common
 
     def add(self, block: int, parent: int) -> bool:
-        """Make a block a child by the ids in its row; False, and nothing happens, if a sibling has the same."""
-        assert self._parents[block] == NOBODY, f"block {block} has a parent already"
+        """Add a block as a child, by the ids in its row; False, with no effect, if a sibling has the same ids."""
+        assert self._parents[block] == NO_PARENT, f"block {block} has a parent already"
         if not self.has_children(parent):
             self._set_top(parent, ~block)
         else:
@@ -84,12 +84,12 @@ class ChildIndex:
         return True
 
     def remove(self, block: int) -> None:
-        """Take a block from its parent; its ids must still stand in its row."""
+        """Remove a block from its parent; its ids must still be in its row."""
         parent = self._parents[block]
-        assert parent >= 0, f"block {block} is nobody's child"
-        self._parents[block] = NOBODY
+        assert parent >= 0, f"block {block} has no parent"
+        self._parents[block] = NO_PARENT
         links, places = self._links, self._places
-        above, where = NOBODY, self._tops + parent
+        above, where = NO_PARENT, self._tops + parent
         if links[where] == ~block:
             links[where] = EMPTY
             return
@@ -105,7 +105,7 @@ class ChildIndex:
             self._latest[fork] = self._later_below(fork)
 
     def check(self) -> None:
-        """Assert that every block is found by its ids, once, and that no fork is lost."""
+        """Assert that every block is found once by its ids, and that no fork is lost."""
         num_blocks = num_forks = 0
         for parent, top in enumerate(self._links[self._tops :]):
             pending = [(top, -1)] if top != EMPTY else []
@@ -116,17 +116,17 @@ class ChildIndex:
                     place = self._places[link]
                     assert place > above, f"fork {link}: place {place} is not after {above}"
                     latest = self._later_below(link)
-                    assert latest == self._latest[link], f"fork {link}: {latest} came last, not {self._latest[link]}"
+                    assert latest == self._latest[link], f"fork {link}: {latest} is latest, not {self._latest[link]}"
                     pending += [(below, place) for below in self._links[2 * link : 2 * link + 2]]
                     continue
                 num_blocks += 1
-                assert self._parents[~link] == parent, f"block {~link} is a child of {parent} and does not know"
+                assert self._parents[~link] == parent, f"block {~link} is in the tree of {parent}, not its parent"
                 nearest = self._nearest(parent, self._rows.data(~link))
                 assert nearest == ~link, f"the ids of block {~link} lead to block {nearest}"
-        num_children = len(self._parents) - self._parents.count(NOBODY)
-        assert num_blocks == num_children, f"{num_blocks} blocks hang in trees, {num_children} have a parent"
-        num_kept = self._num_forks - len(self._spare)
-        assert num_forks == num_kept, f"{num_forks} forks hang in trees, {num_kept} are in use"
+        num_children = len(self._parents) - self._parents.count(NO_PARENT)
+        assert num_blocks == num_children, f"{num_blocks} blocks are in trees, {num_children} have a parent"
+        num_used = self._num_forks - len(self._spare)
+        assert num_forks == num_used, f"{num_forks} forks are in trees, {num_used} are in use"
 
     def _set_top(self, parent: int, link: int) -> None:
         missing = self._tops + parent + 1 - len(self._links)
@@ -148,7 +148,7 @@ class ChildIndex:
         return left if self._stamps[left] > self._stamps[right] else right
 
     def _fork(self, parent: int, block: int, data: bytes, place: int) -> None:
-        """Hang a block into the tree where its ids leave those of all others: at `place`."""
+        """Insert a block into the tree at `place`, where its ids differ from all others."""
         links, places = self._links, self._places
         where = self._tops + parent
         while (link := links[where]) >= 0 and places[link] < place:
@@ -175,7 +175,7 @@ def _bit(data: bytes, place: int) -> int:
 
 
 def _first_difference(a: bytes, b: bytes) -> int:
-    """Return the first place where the ids differ, or one ends; -1 when they are the same."""
+    """Return the first place where the ids differ or one ends; -1 if they are equal."""
     if a == b:
         return -1
     shorter = min(len(a), len(b))

@@ -1,4 +1,4 @@
-"""What must be copied before a block may be written; the arena, or whoever has the bytes, does it."""
+"""A copy to be made before a block may be written, by the arena or another owner of the bytes."""
 
 from __future__ import annotations
 

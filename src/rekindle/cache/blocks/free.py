@@ -1,6 +1,6 @@
-"""Blocks that nobody has, and which of them may still hold somebody's bytes.
+"""Free blocks, and which of them may still hold bytes of an earlier user.
 
-Owns the list of free blocks and one flag a block. The block given back last is handed out first.
+Owns the list of free blocks and one flag per block. The block freed last is allocated first.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ class FreeList:
 
     def __init__(self, num_blocks: int) -> None:
         self._free = array("i", range(num_blocks - 1, -1, -1))
-        self._is_used = bytearray(num_blocks)  # 1: handed out since `take_used` returned it
+        self._is_used = bytearray(num_blocks)  # 1: allocated since `take_used` last returned it
 
     def __len__(self) -> int:
         return len(self._free)
@@ -23,25 +23,25 @@ class FreeList:
         return 4 * len(self._is_used) + len(self._is_used)
 
     def pop(self) -> int:
-        """Hand a block out; there must be one."""
+        """Allocate a block; there must be one."""
         block = self._free.pop()
         self._is_used[block] = 1
         return block
 
     def append(self, block: int) -> None:
-        """Take a block back."""
+        """Free a block."""
         self._free.append(block)
 
     def take_used(self) -> list[int]:
-        """Return the free blocks that were handed out since they were last returned here."""
+        """Return the free blocks that were allocated since this last returned them."""
         used = [block for block in self._free if self._is_used[block]]
         for block in used:
             self._is_used[block] = 0
         return used
 
     def check(self, free: set[int]) -> None:
-        """Assert that exactly these are free, and that every other one is noted as handed out."""
+        """Assert that exactly these are free, and that every other one is marked as used."""
         assert len(set(self._free)) == len(self._free), "a block is free twice"
-        assert set(self._free) == free, f"free: {sorted(self._free)}, but nobody has {sorted(free)}"
+        assert set(self._free) == free, f"free: {sorted(self._free)}, but not held or published: {sorted(free)}"
         unnoted = [block for block, used in enumerate(self._is_used) if not used and block not in free]
-        assert not unnoted, f"blocks {unnoted} were handed out and are not noted as used"
+        assert not unnoted, f"blocks {unnoted} were allocated and are not marked as used"

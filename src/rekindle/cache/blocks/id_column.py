@@ -1,6 +1,6 @@
-"""The token ids of blocks, one row of an array for each block.
+"""The token ids of blocks, one row of an array per block.
 
-Owns the rows and how much of each is filled. Does not know names. An empty row is that of a block without a name.
+Owns the rows and how much of each is filled. Does not know hashes. The row of an unpublished block is empty.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class IdRows:
         self._data = np.zeros(
             num_blocks * self._row_bytes, np.uint8
         ).data  # [num_blocks, block_tokens]; see `hash_column`
-        self.lengths = np.zeros(num_blocks, np.uint32).data  # ids in each row, for reading only
+        self.lengths = np.zeros(num_blocks, np.uint32).data  # ids in each row; read-only for others
 
     @property
     def nbytes(self) -> int:
@@ -41,7 +41,7 @@ class IdRows:
         self.lengths[block] = 0
 
     def holds(self, block: int, data: bytes) -> bool:
-        """Say whether the row holds exactly these ids."""
+        """Return whether the row holds exactly these ids."""
         if self.lengths[block] * ID_BYTES != len(data):
             return False
         is_same: bool = self._row_at(self._data, block * self._row_bytes)[0].startswith(data)

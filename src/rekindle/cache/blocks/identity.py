@@ -1,4 +1,4 @@
-"""Which block: the value that every tier passes on with a block's bytes or with the place where they lie."""
+"""Identity of a block: the value that every tier passes along with a block's bytes or their location."""
 
 from __future__ import annotations
 
@@ -11,13 +11,14 @@ from rekindle.cache.blocks.hashing import BlockHash, TokenIds
 class BlockIdentity:
     """A full block or a tail of one chain.
 
-    `parent` is the hash of the block before it, `root` of the first. `ids` are uint32 [num_tokens], not to be changed.
+    `parent` is the hash of the block before it, or `root` for the first block. `ids` are uint32 [num_tokens] and must
+    not be changed.
     """
 
     hash: BlockHash
     parent: BlockHash
     root: BlockHash
-    ids: TokenIds = field(compare=False)  # the hash is theirs
+    ids: TokenIds = field(compare=False)  # covered by the hash
 
     @property
     def num_tokens(self) -> int:

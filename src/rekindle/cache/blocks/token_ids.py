@@ -1,7 +1,7 @@
-"""Token ids as people give them, as arrays and as bytes.
+"""Token ids as callers pass them, as arrays and as bytes.
 
-Owns what counts as ids, and their one spelling: u32 little-endian, one after the other, as they are hashed, compared
-and stored.
+Owns what counts as ids, and their only encoding: consecutive u32 little-endian, as they are hashed, compared and
+stored.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ _U32 = np.dtype("<u4")
 
 
 def token_ids(ids: Ids) -> TokenIds:
-    """Return ids as an array u32 [n], the given one where it is that; ValueError for what are no ids."""
+    """Return ids as an array u32 [n], the argument itself if it is one; ValueError for anything but ids."""
     given: Any = ids
     if type(given) is ndarray and given.dtype is _U32 and given.ndim == 1:
         return given
     try:
-        return np.frombuffer(spelled_ids(ids), _U32)
+        return np.frombuffer(encoded_ids(ids), _U32)
     except TypeError as error:
         raise ValueError(str(error)) from None
 
 
 def id_bytes(ids: Ids) -> bytes:
-    """Return ids as they are hashed, compared and stored; ValueError for what are no ids."""
+    """Return the encoding by which ids are hashed, compared and stored; ValueError for anything but ids."""
     given: Any = ids
-    try:  # an array, as nearly always: its type is not looked at, which would cost a twentieth of a `BlockPool.find`
+    try:  # nearly always an array; checking its type would cost a twentieth of a `BlockPool.find`
         if given.dtype is _U32 and given.ndim == 1:
             data: bytes = given.tobytes()
             return data
@@ -45,8 +45,8 @@ def id_bytes(ids: Ids) -> bytes:
     return token_ids(ids).tobytes()
 
 
-def spelled_ids(ids: object) -> bytes:
-    """As `id_bytes`, of anything: TypeError for what are no ids, ValueError for one outside u32."""
+def encoded_ids(ids: object) -> bytes:
+    """As `id_bytes`, for any object: TypeError for anything but ids, ValueError for an id outside u32."""
     if isinstance(ids, Sequence) and not isinstance(ids, (str, bytes, bytearray, memoryview)):
         return _pack(ids)
     if hasattr(ids, "__array__"):
@@ -55,7 +55,7 @@ def spelled_ids(ids: object) -> bytes:
 
 
 def _pack(ids: Sequence[int]) -> bytes:
-    """As u32: the array module takes ints one by one in C, in a third of the time numpy takes for a list."""
+    """Encode as u32: the array module converts ints in C, in a third of the time numpy takes for a list."""
     try:
         packed = array("I", ids)
     except OverflowError:

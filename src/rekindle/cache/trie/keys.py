@@ -15,7 +15,7 @@ from typing import Literal, Protocol
 
 import numpy as np
 
-from rekindle.cache.blocks.token_ids import Ids, TokenIds, spelled_ids
+from rekindle.cache.blocks.token_ids import Ids, TokenIds, encoded_ids
 
 Keys = Literal["ids", "bytes", "text"]
 Key = Ids | bytes | str
@@ -46,7 +46,7 @@ class IdKeys:
     widths = bytes([4]) * 256
 
     def to_bytes(self, key: object) -> bytes:
-        return spelled_ids(key)
+        return encoded_ids(key)
 
     def from_bytes(self, data: bytes) -> TokenIds:
         return np.frombuffer(data, dtype="<u4")
