@@ -1,1 +1,1 @@
-"""Payloads of any kind under keys that share beginnings, and what a batch of prompts has in common."""
+"""A prefix cache of payloads of any kind, and the prefixes a batch of prompts shares."""

@@ -1,11 +1,11 @@
-"""What a batch of prompts has in common, before any of it is sent.
+"""The prefixes a batch of prompts shares, before any of it is sent.
 
-Owns the counting: which beginnings several prompts share, how often each would be computed without a cache, and how
-much of the batch has to be computed once. Knows neither tokenizers nor caches. Linear in the total tokens, apart from
-putting the shared prefixes in order.
+Owns the counting: which prefixes several prompts share, how often each would be computed without a cache, and how much
+of the batch must be computed once. Knows neither tokenizers nor caches. Linear in the total tokens, apart from sorting
+the shared prefixes.
 
-Walking the trie's entries in order, two neighbours share what both share with everything between them, so one stack of
-open prefixes sees every place where prompts part. Each counts the stretch beyond the prefix around it:
+In a sorted walk of the trie's entries, two entries share the prefix common to everything between them, so one stack of
+open prefixes sees every point where prompts diverge. Each counts the stretch beyond its enclosing prefix:
 
     system . tool a . one        shared:  system          (all four)    saves 3 x system
     system . tool a . two                 system . tool a (two of them) saves 1 x tool a
@@ -21,16 +21,16 @@ from dataclasses import dataclass
 import numpy as np
 
 from rekindle.cache.blocks.hashing import TokenIds
-from rekindle.cache.trie.keys import Key, Keys, SpelledKey, key_kind
+from rekindle.cache.trie.keys import Key, Keys, NormalizedKey, key_kind
 from rekindle.cache.trie.radix import RadixTrie
 
 
 @dataclass(frozen=True, slots=True)
 class SharedPrefix:
-    """A beginning that `num_prompts` prompts have in common and after which they part, or end.
+    """A prefix shared by `num_prompts` prompts, after which they diverge or end.
 
-    `stretch` of its `length` tokens lie beyond the next shorter shared prefix; `saved_tokens` are those of the stretch
-    that are computed again without a cache. `first_prompt` is the index of the first prompt that begins with it.
+    `stretch` of its `length` tokens lie beyond the next shorter shared prefix; `saved_tokens` counts how many would be
+    recomputed without a cache. `first_prompt` is the index of the first prompt that starts with it.
     """
 
     length: int
@@ -40,16 +40,16 @@ class SharedPrefix:
 
     @property
     def saved_tokens(self) -> int:
-        """Tokens of the stretch that need not be computed again."""
+        """Recomputed tokens of the stretch that a cache saves."""
         return (self.num_prompts - 1) * self.stretch
 
 
 @dataclass(frozen=True, slots=True)
 class BatchAnalysis:
-    """What a batch holds. `distinct_tokens` are left to compute when every shared prefix is computed once.
+    """Result of `analyze_batch`. `distinct_tokens` remain to be computed if every shared prefix is computed once.
 
-    `shared` by savings, the largest first, they add up to the difference; `identical` are the indices of equal prompts,
-    one tuple for each prompt that comes more than once. Empty prompts count as prompts, and as nothing else.
+    `shared` is sorted by savings, largest first; the savings add up to the difference from `total_tokens`. `identical`
+    has one tuple of indices for each prompt that occurs more than once. Empty prompts count only in `num_prompts`.
     """
 
     num_prompts: int
@@ -60,19 +60,19 @@ class BatchAnalysis:
 
     @property
     def saved_tokens(self) -> int:
-        """Tokens that need not be computed again."""
+        """Tokens that need not be recomputed."""
         return self.total_tokens - self.distinct_tokens
 
     @property
     def deduplication(self) -> float:
-        """The share of all tokens that need not be computed, 0 to 1."""
+        """Fraction of all tokens that need not be computed, 0 to 1."""
         return self.saved_tokens / self.total_tokens if self.total_tokens else 0.0
 
 
 def analyze_batch(prompts: Iterable[Key], *, keys: Keys = "ids", min_length: int = 1) -> BatchAnalysis:
-    """Find what prompts share: each is a sequence of token ids, or bytes, or text, as `keys` says.
+    """Find the prefixes that prompts share; each is a sequence of token ids, or bytes, or text, by `keys`.
 
-    Beginnings shorter than `min_length` are not shared: a cache with that least length would not reuse them.
+    Prefixes shorter than `min_length` do not count: a cache with that minimum length would not reuse them.
     """
     if min_length < 1:
         raise ValueError(f"min_length must be at least 1, not {min_length}")
@@ -97,20 +97,20 @@ def analyze_batch(prompts: Iterable[Key], *, keys: Keys = "ids", min_length: int
 
 @dataclass(slots=True)
 class _Open:
-    """A prefix whose prompts are still coming: everything since it was opened begins with it."""
+    """A prefix whose prompts are still being counted: everything since it was opened starts with it."""
 
     length: int
     num_prompts: int
     first_prompt: int
 
     def take(self, other: _Open) -> None:
-        """Count the prompts of a longer prefix, or of a prompt, that begin with this one."""
+        """Add the prompts of a longer prefix that starts with this one."""
         self.num_prompts += other.num_prompts
         self.first_prompt = min(self.first_prompt, other.first_prompt)
 
 
 def _shared(trie: RadixTrie[list[int]], min_length: int) -> Iterator[SharedPrefix]:
-    """Every shared prefix of at least `min_length`, longer ones before those around them."""
+    """Yield every shared prefix of at least `min_length`, inner ones before those that enclose them."""
     stack: list[_Open] = []
     before = np.zeros(0, np.uint32)
     for key, same in trie.items():
@@ -122,7 +122,7 @@ def _shared(trie: RadixTrie[list[int]], min_length: int) -> Iterator[SharedPrefi
 
 
 def _close(stack: list[_Open], length: int, min_length: int) -> Iterator[SharedPrefix]:
-    """Close what is open beyond `length`, and leave a prefix of that length open if anything was."""
+    """Close the prefixes longer than `length`; if there were any, one of that length is open afterwards."""
     while stack and stack[-1].length > length:
         done = stack.pop()
         around = max(length, stack[-1].length if stack else 0)
@@ -137,14 +137,14 @@ def _close(stack: list[_Open], length: int, min_length: int) -> Iterator[SharedP
 
 
 def _common(a: TokenIds, b: TokenIds) -> int:
-    """How many ids two keys share from the first on."""
+    """Number of leading ids two keys share."""
     num = min(len(a), len(b))
     differs = a[:num] != b[:num]
     return int(differs.argmax()) if differs.any() else num
 
 
-def _units(key: SpelledKey) -> TokenIds:
-    """A key as numbers, one for each of its ids, bytes or characters."""
+def _units(key: NormalizedKey) -> TokenIds:
+    """Return a key as numbers, one per id, byte or character."""
     if isinstance(key, str):
         return np.frombuffer(key.encode("utf-32-le", "surrogatepass"), "<u4").astype(np.uint32)
     return np.frombuffer(key, np.uint8).astype(np.uint32) if isinstance(key, bytes) else np.asarray(key, np.uint32)

@@ -1,7 +1,7 @@
-"""What a cache manager is told and what it answers: limits, entries, matches, figures. Frozen, all of them.
+"""Values of the cache manager's interface: limits, entries, matches, figures. All frozen.
 
-Owns the ranges of the limits, an entry's content key, and what payloads are counted as whose size nobody gives. Lengths
-count ids, bytes or characters, as the keys do.
+Owns the ranges of the limits, an entry's content key, and the default size of payloads. Lengths count ids, bytes or
+characters, depending on the keys.
 """
 
 from __future__ import annotations
@@ -15,22 +15,22 @@ from hashlib import blake2b
 from typing import Generic, TypedDict, TypeVar
 
 from rekindle.cache.eviction import POLICIES, Hints
-from rekindle.cache.trie.keys import Key, SpelledKey
+from rekindle.cache.trie.keys import Key, NormalizedKey
 
 P = TypeVar("P")
 
 CONTENT_BYTES = 32
 NUMBER_BYTES = 8
-ENTRY_BYTES = 1_500  # counted for an entry beside payload and key: 400 to 900, or 2,600 alone in its namespace
+ENTRY_BYTES = 1_500  # counted per entry, payload and key excluded: really 400 to 900, 2,600 if alone in a namespace
 
 
 @dataclass(frozen=True, slots=True)
 class CacheConfig:
-    """Limits of a manager; ValueError says which one cannot be.
+    """Limits of a manager; ValueError for an invalid one.
 
-    `max_memory_mb` (of 2**20 bytes) holds for payloads, keys (once as kept, once in the trie) and ENTRY_BYTES for each
-    entry; None is no limit. An entry unused for `ttl_s` seconds expires. A match shorter than `min_prefix_length` is
-    none. No namespace has more than `max_entries_per_namespace` entries.
+    `max_memory_mb` (of 2**20 bytes) covers payloads, keys (stored once in the entry, once in the trie) and ENTRY_BYTES
+    per entry; None is no limit. An entry unused for `ttl_s` seconds expires. A match shorter than `min_prefix_length`
+    does not count. No namespace has more than `max_entries_per_namespace` entries.
     """
 
     max_entries: int = 1000
@@ -75,11 +75,11 @@ class CacheLimits(TypedDict, total=False):
 class CacheEntry(Generic[P]):
     """A payload and the key it is stored under: ids as a read-only u32 array [n], or bytes, or text.
 
-    `content_key` names the key's content wherever an entry is kept besides (file, row): 32 bytes. The manager never
-    finds anything by it. `num_bytes` is what the entry counts against `max_memory_mb`; `stored_at` is the clock's.
+    `content_key` is a 32-byte digest of the key, for use where an entry is also stored elsewhere (file, row); the
+    manager never looks anything up by it. `num_bytes` counts against `max_memory_mb`; `stored_at` is the clock's time.
     """
 
-    key: SpelledKey
+    key: NormalizedKey
     payload: P
     namespace: str
     content_key: bytes
@@ -92,7 +92,7 @@ class CacheEntry(Generic[P]):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PrefixMatch(Generic[P]):
-    """The entry that shares the longest beginning with `key`: its first `matched` ids, bytes or characters."""
+    """The entry that shares the longest prefix with `key`: its first `matched` ids, bytes or characters."""
 
     entry: CacheEntry[P]
     key: Key
@@ -100,12 +100,12 @@ class PrefixMatch(Generic[P]):
 
     @property
     def payload(self) -> P:
-        """The whole payload: of `len(entry)`, which may be more than what is shared."""
+        """The whole payload, for all of `len(entry)`, which may exceed the shared prefix."""
         return self.entry.payload
 
     @property
     def remaining(self) -> Key:
-        """What of the key is not covered, as it was asked; O(its length)."""
+        """The part of the key after the match, in the type it was looked up with; O(its length)."""
         return self.key[self.matched :]
 
     @property
@@ -115,13 +115,13 @@ class PrefixMatch(Generic[P]):
 
     @property
     def savings_ratio(self) -> float:
-        """The covered share of the key, above 0 and at most 1."""
+        """The matched fraction of the key, above 0 and at most 1."""
         return self.matched / len(self.key)
 
 
 @dataclass(frozen=True, slots=True)
 class CacheStats:
-    """Counts since the manager was made, and what it holds now. Tokens are whatever the keys are made of."""
+    """Counts since the manager was created, and its current contents. Tokens are the units of the keys."""
 
     lookups: int = 0
     hits: int = 0
@@ -137,29 +137,29 @@ class CacheStats:
 
     @property
     def hit_rate(self) -> float:
-        """The share of lookups that found something, 0 to 1."""
+        """Fraction of lookups with a match, 0 to 1."""
         return self.hits / self.lookups if self.lookups else 0.0
 
     @property
     def token_savings_rate(self) -> float:
-        """The share of the tokens looked up that was found, 0 to 1."""
+        """Fraction of the looked-up tokens that were found, 0 to 1."""
         return self.tokens_saved / self.tokens_looked_up if self.tokens_looked_up else 0.0
 
 
 def content_key(data: bytes) -> bytes:
-    """The digest of a key's bytes (ids as u32 little-endian, text as UTF-8): BLAKE2b-256."""
+    """BLAKE2b-256 digest of a key's bytes (ids as u32 little-endian, text as UTF-8)."""
     return blake2b(data, digest_size=CONTENT_BYTES).digest()
 
 
 def recognition_key(namespace: str, content_key: bytes) -> int:
-    """64 bits by which a policy knows again what left: of equal keys in two namespaces they differ."""
+    """64 bits by which a policy recognises evicted entries; they differ for equal keys in two namespaces."""
     return int.from_bytes(blake2b(content_key + namespace.encode("utf-8", "surrogatepass"), digest_size=8).digest())
 
 
 def payload_bytes(payload: object) -> int | None:
-    """The bytes of arrays and tensors (their `nbytes`), bytes, text, numbers, and tuples, lists and mappings of these.
+    """Size of arrays and tensors (their `nbytes`), bytes, text, numbers, and tuples, lists and mappings of these.
 
-    What stands in it twice counts once. None where something else is among it: then only its owner knows.
+    An object contained twice counts once. None if it contains anything else, whose size is unknown.
     """
     total, pending, seen = 0, [payload], set[int]()
     while pending:
@@ -184,7 +184,7 @@ def payload_bytes(payload: object) -> int | None:
 
 
 def whole_bytes(size: int, source: str) -> int:
-    """The size as an int. TypeError where it is no whole number, ValueError below 0, both with its `source`."""
+    """Return the size as an int; TypeError unless it is a whole number, ValueError below 0, both naming `source`."""
     try:
         count = operator.index(size)
     except TypeError:
@@ -195,7 +195,7 @@ def whole_bytes(size: int, source: str) -> int:
 
 
 def clock_time(now: float) -> float:
-    """The time as a float. TypeError or ValueError where a clock gave what is no finite number."""
+    """Return the time as a float; TypeError or ValueError unless it is a finite number."""
     try:
         is_finite = math.isfinite(now)
     except TypeError:
@@ -208,7 +208,7 @@ def clock_time(now: float) -> float:
 
 
 def check_hints(hints: Hints | None) -> None:
-    """TypeError for what is no Hints, ValueError for times that no float holds."""
+    """Raise TypeError unless these are Hints or None, ValueError for times too large for a float."""
     if hints is None:
         return
     if not isinstance(hints, Hints):

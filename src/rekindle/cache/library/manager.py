@@ -1,12 +1,12 @@
-"""A cache of payloads under prefixes: whoever asks with a key gets what is kept for its longest known beginning.
+"""A prefix cache of payloads: a lookup returns the entry that shares the longest prefix with the key.
 
-Owns the limits, the figures and the lock. The shelf finds entries (a radix trie for each namespace), one eviction order
-for all says who leaves. Does not know what a payload is, beyond its size.
+Owns the limits, the figures and the lock. `EntryStore` finds entries (a radix trie per namespace); one eviction order
+covers all namespaces. Does not know what a payload is, beyond its size.
 Invariants: a payload is found by whole keys only, never by a digest; limits hold after every call; nothing pinned
-expires or leaves; an expired entry is taken out before anything is looked up, so it never hides a shorter one.
+expires or is evicted; expired entries are removed before every lookup, so they never hide a shorter one.
 
-Thread-safe: one lock around every change. Sizes are taken before and `on_evict` is called after it, so both may take
-their time, and `on_evict` may use the manager.
+Thread-safe: one lock around every change. Sizes are measured before taking it and `on_evict` is called after releasing
+it, so both may be slow, and `on_evict` may use the manager.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from rekindle.cache.library.entries import (
     whole_bytes,
 )
 from rekindle.cache.library.entry_store import EntryStore
-from rekindle.cache.trie.keys import Key, Keys, SpelledKey, key_kind
+from rekindle.cache.trie.keys import Key, Keys, NormalizedKey, key_kind
 from rekindle.keywords import check_keywords
 
 P = TypeVar("P")
@@ -53,13 +53,11 @@ class CacheManager(Generic[P]):
         assert match is not None and match.remaining == "Answer the phone."
         print(cache)
 
-    `limits` are the fields of `CacheConfig`, in place of those of `config` where both are given; TypeError for one that
-    there is not.
+    `limits` are fields of `CacheConfig` that override those of `config`; TypeError for an unknown one.
 
-    `size_of` gives a payload's bytes. Without it arrays, tensors, bytes, text and containers of these are measured;
-    others count as nothing, or are a TypeError where memory is limited. `on_evict` is told of each entry that left to
-    make room, was evicted or has expired; the first it raises reaches the caller, once all were told. `digest_of` makes
-    the content keys.
+    `size_of` returns a payload's bytes. Without it, arrays, tensors, bytes, text and containers of these are measured;
+    others count as zero, or raise TypeError if memory is limited. `on_evict` is called for each entry that was evicted
+    or has expired; the first exception it raises reaches the caller after all calls. `digest_of` computes content keys.
     """
 
     def __init__(
@@ -85,160 +83,162 @@ class CacheManager(Generic[P]):
         self._digest_of = digest_of
         self._lock = threading.Lock()
         self._order = EvictionOrder(self.config.eviction_policy, ttl=self.config.ttl_s)
-        self._shelf: EntryStore[P] = EntryStore(keys)
+        self._entries: EntryStore[P] = EntryStore(keys)
         self._num_limited = 0  # groups that have been given their quota
         self._counts: Counter[str] = Counter()
 
     def __repr__(self) -> str:
-        shelf = self._shelf  # without the lock: a clock or a debugger may ask while it is held
-        held = f"{len(shelf):,} of {self.config.max_entries:,} entries, {len(shelf.pinned):,} pinned"
-        return f"<CacheManager keys={self.keys!r}: {held}, {shelf.num_bytes:,} bytes>"
+        entries = self._entries  # without the lock: a clock or a debugger may call this while it is held
+        held = f"{len(entries):,} of {self.config.max_entries:,} entries, {len(entries.pinned):,} pinned"
+        return f"<CacheManager keys={self.keys!r}: {held}, {entries.num_bytes:,} bytes>"
 
     def __len__(self) -> int:
         with self._turn():
-            return len(self._shelf)
+            return len(self._entries)
 
     def lookup(self, key: Key, *, namespace: str = "") -> PrefixMatch[P] | None:
-        """Find the entry that shares the longest beginning with the key, and count it as used.
+        """Find the entry that shares the longest prefix with the key, and record a use of it.
 
-        The beginning may end inside the entry's key. Of several the one stored under exactly this key, else the most
-        recently used. None where fewer than `min_prefix_length` are shared. Costs the length of the two keys, however
-        many entries there are.
+        The shared prefix may end inside the entry's key. Ties go to the entry stored under exactly this key, else to
+        the most recently used. None if the prefix is shorter than `min_prefix_length`. Costs the length of the two
+        keys, independent of the number of entries.
         """
-        wanted = self._wanted(key)
+        wanted = self._normalized(key)
         with self._turn() as (now, _):
             self._counts["lookups"] += 1
             self._counts["tokens_looked_up"] += len(wanted)
-            matched, slot = self._shelf.nearest(wanted, namespace)
+            matched, slot = self._entries.nearest(wanted, namespace)
             if slot is None or matched < self.config.min_prefix_length:
                 return None
             self._order.touch(slot, now)
-            self._shelf.use(slot)
+            self._entries.use(slot)
             self._counts["hits"] += 1
             self._counts["tokens_saved"] += matched
-            asked = wanted if isinstance(key, (memoryview, deque)) else key  # neither is sliced as keys are
-            return PrefixMatch(self._shelf[slot], asked, matched)
+            asked = wanted if isinstance(key, (memoryview, deque)) else key  # neither slices like the other keys
+            return PrefixMatch(self._entries[slot], asked, matched)
 
     def store(self, key: Key, payload: P, *, namespace: str = "", hints: Hints | None = None) -> CacheEntry[P] | None:
-        """Keep the payload under the key, in place of the one there may be (what was pinned stays so).
+        """Store the payload under the key, replacing an existing one (a pinned entry stays pinned).
 
-        This is a use; hints of lifetime and keeping given for what is pinned hold once it is unpinned.
-        None where it is refused, and then everything is as before: it is larger than the whole cache may be, or what
-        is pinned leaves no room, or the key is shorter than `min_prefix_length` and could never be found.
+        Counts as a use; `ttl` and `keep` hints for a pinned entry take effect once it is unpinned.
+        None, with no effect, if it is refused: it is larger than the whole cache may be, pinned entries take the room,
+        or the key is shorter than `min_prefix_length` and could never be found.
         """
         check_hints(hints)
         if not isinstance(namespace, str):
             raise TypeError(f"a namespace is a str, not {type(namespace).__name__}")
         data = self._kind.to_bytes(key)
         size = self._measure(payload) + 2 * len(data) + ENTRY_BYTES
-        kept, digest = self._kind.from_bytes(data), self._digest_of(data)
-        with self._turn() as (now, left):
-            entry = CacheEntry(kept, payload, namespace, digest, size, now)
-            old = self._shelf.find(kept, namespace)
+        normalized, digest = self._kind.from_bytes(data), self._digest_of(data)
+        with self._turn() as (now, evicted):
+            entry = CacheEntry(normalized, payload, namespace, digest, size, now)
+            old = self._entries.find(normalized, namespace)
             if not self._has_room(entry, old):
                 self._counts["refused"] += 1
                 return None
             slot = self._put(entry) if old is None else self._put_in_place(entry, old)
-            self._make_room(entry, now, left)
+            self._make_room(entry, now, evicted)
             self._order.release(slot, now, hints=hints)
-            if slot in self._shelf.pinned:
+            if slot in self._entries.pinned:
                 self._order.hold(slot)
             self._counts["stores"] += 1
             return entry
 
     def remove(self, key: Key, *, namespace: str = "") -> CacheEntry[P] | None:
-        """Take the entry of exactly this key out, pinned or not; None when there is none."""
-        wanted = self._wanted(key)
+        """Remove and return the entry with exactly this key, pinned or not; None if there is none."""
+        wanted = self._normalized(key)
         with self._turn():
-            slot = self._shelf.find(wanted, namespace)
+            slot = self._entries.find(wanted, namespace)
             return None if slot is None else self._drop(slot)
 
     def pin(self, key: Key, *, namespace: str = "") -> bool:
-        """Keep the entry of exactly this key from leaving and expiring; False when there is none. Twice is once."""
-        wanted = self._wanted(key)
+        """Protect the entry with exactly this key from eviction and expiry; False if there is none. Idempotent."""
+        wanted = self._normalized(key)
         with self._turn():
-            slot = self._shelf.find(wanted, namespace)
-            if slot is not None and slot not in self._shelf.pinned:
+            slot = self._entries.find(wanted, namespace)
+            if slot is not None and slot not in self._entries.pinned:
                 self._order.hold(slot)
-                self._shelf.pin(slot)
+                self._entries.pin(slot)
             return slot is not None
 
     def unpin(self, key: Key, *, namespace: str = "", hints: Hints | None = None) -> bool:
-        """Let the entry of exactly this key leave when its turn comes, as used now; False when it was not pinned."""
+        """Unpin the entry with exactly this key, as used now; False if it was not pinned."""
         check_hints(hints)
-        wanted = self._wanted(key)
+        wanted = self._normalized(key)
         with self._turn() as (now, _):
-            slot = self._shelf.find(wanted, namespace)
-            if slot is None or slot not in self._shelf.pinned:
+            slot = self._entries.find(wanted, namespace)
+            if slot is None or slot not in self._entries.pinned:
                 return False
-            self._shelf.unpin(slot)
+            self._entries.unpin(slot)
             self._order.release(slot, now, hints=hints)
             return True
 
     def evict(self, count: int = 1) -> list[CacheEntry[P]]:
-        """Take out the next `count` entries in the order they would leave; fewer where the others are pinned."""
-        with self._turn() as (now, left):
-            before = len(left)
-            while len(left) - before < count and self._evict_one(now, left):
+        """Evict and return the next `count` entries in eviction order; fewer if the others are pinned."""
+        with self._turn() as (now, evicted):
+            before = len(evicted)
+            while len(evicted) - before < count and self._evict_one(now, evicted):
                 pass
-            return left[before:]
+            return evicted[before:]
 
     def clear(self, *, namespace: str | None = None) -> int:
-        """Take out all entries of a namespace, or of all of them (None), pinned or not; return how many."""
+        """Remove all entries of a namespace, or of all namespaces (None), pinned or not; return how many."""
         with self._turn():
-            slots = self._shelf.slots(namespace)
+            slots = self._entries.slots(namespace)
             for slot in slots:
                 self._drop(slot)
             return len(slots)
 
     def stats(self) -> CacheStats:
-        """The figures so far."""
+        """Return the current figures."""
         with self._turn():
-            shelf = self._shelf
-            return CacheStats(**self._counts, entries=len(shelf), pinned=len(shelf.pinned), bytes=shelf.num_bytes)
+            entries = self._entries
+            num_pinned = len(entries.pinned)
+            return CacheStats(**self._counts, entries=len(entries), pinned=num_pinned, bytes=entries.num_bytes)
 
     def analyze_batch(self, prompts: Iterable[Key]) -> BatchAnalysis:
-        """What a batch of prompts shares among themselves; what is stored already plays no part."""
+        """Find the prefixes a batch of prompts shares; stored entries are not considered."""
         return analyze_batch(prompts, keys=self.keys, min_length=self.config.min_prefix_length)
 
     def check(self) -> None:
-        """Derive everything anew and assert that entries, tries, order, pins and limits agree."""
+        """Assert that entries, tries, order, pins and limits agree, recomputing each."""
         with self._lock:
-            shelf, config = self._shelf, self.config
-            shelf.check(self._digest_of)
+            entries, config = self._entries, self.config
+            entries.check(self._digest_of)
             self._order.check()
-            assert len(self._order) == len(shelf), f"{len(self._order)} in the order, {len(shelf)} entries"
-            for slot in shelf.slots(None):
+            assert len(self._order) == len(entries), f"{len(self._order)} in the order, {len(entries)} entries"
+            for slot in entries.slots(None):
                 assert slot in self._order, f"slot {slot} is not in the order"
-                assert self._order.is_held(slot) == (slot in shelf.pinned), f"slot {slot}: held and pinned disagree"
-                assert not self._is_over_quota(shelf[slot].namespace), f"{shelf[slot].namespace!r} is over its quota"
-            assert len(shelf) <= config.max_entries, f"{len(shelf)} entries, {config.max_entries} may be"
-            assert shelf.num_bytes <= config.max_bytes, f"{shelf.num_bytes} bytes, {config.max_bytes} may be"
+                assert self._order.is_held(slot) == (slot in entries.pinned), f"slot {slot}: held and pinned disagree"
+                namespace = entries[slot].namespace
+                assert not self._is_over_quota(namespace), f"{namespace!r} is over its quota"
+            assert len(entries) <= config.max_entries, f"{len(entries)} entries, the limit is {config.max_entries}"
+            assert entries.num_bytes <= config.max_bytes, f"{entries.num_bytes} bytes, the limit is {config.max_bytes}"
 
     @contextmanager
     def _turn(self) -> Iterator[tuple[float, list[CacheEntry[P]]]]:
-        """One call: the lock, the time, and a list of who left, the expired first; `on_evict` hears of them at last."""
-        left: list[CacheEntry[P]] = []
+        """Run one call under the lock: yields the time and a list of removed entries (expired first) for `on_evict`."""
+        evicted: list[CacheEntry[P]] = []
         try:
             with self._lock:
                 now = clock_time(self._clock())
                 while (slot := self._order.pop_expired(now)) is not None:
-                    left.append(self._shelf.drop(slot))
+                    evicted.append(self._entries.drop(slot))
                     self._counts["expirations"] += 1
-                yield now, left
+                yield now, evicted
         finally:
-            self._tell(left)
+            self._notify(evicted)
 
-    def _tell(self, left: Iterable[CacheEntry[P]]) -> None:
-        """Tell of each who left, also where telling of another failed; then raise what failed first."""
+    def _notify(self, evicted: Iterable[CacheEntry[P]]) -> None:
+        """Call `on_evict` for each entry, even after a failed call; then raise the first failure."""
         if self._on_evict is None:
             return
         failed: list[Exception] = []
-        for entry in left:
+        for entry in evicted:
             try:
                 self._on_evict(entry)
             except Exception as error:
-                # Border: whatever the caller's function raises must not keep the others from being told of.
+                # Border: an exception of the caller's function must not prevent the remaining calls.
                 failed.append(error)
         if failed:
             raise failed[0]
@@ -254,66 +254,66 @@ class CacheManager(Generic[P]):
             )
         return known or 0
 
-    def _wanted(self, key: Key) -> SpelledKey:
-        """The key in its one form; TypeError or ValueError for one of another kind, whatever is stored."""
+    def _normalized(self, key: Key) -> NormalizedKey:
+        """Return the key in its normalized form; TypeError or ValueError for one of another kind."""
         return self._kind.from_bytes(self._kind.to_bytes(key))
 
     def _has_room(self, entry: CacheEntry[P], old: int | None) -> bool:
-        """Whether the entry can be found and fits beside all that is pinned, save `old` in whose place it comes."""
-        shelf, config, space = self._shelf, self.config, self._shelf.space(entry.namespace)
-        is_pinned = old in shelf.pinned
-        pinned_bytes = shelf.pinned_bytes - (shelf[old].num_bytes if old is not None and is_pinned else 0)
-        pinned_here = 0 if space is None else space.num_pinned
+        """Whether the entry is long enough and fits next to all pinned entries, except `old`, which it replaces."""
+        entries, config, namespace = self._entries, self.config, self._entries.namespace(entry.namespace)
+        is_pinned = old in entries.pinned
+        pinned_bytes = entries.pinned_bytes - (entries[old].num_bytes if old is not None and is_pinned else 0)
+        pinned_here = 0 if namespace is None else namespace.num_pinned
         quota = config.max_entries_per_namespace
         return (
             len(entry) >= config.min_prefix_length
-            and len(shelf.pinned) - is_pinned < config.max_entries
+            and len(entries.pinned) - is_pinned < config.max_entries
             and pinned_bytes + entry.num_bytes <= config.max_bytes
             and (quota is None or pinned_here - is_pinned < quota)
         )
 
     def _put(self, entry: CacheEntry[P]) -> int:
-        """Take an entry in, held. A group gets its quota once, and keeps it for the next namespace of that number."""
-        key = recognition_key(entry.namespace, entry.content_key)  # may fail on a digest: before any change
-        slot, quota = self._shelf.put(entry), self.config.max_entries_per_namespace
-        space = self._shelf.space(entry.namespace)
-        assert space is not None
+        """Add an entry, held. A group gets its quota once, and keeps it when its number is reused."""
+        key = recognition_key(entry.namespace, entry.content_key)  # may fail on a digest, so before any change
+        slot, quota = self._entries.put(entry), self.config.max_entries_per_namespace
+        namespace = self._entries.namespace(entry.namespace)
+        assert namespace is not None
         if quota is None:
             self._order.add(slot, key=key)
             return slot
-        for group in range(self._num_limited, self._shelf.num_groups):
+        for group in range(self._num_limited, self._entries.num_groups):
             self._order.set_quota(group, quota)
-        self._num_limited = self._shelf.num_groups
-        self._order.add(slot, group=space.group, key=key)
+        self._num_limited = self._entries.num_groups
+        self._order.add(slot, group=namespace.group, key=key)
         return slot
 
     def _put_in_place(self, entry: CacheEntry[P], slot: int) -> int:
-        """Give a slot another payload, held; its uses go on counting."""
+        """Replace a slot's payload, held; its use count continues."""
         self._order.hold(slot)
-        self._shelf.replace(slot, entry)
+        self._entries.replace(slot, entry)
         return slot
 
-    def _make_room(self, entry: CacheEntry[P], now: float, left: list[CacheEntry[P]]) -> None:
-        """Let others leave until all limits hold: `entry` is held, and `_has_room` said that the others suffice."""
+    def _make_room(self, entry: CacheEntry[P], now: float, evicted: list[CacheEntry[P]]) -> None:
+        """Evict others until all limits hold: `entry` is held, and `_has_room` ensured that the others suffice."""
         while (
-            self._is_over_quota(entry.namespace)  # and the only one that is: its entries leave before all others
-            or len(self._shelf) > self.config.max_entries
-            or self._shelf.num_bytes > self.config.max_bytes
+            self._is_over_quota(entry.namespace)  # the only one over, so its entries are evicted before all others
+            or len(self._entries) > self.config.max_entries
+            or self._entries.num_bytes > self.config.max_bytes
         ):
-            made = self._evict_one(now, left)
+            made = self._evict_one(now, evicted)
             assert made, "everything is pinned, though there was room"
 
     def _is_over_quota(self, namespace: str) -> bool:
-        space, quota = self._shelf.space(namespace), self.config.max_entries_per_namespace
-        return quota is not None and space is not None and len(space) > quota
+        found, quota = self._entries.namespace(namespace), self.config.max_entries_per_namespace
+        return quota is not None and found is not None and len(found) > quota
 
-    def _evict_one(self, now: float, left: list[CacheEntry[P]]) -> bool:
+    def _evict_one(self, now: float, evicted: list[CacheEntry[P]]) -> bool:
         slot = self._order.pop(now)
         if slot is not None:
-            left.append(self._shelf.drop(slot))
+            evicted.append(self._entries.drop(slot))
             self._counts["evictions"] += 1
         return slot is not None
 
     def _drop(self, slot: int) -> CacheEntry[P]:
         self._order.remove(slot)
-        return self._shelf.drop(slot)
+        return self._entries.drop(slot)

@@ -1,1 +1,1 @@
-"""Sequences by the longest prefix they share."""
+"""A radix trie: find sequences by the longest shared prefix."""

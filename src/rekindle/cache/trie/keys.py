@@ -1,8 +1,8 @@
-"""Kinds of keys: token ids, bytes, text; how each is spelled as bytes, and where in them its units begin.
+"""Kinds of keys (token ids, bytes, text): how each is encoded as bytes, and where its units begin in them.
 
-Owns the spelling and what counts as a key. Knows no trie.
+Owns the encoding and what counts as a key. Knows no trie.
 Invariants: two keys of a kind are equal exactly when their bytes are; a unit (an id, a byte, a character) is a whole
-number of bytes, told by the first of them, and no unit is the beginning of another.
+number of bytes, determined by the first of them, and no unit is a prefix of another.
 
     ids    u32 little-endian, 4 bytes each
     bytes  as they are
@@ -19,25 +19,25 @@ from rekindle.cache.blocks.token_ids import Ids, TokenIds, encoded_ids
 
 Keys = Literal["ids", "bytes", "text"]
 Key = Ids | bytes | str
-SpelledKey = TokenIds | bytes | str
+NormalizedKey = TokenIds | bytes | str
 
 
 class KeyKind(Protocol):
-    """How keys of one kind become bytes and are found again in them."""
+    """Encoding and decoding of keys of one kind."""
 
-    widths: bytes  # [256] bytes of a unit, by its first byte
+    widths: bytes  # [256] length of a unit in bytes, by its first byte
 
     def to_bytes(self, key: object) -> bytes:
-        """Spell a key. TypeError or ValueError, which say what is expected, for what is no key of this kind."""
+        """Encode a key; TypeError or ValueError, with a message on what is expected, for any other object."""
 
-    def from_bytes(self, data: bytes) -> SpelledKey:
-        """Return the key that is spelled so; ids come as a read-only array."""
+    def from_bytes(self, data: bytes) -> NormalizedKey:
+        """Decode a key; ids are returned as a read-only array."""
 
     def floor(self, data: bytes, length: int) -> int:
-        """Return the largest number of bytes up to `length` that ends no unit of `data` in its middle."""
+        """Return the largest number of bytes up to `length` that does not split a unit of `data`."""
 
     def count(self, data: bytes, length: int) -> int:
-        """Return how many units the first `length` bytes are; `length` ends none in its middle."""
+        """Return the number of units in the first `length` bytes; `length` must not split one."""
 
 
 class IdKeys:
@@ -59,7 +59,7 @@ class IdKeys:
 
 
 class ByteKeys:
-    """`bytes`, or what holds bytes: bytearray, memoryview."""
+    """`bytes`, bytearray or memoryview."""
 
     widths = bytes([1]) * 256
 
@@ -106,7 +106,7 @@ KINDS: dict[Keys, KeyKind] = {"ids": IdKeys(), "bytes": ByteKeys(), "text": Text
 
 
 def key_kind(keys: Keys) -> KeyKind:
-    """Return the kind of this name; ValueError, with the names there are, for another."""
+    """Return the kind with this name; ValueError, listing the valid names, for another."""
     if keys not in KINDS:
         raise ValueError(f"keys are {', '.join(map(repr, KINDS))}, not {keys!r}")
     return KINDS[keys]

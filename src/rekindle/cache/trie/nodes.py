@@ -1,6 +1,6 @@
 """Nodes of the radix trie: an edge below a parent, the children below it, and the entry that may end there.
 
-Owns what is derived from a node's neighbours; the trie owns which nodes there are.
+Owns values derived from a node's neighbours; the trie owns the set of nodes.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ V = TypeVar("V")
 
 
 class Node(Generic[V]):
-    """An edge below its parent, and the entry that ends there, if one does."""
+    """An edge below its parent, and the entry that ends there, if any."""
 
     __slots__ = ("children", "edge", "latest", "parent", "stamp", "value")
 
-    value: V  # while there is an entry
+    value: V  # set only while there is an entry
 
     def __init__(self, edge: bytes, parent: Node[V] | None) -> None:
         self.edge = edge
@@ -54,11 +54,11 @@ def top_down(root: Node[V]) -> Iterator[Node[V]]:
 
 
 def recent_first(node: Node[V], without: Node[V] | None, limit: int) -> Iterator[V]:
-    """Yield up to `limit` values at or below `node`, most recently used first, leaving out the subtree `without`.
+    """Yield up to `limit` values at or below `node`, most recently used first, skipping the subtree `without`.
 
-    Best first: a subtree is opened only when its latest entry is the next to yield.
+    Best-first search: a subtree is opened only when its latest entry is the next to yield.
     """
-    queue: list[tuple[int, int, Node[V]]] = []  # minus a stamp; 0: the node's own entry, 1: all its subtree
+    queue: list[tuple[int, int, Node[V]]] = []  # negated stamp; 0: the node's own entry, 1: its whole subtree
     opened: Node[V] | None = node
     while limit > 0:
         if opened is not None:

@@ -1,12 +1,12 @@
-"""Entries under keys of ids, bytes or text, found by the longest prefix they share with another key.
+"""A radix trie: entries under keys of ids, bytes or text, found by the longest prefix they share with another key.
 
-Owns the entries, their last uses and the bytes they cost. How a key is spelled as bytes is `keys`' matter.
+Owns the entries, their last uses and their memory cost. The encoding of keys as bytes is in `keys`.
 Invariants: no lookup changes the trie; every edge is a whole number of units (an id, a byte, a character), so no shared
 prefix ends inside one; siblings differ in their first unit; below the root every node has an edge and is an entry or a
 fork; a node's `latest` is the most recently used entry at or below it, the one with the greatest stamp.
 
-Edges are compressed and compared as memory: one `startswith` per edge, and bisection on slices for the byte at which
-an edge and a key part. A lookup costs the bytes compared plus the nodes passed, and never the number of entries.
+Edges are compressed and compared as memory: one `startswith` per edge, and bisection on slices for the byte at which an
+edge and a key diverge. A lookup costs the bytes compared plus the nodes passed, independent of the number of entries.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Generic, TypeVar
 
-from rekindle.cache.trie.keys import Key, Keys, SpelledKey, key_kind
+from rekindle.cache.trie.keys import Key, Keys, NormalizedKey, key_kind
 from rekindle.cache.trie.nodes import Node, recent_first, top_down
 
 V = TypeVar("V")
 
-NODE_BYTES = 214  # a node, the head of its edge, its stamp and its place among its siblings
-FORK_BYTES = 190  # the dict of children of a node that has any
+NODE_BYTES = 214  # a node, its edge's object header, its stamp and its entry in the parent's dict
+FORK_BYTES = 190  # the dict of a node with children
 
 
 def common_prefix(a: bytes, b: bytes, start: int = 0) -> int:
-    """Bytes that `a[start:]` and `b` share from their first on: memory compares, log2(len(b)) slices."""
+    """Length of the common prefix of `a[start:]` and `b`: memory compares, log2(len(b)) slices."""
     if a.startswith(b, start):
         return len(b)
     low, high = 0, min(len(a) - start, len(b))  # the first `low` bytes agree; no more than `high` do
@@ -38,7 +38,7 @@ def common_prefix(a: bytes, b: bytes, start: int = 0) -> int:
 
 
 class RadixTrie(Generic[V]):
-    """A compressed trie from keys of one kind to values; the empty key is a key like any other.
+    """A compressed trie from keys of one kind to values; the empty key is allowed.
 
         from rekindle.cache import RadixTrie
 
@@ -47,9 +47,9 @@ class RadixTrie(Generic[V]):
         print(trie, trie.find_longest_prefix("system, rules"))
 
     Keys are ids (a sequence of ints, or an integer array [n]; all in u32), bytes or text; lengths are counted in ids,
-    bytes or characters. A key of another kind is a TypeError, an id outside u32 a ValueError, and nothing is changed.
-    `insert` and `touch` are uses; lookups are not. Nothing leaves by itself: the owner, who knows what else is kept,
-    bounds the trie by removing keys while `num_bytes` is above its budget. One thread at a time.
+    bytes or characters. A key of another kind raises TypeError, an id outside u32 ValueError, with no effect. `insert`
+    and `touch` record uses; lookups do not. Nothing is evicted automatically: the owner bounds the trie by removing
+    keys while `num_bytes` is above its budget. One thread at a time.
     """
 
     def __init__(self, keys: Keys = "ids") -> None:
@@ -71,19 +71,19 @@ class RadixTrie(Generic[V]):
 
     @property
     def num_bytes(self) -> int:
-        """About the bytes the interpreter takes for edges, nodes and forks; values are not counted."""
+        """Approximate memory of edges, nodes and forks; values are not counted."""
         return self._num_bytes
 
     def get(self, key: Key) -> V | None:
-        """Return the value stored under exactly this key; not a use."""
+        """Return the value stored under exactly this key, without recording a use; None if there is none."""
         node = self._exact(self._kind.to_bytes(key))
         return None if node is None else node.value
 
     def find_longest_prefix(self, key: Key) -> tuple[int, V | None]:
         """Return the length of the longest prefix shared with any stored key, and a value whose key shares it.
 
-        The prefix may end inside a stored key. Of several values the most recently used. `(0, None)` when nothing is
-        shared. O(length).
+        The prefix may end inside a stored key. Ties go to the most recently used. `(0, None)` if nothing is shared.
+        O(length).
         """
         data = self._kind.to_bytes(key)
         node, _, length = self._descend(data)
@@ -94,8 +94,8 @@ class RadixTrie(Generic[V]):
     def candidates(self, key: Key, limit: int) -> list[tuple[int, V]]:
         """Return up to `limit` pairs of shared length and value, longest first, then most recently used first.
 
-        Those that share as much as `find_longest_prefix` come first, then the trie is climbed. An entry that shares
-        nothing is not a candidate. Costs `limit` times the nodes on the way down to an entry.
+        Starts at the node of `find_longest_prefix` and climbs from there. An entry that shares nothing is not a
+        candidate. Costs `limit` times the nodes on the path to an entry.
         """
         found: list[tuple[int, V]] = []
         data = self._kind.to_bytes(key)
@@ -110,10 +110,10 @@ class RadixTrie(Generic[V]):
             start -= len(node.edge)
         return found
 
-    def items(self) -> Iterator[tuple[SpelledKey, V]]:
-        """Iterate over all keys and values in the order of the keys' bytes; the trie must not change meanwhile.
+    def items(self) -> Iterator[tuple[NormalizedKey, V]]:
+        """Iterate over all keys and values, sorted by the keys' bytes; the trie must not change during iteration.
 
-        Keys come as `bytes`, `str` or a read-only array of ids (u32).
+        Keys are `bytes`, `str` or a read-only array of ids (u32).
         """
         pending = [(self.root, b"")]
         while pending:
@@ -124,14 +124,14 @@ class RadixTrie(Generic[V]):
             pending += [(child, key) for child in sorted(node.below(), key=lambda child: child.edge, reverse=True)]
 
     def touch(self, key: Key) -> bool:
-        """Make the entry of exactly this key the most recently used; False when there is none."""
+        """Make the entry with exactly this key the most recently used; False if there is none."""
         node = self._exact(self._kind.to_bytes(key))
         if node is not None:
             self._use(node)
         return node is not None
 
     def insert(self, key: Key, value: V) -> None:
-        """Store the value under the key as the most recently used entry, in place of the one there may be."""
+        """Store the value under the key as the most recently used entry, replacing an existing one."""
         data = self._kind.to_bytes(key)
         node, start, length = self._descend(data)
         if length < start + len(node.edge):
@@ -144,9 +144,9 @@ class RadixTrie(Generic[V]):
         self._use(node)
 
     def remove(self, key: Key) -> V | None:
-        """Take the entry of exactly this key out and return its value, None when there is none.
+        """Remove the entry with exactly this key and return its value; None if there is none.
 
-        A node left without entry and children goes, one left with a single child is merged with it.
+        A node then without entry and children is removed; one with a single child is merged with it.
         """
         node = self._exact(self._kind.to_bytes(key))
         if node is None:
@@ -165,7 +165,7 @@ class RadixTrie(Generic[V]):
         return value
 
     def check(self) -> None:
-        """Derive bytes, counts and `latest` anew, and assert that every node has a reason to exist."""
+        """Assert that bytes, counts and `latest` match recomputed ones, and that every node is needed."""
         num_bytes = 0
         stamps: list[int] = []
         for node in top_down(self.root):
@@ -174,11 +174,11 @@ class RadixTrie(Generic[V]):
         assert num_bytes == self._num_bytes, f"num_bytes is {self._num_bytes}, nodes hold {num_bytes}"
         assert len(stamps) == self._num_entries, f"{self._num_entries} entries, {len(stamps)} in nodes"
         assert len(set(stamps)) == len(stamps) and max(stamps, default=0) <= self._clock, (
-            "stamps are not of single uses"
+            "stamps are not unique or exceed the clock"
         )
 
     def _check_node(self, node: Node[V]) -> int:
-        """Assert what holds of one node; return its bytes."""
+        """Assert the invariants of one node; return its bytes."""
         where = f"node {node.key()[:40]!r}"
         if node is not self.root:
             assert node.edge, f"{where}: empty edge"
@@ -196,7 +196,7 @@ class RadixTrie(Generic[V]):
         return data[start : start + self._kind.widths[data[start]]]
 
     def _descend(self, data: bytes) -> tuple[Node[V], int, int]:
-        """Find the node in whose edge the shared prefix ends; where that edge starts; the length shared; in bytes."""
+        """Return the node in whose edge the shared prefix ends, that edge's start, and the shared length, in bytes."""
         node, start, length, end = self.root, 0, 0, len(data)
         widths = self._kind.widths
         while length < end and node.children is not None:
@@ -246,7 +246,7 @@ class RadixTrie(Generic[V]):
             self._num_bytes -= FORK_BYTES
 
     def _split(self, node: Node[V], length: int) -> Node[V]:
-        """Put a new node `length` bytes into the edge and return it; its `latest` comes with the use that follows."""
+        """Split the edge at `length` bytes with a new node and return it; the use that follows sets its `latest`."""
         upper = self._attach(Node(node.edge[:length], node.parent))
         node.edge, node.parent = node.edge[length:], upper
         upper.children = {self._unit(node.edge, 0): node}
@@ -254,7 +254,7 @@ class RadixTrie(Generic[V]):
         return upper
 
     def _merge(self, node: Node[V]) -> None:
-        """Join a node without entry with its only child; the child stays, for it may be an entry."""
+        """Merge a node without entry with its only child; the child is kept, as it may be an entry."""
         (child,) = node.below()
         assert node.parent is not None and node.parent.children is not None
         child.edge, child.parent = node.edge + child.edge, node.parent
