@@ -56,7 +56,7 @@ def test_switched_off_the_line_is_named_as_the_cause(start: Start) -> None:
     assert again.normalised == ()
     assert again.explanation is not None
     assert (again.explanation.cause, again.explanation.message_index) == ("attribution_header", 0)
-    assert "stored tokens behind it are computed again" in again.explanation.detail
+    assert "stored tokens after it are recomputed" in again.explanation.detail
 
 
 def test_dates_and_tools_are_put_in_order_where_that_is_asked_for(start: Start) -> None:

@@ -1,1 +1,1 @@
-"""Prompts meet what is stored: which branch a text goes on from, and why one could not be used."""
+"""Match prompts with stored branches: which branch a text continues, and why one could not be used."""

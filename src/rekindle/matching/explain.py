@@ -1,8 +1,8 @@
-"""Why a prompt did not go on where its agent left off: the first difference, and what most likely made it.
+"""Explain why a prompt did not continue where its agent left off: the first difference and its likely cause.
 
-Owns the causes and the wording. What became of KV (evicted, not stored, other fingerprint) is known to the engine and
-passed in; the other causes are read off the two texts. Stored text is quoted to the agent it belongs to and to nobody
-else: of another agent's branch only the position is told.
+Owns the causes and the wording. The state of the KV (evicted, not stored, other fingerprint) is passed in by the
+engine; the other causes are derived from the two texts. Stored text is quoted only to the agent it belongs to: for
+another agent's branch only the position is reported.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ if TYPE_CHECKING:
 KnownCause = Literal["evicted", "not_stored", "other_fingerprint"]
 Cause = Literal["text_differs", "template_rewrote_history", "date_line", "attribution_header", "tool_order", KnownCause]
 
-QUOTED_BYTES = 120  # of each text, from the first difference on; as much before it, within its line
+QUOTED_BYTES = 120  # of each text after the first difference; as many before it, within its line
 _KNOWN: dict[KnownCause, str] = {
-    "evicted": "the text matches what was stored, but its KV is neither in memory nor on disk any more",
+    "evicted": "the text matches what was stored, but its KV is no longer in memory or on disk",
     "not_stored": "nothing is stored for this agent yet",
     "other_fingerprint": "what is stored was computed by another model, tokenizer or KV format",
 }
 _WORDS = re.compile(rb"\w+")
-_NAMED = re.compile(rb'"name"\s*:\s*"([^"\\]+)"')  # how every template spells a tool's name
+_NAMED = re.compile(rb'"name"\s*:\s*"([^"\\]+)"')  # how every template writes a tool's name
 
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """The likely cause; the message in which the texts part (None: before or after all); the two texts from there."""
+    """The likely cause, the message where the texts diverge (None: outside all messages), and both texts from there."""
 
     cause: Cause
     message_index: int | None
@@ -55,9 +55,9 @@ def explain(
     known: KnownCause | None = None,
     num_tokens: int | None = None,
 ) -> Explanation | None:
-    """Explain a match that left something to compute besides new text; None when the prompt goes on as stored.
+    """Explain a match that causes recomputation beyond the new text; None if the prompt continues as stored.
 
-    With the `num_tokens` of the prompt the explanation says what the difference cost.
+    With the prompt's `num_tokens`, the explanation includes the cost of the difference.
     """
     if known is not None:
         return explain_known(known)
@@ -80,25 +80,25 @@ def explain(
 
 
 def explain_known(cause: KnownCause, what: str = "") -> Explanation:
-    """A cause that no text shows; `what` says how much it concerns."""
+    """Build the explanation for a cause not visible in the texts; `what` describes how much it affects."""
     return Explanation(cause, None, None, None, f"{_KNOWN[cause]}{f' ({what})' if what else ''}")
 
 
 _DETAILS: dict[Cause, str] = {
-    "text_differs": "the prompt says something else here than the stored conversation",
-    "template_rewrote_history": "the same words are rendered otherwise than when they were stored: "
+    "text_differs": "the prompt's text differs here from the stored conversation",
+    "template_rewrote_history": "the same words are rendered differently from when they were stored: "
     "the template, or the client, dropped, trimmed or moved a part",
-    "attribution_header": "the line with which the client signs each request has changed: it is taken out with "
+    "attribution_header": "the line with which the client signs each request has changed: it is removed with "
     "normalise=attribution, which is the default",
     "tool_order": "the same tools are described in another order: sort them, or serve with normalise=tools",
-    "date_line": "a date or time in the prompt has moved on: put it at the end, or keep it fixed for a conversation",
+    "date_line": "a date or time in the prompt has changed: put it at the end, or keep it fixed for a conversation",
 }
 
 
 def _message_at(
     position: int, prompt: RenderedPrompt, messages: Sequence[Message], encoder: PromptEncoder
 ) -> int | None:
-    """The first message whose rendering ends behind `position`."""
+    """Index of the first message whose rendering ends after `position`."""
     ends = encoder.message_ends(prompt, messages)
     return next((index for index, end in enumerate(ends) if end > position), None)
 
@@ -117,19 +117,19 @@ def _cause(
         return "date_line"
     if _is_reordered(stored, sent, position):
         return "tool_order"
-    if index is not None and _stands_in(stored, messages[index], encoder):
-        # The caller's words are there, at another place or beside others. Were the words that stand there now sent?
-        gone = _first_words(stored, position, encoder)
-        said_again = any(gone in part for message in messages for part in (message.content, message.reasoning or ""))
-        if said_again or _is_moved(stored, sent, position) or messages[index].role == "assistant":
+    if index is not None and _contains(stored, messages[index], encoder):
+        # The message's text is stored, elsewhere or next to other text. Was the text stored at this position sent too?
+        replaced = _first_words(stored, position, encoder)
+        is_sent = any(replaced in part for message in messages for part in (message.content, message.reasoning or ""))
+        if is_sent or _is_moved(stored, sent, position) or messages[index].role == "assistant":
             return "template_rewrote_history"
     return "text_differs"
 
 
-def _stands_in(stored: bytes, message: Message, encoder: PromptEncoder) -> bool:
-    """Whether a message's words are stored, wherever; of a call without any the tool's name."""
-    said = [message.content] if message.content.strip() else [call.name for call in message.tool_calls]
-    needles = [encoder.content_key(message, text) for text in said]
+def _contains(stored: bytes, message: Message, encoder: PromptEncoder) -> bool:
+    """Whether the stored text contains a message's text anywhere, or its tool names if it has no text."""
+    texts = [message.content] if message.content.strip() else [call.name for call in message.tool_calls]
+    needles = [encoder.content_key(message, text) for text in texts]
     return any(needles) and all(needle in stored for needle in needles)
 
 
@@ -139,7 +139,7 @@ def _line_start(key: bytes, position: int) -> int:
 
 
 def _line(key: bytes, position: int) -> str:
-    """The line of the text around `position`, up to control tokens."""
+    """The line around `position`, bounded by control tokens."""
     start = _line_start(key, position)
     ends = [end for end in (key.find(b"\n", position), key.find(MARK, position)) if end >= 0]
     return key[start : min(ends, default=len(key))].decode("utf-8", "ignore")
@@ -150,26 +150,26 @@ def _same_but_for_dates(stored: str, sent: str) -> bool:
 
 
 def _is_moved(stored: bytes, sent: bytes, position: int) -> bool:
-    """Whether the lines that stand at `position` in either text stand further on in the other."""
+    """Whether each text's line at `position` occurs later in the other text."""
     there, here = (_line(key, _text_start(key, position)).encode() for key in (stored, sent))
     return bool(there and here) and there in sent[position:] and here in stored[position:]
 
 
 def _text_start(key: bytes, position: int) -> int:
-    """Where text begins behind the control tokens at `position`."""
+    """Where text begins after the control tokens at `position`."""
     while key[position : position + 1] == MARK:
         position += CODE_BYTES
     return position
 
 
 def _in_attribution(key: bytes, position: int) -> bool:
-    """Whether the line that signs a request stands at `position`."""
+    """Whether `position` is inside the line that signs a request."""
     start = _line_start(key, position)
     return attribution_end(key[start : position + QUOTED_BYTES].decode("utf-8", "ignore")) > position - start
 
 
 def _is_reordered(stored: bytes, sent: bytes, position: int) -> bool:
-    """Whether the texts part among definitions of tools, and the same is said of them in another order."""
+    """Whether the texts diverge inside tool definitions that are the same in another order."""
     here, there = _block(sent, position), _block(stored, position)
     names, others = _NAMED.findall(here), _NAMED.findall(there)
     if not names or here == there or Counter(names) != Counter(others):
@@ -178,11 +178,11 @@ def _is_reordered(stored: bytes, sent: bytes, position: int) -> bool:
 
 
 def _cost(difference: Difference, num_tokens: int | None) -> str:
-    """What could not be reused: stored tokens behind the difference, as far as the prompt has any there."""
+    """Describe what could not be reused: stored tokens after the difference, as far as the prompt reaches there."""
     if num_tokens is None:
         return ""
     cost = min(difference.num_stored, num_tokens) - difference.num_kept
-    return f"; up to {cost:,} stored tokens behind it are computed again"
+    return f"; up to {cost:,} stored tokens after it are recomputed"
 
 
 def _block(key: bytes, position: int) -> bytes:
@@ -193,7 +193,7 @@ def _block(key: bytes, position: int) -> bytes:
 
 
 def _first_words(key: bytes, position: int, encoder: PromptEncoder) -> str:
-    """The beginning of the stored text at the difference, as a caller would have sent it."""
+    """First line of the stored text at the difference, as a caller would have sent it."""
     quote = encoder.readable(key[_boundary(key, position) : _boundary(key, position + QUOTED_BYTES)]).strip()
     return quote.split("\n", 1)[0].strip()
 
@@ -206,7 +206,7 @@ def _boundary(key: bytes, at: int) -> int:
 
 
 def _quote(key: bytes, position: int, encoder: PromptEncoder) -> str:
-    """The text at `position` with what precedes it in its line."""
+    """The text at `position`, including the start of its line."""
     line = key.rfind(b"\n", 0, position) + 1
     start = _boundary(key, max(line, position - QUOTED_BYTES))
     return encoder.readable(key[start : _boundary(key, position + QUOTED_BYTES)])

@@ -1,16 +1,16 @@
-"""Which stored ids a prompt can keep: found by text, decided by stored ids.
+"""Which stored ids a prompt can reuse: found by text, decided by stored ids.
 
-Owns the known branches by agent and, in its index, by text. Knows neither blocks nor tensors; its answer is ids and a
-byte to encode the rest from, so it cannot go stale. Single owner: the intake.
+Owns the known branches by agent and, in its index, by text. Knows neither blocks nor tensors; its result is ids and the
+byte from which to encode the rest, so it cannot become stale. Single owner: the intake.
 
     stored key  |.....system.....|...user...|..reply..|
     prompt key  |.....system.....|...user..X.........
-                                          ^ common prefix: no token whose byte end lies behind it is kept
+                                          ^ common prefix: no token whose byte end lies after it is kept
                                    ^ safe cut: where encoding the prompt's rest cannot disagree with the whole
 
-The ids of a request are `branch.ids[:num_tokens]` and the encoding of the prompt from `resume_byte` on; they spell the
+The ids of a request are `branch.ids[:num_tokens]` and the encoding of the prompt from `resume_byte`; they decode to the
 prompt, and in canonical mode they are its encoding. Stepping back to a safe cut costs tokenising, not KV: blocks are
-found by ids afterwards.
+looked up by ids afterwards.
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ __all__ = ["Difference", "Matcher", "StoredBranch", "TextMatch"]
 Relation = Literal["exact", "extend", "diverge", "none"]
 Source = Literal["own", "parent", "shared"]
 Mode = Literal["continuation", "canonical"]
-# Of equally long shared texts the latest may have an odd reply early on; a few more are looked at.
+# Among equally long shared texts, the latest may have an unusual early reply, so a few more are examined.
 NUM_SHARED_CANDIDATES = 4
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Difference:
-    """Where the prompt leaves the stored text it agrees with longest, and whose text that is.
+    """Where the prompt diverges from the stored text it agrees with longest, and whose text that is.
 
-    `num_kept` of the stored branch's `num_stored` tokens end before that.
+    `num_kept` of the stored branch's `num_stored` tokens end before that position.
     """
 
     position: int
@@ -56,11 +56,11 @@ class Difference:
 class TextMatch:
     """What a prompt shares with stored branches.
 
-    `relation` compares texts: with the agent's own branches when it has any, else with the best of its parent's and all
-    others in the namespace; "diverge" needs `min_reuse_tokens` in common. `branch`, `source` and `num_tokens` say where
-    ids come from, which may be another agent's branch even when the agent has its own. `mode`: kept ids stay as
-    sampled, or equal a fresh encoding. `difference` is None where the texts agree and where nothing is stored.
-    `seconds`: what matching took.
+    `relation` compares texts: with the agent's own branches if it has any, else with the best of its parent's and all
+    others in the namespace; "diverge" needs `min_reuse_tokens` in common. `branch`, `source` and `num_tokens` are the
+    source of the ids, which may be another agent's branch even if the agent has its own. `mode`: reused ids stay as
+    sampled, or equal a fresh encoding. `difference` is None if the texts agree or nothing is stored. `seconds`: the
+    time matching took.
     """
 
     relation: Relation
@@ -76,7 +76,7 @@ class TextMatch:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Candidate:
-    """A branch beside the prompt: bytes in common, and how many leading tokens end inside them."""
+    """A branch compared with the prompt: bytes in common, and how many leading tokens end inside them."""
 
     branch: StoredBranch
     source: Source
@@ -92,7 +92,7 @@ class _Candidate:
 
     @property
     def whole(self) -> bool:
-        """Whether all of the branch's text stands in the prompt."""
+        """Whether the prompt contains all of the branch's text."""
         return len(self.ends) == len(self.branch.ids) and (not len(self.ends) or int(self.ends[-1]) == self.matched)
 
     def relation(self, prompt_key: bytes, min_reuse_tokens: int) -> Relation:
@@ -104,9 +104,9 @@ class _Candidate:
 
 
 class Matcher:
-    """Stored branches by agent and by text. `encoder` gives keys, byte ends and safe cuts.
+    """Stored branches by agent and by text. `encoder` provides keys, byte ends and safe cuts.
 
-    Less than `min_reuse_ratio` of the prompt, in bytes, is no match.
+    A match must cover at least `min_reuse_ratio` of the prompt's bytes.
     """
 
     def __init__(
@@ -126,13 +126,13 @@ class Matcher:
         self._agents: dict[tuple[str, str | None], dict[int, StoredBranch]] = {}
 
     def add(self, branch: StoredBranch) -> None:
-        """Make a branch findable, in place of the one of the same number; O(its length)."""
+        """Add a branch, replacing the one with the same number; O(its length)."""
         self.remove(branch.namespace, branch.agent, branch.branch)
         self._agents.setdefault((branch.namespace, branch.agent), {})[branch.branch] = branch
         self.index.put(branch)
 
     def remove(self, namespace: str, agent: str | None, branch: int) -> None:
-        """Forget a branch; nothing happens when it is not known."""
+        """Remove a branch; no effect if it is not known."""
         mine = self._agents.get((namespace, agent), {})
         gone = mine.pop(branch, None)
         if gone is not None:
@@ -154,10 +154,10 @@ class Matcher:
         *,
         parent: str | None = None,
     ) -> TextMatch:
-        """Find the branch of which the prompt keeps most tokens, the agent's own when equal.
+        """Find the branch of which the prompt reuses most tokens; ties go to the agent's own.
 
-        An agent without branches goes on from those of its `parent` as if they were its own. `mode` None: own ids stay
-        as sampled, those of another agent are kept as far as they are canonical.
+        An agent without branches continues those of its `parent` as if they were its own. `mode` None: own ids stay as
+        sampled, those of another agent are reused as far as they are canonical.
         """
         began = self._clock()
         key = prompt.key
@@ -173,27 +173,27 @@ class Matcher:
     def _family(
         self, namespace: str, agent: str | None, parent: str | None
     ) -> tuple[list[StoredBranch], Literal["own", "parent"]]:
-        """The branches that a prompt may go on from as they were sampled."""
+        """The branches whose ids a prompt may continue as sampled, and whose they are."""
         mine = list(self._agents.get((namespace, agent), {}).values()) if agent is not None else []
         if mine or parent is None:
             return mine, "own"
         return list(self._agents.get((namespace, parent), {}).values()), "parent"
 
     def check(self) -> None:
-        """Assert that the index agrees with its keys and holds known branches only."""
+        """Assert that the index agrees with its keys and contains only known branches."""
         self.index.check()
         known = {branch for mine in self._agents.values() for branch in mine.values()}
         assert all(branch in known for branch in self.index), "the index holds a branch that was removed"
         for (namespace, agent), mine in self._agents.items():
-            assert mine, f"agent {agent!r} without branches is kept"
+            assert mine, f"agent {agent!r} has no branches but was not removed"
             for number, branch in mine.items():
                 where = (branch.namespace, branch.agent, branch.branch)
-                assert where == (namespace, agent, number), f"branch {where} stands under {(namespace, agent, number)}"
+                assert where == (namespace, agent, number), f"branch {where} is under {(namespace, agent, number)}"
 
     def _best(
         self, compared: Iterable[tuple[int, StoredBranch]], key: bytes, source: Source, mode: Mode
     ) -> _Candidate | None:
-        """The branch with most usable tokens. Byte ends cost O(length), so those that cannot win are not looked at."""
+        """The branch with most usable tokens. Byte ends cost O(length), so branches that cannot win are skipped."""
         best: _Candidate | None = None
         for matched, branch in sorted(compared, key=lambda pair: (-pair[0], len(pair[1].ids))):
             if best is not None and matched <= best.usable_bytes:
@@ -204,7 +204,7 @@ class Matcher:
         return best
 
     def _candidate(self, branch: StoredBranch, key: bytes, matched: int, source: Source, mode: Mode) -> _Candidate:
-        # Every token has a byte at least: more than `matched` of them cannot end inside.
+        # Every token has at least one byte, so at most `matched` of them end inside.
         ends = self._encoder.byte_ends(branch.ids[: matched + 1])
         num = int(np.searchsorted(ends, matched, side="right"))
         if mode == "canonical":
@@ -218,12 +218,12 @@ class Matcher:
     ) -> TextMatch:
         found = [each for each in (own, shared) if each is not None]
         is_own = own is not None and own.source == "own"
-        spoken_of = own if is_own else max(found, key=lambda each: each.num_usable, default=None)
-        relation = self._relation(spoken_of, key) if spoken_of is not None else "none"
+        reported = own if is_own else max(found, key=lambda each: each.num_usable, default=None)
+        relation = self._relation(reported, key) if reported is not None else "none"
         difference = None
-        if spoken_of is not None and relation in ("diverge", "none"):
+        if reported is not None and relation in ("diverge", "none"):
             difference = Difference(
-                spoken_of.matched, spoken_of.key, spoken_of.source, spoken_of.num_usable, len(spoken_of.branch.ids)
+                reported.matched, reported.key, reported.source, reported.num_usable, len(reported.branch.ids)
             )
         fit = [each for each in found if self._relation(each, key) != "none"]
         chosen = max(fit, key=lambda each: each.num_usable, default=None)
@@ -249,7 +249,7 @@ class Matcher:
         return found.relation(key, self._min_reuse_tokens) if enough else "none"
 
     def _cut(self, found: _Candidate, key: bytes) -> tuple[int, int]:
-        """How many ids to keep and the byte they end at: all usable ones where a text ends there, else a safe cut."""
+        """How many ids to reuse and the byte they end at: all usable ones if a text ends there, else a safe cut."""
         end = found.usable_bytes
         if _text_ends(found, key, end):
             return found.num_usable, end
@@ -262,10 +262,10 @@ class Matcher:
 
 
 def _text_ends(found: _Candidate, key: bytes, end: int) -> bool:
-    """Whether the text that ends at `end` ends there in prompt and branch alike, so that no token reaches across.
+    """Whether a piece of text ends at `end` in both prompt and branch, so that no token crosses it.
 
-    True where a control token comes next in both, or in the prompt when the branch is over. A prompt that is over (sent
-    again) also counts: its ids stay as sampled; to be canonical, the branch's text has to end there too.
+    True if a control token follows in both, or in the prompt if the branch ends there. If the prompt itself ends there
+    (it was sent again), its ids may stay as sampled; in canonical mode the branch's text must end there too.
     """
     ends_in_prompt = end == len(key) or key[end] == MARK[0]
     if end < found.matched:

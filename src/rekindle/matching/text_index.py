@@ -1,8 +1,7 @@
-"""Stored branches under the text they spell, within a budget of bytes.
+"""Stored branches indexed by their text, within a budget of bytes.
 
-Owns the keys of branches and one radix trie over them per namespace. A branch over budget loses its key and its place:
-the least recently used of the namespace that takes most. Asked for by name it gets both back. Does not know agents, nor
-what a key says.
+Owns the keys of branches and one radix trie over them per namespace. Over budget, the least recently used branch of the
+largest namespace loses its key and its index entry; `key` restores both. Does not know agents, nor what a key means.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ class StoredBranch:
 class TextIndex:
     """Keys of branches, found by their longest common prefix with another key. `key_of` derives a key from ids.
 
-    `on_drop` is told each branch that leaves to make room, or does not fit at all; it must not call the index.
+    `on_drop` is called with each branch dropped to make room or too large to fit at all; it must not call the index.
     """
 
     def __init__(self, key_of: Callable[[np.ndarray], bytes], *, max_bytes: int) -> None:
@@ -55,12 +54,12 @@ class TextIndex:
         return self._key_bytes + sum(trie.num_bytes for trie in self._tries.values())
 
     def key(self, branch: StoredBranch) -> bytes:
-        """The branch's key; O(its length) when it had none, and then it is indexed."""
+        """The branch's key; if it has none, computes it in O(its length) and indexes the branch."""
         key = self._keys.get(branch)
         return self.put(branch) if key is None else key
 
     def put(self, branch: StoredBranch) -> bytes:
-        """Index a branch as the most recently used one, at the cost of others; one that never fits is left out."""
+        """Index a branch as the most recently used one, dropping others if needed; one too large is not indexed."""
         assert branch not in self._keys, "a branch is indexed once"
         key = self._key_of(branch.ids)
         if 2 * len(key) + NODE_BYTES + FORK_BYTES > self._max_bytes:
@@ -83,14 +82,14 @@ class TextIndex:
         return key
 
     def _oldest(self, newest: StoredBranch) -> StoredBranch:
-        """The branch to make room next; never the newest one."""
+        """The branch to drop next; never the newest one."""
         mine = self._by_use[newest.namespace]
         others = [name for name in self._tries if name != newest.namespace or len(mine) > 1]
         largest = max(others, key=lambda name: self._bytes_of[name] + self._tries[name].num_bytes)
         return next(iter(self._by_use[largest]))
 
     def drop(self, branch: StoredBranch) -> None:
-        """Take a branch out; nothing happens when it is not in."""
+        """Remove a branch from the index; no effect if it is not indexed."""
         key = self._keys.pop(branch, None)
         if key is None:
             return
@@ -114,28 +113,26 @@ class TextIndex:
             self._tries[branch.namespace].touch(key)
 
     def nearest(self, namespace: str, key: bytes, limit: int) -> list[tuple[int, StoredBranch]]:
-        """Up to `limit` branches with the bytes they share with `key`, longest first; at least one byte."""
+        """Up to `limit` branches that share at least one byte with `key`, and how many, longest first."""
         trie = self._tries.get(namespace)
         found = trie.candidates(key, limit) if trie is not None else []
         return [(length, branch) for length, held in found for branch in reversed(held)][:limit]
 
     def check(self) -> None:
-        """Derive every key anew and assert that tries, keys and byte counts agree."""
+        """Assert that recomputed keys, tries and byte counts agree."""
         for branch, key in self._keys.items():
-            assert key == self._key_of(branch.ids), (
-                f"branch {branch.branch} of {branch.agent}: not the key its ids spell"
-            )
+            assert key == self._key_of(branch.ids), f"branch {branch.branch} of {branch.agent}: not the key of its ids"
         assert self._key_bytes == sum(map(len, self._keys.values())), "key bytes are not the sum of the keys"
         in_tries: set[StoredBranch] = set()
         for namespace, trie in self._tries.items():
             trie.check()
-            assert len(trie), f"namespace {namespace!r}: an empty trie is kept"
-            for spelled, held in trie.items():
+            assert len(trie), f"namespace {namespace!r}: an empty trie was not removed"
+            for entry_key, held in trie.items():
                 assert held, f"namespace {namespace!r}: an entry without branches"
                 for branch in held:
-                    assert self._keys.get(branch) == spelled, f"branch {branch.branch} of {branch.agent} is misplaced"
+                    assert self._keys.get(branch) == entry_key, f"branch {branch.branch} of {branch.agent} is misplaced"
                     assert branch.namespace == namespace, (
-                        f"branch {branch.branch} of {branch.agent} is in a foreign trie"
+                        f"branch {branch.branch} of {branch.agent} is in another namespace's trie"
                     )
                     in_tries.add(branch)
             assert self._bytes_of[namespace] == sum(len(self._keys[branch]) for branch in self._by_use[namespace])

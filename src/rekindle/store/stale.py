@@ -67,7 +67,7 @@ def collect_stale(
         path = directory / info.fingerprint
         try:
             if _remove(path, fs):
-                logger.warning("removed the stale store of %s (%s)", info.model or "a model", path)
+                logger.warning("removed the store of %s (%s): unused for too long", info.model or "a model", path)
                 removed.append(info)
         except OSError as error:
             logger.warning("the stale store %s could not be removed: %s", path, error)
