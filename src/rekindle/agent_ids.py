@@ -1,7 +1,7 @@
-"""Ids of agents: what a caller may give, and the kinds of ids that the engine makes itself.
+"""Agent ids: validation of those that callers give, and the kinds that the engine generates.
 
 The one owner of both, for the library, HTTP, sessions and the store. A given id is any UTF-8 of 1 to 256 bytes without
-control characters. The engine's own begin with one, so the two never meet; on disk and in logs both are plain text.
+control characters. Generated ids begin with one, so the two never collide; on disk and in logs both are plain text.
 """
 
 from __future__ import annotations
@@ -17,31 +17,31 @@ MAX_ID_BYTES = 256
 
 
 class AgentKind(enum.Enum):
-    """What an id stands for. The value is how ids of that kind begin."""
+    """The kind of an agent id; the value is the prefix of its ids."""
 
-    NAMED = ""  # a caller gave it
+    NAMED = ""  # given by a caller
     CONVERSATION = "\x01"  # an unnamed conversation, found by its text
-    RECOVERED = "\x01recovered-"  # blocks that a rebuild of the index found, and no longer knows whose they are
-    BREAKPOINT = "\x01kept-"  # the beginning of a prompt that stays stored because a request marked it
+    RECOVERED = "\x01recovered-"  # blocks found by a rebuild of the index, their agent unknown
+    BREAKPOINT = "\x01kept-"  # a prefix of a prompt that stays stored because a request marked it
 
     @property
     def is_memory(self) -> bool:
-        """Whether prompts can go on from it; what is not is neither matched nor counted."""
+        """Whether prompts can continue from it; other kinds are neither matched nor counted."""
         return self is not AgentKind.BREAKPOINT
 
     @property
     def continues_unnamed(self) -> bool:
-        """Whether a prompt that comes without an agent can go on from it."""
+        """Whether a prompt without an agent can continue from it."""
         return self in (AgentKind.CONVERSATION, AgentKind.RECOVERED)
 
     @property
     def is_temporary(self) -> bool:
-        """Whether it makes room before agents with a name do; what was recovered may have been one of those."""
+        """Whether it is evicted before named agents; a recovered one may have been named."""
         return self in (AgentKind.CONVERSATION, AgentKind.BREAKPOINT)
 
 
 def kind_of(agent: str) -> AgentKind:
-    """The kind of any id, given or generated."""
+    """Return the kind of any id, given or generated."""
     if not agent.startswith(AgentKind.CONVERSATION.value):
         return AgentKind.NAMED
     if agent.startswith(AgentKind.BREAKPOINT.value):
@@ -50,22 +50,22 @@ def kind_of(agent: str) -> AgentKind:
 
 
 def new_conversation() -> str:
-    """A new id for a conversation without a name."""
+    """Return a new id for an unnamed conversation."""
     return AgentKind.CONVERSATION.value + secrets.token_hex(8)
 
 
 def recovered(number: int) -> str:
-    """The id of one sequence that a rebuild found."""
+    """Return the id of one sequence found by a rebuild."""
     return f"{AgentKind.RECOVERED.value}{number}"
 
 
 def breakpoint_prefix(agent: str) -> str:
-    """How the ids of all breakpoints of an agent begin; equally long for every agent."""
+    """Return the prefix of the ids of an agent's breakpoints; its length is the same for every agent."""
     return f"{AgentKind.BREAKPOINT.value}{hashlib.blake2b(agent.encode(), digest_size=8).hexdigest()}-"
 
 
 def check_agent_id(agent: object, *, where: str) -> str:
-    """Return the id, or raise a BadRequest that names the field `where` and says what an id may be."""
+    """Return a valid id; else raise a BadRequest that names the field `where` and the rule that it breaks."""
     if not isinstance(agent, str):
         raise BadRequest(f"{where}: an agent's id is text, not {type(agent).__name__}", param=where)
     try:

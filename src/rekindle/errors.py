@@ -5,18 +5,18 @@
     │   ├── PromptTooLong     the prompt does not fit the context
     │   ├── NotFound          404: no such agent or model
     │   ├── Conflict          409: not now, something else is under way
-    │   └── QuotaExceeded     400: a tenant has as much as it may have; says what to delete
+    │   └── QuotaExceeded     400: the tenant's quota is used up; says what to delete
     ├── ConfigError           the operator's: a flag, variable or file
     ├── ModelRefused          the model cannot be served; says why and what would fit
     ├── StoreError            the directory's
     │   ├── StoreLocked       another process holds it
-    │   ├── StoreRefused      its disk is full or may not be written: answers go on without it
-    │   └── PurgeUnproved     an agent is forgotten, and bytes of it may be left: purge it again
-    ├── Overloaded            ours, for now: 503 with a time to come back
-    ├── Unavailable           ours, until it is started again: 503, a thread has ended
+    │   ├── StoreRefused      its disk is full or cannot be written: replies continue without it
+    │   └── PurgeUnproved     an agent is deleted, but bytes of it may remain: purge it again
+    ├── Overloaded            ours, temporary: 503 with a time to retry
+    ├── Unavailable           ours, until a restart: 503, a thread has ended
     ├── Timeout               the request took longer than the operator allows
-    ├── Cancelled             nobody wants the reply any more
-    └── RequestFailed         one request failed alone; the others go on
+    ├── Cancelled             the reply is no longer wanted
+    └── RequestFailed         one request failed; the others continue
 
 A message says what is wrong and what to do. Broken invariants are asserts, shortages are values; neither is here.
 """
@@ -41,15 +41,15 @@ class PromptTooLong(BadRequest):
 
 
 class NotFound(BadRequest):
-    """What the request names does not exist."""
+    """The object that the request names does not exist."""
 
 
 class Conflict(BadRequest):
-    """What the request asks for does not go together with what is under way; the message says what to do first."""
+    """The request conflicts with work in progress; the message says what to do first."""
 
 
 class QuotaExceeded(BadRequest):
-    """The caller's namespace has as much of this as it may have; waiting does not help, deleting does."""
+    """The quota of the caller's namespace is used up; waiting does not help, deleting does."""
 
 
 class ConfigError(RekindleError):
@@ -57,7 +57,7 @@ class ConfigError(RekindleError):
 
 
 class ModelRefused(RekindleError):
-    """The model cannot be loaded or served right; the message gives the reason and what would fit."""
+    """The model cannot be loaded or served correctly; the message gives the reason and what would fit."""
 
 
 class StoreError(RekindleError):
@@ -69,11 +69,11 @@ class StoreLocked(StoreError):
 
 
 class StoreRefused(StoreError):
-    """The disk is full, or may not be written or read: nothing is wrong with what is on it."""
+    """The disk is full, or cannot be written or read; the data on it is intact."""
 
 
 class PurgeUnproved(StoreError):
-    """The agent is forgotten, but that none of its bytes are left on the disk could not be shown."""
+    """The agent is deleted, but it could not be verified that none of its bytes remain on the disk."""
 
 
 class Overloaded(RekindleError):
@@ -85,7 +85,7 @@ class Overloaded(RekindleError):
 
 
 class Unavailable(RekindleError):
-    """A thread that the engine needs has ended; nothing can be done until it is started again."""
+    """A thread that the engine needs has ended; nothing is served until the engine is restarted."""
 
 
 class Timeout(RekindleError):
@@ -93,8 +93,8 @@ class Timeout(RekindleError):
 
 
 class Cancelled(RekindleError):
-    """The request was cancelled before anything was known of it; once it has begun, a last delta says so instead."""
+    """The request was cancelled before it began; a reply that has begun ends with a last delta instead."""
 
 
 class RequestFailed(RekindleError):
-    """This request failed inside the engine; no other one was touched."""
+    """This request failed inside the engine; no other request was affected."""

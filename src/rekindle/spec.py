@@ -1,4 +1,4 @@
-"""Geometry of a model's KV cache: which layers, which formats, and where every byte of a block lies.
+"""Geometry of a model's KV cache: layers, formats, and the offset of every byte of a block.
 
 Owns all offsets: no other module computes one. Knows no tensors and no files.
 
@@ -100,7 +100,7 @@ class KVLayout:
 
     @cached_property
     def parts(self) -> tuple[PartLayout, ...]:
-        """The full-attention part first (where there is one), then one part per window size, ascending."""
+        """The full-attention part first (if there is one), then one part per window size, ascending."""
         windows = sorted({layer.window for layer in self.layers}, key=lambda w: (w is not None, w or 0))
         return tuple(self._part(index, window) for index, window in enumerate(windows))
 
@@ -136,7 +136,7 @@ class KVLayout:
 
     @cached_property
     def digest(self) -> bytes:
-        """32 bytes that differ whenever a stored block would mean something else."""
+        """32 bytes that differ whenever the bytes of a block would be read differently."""
         described = {
             "version": FORMAT_VERSION,
             "block_tokens": self.block_tokens,
@@ -145,7 +145,7 @@ class KVLayout:
         return hashlib.blake2b(json.dumps(described, sort_keys=True).encode(), digest_size=32).digest()
 
     def formats(self) -> dict[str, int]:
-        """How many layers keep K/V in which formats, for people: `{"q4h/q4h": 24}`."""
+        """Count the layers per K/V format, for display: `{"q4h/q4h": 24}`."""
         counts: dict[str, int] = {}
         for layer in self.layers:
             name = f"{layer.k_format}/{layer.v_format}"
@@ -155,7 +155,7 @@ class KVLayout:
 
 @dataclass(frozen=True, slots=True)
 class ModelSpec:
-    """What the engine knows of a model: names, sizes, the fingerprint of everything that must agree, its KV layout."""
+    """A model as the engine sees it: names, sizes, the fingerprint of everything that must agree, its KV layout."""
 
     name: str
     architecture: str

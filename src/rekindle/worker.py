@@ -1,12 +1,12 @@
-"""Threads that are alive or say why they ended, and the border between a thread and the work that it is given.
+"""Worker threads that record why they died, and the error boundary between a thread and its work.
 
-Whatever work raises belongs to its caller, also what is no `Exception`: a panic of a library written in Rust, such
-as the tokenizers, derives from `BaseException`, and `KeyboardInterrupt` and `SystemExit` have a meaning of their own on
-the main thread only. So one piece of work fails, never the thread.
+Errors raised by work are passed to its caller, including those that are no `Exception`: a panic of a library written
+in Rust, such as tokenizers, derives from `BaseException`, and `KeyboardInterrupt` and `SystemExit` have a special
+meaning on the main thread only. So one piece of work fails, never the thread.
 
-An error in the code of a thread's loop itself does end it. Then `Worker.death` says why, and `on_death`, called once on
-the dying thread, fails what waits for it. A thread that queues work looks at `death` after queueing, so that no work is
-left between the two.
+An error in a thread's loop itself does end the thread. `Worker.death` then holds the reason, and `on_death`, called
+once on the dying thread, fails the work that waits for it. A thread that queues work checks `death` after queueing, so
+that no work is left waiting.
 """
 
 from __future__ import annotations
@@ -25,27 +25,27 @@ from rekindle.errors import RequestFailed, Unavailable
 logger = logging.getLogger(__name__)
 P = ParamSpec("P")
 T = TypeVar("T")
-# Of what is no Exception, the kinds that keep their meaning inside coroutines.
+# Errors that keep their meaning inside coroutines.
 MEANT_FOR_THE_LOOP = (asyncio.CancelledError, GeneratorExit, KeyboardInterrupt, SystemExit)
 
 
 @dataclass(frozen=True, slots=True)
 class Death:
-    """A thread that has ended without being asked to, and the error that ended it."""
+    """A thread that ended unexpectedly, and the error that ended it."""
 
     thread: str
     reason: str
 
     @property
     def summary(self) -> str:
-        """Which thread, for everybody: the error itself may quote what somebody sent."""
+        """A message that is safe for every client: it omits the error, which may quote a request."""
         return f"the {self.thread} thread has ended; restart the server"
 
     def __str__(self) -> str:
         return f"the {self.thread} thread has ended: {self.reason}; restart the server"
 
     def error(self) -> Unavailable:
-        """What work gets that the thread can no longer do."""
+        """Return the error for work that the thread can no longer do."""
         return Unavailable(self.summary)
 
 
@@ -60,7 +60,7 @@ class Worker:
         self._thread = threading.Thread(target=self._run, name=f"rekindle-{name}", daemon=True)
 
     def start(self) -> None:
-        """Begin; once only."""
+        """Start the thread; call once."""
         self._thread.start()
 
     @property
@@ -69,7 +69,7 @@ class Worker:
         return self._thread.is_alive()
 
     def join(self, timeout_s: float | None = None) -> None:
-        """Wait for the end; at once where it was never started or has died, and on the thread itself."""
+        """Wait for the thread to end; return at once if it is not running or is the current thread."""
         if self._thread.is_alive() and self._thread is not threading.current_thread():
             self._thread.join(timeout_s)
 
@@ -87,11 +87,11 @@ class Worker:
         try:
             self._on_death(death)
         except BaseException:
-            logger.exception("what waited for the %s thread could not be failed", self.name)
+            logger.exception("could not fail the work that waits for the %s thread", self.name)
 
 
 def described(error: BaseException) -> str:
-    """The kind of an error and what it says."""
+    """Return the type and the message of an error."""
     try:
         return f"{type(error).__name__}: {error}"
     except Exception:
@@ -99,12 +99,12 @@ def described(error: BaseException) -> str:
 
 
 def is_meant_for_thread(error: BaseException) -> bool:
-    """Whether an error is not the work's but for the thread it was raised on: Ctrl-C and exit on the main thread."""
+    """Whether an error is meant for the current thread, not for the work: Ctrl-C and exit on the main thread."""
     return isinstance(error, KeyboardInterrupt | SystemExit) and threading.current_thread() is threading.main_thread()
 
 
 def failure_of(error: BaseException) -> Exception:
-    """The error as one that may cross threads and coroutines: what is no Exception becomes a RequestFailed."""
+    """Return an error that may cross threads and coroutines: one that is no Exception becomes a RequestFailed."""
     if isinstance(error, Exception):
         return error
     failure = RequestFailed(described(error))
@@ -113,9 +113,9 @@ def failure_of(error: BaseException) -> Exception:
 
 
 def contained(work: Callable[P, T]) -> Callable[P, T]:
-    """`work` for a worker thread whose answer is awaited; raises RequestFailed for what is no Exception.
+    """Wrap `work` for a worker thread whose result is awaited: errors that are no Exception become RequestFailed.
 
-    As it is, a SystemExit that is awaited ends the event loop, and a panic passes every handler of a web application.
+    Unwrapped, an awaited SystemExit ends the event loop, and a panic passes every handler of a web application.
     """
 
     @functools.wraps(work)
@@ -127,14 +127,14 @@ def contained(work: Callable[P, T]) -> Callable[P, T]:
         except BaseException as error:
             if is_meant_for_thread(error):
                 raise
-            logger.exception("work on a thread ended in what is no Exception")
+            logger.exception("work on a thread raised an error that is no Exception")
             raise failure_of(error) from error
 
     return run
 
 
 def fulfil(future: Future[T], work: Callable[[], T]) -> None:
-    """Do the work and answer the future with what came of it; nothing is done for a future that was cancelled."""
+    """Run the work and set the future's result or exception; do nothing if the future was cancelled."""
     if not future.set_running_or_notify_cancel():
         return
     try:
@@ -146,12 +146,12 @@ def fulfil(future: Future[T], work: Callable[[], T]) -> None:
     else:
         future.set_result(answer)
     finally:
-        # The error's traceback holds this frame. With the future in it the two, and the request that the work knows,
-        # would stay until the garbage collector looks, which may be never: it counts objects, not bytes.
+        # The error's traceback holds this frame. If the frame held the future, both, and the request held by the
+        # work, would stay until the garbage collector runs, which may be never: it counts objects, not bytes.
         del future, work
 
 
 def fail(future: Future[Any], error: Exception) -> None:
-    """Answer a future that nobody will do the work of; one that was answered or cancelled is left as it is."""
+    """Set the error on a future whose work will not run; leave one that is done or cancelled unchanged."""
     if not future.done() and future.set_running_or_notify_cancel():
         future.set_exception(error)
