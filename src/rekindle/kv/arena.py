@@ -1,7 +1,7 @@
 """The bytes of all hot blocks: per part one uint8 tensor [num_blocks, payload_bytes], layers are strided views of it.
 
-Knows nothing of what a block means, who holds it or whether it is free. Invariant (`check` shows it): whatever lies in
-any block decodes to finite numbers, so attention may read past a sequence's end and mask the result.
+Knows nothing of what a block means, who holds it or whether it is free. Invariant (verified by `check`): the bytes of
+every block decode to finite numbers, so attention may read past a sequence's end and mask the result.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class LayerView:
 
 
 class KVArena:
-    """Hot bytes of `num_blocks` blocks on `device`, zero at first; pages are touched as blocks are used."""
+    """Hot bytes of `num_blocks` blocks on `device`, initially zero; pages are touched as blocks are used."""
 
     def __init__(self, layout: KVLayout, num_blocks: int, device: torch.device | str = "cpu") -> None:
         self.layout = layout
@@ -82,11 +82,11 @@ class KVArena:
         return sum(part.numel() for part in self.parts)
 
     def layer(self, layer_index: int) -> LayerView:
-        """The views of the layer with this index in the model; KeyError where that layer keeps no KV."""
+        """The views of the layer with this index in the model; KeyError if that layer keeps no KV."""
         return self._layers[layer_index]
 
     def copy_tokens(self, source: int, target: int, num_tokens: int) -> None:
-        """Copy the first `num_tokens` tokens of all parts; the rest of `target` stays as it is."""
+        """Copy the first `num_tokens` tokens of all parts; the rest of `target` is unchanged."""
         for layer in self._layers.values():
             for section in (*layer.k, *layer.v):
                 section[target, :, :num_tokens].copy_(section[source, :, :num_tokens])
@@ -103,7 +103,7 @@ class KVArena:
                 section_bytes.reshape(heads, tokens, -1)[:, num_tokens:] = 0
 
     def write(self, block: int, part: int, data: np.ndarray) -> None:
-        """Replace a part's payload by `data` uint8 [payload_bytes] (may be read-only), which `read` made once."""
+        """Replace a part's payload by `data` uint8 [payload_bytes] (may be read-only) that `read` produced."""
         row = self.parts[part][block]
         if self.device.type == "cpu":
             np.copyto(row.numpy(), data)
@@ -111,7 +111,7 @@ class KVArena:
             row.copy_(torch.from_numpy(data.copy()))
 
     def wipe(self, block: int, first_token: int = 0) -> None:
-        """Overwrite a block from a token on with zeros, all parts and layers."""
+        """Zero a block from token `first_token` on, in all parts and layers."""
         if not first_token:
             for part in self.parts:
                 part[block].zero_()
@@ -134,7 +134,7 @@ class KVArena:
 
 
 def _zeros(num_blocks: int, payload_bytes: int, device: torch.device) -> Tensor:
-    """Zeros uint8 [num_blocks, payload_bytes]. On a CPU numpy asks for pages that cost nothing before they are used."""
+    """Zeros uint8 [num_blocks, payload_bytes]. On a CPU, numpy allocates pages that cost nothing until used."""
     if device.type == "cpu":
         return torch.from_numpy(np.zeros((num_blocks, payload_bytes), dtype=np.uint8))
     return torch.zeros(num_blocks, payload_bytes, dtype=torch.uint8, device=device)

@@ -1,15 +1,15 @@
-"""Attention over blocks: encodes a step's K and V into the arena, then attends to nothing but what is stored there.
+"""Attention over blocks: encodes a step's K and V into the arena, then attends only to what is stored there.
 
-Knows no sequences beyond the plan. What it computes for a row is the same, bit for bit, whatever else is in the step
-and however the context was cut into steps. That rests on four rules:
+Knows no sequences beyond the plan. The result for a row is the same, bit for bit, regardless of what else is in the
+step and of how the context was split into steps. Four rules ensure that:
 
-- the context is a whole number of tiles of 512 tokens from position 0, the rest of the last masked with -inf;
+- the context is a whole number of tiles of 512 tokens from position 0, the rest of the last one masked with -inf;
 - every matrix product has a multiple of 4 rows;
 - the sum over the context runs inside a tile by one matrix product, over tiles in order, in fp32 (fp64 for fp64);
-- what lies behind the mask is finite, so that it adds exact zeros.
+- masked positions hold finite values, so that they add exact zeros.
 
-Keys and values of a range are decoded to the compute dtype [kv heads, tokens, dim] where they stay in cache; those in
-Q4H stay rotated, their dimensions in the order in which codes unpack, and queries and outputs take the rotation.
+Keys and values of a range are decoded to the compute dtype [kv heads, tokens, dim] and stay in the CPU's cache. Those
+in Q4H stay rotated, their dimensions in the order in which codes unpack; queries and outputs are rotated instead.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ COMPUTE_DTYPES = (torch.bfloat16, torch.float32, torch.float64)
 
 @dataclass(frozen=True, slots=True)
 class Scoring:
-    """What turns products of queries and keys into weights; `sinks` one logit per query head."""
+    """How products of queries and keys become weights; `sinks` has one logit per query head."""
 
     scaling: float
     window: int | None
@@ -52,7 +52,7 @@ class PagedAttention:
         """Store the step's K [rows, kv heads, dk] and V [rows, kv heads, dv] where the plan says.
 
         A row that is not finite is recorded in the plan (`failed_spans`); its request fails and its blocks must not be
-        committed. ValueError for shapes that are not the layer's.
+        committed. ValueError for shapes that do not match the layer.
         """
         layer = self.arena.layer(layer_index)
         spec = layer.spec
@@ -164,11 +164,11 @@ class PagedAttention:
         return folded
 
     def _weights(self, scores: Tensor, sinks: Tensor | None) -> Tensor:
-        """Softmax over the context, and over the sink where there is one; [kv heads, rows, context]."""
+        """Softmax over the context, and over the sink if there is one; [kv heads, rows, context]."""
         if sinks is None:
             return torch.softmax(scores, -1, out=self._scratch.take("weights", scores.dtype, *scores.shape))
         kv_heads, num_rows, num_context = scores.shape
-        # The sink stands behind the context in columns of its own, so lanes of the sum hold what they held.
+        # The sink follows the context in separate columns, so lanes of the sum hold the same values as without it.
         wide = self._scratch.take("scores and sinks", scores.dtype, kv_heads, num_rows, num_context + SINK_COLUMNS)
         wide[:, :, :num_context].copy_(scores)
         wide[:, :, num_context:].fill_(-torch.inf)
@@ -178,7 +178,7 @@ class PagedAttention:
         return weights[:, :, :num_context]
 
     def _weigh(self, weights: Tensor, values: Tensor) -> Tensor:
-        """Sum of values by weights: per tile a product, over tiles in order, wide; [kv heads, rows, dv]."""
+        """Weighted sum of values: one product per tile, tiles added in order, wide; [kv heads, rows, dv]."""
         kv_heads, num_rows, num_context = weights.shape
         tiles, dim = num_context // TILE, values.shape[-1]
         if not weights.is_contiguous() or tiles > 1:
@@ -197,6 +197,6 @@ class PagedAttention:
         return summed
 
     def check(self) -> None:
-        """Assert that whatever attention may read behind a mask is finite: the arena, decoded keys and values."""
+        """Assert that everything attention may read under a mask is finite: the arena, decoded keys and values."""
         self.arena.check()
         self._scratch.check("keys", "values")

@@ -1,8 +1,8 @@
 """Decodes the blocks of a query range to K and V in the compute dtype, in a few passes over cached memory.
 
-Owns the order of dimensions that this leaves (`q4h.unpacking_order`). Sixteen codes are one int64: its low nibbles and
-its high nibbles become eight bytes each by a shift and a mask, and a byte 2 * code minus 15 is the level. The arena's
-row of a layer is gathered first, 3 to 9 kB a block.
+Owns the resulting order of dimensions (`q4h.unpacking_order`). Sixteen codes are one int64: its low nibbles and its
+high nibbles become eight bytes each by a shift and a mask, and a byte 2 * code minus 15 is the level. The arena's row
+of a layer is gathered first, 3 to 9 kB a block.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Decoder:
         self._scratch = scratch
 
     def decode(self, layer: LayerView, query_range: QueryRange, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """K [kv heads, context, dk] and V [kv heads, context, dv]; beyond the range's blocks finite, undefined."""
+        """K [kv heads, context, dk] and V [kv heads, context, dv]; finite but undefined beyond the range's blocks."""
         blocks = query_range.blocks
         rows = self._scratch.take("rows", torch.int64, len(blocks), layer.rows.shape[1])
         torch.index_select(layer.rows, 0, blocks, out=rows)

@@ -1,7 +1,7 @@
-"""The value that travels between tiers: one part of one block, with all that names it.
+"""The value that is passed between tiers: one part of one block, with its full identity.
 
-Knows neither where the bytes came from nor where they go. `data` is the part's payload as `KVLayout` lays it out, the
-bytes beyond `num_tokens` zero, and nobody writes to it after the value is made.
+Knows neither the source nor the destination of the bytes. `data` is the part's payload in the layout of `KVLayout`, the
+bytes beyond `num_tokens` zero; it is never written after construction.
 """
 
 from __future__ import annotations

@@ -1,14 +1,14 @@
 """One step's rows against the block tables: which bytes each row writes and which it may read.
 
-Built once per step and shared by all layers; masks are made at first use and kept per window. Knows no layer's bytes.
+Built once per step and shared by all layers; masks are built at first use, per window. Knows no layer's bytes.
 
     a sequence       |<------ context tiles of TILE tokens, from position 0 ------>|
     its rows                                   [start ......... start + num_rows)
     a query range    rows of one sequence whose positions lie in one tile, with the tiles that they may see
-    a piece          at most so many rows of a range that their scores stay small; bits do not depend on the cut
+    a piece          rows of a range, few enough that their scores stay small; bits do not depend on the split
 
 Ranges end at tile borders, so no row attends to more than one tile of masked positions, and a row's context always
-starts at a multiple of TILE, whatever else is computed beside it.
+starts at a multiple of TILE, whatever else is computed alongside.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ MAX_SCORES = 1 << 21  # of a piece, all heads: 4 MiB in bf16; from 1 to 4 M scor
 class SequenceSpan:
     """Rows `start .. start + num_rows` of a sequence whose positions lie in `blocks`.
 
-    Rows at positions below `num_stored` are computed, not written: their KV stands in the blocks already.
+    Rows at positions below `num_stored` are computed, not written: their KV is in the blocks already.
     """
 
     blocks: Sequence[int]
@@ -62,7 +62,7 @@ class QueryRange:
 
 @dataclass(frozen=True, slots=True)
 class ScoreShape:
-    """What masks depend on besides the rows: query heads per K/V head, K/V heads, window and dtype of the scores."""
+    """What masks depend on, except the rows: query heads per K/V head, K/V heads, window and dtype of the scores."""
 
     heads_per_kv: int
     num_kv_heads: int
@@ -83,7 +83,7 @@ class _Rows:
 
 
 class AttentionPlan:
-    """Where a step's rows are written and what they see; `worst` collects the largest magnitude met in each row."""
+    """Where a step's rows are written and what they see; `worst` collects the largest magnitude in each row."""
 
     def __init__(self, spans: Sequence[SequenceSpan], layout: KVLayout, num_rows: int, device: torch.device) -> None:
         self.spans = tuple(spans)
@@ -92,7 +92,7 @@ class AttentionPlan:
         self.device = device
         positions, blocks, written = self._rows()
         row_index = np.flatnonzero(written)
-        # Rows that all are written, as in most steps, need no gather: `written` is None then.
+        # If all rows are written, as in most steps, no gather is needed: `written` is None.
         everything = len(row_index) == num_rows
         with torch.inference_mode(False):
             self.written = None if everything else torch.from_numpy(row_index).to(device)
@@ -106,9 +106,9 @@ class AttentionPlan:
     def build(
         cls, spans: Sequence[SequenceSpan], layout: KVLayout, num_rows: int, device: torch.device | str
     ) -> AttentionPlan:
-        """Plan rows in the order of `spans`, filled up to `num_rows` (a multiple of 4) by rows that nothing reads.
+        """Plan rows in the order of `spans`, padded to `num_rows` (a multiple of 4) with rows that nothing reads.
 
-        ValueError where rows do not fit, a span is empty, or blocks are missing for its positions.
+        ValueError if rows do not fit, a span is empty, or blocks are missing for its positions.
         """
         used = sum(span.num_rows for span in spans)
         if num_rows % ROW_MULTIPLE or used > num_rows:
@@ -137,7 +137,7 @@ class AttentionPlan:
         return positions, blocks, written
 
     def failed_spans(self) -> list[int]:
-        """Spans with a K or V that is not finite; ask once, after the step's last layer (waits for the device)."""
+        """Spans with a K or V that is not finite; call once, after the step's last layer (waits for the device)."""
         bad = (~self.worst.isfinite()).tolist()
         failed, row = [], 0
         for index, span in enumerate(self.spans):
@@ -147,7 +147,7 @@ class AttentionPlan:
         return failed
 
     def ranges(self, shape: ScoreShape) -> tuple[QueryRange, ...]:
-        """The query ranges of all spans, masks included; made once per shape."""
+        """The query ranges of all spans, masks included; built once per shape."""
         if shape not in self._ranges:
             with torch.inference_mode(False):
                 self._ranges[shape] = tuple(self._make_ranges(shape))
@@ -179,7 +179,7 @@ class AttentionPlan:
         return QueryRange(blocks, first, num_context, pieces)
 
     def _piece(self, rows: _Rows, first: int, num_context: int, *, shape: ScoreShape) -> QueryPiece:
-        """Rows are folded as (row, query head of the K/V head), then repeat the last row up to a multiple of 4."""
+        """Fold rows as (row, query head of the K/V head), then repeat the last row up to a multiple of 4."""
         num_rows = rows.until - rows.position
         num_folded = num_rows * shape.heads_per_kv
         padded = -(-num_folded // ROW_MULTIPLE) * ROW_MULTIPLE

@@ -11,7 +11,7 @@ as one scale byte and one code per value; nothing looks at a neighbouring token,
 
 A value has at most 8 significant bits: exact in bf16, fp32 and fp64, so every kernel sees the same numbers. Eight codes
 make a little-endian word in the order 0 2 4 6 1 3 5 7 from the low nibble; each byte then holds code i low and i + 2
-high. The multiplication by fp32(1/sqrt(b)) is said so exactly because some devices turn a division into one.
+high. The multiplication by fp32(1/sqrt(b)) is specified because some devices turn a division into one.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def unrotate(y: Tensor) -> Tensor:
 
 
 class Rotator:
-    """`rotate` without making the views of every stage anew, 2.5 times as fast for a few vectors.
+    """`rotate` with cached views of every stage, 2.5 times as fast for a few vectors.
 
     The result of a call is overwritten by the next one; one thread at a time.
     """
@@ -113,12 +113,12 @@ def encode(y: Tensor, group: int) -> tuple[Tensor, Tensor, Tensor]:
     """Quantise rotated fp32 vectors [..., dim].
 
     Returns words int32 [..., dim/8], scale bytes uint8 [..., dim/group] and the groups' largest magnitudes fp32
-    [..., dim/group]. Where one of those is not finite the group's codes mean nothing (yet decode to finite values)
+    [..., dim/group]. If one of those is not finite, the group's codes are meaningless (but decode to finite values)
     and the caller must fail the request.
     """
     groups = y.unflatten(-1, (-1, group))
     absmax = groups.abs().amax(-1)
-    # A NaN may carry a sign: its index then counts from the table's end, where the other NaNs stand.
+    # A NaN may have its sign bit set: its index then counts from the table's end, where the entries of NaNs are.
     half_bits = absmax.to(torch.float16).view(torch.int16).to(torch.int64)
     scale_bytes, inverse_scales = _encoding_tables(y.device)
     codes = (groups * inverse_scales.take(half_bits).unsqueeze(-1)).floor_().add_(8).clamp_(0, 15)
@@ -135,7 +135,7 @@ def pack(codes: Tensor) -> Tensor:
 
 
 def unpack(words: Tensor) -> Tensor:
-    """Codes of int32 words [..., dim/8] as uint8 [..., dim]; the plain way, for tests and the reference."""
+    """Codes of int32 words [..., dim/8] as uint8 [..., dim]; the simple way, for tests and the reference."""
     in_bytes = words.contiguous().view(torch.uint8).unflatten(-1, (-1, 2, 2)).transpose(-1, -2)
     return torch.stack((in_bytes & 15, in_bytes >> 4), dim=-2).flatten(-4)
 
@@ -149,14 +149,14 @@ def decode(words: Tensor, scale_bytes: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def round_trip(x: Tensor, kind: Literal["k", "v"]) -> Tensor:
-    """What attention sees of K or V vectors [..., dim] after storing: encoded, decoded and rotated back, fp32."""
+    """Encode, decode and rotate back K or V vectors [..., dim], as attention sees them after storing; fp32."""
     words, scale_bytes, _ = encode(rotate(x), group_size(kind, x.shape[-1]))
     return unrotate(decode(words, scale_bytes, torch.float32))
 
 
 @lru_cache(maxsize=64)
 def step_table(width: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """scale/16 of each byte, repeated: [256, width]. Bytes no encoder writes stand for 0, so all is finite."""
+    """scale/16 of each byte, repeated: [256, width]. Bytes that no encoder writes map to 0, so all are finite."""
     steps = np.zeros(256)
     steps[: LARGEST_BYTE + 1] = _scales()[: LARGEST_BYTE + 1] / 16
     return _constant(np.repeat(steps[:, None], width, axis=1), dtype, device)
@@ -170,7 +170,7 @@ def query_rotation(dim: int, scaling: float, dtype: torch.dtype, device: torch.d
 
 @lru_cache(maxsize=64)
 def output_rotation(dim: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Matrix [dim, dim] that takes sums of rotated V in unpacking order back, from the right."""
+    """Matrix [dim, dim] that rotates back, from the right, sums of rotated V in unpacking order."""
     return _constant(_rotation_matrix(dim)[:, unpacking_order(dim)].T, dtype, device)
 
 
@@ -205,7 +205,7 @@ def _encoding_tables(device: torch.device) -> tuple[Tensor, Tensor]:
 
 
 def sign_values(size: int) -> np.ndarray:
-    """The signs that the rotation of so many dimensions begins with."""
+    """The signs applied first in the rotation of `size` dimensions."""
     if size > MAX_ROTATION:
         raise ValueError(f"q4h rotates at most {MAX_ROTATION} dimensions together, not {size}")
     digest = np.frombuffer(hashlib.blake2b(SIGN_SEED).digest(), np.uint8)
@@ -218,6 +218,6 @@ def _signs(size: int, device: torch.device) -> Tensor:
 
 
 def _constant(values: np.ndarray, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """A cached tensor must be an ordinary one, whichever inference mode its first caller is in."""
+    """Make an ordinary tensor, also in inference mode: it is cached for all callers."""
     with torch.inference_mode(False):
         return torch.from_numpy(np.ascontiguousarray(values)).to(device=device, dtype=dtype)

@@ -1,6 +1,6 @@
-"""Memory that layers and steps use again: one flat tensor per name and dtype, grown when a request is larger.
+"""Memory that layers and steps reuse: one flat tensor per name and dtype, grown when a request is larger.
 
-Starts as zeros and keeps whatever its users leave in it.
+Starts as zeros and keeps what its users write.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from torch import Tensor
 
 
 class Scratch:
-    """Named work tensors on one device. Taking a name again hands out the same memory: one user at a time."""
+    """Named work tensors on one device. Taking a name again returns the same memory: one user at a time."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -33,6 +33,6 @@ class Scratch:
         return sum(flat.numel() * flat.itemsize for flat in self._flat.values())
 
     def check(self, *names: str) -> None:
-        """Assert that what is left under these names is finite."""
+        """Assert that the memory under these names is finite."""
         for (name, dtype), flat in self._flat.items():
             assert name not in names or bool(flat.isfinite().all()), f"{name} in {dtype} are not finite"
