@@ -1,11 +1,11 @@
 """The seam to `transformers`: one attention function, registered by name, and one `Cache` facade.
 
-A step travels through the model's forward inside the facade, whose `update()` hands K and V to the step and returns its
-inputs; the facade itself goes as the cache and as the keyword `rekindle_step`, which reaches the attention function.
-Attention finds the layer whose KV it shall use by the identity of the tensors it receives: a model that changes K or V
-after `update()` (latent attention) is refused, one whose later layers share the KV of earlier ones works.
+The facade carries the step through the model's forward pass: its `update()` passes K and V to the step and returns its
+inputs. It is passed as the cache and as the keyword `rekindle_step`, which reaches the attention function. Attention
+finds the layer whose KV it uses by the identity of the tensors it receives: a model that changes K or V after
+`update()` (latent attention) is refused, one whose later layers share the KV of earlier ones works.
 
-Nothing is dropped silently: a keyword that is neither implemented nor known to be harmless refuses the model.
+Nothing is dropped silently: a model is refused for a keyword that is neither implemented nor known to be harmless.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ HARMLESS = frozenset(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class AttentionCall:
-    """What one attention layer asks for: rows q [rows, heads, dim] over the KV of layer `kv_index`."""
+    """A call by one attention layer: rows q [rows, heads, dim] over the KV of layer `kv_index`."""
 
     layer_index: int
     kv_index: int
@@ -52,7 +52,7 @@ class Step(Protocol):
 
 
 class StepCache(Cache):
-    """The cache the model sees during one step: it stores nothing itself and hands K and V to the step."""
+    """The cache the model sees during one step: it stores nothing itself and passes K and V to the step."""
 
     def __init__(self, step: Step) -> None:
         super().__init__(layers=[])
@@ -62,7 +62,7 @@ class StepCache(Cache):
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *args: Any, **kwargs: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Hand K and V [1, kv_heads, rows, dim] of one layer to the step; return them as they are."""
+        """Pass K and V [1, kv_heads, rows, dim] of one layer to the step; return them unchanged."""
         shapes = key_states.shape, value_states.shape
         if any(len(shape) != 4 or shape[0] != 1 for shape in shapes) or shapes[0][1:3] != shapes[1][1:3]:
             raise ModelRefused(f"layer {layer_idx} caches tensors of shapes {shapes}, not K and V per head")
@@ -76,15 +76,15 @@ class StepCache(Cache):
         return found[0] if found is not None and found[1] is key and found[2] is value else None
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
-        """0: positions are given to the model, never counted by it."""
+        """Return 0: positions are passed to the model, never counted by it."""
         return 0
 
     def get_query_offset(self, layer_idx: int = 0) -> int:
-        """0, as `get_seq_length`."""
+        """Return 0, as `get_seq_length` does."""
         return 0
 
     def get_mask_sizes(self, query_length: int, layer_idx: int) -> tuple[int, int]:
-        """Refuse: a model that builds masks itself does not go through our attention."""
+        """Refuse a model that builds masks itself: it bypasses our attention."""
         raise ModelRefused("the model builds its own attention masks, which our attention would not see")
 
     def _refuse_state(self, *args: Any, **kwargs: Any) -> Any:
@@ -105,7 +105,7 @@ def rekindle_attention(
     attention_mask: torch.Tensor | None = None,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Attend by the step in `kwargs`: query [1, heads, rows, dim] -> [1, rows, heads, v_dim]."""
+    """Attend through the step in `kwargs`: query [1, heads, rows, dim] -> [1, rows, heads, v_dim]."""
     cache = kwargs.pop(STEP_KEYWORD, None)
     if cache is None:
         raise ModelRefused("the model does not pass keywords on to its attention, so no step can reach it")
@@ -116,7 +116,7 @@ def rekindle_attention(
 
 
 def read_call(module: Any, query: torch.Tensor, kwargs: dict[str, Any], kv_index: int | None) -> AttentionCall:
-    """Check every argument of an attention call; raise for whatever would be dropped."""
+    """Check every argument of an attention call; raise ModelRefused for one that would be dropped."""
     layer_index = getattr(module, "layer_idx", None)
     if layer_index is None:
         raise ModelRefused(f"{type(module).__name__} does not say which layer it is")
@@ -145,14 +145,14 @@ def read_call(module: Any, query: torch.Tensor, kwargs: dict[str, Any], kv_index
 
 
 def register_attention() -> None:
-    """Make `attn_implementation="rekindle"` known to transformers; must come before loading. Safe to repeat."""
+    """Register `attn_implementation="rekindle"` with transformers; call before loading. Safe to repeat."""
     AttentionInterface.register(ATTENTION_NAME, rekindle_attention)
 
 
 def run_model(
     model: Any, step: Step, input_ids: torch.Tensor, position_ids: torch.Tensor, logit_rows: torch.Tensor
 ) -> torch.Tensor:
-    """One packed pass: ids and positions [1, rows] -> logits [len(logit_rows), vocab] of the rows asked for."""
+    """One packed pass: ids and positions [1, rows] -> logits [len(logit_rows), vocab] of the requested rows."""
     cache = StepCache(step)
     output = model(
         input_ids=input_ids,
@@ -163,6 +163,6 @@ def run_model(
         **{STEP_KEYWORD: cache},
     )
     logits: torch.Tensor = output.logits[0]
-    if len(logits) != len(logit_rows):  # a head that knows no `logits_to_keep` gives every row
+    if len(logits) != len(logit_rows):  # a head without `logits_to_keep` returns every row
         logits = logits[logit_rows]
     return logits

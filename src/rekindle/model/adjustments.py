@@ -1,16 +1,16 @@
-"""Scores changed before a token is chosen: bias, penalties, and ends that may not come yet.
+"""Adjust scores before a token is chosen: bias, penalties, and end tokens that are not allowed yet.
 
-In the order of vLLM's sampler (transformers agrees where it has them), each on the result of the one before:
+In the order of vLLM's sampler (transformers agrees where it has them), each applied to the result of the previous:
 
     logit_bias           score + bias
     repetition_penalty   ids of prompt and reply: score / penalty where positive, score * penalty where negative
                          (Keskar et al. 2019, CTRL, §4.1; transformers' RepetitionPenaltyLogitsProcessor)
-    frequency_penalty    score - penalty * how often the id stands in the reply   (OpenAI)
-    presence_penalty     score - penalty where the id stands in the reply         (OpenAI)
+    frequency_penalty    score - penalty * count of the id in the reply    (OpenAI)
+    presence_penalty     score - penalty if the id is in the reply         (OpenAI)
     min_tokens           ids that would end the reply: -inf while it is shorter
 
-vLLM bars the ends before the penalties, which is the same, for nothing brings a score back from -inf. All of it is
-derived from the ids at hand: there is no count that could drift.
+vLLM masks the ends before the penalties, which is equivalent: nothing changes a score of -inf. Everything is derived
+from the ids, so no count can drift.
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ NO_HISTORY = History(np.zeros(0, dtype=np.uint32), np.zeros(0, dtype=np.uint32))
 
 
 def adjusts(params: SamplingParams) -> bool:
-    """Whether the scores are ever changed; rows without need no history and no copy."""
+    """Whether the scores are ever adjusted; rows without adjustments need no history and no copy."""
     penalised = params.repetition_penalty != 1 or params.presence_penalty != 0 or params.frequency_penalty != 0
     return penalised or bool(params.logit_bias) or params.min_tokens > 0
 
 
 def adjusted(scores: torch.Tensor, params: SamplingParams, history: History, ends: frozenset[int]) -> torch.Tensor:
-    """A changed copy of one row of float64 scores [vocab]; `ends` are the ids that would end the reply.
+    """Return an adjusted copy of one row of float64 scores [vocab]; `ends` are the ids that would end the reply.
 
-    Costs the length of the history, not of the vocabulary, beside the copy.
+    Apart from the copy, the cost is linear in the history, not in the vocabulary.
     """
     scores = scores.clone()
     for token, bias in params.logit_bias:
@@ -62,4 +62,4 @@ def adjusted(scores: torch.Tensor, params: SamplingParams, history: History, end
 def _penalise_repetition(scores: torch.Tensor, penalty: float, ids: np.ndarray) -> None:
     at = torch.from_numpy(ids.astype(np.int64))
     seen = scores[at]
-    scores[at] = torch.where(seen < 0, seen * penalty, seen / penalty)  # an id twice: the same value twice
+    scores[at] = torch.where(seen < 0, seen * penalty, seen / penalty)  # an id twice writes the same value twice

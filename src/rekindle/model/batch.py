@@ -1,7 +1,7 @@
-"""One step's rows: several sequences laid behind one another and filled up to a multiple of four.
+"""One step's rows: several sequences, concatenated and padded to a multiple of four.
 
 Matrix products with fewer than four rows run other kernels and give other bits, so both the rows of the step and the
-rows that become logits are filled up with dummies, which are never written and never returned.
+rows that become logits are padded with dummies, which are never written and never returned.
 
     steps     |--- A: 5 rows ---|- B: 1 -|-- C: 4 --|. .|       10 rows + 2 dummies
     positions  7 8 9 10 11        30       0 1 2 3   0 0
@@ -23,7 +23,7 @@ from rekindle.kv.plan import ROW_MULTIPLE, SequenceSpan
 class SequenceStep:
     """Rows of one sequence for one step.
 
-    `token_ids` stand at positions `start`...; `blocks` hold positions 0 to at least the last row; positions below
+    `token_ids` are at positions `start`...; `blocks` hold positions 0 to at least the last row; positions below
     `num_stored` are computed but not written (their KV is there already). `logits`: of no row, the last, or all.
     """
 
@@ -46,7 +46,7 @@ def filled_up(count: int) -> int:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ForwardBatch:
-    """The tensors of one step; `logit_rows` is filled up, its first `num_logits` entries are the rows asked for."""
+    """The tensors of one step; `logit_rows` is padded, its first `num_logits` entries are the requested rows."""
 
     input_ids: torch.Tensor  # [1, rows]
     position_ids: torch.Tensor  # [1, rows]
@@ -61,7 +61,7 @@ class ForwardBatch:
 
     @classmethod
     def build(cls, steps: Sequence[SequenceStep], device: torch.device) -> ForwardBatch:
-        """Lay the steps behind one another; cost linear in rows."""
+        """Concatenate the steps; cost linear in rows."""
         total = sum(step.num_rows for step in steps)
         rows = np.zeros((2, 1, filled_up(total)), dtype=np.int64)
         asked: list[int] = []

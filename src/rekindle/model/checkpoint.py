@@ -32,7 +32,7 @@ class Source:
 
     @classmethod
     def find(cls, model: str | None, revision: str | None) -> Source:
-        """None: the bundled model; an existing directory; else a hub name `owner/name`."""
+        """Resolve None to the bundled model, else an existing directory, else a hub name `owner/name`."""
         if model is None or model == pocket.NAME:
             return cls(pocket.NAME, pocket.model_dir())
         path = Path(model).expanduser()
@@ -52,7 +52,7 @@ class Source:
 
 
 def _snapshot(source: Source, patterns: list[str]) -> Path:
-    """Fetch files from the hub; every way it fails says what to do."""
+    """Fetch files from the hub; every error says what to do."""
     from huggingface_hub import errors, snapshot_download
 
     name = source.name
@@ -79,7 +79,7 @@ def _snapshot(source: Source, patterns: list[str]) -> Path:
 
 
 def weight_files(directory: Path) -> list[Path]:
-    """The safetensors files that make up the model, in order of name; ModelRefused if there are none or one lacks."""
+    """The safetensors files of the model, sorted by name; ModelRefused if there are none or one is missing."""
     index = directory / "model.safetensors.index.json"
     if index.is_file():
         names = sorted(set(json.loads(index.read_text("utf-8"))["weight_map"].values()))
@@ -94,13 +94,13 @@ def weight_files(directory: Path) -> list[Path]:
 
 
 def adapter_files(directory: Path) -> list[Path]:
-    """The files of a PEFT adapter beside the weights, which `transformers` applies while loading."""
+    """The files of a PEFT adapter next to the weights, which `transformers` applies while loading."""
     found = sorted(directory.glob("adapter_*"))
     return found if directory / "adapter_config.json" in found else []
 
 
 def read_headers(files: list[Path]) -> list[Header]:
-    """The headers of all files; ModelRefused where one is damaged."""
+    """The headers of all files; ModelRefused if one is damaged."""
     return [_read_header(path) for path in files]
 
 
@@ -121,7 +121,7 @@ def _read_header(path: Path) -> Header:
 
 
 def expected_bytes(headers: list[Header], float_bytes: int | None) -> int:
-    """Bytes of all tensors in the files, floats counted at `float_bytes` each where it is given."""
+    """Bytes of all tensors in the files, floats counted at `float_bytes` each if it is given."""
     total = 0
     for header in headers:
         for entry in header.values():

@@ -1,4 +1,4 @@
-"""Where a model computes: whether torch can use a device, and how much memory there is. Reads no model."""
+"""The device of a model: whether torch can use it, and how much memory it has. Reads no model."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ import torch
 
 from rekindle.errors import ConfigError
 
-SPELLED = re.compile(r"cpu|mps|cuda(:\d+)?")
-# What a container may use of the machine's memory; `max`, or a number beyond every machine, is no limit.
+DEVICE_NAME = re.compile(r"cpu|mps|cuda(:\d+)?")
+# The memory limit of a container; `max`, or a number larger than any machine's memory, is no limit.
 LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
 
 
 def check_device(name: str) -> None:
-    """ConfigError unless torch can put a tensor there."""
+    """Raise ConfigError unless torch can put a tensor on the device."""
     refused = f"device={name} cannot be used: "
-    if SPELLED.fullmatch(name) is None:
+    if DEVICE_NAME.fullmatch(name) is None:
         raise ConfigError(f"{refused}write cpu, cuda, or cuda:1 for the second of several")
     kind, _, index = name.partition(":")
     if kind != "cpu" and not (torch.cuda if kind == "cuda" else torch.backends.mps).is_available():
@@ -35,7 +35,7 @@ def check_device(name: str) -> None:
 
 
 def total_bytes(device: str) -> int:
-    """Memory of the device; of this machine, or as much as this process's container may have, where it has none."""
+    """Memory of the device; if it has none, that of the machine or the limit of this process's container."""
     if torch.device(device).type == "cuda":
         return torch.cuda.mem_get_info(device)[1]
     machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

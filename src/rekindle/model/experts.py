@@ -1,7 +1,7 @@
-"""Experts of mixture models, computed so that a token's result does not depend on who else visits its expert.
+"""Experts of mixture models, computed so that a token's result does not depend on the other tokens of its expert.
 
 The usual implementations multiply as many rows as happen to be routed to an expert, and products with fewer than four
-rows give other bits. Here each expert's rows are filled up to a multiple of four. For CPUs only: it loops over experts.
+rows give other bits. Here each expert's rows are padded to a multiple of four. For CPUs only: it loops over experts.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def _product(module: Any, name: str, expert: int, rows: torch.Tensor) -> torch.T
 
 
 def use_padded_experts(model: Any) -> bool:
-    """Switch a mixture model to these experts where it lets its experts be chosen; says whether it did."""
+    """Switch a mixture model to these experts if it supports a choice of experts; return whether it did."""
     has_experts = any(hasattr(module, "has_post_expert_norm") for module in model.modules())
     if not has_experts or not model._can_set_experts_implementation():
         return False

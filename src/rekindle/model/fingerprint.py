@@ -1,10 +1,10 @@
-"""The fingerprint: a digest of everything that must agree before stored KV may be used again.
+"""The fingerprint: a digest of everything that must agree before stored KV may be reused.
 
-In: weight files and adapters, the config that reaches the forward pass, `quantization_config`, compute dtype, RoPE
-regime, tokenizer file, the KV layout, the version of the format. Out: template, device, threads, kernels, and names.
+Included: weight files and adapters, the config that reaches the forward pass, `quantization_config`, compute dtype,
+RoPE regime, tokenizer file, KV layout, format version. Excluded: template, device, threads, kernels, names.
 
-Weight files are read once; their digests are remembered by path, size, times and inode. A file of the hub cache is
-named by its own SHA-256 and is not read at all.
+Weight files are read once; their digests are cached by path, size, times and inode. A file of the hub cache is named by
+its SHA-256 and is not read at all.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ logger = logging.getLogger(__name__)
 
 CHUNK_BYTES = 1 << 22
 BLOB_NAME = re.compile(r"[0-9a-f]{64}")
-# Of no consequence for K and V: names, versions, the choice of kernels, training, generation.
+# Keys that do not affect K and V: names, versions, the choice of kernels, training, generation.
 CONFIG_NOISE = frozenset(
     "_name_or_path name_or_path transformers_version architectures dtype torch_dtype use_cache attn_implementation "
     "_attn_implementation _attn_implementation_internal _experts_implementation experts_implementation "
@@ -39,7 +39,7 @@ CONFIG_NOISE = frozenset(
 
 
 class DigestCache:
-    """SHA-256 of files, remembered in one small JSON file (`path` None: not at all)."""
+    """SHA-256 of files, cached in one small JSON file (`path` None: not at all)."""
 
     def __init__(self, path: Path | None) -> None:
         self._path = path
@@ -59,7 +59,7 @@ class DigestCache:
         seen = {
             "size": stat.st_size,
             "mtime_ns": stat.st_mtime_ns,
-            "ctime_ns": stat.st_ctime_ns,  # a copy that keeps times and length over the same file moves only this
+            "ctime_ns": stat.st_ctime_ns,  # overwriting a file with times and length preserved changes only this
             "inode": stat.st_ino,
         }
         known = self._known.get(str(target), {})
@@ -75,13 +75,13 @@ class DigestCache:
         write_json(self._path, self._known)
 
     def check(self) -> None:
-        """Every remembered digest has the form of one."""
+        """Assert that every cached digest is well-formed."""
         for path, known in self._known.items():
             assert BLOB_NAME.fullmatch(str(known.get("sha256"))), f"{path}: {known}"
 
 
 def _remembered(found: Any) -> dict[str, dict[str, Any]]:
-    """What a file of digests holds, entry by entry; whatever else it holds is read again."""
+    """Return the valid entries of a file of digests; the files of all others are read again."""
     entries = found.items() if isinstance(found, dict) else ()
     return {
         path: known
@@ -91,9 +91,9 @@ def _remembered(found: Any) -> dict[str, dict[str, Any]]:
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Replace a JSON file in one step, so that a reader sees the old one or the new one; for its owner alone.
+    """Replace a JSON file atomically, readable by its owner only.
 
-    What it holds can be found again: a disk that refuses costs the time for that at the next start, which is logged.
+    Its content can be recomputed: if the disk refuses the write, the next start takes longer, which is logged.
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
@@ -124,7 +124,7 @@ def tokenizer_digest(directory: Path, cache: DigestCache) -> str:
 
 
 def forward_config(config: Any) -> dict[str, Any]:
-    """The config without what cannot reach K and V, sub-configs included."""
+    """The config without keys that do not affect K and V, sub-configs included."""
     return _without_noise(json.loads(json.dumps(config.to_dict(), default=str)))
 
 
@@ -135,7 +135,7 @@ def _without_noise(value: Any) -> Any:
 
 
 def model_identity(*, weights: Iterable[str], config: Any, dtype: torch.dtype, rope: str, tokenizer: str) -> bytes:
-    """32 bytes that name what computes the KV, before it is decided how KV is stored."""
+    """32 bytes that identify what computes the KV, independent of how it is stored."""
     described = {
         "weights": sorted(weights),
         "config": forward_config(config),
@@ -148,5 +148,5 @@ def model_identity(*, weights: Iterable[str], config: Any, dtype: torch.dtype, r
 
 
 def fingerprint(identity: bytes, layout: KVLayout) -> bytes:
-    """32 bytes of the model's identity and of how its KV is stored."""
+    """32 bytes that identify the model and how its KV is stored."""
     return hashlib.blake2b(identity + layout.digest, digest_size=32, person=b"rekindle.model").digest()

@@ -2,11 +2,11 @@
 
 `auto` has two steps. A rule: a layer whose K projection adds a bias, or that has learned sinks, keeps native K. Then a
 self-check of the remaining layers: one forward over a fixed pseudo-random sequence, comparing the attention rows that
-true K gives with those of the K that would be stored. Squared error would not do: beside a bias of 600 it is 0.02 %,
-yet all that varies between tokens is lost.
+true K gives with those of the K that would be stored. Squared error would not do: next to a bias of 600 it is 0.02 %,
+yet all variation between tokens is lost.
 
-What the self-check decides is written down once per model and read from then on: a borderline layer must not flip
-between two starts, which would change the fingerprint and make every agent cold.
+The decision of the self-check is saved once per model and reused: a borderline layer must not flip between two starts,
+which would change the fingerprint and make every agent cold.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class LayerFormats:
 
 
 def native_format(dtype: torch.dtype) -> Format:
-    """The format that keeps K and V as computed (fp32 where the dtype has no format of its own)."""
+    """The format that keeps K and V as computed (fp32 if the dtype has no format)."""
     return NATIVE.get(dtype, "fp32")
 
 
@@ -74,7 +74,7 @@ def layer_specs(geometry: Geometry, formats: Sequence[LayerFormats]) -> tuple[La
 
 
 def forced_formats(geometry: Geometry, policy: Format) -> tuple[LayerFormats, ...]:
-    """The same format everywhere; ModelRefused where q4h cannot hold the head size."""
+    """The same format everywhere; ModelRefused if q4h cannot hold the head size."""
     for layer in geometry.layers:
         if policy == "q4h" and not (fits_q4h("k", layer.k_dim) and fits_q4h("v", layer.v_dim)):
             raise ModelRefused(
@@ -87,7 +87,7 @@ def forced_formats(geometry: Geometry, policy: Format) -> tuple[LayerFormats, ..
 def auto_formats(
     geometry: Geometry, measure: Callable[[], Mapping[int, float]], map_path: Path | None
 ) -> tuple[LayerFormats, ...]:
-    """Formats by rule and self-check; `measure` is called only if no map of this model was written before."""
+    """Formats by rule and self-check; `measure` is called only if no map of this model is saved."""
     known = _read_map(map_path, geometry)
     if known is not None:
         return known
@@ -113,7 +113,7 @@ def _by_rule(layer: LayerGeometry, native: Format) -> LayerFormats:
 
 
 def _judged(chosen: LayerFormats, kl: float, native: Format) -> LayerFormats:
-    """Native K where 4 bits change the attention rows too much (or anything is not finite)."""
+    """Choose native K if 4 bits change the attention rows too much (or anything is not finite)."""
     if chosen.k != "q4h":
         return chosen
     if kl <= MAX_KL:
@@ -122,7 +122,7 @@ def _judged(chosen: LayerFormats, kl: float, native: Format) -> LayerFormats:
 
 
 def _read_map(path: Path | None, geometry: Geometry) -> tuple[LayerFormats, ...] | None:
-    """The map written earlier, if it is whole and of this geometry."""
+    """The saved map, if it is complete and matches this geometry."""
     if path is None or not path.is_file():
         return None
     try:
@@ -144,7 +144,7 @@ def check_tokens(vocab_size: int, count: int) -> torch.Tensor:
 
 
 class SelfCheckStep:
-    """Dense causal attention over one sequence with true K and V; measures per layer what stored K would change."""
+    """Dense causal attention over one sequence with true K and V; measures per layer what storing K would change."""
 
     def __init__(self) -> None:
         self._kv: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
@@ -155,7 +155,7 @@ class SelfCheckStep:
         self._kv[layer_index] = (k.float(), v.float())
 
     def attend(self, call: AttentionCall) -> torch.Tensor:
-        """True attention; notes the worst KV head's mean KL(true rows ‖ rows over stored K), in nats."""
+        """Return true attention; record the worst KV head's mean KL(true rows ‖ rows over stored K), in nats."""
         k, v = self._kv[call.kv_index]
         true = attention_rows(call, k)
         if fits_q4h("k", k.shape[-1]):
@@ -168,7 +168,7 @@ class SelfCheckStep:
 
 
 def attention_rows(call: AttentionCall, k: torch.Tensor) -> torch.Tensor:
-    """Log-probabilities [heads, rows, keys] of causal attention over K [keys, kv_heads, dim], sinks taken off."""
+    """Log-probabilities [heads, rows, keys] of causal attention over K [keys, kv_heads, dim], sinks removed."""
     rows, heads = call.q.shape[:2]
     keys = k.transpose(0, 1).repeat_interleave(heads // k.shape[1], dim=0)
     scores = call.q.float().transpose(0, 1) @ keys.transpose(1, 2) * call.scaling

@@ -1,7 +1,7 @@
-"""What a loaded model does with K and V, found by watching one forward pass instead of by names.
+"""The KV geometry of a loaded model, found by observing one forward pass instead of by names.
 
 A probe pass records every `update` and every attention call. Names in the config are used only to refuse what a short
-pass cannot show: windows that attention is never told of, chunked layers, RoPE that changes with the length.
+pass cannot show: windows that are not passed to attention, chunked layers, RoPE that changes with the length.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Geometry:
 
 
 class ProbeStep:
-    """Records shapes and arguments; answers every attention call with zeros."""
+    """Records shapes and arguments; returns zeros for every attention call."""
 
     def __init__(self) -> None:
         self.shapes: dict[int, tuple[int, int, int]] = {}
@@ -52,14 +52,14 @@ class ProbeStep:
         self.dtypes: set[torch.dtype] = set()
 
     def write(self, layer_index: int, k: torch.Tensor, v: torch.Tensor) -> None:
-        """Remember (heads, k_dim, v_dim) of the layer."""
+        """Record (heads, k_dim, v_dim) of the layer."""
         if layer_index in self.shapes:
             raise ModelRefused(f"layer {layer_index} caches KV twice in one pass")
         self.shapes[layer_index] = (k.shape[1], k.shape[2], v.shape[2])
         self.dtypes |= {k.dtype, v.dtype}
 
     def attend(self, call: AttentionCall) -> torch.Tensor:
-        """Remember the call; zeros of the right shape."""
+        """Record the call; return zeros of the right shape."""
         self.calls.append(call)
         rows, heads, _ = call.q.shape
         return call.q.new_zeros(rows, heads, self.shapes[call.kv_index][2])
@@ -82,7 +82,7 @@ def probe(model: Any) -> Geometry:
 
 
 def _check_every_layer(model: Any, step: ProbeStep) -> None:
-    """Every layer the config counts must have attended; one that did not does something else."""
+    """Refuse a model unless every layer counted by the config has attended."""
     expected = int(text_config(model.config).num_hidden_layers)
     missing = sorted(set(range(expected)) - {call.layer_index for call in step.calls})
     if missing:
@@ -93,7 +93,7 @@ def _check_every_layer(model: Any, step: ProbeStep) -> None:
 
 
 def _layer(step: ProbeStep, index: int) -> LayerGeometry:
-    """Everything that attends to one layer's KV must agree on the window."""
+    """Describe one KV layer; everything that attends to its KV must agree on the window."""
     calls = [call for call in step.calls if call.kv_index == index]
     windows = {call.window for call in calls}
     if len(windows) != 1:
@@ -114,7 +114,7 @@ def _layer(step: ProbeStep, index: int) -> LayerGeometry:
 
 
 def has_k_bias(attention: Any, num_kv_heads: int, k_dim: int, v_dim: int, num_heads: int) -> bool:
-    """Whether a projection inside `attention` that makes K adds a bias; by name, by output size where no name tells."""
+    """Whether a K projection inside `attention` adds a bias; found by name, or by output size if no name matches."""
     k_size, v_size = num_kv_heads * k_dim, num_kv_heads * v_dim
     sizes = {k_size, k_size + v_size, num_heads * k_dim + k_size + v_size}
     projections = list(_biases(attention))
@@ -138,7 +138,7 @@ def text_config(config: Any) -> Any:
 
 
 def _check_windows(config: Any, step: ProbeStep) -> None:
-    """A layer the config calls sliding must tell attention its window, and the others must not."""
+    """Refuse a model unless the layers that the config calls sliding, and only these, pass a window to attention."""
     kinds = getattr(text_config(config), "layer_types", None)
     if not kinds:
         return
@@ -152,8 +152,8 @@ def rope_regime(config: Any, max_context: int | None) -> tuple[str, int]:
     """The RoPE types in use and the longest context served with them.
 
     `dynamic` and `longrope` change with the length of the prompt, so K cached at one length is wrong at another; they
-    are served only within the context below which they do not change, and only when `max_context` says so. ConfigError
-    where that is more than the model has.
+    are served only within the context below which they do not change, and only if `max_context` is set to fit it.
+    ConfigError if `max_context` is more than the model has.
     """
     text = text_config(config)
     longest = int(getattr(text, "max_position_embeddings", None) or 0)
@@ -184,7 +184,7 @@ def _ropes(parameters: Any) -> Iterator[dict[str, Any]]:
 
 
 def refuse_by_config(config: Any) -> None:
-    """Refuse what the config alone shows, before any weights are fetched or read."""
+    """Refuse a model by its config alone, before any weights are fetched or read."""
     text = text_config(config)
     if getattr(config, "is_encoder_decoder", False):
         raise ModelRefused(f"{config.model_type} is an encoder-decoder model; decoder-only language models are served")

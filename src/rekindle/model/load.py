@@ -1,8 +1,9 @@
-"""From a model's name to a loaded model that was proven to work: `load_model`.
+"""Load a model by name and prove that it works: `load_model`.
 
 Order: find the files, refuse by config, load the weights unchanged (a `quantization_config` passes through and no
-dtype is forced on it), compare what was loaded with what the files hold, watch a probe pass, run the trial forward,
-choose the formats, run the self-test. What cannot be served ends as ModelRefused with the reason and what would fit.
+dtype is forced on it), compare what was loaded with what the files hold, observe a probe pass, run the trial forward,
+choose the formats, run the self-test. A model that cannot be served raises ModelRefused with the reason and what would
+fit.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ WHAT_FITS = (
     "gpt-oss, ...)"
 )
 BYTES_SLACK = 1.05  # tied weights and small buffers
-MOST_LAYERS = 4096  # some configs list their layers one by one: a number of a billion takes all memory
+MOST_LAYERS = 4096  # some configs list their layers one by one: a count of a billion takes all memory
 LOAD_ERRORS = (
     *(ValueError, LookupError, TypeError, AttributeError, OSError, RuntimeError, ImportError, ArithmeticError),
     *(MemoryError, SafetensorError, StrictDataclassError),
@@ -56,7 +57,7 @@ def load_model(
 ) -> LoadedModel:
     """Load, prove and describe a model.
 
-    `format_map_dir` keeps digests of weight files, what the self-check decided and what was proved (None: nothing is).
+    `format_map_dir` stores digests of weight files, decisions of the self-check and proofs (None: nothing is stored).
     `compute_dtype` overrides the setting; float64 serves as the exact reference.
     """
     register_attention()
@@ -98,7 +99,7 @@ def load_model(
 def _proved(
     draft: LoadedModel, found: geometry.Geometry, settings: ModelSettings, format_map_dir: Path | None
 ) -> LoadedModel:
-    """The model in its final formats, proved now or, under the same circumstances, at an earlier start."""
+    """Return the model in its final formats, proved now or, under the same conditions, at an earlier start."""
     identity = draft.spec.fingerprint
     proofs = ProofCache(format_map_dir, identity, settings, draft.spec.layout.block_tokens)
     proof = proofs.read()
@@ -110,8 +111,8 @@ def _proved(
         proof = Proof(*self_test(loaded))
         proofs.write(proof)
     log.info("%s: %s (%s)", draft.spec.name, proof.promise, proof.finding)
-    said = f"self-test: {proof.promise}; {proof.finding}"
-    return replace(loaded, promise=proof.promise, notes=(*loaded.notes, said))
+    note = f"self-test: {proof.promise}; {proof.finding}"
+    return replace(loaded, promise=proof.promise, notes=(*loaded.notes, note))
 
 
 def _with_formats(
@@ -131,7 +132,7 @@ def _with_formats(
 
 
 def read_config(directory: Path) -> Any:
-    """The model's config; ModelRefused where transformers does not know the architecture or code would be trusted."""
+    """The model's config; ModelRefused if transformers does not know the architecture or needs remote code."""
     path = directory / "config.json"
     if not path.is_file():
         raise ModelRefused(f"{directory} has no config.json: it is not a model directory of transformers")
@@ -142,7 +143,7 @@ def read_config(directory: Path) -> Any:
 
 
 def _check_layers(path: Path, value: Any) -> None:
-    """Refuse a number of layers that no model has, the text part's too, before transformers counts them."""
+    """Refuse an impossible number of layers, in sub-configs too, before transformers lists them."""
     if not isinstance(value, dict):
         raise ModelRefused(f"{path} holds no object: it is not a config of transformers")
     for each in (value, *(part for part in value.values() if isinstance(part, dict))):
@@ -187,7 +188,7 @@ def load_weights(
 def _wanted_dtype(
     config: Any, settings: ModelSettings, compute_dtype: torch.dtype | None, quantised: bool
 ) -> tuple[torch.dtype | str, list[str]]:
-    """The dtype to ask transformers for, and a note where it is not what the checkpoint or the user says."""
+    """The dtype to request from transformers, and a note if it is not what the checkpoint or the user specifies."""
     if quantised:
         ignored = settings.dtype != "auto" or compute_dtype is not None
         return "auto", ["dtype is ignored: the checkpoint is quantised and brings its own"] if ignored else []
@@ -201,7 +202,7 @@ def _wanted_dtype(
 
 
 def _check_memory(headers: list[checkpoint.Header], dtype: torch.dtype | str, device: str) -> None:
-    """Refuse weights that the device has no room for, instead of being ended by the system half-way."""
+    """Refuse weights that do not fit in the device's memory, before the system kills the process half-way."""
     needed = checkpoint.expected_bytes(headers, dtype.itemsize if isinstance(dtype, torch.dtype) else None)
     most = total_bytes(device)
     if needed > most:
@@ -216,7 +217,7 @@ def check_loaded(
 ) -> list[str]:
     """Compare what was loaded with what the files hold; `dtype` None: a quantised checkpoint.
 
-    Missing or misshapen weights would be random ones: refused. Others become notes.
+    Missing or misshapen weights would be random, so they are refused. Other differences become notes.
     """
     missing = sorted([*report.get("missing_keys", ()), *(str(x) for x in report.get("mismatched_keys", ()))])
     if missing:
@@ -240,7 +241,7 @@ def loaded_bytes(model: Any) -> int:
 
 
 def eos_ids(directory: Path, config: Any) -> frozenset[int]:
-    """The ids that end an answer: of generation_config.json, else of the config."""
+    """The ids that end an answer, from generation_config.json or else from the config."""
     path = directory / "generation_config.json"
     value = json.loads(path.read_text("utf-8")).get("eos_token_id") if path.is_file() else None
     if value is None:
@@ -250,7 +251,7 @@ def eos_ids(directory: Path, config: Any) -> frozenset[int]:
 
 @contextmanager
 def refusing(what: str, advice: str = "") -> Iterator[None]:
-    """Turn whatever transformers or a model's code raises into ModelRefused: what failed, why, what would fit."""
+    """Turn errors of transformers or of a model's code into ModelRefused: what failed, why, what would fit."""
     try:
         yield
     except LOAD_ERRORS as error:

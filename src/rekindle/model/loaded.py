@@ -1,4 +1,4 @@
-"""A loaded model as a value: what `load_model` returns, and what runs, tests and describes a model takes.
+"""A loaded model as a value: returned by `load_model`, used to run, test and describe the model.
 
 Reads no files and runs nothing.
 """
@@ -19,7 +19,7 @@ Promise = Literal["bitwise", "close", "none"]  # of the same ids on different pa
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """A model ready to run, what the engine knows of it, and what was found while loading."""
+    """A model ready to run, its spec, and what was found while loading."""
 
     model: Any
     spec: ModelSpec

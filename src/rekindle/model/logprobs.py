@@ -1,6 +1,6 @@
-"""How likely the model found a token, and what it found likelier: log probabilities of its raw distribution.
+"""Log probabilities of a token and of the likeliest ones at its position, in the model's raw distribution.
 
-Raw: before temperature, penalties and bias. Computed only for the rows that ask.
+Raw: before temperature, penalties and bias. Computed only for the rows that request them.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprob:
-    """One token with its natural log probability; `top` are the likeliest ones at its place, most likely first.
+    """One token with its natural log probability; `top` are the likeliest ones at its position, most likely first.
 
-    `text` is what the token spells: bytes, for a token may be half a character.
+    `text` is bytes, because a token may be half a character.
     """
 
     token_id: int
@@ -26,14 +26,14 @@ class TokenLogprob:
     top: tuple[TokenLogprob, ...] = ()
 
 
-def score(logits: torch.Tensor, token: int, num_top: int, *, spell: Callable[[int], bytes]) -> TokenLogprob:
+def score(logits: torch.Tensor, token: int, num_top: int, *, bytes_of: Callable[[int], bytes]) -> TokenLogprob:
     """The log probability of `token` under one row of `logits` [vocab], and the `num_top` likeliest; fp32.
 
     Ties go to the lowest id. Costs one pass over the vocabulary.
     """
     scores = logits.float().log_softmax(dim=0)
-    top = tuple(TokenLogprob(at, float(scores[at]), spell(at)) for at in _largest(scores, num_top))
-    return TokenLogprob(token, float(scores[token]), spell(token), top)
+    top = tuple(TokenLogprob(at, float(scores[at]), bytes_of(at)) for at in _largest(scores, num_top))
+    return TokenLogprob(token, float(scores[token]), bytes_of(token), top)
 
 
 def _largest(scores: torch.Tensor, count: int) -> list[int]:

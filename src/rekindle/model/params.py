@@ -1,6 +1,6 @@
-"""What a caller may ask of sampling: names, ranges, defaults. Each default is written here, once.
+"""Sampling parameters: names, ranges, defaults. Each default is written here, once.
 
-Ids are checked against a vocabulary where one is known, when the request is prepared.
+Ids are checked against the vocabulary, if it is known, when the request is prepared.
 """
 
 from __future__ import annotations
@@ -66,11 +66,11 @@ class SamplingParams:
 
     `max_tokens` None: the rest of the context; `top_k` 0 and `min_p` 0: no limit. Presence and frequency penalties
     count the tokens of the reply (OpenAI), the repetition penalty those of prompt and reply (transformers).
-    `stop` is a text or several, at which the reply ends before it; it, `stop_token_ids` and `logit_bias` (token id and
-    what is added to its score) may be lists and are kept as tuples.
-    `logprobs` None: none are told; else with so many alternatives a token. A token of `stop_token_ids` ends the reply
-    and, like an end-of-sequence token, is no part of it. With `ignore_eos` the latter are tokens like others. A reply
-    shorter than `min_tokens` ends neither by a token nor by a stop string.
+    `stop` is one text or several; the reply ends before the first that occurs. `stop`, `stop_token_ids` and
+    `logit_bias` (token id and what is added to its score) may be lists and are stored as tuples.
+    `logprobs` None: none are returned; else the number of alternatives per token. A token of `stop_token_ids` ends the
+    reply and, like an end-of-sequence token, is not part of it. With `ignore_eos`, end-of-sequence tokens are ordinary
+    tokens. A reply shorter than `min_tokens` ends neither by a token nor by a stop string.
     """
 
     max_tokens: int | None = None
@@ -105,7 +105,7 @@ class SamplingParams:
         self._check_ends()
 
     def _check_adjustments(self) -> None:
-        """What changes the scores before a token is drawn, and what is told of them."""
+        """Check what changes the scores before a token is drawn, and what is reported of them."""
         _need(_is_number(self.min_p) and 0 <= self.min_p <= 1, "min_p", "must lie in 0 to 1 (0: no limit)")
         for name, value in (
             ("presence_penalty", self.presence_penalty),
@@ -121,11 +121,11 @@ class SamplingParams:
         _need(len(ids) == len(self.logit_bias), "logit_bias", "must name each token id once")
         _need(len(ids) <= MAX_BIASES, "logit_bias", f"must name at most {MAX_BIASES} token ids")
         asked = self.logprobs
-        told = asked is None or (_is_int(asked) and 0 <= asked <= MAX_LOGPROBS)
-        _need(told, "logprobs", f"must be an integer from 0 to {MAX_LOGPROBS}: how many alternatives a token")
+        fits = asked is None or (_is_int(asked) and 0 <= asked <= MAX_LOGPROBS)
+        _need(fits, "logprobs", f"must be an integer from 0 to {MAX_LOGPROBS}: how many alternatives a token")
 
     def _check_ends(self) -> None:
-        """Where a reply ends."""
+        """Check where a reply ends."""
         stop: object = self.stop
         texts = isinstance(stop, tuple) and all(isinstance(text, str) and text for text in stop)
         _need(texts and len(self.stop) <= MAX_STOPS, "stop", f"must be at most {MAX_STOPS} non-empty strings")
@@ -140,5 +140,5 @@ class SamplingParams:
 
     @property
     def is_greedy(self) -> bool:
-        """Whether the most likely token is always taken."""
+        """Whether the most likely token is always chosen."""
         return self.temperature == 0 or self.top_k == 1

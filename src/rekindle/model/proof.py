@@ -1,8 +1,8 @@
 """What was proved of a model at load, and when it need not be proved again.
 
-The trial forward and the self-test cost seconds on a model of some size, and a server that was killed should be warm
-at once. A proof holds for this model with these formats, on this processor with as many threads, under these versions
-of torch and transformers, and for this very code of ours; anything else is proved anew.
+The trial forward and the self-test take seconds on larger models, and a server that was killed should be warm at once.
+A proof holds for the same model and formats, on the same processor with as many threads, under the same versions of
+torch and transformers, and for the same code of rekindle; anything else is proved again.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ PROVING_CODE = ("kv", "model", "spec.py")
 
 @dataclass(frozen=True, slots=True)
 class Proof:
-    """What may be promised of the same ids on different paths, and the finding in words."""
+    """The promise for the same ids on different paths, and the finding in words."""
 
     promise: Promise
     finding: str
 
 
 class ProofCache:
-    """Proofs of one directory, a small file each (`directory` None: nothing is remembered)."""
+    """Proofs in one directory, a small file each (`directory` None: nothing is stored)."""
 
     def __init__(self, directory: Path | None, identity: bytes, settings: ModelSettings, block_tokens: int) -> None:
         self._path: Path | None = None
@@ -44,7 +44,7 @@ class ProofCache:
             self._path = directory / f"proof-{digest.hexdigest()}.json"
 
     def read(self) -> Proof | None:
-        """The proof written earlier, None if there is none (or it cannot be read)."""
+        """Return the stored proof, None if there is none (or it cannot be read)."""
         if self._path is None or not self._path.is_file():
             return None
         try:
@@ -53,7 +53,7 @@ class ProofCache:
             return None
 
     def write(self, proof: Proof) -> None:
-        """Remember a proof for the next start."""
+        """Store a proof for the next start."""
         if self._path is not None:
             write_json(self._path, asdict(proof))
 
@@ -76,7 +76,7 @@ def _circumstances(settings: ModelSettings, block_tokens: int) -> dict[str, Any]
 
 @cache
 def _code_digest() -> str:
-    """A digest of the code whose results the proof speaks of; under a millisecond."""
+    """A digest of the code that a proof covers; under a millisecond."""
     root = Path(__file__).parents[1]
     hasher = hashlib.blake2b(digest_size=16)
     for name in PROVING_CODE:

@@ -1,7 +1,7 @@
 """The only caller of the transformers model while serving: a list of sequence steps in, logits out.
 
-Owns the paged attention over the arena. Every step stands alone: nothing is kept between two calls but the arena's
-bytes. KV that is not finite is reported per sequence step, so that one request fails and not the batch.
+Owns the paged attention over the arena. Steps are independent: only the arena's bytes are kept between two
+calls. KV that is not finite is reported per sequence step, so that one request fails and not the batch.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class ModelRunner:
     """Runs steps of one loaded model over one arena; used by one thread."""
 
     def __init__(self, loaded: LoadedModel, arena: KVArena, *, clock: Callable[[], float] = time.perf_counter) -> None:
-        self.model_s = 0.0  # seconds inside the model so far; on a GPU those of launching it
+        self.model_s = 0.0  # seconds inside the model so far; on a GPU the launch only
         self._clock = clock
         self._model = loaded.model
         self._arena = arena
@@ -57,7 +57,7 @@ class ModelRunner:
         self.failed_steps: tuple[int, ...] = ()  # of the last forward: steps whose KV or logits were not finite
 
     def forward(self, steps: Sequence[SequenceStep]) -> torch.Tensor:
-        """Logits [rows asked for, vocab], fp32 (fp64 where the model is), in the order of the steps.
+        """Return logits [requested rows, vocab], fp32 (fp64 if the model is), in the order of the steps.
 
         K and V of all rows at positions `num_stored` and later are in the arena when this returns.
         """
@@ -76,7 +76,7 @@ class ModelRunner:
 
 
 def _failed_steps(steps: Sequence[SequenceStep], failed_spans: list[int], logits: torch.Tensor) -> tuple[int, ...]:
-    """Indices of the steps with KV that is not finite, or with logits from which no token can be taken."""
+    """Indices of the steps with KV that is not finite, or with logits from which no token can be drawn."""
     failed = set(failed_spans)
     sound, at = torch.isfinite(logits.amax(dim=-1)).tolist(), 0
     for index, step in enumerate(steps):

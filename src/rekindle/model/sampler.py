@@ -1,8 +1,8 @@
 """From logits to token ids: greedy, temperature, top-k, top-p and min-p, in that order, as `transformers` applies them.
 
 What changes the scores before (bias, penalties) is in `adjustments`. A sampled request draws its n-th token from
-(seed, n) alone: the same request gives the same tokens whatever stands beside it in the batch, and after a preemption
-that computes it again. Ties go to the lowest id everywhere.
+(seed, n) alone: the same request gives the same tokens regardless of the rest of the batch, and after a preemption
+that recomputes it. Ties go to the lowest id everywhere.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ class SamplerState:
     def create(
         cls, params: SamplingParams, entropy: Callable[[], int], *, eos_ids: frozenset[int] = frozenset()
     ) -> SamplerState:
-        """The state of a request; `entropy` gives the seed where it brings none, `eos_ids` are the model's."""
+        """Create the state of a request; `entropy` gives the seed if it has none, `eos_ids` are the model's."""
         ends = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else eos_ids)
         return cls(params, entropy() if params.seed is None else params.seed, ends)
 
     @property
     def needs_history(self) -> bool:
-        """Whether its tokens depend on more of those before than their number."""
+        """Whether its tokens depend on the ids of earlier tokens, not only on their number."""
         return adjusts(self.params)
 
     def draw(self, index: int) -> float:
@@ -62,7 +62,7 @@ def sample(
     if not states:
         return []
     best = logits.argmax(dim=-1)
-    if not logits.gather(1, best[:, None]).isfinite().all():  # one that is not a number counts as the largest
+    if not logits.gather(1, best[:, None]).isfinite().all():  # argmax takes NaN as the largest
         raise RequestFailed(NOT_FINITE)
     chosen: list[int] = best.tolist()
     for row, (state, history) in enumerate(zip(states, histories, strict=True)):
@@ -81,7 +81,7 @@ def _sample_row(logits: torch.Tensor, state: SamplerState, history: History) -> 
         raise RequestFailed(NOT_FINITE)
     if params.is_greedy:
         return int(scores.argmax())
-    scores = (scores - scores.max()) / params.temperature  # the most likely at 0: no temperature is too low
+    scores = (scores - scores.max()) / params.temperature  # the largest becomes 0, so no temperature is too low
     ids = _within_top_k(scores, params.top_k)
     weights = torch.softmax(scores[ids], dim=0)
     if params.top_p < 1:
@@ -98,7 +98,7 @@ def _sample_row(logits: torch.Tensor, state: SamplerState, history: History) -> 
 
 
 def _within_top_k(scores: torch.Tensor, top_k: int) -> torch.Tensor:
-    """Ids of the `top_k` largest scores, ties by id, descending; all of them by id where there is no limit."""
+    """Ids of the `top_k` largest scores, ties by id, descending; all of them by id if there is no limit."""
     if not 0 < top_k < len(scores):
         return torch.arange(len(scores))
     ids = (scores >= scores.topk(top_k).values[-1]).nonzero()[:, 0]
@@ -106,7 +106,7 @@ def _within_top_k(scores: torch.Tensor, top_k: int) -> torch.Tensor:
 
 
 def _most_likely(weights: torch.Tensor, mass: float) -> torch.Tensor:
-    """Places of the largest weights, descending, ties by place: all, or enough to hold `mass`."""
+    """Indices of the largest weights, descending, ties by index: all, or enough to hold `mass`."""
     for count in NUCLEUS_GUESSES:
         kept = (weights >= weights.topk(min(count, len(weights))).values[-1]).nonzero()[:, 0]
         if float(weights[kept].sum()) > mass:

@@ -1,6 +1,6 @@
-"""The self-test at load: do different paths to the same ids give the same KV, and what may be promised of it.
+"""The self-test at load: do different paths to the same ids give the same KV, and what can be promised?
 
-One long chunk against odd pieces down to single tokens, with another sequence beside them, in the formats to be served.
+One long chunk against odd pieces down to single tokens, alongside another sequence, in the formats to be served.
 
     bitwise   equal bytes in the arena and equal logits
     close     not equal, but two paths are nearer to each other than the format is to native KV: the mean KL between
@@ -29,7 +29,7 @@ CLOSE_SHARE = 0.25
 
 
 def self_test(loaded: LoadedModel) -> tuple[Promise, str]:
-    """What may be promised of the same ids on different paths, and the finding in words."""
+    """Return the promise for the same ids on different paths, and the finding in words."""
     num_parameters = sum(parameter.numel() for parameter in loaded.model.parameters())
     count = min(sum(PIECES) if num_parameters < LARGE_MODEL else 150, loaded.spec.max_context)
     differing, total, same_logits = _compare_bytes(loaded, count)
@@ -44,7 +44,7 @@ def self_test(loaded: LoadedModel) -> tuple[Promise, str]:
 
 
 def _compare_bytes(loaded: LoadedModel, count: int) -> tuple[int, int, bool]:
-    """Bytes that differ between one chunk and pieces, of how many, and whether the last logits are equal."""
+    """Count the bytes that differ between one chunk and pieces, and all bytes; compare the last logits."""
     layout = loaded.spec.layout
     ids = check_tokens(loaded.spec.vocab_size, count + 9)
     tables, num_blocks = interleaved_tables(layout.block_tokens, [count, count, 9])
@@ -53,14 +53,14 @@ def _compare_bytes(loaded: LoadedModel, count: int) -> tuple[int, int, bool]:
     whole = runner.forward([sequence_step(ids[:count], 0, tables[0], "last")])[0]
     pieced = whole
     for turn, (start, end) in enumerate(_bounds(count)):
-        beside = [sequence_step(ids[count : count + 5 + turn % 4], 0, tables[2], "last")] if turn % 2 else []
-        pieced = runner.forward([*beside, sequence_step(ids[start:end], start, tables[1], "last")])[-1]
+        others = [sequence_step(ids[count : count + 5 + turn % 4], 0, tables[2], "last")] if turn % 2 else []
+        pieced = runner.forward([*others, sequence_step(ids[start:end], start, tables[1], "last")])[-1]
     differing, total = _differing_bytes(arena, tables[0], tables[1], count)
     return differing, total, torch.equal(pieced, whole)
 
 
 def _bounds(count: int) -> list[tuple[int, int]]:
-    """Start and end of each piece of `count` tokens; the last takes what is left."""
+    """Start and end of each piece of `count` tokens; the last takes the rest."""
     ends = [min(int(end), count) for end in np.cumsum(PIECES)]
     starts = [0, *ends[:-1]]
     bounds = [(start, end) for start, end in zip(starts, ends, strict=True) if start < end]
@@ -70,7 +70,7 @@ def _bounds(count: int) -> list[tuple[int, int]]:
 def divergences(loaded: LoadedModel) -> tuple[float, float]:
     """Mean KL in nats over teacher-forced positions: one chunk against pieces, and native KV against 4 bits.
 
-    Where the model is served with native KV throughout, the 4-bit format is the yardstick all the same.
+    If the model is served with native KV throughout, it is still compared with the 4-bit format.
     """
     count = min(sum(PIECES), loaded.spec.max_context)
     ids = check_tokens(loaded.spec.vocab_size, count)
@@ -81,7 +81,7 @@ def divergences(loaded: LoadedModel) -> tuple[float, float]:
 
 
 def _in_other_format(loaded: LoadedModel) -> LoadedModel:
-    """The model with native KV; with 4-bit KV where it is served native."""
+    """The model with native KV; with 4-bit KV if it is served native."""
     native, layout = native_format(loaded.dtype), loaded.spec.layout
     is_native = all("q4h" not in (layer.k_format, layer.v_format) for layer in layout.layers)
 

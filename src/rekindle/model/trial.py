@@ -1,7 +1,7 @@
-"""The trial forward at load, on the loaded weights: is our path the model's own?
+"""The trial forward at load, on the loaded weights: does our path give the model's own logits?
 
 Three sequences of different lengths, packed and in two chunks, through our path with native KV, against the model's own
-eager attention; other logits refuse the model. Names and flags do not find what is wrong with a model, this does.
+eager attention; the model is refused if the logits differ. This finds errors that names and flags do not show.
 """
 
 from __future__ import annotations
