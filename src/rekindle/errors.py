@@ -29,7 +29,7 @@ class RekindleError(Exception):
 
 
 class BadRequest(RekindleError):
-    """The request cannot be served as it stands; `param` names the field to change, if one is to blame."""
+    """The request cannot be served as it is; `param` names the field to change, if one is to blame."""
 
     def __init__(self, message: str, *, param: str | None = None) -> None:
         super().__init__(message)

@@ -46,7 +46,7 @@ def test_logprobs_are_those_of_a_forward_over_prompt_and_reply(loaded: LoadedMod
         assert told.logprob == pytest.approx(float(expected[row, told.token_id]), abs=1e-4)
         best = expected[row].topk(4).values.tolist()
         assert [each.logprob for each in told.top] == pytest.approx(best, abs=1e-4)
-        assert told.text == rig.encoder.vocabulary.spelled(told.token_id)
+        assert told.text == rig.encoder.vocabulary.token_bytes(told.token_id)
 
 
 def test_every_delta_brings_the_logprobs_of_its_tokens_also_the_last(loaded: LoadedModel) -> None:
@@ -129,4 +129,4 @@ def test_ids_the_model_does_not_have_are_refused_by_name(start: Start, params: d
 def test_special_tokens_are_spelled_in_logprobs(loaded: LoadedModel) -> None:
     vocabulary = Rig(loaded, num_blocks=BLOCK_TOKENS).encoder.vocabulary
     specials = [token for token in range(vocabulary.size) if vocabulary.is_control_token(token)]
-    assert any(vocabulary.spelled(token) and not vocabulary.shown(token) for token in specials)
+    assert any(vocabulary.token_bytes(token) and not vocabulary.shown(token) for token in specials)

@@ -1,7 +1,7 @@
-"""What the next prompt of a conversation will begin with, whatever is said next.
+"""The prefix of the next prompt of a conversation, whatever its next message is.
 
-Two prompts that go on differently are rendered; where both agree, the next one will. The end of that is a place where
-encoding may be cut: the ids of what comes before it do not depend on what comes after. Knows no branches and no KV.
+Renders two prompts that continue differently; the next prompt shares what they have in common. That prefix ends where
+encoding may be cut: its ids do not depend on what follows. Knows no branches and no KV.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from rekindle.text.messages import Message
 from rekindle.text.prompt import PromptEncoder, RenderedPrompt
 from rekindle.text.vocabulary import MARK, agreeing
 
-# What follows: a user's words, results of the calls, results and words of the user's behind them, or more words in the
-# last message itself.
+# What follows: a user message, results of the calls, results and then a user message, or more text in the last message
+# itself.
 Probes = Literal["user", "tool", "tool_user", "more"]
-# They share no beginning, so that nothing of them stands in what both prompts agree on; nor do their calls' ids, which
-# have nine letters and digits because some templates take no others.
+# They share no prefix, so that nothing of them is in what both prompts have in common; nor do their calls' ids, which
+# have nine letters and digits because some templates accept no others.
 _PROBES = (("Yes, go on.", "a"), ("4 of them.", "b"))
 _MORE = (" more", "\n4")
-_LONGEST_RUN = 8  # bytes that hold two blanks, whatever they are
+_LONGEST_RUN = 8  # bytes that hold any two blanks
 
 
 def anticipated(
@@ -36,12 +36,12 @@ def anticipated(
     probes: Probes,
     call_ids: Sequence[str] = (),
 ) -> RenderedPrompt | None:
-    """Return what all prompts have in common that continue `messages` with a user's words or with tool results.
+    """Return the common prefix of all prompts that continue `messages` with a user message or with tool results.
 
-    "tool" probes answer every call of the last message; "tool_user" ones end with words of the user's, which some
-    templates take for the end of the work before. `call_ids`: the ids that its calls will have when it is sent
-    back; without them nothing counts as common that depends on them. None where the template refuses such a
-    conversation, or where nothing is common. Costs two renderings.
+    "tool" probes answer every call of the last message; "tool_user" ones end with a user message, which some
+    templates treat as the end of the previous work. `call_ids`: the ids that its calls will have when it is sent
+    back; without them, nothing that depends on them counts as common. None if the template refuses such a
+    conversation, or if nothing is common. Costs two renderings.
     """
     try:
         one, other = (
@@ -51,14 +51,14 @@ def anticipated(
     except BadRequest:
         return None
     agreed = agreeing(one, other)
-    cut = next(cut for cut in encoder.safe_cuts(one, agreed, agreed) if _stands_alone(one, cut))
+    cut = next(cut for cut in encoder.safe_cuts(one, agreed, agreed) if _is_independent(one, cut))
     return RenderedPrompt(one[:cut]) if cut else None
 
 
-def _stands_alone(key: bytes, cut: int) -> bool:
-    """Whether what is before a safe cut is split as it is here where nothing comes behind it.
+def _is_independent(key: bytes, cut: int) -> bool:
+    """Whether the text before a safe cut is split the same way if nothing follows it.
 
-    Splitters look one character past a run of blanks: two or more may be one token at the end of a text, and are
+    Splitters look one character past a run of blanks: two or more may be one token at the end of a text, but are
     divided before words. Next to a control token a text ends in any case.
     """
     before = key[max(0, cut - _LONGEST_RUN) : cut].decode("utf-8", "replace")
@@ -80,12 +80,12 @@ def _continued(messages: Sequence[Message], probes: Probes, call_ids: Sequence[s
 
 
 def likely_probes(messages: Sequence[Message]) -> tuple[Probes, ...]:
-    """What may follow the last message, the likeliest first.
+    """Return what may follow the last message, the likeliest first.
 
-    Of calls: results, alone or with words behind them, first as it was with the calls before.
+    After calls: results, alone or followed by a user message; first the form that followed the previous calls.
     """
     *earlier, reply = messages
     if not reply.tool_calls:
         return ("user",)
-    behind = [after.role for before, after in pairwise(earlier) if before.role == "tool" and after.role != "tool"]
-    return ("tool_user", "tool") if behind[-1:] == ["user"] else ("tool", "tool_user")
+    followers = [after.role for before, after in pairwise(earlier) if before.role == "tool" and after.role != "tool"]
+    return ("tool_user", "tool") if followers[-1:] == ["user"] else ("tool", "tool_user")

@@ -1,11 +1,11 @@
-"""Jinja templates written by others: sandboxed, and bounded in what they do and write.
+"""Third-party Jinja templates: sandboxed, and bounded in work and output.
 
 Owns the environment whose compiled templates charge every iteration, call, filter, operator and piece of text to the
 meter of their rendering (see text/metering), and how a template is compiled and rendered. A template that would loop
-without end, double a text or recurse ends with Exceeded within seconds, whatever it is given; one that cannot be
-compiled ends with TemplateSyntaxError, whichever error of Python's that was.
+forever, keep doubling a text or recurse fails with Exceeded within seconds, whatever its input; one that cannot be
+compiled fails with TemplateSyntaxError, whichever error Python raised.
 
-Always true: a rendering ends, and never holds more characters than its allowance of work has units of its own.
+Always true: a rendering ends, and never creates more characters than its allowance of work has units.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _SMALL = 1 << 64
 MOST_SOURCE = 1 << 19  # characters of a template; the longest in use have some ten thousand
 MOST_WRITTEN = 64 << 20
 MOST_WORK = 1 << 27
-# What a template may fail with that is none of Jinja's own errors.
+# The errors a template may fail with, apart from Jinja's own.
 FAILURES = (TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RuntimeError, MemoryError)
 _COMPARISONS: dict[str, Callable[[Any, Any], Any]] = {
     "eq": operator.eq,
@@ -63,7 +63,7 @@ _COMPARING_TESTS = (
 
 
 class TooLong(Exceeded):
-    """The text became longer than it may be."""
+    """The text became longer than allowed."""
 
 
 class BoundedContext(jinja2.runtime.Context):
@@ -78,14 +78,14 @@ class BoundedContext(jinja2.runtime.Context):
         self.charge = meter.charge
 
     def derived(self, locals: dict[str, Any] | None = None) -> BoundedContext:
-        """The context with further names."""
+        """The context with further variables."""
         context = super().derived(locals)
         assert isinstance(context, BoundedContext)
         context.start(self.meter)
         return context
 
     def write(self, value: Any) -> str:
-        """A value as it is written where that is not counted otherwise."""
+        """Return the text of a value, charging what is not charged elsewhere."""
         if type(value) is not str and (self.meter.nests or isinstance(value, jinja2.utils.Namespace)):
             self.meter.charge(self.meter.sized(value))
         text = str(value)
@@ -133,12 +133,12 @@ class BoundedContext(jinja2.runtime.Context):
         return result
 
     def hold(self, value: Any) -> Any:
-        """A list or mapping that a template has put together."""
+        """Return a list or mapping that the template has built; it may hold a value twice."""
         self.meter.nests = True
         return value
 
     def key(self, value: Any) -> Any:
-        """What is used as a key: tuples are hashed as deep as they go."""
+        """Return a value used as a key, charged: tuples are hashed recursively."""
         if type(value) is tuple:
             self.meter.charge(self.meter.sized(value))
         return value
@@ -152,7 +152,7 @@ class BoundedContext(jinja2.runtime.Context):
 
 
 class BoundedEnvironment(jinja2.sandbox.ImmutableSandboxedEnvironment):
-    """An immutable sandbox whose templates can be rendered by `render` alone, within an allowance."""
+    """An immutable sandbox whose templates can only be rendered by `render`, within an allowance."""
 
     intercepted_binops = frozenset(("+", "-", "*", "/", "//", "%", "**"))
     context_class = BoundedContext
@@ -160,7 +160,7 @@ class BoundedEnvironment(jinja2.sandbox.ImmutableSandboxedEnvironment):
 
     def __init__(self, **options: Any) -> None:
         super().__init__(finalize=_written, **options)
-        del self.globals["lipsum"]  # as many words of nothing as one asks for, at random
+        del self.globals["lipsum"]  # random text of any requested length
         for name, work in list(self.filters.items()):
             self.filters[name] = metered(name, work)
         self.filters["sum"] = added
@@ -184,7 +184,7 @@ class BoundedEnvironment(jinja2.sandbox.ImmutableSandboxedEnvironment):
         return compute(context.meter, operator, (left, right), self.binop_table[operator])
 
     def call(__self, __context: jinja2.runtime.Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:
-        """What a call gives; methods of built-in values are charged by what they will do."""
+        """Return the result of a call; methods of built-in values are charged before they run."""
         assert isinstance(__context, BoundedContext)
         meter = __context.meter
         kind = type(__obj)
@@ -210,10 +210,10 @@ class BoundedEnvironment(jinja2.sandbox.ImmutableSandboxedEnvironment):
 def render(
     template: jinja2.Template, values: Mapping[str, Any], *, most: int = MOST_WRITTEN, work: int = MOST_WORK
 ) -> str:
-    """The template's text with these values in it.
+    """Render the template with these values.
 
-    Raises TooLong where that would be more than `most` characters, Exceeded where it takes more than `work` units, and
-    whatever else the template fails with: Jinja's errors and `FAILURES`.
+    Raises TooLong if the text would have more than `most` characters, Exceeded if it takes more than `work` units, and
+    the other errors of the template: Jinja's and `FAILURES`.
     """
     context = template.new_context(dict(values))
     assert isinstance(context, BoundedContext)
@@ -235,7 +235,7 @@ def _read(source: str, work: Callable[[], _Read]) -> _Read:
         return work()
     except jinja2.TemplateSyntaxError:
         raise
-    # Nested too deep, numbers of too many digits, more loops in each other than Python compiles.
+    # Nesting too deep, numbers of too many digits, more nested loops than Python compiles.
     except (SyntaxError, AssertionError, *FAILURES) as error:
         message = f"it cannot be compiled: {type(error).__name__}: {error}"
         raise jinja2.TemplateSyntaxError(message, 1) from error
@@ -243,7 +243,7 @@ def _read(source: str, work: Callable[[], _Read]) -> _Read:
 
 @jinja2.pass_context
 def _written(context: Any, value: Any) -> Any:
-    """A value that is about to be written."""
+    """Charge a value that is about to be written."""
     return value if isinstance(value, str) and not context.charge(len(value)) else context.write(value)
 
 
@@ -257,12 +257,12 @@ def _metered_test(work: Any) -> Callable[..., Any]:
 
 
 def _own(kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments that the template wrote: Jinja adds the variables of loops and blocks."""
+    """The arguments written in the template: Jinja adds the variables of loops and blocks."""
     return {name: value for name, value in kwargs.items() if name not in ("_loop_vars", "_block_vars")}
 
 
 def _charged(meter: Meter, bound: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, ...]:
-    """The arguments of a bound method, paid for: iterators are lists now."""
+    """Charge the arguments of a bound method; return them with iterators as lists."""
     owner = bound.__self__
     args = tuple([list(meter.all_of(value)) if isinstance(value, Iterator) else value for value in args])
     given = [*args, *_own(kwargs).values()] if kwargs else list(args)
@@ -301,7 +301,7 @@ class _EscapingFormatter(_Formatter, EscapeFormatter):
 def _formatted(
     environment: BoundedEnvironment, meter: Meter, wrapper: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> str:
-    """What `text.format(...)` gives: Jinja's sandbox hands out a wrapper of the text's own method."""
+    """Return `text.format(...)`: Jinja's sandbox passes a wrapper of the text's method."""
     text = wrapper.__wrapped__.__self__
     if wrapper.__name__ == "format_map":
         if kwargs or len(args) != 1:

@@ -1,7 +1,7 @@
-"""Python from Jinja's syntax trees, with a charge wherever a template could do more than a step's work.
+"""Compile Jinja's syntax trees to Python, with a charge wherever a template could do more than a step's work.
 
-Knows what is charged where, not how much there is: that has the context of each rendering (see text/bounded). What
-costs nothing worth counting stays as Jinja compiles it: comparisons with constants, attributes, single elements.
+Knows what is charged where, not how much is left: that is in the context of each rendering (see text/bounded).
+Operations of negligible cost stay as Jinja compiles them: comparisons with constants, attributes, single elements.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ class BoundedCode(CodeGenerator):
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
-        self._bodies: dict[int, int] = {}  # what is charged on entering, besides their nodes
-        self._wrapped: dict[int, str] = {}  # expressions that stand in a call
+        self._bodies: dict[int, int] = {}  # what is charged on entry, in addition to their nodes
+        self._wrapped: dict[int, str] = {}  # expressions that are wrapped in a call
 
     def visit_Template(self, node: nodes.Template, frame: Frame | None = None) -> None:
         self._bodies |= {id(block.body): ENTRY for block in node.find_all(nodes.Block)}
@@ -120,7 +120,7 @@ class BoundedCode(CodeGenerator):
         self.write(")")
 
     def _output_child_pre(self, node: nodes.Expr, frame: Frame, finalize: Any) -> None:
-        """What is written at the outermost level is counted when it leaves, so a text costs nothing there."""
+        """Wrap what is written; text at the outermost level is charged when it is output, so not here."""
         if frame.eval_ctx.volatile or frame.eval_ctx.autoescape:
             super()._output_child_pre(node, frame, finalize)
         else:
@@ -140,12 +140,12 @@ class BoundedCode(CodeGenerator):
         self.write(")")
 
     def _key(self, node: nodes.Expr) -> None:
-        """Tuples are hashed as deep as they go; what cannot be one needs no look."""
+        """Charge a key that may be a tuple, which is hashed recursively."""
         if isinstance(node, nodes.Name | nodes.Getattr | nodes.Getitem | nodes.Call | nodes.Filter | nodes.Tuple):
             self._wrapped[id(node)] = "context.key("
 
     def _literal(self, node: nodes.Literal, visit: Callable[[Any, Frame], None], frame: Frame) -> None:
-        """Only what a template puts together itself can hold one thing more than once."""
+        """Mark a literal: only a value built by the template can hold one object more than once."""
         if all(isinstance(child, nodes.Const) for child in node.iter_child_nodes()):
             visit(node, frame)
             return
@@ -159,7 +159,7 @@ def _count(node: Node) -> int:
 
 
 def _is_cheap(left: nodes.Expr, operand: nodes.Operand) -> bool:
-    """Whether a comparison takes no longer than its constant is long."""
+    """Whether the cost of a comparison is bounded by the length of its constant."""
     right = operand.expr
     if operand.op not in ("in", "notin"):
         return isinstance(left, nodes.Const) or isinstance(right, nodes.Const)

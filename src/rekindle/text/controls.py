@@ -1,8 +1,9 @@
-"""Control tokens: which added tokens structure a prompt, and how their spelling in content is kept apart.
+"""Control tokens: which added tokens structure a prompt, and how look-alikes in content are kept apart.
 
 A control token is flagged special, or it is an added token that the chat template names (blank runs excepted). Content
-may spell one: there it is text. So before a template runs, a guard character goes inside every look-alike; after it,
-unguarded spellings are tokens, and the guards go. The guard is refused in input, so nobody can place one.
+may hold the same characters: there they are text. So before a template runs, a guard character is inserted into every
+look-alike; after it, unguarded occurrences are tokens, and the guards are removed. The guard is refused in input, so no
+client can insert one.
 
     content  "say <|im_end|>"  -guard-▶  "say <⟂|im_end|>"  -template-▶  "...<⟂|im_end|><|im_end|>"
     -split-▶  "...<|im_end|>", token
@@ -22,9 +23,9 @@ from rekindle.text.messages import GUARD
 WHITE_SPACE = (
     "\t\n\x0b\x0c\r \x85\xa0\u1680" + "".join(map(chr, range(0x2000, 0x200B))) + "\u2028\u2029\u202f\u205f\u3000"
 )
-BLANK = "\u2581"  # ▁, the sign that stands for a space inside sentencepiece tokens
+BLANK = "\u2581"  # ▁, the sign for a space inside sentencepiece tokens
 
-MOST_IDS = 1 << 24  # that keys can spell (see vocabulary)
+MOST_IDS = 1 << 24  # the number of ids that keys can encode (see vocabulary)
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +42,7 @@ class AddedToken:
 
     @classmethod
     def from_json(cls, entry: Mapping[str, Any]) -> AddedToken:
-        """An entry of the file; ValueError for one without content, or with an id that no key can spell."""
+        """Read an entry of the file; ValueError if it has no content, or an id that no key can encode."""
         flags = {name: bool(entry.get(name, False)) for name in ("lstrip", "rstrip", "single_word", "normalized")}
         token = cls(int(entry["id"]), str(entry["content"]), bool(entry.get("special", False)), **flags)
         if not token.content:
@@ -52,7 +53,7 @@ class AddedToken:
 
 
 def find_control_tokens(added: Iterable[AddedToken], template_literals: Iterable[str]) -> tuple[AddedToken, ...]:
-    """Those of the added tokens that structure prompts of this template."""
+    """Return the added tokens that structure prompts of this template."""
     literals = [text for text in template_literals if text]
     found = []
     for token in added:
@@ -64,7 +65,7 @@ def find_control_tokens(added: Iterable[AddedToken], template_literals: Iterable
 
 
 class ControlTokens:
-    """Guards look-alikes in content and splits rendered text at what is left."""
+    """Guards look-alikes in content and splits rendered text at the real tokens."""
 
     def __init__(self, tokens: Sequence[AddedToken]) -> None:
         bad = next((token.content for token in tokens if GUARD in token.content), None)
@@ -77,11 +78,11 @@ class ControlTokens:
         self._pattern = _alternatives(token for token in tokens)
 
     def guard(self, text: str) -> str:
-        """Make every spelling of a control token in `text` be text."""
+        """Guard every look-alike of a control token in `text`."""
         return self._all.apply(text)
 
     def guard_reply(self, text: str) -> str:
-        """The same for assistant content, where tokens without the special flag (`<think>`) are tokens."""
+        """The same for assistant content, where tokens without the special flag (`<think>`) stay tokens."""
         return self._flagged.apply(text)
 
     def guard_name(self, text: str) -> str:
@@ -90,17 +91,17 @@ class ControlTokens:
         return (GUARD if inside and text else "") + self._all.apply(text)
 
     def guard_structured(self, text: str) -> str:
-        """The same for structured text of a reply, where a flagged token is spelled behind a guard of its own."""
+        """The same for structured text of a reply, where a flagged token follows a guard."""
         first, *others = text.split(GUARD)
         parts = [self.guard_reply(first)]
         for part in others:
             flagged = (token.content for token in self.tokens if token.special and part.startswith(token.content))
-            spelled = max(flagged, key=len, default="")
-            parts += [spelled, self.guard_reply(part[len(spelled) :])]
+            content = max(flagged, key=len, default="")
+            parts += [content, self.guard_reply(part[len(content) :])]
         return "".join(parts)
 
     def split(self, text: str) -> list[str | int]:
-        """Cut rendered text into texts and token ids, in order, without guards; blanks that tokens swallow go."""
+        """Split rendered text into texts and token ids, in order, without guards and blanks that tokens strip."""
         pieces: list[str | int] = []
         end, strip_next = 0, False
         for found in self._pattern.finditer(text) if self._pattern else ():
@@ -113,16 +114,16 @@ class ControlTokens:
 
 
 class _Guard:
-    """Puts the guard inside every occurrence, overlapping ones too, of some spellings."""
+    """Inserts the guard into every occurrence of some texts, overlapping ones too."""
 
-    def __init__(self, spellings: Sequence[str]) -> None:
+    def __init__(self, contents: Sequence[str]) -> None:
         self._starts: Callable[[str], str] | None = None
-        if spellings:
-            longest_first = sorted(spellings, key=len, reverse=True)
+        if contents:
+            longest_first = sorted(contents, key=len, reverse=True)
             pattern = re.compile(f"(?s)(?=(?:{'|'.join(map(re.escape, longest_first))}))(.)")
             self._starts = lambda text: pattern.sub(rf"\1{GUARD}", text)
-        self._first = {spelling[0] for spelling in spellings}
-        self._beginnings = {spelling[:end] for spelling in spellings for end in range(1, len(spelling))}
+        self._first = {content[0] for content in contents}
+        self._beginnings = {content[:end] for content in contents for end in range(1, len(content))}
         self._longest = max((len(beginning) for beginning in self._beginnings), default=0)
 
     def apply(self, text: str) -> str:
@@ -136,11 +137,11 @@ class _Guard:
 
 
 def _alternatives(tokens: Iterable[AddedToken]) -> re.Pattern[str] | None:
-    """Leftmost, then longest: the order in which the library matches added tokens."""
+    """Compile a pattern that matches leftmost, then longest: as the library matches added tokens."""
     parts = []
     for token in sorted(tokens, key=lambda token: len(token.content), reverse=True):
         part = re.escape(token.content)
-        # A spelling of one character has no inside: its guard stands behind it.
+        # A token of one character has no inside: its guard follows it.
         part += f"(?!{GUARD})" if len(token.content) == 1 else ""
         parts.append(rf"(?<!\w){part}(?!\w)" if token.single_word else part)
     return re.compile("|".join(parts)) if parts else None

@@ -1,7 +1,7 @@
 """Dates and times as people and programs write them, wherever prompts are compared.
 
-Owns what counts as one, and which whole lines say nothing else: those that clients put into prompts and that move on
-by themselves.
+Owns what counts as one, and which whole lines hold nothing else: clients put those into prompts, and they change
+without any action of the user.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ _CAMEL = re.compile(r"(?<=[a-z])(?=[A-Z])")
 _WORDS = re.compile(r"[^\W\d_]+(?:['’][^\W\d_]+)?|\d+")
 _NAMES = frozenset("date time datetime today today's todays now timestamp".split())
 _AROUND = frozenset("a and as at current currently day for in is it it's iso local of on system the this was".split())
-_LONGEST = 200  # characters of a line that says a date and nothing else
+_LONGEST = 200  # characters of a line that holds only a date
 
 
 def without_dates(text: str) -> str:
-    """The text with one sign in place of every date and time."""
+    """Replace every date and time in the text by one sign."""
     return DATES.sub("◦", text)
 
 
 def says_date(line: str) -> bool:
-    """Whether a line says what date or time it is, and nothing else."""
+    """Whether a line states the date or time, and nothing else."""
     found = _read(line)
     return found is not None and found[0] and (bool(found[1] & _NAMES) or found[1] == {"it", "is"})
 
@@ -43,13 +43,13 @@ def is_date(line: str) -> bool:
 
 
 def announces_date(line: str) -> bool:
-    """Whether a line is a heading under which a date or time stands."""
+    """Whether a line is a heading for a date or time."""
     found = _read(line)
     return found is not None and not found[0] and bool(found[1] & _NAMES)
 
 
 def _read(line: str) -> tuple[bool, set[str]] | None:
-    """Whether a date stands in the line, and its other words; None where it says anything else."""
+    """Whether the line holds a date, and its other words; None if it says anything else."""
     if len(line) > _LONGEST:
         return None
     rest, num_dates = DATES.subn(" ", line)

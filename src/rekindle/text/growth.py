@@ -1,7 +1,7 @@
-"""What a chat template does to a conversation that grows.
+"""How a chat template renders a growing conversation.
 
-Owns a few sample conversations and the reading of their renderings: is each next prompt the last one, the reply as it
-was generated, and something new? Where it is not, the part from the first difference on is computed again each turn.
+Owns a few sample conversations and the comparison of their renderings: is each next prompt the last one, the reply as
+it was generated, and something new? If not, the part from the first difference on is recomputed each turn.
 Used by the banner at start and by explanations; knows no tokens and no KV.
 """
 
@@ -15,21 +15,21 @@ from typing import Any, Literal
 from rekindle.errors import BadRequest
 from rekindle.text.template import ChatTemplate
 
-# What is rendered otherwise in the next prompt, from its first difference on. "refused": the template does not take it.
+# Where the next prompt first differs from the last one. "refused": the template refuses such a conversation.
 Lost = Literal["nothing", "reply", "cue", "last_user", "earlier", "refused"]
 
 _SYSTEM = {"role": "system", "content": "System words."}
 _TURNS = (("First question.", "First answer."), ("Second question.", "Second answer."), ("Third question.", ""))
-_THOUGHT = "<think>\nSome thought.\n</think>\n\n"
+_REASONING = "<think>\nSome reasoning.\n</think>\n\n"
 _TOOLS = [{"type": "function", "function": {"name": "look", "description": "Looks.", "parameters": {}}}]
 _NOON = datetime(2024, 1, 31, 12, 0, 0)
 
 
 @dataclass(frozen=True, slots=True)
 class TemplateGrowth:
-    """What each turn loses: with plain replies, with a blank at their end, with thinking, with tools on offer.
+    """What each turn loses: with plain replies, with a blank at their end, with reasoning, with tools.
 
-    `dated`: the rendering depends on the clock. `two_users`: two user messages in a row are taken.
+    `dated`: the rendering depends on the clock. `two_users`: two user messages in a row are accepted.
     """
 
     plain: Lost
@@ -40,22 +40,22 @@ class TemplateGrowth:
     two_users: bool
 
     def summary(self) -> str:
-        """One line for people."""
-        said = [_WORDS[self.plain]]
+        """One line for display."""
+        parts = [_WORDS[self.plain]]
         others = {"replies that end in a blank": self.trailing_blank, "thinking": self.thinking, "tools": self.tools}
-        said += [f"with {name}: {_WORDS[lost]}" for name, lost in others.items() if lost != self.plain]
-        said += ["it prints the date: everything behind it is computed anew when that changes"] if self.dated else []
-        said += ["it refuses two user messages in a row"] if not self.two_users else []
-        return "; ".join(said)
+        parts += [f"with {name}: {_WORDS[lost]}" for name, lost in others.items() if lost != self.plain]
+        parts += ["it prints the date: everything after it is recomputed when that changes"] if self.dated else []
+        parts += ["it refuses two user messages in a row"] if not self.two_users else []
+        return "; ".join(parts)
 
 
 _WORDS: dict[Lost, str] = {
-    "nothing": "every turn goes on where the last one ended",
-    "reply": "each reply is rendered otherwise in the next turn and computed again",
-    "cue": "the cue before a reply is rendered otherwise in the next turn, so each reply is computed again",
-    "last_user": "the last user message changes in the next turn: it and the reply are computed again",
-    "earlier": "text before the last user message changes each turn: most of the prompt is computed again",
-    "refused": "the template does not take such a conversation",
+    "nothing": "every turn continues where the last one ended",
+    "reply": "each reply is rendered differently in the next turn and recomputed",
+    "cue": "the cue before a reply is rendered differently in the next turn, so each reply is recomputed",
+    "last_user": "the last user message changes in the next turn: it and the reply are recomputed",
+    "earlier": "text before the last user message changes each turn: most of the prompt is recomputed",
+    "refused": "the template refuses such a conversation",
 }
 
 
@@ -65,7 +65,7 @@ def analyse_growth(template: ChatTemplate) -> TemplateGrowth:
     return TemplateGrowth(
         plain=_lost(fixed, "", "", None),
         trailing_blank=_lost(fixed, "", " \n", None),
-        thinking=_lost(fixed, _THOUGHT, "", None),
+        thinking=_lost(fixed, _REASONING, "", None),
         tools=_lost(fixed, "", "", _TOOLS),
         dated=_is_dated(template),
         two_users=_takes(fixed, [_user("One."), _user("Two.")]),
@@ -73,7 +73,7 @@ def analyse_growth(template: ChatTemplate) -> TemplateGrowth:
 
 
 def _lost(template: ChatTemplate, before: str, after: str, tools: Sequence[Any] | None) -> Lost:
-    """Of a first and a second turn, what is lost earliest."""
+    """The earliest part lost in a first and a second turn."""
     order: tuple[Lost, ...] = ("refused", "earlier", "last_user", "cue", "reply", "nothing")
     return min((_lost_after(template, turn, before, after, tools) for turn in (1, 2)), key=order.index)
 
@@ -91,7 +91,7 @@ def _lost_after(template: ChatTemplate, turn: int, before: str, after: str, tool
         following = template.render(later, tools)
     except BadRequest:
         return "refused"
-    # Templates whose cue opens the thinking have the model go on behind it.
+    # If the cue opens the reasoning, the model continues after that.
     opened = before.split("\n")[0]
     if opened and prompt.rstrip().endswith(opened):
         reply = reply.removeprefix(opened).lstrip("\n") if prompt.endswith("\n") else reply.removeprefix(opened)

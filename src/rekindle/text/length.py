@@ -1,9 +1,9 @@
-"""How long a prompt may be before anybody tokenises it.
+"""How long a prompt may be before it is tokenised.
 
-Owns one fact: no token spells more than `longest` bytes, so a text of more than `max_context` times as many cannot fit,
-whatever it says. Bytes are counted in microseconds, tokens at a second per megabyte. What a caller sends may be longer
-than its prompt, for templates leave things out (thoughts of old turns, blanks at the ends): it is refused when it is
-several times as long, so that it is not even rendered. Knows no template and no tokenizer.
+Owns one fact: no token has more than `longest` bytes of text, so a text of more than `max_context` times as many cannot
+fit. Bytes are counted in microseconds, tokens at a second per megabyte. What a caller sends may be longer than its
+prompt, because templates drop parts of it (reasoning of old turns, blanks at the ends): it is refused if it is several
+times as long, before it is rendered. Knows no template and no tokenizer.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from typing import Any
 from rekindle.errors import PromptTooLong
 from rekindle.text.messages import Message
 
-LEFT_OUT = 8  # times as long as its prompt may be what a template is given
-SPELLED_OUT = 4  # bytes of JSON for a byte of text, on the average: escapes take two to six, most text takes none
-LEAST_BYTES = 4 << 10  # of a prompt that are always looked at: milliseconds of work
-LEAST_BODY = 1 << 20  # the same of a body
+LEFT_OUT = 8  # how many times longer than its prompt the input of a template may be
+JSON_BYTES = 4  # of a byte of text, on average: an escape takes two to six, most text needs none
+LEAST_BYTES = 4 << 10  # of a prompt that are always processed: milliseconds of work
+LEAST_BODY = 1 << 20  # the same for a body
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,46 +30,46 @@ class PromptBound:
 
     @property
     def max_bytes(self) -> int:
-        """Bytes of text that may fit; more never do."""
+        """The most bytes of text that can fit."""
         return max(LEAST_BYTES, self.max_context * self.longest)
 
     @property
     def max_sent(self) -> int:
-        """Characters of what may become a prompt that fits, the guards inside spelled control tokens included."""
+        """The most characters that can become a prompt that fits, guards inside look-alikes included."""
         return LEFT_OUT * self.max_bytes
 
     @property
     def max_body_bytes(self) -> int:
-        """Bytes of a JSON body that may hold a prompt that fits."""
-        return max(LEAST_BODY, SPELLED_OUT * self.max_sent)
+        """The most bytes of a JSON body that can hold a prompt that fits."""
+        return max(LEAST_BODY, JSON_BYTES * self.max_sent)
 
     def check(self, num_bytes: int) -> None:
-        """PromptTooLong for a rendered prompt of so many bytes that cannot fit."""
+        """Raise PromptTooLong for a rendered prompt of more bytes than can fit."""
         if num_bytes > self.max_bytes:
             raise self.refusal(f"{num_bytes:,} bytes")
 
     def check_sent(self, num_chars: int) -> None:
-        """PromptTooLong for what is longer than templates leave out of it."""
+        """Raise PromptTooLong for input that cannot fit, whatever the template drops of it."""
         if num_chars > self.max_sent:
             raise self.refusal(f"{num_chars:,} characters were sent")
 
     def check_ids(self, num_ids: int) -> None:
-        """PromptTooLong for more ids than the context holds."""
+        """Raise PromptTooLong for more ids than the context holds."""
         if num_ids > self.max_context:
             raise self.refusal(f"{num_ids:,} ids")
 
     def check_count(self, num_messages: int) -> None:
-        """PromptTooLong for more messages than there may be tokens: each becomes one at least."""
+        """Raise PromptTooLong for more messages than the context has tokens: each becomes at least one."""
         if num_messages > max(LEAST_BYTES, self.max_context):
             raise self.refusal(f"{num_messages:,} messages")
 
     def check_messages(self, messages: Sequence[Message], tools: Sequence[Any] | None) -> None:
-        """As `check_sent`, of a conversation."""
+        """Apply `check_count` and `check_sent` to a conversation."""
         self.check_count(len(messages))
         self.check_sent(num_chars(messages, tools))
 
     def refusal(self, size: str) -> PromptTooLong:
-        """What a prompt of this size, in words, is refused with."""
+        """Return the error for a prompt of this size, given in words."""
         return PromptTooLong(
             f"the prompt has more than {self.max_context} tokens ({size}) and the context holds {self.max_context}: "
             "shorten the prompt or serve with a larger max_context",

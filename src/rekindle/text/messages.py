@@ -22,7 +22,7 @@ ROLES = ("system", "user", "assistant", "tool")
 TEXT_PARTS = ("text", "input_text", "output_text")
 REASONING_KEYS = ("reasoning_content", "reasoning", "thinking")
 KNOWN_KEYS = frozenset(("role", "content", "name", "tool_calls", "tool_call_id", *REASONING_KEYS))
-# What clients echo from an answer; it says nothing that a prompt could hold.
+# What clients echo from an answer; none of it belongs in a prompt.
 ECHOED_KEYS = frozenset(("refusal", "annotations", "audio", "function_call", "id", "index", "status"))
 
 
@@ -48,18 +48,18 @@ class Message:
 
 
 def plainer_forms(messages: Sequence[Message]) -> Iterator[list[Message]]:
-    """The same conversation as templates take it that refuse it as it is, the nearest form first; often none.
+    """Yield simpler forms of a conversation, for templates that refuse it; the nearest form first, often none.
 
-    System messages at the head become one, later ones the user's; then words of the user in a row one message, and
-    those right behind a tool's result a part of it. Thoughts beside text and calls become the first paragraph of the
-    text. At last no system message is left.
+    System messages at the head become one, later ones become user messages; then consecutive user messages become one,
+    and those right after a tool result become part of it. Reasoning next to text and calls becomes the first paragraph
+    of the text. In the last forms no system message is left.
     """
     systems = _with_one_system(messages)
-    thoughts = [_with_thoughts_in_text(message) for message in messages]
-    plain = _with_one_system(thoughts)
+    inlined = [_with_reasoning_in_text(message) for message in messages]
+    plain = _with_one_system(inlined)
     turns, plain_turns, users = (_joined(form, "user") for form in (systems, plain, _of_user(plain)))
     forms = [systems, turns, _joined(messages, "tool"), _joined(turns, "tool")]
-    forms += [thoughts, plain_turns, _joined(plain_turns, "tool"), users, _joined(users, "tool")]
+    forms += [inlined, plain_turns, _joined(plain_turns, "tool"), users, _joined(users, "tool")]
     tried = [list(messages)]
     for form in forms:
         if form not in tried:
@@ -67,7 +67,7 @@ def plainer_forms(messages: Sequence[Message]) -> Iterator[list[Message]]:
             yield form
 
 
-def _with_thoughts_in_text(message: Message) -> Message:
+def _with_reasoning_in_text(message: Message) -> Message:
     if not (message.reasoning and message.content and message.tool_calls):
         return message
     return replace(message, content=f"{message.reasoning}\n\n{message.content}", reasoning=None)
@@ -84,7 +84,7 @@ def _of_user(messages: Sequence[Message]) -> list[Message]:
 
 
 def _joined(messages: Sequence[Message], onto: str) -> list[Message]:
-    """With the user's words right behind a message of the role `onto` inside it."""
+    """Merge user messages into a message of the role `onto` right before them."""
     merged: list[Message] = []
     for message in messages:
         if merged and (merged[-1].role, message.role) == (onto, "user"):
@@ -107,7 +107,7 @@ class Arguments(dict[str, Any]):
 
 
 def normalise_messages(raw: Any) -> tuple[Message, ...]:
-    """Return a list of JSON messages in the one form everything else works on.
+    """Convert a list of JSON messages to the form that everything else uses.
 
     Raises BadRequest, naming the index, for roles, parts, keys and characters that cannot be served.
     """
@@ -118,13 +118,13 @@ def normalise_messages(raw: Any) -> tuple[Message, ...]:
     return tuple(_message(item, f"messages[{index}]") for index, item in enumerate(raw))
 
 
-def respelled(arguments: Any) -> str:
-    """The JSON of tool arguments that a caller sends as an object; one way to spell them, wherever that is needed."""
+def arguments_json(arguments: Any) -> str:
+    """Serialize tool arguments that a caller sends as an object, everywhere in the same way."""
     return json.dumps(arguments, ensure_ascii=False)
 
 
 def check_text(text: str, where: str) -> str:
-    """Return `text` if it can stand in a prompt: no half of a surrogate pair, no guard character."""
+    """Return `text` if a prompt may contain it: no half of a surrogate pair, no guard character."""
     if GUARD in text:
         raise BadRequest(f"{where} contains U+FDD0, a noncharacter used internally: remove it", param=where)
     try:
@@ -137,12 +137,12 @@ def check_text(text: str, where: str) -> str:
 
 
 def is_sound(text: str) -> bool:
-    """Whether `text` can stand in a prompt as it is."""
+    """Whether a prompt may contain `text`."""
     return GUARD not in text and not _SURROGATES.search(text)
 
 
 def sound(text: str) -> str:
-    """The same with U+FFFD in place of what cannot stand in a prompt."""
+    """Replace what a prompt may not contain by U+FFFD."""
     return _SURROGATES.sub("\ufffd", text).replace(GUARD, "\ufffd")
 
 
@@ -171,9 +171,9 @@ def map_strings(value: Any, change: Callable[[str], str]) -> Any:
 
 
 def arguments_for_template(arguments: str, change: Callable[[str], str]) -> Any:
-    """Tool arguments as an object where they are one, else the string; `change` is applied to every string.
+    """Return tool arguments as an object if they are one, else the string; `change` is applied to every string.
 
-    JSON escapes can spell what no prompt may hold: values get U+FFFD for it, the text keeps its escapes.
+    JSON escapes can encode what no prompt may contain: values get U+FFFD for it, the text keeps its escapes.
     """
     try:
         value = json.loads(arguments) if arguments.strip() else {}

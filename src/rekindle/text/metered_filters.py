@@ -1,7 +1,7 @@
-"""Jinja's filters, each charged for its work before it does it.
+"""Jinja's filters, each charged before it runs.
 
-Owns what every filter takes, by its name. One that is not listed takes `SLOW` units for each character and element that
-goes in, which is enough for anything that gives no more than it gets.
+Owns the cost of every filter, by name. One that is not listed costs `SLOW` units for each character and element of its
+input, which is enough for any filter whose output is no longer than its input.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from rekindle.text.metering import CALL, ELEMENT, MOST_PRECISION, NODE, SLOW, Me
 
 Cost = Callable[[Meter, Any, list[Any]], int]
 
-# Filters that hand on what they are given one by one: charged for each that they take.
+# Filters that pass elements on one by one: charged for each element.
 LAZY = frozenset(("batch", "map", "reject", "rejectattr", "select", "selectattr", "slice", "unique"))
 _COPIES = (
     "capitalize", "escape", "e", "forceescape", "float", "int", "lower", "list", "reverse", "string", "trim", "upper",
 )  # fmt: skip
-# What takes the same time whatever it is given.
+# Filters that take constant time.
 FREE = frozenset(
     ("abs", "attr", "count", "d", "default", "filesizeformat", "first", "last", "length", "random", "safe")
 )
@@ -91,9 +91,9 @@ def _rounded(meter: Meter, value: Any, given: list[Any]) -> int:
 
 
 def _json(meter: Meter, value: Any, given: list[Any]) -> int:
-    """Every element may stand on a line of its own, indented as deep as it lies."""
+    """Every element may be on a separate line, indented by its depth."""
     if not given and not meter.nests:
-        return 0  # as long as what a caller sent, and charged by what comes out
+        return 0  # as long as what a caller sent, and charged by its output
     indent = next((item for item in given if isinstance(item, int | str) and not isinstance(item, bool)), 0)
     size = meter.sized(value)
     width = len(indent) if isinstance(indent, str) else abs(indent)
@@ -130,7 +130,7 @@ COSTS: dict[str, Cost] = {
 
 
 def metered(name: str, work: Callable[..., Any]) -> Callable[..., Any]:
-    """The same filter, charged to the meter of the context that it runs in."""
+    """Wrap a filter so that it is charged to the meter of its context."""
     cost = COSTS.get(name, _slow)
     passes = _PassArg.from_obj(work)
     lazy = name in LAZY
@@ -164,7 +164,7 @@ def _context(passes: _PassArg | None, context: Context) -> tuple[Any, ...]:
 
 @jinja2.pass_context
 def added(context: Any, values: Any, attribute: Any = None, start: Any = 0) -> Any:
-    """Jinja's `sum`, each addition charged: of lists it would copy all that came before."""
+    """Jinja's `sum`, each addition charged: with lists, each copies all previous elements."""
     items = context.meter.all_of(values)
     if attribute is not None:
         items = context.environment.filters["map"](context, items, attribute=attribute)

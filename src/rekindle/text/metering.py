@@ -1,8 +1,8 @@
-"""The work a template may do: how much of it is left, and how much an operation on values of a size takes.
+"""The work a template may do: how much of it is left, and what an operation on values of a given size costs.
 
-A unit is a character produced or looked at; what takes longer or holds more takes as many units as it is worth: some
-ten nanoseconds each. Everything is charged before it is done, by the size of what goes in and an upper bound of what
-comes out, so no operation allocates more than the allowance. Counts only: no clock, the same on every machine.
+A unit is a character produced or read, some ten nanoseconds; what takes longer or holds more costs more units in
+proportion. Everything is charged before it is done, by the size of the input and an upper bound of the output, so no
+operation allocates more than the allowance. Counts only: no clock, the same on every machine.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ from typing import Any
 import jinja2
 import jinja2.utils
 
-STEP = 32  # an iteration, and each node of what is inside it one more
+STEP = 32  # an iteration, and one more for each node inside it
 CALL = 64  # of a filter or a function
 ENTRY = 256  # into a macro, a block or a recursive loop, with its buffer
 ELEMENT = 8  # of a list that is copied, as many bytes
-NODE = 64  # of nested values that are walked through
-SLOW = 16  # units a character of what is done by regular expressions or character by character in Python
-# Methods of texts that look at each character once and give no more than there is.
+NODE = 64  # of nested values that are traversed
+SLOW = 16  # units per character, in regular expressions or loops in Python
+# Methods of texts that read each character once and return no more than the text.
 LINEAR = frozenset(
     ("startswith", "endswith", "strip", "lstrip", "rstrip", "lower", "upper", "removeprefix", "removesuffix", "find")
 )
-MOST_BITS = 1 << 16  # of a whole number: nothing that is computed with two of them takes long
+MOST_BITS = 1 << 16  # of an integer: no operation on two of them takes long
 MOST_PRECISION = 1_000
 
 _WIDTHS = re.compile(r"\d+")
@@ -36,13 +36,13 @@ class Exceeded(jinja2.TemplateRuntimeError):
 
 
 class Meter:
-    """What is left of an allowance of work; `charge` raises Exceeded where it is not enough."""
+    """The rest of an allowance of work; `charge` raises Exceeded if it is not enough."""
 
     __slots__ = ("left", "nests")
 
     def __init__(self, allowance: int) -> None:
         self.left = allowance
-        self.nests = False  # whether one list or mapping may be in several places: what callers send is never so
+        self.nests = False  # whether one list or mapping may be in several places; never so in what callers send
 
     def charge(self, amount: int) -> None:
         self.left -= amount
@@ -50,7 +50,7 @@ class Meter:
             raise Exceeded("it takes more work than a template may do")
 
     def sized(self, value: Any) -> int:
-        """Characters and elements of a value with all that it holds, as often as it holds it."""
+        """Count the characters and elements of a value and its contents, each as often as it occurs."""
         total = 0
         rest = [value]
         while rest:
@@ -73,14 +73,14 @@ class Meter:
         return total
 
     def all_of(self, values: Iterable[Any]) -> Iterator[Any]:
-        """The same values, each charged as a step when it is taken."""
+        """Yield the same values, each charged as a step."""
         for value in values:
             self.charge(STEP)
             yield value
 
 
 def _spread(item: Any, deeper: list[Any]) -> int:
-    """What a value takes by itself; what it holds is added to `deeper`."""
+    """Return the cost of a value itself; add its contents to `deeper`."""
     if isinstance(item, str | bytes):
         return len(item)
     if isinstance(item, int):
@@ -97,7 +97,7 @@ def _spread(item: Any, deeper: list[Any]) -> int:
 
 
 def compute(meter: Meter, operator: str, values: tuple[Any, Any], work: Callable[[Any, Any], Any]) -> Any:
-    """What `left operator right` is, charged first. Raises OverflowError for numbers that grow without end."""
+    """Charge `left operator right`, then compute it. Raises OverflowError for numbers of too many bits."""
     left, right = values
     if isinstance(left, int) and isinstance(right, int):
         bits, others = left.bit_length(), right.bit_length()
@@ -119,14 +119,14 @@ def compute(meter: Meter, operator: str, values: tuple[Any, Any], work: Callable
 
 
 def flat(value: Any) -> int:
-    """Units of a copy of a value that copies nothing of what it holds."""
+    """Units of a shallow copy of a value."""
     if isinstance(value, str | bytes):
         return len(value) + ELEMENT
     return ELEMENT * (1 + len(value)) if isinstance(value, Sized) else ELEMENT
 
 
 def _printed(meter: Meter, form: str | bytes, values: Any) -> int:
-    """The most that a text with `%` in it becomes."""
+    """The most characters of a text after `%` formatting."""
     text = form.decode("latin-1") if isinstance(form, bytes) else form
     given = values if isinstance(values, tuple) else (values,)
     most = max((abs(value) for value in given if isinstance(value, int)), default=0)
@@ -145,17 +145,17 @@ def _number(digits: str) -> int:
 
 
 def padding(spec: str) -> int:
-    """The most that a format such as `{:>80}` adds to a value."""
+    """The most characters that a format such as `{:>80}` adds to a value."""
     return sum(_number(digits) for digits in _WIDTHS.findall(spec))
 
 
 def replaced(text: str, old: str, new: str) -> int:
-    """Characters of `text` with `new` for every `old`, at most."""
+    """The most characters of `text` with every `old` replaced by `new`."""
     return len(text) + (text.count(old) if old else len(text) + 1) * len(new)
 
 
 def compared(meter: Meter, left: Any, operator: str, right: Any) -> int:
-    """What it takes to compare two values, or to look for one in the other."""
+    """The cost of comparing two values, or of looking for one in the other."""
     if operator in ("in", "notin"):
         if isinstance(right, Mapping | set | frozenset):
             return ELEMENT + (meter.sized(left) if isinstance(left, tuple) else 0)
@@ -169,9 +169,8 @@ def compared(meter: Meter, left: Any, operator: str, right: Any) -> int:
     return min(meter.sized(left), meter.sized(right))
 
 
-# Methods of texts and bytes whose result is not bounded by the text alone.
 def method(meter: Meter, name: str, owner: Any, given: list[Any]) -> int:
-    """What a method of a built-in value takes; `given` are its arguments, in order."""
+    """The cost of a method of a built-in value; `given` are its arguments, in order."""
     if isinstance(owner, str | bytes):
         return len(owner) + _of_text(meter, name, owner, given)
     if isinstance(owner, int):
@@ -182,6 +181,7 @@ def method(meter: Meter, name: str, owner: Any, given: list[Any]) -> int:
 
 
 def _of_text(meter: Meter, name: str, owner: Any, given: list[Any]) -> int:
+    """The cost of methods of text and bytes that are not bounded by the text alone."""
     sizes = [abs(value) for value in given if isinstance(value, int)]
     if name in ("center", "ljust", "rjust", "zfill"):
         return max(sizes, default=0)

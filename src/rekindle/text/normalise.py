@@ -1,12 +1,12 @@
-"""What clients change in a prompt on every call although nothing was said: taken out, or put in order.
+"""Normalise what clients change in a prompt on every call without new content: remove it, or sort it.
 
-Three kinds, each asked for by name:
+Three kinds, each requested by name:
 
     attribution   the line with which a client signs each request, at the head of its system prompt
-    dates         whole lines that say the date or time, in system prompts and in what clients add to a user's words
+    dates         whole lines that state the date or time, in system prompts and in what clients add to user messages
     tools         the order of tool definitions, and of the keys in them
 
-Pure: says what it took out and where it stood, so that others can show it and tell what it would have cost.
+Pure: reports what it removed and where, so that others can show it and compute what it would have cost.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from rekindle.text.places import Place
 
 ATTRIBUTION = "x-anthropic-billing-header:"
 _PAIRS = r"(?:[ \t]*[\w-]+=[^;\n]*;)+(?:[ \t]*[\w-]+=[^;\s]*(?=\n|\Z))?"
-# Where blocks were joined without a line break, the line ends behind its last pair.
+# Where blocks were joined without a line break, the line ends after its last pair.
 _LINE = re.compile(rf"[ \t]*{ATTRIBUTION}{_PAIRS}[ \t]*")
-_ODD_LINE = re.compile(rf"\s*{ATTRIBUTION}[^\n]*")  # without pairs: only where nothing stands before it
+_ODD_LINE = re.compile(rf"\s*{ATTRIBUTION}[^\n]*")  # without pairs: only at the start of a text
 _BREAKS = re.compile(r"\n*")
-# What is longer signs nothing: expressions read no more than this of a line, so that they never hold up anybody.
+# A longer line is no attribution: expressions read no more than this of a line, so that they never take long.
 LONGEST_LINE = 4096
 LONGEST_INDENT = 64
 _ADDED = re.compile(r"<(system-reminder|env|environment_details)>")
@@ -37,10 +37,10 @@ _KEY_ORDER = {key: at for at, key in enumerate(("type", "function", "name", "des
 
 @dataclass(frozen=True, slots=True)
 class Removed:
-    """Something that was taken out of a prompt, or put in order.
+    """Something that was removed from a prompt, or sorted.
 
-    `message_index` counts the messages as sent (None: the tools). `text` is what stood there, of tools their names;
-    `digest` tells it from what another request sends; `place` is where it stood, in the messages as they are now.
+    `message_index` counts the messages as sent (None: the tools). `text` is what was there, for tools their names;
+    `digest` distinguishes it from what another request sends; `place` is where it was, in the normalised messages.
     """
 
     kind: str
@@ -52,9 +52,9 @@ class Removed:
 
 @dataclass(frozen=True, slots=True)
 class Normal:
-    """Messages and tools as they are rendered, and what was taken out of them.
+    """Messages and tools as they are rendered, and what was removed from them.
 
-    Of each message as sent: `indices` its index now (None: nothing was left of it), `cuts` what went.
+    For each message as sent: `indices` its index now (None: nothing is left of it), `cuts` what was removed.
     """
 
     messages: tuple[Message, ...]
@@ -65,18 +65,18 @@ class Normal:
 
     @property
     def as_sent(self) -> list[Message]:
-        """The messages under the indices they were sent with, empty ones for those that are gone."""
+        """The messages under the indices they were sent with, empty ones for those that were removed."""
         if not self.indices:
             return list(self.messages)
         return [self.messages[index] if index is not None else Message("system", "") for index in self.indices]
 
     def place(self, sent: Place) -> Place:
-        """Where a place of the messages as sent is now."""
+        """Return the place in the normalised messages for one in the messages as sent."""
         index = sent.message_index
         if index is None or index >= len(self.indices):
             return sent
         now = self.indices[index]
-        if now is None:  # behind a message that is gone: behind what stood before it
+        if now is None:  # in a removed message: after the one before it
             before = [each for each in self.indices[:index] if each is not None]
             return Place(before[-1], None) if before else Place(None, None)
         if sent.num_chars is None:
@@ -86,13 +86,12 @@ class Normal:
 
 
 def attribution_end(text: str) -> int:
-    """Where the attribution line ends with which a text begins; 0: it begins with none."""
+    """Return the end of the attribution line that a text begins with; 0: it begins with none."""
     return _line_end(_LINE, text, 0) or _line_end(_ODD_LINE, text, 0) or 0
 
 
 def _line_end(line: re.Pattern[str], text: str, start: int) -> int | None:
-    """Where such a line that begins at `start` ends, with the line breaks after it; None: none does, or one that is
-    too long."""
+    """Return the end of such a line at `start`, line breaks included; None: there is none, or it is too long."""
     most = start + LONGEST_LINE
     found = line.match(text, start, most)
     if found is None or (found.end() == most and most < len(text)):
@@ -102,7 +101,7 @@ def _line_end(line: re.Pattern[str], text: str, start: int) -> int | None:
 
 
 def _attribution_lines(text: str) -> Iterator[tuple[int, int]]:
-    """The lines that sign a request; one that says something else only where nothing stands before it."""
+    """Yield the lines that sign a request; one without pairs only at the start of the text."""
     num_found, at = 0, text.find(ATTRIBUTION)
     while at >= 0:
         before = text[max(0, at - LONGEST_INDENT) : at]
@@ -118,7 +117,7 @@ def _attribution_lines(text: str) -> Iterator[tuple[int, int]]:
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """Characters of a content that go."""
+    """A range of characters to remove from a content."""
 
     kind: str
     start: int
@@ -126,13 +125,13 @@ class Cut:
 
 
 def normalise(messages: Sequence[Message], tools: Sequence[Any] | None, kinds: Set[str]) -> Normal:
-    """Take out of messages and tools what `kinds` names; a message of which nothing is left goes, too.
+    """Remove from messages and tools what `kinds` names; a message of which nothing is left is removed, too.
 
-    Doing it twice changes nothing more. Without kinds everything stays as it is.
+    Idempotent. Without kinds, nothing changes.
     """
     cuts = tuple(tuple(_cuts(message, kinds)) for message in messages)
     ordered = _ordered(tools) if tools and "tools" in kinds else tools
-    is_reordered = ordered is not None and tools is not None and _spelled(ordered) != _spelled(tools)
+    is_reordered = ordered is not None and tools is not None and _serialized(ordered) != _serialized(tools)
     if not is_reordered and not any(cuts):
         return Normal(tuple(messages), tools)
     kept: list[Message] = []
@@ -140,7 +139,7 @@ def normalise(messages: Sequence[Message], tools: Sequence[Any] | None, kinds: S
     removed: list[Removed] = []
     if is_reordered:
         names = ", ".join(map(_name, tools or ()))
-        removed.append(Removed("tools", None, names, _digest(_spelled(tools)), Place(None, None)))
+        removed.append(Removed("tools", None, names, _digest(_serialized(tools)), Place(None, None)))
     for index, (message, mine) in enumerate(zip(messages, cuts, strict=True)):
         content = _without(message.content, mine)
         is_gone = bool(mine) and not content.strip() and len(messages) > 1
@@ -168,7 +167,7 @@ def _without(content: str, cuts: Sequence[Cut]) -> str:
 
 
 def _cuts(message: Message, kinds: Set[str]) -> list[Cut]:
-    """What goes, in order and apart from each other."""
+    """The ranges to remove, in order and disjoint."""
     content, found = message.content, []
     if "attribution" in kinds and message.role == "system" and ATTRIBUTION in content:
         found += [Cut("attribution", *span) for span in _attribution_lines(content)]
@@ -180,14 +179,14 @@ def _cuts(message: Message, kinds: Set[str]) -> list[Cut]:
 
 
 def _regions(message: Message) -> list[tuple[int, int]]:
-    """Where lines are the client's and not somebody's words."""
+    """The ranges whose lines come from the client, not from its user."""
     if message.role == "system":
         return [(0, len(message.content))]
     return list(_added(message.content)) if message.role == "user" else []
 
 
 def _added(content: str) -> Iterator[tuple[int, int]]:
-    """What stands inside the elements that clients add; their tags stay where they are. Linear in the content."""
+    """Yield the ranges inside the elements that clients add, without their tags. Linear in the content."""
     at = 0
     never_closed: set[str] = set()
     while (opened := _ADDED.search(content, at)) is not None:
@@ -212,7 +211,7 @@ def _date_lines(content: str, start: int, end: int) -> Iterator[tuple[int, int]]
 
 
 def _unmarked(line: str) -> str:
-    """A line without what marks it as an item, a heading or an element."""
+    """Strip from a line what marks it as an item, a heading or an element."""
     return re.sub(r"</?[\w-]+>", " ", line).strip().lstrip("#*->• ").rstrip("* ")
 
 
@@ -226,7 +225,7 @@ def _ordered(tools: Sequence[Any]) -> list[Any]:
 
 
 def _in_order(value: Any) -> Any:
-    """The same value, the keys of objects in one order: those of a definition as usual, all others by name."""
+    """Return the value with the keys of objects sorted: those of a definition as usual, all others by name."""
     if isinstance(value, Mapping):
         keys: Iterable[str] = sorted(value, key=lambda key: (_KEY_ORDER.get(key, len(_KEY_ORDER)), key))
         return {key: _in_order(value[key]) if key != "required" else _names(value[key]) for key in keys}
@@ -234,12 +233,12 @@ def _in_order(value: Any) -> Any:
 
 
 def _names(value: Any) -> Any:
-    """`required` of a schema: a set, written as a list."""
+    """Sort `required` of a schema: a set, written as a list."""
     is_set = isinstance(value, list | tuple) and all(isinstance(item, str) for item in value)
     return sorted(value) if is_set else _in_order(value)
 
 
-def _spelled(value: Any) -> str:
+def _serialized(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False)
 
 

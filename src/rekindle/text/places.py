@@ -1,9 +1,9 @@
-"""Where places of messages stand in a rendered prompt, whatever the template makes of the messages.
+"""Find places of messages in a rendered prompt, whatever the template makes of the messages.
 
-A place is behind some characters of a message's content. The conversation is rendered once more with a probe at every
-place: taken out again, what is left is the prompt, and where the probes stood are the places. Templates that look at a
-text before they write it (trim it, ask whether it is empty) may then write something else; there each place is probed
-alone, and lies where that rendering leaves the prompt.
+A place follows some characters of a message's content. The conversation is rendered once more with a probe at every
+place: without the probes it is the prompt, and the probes mark the places. Templates that inspect a text before they
+write it (trim it, test whether it is empty) may then write something else; in that case each place is probed alone, and
+is where that rendering first differs from the prompt.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from rekindle.text.messages import Message
 from rekindle.text.prompt import PromptEncoder, RenderedPrompt
 from rekindle.text.vocabulary import agreeing, on_boundary
 
-# Noncharacters, never assigned; a text that holds them is found out by the comparison. U+FDD0 is the guard.
+# Noncharacters, never assigned; the comparison detects a text that holds them. U+FDD0 is the guard.
 _PROBES = tuple(map(chr, range(0xFDD1, 0xFDF0)))
 _PROBE = re.compile(b"\xef\xb7[\x91-\xaf]")
 MOST_PLACES = len(_PROBES)
@@ -26,9 +26,9 @@ MOST_PLACES = len(_PROBES)
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Behind `num_chars` characters of a message's content (None: behind all of it, its tool calls included).
+    """The place after `num_chars` characters of a message's content (None: after all of it and its tool calls).
 
-    `message_index` None: behind the tools, where the first message begins.
+    `message_index` None: after the tools, where the first message begins.
     """
 
     message_index: int | None
@@ -43,9 +43,9 @@ def positions(
     places: Sequence[Place],
     **template_kwargs: Any,
 ) -> list[int]:
-    """The byte of `prompt.key` at which each place lies; `prompt` is the rendering of messages and tools, or its start.
+    """Return the byte of `prompt.key` for each place; `prompt` is the rendering of messages and tools, or its start.
 
-    Costs one rendering more, and none without places. Of more than `MOST_PLACES` the rest lie at the end.
+    Costs one more rendering, and none without places. Places beyond `MOST_PLACES` are put at the end.
     """
     key, end = prompt.key, len(prompt.key)
     spots = [_spot(place, messages) for place in places[:MOST_PLACES]]
@@ -59,7 +59,7 @@ _Spot = tuple[int, int]
 
 
 def _spot(place: Place, messages: Sequence[Message]) -> _Spot | None:
-    """The place as (message, character) inside what templates keep of a content; None: behind everything."""
+    """The place as (message, character) inside what templates keep of a content; None: after everything."""
     index, num_chars = place.message_index, place.num_chars
     if index is None:
         index, num_chars = 0, 0
@@ -98,7 +98,7 @@ def _rendered(
     probes: Mapping[_Spot, str],
     kwargs: Mapping[str, Any],
 ) -> bytes:
-    """The key with probes in the messages; empty where the template refuses them."""
+    """The key with probes in the messages; empty if the template refuses them."""
     changed = list(messages)
     for (index, at), probe in sorted(probes.items(), reverse=True):
         content = changed[index].content

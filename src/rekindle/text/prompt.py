@@ -1,10 +1,10 @@
 """Prompts as bytes and ids: the one place where messages become a rendered prompt and a prompt becomes token ids.
 
-Owns which tokens are control tokens and what is added around a sequence: nothing for chat, whose template writes what
-it wants; the leading tokens once for completions; trailing tokens never. Knows no blocks and no branches. The key of a
-prompt says everything: it is cut at control tokens, and what stands between is encoded as text.
+Owns which tokens are control tokens and what is added around a sequence: nothing for chat, whose template writes
+everything; the leading tokens once for completions; trailing tokens never. Knows no blocks and no branches. The key of
+a prompt is complete: it is split at control tokens, and what is between them is encoded as text.
 
-Always true: `key_of(encode(prompt)) == prompt.key`, and encoding from a safe cut on gives the end of the whole.
+Always true: `key_of(encode(prompt)) == prompt.key`, and encoding from a safe cut gives the last ids of the whole.
 """
 
 from __future__ import annotations
@@ -46,10 +46,10 @@ class RenderedPrompt:
 
 
 class PromptEncoder:
-    """Renders, encodes and spells for one tokenizer and template. Immutable: any thread may use it.
+    """Renders, encodes and decodes for one tokenizer and template. Immutable: any thread may use it.
 
-    With a `bound` (see `bounded`) what cannot fit is refused before it is tokenised: PromptTooLong. `tokenizer` knows
-    the text between control tokens.
+    With a `bound` (see `bounded`), a prompt that cannot fit is refused before it is tokenised: PromptTooLong.
+    `tokenizer` handles the text between control tokens.
     """
 
     def __init__(self, file: TokenizerFile, config: Mapping[str, Any], template: ChatTemplate) -> None:
@@ -68,15 +68,15 @@ class PromptEncoder:
         return cls(file, read_config(directory), ChatTemplate.from_dir(directory, clock=clock))
 
     def bounded(self, max_context: int) -> PromptEncoder:
-        """The same encoder for prompts of at most so many tokens."""
-        twin = copy.copy(self)
+        """Return the same encoder for prompts of at most `max_context` tokens."""
+        encoder = copy.copy(self)
         longest = max(self.vocabulary.longest, *(len(token.content.encode()) for token in self.controls.tokens), 1)
-        twin.bound = PromptBound(max_context, longest)
-        return twin
+        encoder.bound = PromptBound(max_context, longest)
+        return encoder
 
     @property
     def vocabulary(self) -> Vocabulary:
-        """What each id spells."""
+        """The text of each id."""
         return self.tokenizer.vocabulary
 
     @property
@@ -91,7 +91,7 @@ class PromptEncoder:
 
     @property
     def compares_text(self) -> bool:
-        """False where the tokenizer changes text too much: then prompts are compared by ids."""
+        """False if the tokenizer changes text too much: then prompts are compared by ids."""
         return not self.tokenizer.opaque
 
     def render_chat(
@@ -102,10 +102,10 @@ class PromptEncoder:
         add_generation_prompt: bool = True,
         **template_kwargs: Any,
     ) -> RenderedPrompt:
-        """Render a conversation. Raises BadRequest where the template refuses it.
+        """Render a conversation. Raises BadRequest if the template refuses it.
 
-        Some refuse system messages, all or in the middle, the user's words behind others or behind results, or thoughts
-        and text beside calls: they get the conversation in a plainer form that they take.
+        Some refuse system messages, all or in the middle, user messages after others or after results, or reasoning
+        and text next to calls: they get the conversation in a simpler form that they accept.
         """
         guard = self.controls.guard
         if self.bound is not None:
@@ -137,7 +137,7 @@ class PromptEncoder:
         return self._bounded_prompt(self._split(text))
 
     def render_text(self, text: str) -> RenderedPrompt:
-        """Render a completion's prompt: spelled control tokens are tokens; leading tokens come first, once."""
+        """Render a completion's prompt: control tokens in the text are tokens; leading tokens come first, once."""
         pieces = self._split(check_text(text, "prompt"))
         leading = list(self._leading)
         if pieces[: len(leading)] == leading:
@@ -145,13 +145,13 @@ class PromptEncoder:
         return self._bounded_prompt([*leading, *pieces], starts_after=len(leading))
 
     def continued(self, prompt: RenderedPrompt, reply: str) -> RenderedPrompt:
-        """The prompt with the beginning of a reply behind it: a structured text (see text/replies)."""
+        """Append the beginning of a reply to the prompt: a structured text (see text/replies)."""
         if self.bound is not None:
             self.bound.check_sent(len(reply))
         first, *others = self.controls.split(self.controls.guard_structured(reply)) or [""]
         if isinstance(first, int) or prompt.key[-CODE_BYTES:].startswith(MARK):
             return RenderedPrompt(prompt.key + self._prompt([first, *others], starts_after=-1).key)
-        anchor = "."  # the reply goes on with the text before it, so it gets no space of its own
+        anchor = "."  # the reply continues the text before it, so no space is added
         text = self.tokenizer.normalise(anchor + first, at_start=False)
         text = text[len(self.tokenizer.normalise(anchor, at_start=False)) :]
         added = text.encode() if self.compares_text else self._codes(text)
@@ -160,21 +160,21 @@ class PromptEncoder:
     def encode(self, prompt: RenderedPrompt, *, most: float = math.inf) -> np.ndarray:
         """The ids of the whole prompt [tokens], uint32; PromptTooLong as soon as there are more than `most`.
 
-        Long texts are encoded piece by piece: apart from the ids, memory is taken for one of them.
+        Long texts are encoded piece by piece: apart from the ids, only one of them takes memory.
         """
         return self._encode_key(prompt.key, most=most)
 
     def encode_rest(self, prompt: RenderedPrompt, resume_byte: int, *, most: float = math.inf) -> np.ndarray:
-        """The ids of the prompt from a byte of its key on, adding nothing; equal to the whole's end at safe cuts."""
+        """The ids of the prompt from a byte of its key, adding nothing; at safe cuts, the last ids of the whole."""
         assert on_boundary(prompt.key, resume_byte), f"byte {resume_byte} is inside a character"
         return self._encode_key(prompt.key[resume_byte:], most=most)
 
     def count(self, prompt: RenderedPrompt) -> int:
-        """How many ids `encode` gives, without holding them."""
+        """Count the ids that `encode` gives, without holding them."""
         return sum(map(len, self._encoded(prompt.key)))
 
     def key_of(self, ids: Sequence[int] | np.ndarray) -> bytes:
-        """The key that ids spell, up to the first byte that is not UTF-8."""
+        """The key of these ids, up to the first byte that is not UTF-8."""
         return self.vocabulary.key(ids)
 
     def byte_ends(self, ids: np.ndarray) -> np.ndarray:
@@ -186,24 +186,24 @@ class PromptEncoder:
         return self.tokenizer.cuts.before(key, limit, divergence)
 
     def canonical_tokens(self, ids: np.ndarray, *, known: int = 0) -> int:
-        """How many leading ids equal a fresh encoding of the text all of them spell.
+        """Count the leading ids that equal a fresh encoding of the text of all.
 
-        `known` ids were encoded by us in one go: only what follows their last control token is encoded again.
+        The first `known` ids come from one encoding: only what follows their last control token is encoded again.
         """
         marks = self.vocabulary.control_positions(ids[:known])
         start = int(marks[-1]) if len(marks) else 0
         rest = ids[start:]
-        fresh = self._encode_key(self._spelled(rest))
+        fresh = self._encode_key(self._text_key(rest))
         num = min(len(fresh), len(rest))
         differ = np.flatnonzero(fresh[:num] != rest[:num])
         return start + (int(differ[0]) if len(differ) else num)
 
     def decode(self, ids: Sequence[int] | np.ndarray) -> str:
-        """What a reader sees: without tokens flagged special, bad bytes as U+FFFD."""
+        """Decode ids for a reader: without tokens flagged special, bad bytes as U+FFFD."""
         return b"".join(self.vocabulary.shown(int(token_id)) for token_id in ids).decode("utf-8", "replace")
 
     def readable(self, key: bytes) -> str:
-        """A piece of a key for people: control tokens spelled out, halves of characters dropped."""
+        """A piece of a key for display: control tokens as text, parts of characters dropped."""
         names = {token.id: token.content for token in self.controls.tokens}
         text, ids = [], []
         for piece in _pieces(key):
@@ -218,7 +218,7 @@ class PromptEncoder:
     def message_ends(self, prompt: RenderedPrompt, messages: Sequence[Message]) -> list[int]:
         """Where each message's content ends in the key, best effort: one that is not found ends where it begins.
 
-        Of content that the template shortened, the last line is looked for.
+        For content that the template shortened, the last line is searched.
         """
         ends, end = [], 0
         for message in messages:
@@ -233,7 +233,7 @@ class PromptEncoder:
         return ends
 
     def content_key(self, message: Message, text: str) -> bytes:
-        """How `text` of this message stands in keys, blanks at its ends aside."""
+        """`text` of this message as it is in keys, without blanks at its ends."""
         guard = self.controls.guard_reply if message.role == "assistant" else self.controls.guard
         return self._prompt(self.controls.split(guard(text.strip()))).key.strip(b" ")
 
@@ -263,14 +263,14 @@ class PromptEncoder:
         return result
 
     def _prompt(self, pieces: Sequence[str | int], *, starts_after: int = 0) -> RenderedPrompt:
-        """Join pieces to a key. The text behind the first `starts_after` pieces is the first of the prompt."""
+        """Join pieces to a key. The text after the first `starts_after` pieces is the first of the prompt."""
         return RenderedPrompt(b"".join(self._key_parts(pieces, starts_after)))
 
     def _bounded_prompt(self, pieces: Sequence[str | int], *, starts_after: int = 0) -> RenderedPrompt:
         """As `_prompt`; PromptTooLong as soon as the key cannot fit."""
         if self.bound is None:
             return self._prompt(pieces, starts_after=starts_after)
-        # Normalising takes at most half of the characters away; where ids are compared, it already means to tokenise.
+        # Normalising removes at most half of the characters; if ids are compared, it includes tokenising.
         num_chars = sum(1 if isinstance(piece, int) else len(piece) for piece in pieces)
         self.bound.check(num_chars // 2 if self.compares_text else num_chars)
         prompt = self._prompt(pieces, starts_after=starts_after)
@@ -279,7 +279,7 @@ class PromptEncoder:
         return prompt
 
     def _split(self, text: str) -> list[str | int]:
-        """Rendered text as pieces; what is several times too long is not looked at."""
+        """Split rendered text into pieces; raise PromptTooLong if it is several times too long."""
         if self.bound is not None:
             self.bound.check_sent(len(text))
         return self.controls.split(text)
@@ -296,8 +296,8 @@ class PromptEncoder:
         (ids,) = self.tokenizer.encode([text])
         return self.vocabulary.key(ids)
 
-    def _spelled(self, ids: np.ndarray) -> bytes:
-        """The key of a fresh encoding's text: for tokenizers compared by ids, text has to be decoded first."""
+    def _text_key(self, ids: np.ndarray) -> bytes:
+        """The key of the text of ids; for tokenizers compared by ids, that text is encoded again."""
         if self.compares_text:
             return self.key_of(ids)
         pieces: list[str | int] = []
@@ -356,7 +356,7 @@ def _pieces(key: bytes) -> Iterator[bytes | int]:
 
 
 def _added_tokens(file: TokenizerFile, config: Mapping[str, Any]) -> list[AddedToken]:
-    """The file's added tokens; those the config names as special are special, also when only the model has them."""
+    """The file's added tokens; those that the config names as special are special, also if only the model has them."""
     named = set(special_token_names(config).values())
     for entry in ("additional_special_tokens", "extra_special_tokens"):
         values = config.get(entry) or ()
@@ -374,7 +374,7 @@ def _added_tokens(file: TokenizerFile, config: Mapping[str, Any]) -> list[AddedT
 
 
 def _leading_ids(file: TokenizerFile, config: Mapping[str, Any], controls: ControlTokens) -> tuple[int, ...]:
-    """What stands before a completion: by the post-processor, or by `add_bos_token` of the config."""
+    """The ids before a completion: from the post-processor, or from `add_bos_token` of the config."""
     leading = file.leading_ids()
     if leading or not config.get("add_bos_token"):
         return leading

@@ -1,15 +1,15 @@
-"""Where tokenising can be resumed inside a text without changing what the whole would give.
+"""Where tokenising can resume inside a text without changing the ids of the whole.
 
-A *safe cut* is a place where the tokenizer starts afresh whatever stands before it: next to a control token, and, for
+A *safe cut* is a place where the tokenizer restarts regardless of the text before it: next to a control token, and, for
 splitters known to look no further than this assumes, the start of a pre-token that contains a non-space character and
 ends strictly before the first difference. Only such a pre-token is settled: what follows may lengthen the last one, and
-runs of blanks are cut differently by what comes after them.
+a run of blanks is split depending on what follows it.
 
-Long texts are not split from their start. In every known pattern no pre-token holds a space behind another character,
-so a space behind a visible ASCII character begins one; splitting a window from such a place gives the same pre-tokens.
+Long texts are not split from their start. In every known pattern no pre-token holds a space after another character, so
+a space after a visible ASCII character begins one; splitting a window from such a place gives the same pre-tokens.
 
-A text that is known to its end is encoded in pieces, each cut where a pre-token begins after a character that is no
-blank: the ids of the pieces are those of the whole, and no more than a piece is ever in the tokenizer's memory.
+A text that is complete is encoded in pieces, each cut where a pre-token begins after a character that is no blank: the
+ids of the pieces are those of the whole, and the tokenizer never holds more than a piece in memory.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ KNOWN_PATTERNS = frozenset(
 _RESUMABLE = re.compile(rb"[\x21-\x7e](?=\x20)")
 _FIRST_WINDOW = 512
 PIECE_BYTES = 64 << 10
-LONGEST_WORD = 1 << 20  # bytes of one pre-token: regular expressions give up on ten million blanks, and end in a panic
+LONGEST_WORD = 1 << 20  # bytes of one pre-token: regular expressions panic on ten million blanks
 
 
 def is_known(pre_tokenizer: Mapping[str, Any] | None) -> bool:
@@ -78,30 +78,30 @@ def _is_known_part(part: Mapping[str, Any]) -> bool:
 
 
 def _cuts(part: Mapping[str, Any]) -> bool:
-    """Whether this part alone keeps every pre-token from holding a space behind another character."""
+    """Whether this part alone keeps every pre-token from holding a space after another character."""
     if part["type"] == "ByteLevel":
         return bool(part.get("use_regex", True))
     return part["type"] == "Metaspace" or (part["type"] == "Split" and r"\s+" in part["pattern"].get("Regex", ""))
 
 
 class SafeCuts:
-    """Finds safe cuts in keys. `splitter` is None where only control tokens are safe.
+    """Finds safe cuts in keys. `splitter` is None if only control tokens are safe.
 
-    Added tokens that are text (`kept`) are matched before splitting: no cut lies inside one, each is its own pre-token.
+    Added tokens that are text (`kept`) are matched before splitting: no cut is inside one, each is its own pre-token.
     """
 
     def __init__(self, splitter: pre_tokenizers.PreTokenizer | None, kept: Sequence[AddedToken] = ()) -> None:
-        spellings = sorted((token.content.encode() for token in kept), key=len, reverse=True)
+        contents = sorted((token.content.encode() for token in kept), key=len, reverse=True)
         odd = any(token.single_word or _RESUMABLE.search(token.content.encode()) for token in kept)
         self._splitter = None if odd else splitter
-        self._kept = re.compile(b"|".join(map(re.escape, spellings))) if spellings else None
-        self._longest_kept = max(map(len, spellings), default=0)
-        self._kept_beginnings = {text[:size] for text in spellings for size in range(1, len(text))}
+        self._kept = re.compile(b"|".join(map(re.escape, contents))) if contents else None
+        self._longest_kept = max(map(len, contents), default=0)
+        self._kept_beginnings = {text[:size] for text in contents for size in range(1, len(text))}
 
     def before(self, key: bytes, limit: int, divergence: int) -> Iterator[int]:
         """Yield safe cuts at or before byte `limit`, last first; key and stored text agree up to `divergence`.
 
-        The last one yielded is next to a control token or 0: a token boundary in whatever ids spell this text.
+        The last one yielded is next to a control token or 0: a token boundary in all ids of this text.
         """
         mark = key.rfind(MARK, 0, limit)
         segment = mark + CODE_BYTES if mark >= 0 else 0
@@ -114,9 +114,9 @@ class SafeCuts:
         yield segment
 
     def pieces(self, text: bytes, *, size: int = PIECE_BYTES) -> Iterator[bytes]:
-        """The text between two control tokens in pieces of about `size` bytes whose ids are those of the whole.
+        """Yield the text between two control tokens in pieces of about `size` bytes whose ids are those of the whole.
 
-        Where nothing is known of the splitter it is one piece. BadRequest for a word that no tokenizer should see.
+        If the splitter is unknown, it is one piece. BadRequest for a word too long for the tokenizer.
         """
         start = 0
         while self._splitter is not None and len(text) - start > size:
@@ -127,7 +127,7 @@ class SafeCuts:
             yield text[start:]
 
     def _piece_end(self, splitter: pre_tokenizers.PreTokenizer, text: bytes, start: int, size: int) -> int:
-        """The last cut in a window from `start` on, the window as large as it takes."""
+        """The last cut in a window from `start`, as large as needed to hold one."""
         while start + size < len(text):
             end = start + size
             at = _last_resumable(text, start, end)
@@ -145,7 +145,7 @@ class SafeCuts:
         return len(text)
 
     def _settled(self, key: bytes, segment: int, divergence: int) -> int:
-        """Where the text ends that is the same text in both: an added token that may have begun is not settled."""
+        """The end of the text that both certainly share: an added token that may have begun is not settled."""
         for size in range(min(self._longest_kept - 1, divergence - segment), 0, -1):
             if key[divergence - size : divergence] in self._kept_beginnings:
                 return divergence - size
@@ -174,7 +174,7 @@ class SafeCuts:
             size *= 8
 
     def _resumable(self, key: bytes, segment: int, earliest: int, limit: int) -> int | None:
-        """The first place from `earliest` on where a pre-token begins in any case; None: look further back."""
+        """The first place from `earliest` where a pre-token begins in any case; None: look further back."""
         if earliest <= segment:
             return segment
         found = _RESUMABLE.search(key, earliest, limit)
@@ -185,7 +185,7 @@ class SafeCuts:
     ) -> Iterator[tuple[int, str]]:
         """Yield (byte offset, text) of the pre-tokens of key[start:end], in order."""
         at = start
-        # One that begins in this window and ends behind it counts as well.
+        # A token that begins in this window and ends after it counts as well.
         whole = key.find(MARK, end)
         last = min(end + self._longest_kept, whole if whole >= 0 else len(key))
         for found in self._kept.finditer(key, start, last) if self._kept else ():
@@ -208,7 +208,7 @@ def _last_resumable(text: bytes, start: int, end: int) -> int | None:
 
 
 def _is_blank(text: bytes, end: int) -> bool:
-    """Whether the character before `end` is one."""
+    """Whether the character before `end` is a blank."""
     return text[max(0, end - 4) : end].decode("utf-8", "ignore").endswith(tuple(WHITE_SPACE))
 
 

@@ -1,9 +1,9 @@
 """Tokens of a reply as text that is safe to send.
 
 Owns the bytes of a character that is not complete yet and the text that may still become a stop string. Tokens flagged
-special have no text, but those that a reader asked to see (`visible`) are spelled behind a guard; other control tokens
-(`<think>`) are spelled out, so that the text comes back as the same tokens.
-Once a stop string was found (`stop_text`) nothing follows; it is not part of the text.
+special have no text, but those that a reader requested (`visible`) are written after a guard; other control tokens
+(`<think>`) are written out, so that the text encodes to the same tokens again.
+After a stop string (`stop_text`) nothing follows; it is not part of the text.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from rekindle.text.prompt import PromptEncoder
 class TextStream:
     """Incremental text of one reply.
 
-    `after` is the last token of the prompt. Tokenizers that put a space before a text drop it here: at the start of the
-    reply, unless the prompt ends in text, and after control tokens where the tokenizer adds one there.
+    `after` is the last token of the prompt. The space that some tokenizers put before a text is dropped here: at the
+    start of the reply, unless the prompt ends in text, and after control tokens if the tokenizer adds one there.
 
-    `visible` are ids of tokens flagged special that are part of the text: as U+FDD0 and their spelling, always in one
-    piece. Stop strings do not reach over them.
+    `visible` are ids of tokens flagged special that are part of the text: as U+FDD0 and their content, always in one
+    piece. Stop strings do not span them.
     """
 
     def __init__(
@@ -45,15 +45,15 @@ class TextStream:
         self._drop_blank = self._prefix != "none" and at_start
 
     def watch_for(self, stop: Sequence[str]) -> None:
-        """Stop at these strings from here on; text that was released already is not looked at again."""
+        """Stop at these strings from here on; text that was released already is not searched again."""
         self._stop = tuple(text for text in stop if text)
 
-    def spelled(self, token_id: int) -> bytes:
+    def token_bytes(self, token_id: int) -> bytes:
         """The bytes of one token, also of one flagged special; they may be a part of a character."""
-        return self._vocabulary.spelled(token_id)
+        return self._vocabulary.token_bytes(token_id)
 
     def push(self, token_id: int) -> str:
-        """Take one token; return the text that became certain, often none."""
+        """Add one token; return the text that is now certain, often none."""
         if self.stopped:
             return ""
         shown = self._vocabulary.shown(token_id)
@@ -71,7 +71,7 @@ class TextStream:
         return self._release(text)
 
     def finish(self) -> str:
-        """Return what was held back; an unfinished character becomes U+FFFD. Empty after a stop string."""
+        """Return the remaining text; an unfinished character becomes U+FFFD. Empty after a stop string."""
         if self.stopped:
             return ""
         text = self._release(self._decoder.decode(b"", final=True)) + self._held
@@ -79,10 +79,10 @@ class TextStream:
         return text
 
     def _marked(self, text: str, token_id: int) -> str:
-        """What stood before a visible token, and the token."""
+        """Return the text before a visible token, and the token."""
         before = self._release(text) + self._held
         self._held = ""
-        return before if self.stopped else before + GUARD + self.spelled(token_id).decode("utf-8", "replace")
+        return before if self.stopped else before + GUARD + self.token_bytes(token_id).decode("utf-8", "replace")
 
     def _release(self, text: str) -> str:
         # A reply is sent back as history, where the guard is refused.
@@ -98,5 +98,5 @@ class TextStream:
 
 
 def overlap(text: str, stop: str) -> int:
-    """Length of the longest end of `text` that is a beginning of `stop`, but not all of it."""
+    """Length of the longest suffix of `text` that is a prefix of `stop`, but not all of it."""
     return next((size for size in range(min(len(text), len(stop) - 1), 0, -1) if text.endswith(stop[:size])), 0)

@@ -1,9 +1,9 @@
 """Chat templates, rendered the way transformers renders them.
 
-Owns what templates of models find around them: `trim_blocks` and `lstrip_blocks`, loop controls, the `generation` tag,
-`tojson` that keeps non-ASCII, `raise_exception`, `strftime_now` by a clock that is passed in; sandbox and bounds are
-those of text/bounded. Knows no tokens: it gets guarded values and gives guarded text back. Everything a template may
-fail with becomes BadRequest, for whether it fails depends on the conversation.
+Owns the environment that models' templates expect: `trim_blocks` and `lstrip_blocks`, loop controls, the `generation`
+tag, `tojson` that keeps non-ASCII, `raise_exception`, `strftime_now` by a clock that is passed in; sandbox and bounds
+are those of text/bounded. Knows no tokens: it takes guarded values and returns guarded text. Every error of a template
+becomes BadRequest, because it depends on the conversation.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class _Generation(jinja2.ext.Extension):
 
 
 class _Namespace(jinja2.utils.Namespace):
-    """Jinja's namespace without names that begin with an underscore: they reach into Python."""
+    """Jinja's namespace without names that begin with an underscore, which reach into Python."""
 
     def __setitem__(self, name: str, value: Any) -> None:
         if name.startswith("_"):
@@ -91,7 +91,7 @@ class ChatTemplate:
         return cls(sources, special_token_names(config), clock=clock)
 
     def with_clock(self, clock: Callable[[], datetime]) -> ChatTemplate:
-        """The same template at another time."""
+        """Return the same template with another clock."""
         return ChatTemplate(self.sources, self.special_tokens, clock=clock, most_work=self._most_work)
 
     def literals(self) -> frozenset[str]:
@@ -112,10 +112,10 @@ class ChatTemplate:
         most_chars: int = MOST_WRITTEN,
         **variables: Any,
     ) -> str:
-        """Return the text of a conversation. Raises BadRequest where the template refuses or fails on it.
+        """Return the text of a conversation. Raises BadRequest if the template refuses or fails on it.
 
-        PromptTooLong where the text has more than `most_chars` characters, or takes more work than a template may do;
-        both are known after that much work, however long the whole would have become.
+        PromptTooLong if the text has more than `most_chars` characters, or takes more work than a template may do;
+        both are known after that much work, however long the whole would be.
         """
         if not self._compiled:
             raise BadRequest("this model has no chat template: use /v1/completions, or add chat_template.jinja")
@@ -173,7 +173,7 @@ def read_config(directory: Path) -> dict[str, Any]:
 
 
 def special_token_names(config: Mapping[str, Any]) -> dict[str, str]:
-    """`bos_token`, `eos_token` and so on with their spelling; entries are strings or objects with `content`."""
+    """`bos_token`, `eos_token` and so on with their text; entries are strings or objects with `content`."""
     named = {}
     for name, value in config.items():
         if name.endswith("_token"):
@@ -194,7 +194,7 @@ def _tojson(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """JSON without HTML escapes. Tool arguments on their own come out as the model generated them."""
+    """JSON without HTML escapes. Tool arguments by themselves are written as the model generated them."""
     if isinstance(value, Arguments) and not (ensure_ascii or indent or separators or sort_keys):
         return value.verbatim
     text = json.dumps(value, ensure_ascii=False, indent=indent, separators=separators, sort_keys=sort_keys)

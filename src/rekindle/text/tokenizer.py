@@ -2,11 +2,11 @@
 
 Owns the file's added tokens and a `tokenizers` object made from the file without its control tokens, without the space
 some tokenizers put before a text (`normalise` writes that space out), without post-processing. Loading such a file
-renumbers the added tokens that stay, silently: their ids are mapped back by spelling, and all ids are compared with the
+renumbers the added tokens that stay, silently: their ids are mapped back by content, and all ids are compared with the
 file's at load. The object is never changed afterwards, so any thread may encode.
 
-Text is comparable in bytes where the tokenizer leaves it alone, composes it (NFC) or writes spaces as ▁. Any other
-tokenizer, and any that fails to spell a set of probes, is `opaque`: compared by ids only.
+Text is comparable in bytes if the tokenizer leaves it alone, composes it (NFC) or writes spaces as ▁. Any other
+tokenizer, and any that does not reproduce a set of probes, is `opaque`: compared by ids only.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _PROBES = (
 
 
 class TokenizerFile:
-    """What tokenizer.json says: its JSON, the digest of its bytes, the added tokens with their true ids."""
+    """The content of tokenizer.json: its JSON, the digest of its bytes, the added tokens with their true ids."""
 
     def __init__(self, data: bytes) -> None:
         try:
@@ -79,7 +79,7 @@ class TokenizerFile:
 
 
 class TextTokenizer:
-    """Encodes text that holds no control tokens; blind to their spelling."""
+    """Encodes text that holds no control tokens; look-alikes are text."""
 
     def __init__(self, file: TokenizerFile, controls: Sequence[AddedToken]) -> None:
         data = file.json
@@ -92,14 +92,14 @@ class TextTokenizer:
             *_types(data.get("decoder"), "decoders"),
         }
         self._blank = not byte_level and _writes_blanks(data)
-        spellings = sorted((re.escape(token.content) for token in self.kept), key=len, reverse=True)
-        self._kept_pattern = re.compile(f"({'|'.join(spellings)})") if spellings else None
+        contents = sorted((re.escape(token.content) for token in self.kept), key=len, reverse=True)
+        self._kept_pattern = re.compile(f"({'|'.join(contents)})") if contents else None
         self._tokenizer = _load(_text_only(data, {token.content for token in controls}))
         self._true_ids = self._map_ids(file, controls)
         words = {word: token_id for word, token_id in file.words.items() if token_id not in control_ids}
         table = Vocabulary(words, self.kept, controls, byte_level=byte_level)
         self.cuts = splitters.SafeCuts(self._splitter(data), self.kept)
-        self.opaque = not (_is_plain(data, self.kept) and self._spells(table))
+        self.opaque = not (_is_plain(data, self.kept) and self._reproduces_probes(table))
         self.vocabulary = table.as_codes() if self.opaque else table
 
     def encode(self, texts: Sequence[str]) -> list[np.ndarray]:
@@ -108,7 +108,7 @@ class TextTokenizer:
         return [self._true_ids[np.asarray(encoding.ids, dtype=np.int64)] for encoding in encodings]
 
     def normalise(self, text: str, *, at_start: bool) -> str:
-        """The text between two control tokens as it is compared and encoded; the space that is added written out.
+        """Return the text between two control tokens as it is compared and encoded, an added space written out.
 
         `at_start`: it is the first text of the prompt. Opaque tokenizers normalise when they encode.
         """
@@ -118,7 +118,7 @@ class TextTokenizer:
             return text
         if self.prefix == "first" or self._kept_pattern is None:
             return self._prefixed(text)
-        # Added tokens that are text end a text as well: what follows them gets its own space.
+        # Added tokens that are text end a text as well: what follows them gets a space, too.
         parts = self._kept_pattern.split(text)
         return "".join(part if index % 2 else self._prefixed(part) for index, part in enumerate(parts))
 
@@ -130,7 +130,7 @@ class TextTokenizer:
         return self._tokenizer.pre_tokenizer if known else None
 
     def _map_ids(self, file: TokenizerFile, controls: Sequence[AddedToken]) -> np.ndarray:
-        """The file's id of every id the library gives; checked for the whole vocabulary."""
+        """Map every id of the library to the file's; checked for the whole vocabulary."""
         true_ids = {**file.words, **{token.content: token.id for token in file.added}}
         for token in controls:
             true_ids[_hidden(token.content)] = true_ids.pop(token.content, token.id)
@@ -145,15 +145,15 @@ class TextTokenizer:
                 )
         return table
 
-    def _spells(self, table: Vocabulary) -> bool:
-        """Whether the ids of texts of all kinds spell these texts, by the table."""
+    def _reproduces_probes(self, table: Vocabulary) -> bool:
+        """Whether the table decodes the ids of texts of all kinds to these texts."""
         probes = [*_PROBES, *(f"x {token.content} y{token.content}" for token in self.kept)]
         texts = [self.normalise(text, at_start=True) for text in probes]
         return all(table.key(ids) == text.encode() for text, ids in zip(texts, self.encode(texts), strict=True))
 
 
 def _hidden(content: str) -> str:
-    """A spelling no text can have: input never holds the guard."""
+    """Change a token to what no text can contain: input never holds the guard."""
     return GUARD + content
 
 
@@ -185,7 +185,7 @@ def _text_only(data: Mapping[str, Any], controls: set[str]) -> dict[str, Any]:
 
 
 def _hide_words(model: Mapping[str, Any], controls: set[str]) -> dict[str, Any]:
-    """Give the control tokens among the model's words a spelling that text cannot have; their ids stay."""
+    """Change the control tokens among the model's words to what text cannot contain; their ids stay."""
     result = dict(model)
     words = model["vocab"]
     if isinstance(words, list):
@@ -255,7 +255,7 @@ def _writes_blanks(data: Mapping[str, Any]) -> bool:
 
 
 def _is_plain(data: Mapping[str, Any], kept: Sequence[AddedToken]) -> bool:
-    """Whether text keeps its bytes: normalised by nothing, NFC or ▁, no blanks swallowed by added tokens."""
+    """Whether text keeps its bytes: no normaliser but NFC or ▁, no blanks stripped by added tokens."""
     if any(token.lstrip or token.rstrip for token in kept):
         return False
     parts = _parts(data.get("normalizer"), "normalizers")

@@ -1,7 +1,7 @@
 """The JSON inside a tool call, read as it is generated.
 
-Owns where a value ends and what the envelope `{"name": ..., "arguments": ...}` says so far. Inside values only strings
-and brackets are followed: what arguments mean is for the caller to judge. Knows no marks around the call.
+Owns where a value ends and what the envelope `{"name": ..., "arguments": ...}` holds so far. Inside values only strings
+and brackets are followed: the caller interprets arguments. Knows no marks around the call.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from typing import Literal
 
 from rekindle.text.messages import GUARD, is_sound
 
-# "go": a piece was taken. "more": it depends on text to come. "object": the arguments begin here and can be passed on
-# as they come. "ready": name and arguments are known. "closed": the envelope is. "broken": this is no call.
+# "go": a piece was read. "more": it depends on text to come. "object": the arguments begin here and can be passed on
+# as they come. "ready": name and arguments are known. "closed": the envelope is closed. "broken": this is no call.
 Verdict = Literal["go", "more", "object", "ready", "closed", "broken"]
 
 ARGUMENTS_KEYS = ("arguments", "parameters")
 _BLANKS = re.compile(r"[ \t\n\r]*")
 _IN_STRING = re.compile(rf'["\\{GUARD}]')
-# In each step between values: the sign that may come, and the step after it.
+# For each step between values: the sign that may come, and the next step.
 _NEXT: Mapping[str, Mapping[str, str]] = {
     "open": {"{": "first key"},
     "colon": {":": "value"},
@@ -38,7 +38,7 @@ def skip_blanks(text: str, at: int = 0) -> int:
 
 
 def is_json(text: str) -> bool:
-    """Whether this is one JSON value; control characters inside strings are let pass, as models write them."""
+    """Whether this is one JSON value; control characters inside strings are accepted, as models write them."""
     try:
         json.loads(text, strict=False)
     except (ValueError, RecursionError):
@@ -49,7 +49,7 @@ def is_json(text: str) -> bool:
 class ValueScan:
     """Finds the end of one value in text that comes in pieces; the value starts where `read` is first called.
 
-    It halts where a mark may stand: at the sign `halt` outside strings, and at a guard anywhere.
+    It halts where a mark may begin: at the sign `halt` outside strings, and at a guard anywhere.
     """
 
     def __init__(self, halt: str = "<") -> None:
@@ -66,7 +66,7 @@ class ValueScan:
         return self._kind is not None
 
     def read(self, text: str, at: int) -> int:
-        """Go on from `at`. Returns the place behind the value (`done`), of a sign it halts at, or the end."""
+        """Continue from `at`. Return the place after the value (`done`), of a sign it halts at, or the end."""
         if self._kind is None and at < len(text):
             self._kind = "string" if text[at] == '"' else "brackets" if text[at] in "{[" else "scalar"
         if self._kind == "scalar":
@@ -105,9 +105,9 @@ def _outside(halt: str) -> re.Pattern[str]:
 
 
 class Envelope:
-    """The object around a call, a step at a time; `name` and `arguments` as far as they are known.
+    """Reads the object around a call, a step at a time; `name` and `arguments` as far as they are known.
 
-    Once `started` (its name and arguments went out) further members are passed over and braces too many forgiven.
+    Once `started` (its name and arguments were emitted), further members are skipped and extra braces accepted.
     """
 
     def __init__(self) -> None:
@@ -130,11 +130,11 @@ class Envelope:
         return self._step == "end"
 
     def resume(self) -> None:
-        """Go on behind arguments that somebody else has read."""
+        """Continue after arguments that were read elsewhere."""
         self.started, self._step = True, "comma"
 
     def advance(self, text: str, at: int) -> tuple[int, Verdict]:
-        """Take one more piece of `text` from `at`, where the last one ended; return where this one ends."""
+        """Read one more piece of `text` from `at`, where the last one ended; return where this one ends."""
         if self._scan is not None:
             return self._value(text, at, self._scan)
         at = skip_blanks(text, at)

@@ -1,9 +1,9 @@
-"""What every token id spells: the per-vocabulary table behind keys, byte ends, streams and checks.
+"""The bytes of every token id: a table per vocabulary for keys, byte ends, streams and checks.
 
 A *key* is text as comparable bytes: UTF-8 of the text as the tokenizer normalises it, and for a control token 0xFF and
-four bytes 0x80 | 6 bits of its id. 0xFF never stands in UTF-8, and all bytes of a code but the first look like the
-inside of a character, so "on a character boundary" is one question for text and tokens. Byte ends are a running sum of
-the table's lengths and are stored nowhere. Ids that no token has are codes as well: they match nothing a prompt says.
+four bytes 0x80 | 6 bits of its id. 0xFF never occurs in UTF-8, and all bytes of a code but the first look like the
+inside of a character, so one test of character boundaries works for text and tokens. Byte ends are a running sum of the
+table's lengths and are not stored. Ids that no token has are codes as well: they match nothing in a prompt.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def on_boundary(key: bytes, end: int) -> bool:
 
 
 def agreeing(one: bytes, other: bytes) -> int:
-    """How many leading bytes agree, by halving: comparing slices costs microseconds where a loop takes milliseconds."""
+    """Count the leading bytes that agree, by bisection: slices compare in microseconds, a loop takes milliseconds."""
     low, high = 0, min(len(one), len(other))
     while low < high:
         middle = (low + high + 1) // 2
@@ -50,7 +50,7 @@ def agreeing(one: bytes, other: bytes) -> int:
 class Vocabulary:
     """Bytes and byte lengths of all token ids.
 
-    `words` maps the model's token strings to ids, spelled in the byte alphabet (`byte_level`) or with ▁ and `<0xNN>`.
+    `words` maps the model's token strings to ids, written in the byte alphabet (`byte_level`) or with ▁ and `<0xNN>`.
     """
 
     def __init__(
@@ -68,9 +68,9 @@ class Vocabulary:
         self._in_key = [control_code(token_id) for token_id in range(self.size)]
         self._is_control = np.zeros(self.size + 1, dtype=np.bool_)
         self._special = {token.id: token.content.encode() for token in controls if token.special}
-        spell = _byte_level_speller() if byte_level else _sentencepiece_bytes
+        to_bytes = _byte_level_decoder() if byte_level else _sentencepiece_bytes
         for word, token_id in words.items():
-            self._in_key[token_id] = self._shown[token_id] = spell(word)
+            self._in_key[token_id] = self._shown[token_id] = to_bytes(word)
         for token in kept:
             text = token.content if byte_level else token.content.replace(BLANK, " ")
             self._in_key[token.id] = self._shown[token.id] = text.encode()
@@ -78,24 +78,24 @@ class Vocabulary:
             self._in_key[token.id] = control_code(token.id)
             self._shown[token.id] = b"" if token.special else token.content.encode()
             self._is_control[token.id] = True
-        # Codes are not UTF-8: where keys are checked, five ASCII bytes stand for them. Told by id, for a model may
-        # well generate the bytes of a code.
+        # Codes are not UTF-8: where keys are checked, five ASCII bytes replace them. Found by id, because a model may
+        # generate the bytes of a code.
         self._as_text = [b"-" * CODE_BYTES] * (self.size + 1)
-        spelled = {*words.values(), *(token.id for token in kept)} - {token.id for token in controls}
-        for token_id in spelled:
+        text_ids = {*words.values(), *(token.id for token in kept)} - {token.id for token in controls}
+        for token_id in text_ids:
             self._as_text[token_id] = self._shown[token_id]
         self._lengths = np.array([len(text) for text in self._as_text], dtype=np.int32)
-        self.longest = int(self._lengths.max())  # bytes of text that one token spells, and of a code
+        self.longest = int(self._lengths.max())  # bytes of one token, and of a code
 
     def as_codes(self) -> Vocabulary:
         """The same vocabulary with every token as a code: text is then compared by ids only."""
-        twin = object.__new__(Vocabulary)
-        twin.size, twin._shown, twin._is_control = self.size, self._shown, self._is_control
-        twin._special, twin.longest = self._special, self.longest
-        twin._in_key = [control_code(token_id) for token_id in range(self.size)]
-        twin._as_text = [b"-" * CODE_BYTES] * (self.size + 1)
-        twin._lengths = np.full(self.size + 1, CODE_BYTES, dtype=np.int32)
-        return twin
+        table = object.__new__(Vocabulary)
+        table.size, table._shown, table._is_control = self.size, self._shown, self._is_control
+        table._special, table.longest = self._special, self.longest
+        table._in_key = [control_code(token_id) for token_id in range(self.size)]
+        table._as_text = [b"-" * CODE_BYTES] * (self.size + 1)
+        table._lengths = np.full(self.size + 1, CODE_BYTES, dtype=np.int32)
+        return table
 
     def is_control_token(self, token_id: int) -> bool:
         """Whether the id is a control token; ids out of range are not."""
@@ -105,8 +105,8 @@ class Vocabulary:
         """What a reader sees of a token: nothing for tokens flagged special and ids out of range."""
         return self._shown[token_id] if 0 <= token_id < self.size else b""
 
-    def spelled(self, token_id: int) -> bytes:
-        """What a token is called: as `shown`, and for tokens flagged special their spelling."""
+    def token_bytes(self, token_id: int) -> bytes:
+        """The bytes of a token: as `shown`, and for tokens flagged special their content."""
         return self._special.get(token_id) or self.shown(token_id)
 
     def byte_ends(self, ids: np.ndarray) -> np.ndarray:
@@ -133,20 +133,20 @@ class Vocabulary:
         return np.flatnonzero(self._is_control[np.minimum(ids, self.size)])
 
 
-def _byte_level_speller() -> Callable[[str], bytes]:
+def _byte_level_decoder() -> Callable[[str], bytes]:
     table = byte_alphabet()
 
-    def spell(word: str) -> bytes:
+    def to_bytes(word: str) -> bytes:
         try:
             return bytes(table[char] for char in word)
         except KeyError:
             return word.encode("utf-8", "replace")
 
-    return spell
+    return to_bytes
 
 
 def byte_alphabet() -> dict[str, int]:
-    """The byte-level alphabet (Radford et al. 2019): printable Latin-1 stands for itself, the rest from U+0100 on."""
+    """The byte-level alphabet (Radford et al. 2019): printable Latin-1 maps to itself, the rest from U+0100 on."""
     own = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(0x100) if byte not in own]
     return {**{chr(byte): byte for byte in own}, **{chr(0x100 + at): byte for at, byte in enumerate(others)}}

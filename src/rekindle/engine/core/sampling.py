@@ -81,7 +81,7 @@ class Replies:
         text = request.stream.push(token)
         scores: tuple[TokenLogprob, ...] = ()
         if params.logprobs is not None:
-            scores = (score(logits, token, params.logprobs, bytes_of=request.stream.spelled),)
+            scores = (score(logits, token, params.logprobs, bytes_of=request.stream.token_bytes),)
         if request.stream.stopped:
             self.finish(request, "stop", Delta(text, (token,), logprobs=scores))
         elif request.num_generated >= request.max_new_tokens:

@@ -28,7 +28,7 @@ from rekindle.engine.types import GenerationRequest
 from rekindle.model.params import SamplingParams
 from rekindle.model.sampler import SamplerState
 from rekindle.text.anticipation import anticipated, likely_probes
-from rekindle.text.messages import Message, respelled
+from rekindle.text.messages import Message, arguments_json
 from rekindle.text.prompt import PromptEncoder, RenderedPrompt
 from rekindle.text.replies import ParsedReply, ReplyFormat, ReplyStream
 from rekindle.text.stream import TextStream
@@ -200,6 +200,6 @@ def _echoes_thoughts(asked: GenerationRequest) -> bool:
 
 def _respelled(arguments: str) -> str:
     try:
-        return respelled(json.loads(arguments))
+        return arguments_json(json.loads(arguments))
     except (ValueError, RecursionError):
         return arguments

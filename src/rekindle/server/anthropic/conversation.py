@@ -18,7 +18,7 @@ from rekindle.errors import BadRequest
 from rekindle.server.anthropic.bodies import CacheControl
 from rekindle.server.anthropic.habits import TemplateHabits
 from rekindle.server.anthropic.signatures import thought_of
-from rekindle.text.messages import Message, ToolCall, check_text, respelled
+from rekindle.text.messages import Message, ToolCall, arguments_json, check_text
 
 MAX_BREAKPOINTS = 4  # Anthropic's own limit
 # What stands between the blocks of one turn: paragraphs of a caller; a reply goes on where it was.
@@ -261,5 +261,5 @@ def _call(block: Block, where: str) -> ToolCall:
     given = block.get("input")
     if not isinstance(given, Mapping):
         raise BadRequest(f"{where}.input must be an object", param=f"{where}.input")
-    arguments = check_text(respelled(given), f"{where}.input")
+    arguments = check_text(arguments_json(given), f"{where}.input")
     return ToolCall(_string(block, "id", where), _string(block, "name", where), arguments)
