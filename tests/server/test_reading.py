@@ -34,7 +34,7 @@ def calls(reading: ReplyParser) -> list[tuple[str, str, bool]]:
 
 def test_a_thought_the_prompt_has_opened_is_a_thought() -> None:
     reading = read("Hm", "m.\n</th", "ink>\n\nYes.", opening="<think>\n")
-    assert (reading.said.thought, reading.said.text) == ("Hmm.", "Yes.")
+    assert (reading.said.reasoning, reading.said.text) == ("Hmm.", "Yes.")
     assert read("Hm", "m.").said.text == "Hmm."
 
 

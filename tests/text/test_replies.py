@@ -119,7 +119,7 @@ def said_in(text: str, form: ReplyFormat = PLAIN, **options: Any) -> tuple[str, 
     assert events == read(form, list(text), **options)
     for event in events:
         said.take(event)
-    return said.thought, said.text, [(call.name, call.arguments, call.whole) for call in said.calls]
+    return said.reasoning, said.text, [(call.name, call.arguments, call.whole) for call in said.calls]
 
 
 def check_order(events: list[Event]) -> None:
@@ -244,7 +244,7 @@ def test_calls_come_out_as_they_went_in(name: str, value: dict[str, Any], num_ca
     ends = [token.id for token in encoder.controls.tokens if token.content in FAMILIES[name].ends]
     last = min(list(ids).index(end) for end in ends if end in list(ids))
     said = read_reply(form, encoder, ids[:last], tools=True)
-    assert (said.thought, said.text, len(said.calls)) == ("", "", len(calls))
+    assert (said.reasoning, said.text, len(said.calls)) == ("", "", len(calls))
     for call in said.calls:
         assert call.whole
         assert json.loads(call.arguments) == value

@@ -192,7 +192,7 @@ def test_plain_replies_are_text(family: str) -> None:
     ids, _ = reply_of(encoder, Message("assistant", "Dust, <b>mostly</b>. {1: 2}"))
     for tools in (True, False):
         said = read_reply(find_reply_format(encoder), encoder, until_end(encoder, ids, family), tools=tools)
-        assert (said.thought, said.text, said.calls) == ("", "Dust, <b>mostly</b>. {1: 2}", [])
+        assert (said.reasoning, said.text, said.calls) == ("", "Dust, <b>mostly</b>. {1: 2}", [])
 
 
 @pytest.mark.parametrize("family", ["special", "mistral_list", "mistral_args", "mistral_id", "keyed", "channels"])
@@ -261,7 +261,7 @@ def test_a_forced_call_is_told_when_the_model_goes_on(family: str) -> None:
     rest = _arguments_of(whole, family)
     said = read_reply(form, encoder, encoder.encode(encoder.continued(EMPTY, rest)), opening=opening, tools=TOOLS)
     assert [(each.name, each.arguments, each.whole) for each in said.calls] == [("look", ARGUMENTS, True)]
-    assert (said.thought, said.text) == ("", "")
+    assert (said.reasoning, said.text) == ("", "")
 
 
 def _calling(call: ToolCall) -> Message:
@@ -301,7 +301,7 @@ def test_text_can_be_put_into_a_models_mouth(family: str, bridge: str) -> None:
     assert structured(encoder, encoder.encode(prompt)).endswith(opening)
     rest = encoder.encode(encoder.continued(EMPTY, "> dust"))
     said = read_reply(form, encoder, rest, opening=opening, tools=True)
-    assert (said.thought, said.text) == ("", "> dust")
+    assert (said.reasoning, said.text) == ("", "> dust")
 
 
 def test_no_prefix_changes_no_prompt() -> None:

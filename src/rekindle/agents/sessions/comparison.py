@@ -21,7 +21,7 @@ from rekindle.errors import BadRequest
 from rekindle.text.messages import Message
 from rekindle.text.prompt import RenderedPrompt
 from rekindle.text.replies import opened_by
-from rekindle.text.replies.channels import THOUGHTS, ChannelForm
+from rekindle.text.replies.channels import ANALYSIS, ChannelForm
 from rekindle.text.replies.format import ReplyFormat
 from rekindle.text.vocabulary import agreeing
 
@@ -109,8 +109,8 @@ def measured_extension(engine: Engine) -> Extension:
 def _thinking_aloud(form: ReplyFormat) -> str:
     """How a reply begins of a model that thinks, as structured text; empty where it does not."""
     if isinstance(form.tools, ChannelForm):
-        return f"{form.tools.header(THOUGHTS)}{_THOUGHT}"
-    thinking = form.leading_thoughts
+        return f"{form.tools.header(ANALYSIS)}{_THOUGHT}"
+    thinking = form.leading_reasoning
     return "" if thinking is None else f"{thinking.open}{thinking.lead}{_THOUGHT}"
 
 

@@ -148,7 +148,7 @@ class Voice:
         if self.finish == "cancelled" and not self.said.text.strip():
             return self._unsaid(Cancelled(UNSAID))
         cut = self.cut and self.finish == "cancelled"
-        return TurnEnded(self.turn.number, self.said.text, self.said.thought or None, cut)
+        return TurnEnded(self.turn.number, self.said.text, self.said.reasoning or None, cut)
 
     def failed(self, error: RekindleError) -> TurnFailed | None:
         """What an error means for the session; None: the turn is left. Raises what is no fault of this turn."""
@@ -182,7 +182,7 @@ class Voice:
             "purpose": self.turn.purpose,
             "round": self.turn.round,
             "text": utterance.text,
-            "thought": self.said.thought or None,
+            "thought": self.said.reasoning or None,
             "number": utterance.number,
             "to": None if utterance.to is None else list(utterance.to),
             "cut": utterance.cut,

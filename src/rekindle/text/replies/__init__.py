@@ -1,12 +1,12 @@
-"""Replies of a model: thoughts, text and tool calls, read as they are generated.
+"""Replies of a model: reasoning, text and tool calls, parsed as they are generated.
 
     tokens ─TextStream(visible)─▶ structured text ─ReplyStream─▶ events ─ParsedReply─▶ a message
 
 *Structured text* is what a reader sees, and of the tokens flagged special those that are marks of the model's form:
-each as a guard (U+FDD0) and its spelling. The guard can come from no model, so look-alike text is never such a mark.
+each as a guard (U+FDD0) and its content. No model can generate the guard, so look-alike text is never such a mark.
 
-How a model writes replies is found by rendering (`find_reply_format`), not by its name. Malformed is text, never an
-error. A scan for each form: `envelope`, `named`, `tagged`, `keyed`; forms that write channels: `channels`.
+The format of a model's replies is found by rendering (`find_reply_format`), not by its name. Malformed output is text,
+never an error. A scan for each form of calls: `envelope`, `named`, `tagged`, `keyed`; replies in channels: `channels`.
 """
 
 from rekindle.text.replies.events import (

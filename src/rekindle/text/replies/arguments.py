@@ -8,7 +8,7 @@ from rekindle.text.messages import GUARD
 from rekindle.text.replies.reader import Passed
 from rekindle.text.tools_json import ValueScan
 
-# "closed": the value is complete. "cut": a mark stands inside it. "more": it depends on text to come.
+# "closed": the value is complete. "cut": a mark interrupts it. "more": it depends on text to come.
 Found = Passed | Literal["closed", "cut", "more"]
 
 
@@ -30,7 +30,7 @@ class JsonArguments:
         return self._scan.begun
 
     def advance(self, text: str, at: int, *, final: bool) -> tuple[int, Found]:
-        """Take one more piece of `text` from `at`; at the end of everything (`final`) an open value is "cut"."""
+        """Read one more piece of `text` from `at`; at the end of everything (`final`) an open value is "cut"."""
         end = self._scan.read(text, at)
         while not self._scan.done and end < len(text):
             rest = text[end:]

@@ -3,9 +3,9 @@
     <|channel|>analysis<|message|>Let me look.<|end|>
     <|start|>assistant<|channel|>commentary to=functions.look <|constrain|>json<|message|>{"place": "attic"}<|call|>
 
-A message to a function is a call, its content the arguments, verbatim; what is said in the channel `analysis` is
-thought, everything else is text. Messages of one kind are kept apart by an empty line. Without a header that makes
-sense a reply is text.
+A message to a function is a call, its content the arguments, verbatim; a message in the channel `analysis` is
+reasoning, everything else is text. Messages of one kind are separated by an empty line. Without a valid header a reply
+is text.
 """
 
 from __future__ import annotations
@@ -19,22 +19,22 @@ from rekindle.text.messages import GUARD
 from rekindle.text.replies.arguments import JsonArguments
 from rekindle.text.replies.events import ArgumentsDelta, Blanks, CallEnd, CallStart, Event, ReasoningDelta, TextDelta
 from rekindle.text.replies.reader import CallMarks, without
-from rekindle.text.replies.sample import MARK, SAID, TOOL, CallSample
+from rekindle.text.replies.sample import MARK, REPLY, TOOL, CallSample
 from rekindle.text.stream import overlap
 from rekindle.text.tools_json import skip_blanks
 
-ROLE, THOUGHTS, ASIDE, ANSWER = "assistant", "analysis", "commentary", "final"
+ROLE, ANALYSIS, ASIDE, ANSWER = "assistant", "analysis", "commentary", "final"
 _TO = re.compile(r"to=functions\.([^\s<>{}\"]+)")
 _CONSTRAIN = f"{GUARD}<|constrain|>"
 _MOST_HEADER = 400  # characters: more is no header
-Kind = Literal["thought", "text", "call"]
+Kind = Literal["reasoning", "text", "call"]
 
 
 @dataclass(frozen=True, slots=True)
 class ChannelForm:
-    """The marks of headers, and those that end a message; `constrain` stands before the type of a call's content.
+    """The marks of headers, and those that end a message; `constrain` precedes the type of a call's content.
 
-    `call`: what the template puts before and behind the name of a call, behind the role.
+    `call`: what the template puts before and after the name of a call, after the role.
     """
 
     start: str
@@ -46,7 +46,7 @@ class ChannelForm:
 
     @property
     def marks(self) -> CallMarks:
-        """Calls have none of their own."""
+        """Calls have no separate marks."""
         return CallMarks("")
 
     @property
@@ -55,41 +55,41 @@ class ChannelForm:
         return (self.start, self.channel, self.message, *self.ends, *filter(None, (self.constrain,)))
 
     def header(self, channel: str) -> str:
-        """What begins a message in this channel, behind the role."""
+        """What begins a message in this channel, after the role."""
         return f"{self.channel}{channel}{self.message}"
 
     def opening(self, name: str | None) -> str:
         """How a call begins, up to its arguments or its name."""
-        before, behind = self.call
-        return before if name is None else before + name + behind
+        before, after = self.call
+        return before if name is None else before + name + after
 
     def new_scan(self, tools: Sequence[Any]) -> Callable[[], Any]:
         """Calls are read with everything else."""
-        raise AssertionError("channels have a reader of their own")
+        raise AssertionError("channels have a separate reader")
 
     def opened_at_end_of(self, prompt: str) -> str:
-        """What the end of a structured prompt has begun of the reply, behind the role."""
+        """The part of the reply at the end of a structured prompt, after the role."""
         opened = prompt[prompt.rfind(self.start) :].removeprefix(self.start)
         return opened.removeprefix(ROLE) if self.start in prompt and opened.startswith(ROLE) else ""
 
     def bridged(self, opened: str, prefix: str) -> str:
-        """`prefix` as the beginning of a reply that has begun with `opened`: text gets a header of its own."""
+        """`prefix` as the continuation of a reply that begins with `opened`: text gets a header."""
         is_open = bool(opened.strip()) and not opened.endswith(self.ends)
         role = (self.ends[0] if is_open else "") + (self.start + ROLE if opened.strip() else "")
         return role + ("" if prefix.startswith((self.channel, self.call[0])) else self.header(ANSWER)) + prefix
 
 
 def recognise_channels(sample: CallSample) -> ChannelForm | None:
-    """The form, if a plain reply stands in the channel for answers."""
-    found = re.search(rf"({MARK}){ROLE}({MARK}){ANSWER}({MARK}){re.escape(SAID)}({MARK})", sample.plain)
+    """The form, if a plain reply is in the channel for answers."""
+    found = re.search(rf"({MARK}){ROLE}({MARK}){ANSWER}({MARK}){re.escape(REPLY)}({MARK})", sample.plain)
     if found is None:
         return None
-    asked = re.match(rf"({MARK})", sample.behind_question)
+    question = re.match(rf"({MARK})", sample.after_question)
     start, channel, message, end = found.groups()
     inside = rf"(?:(?!{re.escape(message)}).)*?"
     head = rf"{re.escape(start + ROLE)}({inside}to=functions\.){TOOL}({inside}{re.escape(message)})"
     called = re.search(rf"{head}\{{.*?\}}\s*({MARK})", start + ROLE + sample.body, re.DOTALL)
-    ends = [each for each in (asked and asked[1], end, called and called[3]) if each]
+    ends = [each for each in (question and question[1], end, called and called[3]) if each]
     constrain = _CONSTRAIN if _CONSTRAIN in sample.specials else ""
     call = (called[1], called[2]) if called else (f"{channel}{ASIDE} to=functions.", f" {constrain}json{message}")
     return ChannelForm(start, channel, message, tuple(dict.fromkeys(ends)), call, constrain)
@@ -110,8 +110,8 @@ class ChannelReader:
         self._breaks = (*form.ends, form.start, form.channel)
         self._held = ""
         self._kind: Kind = "text"
-        self._told: set[Kind] = set()  # kinds that had a message already
-        self._joint = ""  # what keeps this message apart from the last one of its kind
+        self._seen: set[Kind] = set()  # kinds that had a message already
+        self._joint = ""  # what separates this message from the last one of its kind
         self._num_calls = 0
         self._json = JsonArguments()
         self._final = False
@@ -119,7 +119,7 @@ class ChannelReader:
         self._state = self._header
 
     def push(self, text: str) -> list[Event]:
-        """Take more of the reply; return what became certain."""
+        """Read more of the reply; return the events that are now certain."""
         self._held += text
         while not self.ended and self._held and self._state():
             pass
@@ -127,7 +127,7 @@ class ChannelReader:
         return events
 
     def finish(self) -> list[Event]:
-        """The reply is over: return what was held back."""
+        """End the reply: return the remaining events."""
         self._final = True
         events = self.push("")
         if self._kind == "call" and self._state == self._content and not self.ended:
@@ -156,7 +156,7 @@ class ChannelReader:
             self._begin("call")
         else:
             self._emit(Blanks(self._held[:size]), size)
-            self._begin("thought" if channel[:1] == [THOUGHTS] else "text")
+            self._begin("reasoning" if channel[:1] == [ANALYSIS] else "text")
         return True
 
     def _is_header(self, head: str) -> bool:
@@ -171,8 +171,8 @@ class ChannelReader:
 
     def _begin(self, kind: Kind) -> None:
         self._kind, self._state = kind, self._content
-        self._joint = "\n\n" if kind in self._told else ""
-        self._told.add(kind)
+        self._joint = "\n\n" if kind in self._seen else ""
+        self._seen.add(kind)
 
     def _content(self) -> bool:
         found = min(((at, mark) for mark in self._breaks if (at := self._held.find(mark)) >= 0), default=None)
@@ -202,11 +202,11 @@ class ChannelReader:
             self._emit(ArgumentsDelta(self._num_calls - 1, text, raw), size)
             return
         text, self._joint = self._joint + text, ""
-        kind = ReasoningDelta if self._kind == "thought" else TextDelta
+        kind = ReasoningDelta if self._kind == "reasoning" else TextDelta
         self._emit(kind(text) if text == raw else kind(text, raw), size)
 
     def _follow(self, text: str) -> None:
-        """Look whether the arguments are closed."""
+        """Follow the arguments until they are closed."""
         at = skip_blanks(text) if not self._json.begun else 0
         while at < len(text) and not self._json.closed:
             at, _ = self._json.advance(text, at, final=False)

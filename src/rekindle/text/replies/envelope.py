@@ -4,9 +4,9 @@
     {"name": "look", "arguments": {"place": "attic"}}
     </tool_call>                                        {"name": "look", "parameters": {}}
 
-The arguments go out verbatim, as they come. Members come in any order, further ones are passed over, a closing mark
-that is missing and braces too many are forgiven. A bare object is a call only if it has arguments, and the name of a
-tool where those are known: replies that are JSON begin like it.
+The arguments are emitted verbatim, as they come. Members come in any order, further ones are skipped, a missing closing
+mark and extra braces are accepted. A bare object is a call only if it has arguments, and the name of a tool if those
+are known: replies that are JSON begin like it.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _TAG = f"{GUARD}<|python_tag|>"  # some models write it before bare calls, their
 
 @dataclass(frozen=True, slots=True)
 class EnvelopeForm:
-    """Calls as JSON objects; `key` names the arguments, `blank` is what the template puts behind the opening mark."""
+    """Calls as JSON objects; `key` names the arguments, `blank` is what the template puts after the opening mark."""
 
     marks: CallMarks = HERMES
     key: str = "arguments"
@@ -41,7 +41,7 @@ class EnvelopeForm:
         return head if name is None else f'{head}{escaped(name)}", "{self.key}":'
 
     def new_scan(self, tools: Sequence[Any]) -> Callable[[], CallScan]:
-        """What makes a scan for each call."""
+        """Return a factory of scans, one per call."""
         names = None if self.marks.open else names_of(tools)
         return lambda: EnvelopeScan(self.marks, names)
 
@@ -58,17 +58,17 @@ def recognise_envelope(sample: CallSample) -> EnvelopeForm | None:
 def _form_around(sample: CallSample, start: int, end: int, key: str) -> EnvelopeForm | None:
     between, gap, after = sample.split_at(start, end)
     before = re.search(rf"({MARK}|{FENCE})?(\s*)(\[?)(\s*)$", between)
-    behind = re.match(rf"\s*(\]?)\s*({MARK}|```)?", after)
-    assert before is not None and behind is not None  # every part of them may be missing
-    open_, listed = before[1] or "", bool(before[3] and behind[1])
+    closing = re.match(rf"\s*(\]?)\s*({MARK}|```)?", after)
+    assert before is not None and closing is not None  # every part of them may be missing
+    open_, listed = before[1] or "", bool(before[3] and closing[1])
     if not open_:
         tag = _TAG if _TAG in sample.specials else ""
         return None if between.strip() else EnvelopeForm(CallMarks("", tag=tag), key, "")
-    return EnvelopeForm(CallMarks(open_, behind[2] or "", gap, listed), key, before[2])
+    return EnvelopeForm(CallMarks(open_, closing[2] or "", gap, listed), key, before[2])
 
 
 class EnvelopeScan:
-    """One call; see `CallScan`. `names`: those a bare call may have, None where any will do."""
+    """One call; see `CallScan`. `names`: those a bare call may have, None if any is accepted."""
 
     def __init__(self, marks: CallMarks, names: frozenset[str] | None = None) -> None:
         self._is_bare = not marks.open
@@ -79,7 +79,7 @@ class EnvelopeScan:
         self._step = self._head
 
     def advance(self, text: str, at: int, *, final: bool) -> tuple[int, Step]:
-        """Take one more piece."""
+        """Read one more piece."""
         return self._step(text, at, final)
 
     def _head(self, text: str, at: int, final: bool) -> tuple[int, Step]:
@@ -111,7 +111,7 @@ class EnvelopeScan:
         return self._closing(text, at, final)
 
     def _closing(self, text: str, at: int, final: bool) -> tuple[int, Step]:
-        """Behind the arguments: the end of the envelope and the closing mark."""
+        """After the arguments: the end of the envelope and the closing mark."""
         verdict: Verdict = "closed" if self._envelope.closed else "go"
         while verdict != "more":
             if verdict == "closed" and not self._close:

@@ -1,6 +1,6 @@
-"""What a reply is made of, and a reply as it was said.
+"""The events of a reply, and the parsed reply.
 
-Owns the events that a reply is read as, piece by piece, and their sum. Knows no model's way to write them.
+Owns the events that a reply is parsed into, piece by piece, and their sum. Knows no model's format.
 
 Always true: the `raw` of all events of a reply, joined, is the structured reply (see text/replies).
 """
@@ -15,15 +15,15 @@ from rekindle.text.messages import Message, ToolCall
 
 @dataclass(frozen=True, slots=True)
 class _Words:
-    """Words for somebody; `spelled` is what was generated, where that is not the text."""
+    """A piece of text; `generated` is what the model generated, if that differs."""
 
     text: str
-    spelled: str | None = None
+    generated: str | None = None
 
     @property
     def raw(self) -> str:
         """What was generated."""
-        return self.text if self.spelled is None else self.spelled
+        return self.text if self.generated is None else self.generated
 
 
 class TextDelta(_Words):
@@ -33,7 +33,7 @@ class TextDelta(_Words):
 
 
 class ReasoningDelta(_Words):
-    """What the model thinks before it answers."""
+    """Reasoning of the model before its answer."""
 
     __slots__ = ()
 
@@ -68,7 +68,7 @@ class CallEnd:
 
 @dataclass(frozen=True, slots=True)
 class Blanks:
-    """What belongs to no piece: marks around thoughts, white space behind them and behind calls."""
+    """What belongs to no other event: marks around reasoning, white space after it and after calls."""
 
     raw: str
 
@@ -87,7 +87,7 @@ class SentCall:
 
 
 def new_call_id() -> str:
-    """A fresh id in OpenAI's spelling."""
+    """A new id in OpenAI's format."""
     return f"call_{uuid.uuid4().hex}"
 
 
@@ -95,20 +95,20 @@ class ParsedReply:
     """Collects the events of one reply."""
 
     def __init__(self) -> None:
-        self._thoughts: list[str] = []
+        self._reasoning: list[str] = []
         self._texts: list[str] = []
         self._starts: list[CallStart] = []
         self._arguments: list[list[str]] = []
         self._whole: list[bool] = []
 
     @property
-    def thought(self) -> str:
-        """What was thought, empty if nothing was."""
-        return "".join(self._thoughts)
+    def reasoning(self) -> str:
+        """The reasoning, empty if there is none."""
+        return "".join(self._reasoning)
 
     @property
     def text(self) -> str:
-        """The text beside thoughts and calls."""
+        """The text without reasoning and calls."""
         return "".join(self._texts)
 
     @property
@@ -119,14 +119,14 @@ class ParsedReply:
 
     @property
     def has_whole_call(self) -> bool:
-        """Whether a call is there that can be carried out."""
+        """Whether there is a complete call."""
         return any(self._whole)
 
     def take(self, event: Event) -> None:
         """Add the next event."""
         match event:
             case ReasoningDelta():
-                self._thoughts.append(event.text)
+                self._reasoning.append(event.text)
             case TextDelta():
                 self._texts.append(event.text)
             case CallStart():
@@ -141,4 +141,4 @@ class ParsedReply:
     def message(self) -> Message:
         """The reply as a caller would send it back."""
         calls = tuple(ToolCall(call.id, call.name, call.arguments) for call in self.calls)
-        return Message("assistant", self.text, tool_calls=calls, reasoning=self.thought or None)
+        return Message("assistant", self.text, tool_calls=calls, reasoning=self.reasoning or None)

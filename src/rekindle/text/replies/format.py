@@ -1,6 +1,6 @@
-"""How replies of a model are written: a value, found by `text/replies/probes`, read by `text/replies`.
+"""The format of a model's replies: a value, found by `text/replies/probes`, read by `text/replies`.
 
-Marks are structured text: a token flagged special stands in them as a guard and its spelling.
+Marks are structured text: a token flagged special is in them as a guard and its content.
 """
 
 from __future__ import annotations
@@ -25,32 +25,32 @@ class ToolFormat(Protocol):
 
     @property
     def marks(self) -> CallMarks:
-        """What stands around calls."""
+        """The marks around calls."""
 
     def opening(self, name: str | None) -> str | None:
-        """How a call begins, of that tool or any; None: it cannot be forced."""
+        """The beginning of a call of that tool, or of any; None: it cannot be forced."""
 
     def new_scan(self, tools: Sequence[Any]) -> Callable[[], CallScan]:
-        """What makes a scan for each call; `tools` are the definitions sent, if they are known."""
+        """Return a factory of scans, one per call; `tools` are the definitions sent, if they are known."""
 
 
 class BodyReader(Protocol):
-    """Reads what follows the thoughts of a reply."""
+    """Reads what follows the reasoning of a reply."""
 
     @property
     def ended(self) -> bool:
-        """Whether nothing that follows is wanted."""
+        """Whether the rest of the reply is ignored."""
 
     def push(self, text: str) -> list[Event]:
-        """Take more; return what became certain."""
+        """Read more; return the events that are now certain."""
 
     def finish(self) -> list[Event]:
-        """The reply is over: return what was held back."""
+        """End the reply: return the remaining events."""
 
 
 @dataclass(frozen=True, slots=True)
 class ThinkingFormat:
-    """Thoughts stand between `open` and `close`, at the start of a reply; the template adds `lead` and `trail`.
+    """Reasoning between `open` and `close`, at the start of a reply; the template adds `lead` and `trail`.
 
     `gap` is what the template puts between `close` and the text.
     """
@@ -63,11 +63,11 @@ class ThinkingFormat:
 
     @property
     def ending(self) -> str:
-        """What ends thoughts that are open, down to where text or a call may begin."""
+        """What ends open reasoning, up to where text or a call may begin."""
         return self.trail + self.close + self.gap
 
     def opened_at_end_of(self, prompt: str) -> str:
-        """What the end of a structured prompt has begun of the reply: open thoughts, or empty ones that are closed."""
+        """The part of the reply at the end of a structured prompt: reasoning that is open, or closed and empty."""
         at = prompt.rfind(self.open)
         if at < 0:
             return ""
@@ -79,11 +79,11 @@ class ThinkingFormat:
 
 @dataclass(frozen=True, slots=True)
 class ReplyFormat:
-    """How replies of a model are written. `tools` None: no calls are known; `thinking` None: no thoughts.
+    """The format of a model's replies. `tools` None: no calls are known; `thinking` None: no reasoning.
 
-    `visible`: ids of tokens flagged special which a reader needs to see, `specials` how they stand in structured text.
-    `call_ids`: "short" where the template takes ids of nine letters and digits only. `one_call`: the template takes one
-    call a message, so a reply ends behind its first.
+    `visible`: ids of tokens flagged special that a reader needs to see, `specials` how they are in structured text.
+    `call_ids`: "short" if the template accepts only ids of nine letters and digits. `one_call`: the template accepts
+    one call per message, so a reply ends after its first.
     """
 
     thinking: ThinkingFormat | None = None
@@ -94,40 +94,40 @@ class ReplyFormat:
     one_call: bool = False
 
     def opening(self, name: str | None) -> str | None:
-        """How a call begins, of that tool or (None) any, as structured text; None: a call cannot be forced."""
+        """The beginning of a call of that tool or (None) any, as structured text; None: a call cannot be forced."""
         return self.tools.opening(name) if self.tools else None
 
     @property
-    def leading_thoughts(self) -> ThinkingFormat | None:
-        """How thoughts begin a reply; None where there are none, or where channels say what is thought."""
+    def leading_reasoning(self) -> ThinkingFormat | None:
+        """The format of reasoning that begins a reply; None if there is none, or if it has a channel."""
         return None if isinstance(self.tools, ChannelForm) else self.thinking
 
     def opened_at_end_of(self, prompt: str) -> str:
-        """What the end of a structured prompt has begun of the reply: mostly nothing."""
+        """The part of the reply at the end of a structured prompt; usually empty."""
         if isinstance(self.tools, ChannelForm):
             return self.tools.opened_at_end_of(prompt)
         return self.thinking.opened_at_end_of(prompt) if self.thinking else ""
 
     def bridged(self, opened: str, prefix: str) -> str:
-        """`prefix`, text or a call, as it can stand behind `opened`: thoughts that are open are ended first."""
+        """`prefix`, text or a call, as it can follow `opened`: open reasoning is ended first."""
         if isinstance(self.tools, ChannelForm):
             return self.tools.bridged(opened, prefix)
         is_open = self.thinking is not None and bool(opened) and self.thinking.close not in opened
         return (self.thinking.ending if self.thinking and is_open else "") + prefix
 
     def new_id(self) -> str:
-        """A fresh id for a call, as the template takes it back."""
+        """A new id for a call, in the form that the template accepts."""
         if self.call_ids == "long":
             return new_call_id()
         return "".join(secrets.choice(_SHORT_ID_SIGNS) for _ in range(SHORT_ID_LENGTH))
 
     def reader(self, tools: bool | Sequence[Any], *, parallel: bool, new_id: Callable[[], str]) -> BodyReader:
-        """What reads the part of a reply behind its thoughts; calls are read if there are `tools`."""
+        """Return a reader for the part of a reply after its reasoning; it reads calls if there are `tools`."""
         known = () if isinstance(tools, bool) else tuple(tools)
-        is_asked = tools is True or bool(known)
+        has_calls = tools is True or bool(known)
         if isinstance(self.tools, ChannelForm):
-            return ChannelReader(self.tools, calls=is_asked, specials=self.specials, parallel=parallel, new_id=new_id)
-        form = self.tools if is_asked else None
+            return ChannelReader(self.tools, calls=has_calls, specials=self.specials, parallel=parallel, new_id=new_id)
+        form = self.tools if has_calls else None
         new_scan = form.new_scan(known) if form else None
         marks = form.marks if form else None
         return CallReader(marks, new_scan, specials=self.specials, parallel=parallel, new_id=new_id)

@@ -1,9 +1,9 @@
-"""Calls whose arguments are written like JSON, with bare keys and strings between tokens of their own.
+"""Calls whose arguments are written like JSON, with bare keys and strings between special quotes.
 
     <|tool_call>call:look{place:<|"|>attic<|"|>,floors:[1,2]}<tool_call|>
 
-The arguments go out as the JSON of what is written; strings go out as they come. A value that is neither quoted nor a
-number, true, false or null is a string.
+The arguments are emitted as JSON; strings are emitted as they come. A value that is neither quoted nor a number, true,
+false or null is a string.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _CLOSERS = {"{": "}", "[": "]"}
 
 @dataclass(frozen=True, slots=True)
 class KeyedForm:
-    """Calls between marks; `quote` stands on both sides of a string."""
+    """Calls between marks; `quote` is on both sides of a string."""
 
     marks: CallMarks
     quote: str
@@ -41,7 +41,7 @@ class KeyedForm:
         return self.marks.open + CALL + ("" if name is None else f"{name}{{")
 
     def new_scan(self, tools: Sequence[Any]) -> Callable[[], CallScan]:
-        """What makes a scan for each call."""
+        """Return a factory of scans, one per call."""
         return lambda: KeyedScan(self)
 
 
@@ -53,8 +53,8 @@ def recognise_keyed(sample: CallSample) -> KeyedForm | None:
     if found is None:
         return None
     between, gap, after = sample.split_at(*found.span())
-    before, behind = re.search(rf"({MARK})\s*$", between), re.match(rf"\s*({MARK})", after)
-    return KeyedForm(CallMarks(before[1], behind[1], gap), found[1]) if before and behind else None
+    before, closing = re.search(rf"({MARK})\s*$", between), re.match(rf"\s*({MARK})", after)
+    return KeyedForm(CallMarks(before[1], closing[1], gap), found[1]) if before and closing else None
 
 
 class KeyedScan:
@@ -67,7 +67,7 @@ class KeyedScan:
         self._step = self._head
 
     def advance(self, text: str, at: int, *, final: bool) -> tuple[int, Step]:
-        """Take one more piece."""
+        """Read one more piece."""
         was_closing = self._step == self._closing
         end, step = self._step(text, at)
         if step == "more" and final and (self._open or was_closing):
@@ -101,7 +101,7 @@ class KeyedScan:
         return at + 1, Passed(bracket)
 
     def _first(self, text: str, at: int) -> tuple[int, Step]:
-        """Behind an opening bracket."""
+        """After an opening bracket."""
         begin = skip_blanks(text, at)
         if text.startswith(_CLOSERS[self._open[-1]], begin):
             return self._closed(begin)
@@ -170,7 +170,7 @@ class KeyedScan:
         return (size, Passed(escaped(text[at:size]))) if size > at else (at, "more")
 
     def _next(self, text: str, at: int) -> tuple[int, Step]:
-        """Behind a value."""
+        """After a value."""
         begin = skip_blanks(text, at)
         if begin == len(text):
             return at, "more"

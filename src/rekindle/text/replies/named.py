@@ -1,8 +1,8 @@
-"""Calls as a name and a JSON object behind it.
+"""Calls as a name and then a JSON object.
 
     [TOOL_CALLS]look[ARGS]{"place": "attic"}
 
-Between the two a mark, or nothing; some write an id of the call with a mark of its own, which is passed over.
+Between the two is a mark, or nothing; some models write an id of the call after another mark, which is skipped.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ _ID = re.compile(r"[\w\-]*")
 
 @dataclass(frozen=True, slots=True)
 class NamedForm:
-    """Calls as name and arguments; `separator` stands before these, `id_mark` before an id."""
+    """Calls as name and arguments; `separator` precedes these, `id_mark` an id."""
 
     marks: CallMarks
     separator: str
     id_mark: str = ""
 
     def opening(self, name: str | None) -> str:
-        """How a call begins, up to its arguments or its name; the id is the model's to leave out."""
+        """How a call begins, up to its arguments or its name; the id is left to the model."""
         return self.marks.open if name is None else self.marks.open + name + self.separator
 
     def new_scan(self, tools: Sequence[Any]) -> Callable[[], CallScan]:
-        """What makes a scan for each call."""
+        """Return a factory of scans, one per call."""
         return lambda: NamedScan(self)
 
 
@@ -48,9 +48,9 @@ def recognise_named(sample: CallSample) -> NamedForm | None:
         between, gap, after = sample.split_at(name_at, end)
         before = re.search(rf"({MARK})\s*$", between)
         middle = re.fullmatch(rf"(?:({MARK})\w+)?({MARK})?\s*", sample.body[name_at + len(TOOL) : start])
-        behind = re.match(rf"\s*({MARK})?", after)
-        if before and middle and behind:
-            marks = CallMarks(before[1], behind[1] or "", gap)
+        closing = re.match(rf"\s*({MARK})?", after)
+        if before and middle and closing:
+            marks = CallMarks(before[1], closing[1] or "", gap)
             return NamedForm(marks, middle[2] or "", middle[1] or "")
     return None
 
@@ -64,16 +64,16 @@ class NamedScan:
         self._has_begun = False
 
     def advance(self, text: str, at: int, *, final: bool) -> tuple[int, Step]:
-        """Take one more piece."""
+        """Read one more piece."""
         return self._arguments(text, at, final) if self._has_begun else self._head(text, at)
 
     def _head(self, text: str, at: int) -> tuple[int, Step]:
-        """The name and what stands behind it, read again until the arguments begin."""
+        """The name and what follows it, read again until the arguments begin."""
         begin = skip_blanks(text, at)
         name = _NAME.match(text, begin)
         if name is None:
             return at, "more" if begin == len(text) else "broken"
-        end = self._behind(text, name.end())
+        end = self._arguments_start(text, name.end())
         if end is None:
             return at, "more"
         if not text.startswith("{", end):
@@ -81,8 +81,8 @@ class NamedScan:
         self._has_begun = True
         return end, Begun(name.group())
 
-    def _behind(self, text: str, at: int) -> int | None:
-        """Where the arguments should begin; None: that is not to be seen yet."""
+    def _arguments_start(self, text: str, at: int) -> int | None:
+        """Where the arguments should begin; None: not known yet."""
         for mark, value in ((self._form.id_mark, _ID), (self._form.separator, None)):
             at = skip_blanks(text, at)
             rest = text[at:]

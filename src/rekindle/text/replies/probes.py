@@ -1,8 +1,8 @@
-"""How a model writes replies, found by rendering probes through its template.
+"""The format of a model's replies, found by rendering probes through its template.
 
-Owns a few sample conversations and what a template makes of their last message. What stands there around the thoughts
-is read here, what stands around a call by the form that recognises it. Nothing here knows a model's name. A template
-that refuses a probe tells nothing.
+Owns a few sample conversations and the rendering of their last message. The marks around reasoning are read here, those
+around a call by the form that recognises it. Nothing here knows a model's name. A probe that the template refuses gives
+no information.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ import numpy as np
 from rekindle.errors import BadRequest
 from rekindle.text.messages import GUARD, Message, ToolCall
 from rekindle.text.prompt import PromptEncoder
-from rekindle.text.replies.channels import THOUGHTS, ChannelForm, recognise_channels
+from rekindle.text.replies.channels import ANALYSIS, ChannelForm, recognise_channels
 from rekindle.text.replies.envelope import recognise_envelope
 from rekindle.text.replies.format import ReplyFormat, ThinkingFormat, ToolFormat
 from rekindle.text.replies.keyed import recognise_keyed
 from rekindle.text.replies.named import recognise_named
-from rekindle.text.replies.sample import ARGUMENTS, ASKED, MARK, SAID, SHORT_ID, THOUGHT, TOOL, CallSample
+from rekindle.text.replies.sample import ARGUMENTS, MARK, QUESTION, REASONING, REPLY, SHORT_ID, TOOL, CallSample
 from rekindle.text.replies.tagged import recognise_tagged
 from rekindle.text.stream import TextStream
 
@@ -41,8 +41,8 @@ _TOOLS = [
     }
 ]
 _LONG_ID = "call_0123456789abcdef"
-# Pairs that models open by themselves, though their template does not render thoughts: (open, close, lead, trail, gap).
-_KNOWN_THOUGHTS = (
+# Pairs that models open by themselves, though their template renders no reasoning: (open, close, lead, trail, gap).
+_KNOWN_MARKS = (
     ("<think>", "</think>", "\n", "\n", "\n\n"),
     ("[THINK]", "[/THINK]", "", "", ""),
     ("<|channel>thought", "<channel|>", "\n", "", ""),
@@ -59,11 +59,11 @@ def structured(encoder: PromptEncoder, ids: Sequence[int] | np.ndarray) -> str:
 
 
 def find_reply_format(encoder: PromptEncoder) -> ReplyFormat:
-    """How replies of this model are written; a dozen renderings. Never raises: an odd template has no form."""
+    """Find the format of this model's replies; a dozen renderings. Never raises: an odd template has no form."""
     prober = _Prober(encoder)
     calls = prober.tools()
     tools = calls.form
-    thinking = _channel_of_thoughts(tools) if isinstance(tools, ChannelForm) else prober.thinking()
+    thinking = _reasoning_channel(tools) if isinstance(tools, ChannelForm) else prober.thinking()
     text = "\n".join([*_strings_of(thinking), *_strings_of(tools)])
     shown = [token for token in encoder.controls.tokens if token.special and GUARD + token.content in text]
     return ReplyFormat(
@@ -78,7 +78,7 @@ def find_reply_format(encoder: PromptEncoder) -> ReplyFormat:
 
 @dataclass(frozen=True, slots=True)
 class CallProbe:
-    """How calls are written, and taken back: with ids of nine signs only, one a message only."""
+    """How calls are written, and which the template accepts: only ids of nine signs, only one per message."""
 
     form: ToolFormat | None
     has_short_ids: bool = False
@@ -86,64 +86,67 @@ class CallProbe:
 
 
 class _Prober:
-    """Renders probes for one encoder; what the template refuses is None."""
+    """Renders probes for one encoder; the result is None if the template refuses one."""
 
     def __init__(self, encoder: PromptEncoder) -> None:
         self._encoder = encoder
 
     def thinking(self) -> ThinkingFormat | None:
-        """What stands around thoughts, where the template renders them; else a pair that it knows."""
+        """The marks around reasoning, if the template renders it; else a known pair."""
         call = ToolCall(SHORT_ID, TOOL, ARGUMENTS)
         for variables in _VARIANTS:
-            plain = self._turn([Message("user", ASKED), Message("assistant", SAID)], **variables) or ""
+            plain = self._turn([Message("user", QUESTION), Message("assistant", REPLY)], **variables) or ""
             for calls in ((), (call,)):
-                for said in (SAID, ""):
-                    message = Message("assistant", said, tool_calls=calls, reasoning=THOUGHT)
-                    turn = self._turn([Message("user", ASKED), message], tools=_TOOLS if calls else None, **variables)
-                    found = _around_thought(turn or "", plain)
+                for text in (REPLY, ""):
+                    messages = [
+                        Message("user", QUESTION),
+                        Message("assistant", text, tool_calls=calls, reasoning=REASONING),
+                    ]
+                    turn = self._turn(messages, tools=_TOOLS if calls else None, **variables)
+                    found = _around_reasoning(turn or "", plain)
                     if found is not None:
                         return found
-        return next((found for pair in _KNOWN_THOUGHTS if (found := self._known(pair))), None)
+        return next((found for pair in _KNOWN_MARKS if (found := self._known(pair))), None)
 
     def tools(self) -> CallProbe:
-        """What stands around calls, and how they are taken back."""
-        plain = self._rendered([Message("user", ASKED), Message("assistant", SAID)]) or ""
+        """The marks around calls, and which calls the template accepts."""
+        plain = self._rendered([Message("user", QUESTION), Message("assistant", REPLY)]) or ""
         for call_id in (_LONG_ID, SHORT_ID):
             call = ToolCall(call_id, TOOL, ARGUMENTS)
-            for said in (SAID, ""):
-                body = self._body(Message("assistant", said, tool_calls=(call,)))
+            for text in (REPLY, ""):
+                body = self._body(Message("assistant", text, tool_calls=(call,)))
                 found = _recognised(CallSample(body or "", plain, self._specials()))
                 if found is not None:
-                    two = self._body(Message("assistant", said, tool_calls=(call, call))) or ""
+                    two = self._body(Message("assistant", text, tool_calls=(call, call))) or ""
                     return CallProbe(found, has_short_ids=call_id == SHORT_ID, takes_one=two.count(TOOL) < 2)
         return CallProbe(None)
 
     def _known(self, pair: tuple[str, str, str, str, str]) -> ThinkingFormat | None:
-        """A pair that the cue opens, that the template takes out of what was said, or that both are tokens."""
+        """A pair that the cue opens, that the template removes from earlier replies, or whose marks are tokens."""
         tokens = self._encoder.controls.tokens
         flagged = [token.content for token in tokens if token.special]
         open_, close = (GUARD + mark if mark.startswith(tuple(flagged)) else mark for mark in pair[:2])
         form = ThinkingFormat(open_, close, *pair[2:])
-        cue = self._rendered([Message("user", ASKED)], cue=True) or ""
+        cue = self._rendered([Message("user", QUESTION)], cue=True) or ""
         are_tokens = all(mark.startswith(tuple(token.content for token in tokens)) for mark in pair[:2])
         if form.opened_at_end_of(cue) or are_tokens:
             return form
-        inside = f"{pair[0]}\n{THOUGHT}\n{pair[1]}\n\n{SAID}"
-        later = [Message("user", ASKED), Message("assistant", inside), Message("user", ASKED)]
+        inside = f"{pair[0]}\n{REASONING}\n{pair[1]}\n\n{REPLY}"
+        later = [Message("user", QUESTION), Message("assistant", inside), Message("user", QUESTION)]
         text = self._rendered(later, cue=True) or ""
-        return form if SAID in text and THOUGHT not in text else None
+        return form if REPLY in text and REASONING not in text else None
 
     def _turn(self, messages: Sequence[Message], tools: Any = None, **variables: Any) -> str | None:
-        """What is rendered behind the question."""
+        """What is rendered after the question."""
         text = self._rendered(messages, tools, **variables)
-        return text.rpartition(ASKED)[2] if text else None
+        return text.rpartition(QUESTION)[2] if text else None
 
     def _body(self, message: Message) -> str | None:
-        """What is rendered of a reply, behind the cue."""
-        asked = [Message("user", ASKED)]
+        """What is rendered of a reply, after the cue."""
+        question = [Message("user", QUESTION)]
         tools = _TOOLS if message.tool_calls else None
-        prompt = self._rendered(asked, tools, cue=True)
-        whole = self._rendered([*asked, message], tools)
+        prompt = self._rendered(question, tools, cue=True)
+        whole = self._rendered([*question, message], tools)
         if prompt is None or whole is None:
             return None
         same = next((at for at, (a, b) in enumerate(zip(prompt, whole, strict=False)) if a != b), len(prompt))
@@ -163,9 +166,9 @@ class _Prober:
         return frozenset(GUARD + token.content for token in self._encoder.controls.tokens if token.special)
 
 
-def _around_thought(turn: str, plain: str) -> ThinkingFormat | None:
-    """The marks next to the thought; what also stands in a turn without one opens no thoughts, but empty ones do."""
-    found = re.search(rf"({MARK}\w*)(\s*){re.escape(THOUGHT)}(\s*)({MARK})(\s*)", turn)
+def _around_reasoning(turn: str, plain: str) -> ThinkingFormat | None:
+    """The marks next to the reasoning; one in a turn without reasoning opens none, unless it opens an empty one."""
+    found = re.search(rf"({MARK}\w*)(\s*){re.escape(REASONING)}(\s*)({MARK})(\s*)", turn)
     if found is None:
         return None
     form = ThinkingFormat(found[1], found[4], found[2], found[3], found[5])
@@ -177,8 +180,8 @@ def _recognised(sample: CallSample) -> ToolFormat | None:
     return next((form for recognise in _RECOGNISERS if (form := recognise(sample))), None)
 
 
-def _channel_of_thoughts(form: ChannelForm) -> ThinkingFormat:
-    return ThinkingFormat(form.header(THOUGHTS), form.ends[0])
+def _reasoning_channel(form: ChannelForm) -> ThinkingFormat:
+    return ThinkingFormat(form.header(ANALYSIS), form.ends[0])
 
 
 def _strings_of(form: object) -> list[str]:

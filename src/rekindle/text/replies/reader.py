@@ -1,11 +1,11 @@
-"""Text and calls of a reply as they are generated, whatever the form of the calls.
+"""Text and calls of a reply as they are generated, for any form of calls.
 
     text ─ opening mark ─▶ scan: name ─▶ arguments ─▶ end ─▶ blanks, a further call, or text
 
-Owns what is text and what is held back. How a call is spelled is a scan's to know (`CallScan`, one per form). A call
-begins when its name is known and its arguments begin; what cannot be a call is text. What went out is not taken back: a
-call that breaks later ends where it breaks. Tokens flagged special stand in a structured reply behind a guard, and have
-no text unless they are marks of the form.
+Owns what is text and what is deferred. Only a scan knows the syntax of a call (`CallScan`, one per form). A call begins
+when its name is known and its arguments begin; what cannot be a call is text. Emitted events are final: a call that
+turns out malformed ends where it breaks. Tokens flagged special follow a guard in a structured reply, and have no text
+unless they are marks of the form.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from rekindle.text.tools_json import skip_blanks
 
 @dataclass(frozen=True, slots=True)
 class Begun:
-    """The name is known; `arguments`, where they are known at once and nothing of them is to come."""
+    """The name is known; `arguments`, if they are known at once and complete."""
 
     name: str
     arguments: str | None = None
@@ -42,26 +42,26 @@ class Ended:
     whole: bool
 
 
-# "more": it depends on text to come; the text up to here was looked at. "broken": this is no call.
+# "more": it depends on text to come; the text up to here was read. "broken": this is no call.
 Step = Begun | Passed | Ended | Literal["more", "broken"]
 
 
 class CallScan(Protocol):
-    """Reads one call, from behind its opening mark."""
+    """Reads one call, starting after its opening mark."""
 
     def advance(self, text: str, at: int, *, final: bool) -> tuple[int, Step]:
-        """Take one more piece of `text` from `at`, where the last one ended; return where this one ends.
+        """Read one more piece of `text` from `at`, where the last one ended; return where this one ends.
 
-        `final`: nothing follows, so that after `Begun` the answer is never "more".
+        `final`: nothing follows, so that after `Begun` the result is never "more".
         """
 
 
 @dataclass(frozen=True, slots=True)
 class CallMarks:
-    """What stands around calls.
+    """The marks around calls.
 
     `open` empty: calls are bare JSON, which only begin a reply or follow a call. A call may begin with `tag` as well.
-    `gap` stands between a reply's text and its first call. `listed`: one opening mark, then calls in a JSON list, then
+    `gap` is between a reply's text and its first call. `listed`: one opening mark, then calls in a JSON list, then
     `close`; else the scan of each call knows its end.
     """
 
@@ -78,9 +78,9 @@ class CallMarks:
 
 
 class CallReader:
-    """Reads one reply. Holds text back only while it may belong to a call; `marks` None: all of it is text.
+    """Reads one reply. Defers text only while it may belong to a call; `marks` None: all of it is text.
 
-    With `parallel` False it ends behind the first call: `ended` says so, and nothing follows.
+    With `parallel` False it ends after the first call: `ended` is True, and nothing follows.
     """
 
     def __init__(
@@ -102,8 +102,8 @@ class CallReader:
         gaps = tuple(marks.gap + start for start in starts) if marks else ()
         self._waits_for = (*gaps, *starts, *self._specials)
         self._held = ""
-        self._read = 0  # how much of `_held` was looked at already
-        self._opened = 0  # where the text behind the opening mark begins in `_held`
+        self._read = 0  # how much of `_held` was read already
+        self._opened = 0  # where the text after the opening mark begins in `_held`
         self._num_calls = 0
         self._final = False
         self._has_begun = False
@@ -113,7 +113,7 @@ class CallReader:
         self._state: Callable[[], bool] = self._blanks
 
     def push(self, text: str) -> list[Event]:
-        """Take more of the reply; return what became certain, often nothing."""
+        """Read more of the reply; return the events that are now certain, often none."""
         self._held += text
         while not self.ended and self._held and self._state():
             pass
@@ -121,7 +121,7 @@ class CallReader:
         return events
 
     def finish(self) -> list[Event]:
-        """The reply is over: return what was held back. A call that has not begun is text."""
+        """End the reply: return the remaining events. A call that has not begun is text."""
         self._final = True
         events = self.push("")
         if self._has_begun and self._scan is not None:
@@ -130,10 +130,10 @@ class CallReader:
             self._has_begun = False
         return events
 
-    # Each state takes from `_held` what it can and says whether the next state should go on.
+    # Each state consumes what it can of `_held` and returns whether the next state should continue.
 
     def _blanks(self) -> bool:
-        """White space where text or a call may follow: at the start, and behind a call."""
+        """White space where text or a call may follow: at the start, and after a call."""
         at = skip_blanks(self._held)
         rest = self._held[at:]
         start = next((mark for mark in self._starts if rest.startswith(mark)), None)
@@ -157,10 +157,10 @@ class CallReader:
             at, mark = found
             gap = self._marks.gap if self._marks else ""
             size = at - len(gap) if self._held.endswith(gap, 0, at) else at
-            self._say(size)
+            self._emit_text(size)
             return self._open(at - size, at - size + len(mark))
         kept = 0 if self._final else max((overlap(self._held, start) for start in self._waits_for), default=0)
-        self._say(len(self._held) - kept)
+        self._emit_text(len(self._held) - kept)
         return False
 
     def _open(self, at: int, opened: int) -> bool:
@@ -171,7 +171,7 @@ class CallReader:
         return True
 
     def _list(self) -> bool:
-        """Behind the opening mark of a list: its bracket."""
+        """After the opening mark of a list: its bracket."""
         at = skip_blanks(self._held, self._read)
         if at == len(self._held) and not self._final:
             return False
@@ -188,7 +188,7 @@ class CallReader:
             return False
         if isinstance(step, str):
             self._state, self._in_list = self._text, False
-            self._say(self._opened or 1)
+            self._emit_text(self._opened or 1)
             return True
         if isinstance(step, Begun):
             self._emit(CallStart(self._num_calls, self._new_id(), step.name, self._held[:size]), size)
@@ -209,7 +209,7 @@ class CallReader:
         self.ended = not self._parallel
 
     def _between(self) -> bool:
-        """Behind a call of a list, or a bare one: a sign that joins it to the next, or the end of the list."""
+        """After a call of a list, or a bare one: a sign that joins it to the next, or the end of the list."""
         at = skip_blanks(self._held)
         sign = self._held[at : at + 1]
         if not sign and not self._final:
@@ -231,7 +231,7 @@ class CallReader:
         return True
 
     def _closing(self) -> bool:
-        """Behind a list: its closing mark."""
+        """After a list: its closing mark."""
         close = self._marks.close if self._marks else ""
         at = skip_blanks(self._held)
         rest = self._held[at:]
@@ -250,7 +250,7 @@ class CallReader:
     def _is_bare(self) -> bool:
         return self._marks is not None and not self._marks.open
 
-    def _say(self, size: int) -> None:
+    def _emit_text(self, size: int) -> None:
         raw = self._held[:size]
         if self._events and isinstance(self._events[-1], TextDelta):
             raw = self._events.pop().raw + raw

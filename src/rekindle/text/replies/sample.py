@@ -1,4 +1,4 @@
-"""What a template made of a sample call: the material that forms of calls are recognised in."""
+"""A sample call as a template renders it: forms of calls are recognised in this."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from typing import Any
 
 from rekindle.text.messages import GUARD
 
-ASKED, SAID, THOUGHT = "probe question.", "probe answer.", "probe thought."
+QUESTION, REPLY, REASONING = "probe question.", "probe answer.", "probe reasoning."
 TOOL, ARGUMENTS, SHORT_ID = "probe_tool", '{"probe_number": 7, "probe_word": "probe value"}', "probe1234"
 VALUES = json.loads(ARGUMENTS)
-# What may be a mark: <name>, [NAME], or the first line of a fenced block; behind a guard, if it is a special token.
+# What may be a mark: <name>, [NAME], or the first line of a fenced block; after a guard, if it is a special token.
 MARK = rf"{GUARD}?(?:<[^<>\s{GUARD}]{{1,40}}>|\[[A-Z_/]{{2,30}}\])"
 FENCE = r"```\w*"
 
 
 @dataclass(frozen=True, slots=True)
 class CallSample:
-    """`body`: structured text of a reply with one call, as rendered behind the cue (empty: the template takes none).
+    """`body`: structured text of a reply with one call, as rendered after the cue (empty: the template refuses one).
 
-    `plain`: a question and a reply without a call. `specials`: how tokens flagged special stand in structured text.
+    `plain`: a question and a reply without a call. `specials`: how tokens flagged special are in structured text.
     """
 
     body: str
@@ -28,20 +28,20 @@ class CallSample:
     specials: frozenset[str]
 
     @property
-    def behind_question(self) -> str:
+    def after_question(self) -> str:
         """What follows the question."""
-        return self.plain.partition(ASKED)[2]
+        return self.plain.partition(QUESTION)[2]
 
     def split_at(self, start: int, end: int) -> tuple[str, str, str]:
-        """What stands between the text and the call at [start, end), its blanks before it, what follows it."""
-        has_said = SAID in self.body[:start]
-        between = self.body[:start].rpartition(SAID)[2]
-        gap = between[: len(between) - len(between.lstrip())] if has_said else ""
+        """What is between the text and the call at [start, end), its leading blanks, and what follows the call."""
+        has_text = REPLY in self.body[:start]
+        between = self.body[:start].rpartition(REPLY)[2]
+        gap = between[: len(between) - len(between.lstrip())] if has_text else ""
         return between, gap, self._after(end)
 
     def _after(self, end: int) -> str:
         """What follows, without what ends every reply."""
-        after, plain_end = self.body[end:], self.plain.partition(SAID)[2]
+        after, plain_end = self.body[end:], self.plain.partition(REPLY)[2]
         num = 0
         while num < min(len(after), len(plain_end)) and after[-1 - num] == plain_end[-1 - num]:
             num += 1

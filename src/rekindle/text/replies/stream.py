@@ -1,8 +1,9 @@
-"""One reply, read as it is generated; what a prompt has begun of it.
+"""Read one reply as it is generated, and the part of it that the prompt has begun.
 
-Owns where thoughts end. What follows them is read as the form says (`format`). Malformed is text, never an error.
+Owns where reasoning ends. What follows is read by the reader of the format (`format`). Malformed output is text, never
+an error.
 
-Always true: the `raw` of all events, joined, is the structured reply behind `opening`.
+Always true: the `raw` of all events, joined, is the structured reply after `opening`.
 """
 
 from __future__ import annotations
@@ -36,11 +37,11 @@ _TAIL_BYTES = 512  # of a prompt's end: longer than any cue
 
 
 class ReplyStream:
-    """Reads one structured reply. Holds text back only while it may belong to a mark.
+    """Reads one structured reply. Defers text only while it may belong to a mark.
 
-    `tools`: whether calls are looked for; the definitions sent with the request say more than True: of forms that
-    write values without types they give the types. With `parallel` False the reply ends behind its first call: `ended`
-    says so, and nothing follows. `opening` is what stands before the reply already; calls it has begun are told.
+    `tools`: whether calls are looked for; the definitions sent with the request say more than True: they give the types
+    for forms that write values without types. With `parallel` False the reply ends after its first call: `ended` is
+    True, and nothing follows. `opening` is the part of the reply in the prompt; calls that it has begun are emitted.
     """
 
     def __init__(
@@ -52,10 +53,10 @@ class ReplyStream:
         opening: str = "",
         new_id: Callable[[], str] | None = None,
     ) -> None:
-        self._thinking = form.leading_thoughts
+        self._thinking = form.leading_reasoning
         self._specials = form.specials
         starts = form.tools.marks.starts if form.tools and tools else ()
-        self._calls = tuple(mark for mark in starts if mark.startswith(GUARD))  # they end thoughts that are not closed
+        self._calls = tuple(mark for mark in starts if mark.startswith(GUARD))  # they end reasoning that is not closed
         self._reader = form.reader(tools, parallel=parallel and not form.one_call, new_id=new_id or form.new_id)
         self._held = ""
         self._state = self._start
@@ -66,16 +67,16 @@ class ReplyStream:
 
     @property
     def ended(self) -> bool:
-        """Whether no further call is wanted: what else is generated belongs to nobody."""
+        """Whether no further call is wanted: the rest of the reply is ignored."""
         return self._reader.ended
 
     def push(self, text: str) -> list[Event]:
-        """Take more of the reply; return what became certain, often nothing."""
+        """Read more of the reply; return the events that are now certain, often none."""
         opened, self._opened = self._opened, []
         return opened + self._skip(self._read(text))
 
     def finish(self) -> list[Event]:
-        """The reply is over: return what was held back. A call that has not begun is text."""
+        """End the reply: return the remaining events. A call that has not begun is text."""
         self._final = True
         return self.push("") + self._skip(self._reader.finish())
 
@@ -86,10 +87,10 @@ class ReplyStream:
         events, self._events = self._events, []
         return events
 
-    # Each state takes from `_held` what it can and says whether the next state should go on.
+    # Each state consumes what it can of `_held` and returns whether the next state should continue.
 
     def _start(self) -> bool:
-        """Before anything was said: white space, and a mark that opens thoughts."""
+        """At the start: white space, and a mark that opens reasoning."""
         if self._thinking is None:
             self._state = self._body
             return True
@@ -105,16 +106,16 @@ class ReplyStream:
         return True
 
     def _lead(self) -> bool:
-        """What the template puts before thoughts."""
+        """What the template puts before reasoning."""
         lead = self._thinking.lead if self._thinking else ""
         if lead.startswith(self._held) and self._held != lead and not self._final:
             return False
         if self._held.startswith(lead):
             self._emit(Blanks, len(lead))
-        self._state = self._thought
+        self._state = self._reasoning
         return True
 
-    def _thought(self) -> bool:
+    def _reasoning(self) -> bool:
         assert self._thinking is not None
         trail, close = self._thinking.trail, self._thinking.close
         ends = [close, *self._calls]
@@ -122,17 +123,17 @@ class ReplyStream:
         if found is None:
             waits = (trail + close, *ends, *self._specials)
             kept = 0 if self._final else max(overlap(self._held, mark) for mark in waits)
-            self._think(len(self._held) - kept)
+            self._emit_reasoning(len(self._held) - kept)
             return False
         at, mark = found
-        self._think(at - len(trail) if mark == close and self._held.endswith(trail, 0, at) else at)
+        self._emit_reasoning(at - len(trail) if mark == close and self._held.endswith(trail, 0, at) else at)
         if mark == close:
             self._emit(Blanks, self._held.index(close) + len(close))
-        self._state = self._behind
+        self._state = self._after_reasoning
         return True
 
-    def _behind(self) -> bool:
-        """Behind thoughts: white space, which belongs to nobody."""
+    def _after_reasoning(self) -> bool:
+        """After reasoning: white space, which is not part of the text."""
         self._emit(Blanks, skip_blanks(self._held))
         if not self._held:
             return False
@@ -144,7 +145,7 @@ class ReplyStream:
         self._events += self._reader.push(text)
         return False
 
-    def _think(self, size: int) -> None:
+    def _emit_reasoning(self, size: int) -> None:
         raw = self._held[:size]
         if raw:
             text = without(raw, self._specials)
@@ -157,7 +158,7 @@ class ReplyStream:
         self._held = self._held[size:]
 
     def _skip(self, events: list[Event]) -> list[Event]:
-        """The events behind the opening: calls it has begun stay, without what was spelled there already."""
+        """The events after the opening: calls that it has begun stay, without the text in it."""
         if not self._to_skip:
             return events
         kept: list[Event] = []
@@ -175,16 +176,16 @@ class ReplyStream:
 
 
 def opened_by(form: ReplyFormat, encoder: PromptEncoder, prompt: RenderedPrompt) -> str:
-    """What the cue at the prompt's end has begun of the reply, as structured text: mostly nothing."""
+    """The part of the reply in the cue at the prompt's end, as structured text; usually empty."""
     return form.opened_at_end_of(structured(encoder, _tail(encoder, prompt)))
 
 
 def begin_reply(
     form: ReplyFormat, encoder: PromptEncoder, *, prompt: RenderedPrompt, prefix: str = ""
 ) -> tuple[RenderedPrompt, str]:
-    """The prompt with `prefix` (structured text) as the beginning of its reply, and all it has begun of the reply.
+    """Append `prefix` (structured text) to the prompt as the beginning of its reply; return both prompt and beginning.
 
-    Thoughts that the cue has opened are ended first: a prefix is text, or a call.
+    Reasoning that the cue has opened is ended first: a prefix is text, or a call.
     """
     opened = opened_by(form, encoder, prompt)
     if not prefix:
@@ -204,17 +205,17 @@ def read_reply(
     """Read a whole reply from its token ids."""
     stream = TextStream(encoder, visible=form.visible)
     reader = ReplyStream(form, tools=tools, opening=opening)
-    said = ParsedReply()
+    reply = ParsedReply()
     for token_id in ids:
         for event in reader.push(stream.push(int(token_id))):
-            said.take(event)
+            reply.take(event)
     for event in (*reader.push(stream.finish()), *reader.finish()):
-        said.take(event)
-    return said
+        reply.take(event)
+    return reply
 
 
 def _tail(encoder: PromptEncoder, prompt: RenderedPrompt) -> np.ndarray:
-    """The ids of the prompt's end; what stands before the first control token in it is not told apart."""
+    """The ids of the prompt's end, from the first control token in it."""
     from_byte = max(len(prompt.key) - _TAIL_BYTES, 0)
     start = prompt.key.find(MARK, from_byte)
     return encoder.encode_rest(prompt, start if start >= 0 else len(prompt.key))

@@ -8,9 +8,9 @@
     </function>
     </tool_call>
 
-The arguments go out as the JSON of what is written: a value is of the type that the tool's definition wants, where it
-was sent. Strings go out as they come, other values when they are complete. One line break belongs to each tag. Models
-leave the marks around the function out at times: that is forgiven.
+The arguments are emitted as JSON: a value has the type that the tool's definition requires, if that was sent. Strings
+are emitted as they come, other values when they are complete. One line break belongs to each tag. Models sometimes omit
+the marks around the function: that is accepted.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _STRING = frozenset(("string",))
 
 @dataclass(frozen=True, slots=True)
 class TaggedForm:
-    """Calls as tags between marks; `blank` is what the template puts behind the opening mark."""
+    """Calls as tags between marks; `blank` is what the template puts after the opening mark."""
 
     marks: CallMarks
     blank: str = "\n"
@@ -47,7 +47,7 @@ class TaggedForm:
         return head if name is None else f"{head}{name}>\n"
 
     def new_scan(self, tools: Sequence[Any]) -> Callable[[], CallScan]:
-        """What makes a scan for each call."""
+        """Return a factory of scans, one per call."""
         return lambda: TaggedScan(self.marks.close, tools)
 
 
@@ -59,8 +59,8 @@ def recognise_tagged(sample: CallSample) -> TaggedForm | None:
     if start < 0 or end < start or not has_values:
         return None
     between, gap, after = sample.split_at(start, end)
-    before, behind = re.search(rf"({MARK})(\s*)$", between), re.match(rf"\s*({MARK})", after)
-    return TaggedForm(CallMarks(before[1], behind[1], gap, tag=FUNCTION), before[2]) if before and behind else None
+    before, closing = re.search(rf"({MARK})(\s*)$", between), re.match(rf"\s*({MARK})", after)
+    return TaggedForm(CallMarks(before[1], closing[1], gap, tag=FUNCTION), before[2]) if before and closing else None
 
 
 class TaggedScan:
@@ -75,7 +75,7 @@ class TaggedScan:
         self._step = self._head
 
     def advance(self, text: str, at: int, *, final: bool) -> tuple[int, Step]:
-        """Take one more piece."""
+        """Read one more piece."""
         return self._step(text, at, final)
 
     def _head(self, text: str, at: int, final: bool) -> tuple[int, Step]:
@@ -88,7 +88,7 @@ class TaggedScan:
         return end, Begun(self._name) if self._name else "broken"
 
     def _between(self, text: str, at: int, final: bool) -> tuple[int, Step]:
-        """Where a further argument or the end of the call should come."""
+        """Before a further argument or the end of the call."""
         found = _tag(text, at, PARAMETER)
         if not isinstance(found, str):
             end, key = found
@@ -132,7 +132,7 @@ class TaggedScan:
         return at, Ended(False) if final else "more"
 
     def _value(self, text: str, at: int, final: bool) -> tuple[int, Step]:
-        """A value that is no string, or may be none: its text is needed whole."""
+        """A value that is not, or may not be, a string: its whole text is needed."""
         end = text.find(END_PARAMETER, at)
         guard = text.find(GUARD, at, end if end >= 0 else len(text))
         if guard >= 0:
@@ -153,7 +153,7 @@ class TaggedScan:
 
 
 def _tag(text: str, at: int, tag: str) -> tuple[int, str] | str:
-    """Behind a tag, and the name in it; "part" of one so far, or something "other"."""
+    """The end of a tag, and the name in it; "part" if only a part is there, "other" for anything else."""
     begin = skip_blanks(text, at)
     if not text.startswith(tag, begin):
         return "part" if tag.startswith(text[begin:]) else "other"

@@ -1,4 +1,4 @@
-"""What the definitions of tools say about arguments, and text as JSON of the type they want.
+"""Types of arguments from the definitions of tools, and text as JSON of these types.
 
 For forms that write values without types: the text `7` is a number for one tool and a string for another.
 """
@@ -24,7 +24,7 @@ def names_of(tools: Sequence[Any]) -> frozenset[str]:
 
 
 def types_of(tools: Sequence[Any], name: str, *, key: str) -> frozenset[str]:
-    """The JSON types that argument `key` of tool `name` may have; none where nothing is said."""
+    """The JSON types that argument `key` of tool `name` may have; empty if none are declared."""
     for function in map(function_of, tools):
         if function.get("name") == name:
             schema = function.get("parameters") or function.get("input_schema")
@@ -34,7 +34,7 @@ def types_of(tools: Sequence[Any], name: str, *, key: str) -> frozenset[str]:
 
 
 def json_of(text: str, types: frozenset[str]) -> str:
-    """The JSON for a value written as bare text; a string where it can be nothing else that is wanted."""
+    """The JSON for a value written as bare text; a string if it has no other type that is allowed."""
     bare = text.strip()
     bare = _WORDS.get(bare, bare)
     kind = _kind_of(bare)
@@ -45,12 +45,12 @@ def json_of(text: str, types: frozenset[str]) -> str:
 
 
 def escaped(text: str) -> str:
-    """Text as it stands inside a JSON string."""
+    """Text as it is inside a JSON string."""
     return json.dumps(text, ensure_ascii=False)[1:-1]
 
 
 def _kind_of(text: str) -> str | None:
-    """The JSON type that this text spells; None for strings and for what is no JSON."""
+    """The JSON type of this text; None for strings and for what is no JSON."""
     try:
         value = json.loads(text, parse_constant=_refuse)
     except (ValueError, RecursionError):
@@ -66,7 +66,7 @@ def _refuse(constant: str) -> None:
 
 
 def _types(schema: Any) -> frozenset[str]:
-    """The types of a schema, also of its alternatives; values of an enumeration say theirs."""
+    """The types of a schema, also of its alternatives and of the values of an enumeration."""
     if not isinstance(schema, Mapping):
         return frozenset()
     named = schema.get("type")
