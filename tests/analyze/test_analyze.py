@@ -239,7 +239,7 @@ def test_what_the_log_says_was_cached_is_added_up(tmp_path: Path) -> None:
     analysis = analysed(
         tmp_path, [{"body": body, "response": said} for body, said in zip(talk(5), answers, strict=True)]
     )
-    assert (analysis.total.said_prompt_tokens, analysis.total.said_cached_tokens) == (400, 225)
+    assert (analysis.total.reported_prompt_tokens, analysis.total.reported_cached_tokens) == (400, 225)
 
 
 def test_memory_is_bounded_and_what_that_costs_is_said(tmp_path: Path) -> None:
@@ -259,21 +259,21 @@ def said(*texts: str) -> tuple[Message, ...]:
 def test_turns_of_one_conversation_are_found_by_what_was_said() -> None:
     known = Conversations()
     first = known.place(0, said("Hello."), None)
-    assert first.said is None
+    assert first.reply is None
     second = known.place(1, said("Hello.", "Hi.", "And?"), None)
     assert second.conversation == first.conversation
-    assert second.said is not None and (second.said.serial, second.said.message.content) == (0, "Hi.")
+    assert second.reply is not None and (second.reply.serial, second.reply.message.content) == (0, "Hi.")
     edited = known.place(2, said("Hello.", "Hi.", "And now?"), None)
     assert edited.conversation == first.conversation
     other = known.place(3, said("Hello.", "Good day.", "And?"), None)
-    assert other.said is not None and other.said.message.content == "Good day."
+    assert other.reply is not None and other.reply.message.content == "Good day."
     assert known.place(4, said("What?"), None).conversation != first.conversation
     assert known.place(5, said("Hello.", "Hi.", "And?", "So.", "Yes."), "named").conversation == "named"
     long = "A reply that nobody else was ever given, " * 3
     told = known.place(7, said("Tell.", long), None)
     assert known.place(8, said("Other words.", long, "And?"), None).conversation == told.conversation
     assert known.place(9, said("Others.", long, "And?"), None).earlier == 8
-    assert known.place(6, (Message("system", "Only rules."),), None).said is None
+    assert known.place(6, (Message("system", "Only rules."),), None).reply is None
 
 
 def test_the_server_says_the_same(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from rekindle.analyze.bodies import Asked, BodyReader, session_of
+from rekindle.analyze.bodies import BodyReader, LoggedPrompt, session_of
 from rekindle.analyze.logfile import open_log
 from rekindle.analyze.shapes import Logged, moment, read_entry
 from rekindle.errors import BadRequest, ConfigError
@@ -137,7 +137,7 @@ def reader() -> BodyReader:
     return BodyReader(PromptEncoder.from_dir(MODEL_DIR))
 
 
-def read(body: dict[str, Any], **around: Any) -> Asked:
+def read(body: dict[str, Any], **around: Any) -> LoggedPrompt:
     logged = read_entry({"body": body, **around})
     assert logged is not None
     return reader().read(logged)

@@ -281,7 +281,7 @@ def test_a_tier_stays_whole(requests: list[str], policy: str, size: int, ttl_s: 
         now = request.at_s
         tier.hold(request.blocks)
         tier.add(request.stored)
-        tier.let_go()
+        tier.release()
         tier.check()
 
 

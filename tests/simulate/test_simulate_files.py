@@ -130,7 +130,7 @@ def test_what_of_a_log_is_left_out_is_said(tmp_path: Path) -> None:
     result = command(path, "--capacities", "unlimited", "--policies", "lru")
     assert result.exit_code == 0 and "3 requests ask for" in result.output, result.output
     assert "2 left out: no request with a prompt in it (first: line 4)" in result.output
-    assert "1 left out: it goes on from response" in result.output
+    assert "1 left out: it continues response" in result.output
     result = command(write(tmp_path / "lost.jsonl", [lost]))
     assert result.exit_code == 2 and "no request can be rendered as pocket would" in result.output
 

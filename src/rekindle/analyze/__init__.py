@@ -1,1 +1,1 @@
-"""`rekindle analyze`: what of anybody's request log could have been reused, and which lines burn the rest."""
+"""`rekindle analyze`: what share of any request log could have been reused, and which lines caused recomputation."""

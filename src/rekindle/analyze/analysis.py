@@ -1,7 +1,7 @@
-"""A log replayed against the memory that a server would have had: reused, recomputed and new tokens, by conversation.
+"""Replay of a log against the memory a server would have had: reused, recomputed and new tokens by conversation.
 
-Owns the sums and which ways of handling prompts are compared. Every pass reads the log again, so no prompt is held.
-Identities that always hold: prompt = own + others + recomputed + new, for every request, conversation and the whole.
+Owns the sums and the choice of prompt handlings to compare. Every pass rereads the log, so no prompts are held.
+Invariant for every request, conversation and the total: prompt = own + others + recomputed + new.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from rekindle.analyze.bodies import Asked, BodyReader, session_of
+from rekindle.analyze.bodies import BodyReader, LoggedPrompt, session_of
 from rekindle.analyze.conversations import Conversations
 from rekindle.analyze.logfile import Log
 from rekindle.analyze.memory import INDEX_BYTES, Handling, Memory, Reuse
@@ -28,36 +28,36 @@ from rekindle.text.growth import TemplateGrowth, analyse_growth
 from rekindle.text.normalise import normalise
 from rekindle.text.prompt import PromptEncoder
 
-UNDATED = datetime(2024, 1, 31, 12)  # what a template's clock shows for requests without a time
-MAX_LINES = 10_000  # kinds of burning lines that are told apart
+UNDATED = datetime(2024, 1, 31, 12)  # the template's clock for requests without a time
+MAX_LINES = 10_000  # distinct lines that cause recomputation
 Progress = Callable[[], None]
 
 
 @dataclass(slots=True)
 class Sums:
-    """Tokens of some requests; `recomputed` by cause, `said_prompt` and `said_cached` as the log's answers have it."""
+    """Token sums of requests: `recomputed` by cause, `reported_*` as the log's answers report them."""
 
     num_requests: int = 0
     prompt_tokens: int = 0
     own_tokens: int = 0
     other_tokens: int = 0
     recomputed: Counter[str] = field(default_factory=Counter)
-    said_prompt_tokens: int = 0
-    said_cached_tokens: int = 0
+    reported_prompt_tokens: int = 0
+    reported_cached_tokens: int = 0
 
     @property
     def reused_tokens(self) -> int:
-        """What was stored and need not be computed."""
+        """Tokens that were stored and need no computation."""
         return self.own_tokens + self.other_tokens
 
     @property
     def recomputed_tokens(self) -> int:
-        """What was computed again."""
+        """Tokens that were computed again."""
         return sum(self.recomputed.values())
 
     @property
     def new_tokens(self) -> int:
-        """What nobody had computed before."""
+        """Tokens that had never been computed."""
         return self.prompt_tokens - self.reused_tokens - self.recomputed_tokens
 
     def add(self, reuse: Reuse, recomputed: Recomputed | None, usage: tuple[int, int] | None) -> None:
@@ -71,13 +71,13 @@ class Sums:
         if recomputed is not None:
             self.recomputed[recomputed.cause] += recomputed.num_tokens
         if usage is not None:
-            self.said_prompt_tokens += usage[0]
-            self.said_cached_tokens += usage[1]
+            self.reported_prompt_tokens += usage[0]
+            self.reported_cached_tokens += usage[1]
 
 
 @dataclass(slots=True)
 class RecomputedLine:
-    """A line that changes, known by what stays of it, and its tokens; the explanation is the costliest one's."""
+    """A changing line, identified by its unchanging part, and its tokens; `explanation` is the costliest one."""
 
     cause: str
     role: str
@@ -88,7 +88,7 @@ class RecomputedLine:
     most_tokens: int = 0
 
     def add(self, recomputed: Recomputed, place: str) -> None:
-        """Count one more request that it was the cause of."""
+        """Count one more request in which this line caused recomputation."""
         self.num_tokens += recomputed.num_tokens
         self.num_requests += 1
         if recomputed.num_tokens > self.most_tokens:
@@ -97,7 +97,7 @@ class RecomputedLine:
 
 @dataclass(frozen=True, slots=True)
 class Arm:
-    """What would be in the prompts, and reused, with these two settings."""
+    """Prompt tokens and reused tokens under these two settings."""
 
     normalise: str
     anticipate: str
@@ -106,13 +106,13 @@ class Arm:
 
     @property
     def computed_tokens(self) -> int:
-        """What would be left to compute."""
+        """Tokens left to compute."""
         return self.prompt_tokens - self.reused_tokens
 
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """The sums after so many requests, for the plot."""
+    """The sums after `num_requests` requests, for the plot."""
 
     num_requests: int
     own_tokens: int
@@ -123,7 +123,7 @@ class Point:
 
 @dataclass(slots=True)
 class Analysis:
-    """Everything that is reported. `refused`: requests that could not be rendered, by reason, with the first place."""
+    """Everything reported. `refused`: requests that could not be rendered: count and first place by reason."""
 
     total: Sums = field(default_factory=Sums)
     conversations: dict[str, Sums] = field(default_factory=dict)
@@ -135,12 +135,12 @@ class Analysis:
     num_forgotten: int = 0
 
     def worst_lines(self) -> list[RecomputedLine]:
-        """The costliest first."""
+        """Lines sorted by cost, highest first."""
         return sorted(self.lines.values(), key=lambda line: -line.num_tokens)
 
 
 class Analyser:
-    """Goes through a log with the tokenizer and template in `directory`. `progress` is called after each request."""
+    """Analyses a log with the tokenizer and template in `directory`. `progress` is called for each request."""
 
     def __init__(
         self,
@@ -159,7 +159,7 @@ class Analyser:
         self._step = max(1, len(log) // 512)
 
     def run(self) -> Analysis:
-        """All passes; raises ConfigError and ModelRefused as opening does."""
+        """Run all passes; raises ConfigError or ModelRefused as opening does."""
         analysis = Analysis(growth=analyse_growth(self._encoder.template))
         handling = Handling()
         memory = Memory(self._encoder, handling, max_bytes=self._max_bytes)
@@ -194,8 +194,8 @@ class Analyser:
 
     def _requests(
         self, memory: Memory, analysis: Analysis | None = None
-    ) -> Iterator[tuple[tuple[str, str], Logged, Asked, Reuse]]:
-        """Every request that can be rendered, in order, with where it stands and its conversation."""
+    ) -> Iterator[tuple[tuple[str, str], Logged, LoggedPrompt, Reuse]]:
+        """Yield every request that can be rendered, in order, with its place and conversation."""
         reader, conversations = BodyReader(self._encoder), Conversations()
         for serial, (place, logged) in enumerate(self._log):
             self._now = (
@@ -205,8 +205,8 @@ class Analyser:
             try:
                 asked = reader.read(logged)
                 turn = conversations.place(serial, asked.messages, session_of(logged))
-                if turn.said is not None:
-                    memory.reply(turn.said.serial, turn.said.message)
+                if turn.reply is not None:
+                    memory.reply(turn.reply.serial, turn.reply.message)
                 reuse = memory.ask(serial, turn.conversation, asked, earlier=turn.earlier)
             except BadRequest as error:
                 if analysis is not None:
@@ -219,7 +219,7 @@ class Analyser:
                 memory.reply(serial, answer)
 
     def _compare(self, analysis: Analysis) -> None:
-        """The same log with what this server does to prompts; a pass for each way that can make a difference."""
+        """Repeat the log with each prompt handling of this server; one pass for each that can make a difference."""
         growth = analysis.growth
         rewrites = growth is not None and {growth.plain, growth.thinking, growth.tools, growth.trailing_blank} != {
             "nothing"
@@ -236,7 +236,7 @@ class Analyser:
             analysis.arms.append(Arm(named, "on" if anticipates else "off", *done[handling]))
 
     def _tokens(self, handling: Handling) -> tuple[int, int]:
-        """Tokens in all prompts, and reused, in a pass of its own."""
+        """Count tokens in all prompts and reused tokens, in a separate pass."""
         prompt = reused = 0
         for _, _, _, reuse in self._requests(Memory(self._encoder, handling, max_bytes=self._max_bytes)):
             prompt += len(reuse.ids)
@@ -245,15 +245,15 @@ class Analyser:
 
 
 class _Volatile:
-    """Which kinds of normalising can make a difference: something of the kind was there, and not always the same."""
+    """Tracks which normalisations can make a difference: their target occurs in the log and varies."""
 
     def __init__(self) -> None:
         self.kinds: frozenset[str] = frozenset()
-        self._seen: set[int] = set()  # messages without what was looked for: most come again with every turn
-        self._spellings: dict[bytes, bytes] = {}  # digest of tools in order -> of the tools as they first came
+        self._seen: set[int] = set()  # messages already searched for dates: most recur with every turn
+        self._first_order: dict[bytes, bytes] = {}  # digest of sorted tools -> digest of the tools as first sent
 
-    def see(self, asked: Asked) -> None:
-        """Look at one request."""
+    def see(self, asked: LoggedPrompt) -> None:
+        """Inspect one request."""
         signed = normalise(asked.messages, None, frozenset({"attribution"}))
         found = {"attribution"} if signed.removed else set()
         if "dates" not in self.kinds:
@@ -262,7 +262,7 @@ class _Volatile:
             found |= {removed.kind for removed in normalise(unseen, None, frozenset({"dates"})).removed}
         if asked.tools and "tools" not in self.kinds:
             in_order = normalise(asked.messages[:0], asked.tools, frozenset({"tools"})).tools
-            first = self._spellings.setdefault(_digest(in_order), _digest(asked.tools))
+            first = self._first_order.setdefault(_digest(in_order), _digest(asked.tools))
             found |= {"tools"} if first != _digest(asked.tools) else set()
         self.kinds |= found
 

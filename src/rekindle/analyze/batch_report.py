@@ -1,4 +1,4 @@
-"""What a batch of prompts shares, as a table for people, JSON for programs and a picture. Counts nothing itself."""
+"""Reports of what a batch of prompts shares: a table, JSON and a plot. Counts nothing itself."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Batch:
         return cls(prompts, ids, analyze_batch(ids, min_length=min_length), encoder)
 
     def end_of(self, shared: SharedPrefix) -> str:
-        """The last words of a shared prefix, on one line, what cannot be printed escaped."""
+        """Return the last words of a shared prefix on one line, with unprintable characters escaped."""
         ids = self.ids[shared.first_prompt][: shared.length]
         text = self.encoder.readable(self.encoder.key_of(ids[-QUOTE_TOKENS:])).replace("\n", "⏎").replace("\t", " ")
         is_whole = len(ids) <= QUOTE_TOKENS and len(text) <= QUOTE_CHARS
@@ -49,7 +49,7 @@ class Batch:
 
 
 def print_batch(console: Console, batch: Batch, *, model: str, rows: int) -> None:
-    """The whole first, then the `rows` shared prefixes that save most, with what each adds to the one around it."""
+    """Print the totals, then the `rows` shared prefixes that save most, with the tokens each adds to its parent."""
     found = batch.analysis
     console.print(
         f"{found.num_prompts:,} prompts, {found.total_tokens:,} tokens as {model} counts them. With what they share "
@@ -59,14 +59,14 @@ def print_batch(console: Console, batch: Batch, *, model: str, rows: int) -> Non
     if found.identical:
         num_again = sum(len(same) - 1 for same in found.identical)
         most = max(found.identical, key=len)
-        said = f"{num_again:,} of them repeat an earlier one; {batch.prompts[most[0]].place} comes most often"
-        console.print(f"{said}, {len(most):,} times", highlight=False)
+        text = f"{num_again:,} of them repeat an earlier one; {batch.prompts[most[0]].place} comes most often"
+        console.print(f"{text}, {len(most):,} times", highlight=False)
     if found.shared:
         console.print(_table(batch, rows))
 
 
 def batch_json(batch: Batch, *, path: Path, model: str) -> dict[str, Any]:
-    """Everything, all shared prefixes and repetitions in full."""
+    """Return the whole report as JSON, with every shared prefix and repetition."""
     found = batch.analysis
     return {
         "prompts": str(path),
@@ -92,7 +92,7 @@ def batch_json(batch: Batch, *, path: Path, model: str) -> dict[str, Any]:
 
 
 def plot_batch(path: Path, batch: Batch, *, rows: int) -> None:
-    """A PNG: where the batch's tokens go, the shared prefixes that save most by themselves."""
+    """Write a PNG of where the batch's tokens go, with a bar for each of the prefixes that save most."""
     plots = pyplot()
     found = batch.analysis
     top = found.shared[:rows]
@@ -130,7 +130,7 @@ def _table(batch: Batch, rows: int) -> Table:
 
 
 def _printable(text: str) -> str:
-    """The text without what a terminal would obey: control characters, marks of direction, halves of characters."""
+    """Escape what a terminal would act on: control characters, direction marks, lone surrogates."""
     return "".join(
         each if each.isprintable() or category(each) == "Zs" else each.encode("unicode_escape").decode()
         for each in text

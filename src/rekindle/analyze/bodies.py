@@ -1,6 +1,6 @@
-"""Logged bodies and answers as conversations, read by the parsers that serve them (after `pruning`).
+"""Logged bodies and answers as conversations, read (after `pruning`) by the parsers that serve such requests.
 
-Owns who a request is of, and the responses that later ones go on from.
+Owns the attribution of a request to an agent, and the responses that later ones continue.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ from rekindle.text.messages import Message, map_strings, normalise_messages, sou
 from rekindle.text.prompt import PromptEncoder
 from rekindle.text.replies import find_reply_format
 
-MAX_KEPT_RESPONSES = 2_048  # that later bodies may go on from
-_ANYBODY = Caller()
+MAX_STORED_RESPONSES = 2_048  # responses that later bodies may continue
+_ANONYMOUS = Caller()
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
-    """What a body asks: messages with tools, or a text whose control tokens count."""
+class LoggedPrompt:
+    """The prompt of a body: messages with tools, or text in which control tokens are recognised."""
 
     messages: tuple[Message, ...] = ()
     text: str | None = None
@@ -49,30 +49,30 @@ class Asked:
 
 
 class BodyReader:
-    """Reads the bodies of one log in order: responses that go on from earlier ones are found among those."""
+    """Reads the bodies of one log in order; a response may continue an earlier one of the log."""
 
     def __init__(self, encoder: PromptEncoder) -> None:
         self._side = ModelSide(find_reply_format(encoder), find_habits(encoder))
-        self._shelf = _Shelf()
+        self._responses = _LoggedResponses()
 
-    def read(self, logged: Logged) -> Asked:
-        """What one request asks. Raises BadRequest where not even the pruned body can be served."""
+    def read(self, logged: Logged) -> LoggedPrompt:
+        """Return the prompt of one request; raises BadRequest if even the pruned body cannot be served."""
         body = map_strings(logged.body, sound)
         match logged.dialect:
             case "chat":
-                request = parse_chat(chat_body(body), _ANYBODY).requests[0]
+                request = parse_chat(chat_body(body), _ANONYMOUS).requests[0]
             case "messages":
-                request, _ = parse_count(messages_body(body), _ANYBODY, self._side)
+                request, _ = parse_count(messages_body(body), _ANONYMOUS, self._side)
             case "responses":
-                call = parse_response(responses_body(body), _ANYBODY, self._shelf)
-                self._shelf.keep(call.items, body.get("previous_response_id"), map_strings(logged.answer, sound))
+                call = parse_response(responses_body(body), _ANONYMOUS, self._responses)
+                self._responses.add(call.items, body.get("previous_response_id"), map_strings(logged.answer, sound))
                 request = call.request
             case "completions":
-                request = parse_completion({"prompt": first_prompt(body["prompt"])}, _ANYBODY).requests[0]
-        return Asked(request.messages or (), request.text, request.tools, request.template_kwargs)
+                request = parse_completion({"prompt": first_prompt(body["prompt"])}, _ANONYMOUS).requests[0]
+        return LoggedPrompt(request.messages or (), request.text, request.tools, request.template_kwargs)
 
     def answer(self, logged: Logged) -> Message | None:
-        """The reply that the log holds; None where it holds none that can be read, as a stream's pieces."""
+        """Return the logged reply; None if there is none that can be read, such as raw stream chunks."""
         try:
             return _answer(map_strings(logged.answer, sound), self._side)
         except BadRequest:
@@ -80,7 +80,7 @@ class BodyReader:
 
 
 def session_of(logged: Logged) -> str | None:
-    """The agent that its headers name, as the server would read them, or the name its logger keeps; None: neither."""
+    """Return the agent named by the headers, as the server reads them, else the logger's session; None: neither."""
     try:
         plain = {name: value for name, value in logged.headers.items() if name.isascii() and value.isascii()}
         named = named_by(Headers(plain)).agent
@@ -90,7 +90,7 @@ def session_of(logged: Logged) -> str | None:
 
 
 def _answer(answer: Any, side: ModelSide) -> Message | None:
-    """The message that any of the dialects' answers holds."""
+    """Return the message in an answer of any dialect."""
     if isinstance(answer, str):
         return Message("assistant", answer) if answer.strip() and not answer.startswith(("data:", "event:")) else None
     if not isinstance(answer, Mapping):
@@ -107,7 +107,7 @@ def _answer(answer: Any, side: ModelSide) -> Message | None:
         asked = {
             "messages": [{"role": "user", "content": "?"}, messages_message(answer), {"role": "user", "content": "!"}]
         }
-        request, _ = parse_count(asked, _ANYBODY, side)
+        request, _ = parse_count(asked, _ANONYMOUS, side)
         return next((message for message in request.messages or () if message.role == "assistant"), None)
     inner = next((answer[key] for key in ("body", "content", "message", "text") if answer.get(key)), None)
     return _answer(parsed(inner), side)
@@ -117,35 +117,35 @@ def _read_items(items: Sequence[Any]) -> list[Item]:
     return ItemReader(lambda id: None).read(response_items(items))
 
 
-class _Shelf:
-    """The latest responses of the log, by id, as the server keeps its own."""
+class _LoggedResponses:
+    """The latest responses of the log by id, in the server's form."""
 
     def __init__(self) -> None:
-        self._kept: OrderedDict[str, StoredResponse] = OrderedDict()
+        self._stored: OrderedDict[str, StoredResponse] = OrderedDict()
 
     def chain(self, namespace: str, id: str) -> list[StoredResponse]:
-        """The conversation up to and with a response; BadRequest where the log does not hold it."""
+        """Return the conversation up to and including a response; BadRequest if the log lacks it."""
         found: list[StoredResponse] = []
         wanted: str | None = id
         while wanted is not None:
-            kept = self._kept.get(wanted)
-            if kept is None:
-                raise BadRequest(f"it goes on from response {wanted[:80]!r}, which the log does not hold")
-            found.append(kept)
-            wanted = kept.previous
+            stored = self._stored.get(wanted)
+            if stored is None:
+                raise BadRequest(f"it continues response {wanted[:80]!r}, which the log does not hold")
+            found.append(stored)
+            wanted = stored.previous
         return found[::-1]
 
     def item(self, namespace: str, id: str) -> Item | None:
-        """Items are not kept by themselves."""
+        """Return None: items are not stored individually."""
         return None
 
-    def keep(self, items: Sequence[Item], previous: str | None, answer: Any) -> None:
-        """Take in what was asked and answered, where the log says so."""
+    def add(self, items: Sequence[Item], previous: str | None, answer: Any) -> None:
+        """Store a request's items with its answer, if the log holds one with an id."""
         if not isinstance(answer, Mapping) or not isinstance(answer.get("id"), str):
             return
         output = answer.get("output")
-        said = _read_items(output) if isinstance(output, list) else []
-        response = {"id": answer["id"], "previous_response_id": previous, "output": said}
-        self._kept[answer["id"]] = StoredResponse("", None, response, items)
-        while len(self._kept) > MAX_KEPT_RESPONSES:
-            self._kept.popitem(last=False)
+        replied = _read_items(output) if isinstance(output, list) else []
+        response = {"id": answer["id"], "previous_response_id": previous, "output": replied}
+        self._stored[answer["id"]] = StoredResponse("", None, response, items)
+        while len(self._stored) > MAX_STORED_RESPONSES:
+            self._stored.popitem(last=False)

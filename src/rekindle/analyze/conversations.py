@@ -1,8 +1,8 @@
-"""Which requests of a log belong together, and what was replied to whom.
+"""Grouping of logged requests into conversations, and matching of replies to requests.
 
-A request that repeats the messages of an earlier one, and goes on, is its next turn: the message behind them is the
-reply. One that only holds a reply known from a conversation is of it, too: its beginning was edited, or dropped. System
-prompts are left out of the comparison, for they change where nothing was said. Knows no template.
+A request that repeats the messages of an earlier one and continues is its next turn: the message after them is the
+reply. One that only contains a reply known from a conversation belongs to it too: its beginning was edited or dropped.
+System prompts are left out of the comparison, because clients change them between turns. Knows no template.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from rekindle.text.messages import Message
 
 MAX_KNOWN = 1 << 20  # beginnings of conversations, some 150 bytes each
 LABEL_CHARS = 40
-TELLING_CHARS = 80
+DISTINCTIVE_CHARS = 80
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
+class EchoedReply:
     """The reply to request `serial`, as the client sent it back."""
 
     serial: int
@@ -30,23 +30,23 @@ class Said:
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """A request's conversation, the reply that it brings of an earlier one, and the request before it."""
+    """A request's conversation, the reply to an earlier request that it contains, and that request's serial."""
 
     conversation: str
-    said: Said | None
+    reply: EchoedReply | None
     earlier: int | None
 
 
 @dataclass(slots=True)
 class _Beginning:
-    """Messages some requests began with; `serial`: the latest of which they were all."""
+    """Messages that some requests began with; `serial`: the latest request that consisted of exactly these."""
 
     conversation: str
     serial: int | None = None
 
 
 class Conversations:
-    """Takes requests in order. Bounded: beginnings that were not seen for long are forgotten."""
+    """Assigns requests, in order, to conversations. Bounded: the beginnings unseen for longest are dropped."""
 
     def __init__(self) -> None:
         self._known: OrderedDict[bytes, _Beginning] = OrderedDict()
@@ -55,11 +55,11 @@ class Conversations:
         self._number = 0
 
     def place(self, serial: int, messages: Sequence[Message], name: str | None) -> Turn:
-        """The turn that request `serial` is; `name` None: found by its messages. O(their length)."""
+        """Return the turn of request `serial`; `name` None: found by its messages. O(length of the messages)."""
         spoken = [message for message in messages if message.role != "system"]
         digests = list(_digests(spoken))
         found = [(at, known) for at, digest in enumerate(digests) if (known := self._known.get(digest)) is not None]
-        replies = [_digest(message) for message in spoken if _is_telling(message)]
+        replies = [_digest(message) for message in spoken if _is_distinctive(message)]
         again = next((self._replies[reply] for reply in reversed(replies) if reply in self._replies), None)
         conversation = name or (found[-1][1].conversation if found else again or self._named_after(spoken))
         self._remember(serial, spoken, digests, conversation)
@@ -67,17 +67,17 @@ class Conversations:
         while len(self._replies) > MAX_KNOWN:
             self._replies.popitem(last=False)
         replied = [
-            Said(known.serial, spoken[at + 1])
+            EchoedReply(known.serial, spoken[at + 1])
             for at, known in found
             if known.serial not in (None, serial) and at + 1 < len(spoken) and spoken[at + 1].role == "assistant"
         ]
-        said = replied[-1] if replied else None
+        reply = replied[-1] if replied else None
         before = self._latest.get(conversation)
         self._latest[conversation] = serial
-        return Turn(conversation, said, before if said is None else said.serial)
+        return Turn(conversation, reply, before if reply is None else reply.serial)
 
     def _remember(self, serial: int, spoken: Sequence[Message], digests: Sequence[bytes], conversation: str) -> None:
-        """All beginnings that hold a reply, and the whole: one user's words alone begin many conversations."""
+        """Store all prefixes that contain a reply, and the whole: a user message alone may begin many conversations."""
         has_reply = False
         for at, (message, digest) in enumerate(zip(spoken, digests, strict=True)):
             has_reply = has_reply or message.role == "assistant"
@@ -100,7 +100,7 @@ class Conversations:
 
 
 def _digests(messages: Sequence[Message]) -> Iterator[bytes]:
-    """One for each beginning of the conversation, chained."""
+    """Yield a chained digest for each prefix of the conversation."""
     digest = b""
     for message in messages:
         digest = _digest(message, digest)
@@ -109,10 +109,10 @@ def _digests(messages: Sequence[Message]) -> Iterator[bytes]:
 
 def _digest(message: Message, before: bytes = b"") -> bytes:
     calls = [(call.name, call.arguments) for call in message.tool_calls]
-    said = repr((message.role, message.content, calls)).encode("utf-8", "surrogatepass")
-    return hashlib.blake2b(before + said, digest_size=16).digest()
+    content = repr((message.role, message.content, calls)).encode("utf-8", "surrogatepass")
+    return hashlib.blake2b(before + content, digest_size=16).digest()
 
 
-def _is_telling(message: Message) -> bool:
-    """Whether nobody else is likely to be replied the same."""
-    return message.role == "assistant" and len(message.content) >= TELLING_CHARS
+def _is_distinctive(message: Message) -> bool:
+    """Whether a reply is long enough that no other conversation is likely to contain it."""
+    return message.role == "assistant" and len(message.content) >= DISTINCTIVE_CHARS

@@ -1,7 +1,7 @@
-"""A log on disk: which requests it holds, in the order in which they came.
+"""A log on disk: the requests it holds, in order of arrival.
 
-Owns the forms of the file: JSON lines, one JSON array or HAR object, and days that our own server recorded. Lines are
-found once and read again for every pass, so that a file larger than memory can be analysed; arrays are held whole.
+Owns the file's forms: JSON lines, one JSON array or HAR object, and days that our own server recorded. Lines are
+located once and reread for every pass, so a file larger than memory can be analysed; arrays are held whole.
 """
 
 from __future__ import annotations
@@ -25,27 +25,27 @@ Skipped = Mapping[str, "Example"]
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """How many entries were passed over for one reason, and where the first stands."""
+    """How many entries were skipped for one reason, and the place of the first."""
 
     count: int
     place: str
 
 
 class Log(Protocol):
-    """Requests in the order in which they came; `skipped` by reason. Iterating again gives the same."""
+    """Requests in order of arrival; `skipped` by reason. Can be iterated more than once."""
 
     skipped: Skipped
     num_entries: int
 
     def __len__(self) -> int:
-        """How many requests there are."""
+        """Return the number of requests."""
 
     def __iter__(self) -> Iterator[tuple[str, Logged]]:
-        """Each with the place where it stands, for people."""
+        """Yield each request with its human-readable place."""
 
 
 def open_log(path: Path) -> Log:
-    """The log in a file; ConfigError where it cannot be read or holds no request at all."""
+    """Open the log in a file; ConfigError if it cannot be read or holds no request."""
     try:
         with path.open("rb") as file:
             first = file.readline(1 << 26).lstrip(b"\xef\xbb\xbf")
@@ -75,7 +75,7 @@ def _open(path: Path, first: bytes) -> Log:
 
 
 def _whole(path: Path) -> Sequence[Any] | None:
-    """The entries of a file that is one JSON value; None where it is none."""
+    """Return the entries of a file that is one JSON value, else None."""
     if path.stat().st_size > MAX_WHOLE_BYTES:
         return None
     try:
@@ -101,7 +101,7 @@ def _day_entries(day: Day) -> list[tuple[str, Any]]:
 
 
 def _recorded(request: RecordedRequest, began: float) -> dict[str, Any]:
-    """A recorded request in the form of a proxy's log."""
+    """Convert a recorded request to the form of a proxy's log."""
     answer = request.answer or {}
     return {
         "endpoint": request.endpoint,
@@ -114,7 +114,7 @@ def _recorded(request: RecordedRequest, began: float) -> dict[str, Any]:
 
 
 class ListLog:
-    """A log whose entries are held: (place, JSON value) each."""
+    """A log whose entries, (place, JSON value) each, are held in memory."""
 
     def __init__(self, entries: Sequence[tuple[str, Any]]) -> None:
         skipped: _Tally = _Tally()
@@ -138,7 +138,7 @@ class ListLog:
 
 
 class LineLog:
-    """JSON lines. Remembers where each request begins, and reads it when it is its turn."""
+    """JSON lines. Stores the offset of each request and reads it when iterated."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -175,7 +175,7 @@ class LineLog:
 
 
 class _Tally:
-    """Counts reasons, and keeps the first place of each."""
+    """Counts reasons, with the first place of each."""
 
     def __init__(self) -> None:
         self._counts: Counter[str] = Counter()
@@ -190,7 +190,7 @@ class _Tally:
 
 
 def _json(line: bytes) -> Any:
-    """The value of a line; None where it is broken."""
+    """Return the value of a line; None if it is broken."""
     try:
         return parsed(json.loads(line.removeprefix(b"\xef\xbb\xbf").decode("utf-8", "replace")))
     except (ValueError, RecursionError):
@@ -198,7 +198,7 @@ def _json(line: bytes) -> Any:
 
 
 def _order(times: Sequence[float | None]) -> list[int]:
-    """Indices by time where every entry has one, else as they stand: loggers write when a reply ends."""
+    """Return indices by time if every entry has one, else in file order: loggers write when a reply ends."""
     known = [at for at in times if at is not None]
     if len(known) < len(times):
         return list(range(len(times)))

@@ -1,8 +1,8 @@
-"""What a server would have had of each prompt, its own matcher deciding: the same text, the same ids, no KV.
+"""How much of each prompt a server would have had stored, as its own matcher decides: same text, same ids, no KV.
 
-Owns which sequences are stored at which moment: a prompt and its reply as generated, as far as the log tells, up to
-eight branches an agent, the least recently used out when memory is short. What is not modelled is said in
-docs/analyze.md: budgets of KV, and clients that come back before idle time has passed.
+Owns which sequences are stored when: a prompt and its reply as generated, as far as the log shows, up to eight
+branches per agent, least recently used evicted when memory is short. docs/analyze.md lists what is not modelled: KV
+budgets, and clients that return before the idle time has passed.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from rekindle.analyze.bodies import Asked
+from rekindle.analyze.bodies import LoggedPrompt
 from rekindle.config import CacheSettings
 from rekindle.engine.intake.prompt_ids import prompt_ids
 from rekindle.errors import BadRequest
@@ -26,14 +26,14 @@ from rekindle.text.prompt import PromptEncoder, RenderedPrompt
 from rekindle.text.vocabulary import MARK
 
 NAMESPACE = "log"
-ANTICIPATED = (-1, -2)  # the branches that hold what was computed ahead
-MAX_OPEN = 1_024  # requests whose reply may still be told
+ANTICIPATED = (-1, -2)  # branches computed ahead
+MAX_OPEN = 1_024  # requests whose reply may still follow
 INDEX_BYTES = 256 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class Handling:
-    """What is done to prompts: kinds of `NORMALISATIONS`, and whether the next rendering is computed ahead."""
+    """How prompts are handled: kinds of `NORMALISATIONS`, and whether the next rendering is computed ahead."""
 
     kinds: frozenset[str] = frozenset()
     anticipates: bool = False
@@ -41,9 +41,9 @@ class Handling:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Reuse:
-    """One prompt [tokens] and how many of its first ids stood in a stored sequence; `is_own`: of its own agent.
+    """One prompt [tokens] and how many of its first ids were in a stored sequence; `is_own`: of the same agent.
 
-    `earlier`: the text of the turn before it, as far as that is known.
+    `earlier`: the text of the previous turn, if known.
     """
 
     rendered: RenderedPrompt
@@ -75,7 +75,7 @@ class _Branches:
 
 
 class Memory:
-    """A server's memory of one log, under one handling. `num_forgotten`: sequences that went to bound it."""
+    """A server's memory of one log under one handling. `num_forgotten`: sequences evicted to bound it."""
 
     def __init__(self, encoder: PromptEncoder, handling: Handling, *, max_bytes: int = INDEX_BYTES) -> None:
         self._encoder = encoder
@@ -89,10 +89,10 @@ class Memory:
         self._max_branches = CacheSettings().max_branches
         self.num_forgotten = 0
 
-    def ask(self, serial: int, agent: str, asked: Asked, *, earlier: int | None = None) -> Reuse:
-        """What of a prompt was stored when it came; from then on all of it is. Raises BadRequest as rendering does.
+    def ask(self, serial: int, agent: str, asked: LoggedPrompt, *, earlier: int | None = None) -> Reuse:
+        """Return how much of a prompt was stored, then store all of it. Raises BadRequest as rendering does.
 
-        `earlier`: the request whose conversation it goes on.
+        `earlier`: the request whose conversation it continues.
         """
         normal = normalise(asked.messages, asked.tools, self._handling.kinds)
         if asked.text is None:
@@ -102,7 +102,7 @@ class Memory:
         match = self._matcher.match(NAMESPACE, agent, rendered)
         ids, _ = prompt_ids(self._encoder, match, rendered)
         stored = match.branch.ids if match.branch is not None else ids[:0]
-        num_reused = min(_in_common(stored, ids), max(len(ids) - 1, 0))  # the last is computed whatever is stored
+        num_reused = min(_in_common(stored, ids), max(len(ids) - 1, 0))  # the last token is always computed
         reuse = Reuse(rendered, normal, ids, num_reused, match.source == "own", match, self._text_of(agent, earlier))
         number = self._store(agent, ids)
         self._numbers[serial] = number
@@ -115,9 +115,9 @@ class Memory:
         return reuse
 
     def reply(self, serial: int, message: Message) -> np.ndarray | None:
-        """Store what was replied to a request, and what is computed ahead of the next; once for each request.
+        """Store the reply to a request, and what is computed ahead for the next; once per request.
 
-        Returns prompt and reply as they are stored; None where nothing is.
+        Returns prompt and reply as stored; None if nothing is.
         """
         opened = self._open.pop(serial, None)
         if opened is None:
@@ -135,14 +135,14 @@ class Memory:
         return stored
 
     def _text_of(self, agent: str, serial: int | None) -> bytes | None:
-        """The text of the branch that holds an earlier request of this agent."""
+        """Return the text of the branch that holds an earlier request of this agent."""
         number = self._numbers.get(serial) if serial is not None else None
         held = self._agents.get(agent)
         ids = held.held.get(number) if held is not None and number is not None else None
         return None if ids is None else self._encoder.key_of(ids)
 
     def _as_generated(self, opened: _Open, later: Sequence[Message]) -> bytes:
-        """The reply behind its prompt: as the template writes it there, else its text alone."""
+        """Return the reply as the template writes it after its prompt, else its text alone."""
         prompt, message = opened.reuse.rendered.key, later[-1]
         try:
             key = self._encoder.render_chat(
@@ -175,7 +175,7 @@ class Memory:
                 self._put(opened.agent, number, prompt_ids(self._encoder, match, common)[0])
 
     def _store(self, agent: str, ids: np.ndarray) -> int:
-        """Keep a prompt, in place of the branch that it extends; the number of its branch."""
+        """Store a prompt, replacing the branch it extends; return the number of its branch."""
         mine = self._agents.setdefault(agent, _Branches())
         extended = [number for number, held in mine.held.items() if number >= 0 and _in_common(held, ids) == len(held)]
         number = max(extended, key=lambda each: len(mine.held[each]), default=mine.next_number)
@@ -196,7 +196,7 @@ class Memory:
         self._dropped.append(branch)
 
     def _forget_dropped(self) -> None:
-        """Let go of the ids of those that went over the index's budget, too."""
+        """Release the ids of branches that the index dropped to stay within its budget."""
         while self._dropped:
             branch = self._dropped.pop()
             held = self._agents.get(branch.agent or "")
@@ -207,7 +207,7 @@ class Memory:
 
 
 def _in_common(a: np.ndarray, b: np.ndarray) -> int:
-    """How many leading ids agree."""
+    """Count the leading ids that agree."""
     num = min(len(a), len(b))
     differ = np.flatnonzero(a[:num] != b[:num])
     return int(differ[0]) if len(differ) else num

@@ -1,6 +1,6 @@
-"""A batch of prompts in a text file: whether it is one, and the prompts in it.
+"""A batch of prompts in a text file: detection and parsing.
 
-Owns what is text, and where a prompt ends: with its line, or at a separator. Does not read logs.
+Owns what counts as text, and where a prompt ends: at the end of its line or at a separator. Does not read logs.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ ESCAPES = {r"\n": "\n", r"\t": "\t", r"\0": "\0", r"\r": "\r", r"\f": "\f"}
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """One prompt and where it stands, for people."""
+    """One prompt and its human-readable place."""
 
     place: str
     text: str
 
 
 def holds_prompts(path: Path) -> bool:
-    """Whether a file is text rather than JSON of any form; False where it is empty or cannot be read.
+    """Whether a file is text rather than JSON of any form; False if it is empty or cannot be read.
 
-    JSON are lines of which most hold an object each, or one array or object, to be gone on with after what is looked at
-    or torn there: lines of text may begin as JSON does, or be a word in quotes.
+    JSON means that most lines hold an object each, or that the file is one array or object, possibly truncated or
+    longer than the lines inspected. Lines of text may begin like JSON, or be a word in quotes.
     """
     try:
         with path.open("rb") as file:
@@ -45,10 +45,10 @@ def holds_prompts(path: Path) -> bool:
 
 
 def read_prompts(path: Path, separator: str | None) -> list[Prompt]:
-    r"""The prompts of a file, without empty ones. ConfigError where it holds none or cannot be read.
+    r"""Return the non-empty prompts of a file. ConfigError if it holds none or cannot be read.
 
-    `separator` None: a line is a prompt. Else what stands between two of it is, without the ends of lines around it;
-    `\n`, `\t`, `\0` and the like in it mean what they do in C.
+    `separator` None: every line is a prompt. Otherwise the text between two separators is one, without surrounding
+    line ends; `\n`, `\t`, `\0` and the like in the separator mean what they do in C.
     """
     try:
         if path.stat().st_size > MAX_BYTES:
@@ -57,7 +57,7 @@ def read_prompts(path: Path, separator: str | None) -> list[Prompt]:
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None
     if separator == "":
-        raise ConfigError("--separator is empty: give what stands between two prompts, as '\\n\\n'")
+        raise ConfigError("--separator is empty: give the text between two prompts, such as '\\n\\n'")
     if separator is None:
         word, parts = "line", re.split("\r?\n", text)
     else:
@@ -69,8 +69,8 @@ def read_prompts(path: Path, separator: str | None) -> list[Prompt]:
 
 
 def _unescaped(separator: str) -> str:
-    for spelled, meant in ESCAPES.items():
-        separator = separator.replace(spelled, meant)
+    for escape, character in ESCAPES.items():
+        separator = separator.replace(escape, character)
     return separator
 
 

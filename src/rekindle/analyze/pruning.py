@@ -1,8 +1,8 @@
-"""Logged bodies without what this server refuses and what does not stand in a prompt.
+"""Logged bodies without what this server refuses or what is not part of a prompt.
 
-A log was written for another server: parameters that do not reach the prompt go, tools that others run go, a picture or
-document becomes a line with its digest, older forms of calls become today's. What is left goes to the parsers that
-serve such bodies, so that there is one reading of them.
+A log was written for another server. Parameters that do not reach the prompt and tools that the provider runs are
+removed, a picture or document becomes a line with its digest, and older forms of calls become current ones. The rest
+goes to the parsers that serve such bodies, so there is one reading of them.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from rekindle.text.messages import KNOWN_KEYS, TEXT_PARTS
 
 
 def chat_body(body: Mapping[str, Any]) -> dict[str, Any]:
-    """A body of OpenAI's chat completions."""
+    """Prune a body of OpenAI's chat completions."""
     tools = body.get("tools") or [{"type": "function", "function": each} for each in body.get("functions") or ()]
     functions = [tool for tool in tools if isinstance(tool, Mapping) and isinstance(tool.get("function"), Mapping)]
     pruned = {
@@ -30,7 +30,7 @@ def chat_body(body: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def chat_message(message: Any) -> Any:
-    """One message of it, with text parts only."""
+    """Prune one chat message to text parts only."""
     if not isinstance(message, Mapping):
         return message
     kept = {key: item for key, item in message.items() if key in KNOWN_KEYS}
@@ -53,10 +53,10 @@ def _named(call: Any) -> bool:
 
 
 def _parts(content: Any, kinds: Sequence[str]) -> Any:
-    """Content whose parts are all text."""
+    """Return content whose parts are all text."""
     if not isinstance(content, list):
         return content
-    return [part if _is_text(part, kinds) else {"type": "text", "text": _stand_in(part)} for part in content]
+    return [part if _is_text(part, kinds) else {"type": "text", "text": _placeholder(part)} for part in content]
 
 
 def _is_text(part: Any, kinds: Sequence[str]) -> bool:
@@ -65,15 +65,15 @@ def _is_text(part: Any, kinds: Sequence[str]) -> bool:
     return isinstance(part, Mapping) and part.get("type", "text") in kinds and isinstance(part.get("text"), str)
 
 
-def _stand_in(part: Any) -> str:
-    """A line for what is no text: the same for the same thing."""
+def _placeholder(part: Any) -> str:
+    """Return a line that stands for a part that is not text; equal parts give equal lines."""
     kind = part.get("type", "part") if isinstance(part, Mapping) else "part"
     digest = hashlib.blake2b(json.dumps(part, sort_keys=True).encode(), digest_size=6).hexdigest()
     return f"[{kind} {digest}]"
 
 
 def messages_body(body: Mapping[str, Any]) -> dict[str, Any]:
-    """A body of Anthropic's messages, without marks for caches."""
+    """Prune a body of Anthropic's messages, without cache breakpoints."""
     system, thinking = body.get("system"), body.get("thinking")
     kind = thinking.get("type") if isinstance(thinking, Mapping) else None
     return {
@@ -96,21 +96,21 @@ def _anthropic_tools(tools: Any) -> list[dict[str, Any]]:
 
 
 def messages_message(message: Mapping[str, Any]) -> dict[str, Any]:
-    """One message of it."""
+    """Prune one message of Anthropic's."""
     role, content = message.get("role"), message.get("content")
     if isinstance(content, list):
-        content = [_block(block, str(role)) for block in content if not _says_nothing(block)]
+        content = [_block(block, str(role)) for block in content if not _is_unreadable_reasoning(block)]
     return {"role": role, "content": content}
 
 
-def _says_nothing(block: Any) -> bool:
-    """Thoughts of which only the signature was left, or that nobody can read."""
+def _is_unreadable_reasoning(block: Any) -> bool:
+    """Whether a block is reasoning that is redacted or reduced to its signature."""
     kind = block.get("type") if isinstance(block, Mapping) else None
     return kind == "redacted_thinking" or (kind == "thinking" and not block.get("thinking"))
 
 
 def _block(block: Any, role: str) -> dict[str, Any]:
-    """A block with what stands in the prompt, without marks for caches."""
+    """Prune a block to what reaches the prompt, without cache breakpoints."""
     kind = block.get("type", "text") if isinstance(block, Mapping) else None
     if isinstance(block, str):
         return {"type": "text", "text": block}
@@ -129,11 +129,11 @@ def _block(block: Any, role: str) -> dict[str, Any]:
         return {key: block.get(key) for key in ("type", "id", "name", "input")}
     if role == "assistant" and kind == "thinking":
         return {"type": kind, "thinking": block["thinking"]}
-    return {"type": "text", "text": _stand_in(block)}
+    return {"type": "text", "text": _placeholder(block)}
 
 
 def responses_body(body: Mapping[str, Any]) -> dict[str, Any]:
-    """A body of OpenAI's responses."""
+    """Prune a body of OpenAI's responses."""
     given, reasoning = body.get("input"), body.get("reasoning")
     effort = reasoning.get("effort") if isinstance(reasoning, Mapping) else None
     tools = [tool for tool in body.get("tools") or () if isinstance(tool, Mapping) and tool.get("type") == "function"]
@@ -147,7 +147,7 @@ def responses_body(body: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def response_items(items: Sequence[Any]) -> list[dict[str, Any]]:
-    """Items of the kinds that are served; calls of other kinds as function calls."""
+    """Prune items to the kinds that are served; calls of other kinds become function calls."""
     found = []
     for item in items:
         if not isinstance(item, Mapping):
@@ -178,6 +178,6 @@ def _call_item(item: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def first_prompt(prompt: Any) -> Any:
-    """Of several prompts of a completion, the first."""
+    """Return the first of a completion's prompts."""
     several = isinstance(prompt, list) and bool(prompt) and not isinstance(prompt[0], int)
     return prompt[0] if several else prompt

@@ -1,8 +1,8 @@
-"""What of a prompt was computed again although it had been computed before, and because of which line.
+"""The part of a prompt that was computed again, and the line that caused it.
 
-After the first difference nothing can be reused: what of it is in the stored text is recomputed, the rest is new. They
-are told apart by lines, so a log of any size costs a few passes over its text. The cause and its wording are the
-server's own (`matching/explain`).
+After the first difference nothing can be reused: text that also occurs in the stored text is recomputed, the rest is
+new. The two are distinguished line by line, so a log of any size costs a few passes over its text. The cause and its
+wording are the server's own (`matching/explain`).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from rekindle.text.dates import without_dates
 from rekindle.text.prompt import PromptEncoder
 from rekindle.text.vocabulary import MARK
 
-# Causes of single lines that change although nothing was said: the line itself is recomputed, too.
+# Causes in which one line changes without new content: the line itself counts as recomputed too.
 LINES = frozenset(("attribution_header", "date_line", "tool_order"))
 NEW = "new_text"
 _ENDS = re.compile(rb"\n|" + MARK + rb"....", re.DOTALL)
@@ -31,7 +31,7 @@ MIN_PIECE_BYTES = 16
 
 @dataclass(frozen=True, slots=True)
 class Recomputed:
-    """Tokens computed again and why; `line`: of a date's line, what stays of it."""
+    """Tokens computed again and why; `line`: for a date line, its unchanging part."""
 
     num_tokens: int
     explanation: Explanation
@@ -40,16 +40,16 @@ class Recomputed:
 
     @property
     def cause(self) -> str:
-        """The cause by its name in explanations."""
+        """The cause's name in explanations."""
         return self.explanation.cause
 
 
 def recomputed_by(reuse: Reuse, encoder: PromptEncoder) -> Recomputed | None:
-    """What a prompt computes again; None where it goes on as stored, or shares nothing but its kind with others."""
+    """Return what a prompt computes again; None if it continues what is stored, or shares only its kind with others."""
     difference = reuse.match.difference
     if difference is None:
         return None
-    # Whoever reads a log may read all of it: what others stored is quoted like one's own.
+    # The reader of a log may see all of it, so other agents' text is quoted like the agent's own.
     messages = reuse.normal.as_sent
     match = replace(reuse.match, difference=replace(difference, source="own"))
     explanation = explain(match, reuse.rendered, messages, encoder=encoder)
@@ -73,28 +73,28 @@ def recomputed_by(reuse: Reuse, encoder: PromptEncoder) -> Recomputed | None:
 
 
 def first_line(quote: str | None) -> str:
-    """Of a quote, the line with the difference."""
+    """Return the line of a quote that contains the difference."""
     return (quote or "").strip("\n").split("\n", 1)[0]
 
 
 def _repeated_tokens(reuse: Reuse, stored: bytes, position: int, *, cause: str, ends: np.ndarray) -> int:
-    """Tokens behind what was reused whose pieces of text stand in the stored text, too, from its difference on.
+    """Count tokens after the reused ones whose text also occurs in the stored text, from the difference on.
 
     `ends`: where each token of the prompt ends in its key.
     """
     key, computed = reuse.rendered.key, ends[reuse.num_reused :]
     start = min(position, int(ends[reuse.num_reused - 1]) if reuse.num_reused else 0)
     left = min(start, common_prefix(key, stored))
-    available = Counter(_name(stored[first:end], cause) for first, end in _pieces(stored, left))
+    available = Counter(_identity(stored[first:end], cause) for first, end in _pieces(stored, left))
     starts: list[int] = []
     stops: list[int] = []
-    goes_on = False  # short pieces stand everywhere; behind a known one they are what stood behind it, too
+    continues = False  # a short piece occurs anywhere, so it counts only after a known one
     for first, end in _pieces(key, start):
-        name = _name(key[first:end], cause)
-        goes_on = available[name] > 0 and (goes_on or end - first >= MIN_PIECE_BYTES)
-        goes_on = goes_on or (cause in LINES and first <= position < end)
-        if goes_on:
-            available[name] -= 1
+        identity = _identity(key[first:end], cause)
+        continues = available[identity] > 0 and (continues or end - first >= MIN_PIECE_BYTES)
+        continues = continues or (cause in LINES and first <= position < end)
+        if continues:
+            available[identity] -= 1
             starts.append(first)
             stops.append(end)
     counts = np.searchsorted(computed, stops, side="right") - np.searchsorted(computed, starts, side="right")
@@ -102,7 +102,7 @@ def _repeated_tokens(reuse: Reuse, stored: bytes, position: int, *, cause: str, 
 
 
 def _pieces(key: bytes, start: int) -> Iterator[tuple[int, int]]:
-    """Lines, cut at control tokens, as (first byte, end)."""
+    """Yield lines, cut at control tokens, as (first byte, end)."""
     for found in _ENDS.finditer(key, start):
         yield start, found.end()
         start = found.end()
@@ -110,6 +110,6 @@ def _pieces(key: bytes, start: int) -> Iterator[tuple[int, int]]:
         yield start, len(key)
 
 
-def _name(piece: bytes, cause: str) -> object:
-    """What makes two pieces the same: of tools in another order, their words."""
+def _identity(piece: bytes, cause: str) -> object:
+    """Return a value that equal pieces share: for reordered tools, their sorted words."""
     return tuple(sorted(_WORDS.findall(piece))) if cause == "tool_order" else piece

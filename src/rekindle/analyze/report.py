@@ -1,4 +1,4 @@
-"""An analysis as tables for people, JSON for programs and a picture. Owns the words; counts nothing itself."""
+"""An analysis as tables, JSON and a plot. Owns the wording; counts nothing itself."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ CAUSES: Mapping[str, str] = {
 }
 FIXES: Mapping[str, str] = {
     "attribution_header": "--normalise attribution (the default)",
-    "date_line": "--normalise dates, or say it at the end of the prompt",
+    "date_line": "--normalise dates, or put it at the end of the prompt",
     "tool_order": "--normalise tools, or sort them",
     "template_rewrote_history": "--anticipate on (the default)",
     "text_differs": "append instead of editing",
@@ -38,7 +38,7 @@ DEFAULT = (PromptSettings().normalise, PromptSettings().anticipate)
 
 
 def print_report(console: Console, analysis: Analysis, log: Log, *, model: str, rows: int) -> None:
-    """What the log says, the whole first; `rows` of the long tables."""
+    """Print the totals, then the tables, the long ones cut to `rows`."""
     _print_counts(console, analysis, log, model)
     if not analysis.total.prompt_tokens:
         return
@@ -50,7 +50,7 @@ def print_report(console: Console, analysis: Analysis, log: Log, *, model: str, 
 
 
 def as_json(analysis: Analysis, log: Log, *, path: Path, model: str) -> dict[str, Any]:
-    """Everything, conversations and lines in full."""
+    """Return the whole analysis as JSON, with every conversation and line."""
     return {
         "log": str(path),
         "model": model,
@@ -67,13 +67,13 @@ def as_json(analysis: Analysis, log: Log, *, path: Path, model: str) -> dict[str
 
 
 def write_json(path: Path, report: Mapping[str, Any]) -> None:
-    """One JSON document."""
+    """Write one JSON document."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
 
 
 def plot_analysis(path: Path, analysis: Analysis) -> None:
-    """A PNG: where the tokens of the prompts went, request by request, and what each way of handling leaves."""
+    """Write a PNG: where the prompt tokens went, request by request, and what each handling leaves to compute."""
     plots = pyplot()
     figure, (curve, bars) = plots.subplots(1, 2, figsize=(12, 5), width_ratios=(3, 2), layout="constrained")
     points = analysis.curve
@@ -96,7 +96,7 @@ def plot_analysis(path: Path, analysis: Analysis) -> None:
     curve.set_xlabel("requests")
     curve.set_ylabel("prompt tokens so far")
     curve.legend(loc="upper left")
-    arms = list(_telling(analysis.arms))
+    arms = list(_distinct_arms(analysis.arms))
     labels = [f"normalise {arm.normalise}\nanticipate {arm.anticipate}" for arm in arms]
     bars.barh(labels, [100 * arm.computed_tokens / max(arm.prompt_tokens, 1) for arm in arms], color="#9aa5b1")
     bars.invert_yaxis()
@@ -108,8 +108,8 @@ def plot_analysis(path: Path, analysis: Analysis) -> None:
 
 def _print_counts(console: Console, analysis: Analysis, log: Log, model: str) -> None:
     total = analysis.total
-    said = f"{total.num_requests:,} requests in {len(analysis.conversations):,} conversations, "
-    console.print(f"{said}{total.prompt_tokens:,} prompt tokens as {model} counts them", highlight=False)
+    counts = f"{total.num_requests:,} requests in {len(analysis.conversations):,} conversations, "
+    console.print(f"{counts}{total.prompt_tokens:,} prompt tokens as {model} counts them", highlight=False)
     for reason, example in log.skipped.items():
         console.print(f"{example.count:,} entries passed over: {reason} (first: {example.place})", highlight=False)
     for reason, (count, place) in sorted(analysis.refused.items(), key=lambda item: -item[1][0])[:5]:
@@ -118,16 +118,16 @@ def _print_counts(console: Console, analysis: Analysis, log: Log, model: str) ->
     if len(analysis.refused) > 5:
         console.print(f"and requests that were not counted for {len(analysis.refused) - 5} other reasons")
     if analysis.num_forgotten:
-        text = f"{analysis.num_forgotten:,} sequences were let go of to bound memory: reuse may be higher"
+        text = f"{analysis.num_forgotten:,} sequences were dropped to bound memory: reuse may be higher"
         console.print(text, highlight=False)
-    if total.said_prompt_tokens:
-        share = _percent(total.said_cached_tokens, total.said_prompt_tokens)
-        text = f"the answers in the log say that {share} of {total.said_prompt_tokens:,} prompt tokens were cached"
+    if total.reported_prompt_tokens:
+        share = _percent(total.reported_cached_tokens, total.reported_prompt_tokens)
+        text = f"the answers in the log say that {share} of {total.reported_prompt_tokens:,} prompt tokens were cached"
         console.print(text, highlight=False)
 
 
 def _shares(total: Sums) -> Table:
-    shown = _table("Where the prompts' tokens went", "", "tokens", "share", "mend it with")
+    shown = _table("Where the prompts' tokens went", "", "tokens", "share", "fix")
     rows = [("reused, the conversation's own", total.own_tokens, ""), ("reused, of others", total.other_tokens, "")]
     ordered = sorted(total.recomputed.items(), key=lambda item: -item[1])
     rows += [(f"recomputed: {CAUSES.get(cause, cause)}", tokens, FIXES.get(cause, "")) for cause, tokens in ordered]
@@ -139,7 +139,7 @@ def _shares(total: Sums) -> Table:
 
 def _print_lines(console: Console, analysis: Analysis, rows: int) -> None:
     lines = analysis.worst_lines()
-    console.print(f"\nWhat burns most{_rest(len(lines), rows)}:", highlight=False)
+    console.print(f"\nWhat costs most{_rest(len(lines), rows)}:", highlight=False)
     for line in lines[:rows]:
         role = f" in {line.role}" if line.role else ""
         cause = CAUSES.get(line.cause, line.cause)
@@ -155,7 +155,7 @@ def _arms(arms: list[Arm]) -> Table:
         "What this server would make of it", "--normalise", "--anticipate", "reused", "computed", "given back"
     )
     base = arms[0]
-    for arm in _telling(arms):
+    for arm in _distinct_arms(arms):
         name = f"{arm.normalise} (default)" if (arm.normalise, arm.anticipate) == DEFAULT else arm.normalise
         share = _percent(arm.reused_tokens, arm.prompt_tokens)
         back = "" if arm == base else f"{base.computed_tokens - arm.computed_tokens:,}"
@@ -163,8 +163,8 @@ def _arms(arms: list[Arm]) -> Table:
     return shown
 
 
-def _telling(arms: Sequence[Arm]) -> Iterator[Arm]:
-    """The default and those that change something in this log."""
+def _distinct_arms(arms: Sequence[Arm]) -> Iterator[Arm]:
+    """Yield the default arm and those that make a difference in this log."""
     shown: list[int] = []
     for arm in arms:
         is_close = any(abs(arm.computed_tokens - other) <= arm.prompt_tokens / 2000 for other in shown)
@@ -189,7 +189,7 @@ def _conversations(conversations: Mapping[str, Sums], rows: int) -> Table:
 def _table(title: str, *columns: str) -> Table:
     shown = Table(title=title, title_justify="left")
     for name in columns:
-        is_text = name in ("", "mend it with", "--normalise", "--anticipate", "mostly recomputed by")
+        is_text = name in ("", "fix", "--normalise", "--anticipate", "mostly recomputed by")
         shown.add_column(name, justify="left" if is_text else "right", overflow="ellipsis", no_wrap=is_text)
     return shown
 
@@ -216,8 +216,8 @@ def _sums(sums: Sums) -> dict[str, Any]:
         "reused_others_tokens": sums.other_tokens,
         "recomputed_tokens": dict(sums.recomputed),
         "new_tokens": sums.new_tokens,
-        "log_prompt_tokens": sums.said_prompt_tokens,
-        "log_cached_tokens": sums.said_cached_tokens,
+        "log_prompt_tokens": sums.reported_prompt_tokens,
+        "log_cached_tokens": sums.reported_cached_tokens,
     }
 
 

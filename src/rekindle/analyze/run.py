@@ -1,9 +1,9 @@
-"""`rekindle analyze FILE`: open, go through it, say what was found.
+"""`rekindle analyze FILE`: open and analyse it, and report what was found.
 
     rekindle analyze requests.jsonl --plot recomputed.png
     rekindle analyze prompts.txt --separator '\\n---\\n'
 
-A file is read as what it holds: JSON of any form is a log of requests, other text a batch of prompts.
+The content decides how a file is read: JSON of any form is a log of requests, other text a batch of prompts.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from rekindle.model.checkpoint import Source
 
 @dataclass(frozen=True, slots=True)
 class AnalyzeOptions:
-    """Whose tokenizer and template (None: the bundled model's), and where results go besides the console.
+    """The model whose tokenizer and template are used (None: the bundled one), and outputs besides the console.
 
-    For batches of prompts: what stands between two of them (None: ends of lines, if the file is no log), and the
-    shortest beginning that counts as shared.
+    For batches of prompts: their separator (None: line ends, if the file is not a log), and the shortest prefix that
+    counts as shared.
     """
 
     model: str | None = None
@@ -41,7 +41,7 @@ class AnalyzeOptions:
 
 
 def run_analyze(path: Path, options: AnalyzeOptions, console: Console) -> int:
-    """Analyse a log or a batch of prompts; 0, or 1 where no request of a log could be rendered."""
+    """Analyse a log or a batch of prompts; return 0, or 1 if no request of a log could be rendered."""
     check_plot(options.plot)
     if options.separator is not None or holds_prompts(path):
         return _run_batch(path, options, console)

@@ -1,8 +1,8 @@
-"""The request in one entry of a log, whatever was wrapped around it.
+"""Extraction of the request from one log entry, whatever wraps it.
 
-Owns the names under which loggers keep bodies, headers, times, sessions and answers: OpenAI's and Anthropic's bodies
-bare, batch files, LiteLLM, Helicone, Langfuse, OpenPipe, claude-trace and other proxies that write what passes, HAR.
-Knows nothing of what a body says beyond telling the three dialects apart.
+Owns the keys under which loggers store bodies, headers, times, sessions and answers: bare OpenAI and Anthropic bodies,
+batch files, LiteLLM, Helicone, Langfuse, OpenPipe, claude-trace and other logging proxies, HAR. Reads no more of a
+body than it takes to distinguish the dialects.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ BODIES = (
     "kwargs",
     "data",
 )
-# Where tools and the like stand beside the messages instead of in one body with them.
+# Keys of tools and other parameters that are logged next to the messages rather than in one body with them.
 PARAMETERS = ("model_parameters", "modelParameters", "optional_params", "invocation_params", "parameters")
 ANSWERS = ("response", "response_body", "responseBody", "output", "answer", "completion")
 TIMES = (
@@ -54,7 +54,7 @@ _BLOCKS = frozenset(("tool_use", "tool_result", "thinking", "redacted_thinking",
 
 @dataclass(frozen=True, slots=True)
 class Logged:
-    """One request as a log has it: its body, and what is known around it. `at_s`: Unix seconds, None: not said."""
+    """One logged request: its body and what its wrappers say. `at_s`: Unix seconds, None: unknown."""
 
     dialect: Dialect
     body: Mapping[str, Any]
@@ -66,7 +66,7 @@ class Logged:
 
 @dataclass(slots=True)
 class _Around:
-    """What the wrappers say, the outermost first."""
+    """What the wrappers say; the outermost takes precedence."""
 
     url: str = ""
     at_s: float | None = None
@@ -90,7 +90,7 @@ class _Around:
 
 
 def read_entry(entry: Any) -> Logged | None:
-    """The request of one entry; None where it holds none that has a prompt."""
+    """Return the request of one entry; None if it holds none with a prompt."""
     around = _Around()
     body = _find(parsed(entry), around, MAX_DEPTH)
     if body is None:
@@ -101,7 +101,7 @@ def read_entry(entry: Any) -> Logged | None:
 
 
 def parsed(value: Any) -> Any:
-    """A string that holds a JSON object or list as what it holds; everything else as it is."""
+    """Decode a string that holds a JSON object or list; return anything else unchanged."""
     if isinstance(value, str) and value.lstrip()[:1] in ("{", "["):
         try:
             return json.loads(value)
@@ -111,7 +111,7 @@ def parsed(value: Any) -> Any:
 
 
 def moment(value: Any) -> float | None:
-    """Unix seconds of a time as loggers write it: seconds, milli-, micro- or nanoseconds, or ISO 8601 (UTC)."""
+    """Return Unix seconds of a time as loggers write it: seconds, milli-, micro- or nanoseconds, or ISO 8601 (UTC)."""
     if isinstance(value, bool) or value is None:
         return None
     if isinstance(value, str):
@@ -136,7 +136,7 @@ def _iso(text: str) -> float | None:
 
 
 def _find(value: Any, around: _Around, depth: int) -> Mapping[str, Any] | None:
-    """The body somewhere in `value`, noting what stands around it."""
+    """Find the body somewhere in `value`, and note what its wrappers say."""
     if not isinstance(value, Mapping):
         return _as_chat(value) if around.is_wrapped else None
     if _is_body(value, around):
@@ -154,7 +154,7 @@ def _find(value: Any, around: _Around, depth: int) -> Mapping[str, Any] | None:
 
 
 def _as_chat(value: Any) -> Mapping[str, Any] | None:
-    """A bare list of messages, as tracers keep it."""
+    """Wrap a bare list of messages, as tracers store it, in a body."""
     is_chat = isinstance(value, list) and bool(value) and all(isinstance(x, Mapping) and "role" in x for x in value)
     return {"messages": value} if is_chat else None
 
@@ -201,7 +201,7 @@ def _items(value: Any) -> Sequence[Any]:
 
 
 def _session(value: Mapping[str, Any]) -> str | None:
-    """The name of a conversation, where a logger keeps one."""
+    """Return the name of the conversation, if the logger stores one."""
     for key in SESSIONS:
         if isinstance(value.get(key), str) and value[key]:
             return str(value[key])
@@ -215,7 +215,7 @@ def _session(value: Mapping[str, Any]) -> str | None:
 
 
 def _headers(value: Any) -> dict[str, str]:
-    """Headers by lower-case name: an object, or pairs as HAR and mitmproxy write them."""
+    """Return headers by lower-case name, from an object or from pairs as HAR and mitmproxy write them."""
     value = parsed(value)
     if isinstance(value, Mapping):
         pairs = list(value.items())
@@ -231,7 +231,7 @@ def _pair(item: Any) -> tuple[Any, Any] | None:
 
 
 def usage_of(answer: Any) -> tuple[int, int] | None:
-    """Prompt tokens and how many of them were read from a cache, as the answer in the log says; None: it does not."""
+    """Return prompt tokens and how many were read from a cache, as the logged answer reports; None: it does not."""
     usage = _usage_in(answer, 2)
     if usage is None:
         return None
@@ -244,7 +244,7 @@ def usage_of(answer: Any) -> tuple[int, int] | None:
 
 
 def _usage_in(answer: Any, depth: int) -> Mapping[str, Any] | None:
-    """The `usage` of an answer, of the body inside it, or of a stream's events, where later ones complete it."""
+    """Find the `usage` of an answer, of the body inside it, or of stream events, where later ones complete it."""
     if isinstance(answer, str) and answer.startswith(("data:", "event:")):
         usage: dict[str, Any] = {}
         for line in answer.splitlines():

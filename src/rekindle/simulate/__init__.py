@@ -1,1 +1,1 @@
-"""`rekindle simulate`: what share of a trace's prompts a memory of each size would have held, policy by policy."""
+"""`rekindle simulate`: the share of a trace's prompts that a memory of each size would hold, by eviction policy."""

@@ -1,4 +1,4 @@
-"""Sizes of simulated memories as people write them: blocks, tokens, or shares of all that the trace would fill."""
+"""Human-readable sizes of simulated memories: blocks, tokens, or shares of what the whole trace would fill."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ SCALES = {"k": 10**3, "m": 10**6, "g": 10**9}
 def parse_capacity(text: str, trace: Trace) -> int:
     """Return the blocks of `1000` (blocks), `10M` (tokens: as many blocks as hold them), `25%` or `unlimited`.
 
-    All that the trace would fill is 100 % and unlimited. A share above 0 is at least one block. ConfigError for less
-    than one, and for anything else.
+    100 % and unlimited are what the whole trace would fill. A share above 0 is at least one block. ConfigError for
+    less than one block, and for anything else.
     """
     match = re.fullmatch(r"(\d{1,18}(?:\.\d{1,18})?)([kmg%]?)", text.strip().lower().replace("_", ""))
     if text.strip().lower() == UNLIMITED:
@@ -38,17 +38,17 @@ def parse_capacity(text: str, trace: Trace) -> int:
 
 
 def parse_capacities(texts: Iterable[str], trace: Trace) -> list[int]:
-    """Return the different ones in order of size."""
+    """Return the distinct capacities in ascending order."""
     return sorted({parse_capacity(text, trace) for text in texts})
 
 
 def show_capacity(blocks: int, trace: Trace) -> str:
-    """`1,000`, or `unlimited` where the whole trace fits."""
+    """Format blocks as `1,000`, or as `unlimited` if the whole trace fits."""
     return UNLIMITED if blocks >= len(trace.blocks) else f"{blocks:,}"
 
 
 def show_tokens(count: int) -> str:
-    """`512k`, `5.12M`: three digits that count."""
+    """Format tokens with three significant digits: `512k`, `5.12M`."""
     for scale, letter in ((10**9, "G"), (10**6, "M"), (10**3, "k")):
         if count >= scale:
             return f"{count / scale:.3g}{letter}" if count < 1000 * scale else f"{count / scale:,.0f}{letter}"

@@ -1,7 +1,7 @@
 """A log as a trace: each prompt as the server would have rendered it, in the ids its matcher would have chosen.
 
-Owns the order of things: a reply is stored before the next request comes. What is a request, whose it is and what its
-ids are is decided where `rekindle analyze` decides it."""
+Owns the sequence of events: a reply is stored before the next request arrives. `rekindle analyze` decides what is a
+request, which conversation it belongs to, and its ids."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ MAX_NOTES = 5
 
 
 def read_log(path: Path, options: TraceOptions, progress: Callable[[], None]) -> Trace:
-    """Return the trace of a log, or of a recorded day, as the bundled model or `options.model` counts its tokens.
+    """Return the trace of a log or recorded day, with tokens as counted by `options.model`, else the bundled model.
 
-    Requests that cannot be rendered are left out, and its notes say so; ConfigError where none is left.
+    Requests that cannot be rendered are left out and mentioned in its notes; ConfigError if none remain.
     """
     source = Source.find(options.model, options.revision)
     log, reading = open_log(path), _Reading(source.fetch_description())
@@ -55,7 +55,7 @@ def read_log(path: Path, options: TraceOptions, progress: Callable[[], None]) ->
 
 @dataclass(slots=True)
 class _Prompt:
-    """The ids of one prompt, and of all that is stored of it once it is answered."""
+    """The ids of one prompt, and of what is stored once it is answered."""
 
     at_s: float | None
     ids: TokenIds
@@ -63,7 +63,7 @@ class _Prompt:
 
 
 class _Reading:
-    """Goes through a log once, in order, with the memory that a server would have had of it."""
+    """Reads a log once, in order, with the memory that a server would have had of it."""
 
     def __init__(self, directory: Path) -> None:
         self._now = UNDATED
@@ -74,13 +74,13 @@ class _Reading:
         self.prompts: dict[int, _Prompt] = {}
 
     def read(self, serial: int, logged: Logged) -> None:
-        """Take in one request; BadRequest where it cannot be rendered."""
+        """Read one request; BadRequest if it cannot be rendered."""
         at_s = logged.at_s
         self._now = UNDATED if at_s is None else datetime.fromtimestamp(at_s, UTC).replace(tzinfo=None)
         asked = self._reader.read(logged)
         turn = self._conversations.place(serial, asked.messages, session_of(logged))
-        if turn.said is not None:
-            self._reply(turn.said.serial, turn.said.message)
+        if turn.reply is not None:
+            self._reply(turn.reply.serial, turn.reply.message)
         reuse = self._memory.ask(serial, turn.conversation, asked, earlier=turn.earlier)
         self.prompts[serial] = _Prompt(at_s, reuse.ids, reuse.ids)
         answer = self._reader.answer(logged)
@@ -94,7 +94,7 @@ class _Reading:
 
 
 def _trace(reading: _Reading, block_tokens: int, called: tuple[str, str], notes: Sequence[str]) -> Trace:
-    """Prompts in the order of the log; without times they count as one a second."""
+    """Build the trace in the order of the log; without times, requests are one second apart."""
     prompts = list(reading.prompts.values())
     is_timed = all(prompt.at_s is not None for prompt in prompts)
     builder = TraceBuilder(block_tokens)

@@ -1,4 +1,4 @@
-"""The picture of a simulation: what share of the tokens each memory held, and how policies differ."""
+"""Plot of a simulation: the share of tokens each memory held, and how policies differ."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ COLOURS = ("#1d3557", "#d62828", "#f77f00", "#2a9d8f", "#8d5fd3", "#7f4f24", "#e
 
 
 def plot_simulation(path: Path, found: Sequence[Found], trace: Trace) -> None:
-    """Write a PNG: shares of tokens over the capacity of hot memory, and beside it what the eye cannot tell there.
+    """Write a PNG: shares of tokens over hot capacity, and next to it the details too small to see there.
 
-    That is what each policy finds more than the first or, with a disk, what is found hot. The offline optimum, that of
-    blocks in tokens, is dashed. Capacities larger than the trace are drawn at its size.
+    The details are each policy's gain over the first or, with a disk, what is found hot. The offline optimum of
+    blocks, in tokens, is dashed. Capacities larger than the trace are drawn at its size.
     """
     plots = pyplot()
     arms = by_arm(found, trace, "tokens")
-    figure, (whole, beside) = plots.subplots(1, 2, figsize=(13, 5.5), layout="constrained")
+    figure, (whole, details) = plots.subplots(1, 2, figsize=(13, 5.5), layout="constrained")
     _draw_shares(whole, arms, trace, "found")
     if any(each.memory.disk_blocks for each in found):
-        _draw_shares(beside, arms, trace, "found hot")
+        _draw_shares(details, arms, trace, "found hot")
     else:
-        _draw_differences(beside, arms, trace)
+        _draw_differences(details, arms, trace)
     sizes = _sizes(next(iter(arms.values())), trace)
-    for axes in (whole, beside):
+    for axes in (whole, details):
         axes.set_xscale("log")
         axes.set_xticks(sizes, [show_tokens(size) for size in sizes])
         axes.minorticks_off()
@@ -59,7 +59,7 @@ def _draw_shares(
 
 
 def _draw_differences(axes: Any, arms: Mapping[str, Sequence[Found]], trace: Trace) -> None:
-    """What each arm finds more than the first; the optimum only beside a single one, for it dwarfs differences."""
+    """Draw each arm's gain over the first; the optimum only next to a single arm, because it dwarfs differences."""
     first, *_ = arms.values()
     for number, row in enumerate(arms.values()):
         if row[0].memory.policy == OPTIMUM and len(arms) > 2:
@@ -70,12 +70,12 @@ def _draw_differences(axes: Any, arms: Mapping[str, Sequence[Found]], trace: Tra
 
 
 def _sizes(row: Sequence[Found], trace: Trace) -> list[int]:
-    """Tokens of capacity."""
+    """Return capacities in tokens."""
     return [min(each.memory.num_blocks, len(trace.blocks)) * trace.block_tokens for each in row]
 
 
 def _shares(row: Sequence[Found], which: Literal["found", "found hot"] = "found") -> list[float]:
-    """Of the tokens asked for, those found hot, or in any tier."""
+    """Return the shares of requested tokens found hot, or in any tier."""
     return [each.shares("tokens")[0] if which == "found hot" else sum(each.shares("tokens")) for each in row]
 
 
@@ -87,5 +87,5 @@ def _style(number: int, row: Sequence[Found]) -> dict[str, Any]:
         "marker": MARKERS[turn],
         "markersize": 10 - turn,
         "markerfacecolor": "none",
-    }  # equal ones lie in each other
+    }  # equal points are drawn inside each other
     return {"color": COLOURS[turn], "linestyle": ("-", ":", "-.")[again % 3], "linewidth": 1.3, **marker}

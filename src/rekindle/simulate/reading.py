@@ -1,8 +1,8 @@
 """Traces as files: Mooncake's hashed requests, and logs whose prompts are rendered and encoded here.
 
-Owns how a file's kind is found (by its first line) and what a bad line is told. Mooncake's format (R. Qin et al.,
+Owns the detection of a file's kind (by its first line) and the errors for bad lines. Mooncake's format (R. Qin et al.,
 "Mooncake: Trading more storage for less computation", FAST 2025) is JSON lines of `timestamp` in milliseconds,
-`input_length` in tokens and `hash_ids`, one for each block, equal where the prompt is equal up to and with it.
+`input_length` in tokens and `hash_ids`, one per block, equal if the prompts are equal up to and including the block.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from typing import Any
 from rekindle.errors import ConfigError
 from rekindle.simulate.trace import MOONCAKE, Trace, TraceBuilder, TraceOptions
 
-MAX_LINE = 1 << 26  # bytes of the first line that are looked at
-LIKELY_BLOCK_TOKENS = (512, 16, 32, 64, 128, 256, 1024)  # tried on traces that do not say; Mooncake's first
+MAX_LINE = 1 << 26  # bytes of the first line that are inspected
+LIKELY_BLOCK_TOKENS = (512, 16, 32, 64, 128, 256, 1024)  # tried on traces that do not state it; Mooncake's first
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,9 +29,9 @@ class _Hashed:
 
 
 def read_trace(path: Path, options: TraceOptions, progress: Callable[[], None] = lambda: None) -> Trace:
-    """Return the trace in a file, its kind found by its content; `progress` is called after each request of a log.
+    """Return the trace in a file of either kind; `progress` is called after each request of a log.
 
-    ConfigError says which line is wrong. A last line torn by a crash is an error, too, except in recorded days.
+    ConfigError names the invalid line. A last line torn by a crash is an error too, except in recorded days.
     """
     if path.exists() and not (path.is_file() or path.is_dir()):
         raise ConfigError(f"{path} is no regular file: a trace is read more than once, write it to a file first")
@@ -83,7 +83,7 @@ def _hashed(line: dict[str, Any]) -> _Hashed:
 
 
 def _block_tokens(path: Path, requests: Sequence[_Hashed], given: int | None) -> int:
-    """Tokens that each hash stands for, so that every prompt has as many hashes as blocks."""
+    """Return the tokens per hash with which every prompt has as many hashes as blocks."""
     for size in LIKELY_BLOCK_TOKENS if given is None else (given,):
         if all(-(-request.num_tokens // size) == len(request.hash_ids) for request in requests):
             return size

@@ -1,4 +1,4 @@
-"""What a simulation found, as tables for people and lines for programs. Owns the words; counts nothing itself."""
+"""Results of a simulation as tables and as JSON lines. Owns the wording; counts nothing itself."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ UNITS: tuple[Unit, ...] = ("blocks", "tokens")
 
 
 def describe(trace: Trace) -> str:
-    """Say what the trace holds, in one line."""
+    """Describe the trace in one line."""
     lasting = f" in {trace.seconds:,.0f} s" if trace.is_timed else ""
     return (
         f"{trace.name} ({trace.kind}): {len(trace.requests):,} requests{lasting} ask for "
@@ -30,9 +30,9 @@ def describe(trace: Trace) -> str:
 
 
 def print_table(console: Console, found: Sequence[Found], trace: Trace, unit: Unit) -> None:
-    """Print a row for each memory, a column for each capacity; with a disk what is hot, and what the disk adds.
+    """Print a row per memory and a column per capacity; with a disk, the hot share and what the disk adds.
 
-    The table is printed whole, also where it is wider than the terminal, or than what a file is taken for.
+    The table is printed whole even if it is wider than the terminal or the assumed width of a file.
     """
     shown = Table(box=box.SIMPLE_HEAD, padding=(0, 1))
     shown.add_column("", no_wrap=True)
@@ -51,9 +51,9 @@ def print_table(console: Console, found: Sequence[Found], trace: Trace, unit: Un
 
 
 def by_arm(found: Sequence[Found], trace: Trace, unit: Unit) -> dict[str, list[Found]]:
-    """What differs in nothing but the capacity, together, in order of capacity.
+    """Group results that differ only in capacity, in ascending order of it.
 
-    The optimum is that of blocks: where its tokens stand its name says so.
+    The optimum is optimal in blocks; where tokens are shown, its label says so.
     """
     arms: dict[str, list[Found]] = {}
     for each in found:
@@ -65,14 +65,14 @@ def by_arm(found: Sequence[Found], trace: Trace, unit: Unit) -> dict[str, list[F
 
 
 def arm_of(memory: Memory, trace: Trace) -> str:
-    """`lru, ttl 300 s, disk 30,000`."""
+    """Label a memory, as in `lru, ttl 300 s, disk 30,000`."""
     ttl = "" if memory.ttl_s is None else f", ttl {memory.ttl_s:g} s"
     disk = f", disk {show_capacity(memory.disk_blocks, trace)}" if memory.disk_blocks else ""
     return memory.policy + ttl + disk
 
 
 def measurements(found: Sequence[Found], trace: Trace) -> Iterator[Measurement]:
-    """A line for each memory and unit: the share found anywhere, and in the detail all that it was made of."""
+    """Yield a line for each memory and unit: the share found in any tier, with all its parts as detail."""
     for each in found:
         memory = each.memory
         for unit in UNITS:

@@ -1,8 +1,8 @@
-"""`rekindle simulate TRACE`: read it, run every memory over it, say what each would have held.
+"""`rekindle simulate TRACE`: run every memory over a trace and report what each would have held.
 
     rekindle simulate mooncake_synthetic.jsonl --capacities 1000,10000,30000,unlimited --plot simulated.png
 
-One process on one core: a run costs some 10 us for each block of the trace.
+One process on one core: a run costs about 10 us per block of the trace.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from rekindle.simulate.report import UNITS, describe, measurements, print_table
 from rekindle.simulate.simulation import Found, sweep
 from rekindle.simulate.trace import Trace, TraceOptions
 
-Order = Literal["leaves", "free"]  # whether a block leaves only after all that stand on it
-EXPIRING = "ttl"  # leaves by deadline: without a time to live it is least recently used
+Order = Literal["leaves", "free"]  # whether a block is evicted only after all its descendants
+EXPIRING = "ttl"  # evicts by deadline: without a time to live it is least recently used
 
 
 @dataclass(frozen=True, slots=True)
 class SimulateOptions:
-    """What is simulated, and where results go besides the console. Empty: the policies, sizes that tell most."""
+    """What to simulate, and outputs besides the console. Empty sequences: the most informative policies and sizes."""
 
     policies: Sequence[str] = ()
     capacities: Sequence[str] = DEFAULT
@@ -53,13 +53,13 @@ class SimulateOptions:
             raise ConfigError("a time to live must be above 0")
 
     def chosen_policies(self) -> list[str]:
-        """Those named, each once; else all that can differ."""
+        """Return the given policies without duplicates, else all that can differ."""
         every = [policy for policy in POLICIES if policy != EXPIRING or self.ttls_s]
         return list(dict.fromkeys(self.policies or every))
 
 
 def run_simulate(path: Path, options: SimulateOptions, console: Console) -> int:
-    """Simulate one trace; 0. Raises ConfigError where it cannot be read or an option does not fit it."""
+    """Simulate one trace and return 0. Raises ConfigError if it cannot be read or an option does not fit it."""
     check_plot(options.plot)
     for written in (options.out, options.plot):
         if written is not None:
@@ -86,7 +86,7 @@ def run_simulate(path: Path, options: SimulateOptions, console: Console) -> int:
 
 
 def _prove_writable(path: Path) -> None:
-    """ConfigError where a file cannot be written; one that was not there is not there afterwards."""
+    """Raise ConfigError if a file cannot be written; creates no file that did not exist."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         was_there = path.exists()

@@ -1,8 +1,8 @@
-"""A trace through one memory, or through many: which blocks of each prompt were there, in which tier.
+"""Runs of a trace through one or many memories: which blocks of each prompt were found, in which tier.
 
-Owns what counts as found: the longest beginning of a prompt whose blocks are all here, in hot memory first, then as far
-as the disk holds more. Every block that a request used or computed is in both tiers afterwards, as the engine's
-write-behind has it, so what leaves hot memory stays on disk. A request takes no time.
+Owns what counts as found: a prompt's longest prefix whose blocks are all present, in hot memory first, then as far as
+the disk extends it. Every block that a request used or computed is in both tiers afterwards, as with the engine's
+write-behind, so what hot memory evicts stays on disk. A request takes no time.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Progress = Callable[[int], None]
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """What is simulated: a policy, the hot tier's blocks, the disk's (0: none), and a time to live."""
+    """What to simulate: a policy, the hot tier's blocks, the disk's (0: no disk), and a time to live."""
 
     policy: str
     num_blocks: int
@@ -33,7 +33,7 @@ class Memory:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """Sums over a trace: prompt blocks asked for and found in each tier, and the same in tokens."""
+    """Sums over a trace: prompt blocks requested and found in each tier, and the same in tokens."""
 
     memory: Memory
     num_blocks: int = 0
@@ -45,13 +45,13 @@ class Found:
     num_evictions: int = 0
 
     def counts(self, unit: Literal["blocks", "tokens"]) -> tuple[int, int, int]:
-        """Asked for, found hot, found on disk and not hot."""
+        """Return the counts requested, found hot, and found only on disk."""
         if unit == "blocks":
             return self.num_blocks, self.hot_blocks, self.disk_blocks
         return self.num_tokens, self.hot_tokens, self.disk_tokens
 
     def shares(self, unit: Literal["blocks", "tokens"]) -> tuple[float, float]:
-        """Of all asked for, the shares found hot and on disk; 0 where nothing was asked for."""
+        """Return the shares found hot and only on disk; 0 if nothing was requested."""
         asked, hot, disk = self.counts(unit)
         return hot / max(asked, 1), disk / max(asked, 1)
 
@@ -67,7 +67,7 @@ class _Clock:
 
 
 def simulate(trace: Trace, memory: Memory, *, progress: Progress = lambda done: None) -> Found:
-    """Run one memory over a trace; `progress` is told how many requests were done since it was last called."""
+    """Run one memory over a trace; `progress` is passed the number of requests done since its last call."""
     num_evictions = 0
     sizes = [memory.num_blocks, *([memory.disk_blocks] if memory.disk_blocks else [])]
     if memory.policy == OPTIMUM:
@@ -92,18 +92,18 @@ def simulate(trace: Trace, memory: Memory, *, progress: Progress = lambda done: 
 
 
 def _run(requests: Iterable[TraceRequest], tiers: Sequence[Tier], clock: _Clock) -> Iterator[tuple[int, ...]]:
-    """Leading blocks that each tier holds, request by request."""
+    """Yield the number of leading blocks that each tier holds, for each request."""
     for request in requests:
         clock.now = request.at_s
         depths = tuple([tier.hold(request.blocks) for tier in tiers])
         for tier in tiers:
             tier.add(request.stored)
-            tier.let_go()
+            tier.release()
         yield depths
 
 
 def _sum(trace: Trace, depths: Iterable[tuple[int, ...]], progress: Progress) -> tuple[tuple[int, int], ...]:
-    """Blocks and tokens found hot, and found at all."""
+    """Return blocks and tokens found hot, and found in any tier."""
     hot_blocks = hot_tokens = all_blocks = all_tokens = done = 0
     for request, found in zip(trace.requests, depths, strict=True):
         deepest = max(found)
@@ -128,7 +128,7 @@ def sweep(
     disks: Sequence[int] = (0,),
     progress: Progress = lambda done: None,
 ) -> list[Found]:
-    """Every policy with every time to live, disk and capacity; then the optimum of each disk and capacity."""
+    """Simulate every policy with every time to live, disk and capacity, then the optimum of each disk and capacity."""
     wanted = [Memory(p, size, disk, ttl) for p, ttl, disk, size in product(policies, ttls, disks, capacities)]
     wanted += [Memory(OPTIMUM, size, disk) for disk, size in product(disks, capacities)]
     return [simulate(trace, memory, progress=progress) for memory in wanted]

@@ -1,9 +1,9 @@
-"""One tier of memory as the simulator runs it: the engine's own block pool over the blocks of a trace.
+"""One simulated tier of memory: the engine's own block pool over the blocks of a trace.
 
-Owns the room that a request computes in, apart from what the tier keeps: new blocks are made there, and afterwards the
-tier gives up as many as it has too many. Who leaves, what is found and how long it lasts is decided by the pool.
+Owns the spare blocks in which a request computes, apart from the tier's capacity; after the request the tier evicts
+its surplus. The pool decides which blocks are evicted, which are found, and how long they live.
 
-    pool   [ kept between requests: num_blocks ][ spare: as many as the longest request stores ]
+    pool   [ stored between requests: num_blocks ][ spare: as many as the longest request stores ]
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from rekindle.simulate.trace import Trace
 
 
 class Tier:
-    """Keeps `num_blocks`; `policy` says who leaves for others, `ttl_s` how long a block stays unused at most.
+    """Stores `num_blocks`; `policy` decides the eviction order, `ttl_s` how long a block may stay unused.
 
-    Only lifetimes are told by `clock`; without one uses are counted, as in the server, however far apart they are.
-    For each request: `hold`, `add`, `let_go`. That is one use of each of its blocks, the last block's first, so that of
-    the same request those behind leave before those they stand on.
+    `clock` is used only for lifetimes; without them uses are counted, as in the server, whatever the time between
+    them. Call `hold`, `add`, `release` for each request. That uses each of its blocks once, the last block first, so
+    that a request's later blocks are evicted before their ancestors.
     """
 
     def __init__(
@@ -29,7 +29,7 @@ class Tier:
         self._clock = clock
         self._ttl_s = ttl_s
         self._num_spare = max((len(request.stored) for request in trace.requests), default=0)
-        size = min(num_blocks, len(trace.blocks)) + self._num_spare  # more would stay free for ever
+        size = min(num_blocks, len(trace.blocks)) + self._num_spare  # more would stay free forever
         block_tokens = len(trace.blocks[0].ids) if trace.blocks else 1
         used_at = None if ttl_s is None else clock
         self._pool = BlockPool(max(size, 1), block_tokens, policy=policy, clock=used_at, ttl=ttl_s)
@@ -39,18 +39,18 @@ class Tier:
 
     @property
     def num_evictions(self) -> int:
-        """Blocks that left because there was no more room."""
+        """Blocks evicted for lack of space."""
         return self._pool.num_evictions
 
     def hold(self, wanted: Sequence[int]) -> int:
-        """Hold the longest beginning that is here, and return how many blocks that are."""
+        """Hold the longest stored prefix, and return its number of blocks."""
         assert not self._held, "the request before still holds blocks"
         if self._ttl_s is not None:
             self._pool.expire(self._clock())
         peek, share, held = self._pool.peek, self._pool.share, self._held
         for number in wanted:
             block = self._blocks[number]
-            found = peek(block.name, block.ids)
+            found = peek(block.hash, block.ids)
             if found is None:
                 break
             share(found)
@@ -58,25 +58,25 @@ class Tier:
         return len(held)
 
     def add(self, stored: Sequence[int]) -> None:
-        """Add and hold what follows the blocks held of `stored`."""
+        """Add and hold the blocks of `stored` after those already held."""
         for number in stored[len(self._held) :]:
             block = self._blocks[number]
-            self._held.append(self._pool.register(self._spare.pop(), block.name, block.parent, block.ids))
+            self._held.append(self._pool.register(self._spare.pop(), block.hash, block.parent, block.ids))
 
-    def let_go(self) -> None:
-        """Release everything that is held, and give up what is too much."""
+    def release(self) -> None:
+        """Release all held blocks, and evict the surplus."""
         self._held.reverse()
         self._pool.release_all(self._held)
         self._held.clear()
         self._refill()
 
     def check(self) -> None:
-        """Assert that the pool agrees with itself, and that it has as much room as between requests."""
+        """Assert the pool's invariants, and that nothing is held between requests."""
         self._pool.check()
         assert len(self._spare) == self._num_spare and not self._held, f"{len(self._spare)} spare, {self._held} held"
 
     def _refill(self) -> None:
         while len(self._spare) < self._num_spare:
             block = self._pool.allocate()
-            assert block is not None, "nobody holds a block between requests, and none can leave"
+            assert block is not None, "no block is held between requests, and none can be evicted"
             self._spare.append(block)

@@ -1,7 +1,7 @@
-"""A trace: requests over time, each the blocks that its prompt is made of.
+"""A trace: requests over time, each a list of its prompt's blocks.
 
-Owns the names of blocks, chained once for all runs, and which request asks for which block. Knows no file and no pool.
-Blocks are numbers from 0 in order of appearance; equal contents after different beginnings are different blocks, and a
+Owns the blocks' hashes, chained once for all runs, and which request uses which block. Knows no file and no pool.
+Blocks are numbers from 0 in order of appearance; equal contents after different prefixes are different blocks, and a
 block's parent always has a smaller number.
 """
 
@@ -21,7 +21,7 @@ ROOT = root_hash(fingerprint=b"", namespace="", cache_salt="", secret=b"")  # a 
 
 @dataclass(frozen=True, slots=True)
 class TraceOptions:
-    """What a file does not say: tokens of a block (None: found, or the default), whose tokenizer and template count."""
+    """What a file does not state: tokens per block (None: detected, or the default), and whose tokenizer to use."""
 
     block_tokens: int | None = None
     model: str | None = None
@@ -30,7 +30,7 @@ class TraceOptions:
 
 @dataclass(frozen=True, slots=True)
 class TraceRequest:
-    """A prompt of `num_tokens`; its `blocks` from the first on, and those `stored` once it is answered, these first."""
+    """A prompt of `num_tokens`: its `blocks` in order, and the blocks `stored` once it is answered, these first."""
 
     at_s: float
     num_tokens: int
@@ -40,18 +40,18 @@ class TraceRequest:
 
 @dataclass(frozen=True, slots=True)
 class TraceBlock:
-    """What a pool has to know of a block."""
+    """What a pool needs to know about a block."""
 
-    name: BlockHash
+    hash: BlockHash
     parent: BlockHash
     ids: TokenIds
 
 
 @dataclass(frozen=True)
 class Trace:
-    """Requests in order of time over `blocks` of `block_tokens` each; `name` and `kind` are for people.
+    """Requests in order of time over `blocks` of `block_tokens` each; `name` and `kind` are for display.
 
-    Without times (`is_timed` False) the order is all that counts. `notes` say what of the file is not in it.
+    Without times (`is_timed` False) only the order counts. `notes` list what was left out of the file.
     """
 
     name: str
@@ -64,7 +64,7 @@ class Trace:
 
     @cached_property
     def num_asked(self) -> int:
-        """Blocks of all prompts, as often as they were asked for."""
+        """Blocks of all prompts, counted as often as they are requested."""
         return sum(len(request.blocks) for request in self.requests)
 
     @cached_property
@@ -74,22 +74,22 @@ class Trace:
 
     @property
     def seconds(self) -> float:
-        """From the first request to the last."""
+        """Seconds from the first request to the last."""
         return self.requests[-1].at_s if self.requests else 0.0
 
     def tokens_in(self, request: TraceRequest, num_blocks: int) -> int:
-        """Tokens in the first `num_blocks` of a prompt; its last block may be a partial one."""
+        """Count the tokens in the first `num_blocks` of a prompt, whose last block may be partial."""
         return min(num_blocks * self.block_tokens, request.num_tokens)
 
     def unlinked(self) -> Trace:
-        """Return the same trace with blocks that know no parent: any may leave, whatever stands on it."""
+        """Return the same trace with parentless blocks, so that any may be evicted, whatever its descendants."""
         numbers = np.arange(len(self.blocks), dtype=np.uint32)
         parts = [numbers[at : at + 1] for at in range(len(numbers))]
         return replace(self, blocks=tuple(TraceBlock(block_hash(ROOT, part), ROOT, part) for part in parts))
 
 
 class TraceBuilder:
-    """Takes requests in any order; `build` sorts them by time, which begins at 0. Of one moment: as they were added."""
+    """Collects requests in any order; `build` sorts them by time, from 0. Equal times stay in the order added."""
 
     def __init__(self, block_tokens: int) -> None:
         self._block_tokens = block_tokens
@@ -99,13 +99,13 @@ class TraceBuilder:
         self._ids: dict[Hashable, int] = {}
 
     def add_hashed(self, at_s: float, num_tokens: int, hash_ids: Sequence[Hashable]) -> None:
-        """Add a request whose blocks another's hashes stand for: in the pool each is one token, the hash's number."""
+        """Add a request given by a foreign server's hashes; in the pool each block is one token, the hash's number."""
         numbers = [self._ids.setdefault(hash_id, len(self._ids)) for hash_id in hash_ids]
         blocks = self._chain(np.array(numbers, dtype=np.uint32), 1)
         self._requests.append(TraceRequest(at_s, num_tokens, blocks, blocks))
 
     def add_tokens(self, at_s: float, ids: TokenIds, stored: TokenIds) -> None:
-        """Add a request by the token ids of its prompt, and of all that is `stored` afterwards; whole blocks count."""
+        """Add a request by the token ids of its prompt and of what is `stored` afterwards; only whole blocks count."""
         prompt, whole = self._chain(ids, self._block_tokens), self._chain(stored, self._block_tokens)
         self._requests.append(TraceRequest(at_s, len(ids), prompt, max(prompt, whole, key=len)))
 
@@ -125,7 +125,7 @@ class TraceBuilder:
             number = self._numbers.get(key)
             if number is None:
                 number = self._numbers[key] = len(self._blocks)
-                above = ROOT if parent < 0 else self._blocks[parent].name
+                above = ROOT if parent < 0 else self._blocks[parent].hash
                 self._blocks.append(TraceBlock(block_hash(above, part), above, part))
             numbers.append(number)
             parent = number
