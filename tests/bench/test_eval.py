@@ -15,7 +15,7 @@ from rich.console import Console
 from rekindle.bench.eval import EvalBench, run_eval
 from rekindle.bench.eval_kv import FormatScores, Score, layouts_of, score_formats
 from rekindle.bench.eval_text import windows_of
-from rekindle.bench.recall import tells
+from rekindle.bench.recall import contains_fact
 from rekindle.config import ModelSettings, Settings
 from rekindle.errors import ConfigError
 from rekindle.model.load import load_model
@@ -125,7 +125,7 @@ def test_an_answer_tells_what_its_question_lacks(reply: str, right: bool) -> Non
         "messages": [{"role": "user", "content": "Where is the copper key?"}],
         "answer": "The copper key is in the attic.",
     }
-    assert tells(reply, chat) is right
+    assert contains_fact(reply, chat) is right
 
 
 def test_the_command_writes_lines_and_a_plot(tmp_path: Path) -> None:

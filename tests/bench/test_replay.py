@@ -47,7 +47,7 @@ def test_a_foreign_server_is_sent_what_openai_knows() -> None:
     assert set(body) == {"messages", "temperature", "max_tokens", "model", "stream", "stream_options"}
     assert (body["model"], body["stream"]) == ("other-model", True)
     assert headers["x-agent-id"] == "a b"
-    assert found.asked[0].answer.text == "fine"
+    assert found.exchanges[0].answer.text == "fine"
 
 
 def test_live_replies_go_back_and_recorded_ones_do_not() -> None:
@@ -73,7 +73,7 @@ def test_failures_have_kinds_and_the_day_goes_on(reply: dict[str, Any], kind: st
         return reply if len(body["messages"]) == 1 else text("fine")
 
     with foreign_server(answer) as foreign:
-        first, second = replayed(foreign, day).asked
+        first, second = replayed(foreign, day).exchanges
     assert first.answer.error == kind and problem in first.answer.problem
     assert second.answer.error is None
     assert second.sent["messages"][1]["content"] == "recorded", "a failed request has no reply to take over"
@@ -91,7 +91,7 @@ def test_calls_are_put_together() -> None:
         return {"calls": [("add", '{"a": 1}'), ("report", '{"number": 2}')], "usage": USAGE}
 
     with foreign_server(calls) as foreign:
-        (found,) = replayed(foreign, day_of(request(0, "a", "add"))).asked
+        (found,) = replayed(foreign, day_of(request(0, "a", "add"))).exchanges
     assert [(call["id"], call["function"]) for call in found.answer.message["tool_calls"]] == [
         ("own-0", {"name": "add", "arguments": '{"a": 1}'}),
         ("own-1", {"name": "report", "arguments": '{"number": 2}'}),
@@ -144,16 +144,17 @@ def test_everybody_waits_for_a_restart(tmp_path: Path) -> None:
     with foreign_server(answer) as foreign:
         found = replayed(foreign, day_of(*said, events=events), pace)
     assert log.read_text().split() == ["1.0", "1.0", "kill", "12.0", "12.0", "restart", "22.0", "22.0"]
-    assert [(item.after, item.since_s) for item in found.asked[::2]] == [(None, 0.0), ("kill", 2.0), ("restart", 2.0)]
-    assert all(item.seconds is not None for item in found.happened)
+    after = [(item.after, item.since_s) for item in found.exchanges[::2]]
+    assert after == [(None, 0.0), ("kill", 2.0), ("restart", 2.0)]
+    assert all(item.seconds is not None for item in found.events)
 
 
 def test_without_a_command_a_restart_is_skipped() -> None:
     day = day_of(request(1, "a", "1"), request(3, "a", "2"), events=(DayEvent(2.0, "kill"),))
     with foreign_server(lambda _: text("fine")) as foreign:
         found = replayed(foreign, day)
-    assert found.happened[0].seconds is None
-    assert [item.after for item in found.asked] == [None, None]
+    assert found.events[0].seconds is None
+    assert [item.after for item in found.exchanges] == [None, None]
 
 
 def test_a_kill_without_a_command_of_its_own_takes_that_of_restarts() -> None:
@@ -173,7 +174,7 @@ def test_other_endpoints_are_left_out_and_counted() -> None:
     other = replace(request(0, "a", "1"), endpoint="/v1/completions")
     with foreign_server(lambda _: text("fine")) as foreign:
         found = replayed(foreign, day_of(other, request(1, "a", "2")))
-    assert (len(found.asked), found.num_skipped) == (1, 1)
+    assert (len(found.exchanges), found.num_skipped) == (1, 1)
 
 
 def write(path: Path, day: Day) -> Path:

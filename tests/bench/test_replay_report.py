@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from rekindle.bench.replay import Asked, Happened, Replayed
+from rekindle.bench.replay import EventOutcome, Exchange, Replayed
 from rekindle.bench.replay_client import Answer
 from rekindle.bench.replay_report import ColdCheck, earlier, measurements, notes, table
 from rekindle.bench.replay_table import arms_table, nearest_rank
@@ -16,18 +16,18 @@ from rekindle.harness.record import Measurement
 from rekindle.server.dayfile import DayEvent, RecordedRequest
 
 
-def asked(at_s: float, first_s: float, usage: Any = (100, 40), after: str | None = None, **more: Any) -> Asked:
+def asked(at_s: float, first_s: float, usage: Any = (100, 40), after: str | None = None, **more: Any) -> Exchange:
     given = {"prompt_tokens": usage[0], "prompt_tokens_details": {"cached_tokens": usage[1]}} if usage else None
     answer = Answer(token_s=(first_s, first_s + 1), total_s=first_s + 2, usage=given, **more)
     since_s = at_s - 1000 if after else 0.0
-    return Asked(RecordedRequest(at_s, {"messages": []}, None, id=str(at_s)), {}, answer, after, since_s)
+    return Exchange(RecordedRequest(at_s, {"messages": []}, None, id=str(at_s)), {}, answer, after, since_s)
 
 
-def replayed(*items: Asked, events: tuple[Happened, ...] = ()) -> Replayed:
+def replayed(*items: Exchange, events: tuple[EventOutcome, ...] = ()) -> Replayed:
     return Replayed(items, events, num_replaced=3, num_kept=1, num_skipped=0, wall_s=9.0)
 
 
-KILL = Happened(DayEvent(1000.0, "kill"), 2.5)
+KILL = EventOutcome(DayEvent(1000.0, "kill"), 2.5)
 
 
 def by_name(found: list[Measurement]) -> dict[str, Measurement]:
@@ -87,7 +87,7 @@ def test_replies_unlike_cold_ones_are_counted() -> None:
 
 
 def test_a_skipped_event_is_said() -> None:
-    day = replayed(asked(0, 1.0), events=(Happened(DayEvent(5.0, "restart"), None),))
+    day = replayed(asked(0, 1.0), events=(EventOutcome(DayEvent(5.0, "restart"), None),))
     assert "skipped, no command was given: restart" in notes(day, None)
     assert not [item for item in measurements(day, "arm") if "after a restart" in item.measure]
 

@@ -1,1 +1,1 @@
-"""Programs that measure. They reach the server over HTTP like anybody else."""
+"""Benchmarks. They reach the server over HTTP like any client."""

@@ -1,6 +1,6 @@
 """Our arms of `rekindle bench engine`: each measures one engine in this process and yields its measurements.
 
-Every measured request stands on an agent forked for it, so a repeat finds what the first one found.
+Every measured request runs as an agent forked for it, so each repeat finds the same state as the first.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ WARM_NUMBERS = {"cached": 1_000, "evicted": 2_000}  # of the first extension aft
 
 
 def hot(job: Job) -> Iterator[Measurement]:
-    """Everything that happens in one process: cold, with the store and without, hot, decoding, the arena."""
+    """Measure what fits in one process: cold with and without the store, hot, decoding, the arena."""
     with ExitStack() as stack:
         engine = stack.enter_context(Engine(job.settings()))
         unsaved = stack.enter_context(Engine(job.settings(store="off")))
@@ -41,7 +41,7 @@ def hot(job: Job) -> Iterator[Measurement]:
 
 
 def hot_again(job: Job, engine: Engine, workload: Workload) -> Iterator[Measurement]:
-    """Prompts that share the base text; the forks for the restarts are made while the base agent knows no more."""
+    """Measure prompts that share the base text; forks for the restarts are made before the base agent learns more."""
     base, numbers = workload.base(0), range(job.repeats)
     for kind in WARM_NUMBERS:
         for number in numbers:
@@ -55,7 +55,7 @@ def hot_again(job: Job, engine: Engine, workload: Workload) -> Iterator[Measurem
 
 
 def cold(job: Job, engine: Engine, unsaved: Engine, workload: Workload) -> Iterator[Measurement]:
-    """Prompts nobody has seen, in turn with a store and without: the difference is what saving costs."""
+    """Measure new prompts, alternately with and without a store: the difference is the cost of saving."""
     saved: list[Sample] = []
     plain: list[Sample] = []
     for number in range(job.repeats):
@@ -72,17 +72,17 @@ def cold(job: Job, engine: Engine, unsaved: Engine, workload: Workload) -> Itera
 
 
 def on_forks(engine: Engine, name: str, texts: Sequence[str]) -> list[Sample]:
-    """First tokens of texts, each asked by a fork of the base agent made for it."""
+    """Measure first tokens of texts, each requested by its own fork of the base agent."""
     samples = []
     for number, text in enumerate(texts):
         engine.fork("base-0", f"{name}-{number}")
         samples.append(first_token(engine, text, f"{name}-{number}"))
-        engine.flush()  # what is written behind one prompt must not slow down the next
+        engine.flush()  # writes after one prompt must not slow down the next
     return samples
 
 
 def arena_bytes(engine: Engine) -> Measurement:
-    """Bytes of hot memory per token it has room for."""
+    """Measure bytes of hot memory per token of its capacity."""
     stats = engine.stats()
     num_tokens = stats.num_blocks * engine.spec.layout.block_tokens
     detail = {"num_blocks": stats.num_blocks, "formats": engine.spec.layout.formats()}
@@ -90,10 +90,10 @@ def arena_bytes(engine: Engine) -> Measurement:
 
 
 def warm(job: Job) -> Iterator[Measurement]:
-    """The first EXTEND after a restart: this process has just opened the store; `variant` "evicted" reads the disk."""
+    """Measure the first EXTEND after a restart: the store has just been opened; `variant` "evicted" reads the disk."""
     with Engine(job.settings()) as engine:
         workload = workload_of(job)
-        # Other words than any process before: their blocks must not lie on disk already.
+        # Words that no earlier process used: their blocks must not be on disk already.
         text = workload.extended(workload.base(0), job.extension, WARM_NUMBERS[job.variant] + job.number)
         warm_up(engine, workload)
         if job.variant == "evicted":
@@ -103,7 +103,7 @@ def warm(job: Job) -> Iterator[Measurement]:
 
 
 def memory(job: Job) -> Iterator[Measurement]:
-    """Peak memory of a cold prompt above what the loaded engine holds, in chunks or (`variant` "one piece") in one."""
+    """Measure a cold prompt's peak memory above the loaded engine's, in chunks or (`variant` "one piece") at once."""
     one_piece = {"max_chunk_tokens": job.context, "max_step_s": 1e6, "max_stall_s": 1e6}
     changes = one_piece if job.variant == "one piece" else {}
     with Engine(job.settings(store="off", **changes)) as engine:

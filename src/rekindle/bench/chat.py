@@ -1,4 +1,4 @@
-"""A conversation at the terminal, over an engine in this process."""
+"""A terminal chat with an engine in this process."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rekindle.engine.api import Engine
 
 
 def chat_loop(engine: Engine, agent: str, console: Console) -> None:
-    """Read lines, stream replies and say what each reused, until /quit or the end of input."""
+    """Read lines, stream replies and print what each reused, until /quit or the end of input."""
     messages: list[dict[str, Any]] = []
     while True:
         try:

@@ -20,7 +20,7 @@ ARMS: dict[str, Callable[[Job], Iterator[Measurement]]] = {
 
 
 def main() -> None:
-    """Run the job and print a line per measurement as it comes."""
+    """Run the job and print each measurement as it is taken."""
     job = Job(**json.loads(sys.argv[1]))
     for found in ARMS[job.arm](job):
         print(MARK + json.dumps(found.as_dict()), flush=True)

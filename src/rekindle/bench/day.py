@@ -1,11 +1,11 @@
-"""`rekindle bench day OUT.jsonl`: a day of agents, made up from a seed, as a recording that `bench replay` can ask.
+"""`rekindle bench day OUT.jsonl`: a day of agents, generated from a seed, as a recording for `bench replay`.
 
     rekindle bench day day.jsonl --seed 7 --scale small
 
 Three sessions that use tools share a long system prompt with the day's date and delegate to sub-agents, which share
-it, too; four agents talk to one another; two people chat. There is a pause, then a kill, midnight (the date in the
+it too; four agents talk to one another; two people chat. The day has a pause, a kill, midnight (the date in the
 system prompt changes), and a restart. The same seed gives the same file. Every prompt with its longest reply fits
-`--context` tokens of the bundled tokenizer, a small one: other tokenizers need fewer.
+`--context` tokens of the bundled, small tokenizer; other tokenizers need fewer.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ SCALES = {
     "small": Scale(4096, handbook=1000, desk_turns=15, helpers=2, chat_turns=8, rounds=4, report=240),
     "full": Scale(32768, handbook=8000, desk_turns=40, helpers=5, chat_turns=24, rounds=12, report=1000),
 }
-# What happens between the parts of the day, and which share of every session's turns lies in each part.
+# The parts of the day, named by the event before each, and the share of every session's turns in each part.
 SHARES = {"evening": 0.35, "after the pause": 0.2, "after the kill": 0.2, "after midnight": 0.1, "after the restart": 1}
 PAUSE_S, BREAK_S = 1800.0, 30.0
 
 
 @dataclass(frozen=True, slots=True)
 class DayPlan:
-    """What day to make. `context` None is the scale's own."""
+    """The day to generate. `context` None: the scale's own."""
 
     seed: int = 0
     scale: str = "small"
@@ -49,7 +49,7 @@ class DayPlan:
 
 
 def make_day(plan: DayPlan) -> Day:
-    """The day of a plan. Deterministic."""
+    """Generate the day of a plan. Deterministic."""
     scale = SCALES[plan.scale].within(plan.context)
     count = counter()
     sessions = [desk(plan.seed, number, scale, count) for number in (1, 2, 3)]
@@ -77,14 +77,14 @@ def make_day(plan: DayPlan) -> Day:
 
 
 class _Clock:
-    """Gives every request its second; sessions run beside one another."""
+    """Gives every request its time; sessions run concurrently."""
 
     def __init__(self, chooser: random.Random) -> None:
         self._chooser = chooser
         self.now = 0.0
 
     def part(self, parts: Sequence[tuple[Session, Sequence[Turn]]], date: datetime) -> list[RecordedRequest]:
-        """The requests of one part of the day; the clock then stands behind the last of them."""
+        """Return the requests of one part of the day, and advance the clock past the last of them."""
         requests, last = [], self.now
         for session, turns in parts:
             at = self.now + self._chooser.uniform(0, 20)
@@ -114,7 +114,7 @@ class _Clock:
 
 
 def parts_of(turns: Sequence[Turn]) -> list[Sequence[Turn]]:
-    """The turns of each part of the day: at least one in each where there are enough."""
+    """Split turns into the parts of the day: at least one per part if there are enough."""
     found, taken = [], 0
     for index, share in enumerate(SHARES.values()):
         left, parts_left = len(turns) - taken, len(SHARES) - index
@@ -125,7 +125,7 @@ def parts_of(turns: Sequence[Turn]) -> list[Sequence[Turn]]:
 
 
 def write_day(path: Path, day: Day) -> None:
-    """Write a whole day anew, its lines in order of time."""
+    """Write a whole day to a new file, its lines in order of time."""
     path.unlink(missing_ok=True)
     with DayWriter(path, day.header) as writer:
         items: list[RecordedRequest | DayEvent] = [*day.requests, *day.events]
@@ -137,7 +137,7 @@ def write_day(path: Path, day: Day) -> None:
 
 
 def run_day(path: Path, plan: DayPlan, console: Console) -> int:
-    """Make the day, write it, say what is in it; 0."""
+    """Generate and write the day, print a summary, and return 0."""
     day = make_day(plan)
     write_day(path, day)
     sessions = {request.session for request in day.requests}

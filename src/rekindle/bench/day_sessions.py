@@ -1,6 +1,6 @@
-"""Who speaks on a made-up day, and what is said: desks that use tools, a talk of four, chats.
+"""Sessions of a generated day: desks that use tools, a talk of four, chats.
 
-Owns the texts and that each session fits the context; knows no times. Facts, questions and sums come from
+Owns the texts, and ensures that each session fits the context; knows no times. Facts, questions and sums come from
 `pocket.conversations`, so the bundled model can answer most of them and call the tool `add`.
 """
 
@@ -20,7 +20,7 @@ from rekindle.pocket.conversations import Chat, Memory, fact, sentence, story
 
 MESSAGE_TOKENS = 8  # what a template adds to a message, at most
 MAX_TOKENS = 48  # of a reply
-REPLY_TOKENS = 80  # of a reply in a prompt: a recorded call may be longer than what a server may answer
+REPLY_TOKENS = 80  # of a reply in a prompt: a recorded call may be longer than a server's reply
 TALKERS = ("Alice", "Bob", "Carla", "Dmitri")
 Count = Callable[[str], int]
 
@@ -38,16 +38,16 @@ class Scale:
     report: int
 
     def within(self, context: int | None) -> Scale:
-        """The same for another context; the handbook takes no more than a quarter of it."""
+        """Return the scale for another context; the handbook takes at most a quarter of it."""
         context = context or self.context
         return replace(self, context=context, handbook=min(self.handbook, context // 4))
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One request: who asks with which messages behind the system prompt, and the reply that is right.
+    """One request: the agent, its messages after the system prompt, and the right reply.
 
-    `{date}` in `system` is the day's.
+    `{date}` in `system` is replaced by the day's date.
     """
 
     agent: str
@@ -58,7 +58,7 @@ class Step:
     max_tokens: int = MAX_TOKENS
 
 
-Turn = list[Step]  # requests that follow one another at once
+Turn = list[Step]  # requests that follow one another immediately
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +70,7 @@ class Session:
 
 
 def counter() -> Count:
-    """Tokens of a text, by the bundled tokenizer."""
+    """Return a function that counts a text's tokens with the bundled tokenizer."""
     tokenizer = Tokenizer.from_file(str(model_dir() / "tokenizer.json"))
     return cache(lambda text: len(tokenizer.encode(text, add_special_tokens=False).ids))
 
@@ -98,12 +98,12 @@ def _result(number: int, content: str) -> Chat:
     return {"role": "tool", "tool_call_id": f"call-{number}", "content": content}
 
 
-def _says(role: str, content: str) -> Chat:
+def _message(role: str, content: str) -> Chat:
     return {"role": role, "content": content}
 
 
 class Thread:
-    """One agent's messages and the tokens they may take in all, every reply counted at its longest."""
+    """One agent's messages and the tokens left for them, with every reply counted at its longest."""
 
     def __init__(
         self, agent: str, system: str, count: Count, limit: int, tools: Sequence[Mapping[str, Any]] = ()
@@ -116,11 +116,11 @@ class Thread:
         self._left = limit - count(system) - count(json.dumps(list(tools))) - 4 * MESSAGE_TOKENS
 
     def fits(self, *texts: str, replies: int) -> bool:
-        """Whether texts and so many replies still fit."""
+        """Whether the texts and this number of replies still fit."""
         return sum(self._cost(text) for text in texts) + replies * (REPLY_TOKENS + MESSAGE_TOKENS) <= self._left
 
     def ask(self, message: Chat, answer: Chat) -> Step:
-        """The request that ends in this message; the answer is then part of the thread."""
+        """Return the request that ends in this message, and append the answer to the thread."""
         self.hear(message)
         step = Step(self.agent, self.system, tuple(self.messages), answer, self.tools)
         self.messages.append(answer)
@@ -128,7 +128,7 @@ class Thread:
         return step
 
     def hear(self, message: Chat) -> None:
-        """Take a message in without asking."""
+        """Append a message without a request."""
         self.messages.append(message)
         self._left -= self._cost(message["content"])
 
@@ -137,7 +137,7 @@ class Thread:
 
 
 def _handbook(seed: int, scale: Scale, count: Count) -> str:
-    """The long text that the desks have in common."""
+    """Generate the long text shared by the desks."""
     r = random.Random(f"{seed} handbook")
     text = "You are Nadia, the archivist. Answer in one short sentence.\n\nHandbook:"
     while count(text) < scale.handbook:
@@ -146,7 +146,7 @@ def _handbook(seed: int, scale: Scale, count: Count) -> str:
 
 
 def desk(seed: int, number: int, scale: Scale, count: Count) -> Session:
-    """A session that uses tools; some of its turns delegate to sub-agents with the same system prompt and tools."""
+    """Generate a session that uses tools; some turns delegate to sub-agents with the same system prompt and tools."""
     name = f"desk-{number}"
     r = random.Random(f"{seed} {name}")
     system = _handbook(seed, scale, count)
@@ -177,13 +177,13 @@ def _add(r: random.Random, thread: Thread, number: int) -> Turn | None:
     if not thread.fits(asked, '{"sum": 198}', replies=2):
         return None
     return [
-        thread.ask(_says("user", asked), _call("add", number, a=a, b=b)),
-        thread.ask(_result(number, json.dumps({"sum": a + b})), _says("assistant", f"The sum is {a + b}.")),
+        thread.ask(_message("user", asked), _call("add", number, a=a, b=b)),
+        thread.ask(_result(number, json.dumps({"sum": a + b})), _message("assistant", f"The sum is {a + b}.")),
     ]
 
 
 def _document(r: random.Random, tokens: int, count: Count) -> tuple[str, int]:
-    """A text of at least `tokens` tokens and how many facts it holds."""
+    """Generate a text of at least `tokens` tokens; also return the number of facts it holds."""
     parts: list[str] = []
     num_facts = 0
     while sum(count(part) for part in parts) < tokens:
@@ -193,33 +193,33 @@ def _document(r: random.Random, tokens: int, count: Count) -> tuple[str, int]:
 
 
 def _report(r: random.Random, thread: Thread, scale: Scale, number: int) -> Turn | None:
-    """A tool that answers at length."""
+    """Generate a call of a tool that answers at length."""
     text, num_facts = _document(r, r.randrange(scale.report // 2, scale.report), thread.count)
     which = r.randrange(100, 1000)
     asked = f"Fetch report {which} and tell me how many facts it holds."
     if not thread.fits(asked, text, replies=2):
         return None
-    done = _says("assistant", f"I have read it. It holds {num_facts} facts.")
+    done = _message("assistant", f"I have read it. It holds {num_facts} facts.")
     calling = _call("report", number, number=which)
-    return [thread.ask(_says("user", asked), calling), thread.ask(_result(number, text), done)]
+    return [thread.ask(_message("user", asked), calling), thread.ask(_result(number, text), done)]
 
 
 def _delegate(r: random.Random, thread: Thread, helper: Thread, scale: Scale, number: int) -> Turn | None:
-    """The desk calls a helper, the helper reads a report and adds two numbers, the desk hears the sum."""
+    """Generate a delegation: a helper reads a report and adds two numbers, and the desk receives the sum."""
     task = f"Read report {r.randrange(100, 1000)}, then add {r.randrange(1, 100)} and {r.randrange(1, 100)}."
     if not thread.fits(task, "The sum is 198.", replies=2):
         return None
-    calling = thread.ask(_says("user", f"Let a helper do this: {task}"), _call("delegate", number, task=task))
+    calling = thread.ask(_message("user", f"Let a helper do this: {task}"), _call("delegate", number, task=task))
     turns = [_report(r, helper, scale, number + 1), _add(r, helper, number + 2)]
     steps = [step for turn in turns for step in turn or ()]
     if not steps:
         return None
     heard = _result(number, str(steps[-1].answer["content"]))
-    return [calling, *steps, thread.ask(heard, _says("assistant", "The helper is done."))]
+    return [calling, *steps, thread.ask(heard, _message("assistant", "The helper is done."))]
 
 
 def _plain(r: random.Random, thread: Thread, memory: Memory) -> Turn | None:
-    """A fact told, or one asked that was told before."""
+    """State a fact, or ask for one stated before."""
     if memory.facts and r.random() < 0.5:
         subject = r.choice(list(memory.facts))
         asked, reply = conversations.question(subject), conversations.answer(memory, subject)
@@ -229,11 +229,11 @@ def _plain(r: random.Random, thread: Thread, memory: Memory) -> Turn | None:
         asked, reply = f"Remember that {text}.", f"Noted. {sentence(text)}"
     if not thread.fits(asked, replies=1):
         return None
-    return [thread.ask(_says("user", asked), _says("assistant", reply))]
+    return [thread.ask(_message("user", asked), _message("assistant", reply))]
 
 
 def chat(seed: int, number: int, scale: Scale, count: Count) -> Session:
-    """A person who tells things and asks for them; a short system prompt, the date in front."""
+    """Generate a person's chat that states facts and asks for them; a short system prompt that begins with the date."""
     name = f"chat-{number}"
     r = random.Random(f"{seed} {name}")
     memory = Memory(r.choice(conversations.NAMES), r.choice(conversations.ROLES))
@@ -243,7 +243,7 @@ def chat(seed: int, number: int, scale: Scale, count: Count) -> Session:
 
 
 def talk(seed: int, scale: Scale, count: Count) -> Session:
-    """Four agents who hear each other and answer in turn; rules they share come first in their system prompts."""
+    """Generate four agents that hear each other and answer in turn; their system prompts begin with shared rules."""
     r = random.Random(f"{seed} talk")
     rules = "Rules of the round table: " + story(r, scale.handbook // 32)
     threads = {
@@ -257,7 +257,7 @@ def talk(seed: int, scale: Scale, count: Count) -> Session:
             heard = "\n".join([*unheard[name], f"[{name}, respond now.]"])
             if not thread.fits(heard, replies=1):
                 return Session("talk", turns)
-            turns.append([thread.ask(_says("user", heard), _says("assistant", sentence(text)))])
+            turns.append([thread.ask(_message("user", heard), _message("assistant", sentence(text)))])
             unheard[name] = []
             for other in TALKERS:
                 if other != name:

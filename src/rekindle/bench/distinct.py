@@ -1,4 +1,4 @@
-"""Conversations of about so many tokens, each another one, and the same again for the same seed."""
+"""Distinct conversations of about a given number of tokens, reproducible from a seed."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from rekindle.text.messages import normalise_messages
 from rekindle.text.prompt import PromptEncoder
 
 Messages = list[dict[str, Any]]
-MIN_TOKENS = 100  # a system prompt, a fact, a document of one sentence and the question for the fact
+MIN_TOKENS = 100  # a system prompt, a fact, a document of one sentence and a question about the fact
 SENTENCES = 40
 
 
 class Distinct:
-    """Conversations by number, each at most `tokens` tokens and not much less, ending with a user's question."""
+    """Conversations by number, each of at most `tokens` tokens and little less, ending with a user's question."""
 
     def __init__(self, encoder: PromptEncoder, *, tokens: int, seed: int) -> None:
         self._encoder = encoder
@@ -25,7 +25,7 @@ class Distinct:
         self._sentence_tokens = (self.count(longer) - self.count(shorter)) / SENTENCES
 
     def messages(self, number: int) -> Messages:
-        """The conversation of this number: a fact, a document about other things, and the question for the fact."""
+        """Return conversation `number`: a fact, a document about other things, and a question about the fact."""
         base = self.count(self._drawn(number, 1))
         sentences = 2 + max(0, int((self._tokens - base) / self._sentence_tokens))
         while sentences > 1 and self.count(self._drawn(number, sentences)) > self._tokens:
@@ -33,7 +33,7 @@ class Distinct:
         return self._drawn(number, sentences)
 
     def count(self, messages: Messages) -> int:
-        """Tokens of these messages as a prompt."""
+        """Count the tokens of these messages as a prompt."""
         return len(self._encoder.encode(self._encoder.render_chat(normalise_messages(messages))))
 
     def _drawn(self, number: int, sentences: int) -> Messages:

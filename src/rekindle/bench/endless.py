@@ -1,6 +1,6 @@
-"""The same model without an end of answer: a benchmark's replies must be as long as it asks for.
+"""A copy of a model without an end token, so that a benchmark's replies have the requested length.
 
-Its directory has links to the model's files and a config of its own; weights, tokenizer and KV are the same.
+Its directory has links to the model's files and its own config; weights, tokenizer and KV are the same.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ LEFT_OUT = frozenset((CONFIG, "generation_config.json"))
 
 
 def endless_copy(directory: Path, target: Path) -> Path:
-    """Make `target`, which must not exist yet, a twin of the model directory that knows no end; return it."""
+    """Create `target`, which must not exist, as a copy of the model directory without an end token; return it."""
     target.mkdir()
     for path in directory.iterdir():
         if path.is_file() and path.name not in LEFT_OUT:
@@ -25,6 +25,6 @@ def endless_copy(directory: Path, target: Path) -> Path:
 
 
 def _without_end(config: dict[str, Any]) -> dict[str, Any]:
-    """The config with no end token, its parts too."""
+    """Return the config without an end token, including its nested parts."""
     parts = {name: _without_end(value) for name, value in config.items() if isinstance(value, dict)}
     return {**config, **parts, "eos_token_id": None}

@@ -1,9 +1,9 @@
-"""`rekindle bench engine [MODEL]`: first tokens cold, hot and warm, decoding, saving and memory, beside `transformers`.
+"""`rekindle bench engine [MODEL]`: compare first tokens, decoding, saving and memory with `transformers`.
 
     rekindle bench engine MODEL --kv q4h --context 4096 --repeats 5 --out bench.jsonl
 
-Every arm is a process of its own (`bench/job.py`), on a store in a temporary directory. Medians with range; one JSON
-line per measure with commit, machine, versions and settings.
+First tokens are measured cold, hot and warm. Every arm is a separate process (`bench/job.py`), on a store in a
+temporary directory. Medians with range; one JSON line per measure with commit, machine, versions and settings.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class EngineBench:
 
 
 def run_engine_bench(settings: Settings, options: EngineBench, console: Console) -> int:
-    """Measure everything, print the table, write the lines; 0 when all arms ran."""
+    """Measure everything, print the table, write the lines; return 0 if all arms ran."""
     flags = {"threads": DEFAULT_THREADS, **flags_of(settings)}
     with tempfile.TemporaryDirectory(prefix="rekindle-bench-") as name, console.status("starting") as status:
         directory = Source.find(settings.model.model, settings.model.revision).fetch()
@@ -68,7 +68,7 @@ def run_engine_bench(settings: Settings, options: EngineBench, console: Console)
 
 
 def _measure(job: Job, options: EngineBench) -> Iterator[Measurement]:
-    """Our hot arm first: it says what context the model allows, and fills the store for the restarts."""
+    """Run all arms, our hot one first: it reports the context the model allows and fills the store for restarts."""
     context = job.context
     for found in run_job(job):
         context = found.detail.get("context", context)
@@ -85,7 +85,7 @@ def _measure(job: Job, options: EngineBench) -> Iterator[Measurement]:
 
 
 def merged(found: Iterable[Measurement]) -> list[Measurement]:
-    """One measurement per measure and arm: repeats that ran in processes of their own are put together."""
+    """Merge repeats that ran in separate processes into one measurement per measure and arm."""
     together: dict[tuple[str, str], Measurement] = {}
     for item in found:
         key = item.measure, item.arm
@@ -95,7 +95,7 @@ def merged(found: Iterable[Measurement]) -> list[Measurement]:
 
 
 def table(measured: Sequence[Measurement]) -> Table:
-    """A row per measure: ours with its range, theirs, and how many times better ours is."""
+    """Build a table with a row per measure: ours with its range, theirs, and how many times better ours is."""
     shown = Table(title="Medians (least to most)", title_justify="left")
     for name in ("measure", THEIRS, OURS, "ratio", "tokens: prompt, hot, warm, computed"):
         shown.add_column(name, justify="left" if name == "measure" else "right")
@@ -120,7 +120,7 @@ def _number(value: float) -> str:
 
 
 def _ratio(ours: Measurement | None, theirs: Measurement | None) -> str:
-    """How many times better: above 1 is faster, or less memory."""
+    """Format how many times better ours is: above 1 is faster, or less memory."""
     if ours is None or theirs is None or not ours.median or not theirs.median:
         return ""
     better = ours.median / theirs.median if ours.unit in FASTER_IS_MORE else theirs.median / ours.median

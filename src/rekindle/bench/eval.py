@@ -1,8 +1,8 @@
-"""What KV formats cost a model in quality, on a user's text: `rekindle eval MODEL --text FILE`.
+"""`rekindle eval MODEL --text FILE`: what KV formats cost a model in quality, on a user's text.
 
 Perplexity, mean KL and agreement of the likeliest token against native KV, for each format, hot and with the first half
-of every window restored from disk; then recall of told facts by distance, hot and after a restart. The measuring is in
-`eval_kv` and `recall`; this module owns the report.
+of every window restored from disk; then recall of stated facts by distance, hot and after a restart. `eval_kv` and
+`recall` measure; this module owns the report.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ MIN_BLOCKS = 4  # of a window: two restored, two computed on top
 
 @dataclass(frozen=True, slots=True)
 class EvalBench:
-    """Files to read (none: generated talk), tokens in all and in a window, questions a distance, where results go."""
+    """Files to read (none: generated text), tokens in total and per window, questions per distance, outputs."""
 
     texts: tuple[Path, ...] = ()
     num_tokens: int = 8192
@@ -45,7 +45,7 @@ class EvalBench:
 
 
 def run_eval(settings: Settings, bench: EvalBench, console: Console) -> int:
-    """Measure, print both tables, write lines and plot; 0."""
+    """Measure, print both tables, write lines and plot; return 0."""
     check_plot(bench.plot)
     size = settings.cache.block_tokens
     if bench.context < MIN_BLOCKS * size:
@@ -114,7 +114,7 @@ def _quality_table(scores: Sequence[FormatScores]) -> Table:
 def _recall(
     settings: Settings, native: str, encoder: PromptEncoder, bench: EvalBench, console: Console
 ) -> dict[str, dict[int, RecallScore]]:
-    """Scores by arm and distance; nothing where there is no template to ask by, or nothing is to be asked."""
+    """Return scores by arm and distance; empty without a chat template or without cases."""
     if not bench.cases:
         return {}
     if not encoder.template.sources:
@@ -136,7 +136,7 @@ def _recall_table(recall: dict[str, dict[int, RecallScore]], bench: EvalBench) -
     table = Table("words between", *recall, title=f"recall, {bench.cases} questions a row")
     for distance in next(iter(recall.values())):
         found = [scores[distance] for scores in recall.values()]
-        table.add_row(f"{distance:,}", *(f"{s.told}/{s.asked}" if s.asked else "too long" for s in found))
+        table.add_row(f"{distance:,}", *(f"{s.recalled}/{s.asked}" if s.asked else "too long" for s in found))
     return table
 
 
@@ -156,8 +156,8 @@ def _measured(scores: Sequence[FormatScores]) -> list[Measurement]:
 
 def _measured_recall(recall: dict[str, dict[int, RecallScore]]) -> list[Measurement]:
     return [
-        Measurement(f"recall at {distance} words", arm, "share", (score.told / score.asked,), {"asked": score.asked})
+        Measurement(f"recall at {distance} words", arm, "share", (each.recalled / each.asked,), {"asked": each.asked})
         for arm, scores in recall.items()
-        for distance, score in scores.items()
-        if score.asked
+        for distance, each in scores.items()
+        if each.asked
     ]

@@ -1,8 +1,8 @@
-"""What a KV format costs in quality: the same text under several formats at once, position by position, against native.
+"""Quality cost of KV formats: the same text under several formats at once, compared with native at each position.
 
 Owns the arms (an arena and a runner each, over one loaded model) and their scores. All arms compute the same chunk
-before any computes the next, so that only one chunk of logits per arm is in memory. In the middle of each window every
-arm's blocks go through a real store, closed and opened again, into a twin that computes the second half from them.
+before any computes the next, so only one chunk of logits per arm is in memory. In the middle of each window every
+arm's blocks go through a real store, closed and reopened, into a second run that computes the second half from them.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Score:
     nll: float = 0.0
     kl: float = 0.0
     agreed: int = 0
-    num_equal: int = 0  # positions whose logits are those of the twin that was never away, to the bit
+    num_equal: int = 0  # positions with logits bitwise equal to those of the run that was not restored
 
     @property
     def perplexity(self) -> float:
@@ -52,7 +52,7 @@ class Score:
 
     @property
     def mean_kl(self) -> float:
-        """KL(native ‖ this), nats a token."""
+        """KL(native ‖ this), nats per token."""
         return self.kl / self.num_tokens
 
     @property
@@ -61,7 +61,7 @@ class Score:
         return self.agreed / self.num_tokens
 
     def add(self, native: torch.Tensor, logits: torch.Tensor, targets: torch.Tensor) -> None:
-        """Take in rows of logits [tokens, vocab] for these next tokens [tokens]."""
+        """Add rows of logits [tokens, vocab] for these next tokens [tokens]."""
         reference, ours = native.double().log_softmax(-1), logits.double().log_softmax(-1)
         self.num_tokens += len(targets)
         self.nll -= float(ours.gather(-1, targets[:, None]).sum())
@@ -71,7 +71,7 @@ class Score:
 
 @dataclass(frozen=True, slots=True)
 class FormatScores:
-    """One format: over all positions, over the second halves, and over these when the first half was restored."""
+    """Scores of one format: all positions, the second halves, and these with the first half restored."""
 
     name: str
     bytes_per_token: float
@@ -81,7 +81,7 @@ class FormatScores:
 
 
 def layouts_of(loaded: LoadedModel) -> dict[str, KVLayout]:
-    """The formats worth comparing by name: native first, then what `auto` chose, then 4 bits wherever they fit."""
+    """Return the formats to compare by name: native first, then the choice of `auto`, then 4 bits wherever they fit."""
     native, auto = native_format(loaded.dtype), loaded.spec.layout
 
     def everywhere(k: Format, v: Format) -> KVLayout:
@@ -100,7 +100,7 @@ def layouts_of(loaded: LoadedModel) -> dict[str, KVLayout]:
 
 
 class _Run:
-    """One window under one layout: an arena with just room for it."""
+    """One window under one layout, in an arena just large enough for it."""
 
     def __init__(self, loaded: LoadedModel, layout: KVLayout, num_tokens: int) -> None:
         self.arena = KVArena(layout, -(-num_tokens // layout.block_tokens), loaded.model.device)
@@ -108,7 +108,7 @@ class _Run:
         self._blocks = list(range(self.arena.num_blocks))
 
     def logits(self, ids: np.ndarray, start: int, end: int) -> torch.Tensor:
-        """Logits [end - start, vocab] of the rows at these positions; what stands before must be in the arena."""
+        """Return logits [end - start, vocab] of these positions; everything before them must be in the arena."""
         step = SequenceStep(ids[start:end], start, self._blocks, start, "all")
         logits = self._runner.forward([step])
         assert not self._runner.failed_steps, "KV or logits that are not finite"
@@ -120,7 +120,7 @@ def score_formats(
 ) -> list[FormatScores]:
     """Score windows of token ids [tokens], uint32, cut in two at a block's end; the first layout is the reference.
 
-    `advance` is called after each window. Raises StoreError where the temporary store fails.
+    `advance` is called after each window. Raises StoreError if the temporary store fails.
     """
     scores = [
         FormatScores(name, sum(part.payload_bytes for part in layout.parts) / layout.block_tokens)
@@ -139,10 +139,10 @@ def _score_window(
     half = len(ids) // 2 // size * size
     targets = torch.from_numpy(ids.astype(np.int64))
     runs = [_Run(loaded, layout, len(ids)) for layout in layouts]
-    twins: list[_Run] = []
+    restored: list[_Run] = []
     for start, end in _chunks(len(ids), half):
         if start == half:
-            twins = [_restored(loaded, run, ids, half) for run in runs]
+            restored = [_restored(loaded, run, ids, half) for run in runs]
         following = targets[start + 1 : end + 1]
         if not len(following):
             break
@@ -151,9 +151,9 @@ def _score_window(
             logits = native if number == 0 else run.logits(ids, start, end)
             rows = slice(0, len(following))
             score.whole.add(native[rows], logits[rows], following)
-            if twins:
+            if restored:
                 score.second.add(native[rows], logits[rows], following)
-                back = twins[number].logits(ids, start, end)
+                back = restored[number].logits(ids, start, end)
                 score.restored.add(native[rows], back[rows], following)
                 score.restored.num_equal += int((back == logits)[rows].all(-1).sum())
 
@@ -165,35 +165,35 @@ def _chunks(count: int, half: int) -> Iterator[tuple[int, int]]:
 
 
 def _restored(loaded: LoadedModel, run: _Run, ids: np.ndarray, num_tokens: int) -> _Run:
-    """A run whose first `num_tokens` come from a store that `run` was saved to and that was opened again."""
+    """Return a run whose first `num_tokens` are loaded from a reopened store that `run` was saved to."""
     layout = run.arena.layout
-    twin = _Run(loaded, layout, len(ids))
+    copy = _Run(loaded, layout, len(ids))
     size = layout.block_tokens
     root = root_hash(fingerprint=loaded.spec.fingerprint, namespace="eval", cache_salt="", secret=b"eval")
     first = ids[:num_tokens]
-    names = chain_hashes(root, first, size)
+    hashes = chain_hashes(root, first, size)
     with tempfile.TemporaryDirectory(prefix="rekindle-eval-") as directory:
         with _store(Path(directory), loaded, layout) as store:
-            for index, name in enumerate(names):
+            for index, block_hash in enumerate(hashes):
                 part = first[index * size : (index + 1) * size]
-                identity = BlockIdentity(name, names[index - 1] if index else root, root, part)
+                identity = BlockIdentity(block_hash, hashes[index - 1] if index else root, root, part)
                 block = StagedBlock(identity, partial(_fill, run.arena, index, size))
                 while not store.stage(block):
                     store.flush(LOAD_S)
             store.flush(LOAD_S)
         with _store(Path(directory), loaded, layout) as store:
-            found = store.locate(names, parent=root, ids=first)
-            loaded_blocks, told = [0], Event()
+            found = store.locate(hashes, parent=root, ids=first)
+            loaded_blocks, finished = [0], Event()
 
             def done(num_good: int) -> None:
                 loaded_blocks[0] = num_good
-                told.set()
+                finished.set()
 
-            store.load(found, lambda index, part, payload: twin.arena.write(index, part, payload), done)
-            told.wait(LOAD_S)
-            if loaded_blocks[0] < len(names):
-                raise StoreError(f"only {loaded_blocks[0]} of {len(names)} blocks came back from the temporary store")
-    return twin
+            store.load(found, lambda index, part, payload: copy.arena.write(index, part, payload), done)
+            finished.wait(LOAD_S)
+            if loaded_blocks[0] < len(hashes):
+                raise StoreError(f"only {loaded_blocks[0]} of {len(hashes)} blocks came back from the temporary store")
+    return copy
 
 
 def _fill(arena: KVArena, block: int, num_tokens: int, part: int, out: np.ndarray) -> None:

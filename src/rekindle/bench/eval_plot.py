@@ -1,4 +1,4 @@
-"""The picture of an evaluation: what each format costs, and recall over distance."""
+"""Plot of an evaluation: the cost of each format, and recall over distance."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rekindle.harness.plot import pyplot
 
 
 def plot_eval(path: Path, scores: Sequence[FormatScores], recall: Mapping[str, Mapping[int, RecallScore]]) -> None:
-    """Write a PNG: perplexity change and mean KL by format (native is the zero), and recall by words between."""
+    """Write a PNG: perplexity change and mean KL by format (native is zero), and recall by words in between."""
     plots = pyplot()
     figure, axes = plots.subplots(1, 3 if recall else 2, figsize=(12 if recall else 8, 4), layout="constrained")
     native, others = scores[0], scores[1:]
@@ -28,12 +28,12 @@ def plot_eval(path: Path, scores: Sequence[FormatScores], recall: Mapping[str, M
     axes[1].set_yscale("log")
     axes[1].set_ylabel("mean KL to native, nats a token")
     for arm, by_distance in recall.items():
-        asked = [(distance, score.told / score.asked) for distance, score in by_distance.items() if score.asked]
+        asked = [(distance, score.recalled / score.asked) for distance, score in by_distance.items() if score.asked]
         style = "--" if arm.endswith("restarted") else "-"
         axes[2].plot([distance for distance, _ in asked], [share for _, share in asked], style, marker="o", label=arm)
     if recall:
         axes[2].set_xlabel("words between fact and question")
-        axes[2].set_ylabel("answers that tell the fact")
+        axes[2].set_ylabel("answers that contain the fact")
         axes[2].set_ylim(0, 1.05)
         axes[2].legend()
     figure.savefig(path)

@@ -1,4 +1,4 @@
-"""The text that `eval` reads: a user's file, or conversations of the bundled generator; as windows of token ids."""
+"""The text for `eval`, from a user's files or the bundled conversation generator, as windows of token ids."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ CONVERSATION_WORDS = 600
 def windows_of(
     encoder: PromptEncoder, paths: Sequence[Path], *, context: int, num_tokens: int, seed: int
 ) -> list[np.ndarray]:
-    """Up to `num_tokens` ids in windows of `context`, each behind the tokens that begin a text for this model.
+    """Return up to `num_tokens` ids in windows of `context`, each after the tokens that begin a text for this model.
 
-    Without paths, what the bundled generator says, in the model's own chat format where it has one. ConfigError where
-    a file cannot be read or there is not even one window.
+    Without paths the bundled generator supplies conversations, in the model's chat format if it has one. ConfigError if
+    a file cannot be read or the text is shorter than one window.
     """
     leading = encoder.encode(encoder.render_text(""))
     room = context - len(leading)

@@ -1,7 +1,7 @@
-"""What one measuring process is asked to do, and how it is started: every arm runs in a process of its own.
+"""Jobs for measuring processes: every arm runs in its own process.
 
-A job travels as JSON on the command line; measurements come back as JSON lines on standard output. So no arm inherits
-another one's memory, threads or warm caches, and a restart is a real one.
+A job is passed as JSON on the command line; measurements come back as JSON lines on standard output. So no arm
+inherits another's memory, threads or warm caches, and a restart is a real one.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ MARK = "measured "
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """One arm with its sizes in tokens; `flags` are settings by their flat names, `variant` is for the arm to read."""
+    """One arm with its sizes in tokens; `flags` are settings by flat name, `variant` is interpreted by the arm."""
 
     arm: str
     flags: Mapping[str, Any]
@@ -36,12 +36,12 @@ class Job:
     number: int = 0
 
     def settings(self, **changes: Any) -> Settings:
-        """The settings of `flags`, some of them changed."""
+        """Return the settings of `flags` with changes."""
         return Settings.load({**self.flags, **changes})
 
 
 def run_job(job: Job) -> Iterator[Measurement]:
-    """Run a job in a process of its own and give what it measures as it comes; RekindleError if it fails."""
+    """Run a job in its own process and yield its measurements as they arrive; RekindleError if it fails."""
     command = [sys.executable, "-m", "rekindle.bench.child", json.dumps(asdict(job))]
     with tempfile.TemporaryFile("w+") as errors:
         with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True) as process:

@@ -1,4 +1,4 @@
-"""How much memory this process has at most had, and the kernel's file cache, on Linux and as far as others tell."""
+"""Peak and resident memory of a process, and the kernel's file cache: on Linux, elsewhere as far as supported."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ CLEAR = Path("/proc/self/clear_refs")
 
 
 def forget_peak() -> None:
-    """Let the peak begin anew at what is in use now, where the system can (Linux); elsewhere it stays."""
+    """Reset the peak to current usage where the system supports it (Linux); otherwise do nothing."""
     try:
         CLEAR.write_text("5")
     except OSError:
@@ -20,7 +20,7 @@ def forget_peak() -> None:
 
 
 def peak_bytes() -> int:
-    """The most resident memory since start, or since `forget_peak`."""
+    """Return the peak resident memory since start, or since `forget_peak`."""
     try:
         return _status("VmHWM")
     except OSError:
@@ -29,7 +29,7 @@ def peak_bytes() -> int:
 
 
 def resident_bytes(pid: int | None = None) -> int:
-    """Resident memory now, of this process or another; this one's peak where the system does not tell."""
+    """Return resident memory of this process or another; this one's peak if the system does not report it."""
     try:
         return _status("VmRSS", STATUS if pid is None else Path(f"/proc/{pid}/status"))
     except OSError:
@@ -44,9 +44,9 @@ def _status(name: str, status: Path = STATUS) -> int:
 
 
 def drop_file_cache(directory: Path) -> int:
-    """Write out every file below `directory` and ask the kernel to forget its pages; return how many files.
+    """Flush every file below `directory` and drop its pages from the kernel's cache; return the number of files.
 
-    Only these files: the file cache as a whole belongs to everybody on the machine.
+    Only these files: the file cache as a whole is shared by the machine.
     """
     if not hasattr(os, "posix_fadvise"):
         return 0

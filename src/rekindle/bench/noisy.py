@@ -1,11 +1,11 @@
-"""`rekindle bench noisy [MODEL]`: what a tenant that sends the worst bodies there are costs another one.
+"""`rekindle bench noisy [MODEL]`: what a tenant that sends the worst possible bodies costs another tenant.
 
     rekindle bench noisy --seconds 10 --mebibytes 32 --only words --only "100 long prompts"
 
-A real server with two tenants, a new one for every arm. While one tenant sends its body again and again, without a
-pause and whatever the answers, the other asks for one token all the time, each time after its last answer. Measured:
-how long that takes, how long the server's sign of life takes, and the memory of the server's process before, at most,
-and after the noise. The arm `none` is the quiet tenant alone.
+Every arm starts a real server with two tenants. One tenant sends its body over and over without a pause, whatever the
+answers; the other requests one token at a time, each after its last answer. Measured: the time of these requests and
+of the server's health check, and the memory of the server's process before, at most, and after the noise. The arm
+`none` is the quiet tenant alone.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ SETTLE_S = 3.0
 
 @dataclass(frozen=True, slots=True)
 class NoisyBench:
-    """How long each arm lasts, how large bodies are, and which arms (None: all)."""
+    """Duration of each arm, size of bodies, and which arms to run (None: all)."""
 
     seconds: float = 10.0
     mebibytes: float = 32.0
@@ -66,7 +66,7 @@ class NoisyBench:
 
 @dataclass(slots=True)
 class Noticed:
-    """What was seen of one arm: seconds of the quiet tenant's answers and of signs of life, bytes of the process."""
+    """Observations of one arm: seconds of the quiet tenant's answers and of health checks, bytes of the process."""
 
     waits: list[float] = field(default_factory=list)
     signs: list[float] = field(default_factory=list)
@@ -77,7 +77,7 @@ class Noticed:
 
 
 def run_noisy(settings: Settings, options: NoisyBench, console: Console) -> int:
-    """Every arm, the table, JSON lines; 0."""
+    """Run the arms, print the table, write JSON lines; return 0."""
     arms: dict[str, Attack | None] = {NONE: None, **attacks(options.fill)}
     wanted = {NONE, *(options.only or arms)}
     found: dict[str, Noticed] = {}
@@ -93,7 +93,7 @@ def run_noisy(settings: Settings, options: NoisyBench, console: Console) -> int:
 
 
 def table(found: dict[str, Noticed]) -> Table:
-    """What was seen, compared with the quiet tenant alone; memory before, at most, and after."""
+    """Build the table: waits compared with the quiet tenant alone; memory before, at most, and after."""
     alone = statistics.median(found[NONE].waits)
     shown = Table("noise", "wait", "longest", "more than alone", "sign of life", "memory MB", "answers")
     for name, noticed in found.items():
@@ -112,7 +112,7 @@ def table(found: dict[str, Noticed]) -> Table:
 
 
 def lines(name: str, noticed: Noticed) -> Iterator[Measurement]:
-    """The measures of one arm."""
+    """Yield the measures of one arm."""
     detail = {"answers": {str(status): num for status, num in noticed.answers.items()}}
     yield Measurement("wait", name, "s", tuple(noticed.waits), detail)
     yield Measurement("sign of life", name, "s", tuple(noticed.signs))
@@ -159,7 +159,7 @@ def _measured(process: ServerProcess, attack: Attack | None, seconds: float) -> 
     noticed.waits.clear()
     noticed.before_bytes = noticed.most_bytes = resident_bytes(process.pid)
     noise = [] if attack is None else [shout] * attack.connections
-    with _again_and_again([look, live, *noise]) as ended:
+    with _looping([look, live, *noise]) as ended:
         time.sleep(min(1.0, seconds / 4) if noise else 0.0)
         until = time.monotonic() + seconds
         while time.monotonic() < until or not noticed.waits:
@@ -171,8 +171,8 @@ def _measured(process: ServerProcess, attack: Attack | None, seconds: float) -> 
 
 
 @contextmanager
-def _again_and_again(works: list[Callable[[], None]]) -> Iterator[threading.Event]:
-    """Do each of these in a thread of its own until the event is set."""
+def _looping(works: list[Callable[[], None]]) -> Iterator[threading.Event]:
+    """Run each of these repeatedly in its own thread until the event is set."""
     ended = threading.Event()
 
     def run(work: Callable[[], None]) -> None:
@@ -192,7 +192,7 @@ def _again_and_again(works: list[Callable[[], None]]) -> Iterator[threading.Even
 
 
 def _send(port: int, method: str, path: str, body: bytes | None, *, key: str | None, reads: bool = True) -> int:
-    """The status of an answer, read to its end or left unread for as long as the server goes on; 0 where none came."""
+    """Return the status of an answer, read to its end or left unread until the timeout; 0 if none came."""
     headers = {"Content-Type": "application/json", "Connection": "close"}
     if key is not None:
         headers["Authorization"] = f"Bearer {key}"

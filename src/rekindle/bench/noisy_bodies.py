@@ -1,6 +1,6 @@
-"""What a noisy tenant sends: bodies that cost a server much, whatever becomes of them.
+"""Bodies that a noisy tenant sends: expensive for a server, whether it accepts or refuses them.
 
-Every body is made once and sent as it is. `fill` is the size in bytes of those that are to be as large as possible.
+Every body is built once and sent unchanged. `fill` is the size in bytes of the largest bodies.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ HEADER = "x-anthropic-billing-header: "
 
 @dataclass(frozen=True, slots=True)
 class Attack:
-    """What is sent without a pause, over so many connections at once; `reads` False: the answer is left unread."""
+    """A body sent without a pause over `connections` at once; `reads` False: the answer is left unread."""
 
     path: str
     body: bytes
@@ -26,11 +26,11 @@ class Attack:
 
 
 def attacks(fill: int) -> dict[str, Attack]:
-    """Every arm by its name, but the one without any."""
+    """Return every arm by name, except the one without an attack."""
     fits = fill // 128  # what a context of a few thousand tokens may hold: it is rendered and counted
     texts = {"words": "word ", "spaces": " ", "digits": "1", "control tokens": "<|im_end|>"}
-    found = {name: _attack(CHAT, _said(unit * (fill // len(unit)))) for name, unit in texts.items()}
-    found |= {f"{name}, may fit": _attack(CHAT, _said(unit * (fits // len(unit)))) for name, unit in texts.items()}
+    found = {name: _attack(CHAT, _chat(unit * (fill // len(unit)))) for name, unit in texts.items()}
+    found |= {f"{name}, may fit": _attack(CHAT, _chat(unit * (fits // len(unit)))) for name, unit in texts.items()}
     many = {"messages": [{"role": "user", "content": "word"}] * 200_000}
     found["200,000 messages"] = _attack(CHAT, many)
     found["200,000 messages to count"] = _attack(COUNT, many)
@@ -45,28 +45,28 @@ def attacks(fill: int) -> dict[str, Attack]:
 
 
 def _dialects(text: str) -> dict[str, Attack]:
-    said = _said(text)
+    chat = _chat(text)
     bodies: Mapping[str, Any] = {
         "/v1/completions": {"prompt": text},
-        "/v1/messages": said,
+        "/v1/messages": chat,
         "/v1/responses": {"input": text},
         "/v1/tokenize": {"text": text},
-        COUNT: said,
+        COUNT: chat,
     }
     return {path.removeprefix("/v1/"): _attack(path, body) for path, body in bodies.items()}
 
 
 def _streams() -> dict[str, Attack]:
-    """Requests that are served, and more of them than run at once."""
-    endless = {**_said("Count on."), "stream": True, "max_tokens": 2000, "ignore_eos": True}
-    long = {**_said("word " * 2_300), "max_tokens": 40, "ignore_eos": True}
+    """Return requests that are served, but more of them than can run at once."""
+    endless = {**_chat("Count on."), "stream": True, "max_tokens": 2000, "ignore_eos": True}
+    long = {**_chat("word " * 2_300), "max_tokens": 40, "ignore_eos": True}
     return {
         "60 unread streams": _attack(CHAT, endless, connections=60, reads=False),
         "100 long prompts": _attack(CHAT, long, connections=100),
     }
 
 
-def _said(text: str) -> dict[str, Any]:
+def _chat(text: str) -> dict[str, Any]:
     return {"messages": [{"role": "user", "content": text}]}
 
 

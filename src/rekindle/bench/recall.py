@@ -1,10 +1,10 @@
-"""Recall of the bundled model by distance: native KV, 4-bit KV in memory, 4-bit KV back from disk.
+"""Recall of the bundled model by distance: native KV, 4-bit KV in memory, 4-bit KV loaded from disk.
 
     rekindle bench recall --cases 40
 
-Every arm answers the same questions about facts told so many words before. The conversation up to its last turn is
-computed first and the question is asked on top of what was stored, in the third arm by a new engine on the same
-directory. Answers count when they are equal to the sentence that the conversation calls for.
+Every arm answers the same questions about facts stated a given number of words earlier. The conversation up to its
+last turn is computed first and the question is asked on top of what was stored, in the third arm by a new engine on
+the same directory. Answers count if they equal the expected sentence.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ KV = Literal["auto", "bf16", "fp32", "q4h"]
 
 @dataclass(frozen=True, slots=True)
 class RecallArm:
-    """Answers with KV in this format; `restarted`: by a new engine, from the disk."""
+    """Answers with KV in this format; `restarted`: by a new engine, from disk."""
 
     name: str
     kv: KV
@@ -47,7 +47,7 @@ ARMS = (RecallArm("native", "bf16"), RecallArm("4 bits, hot", "q4h"), RecallArm(
 
 @dataclass(frozen=True, slots=True)
 class RecallBench:
-    """Questions per distance (in words), the seed they are drawn from, and where JSON lines go."""
+    """Questions per distance (in words), the seed they are drawn from, and the file for JSON lines."""
 
     cases: int = 20
     seed: int = 10_000
@@ -64,10 +64,10 @@ class Question:
 
 @dataclass(slots=True)
 class RecallScore:
-    """Answers at one distance in one arm: those that are the expected sentence, and those that tell what it tells."""
+    """Answers at one distance in one arm: `right` equal the expected sentence, `recalled` contain its fact."""
 
     right: int = 0
-    told: int = 0
+    recalled: int = 0
     asked: int = 0
     reused_tokens: int = 0
     prompt_tokens: int = 0
@@ -90,7 +90,7 @@ def _engine(settings: Settings, kv: KV, directory: Path) -> Iterator[Engine]:
 
 
 def _prime(engine: Engine, question: Question) -> bool:
-    """Compute the conversation up to its last turn; False when it does not fit the context."""
+    """Compute the conversation up to its last turn; False if it does not fit the context."""
     try:
         engine.chat(question.agent, question.chat["messages"][:-2], temperature=0.0, max_tokens=1)
     except PromptTooLong:
@@ -105,15 +105,15 @@ def _ask(engine: Engine, question: Question, score: RecallScore) -> None:
         return
     score.asked += 1
     score.right += reply.text.strip() == question.chat["answer"]
-    score.told += tells(reply.text, question.chat)
+    score.recalled += contains_fact(reply.text, question.chat)
     score.reused_tokens += reply.report.reused_tokens
     score.prompt_tokens += reply.report.prompt_tokens
 
 
-def tells(reply: str, chat: Chat) -> bool:
-    """Whether a reply has the words of the expected answer that its question has not, in any sentence."""
-    asked, expected, said = (_words(text) for text in (chat["messages"][-1]["content"], chat["answer"], reply))
-    return expected - asked <= said
+def contains_fact(reply: str, chat: Chat) -> bool:
+    """Whether a reply contains the words of the expected answer that are not in its question, in any order."""
+    asked, expected, replied = (_words(text) for text in (chat["messages"][-1]["content"], chat["answer"], reply))
+    return expected - asked <= replied
 
 
 def _words(text: str) -> set[str]:
@@ -123,7 +123,7 @@ def _words(text: str) -> set[str]:
 def ask_arm(
     settings: Settings, arm: RecallArm, questions: Sequence[Question], tick: Progress
 ) -> dict[int, RecallScore]:
-    """Ask everything in one arm; scores by distance. What does not fit the context is not asked."""
+    """Ask all questions in one arm and return scores by distance; skips what does not fit the context."""
     scores = {question.distance: RecallScore() for question in questions}
     task = tick.add_task(arm.name, total=2 * len(questions))
     with tempfile.TemporaryDirectory(prefix="rekindle-recall-") as directory:
@@ -146,7 +146,7 @@ def ask_arm(
 
 
 def run_recall(settings: Settings, bench: RecallBench, console: Console) -> int:
-    """Ask every arm, print the table, append lines if wanted; 0."""
+    """Run every arm, print the table, append lines if wanted; return 0."""
     questions = questions_of(bench)
     with Progress(console=console, transient=True) as tick:
         results = {arm.name: ask_arm(settings, arm, questions, tick) for arm in ARMS}

@@ -1,11 +1,11 @@
-"""`rekindle bench replay DAY.jsonl --against URL`: a recorded day, asked again of any OpenAI-compatible server.
+"""`rekindle bench replay DAY.jsonl --against URL`: replay a recorded day against any OpenAI-compatible server.
 
     rekindle bench day day.jsonl --seed 7
     rekindle bench replay day.jsonl --against http://127.0.0.1:7354 --restart-cmd './again.sh' --out replay.jsonl
 
-Sessions run beside one another, as recorded; within a session a request follows the answer before it after the
-recorded time to think, divided by `speed`. A pause, a restart or a kill waits for everybody and everybody waits for it.
-docs/replay.md says what the modes are and how to start servers again.
+Sessions run concurrently, as recorded; within a session a request follows the previous answer after the recorded think
+time, divided by `speed`. A pause, restart or kill waits for all sessions, and all sessions wait for it.
+docs/replay.md describes the modes and how to restart servers.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from rekindle.server.dayfile import CHAT, Day, DayEvent, RecordedRequest
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """How a day is asked: `speed` times as fast as it was (inf: nobody thinks), in which mode, with which commands.
+    """How to replay a day: `speed` times as fast as recorded (inf: no think time), mode, and commands.
 
     A command is run by the shell and must return once the old server is gone; None skips such events.
     """
@@ -40,18 +40,18 @@ class Pace:
 
     def __post_init__(self) -> None:
         if not self.speed > 0:
-            raise ConfigError(f"--speed must be above 0 (inf: nobody thinks), not {self.speed}")
+            raise ConfigError(f"--speed must be above 0 (inf: no think time), not {self.speed}")
 
     def command(self, event: DayEvent) -> str | None:
-        """What stands for an event: a kill without a command of its own takes the one of restarts."""
+        """Return the command for an event; a kill without its own command uses the restart command."""
         return self.restart_cmd if event.kind == "restart" else self.kill_cmd or self.restart_cmd
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
-    """One request of the day and what came back; `sent` is the body, `after` the last restart or kill that was done.
+class Exchange:
+    """One request of the day and its answer; `sent` is the body, `after` the last restart or kill that was executed.
 
-    `since_s` are the recorded seconds since that event.
+    `since_s`: recorded seconds since that event.
     """
 
     request: RecordedRequest
@@ -62,8 +62,8 @@ class Asked:
 
 
 @dataclass(frozen=True, slots=True)
-class Happened:
-    """An event of the day; `seconds` until the server answered again, None where it was skipped."""
+class EventOutcome:
+    """An event of the day; `seconds` until the server answered again, None if it was skipped."""
 
     event: DayEvent
     seconds: float | None
@@ -71,10 +71,10 @@ class Happened:
 
 @dataclass(frozen=True, slots=True)
 class Replayed:
-    """A whole replay: requests in order of recorded time, events, replies taken over and kept as recorded."""
+    """A whole replay: exchanges in recorded order, events, and counts of live and recorded replies in prompts."""
 
-    asked: tuple[Asked, ...]
-    happened: tuple[Happened, ...]
+    exchanges: tuple[Exchange, ...]
+    events: tuple[EventOutcome, ...]
     num_replaced: int
     num_kept: int
     num_skipped: int
@@ -82,7 +82,7 @@ class Replayed:
 
 
 class Replay:
-    """Asks one day of one server."""
+    """Replays one day against one server."""
 
     def __init__(
         self,
@@ -104,27 +104,27 @@ class Replay:
         self._num_skipped = len(day.requests) - len(self.requests)
         self._live = {request.session: LiveReplies(pace.mode) for request in self.requests}
         self._lock = threading.Lock()
-        self._asked: list[Asked] = []
+        self._exchanges: list[Exchange] = []
         self._last: DayEvent | None = None
 
     def run(self) -> Replayed:
-        """The whole day; RekindleError if the server does not come back after an event."""
+        """Replay the whole day; RekindleError if the server does not come back after an event."""
         began = self._clock()
-        happened = []
+        outcomes = []
         start_s = ready_s = 0.0
         for event in (*self._events, None):
             end_s = math.inf if event is None else event.at_s
             self._stretch([request for request in self.requests if start_s <= request.at_s < end_s], ready_s)
             if event is not None:
-                happened.append(Happened(event, self._happen(event)))
+                outcomes.append(EventOutcome(event, self._happen(event)))
                 start_s, ready_s = event.at_s, event.at_s + event.seconds
-        asked = sorted(self._asked, key=lambda item: item.request.at_s)
+        exchanges = sorted(self._exchanges, key=lambda item: item.request.at_s)
         live = self._live.values()
         replaced, kept = sum(item.num_replaced for item in live), sum(item.num_kept for item in live)
-        return Replayed(tuple(asked), tuple(happened), replaced, kept, self._num_skipped, self._clock() - began)
+        return Replayed(tuple(exchanges), tuple(outcomes), replaced, kept, self._num_skipped, self._clock() - began)
 
     def _stretch(self, requests: Sequence[RecordedRequest], ready_s: float) -> None:
-        """Ask what lies between two events, every session in a thread; now is the recorded second `ready_s`."""
+        """Send the requests between two events, each session in a thread, starting at recorded second `ready_s`."""
         sessions = sorted(requests, key=lambda request: request.session)
         chains = [list(chain) for _, chain in groupby(sessions, key=lambda request: request.session)]
         if not chains:
@@ -144,7 +144,8 @@ class Replay:
             ready_s = request.at_s + request.duration_s
             since_s = request.at_s - self._last.at_s if self._last else 0.0
             with self._lock:
-                self._asked.append(Asked(request, body, answer, self._last.kind if self._last else None, since_s))
+                after = self._last.kind if self._last else None
+                self._exchanges.append(Exchange(request, body, answer, after, since_s))
                 self._on_answer()
 
     def _happen(self, event: DayEvent) -> float | None:
@@ -162,7 +163,7 @@ class Replay:
 
 
 def run_command(command: str) -> None:
-    """Run a command of the operator's shell; RekindleError if it fails or does not return."""
+    """Run an operator's command in the shell; RekindleError if it fails or does not return."""
     try:
         done = subprocess.run(
             command,

@@ -1,7 +1,7 @@
-"""Any OpenAI-compatible server as a client sees it: chat completions, streamed, with the times of what arrived.
+"""Client of any OpenAI-compatible server: streamed chat completions with arrival times.
 
-Owns what is sent to whom: parameters that OpenAI's API does not know go to Rekindle alone. A connection per request, so
-that a killed server leaves nothing behind. Nothing here raises for what a server answers: a failure is a value with a
+Owns which parameters a server is sent: those unknown to OpenAI's API go to Rekindle only. It uses a connection per
+request, so a killed server leaves no stale connection. Server answers never raise here: a failure is a value with a
 kind, because a benchmark counts failures.
 """
 
@@ -28,10 +28,10 @@ KNOWN = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What came back. Seconds count from the moment the request was sent; `token_s` has one entry per piece of reply.
+    """An answer. Seconds count from when the request was sent; `token_s` has one entry per chunk of the reply.
 
-    `error` is the kind of a failure ("http 503", "connection", "stream", "timeout"), None where the stream ended well.
-    `usage` and `report` (Rekindle's own object) are None where the server gives none.
+    `error` is the kind of a failure ("http 503", "connection", "stream", "timeout"), None if the stream ended normally.
+    `usage` and `report` (Rekindle's own object) are None if the server sends none.
     """
 
     text: str = ""
@@ -46,35 +46,35 @@ class Answer:
 
     @property
     def first_token_s(self) -> float:
-        """Seconds to the first piece of the reply; to its end where it was empty."""
+        """Seconds to the first chunk of the reply; to its end if it is empty."""
         return self.token_s[0] if self.token_s else self.total_s
 
     @property
     def prompt_tokens(self) -> int | None:
-        """As the server counts them, or None."""
+        """Prompt tokens as counted by the server, or None."""
         return None if self.usage is None else self.usage.get("prompt_tokens")
 
     @property
     def cached_tokens(self) -> int | None:
-        """Prompt tokens it did not compute, or None where it does not say."""
+        """Prompt tokens the server did not compute, or None if it does not report them."""
         details = (self.usage or {}).get("prompt_tokens_details") or {}
         return details.get("cached_tokens")
 
     @property
     def completion_tokens(self) -> int | None:
-        """As the server counts them, or None."""
+        """Completion tokens as counted by the server, or None."""
         return None if self.usage is None else self.usage.get("completion_tokens")
 
     @property
     def message(self) -> dict[str, Any]:
-        """The reply as a client puts it into its next request."""
+        """The reply as a message for the client's next request."""
         message: dict[str, Any] = {"role": "assistant", "content": self.text}
         return message | ({"tool_calls": [dict(call) for call in self.tool_calls]} if self.tool_calls else {})
 
 
 @dataclass(slots=True)
 class _Reading:
-    """A stream as far as it came."""
+    """The received part of a stream."""
 
     started: float
     clock: Callable[[], float]
@@ -88,7 +88,7 @@ class _Reading:
     problem: str = ""
 
     def take(self, chunk: Mapping[str, Any]) -> None:
-        """One event."""
+        """Process one event."""
         if chunk.get("error"):
             error = chunk["error"]
             self.problem = str(error.get("message", error) if isinstance(error, Mapping) else error)
@@ -113,7 +113,7 @@ class _Reading:
             call["arguments"] += function.get("arguments") or ""
 
     def answer(self) -> Answer:
-        """What it amounts to: a failure if it broke off."""
+        """Return the answer; a failure if the stream broke off."""
         calls = [
             {
                 "id": call["id"] or f"call-{index}",
@@ -137,7 +137,7 @@ class _Reading:
 
 
 class OpenAIServer:
-    """One server by its URL, with `/v1` at the end or without. `model` None: the first one it lists."""
+    """A server at a URL, with or without `/v1` at the end. `model` None: the first one it lists."""
 
     def __init__(
         self,
@@ -163,7 +163,7 @@ class OpenAIServer:
         self.is_rekindle = False
 
     def wait_answering(self, within_s: float = START_S) -> float:
-        """Wait until it lists its models, take note of them, and return the seconds waited; RekindleError if never."""
+        """Wait until the server lists its models, and return the seconds waited; RekindleError if it never does."""
         began = self._clock()
         while True:
             problem = self._look()
@@ -180,7 +180,7 @@ class OpenAIServer:
         headers: Mapping[str, str] | None = None,
         rekindle: Mapping[str, Any] | None = None,
     ) -> Answer:
-        """Stream an answer to its end. `rekindle` holds options that only a Rekindle server is sent."""
+        """Stream an answer to its end. `rekindle` holds options that are sent only to a Rekindle server."""
         began = self._clock()
         reading = _Reading(began, self._clock)
         try:
@@ -202,7 +202,7 @@ class OpenAIServer:
         return reading.answer()
 
     def count_tokens(self, body: Mapping[str, Any]) -> int:
-        """Tokens of a prompt as this server counts them; computes it. RequestFailed where it does not say."""
+        """Let the server compute a prompt and return its token count. RequestFailed if it does not report it."""
         given = {**body, "model": self.model, "max_tokens": 1}
         try:
             with self._send("POST", "/chat/completions", given, {}) as response:
@@ -241,7 +241,7 @@ class OpenAIServer:
 
 
 def inter_token(answers: Sequence[Answer]) -> list[float]:
-    """Seconds between pieces of the same reply."""
+    """Return the seconds between chunks of the same reply."""
     return [
         later - earlier
         for answer in answers

@@ -1,25 +1,27 @@
-"""Are replies the ones a cold server would have given? Asked again, the same bodies, without any reuse."""
+"""Check that replies equal those of a cold server, by sending the same bodies again without reuse."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rekindle.bench.replay import Asked
+from rekindle.bench.replay import Exchange
 from rekindle.bench.replay_client import Answer, OpenAIServer
 from rekindle.bench.replay_report import ColdCheck
 from rekindle.errors import RequestFailed
 
 
-def check_cold(asked: Sequence[Asked], server: OpenAIServer, cold: OpenAIServer | None, most: int) -> ColdCheck | None:
+def check_cold(
+    exchanges: Sequence[Exchange], server: OpenAIServer, cold: OpenAIServer | None, most: int
+) -> ColdCheck | None:
     """Compare up to `most` greedy replies, spread over the day. None: neither Rekindle nor another cold server.
 
-    A Rekindle server is asked with reuse off; `cold` must be a fresh server that keeps nothing. RequestFailed if it
-    cannot answer.
+    A Rekindle server gets the requests with reuse off; `cold` must be a fresh server without a cache. RequestFailed if
+    it cannot answer.
     """
     if cold is None and not server.is_rekindle:
         return None
-    answered = [item for item in asked if item.answer.error is None]
+    answered = [item for item in exchanges if item.answer.error is None]
     greedy = [item for item in answered if item.sent.get("temperature") == 0]
     chosen = greedy[:: max(-(-len(greedy) // most), 1)] if most else []
     differing = [item.request.id for item in chosen if not _same(item.answer, _ask(item.sent, server, cold))]
@@ -34,6 +36,6 @@ def _ask(body: Mapping[str, Any], server: OpenAIServer, cold: OpenAIServer | Non
 
 
 def _same(answer: Answer, cold: Answer) -> bool:
-    """Whether both say the same; ids of calls are made up by servers."""
+    """Whether both replies are the same, ignoring call ids, which servers generate."""
     calls = [[call["function"] for call in each.tool_calls] for each in (answer, cold)]
     return answer.text == cold.text and calls[0] == calls[1]

@@ -1,7 +1,7 @@
-"""What a client would send this time: recorded bodies in which an agent's own replies are those this server gave.
+"""Recorded bodies with an agent's own replies replaced by this server's, as a live client would send them.
 
-Owns which assistant message was the reply to which recorded request: the one whose messages (system messages apart,
-they may change at midnight) are all that stands before it, of the same session and agent. For one session at a time.
+Owns which assistant message was the reply to which recorded request: the one of the same session and agent whose
+messages (except system messages, which may change at midnight) are exactly those before it. One session at a time.
 """
 
 from __future__ import annotations
@@ -17,8 +17,10 @@ Mode = Literal["live", "recorded"]
 
 
 class LiveReplies:
-    """The replies of one session so far. A reply of another kind than the recorded one (a text where tools were called,
-    or another number of calls) is not taken over: what follows in the recording would not fit to it.
+    """The replies of one session so far.
+
+    A reply of a different kind than the recorded one (text instead of tool calls, or another number of calls) is not
+    used: the rest of the recording would not fit it.
     """
 
     def __init__(self, mode: Mode) -> None:
@@ -28,7 +30,7 @@ class LiveReplies:
         self.num_kept = 0
 
     def body(self, request: RecordedRequest) -> dict[str, Any]:
-        """The body to send; counts which replies were replaced and which kept as recorded."""
+        """Return the body to send; count the replies replaced and those left as recorded."""
         body = dict(request.body)
         if self._mode == "recorded" or "messages" not in body:
             return body
@@ -41,7 +43,7 @@ class LiveReplies:
         return body | {"messages": messages}
 
     def answered(self, request: RecordedRequest, reply: Mapping[str, Any]) -> None:
-        """Take over the reply to a request, in the place of the recorded one."""
+        """Use the reply to a request in place of the recorded one."""
         if request.answer is None:
             return
         recorded = request.answer.get("tool_calls") or ()
@@ -49,7 +51,7 @@ class LiveReplies:
         if len(recorded) != len(calls) or not (calls or reply.get("content")):
             return
         taken = {"role": "assistant", "content": reply.get("content") or ""}
-        if calls:  # the results that follow name the recorded ids
+        if calls:  # the results that follow refer to the recorded ids
             pairs = zip(calls, recorded, strict=True)
             taken["tool_calls"] = [{**call, "id": old.get("id") or call.get("id")} for call, old in pairs]
         for _, key in _keyed(request, [*request.messages, request.answer]):
@@ -60,17 +62,17 @@ class LiveReplies:
 def _keyed(
     request: RecordedRequest, messages: Iterable[Mapping[str, Any]]
 ) -> Iterator[tuple[Mapping[str, Any], tuple[str, bytes]]]:
-    """Each message with what stands up to it, as a digest."""
+    """Yield each message with a digest of everything up to and including it."""
     digest = b""
     for message in messages:
         if message.get("role") not in ("system", "developer"):
-            said = json.dumps([digest.hex(), *_said(message)], sort_keys=True)
-            digest = hashlib.sha256(said.encode()).digest()
+            content = json.dumps([digest.hex(), *_content(message)], sort_keys=True)
+            digest = hashlib.sha256(content.encode()).digest()
         yield message, (request.agent or "", digest)
 
 
-def _said(message: Mapping[str, Any]) -> list[Any]:
-    """What counts of a message: clients add and drop empty fields when they send a reply back."""
+def _content(message: Mapping[str, Any]) -> list[Any]:
+    """Return what identifies a message: clients add and drop empty fields when they send a reply back."""
     functions = [call.get("function") or {} for call in message.get("tool_calls") or ()]
     calls = [[function.get("name"), function.get("arguments")] for function in functions]
     return [message.get("role"), message.get("content") or "", calls]

@@ -1,4 +1,4 @@
-"""Plots of a replayed day and of a server's figures, as PNG files."""
+"""Plots of a replayed day and of a server's measurements, as PNG files."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rekindle.harness.record import Measurement
 
 
 def plot_day(path: Path, measured: Iterable[Measurement], events: Sequence[tuple[str, float]]) -> None:
-    """Seconds waited for first tokens so far, over the recorded day, a line per arm; `events` are (kind, second)."""
+    """Plot cumulative seconds waited for first tokens over the recorded day, per arm; `events` are (kind, second)."""
     plots = pyplot()
     figure, axes = plots.subplots(figsize=(9, 5), layout="constrained")
     arms = {item.arm: item for item in measured if item.measure == "first token"}
@@ -34,7 +34,7 @@ def plot_day(path: Path, measured: Iterable[Measurement], events: Sequence[tuple
 
 
 def plot_bars(path: Path, measured: Sequence[Measurement], title: str) -> None:
-    """The medians of measures in seconds, a bar per measure and arm, with their range."""
+    """Plot medians of the measures in seconds, with their range, as a bar per measure and arm."""
     plots = pyplot()
     timed = [item for item in measured if item.unit == "s"]
     measures, arms = list(dict.fromkeys(item.measure for item in timed)), list(dict.fromkeys(i.arm for i in timed))

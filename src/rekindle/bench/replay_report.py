@@ -1,6 +1,6 @@
-"""What a replay amounts to: measurements, a table with a column per arm, and what must be said beside it.
+"""Report of a replay: measurements, a table with a column per arm, and notes on it.
 
-Pure arithmetic. A figure that the server did not give is left out and said to be unknown, never taken for 0.
+Pure arithmetic. A figure that the server did not give is left out and reported as unknown, never as 0.
 """
 
 from __future__ import annotations
@@ -12,18 +12,18 @@ from typing import Any
 
 from rich.table import Table
 
-from rekindle.bench.replay import Asked, Replayed
+from rekindle.bench.replay import Exchange, Replayed
 from rekindle.bench.replay_table import arms_table, nearest_rank
 from rekindle.harness.record import Measurement
 
-WINDOW_S = 600.0  # recorded seconds after a restart that are looked at for themselves
+WINDOW_S = 600.0  # recorded seconds after a restart that are also reported separately
 FIRST, SENT, COMPUTED = "first token", "prompt tokens sent", "prompt tokens computed"
 TOTAL, ERRORS, UNLIKE = "first tokens, sum", "errors", "replies unlike cold"
 
 
 @dataclass(frozen=True, slots=True)
 class ColdCheck:
-    """Replies asked again without any reuse: how many were compared, the ids of those that differ, and why not more."""
+    """Comparison with replies without reuse: number compared, ids that differ, number excluded as not greedy."""
 
     num_compared: int
     differing: tuple[str, ...]
@@ -31,16 +31,16 @@ class ColdCheck:
 
 
 def measurements(replayed: Replayed, arm: str, cold: ColdCheck | None = None) -> list[Measurement]:
-    """Everything that could be measured. Failed requests count as errors, not as waiting."""
-    found = list(_waiting(replayed.asked, arm, ""))
+    """Return everything that could be measured. Failed requests count as errors, not as waiting."""
+    found = list(_waiting(replayed.exchanges, arm, ""))
     for kind in ("kill", "restart"):
-        back = tuple(item.seconds for item in replayed.happened if item.event.kind == kind and item.seconds is not None)
+        back = tuple(item.seconds for item in replayed.events if item.event.kind == kind and item.seconds is not None)
         if back:
             found.append(Measurement(f"answers again after a {kind}", arm, "s", back))
-            window = [item for item in replayed.asked if item.after == kind and item.since_s <= WINDOW_S]
+            window = [item for item in replayed.exchanges if item.after == kind and item.since_s <= WINDOW_S]
             found += _waiting(window, arm, f", 10 min after a {kind}")
-    kinds = Counter(item.answer.error for item in replayed.asked if item.answer.error is not None)
-    detail = {"requests": len(replayed.asked), "kinds": dict(kinds), "first": _first_problem(replayed.asked)}
+    kinds = Counter(item.answer.error for item in replayed.exchanges if item.answer.error is not None)
+    detail = {"requests": len(replayed.exchanges), "kinds": dict(kinds), "first": _first_problem(replayed.exchanges)}
     found.append(Measurement(ERRORS, arm, "requests", (float(kinds.total()),), detail))
     if cold is not None and cold.num_compared:
         detail = {"compared": cold.num_compared, "differing": list(cold.differing), "not greedy": cold.num_not_greedy}
@@ -49,13 +49,13 @@ def measurements(replayed: Replayed, arm: str, cold: ColdCheck | None = None) ->
     return [*found, Measurement("whole replay", arm, "s", (replayed.wall_s,), {"replies in prompts": replies})]
 
 
-def _first_problem(asked: Iterable[Asked]) -> str:
-    return next((item.answer.problem[:300] for item in asked if item.answer.error is not None), "")
+def _first_problem(exchanges: Iterable[Exchange]) -> str:
+    return next((item.answer.problem[:300] for item in exchanges if item.answer.error is not None), "")
 
 
-def _waiting(asked: Sequence[Asked], arm: str, when: str) -> Iterator[Measurement]:
-    """First tokens and prompt tokens of the requests that were answered; nothing where there are none."""
-    answered = [item for item in asked if item.answer.error is None]
+def _waiting(exchanges: Sequence[Exchange], arm: str, when: str) -> Iterator[Measurement]:
+    """Yield first tokens and prompt tokens of the answered requests; nothing if there are none."""
+    answered = [item for item in exchanges if item.answer.error is None]
     if not answered:
         return
     seconds = tuple(item.answer.first_token_s for item in answered)
@@ -73,12 +73,12 @@ def _waiting(asked: Sequence[Asked], arm: str, when: str) -> Iterator[Measuremen
 
 
 def table(measured: Iterable[Measurement]) -> Table:
-    """A row per measure, a column per arm; "unknown" where a server did not say."""
-    return arms_table("A day, asked again", _rows(measured))
+    """Build a table with a row per measure and a column per arm; "unknown" if a server did not report a figure."""
+    return arms_table("A replayed day", _rows(measured))
 
 
 def _rows(measured: Iterable[Measurement]) -> Iterator[Measurement]:
-    """The rows of the table: a distribution becomes its median, 95th percentile and maximum."""
+    """Yield the rows of the table: a distribution becomes its median, 95th percentile and maximum."""
     for item in measured:
         if item.measure.startswith(FIRST) and "at_s" in item.detail:
             for name, value in (("median", item.median), ("p95", item.detail["p95"]), ("max", max(item.values))):
@@ -88,14 +88,14 @@ def _rows(measured: Iterable[Measurement]) -> Iterator[Measurement]:
 
 
 def notes(replayed: Replayed, cold: ColdCheck | None) -> list[str]:
-    """What the table alone would not say."""
+    """Return notes on what the table alone does not show."""
     found = []
-    skipped = [event.event.kind for event in replayed.happened if event.seconds is None]
+    skipped = [event.event.kind for event in replayed.events if event.seconds is None]
     if skipped:
         found.append(f"skipped, no command was given: {', '.join(skipped)}")
     if replayed.num_skipped:
-        found.append(f"{replayed.num_skipped} requests of other endpoints were not asked")
-    answered = [item.answer for item in replayed.asked if item.answer.error is None]
+        found.append(f"{replayed.num_skipped} requests of other endpoints were not sent")
+    answered = [item.answer for item in replayed.exchanges if item.answer.error is None]
     for name, known in (
         ("prompt", [a.prompt_tokens for a in answered]),
         ("cached", [a.cached_tokens for a in answered]),
@@ -105,13 +105,13 @@ def notes(replayed: Replayed, cold: ColdCheck | None) -> list[str]:
             found.append(f"{missing} of {len(answered)} answers do not say how many {name} tokens there were")
     found.append(f"replies in prompts: {replayed.num_replaced} this server's own, {replayed.num_kept} as recorded")
     if cold is None:
-        found.append("whether replies equal cold ones is unknown: this server cannot be asked (see --cold-check)")
+        found.append("whether replies equal cold ones is unknown: this server cannot turn reuse off (see --cold-check)")
     elif cold.num_not_greedy:
         found.append(f"{cold.num_not_greedy} requests are not greedy: their replies cannot be compared")
     return found
 
 
 def earlier(lines: Iterable[Mapping[str, Any]], day_sha256: str) -> list[Measurement]:
-    """The measurements among JSON lines that other arms left of the same day."""
+    """Return measurements of other arms on the same day from JSON lines."""
     ours = [line for line in lines if line.get("bench") == "replay"]
     return [Measurement.from_dict(line) for line in ours if line["settings"].get("day_sha256") == day_sha256]

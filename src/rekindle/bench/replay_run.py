@@ -1,4 +1,4 @@
-"""`rekindle bench replay` from its options to its table; replay.py asks, replay_report.py counts."""
+"""`rekindle bench replay` from its options to its table; replay.py sends requests, replay_report.py counts."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from rekindle.server.dayfile import Day, read_day
 
 @dataclass(frozen=True, slots=True)
 class ReplayOptions:
-    """Which server, how fast, what to compare, where results go. `arm` None is the model's name at its URL.
+    """Which server, how fast, what to compare, and outputs. `arm` None: the model's name at its URL.
 
     `api_key_env` names the variable that holds the key: keys do not belong on command lines.
     """
@@ -42,14 +42,14 @@ class ReplayOptions:
     plot: Path | None = None
 
     def server(self, url: str) -> OpenAIServer:
-        """The server at a URL, once it answers."""
+        """Return the server at a URL, once it answers."""
         server = OpenAIServer(url, model=self.model, api_key=key_in(self.api_key_env))
         server.wait_answering()
         return server
 
 
 def key_in(variable: str | None) -> str | None:
-    """The API key in an environment variable; ConfigError where it is not set."""
+    """Return the API key in an environment variable; ConfigError if it is not set."""
     if variable is None:
         return None
     if not os.environ.get(variable):
@@ -58,7 +58,7 @@ def key_in(variable: str | None) -> str | None:
 
 
 def run_replay(path: Path, options: ReplayOptions, console: Console) -> int:
-    """Replay a day, print its table, write lines and plot; 0, or 1 when a reply differed from its cold twin."""
+    """Replay a day, print its table, write lines and plot; return 0, or 1 if a reply differed from its cold one."""
     check_plot(options.plot)
     day = read_day(path)
     server = options.server(options.against)
@@ -66,8 +66,8 @@ def run_replay(path: Path, options: ReplayOptions, console: Console) -> int:
     cold = None
     if options.cold_check:
         cold_server = options.server(options.cold_url) if options.cold_url else None
-        with console.status("asking again, cold"):
-            cold = check_cold(replayed.asked, server, cold_server, options.cold_check)
+        with console.status("sending requests again, cold"):
+            cold = check_cold(replayed.exchanges, server, cold_server, options.cold_check)
     arm = options.arm or f"{server.model} at {options.against}"
     measured = measurements(replayed, arm, cold)
     settings = _settings(path, day, options)
@@ -92,7 +92,7 @@ def _replay(day: Day, server: OpenAIServer, options: ReplayOptions, console: Con
 
 
 def lines_of(path: Path | None) -> list[dict[str, Any]]:
-    """The JSON lines of a file; none where there is none. ConfigError for one that holds something else."""
+    """Return the JSON lines of a file; none if it does not exist. ConfigError if it holds anything else."""
     if path is None or not path.exists():
         return []
     try:

@@ -14,12 +14,12 @@ UNKNOWN = "unknown"
 
 
 def nearest_rank(values: Sequence[float], share: float) -> float:
-    """The smallest value that at least `share` of all do not exceed."""
+    """Return the smallest value that at least `share` of all values do not exceed."""
     return sorted(values)[max(math.ceil(share * len(values)), 1) - 1]
 
 
 def arms_table(title: str, measured: Iterable[Measurement]) -> Table:
-    """Medians with their range where there are several; "unknown" where an arm has no such measure."""
+    """Build a table of medians, with their range if there are several values; "unknown" if an arm lacks a measure."""
     cells: dict[str, dict[str, str]] = {}
     arms: dict[str, None] = {}
     for item in measured:
@@ -35,7 +35,7 @@ def arms_table(title: str, measured: Iterable[Measurement]) -> Table:
 
 
 def cell(item: Measurement) -> str:
-    """One cell: the median in its unit, its range, and what the detail adds (share, compared, kinds)."""
+    """Format one cell: the median in its unit, its range, and parts of the detail (share, compared, kinds)."""
     middle, low, high, unit = _amounts(item.median, min(item.values), max(item.values), unit=item.unit)
     text = f"{middle}{unit}" if len(item.values) == 1 else f"{middle}{unit} ({low}-{high})"
     if "share" in item.detail:
@@ -48,7 +48,7 @@ def cell(item: Measurement) -> str:
 
 
 def _amounts(middle: float, *others: float, unit: str) -> tuple[str, ...]:
-    """Numbers in the unit that suits the first, and that unit with a blank before it; counts have none."""
+    """Format numbers in the unit that suits the first, followed by that unit with a leading blank; counts have none."""
     if unit == "s":
         scale, unit = (1.0, " s") if middle >= 10 else (1e3, " ms")
         return *(f"{value * scale:,.{0 if scale > 1 else 1}f}" for value in (middle, *others)), unit

@@ -3,8 +3,8 @@
     rekindle bench server http://127.0.0.1:7354 --context 3000 --repeats 5 --out server.jsonl
     rekindle bench server URL --restart-cmd './tools/again.sh TERM server.pid rekindle serve ...'
 
-Sizes are tokens of that server, as it counts them. Greedy replies, medians with range, one JSON line per measure; arms
-that --out holds already stand beside this one in the table.
+Sizes are tokens as the server counts them. Greedy replies, medians with range, one JSON line per measure; the table
+also shows arms that --out already holds.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ MIN_CONTEXT, MIN_EXTENSION = 256, 8
 
 @dataclass(frozen=True, slots=True)
 class ServerBench:
-    """Which server, which sizes in its tokens, where results go. `end_token` is banned while decoding is measured."""
+    """Which server, sizes in its tokens, and outputs. `end_token` is banned while decoding is measured."""
 
     url: str
     context: int = 2048
@@ -56,13 +56,13 @@ class ServerBench:
 
 
 def run_server_bench(options: ServerBench, console: Console) -> int:
-    """Measure everything, print the table, write lines and plot; 0. RequestFailed where the server fails a request."""
+    """Measure everything, print the table, write lines and plot; return 0. RequestFailed if a request fails."""
     check_plot(options.plot)
     server = OpenAIServer(options.url, model=options.model, api_key=key_in(options.api_key_env))
     server.wait_answering()
     arm = options.arm or f"{server.model} at {options.url}"
     measured = []
-    with console.status("asking what a word costs") as status:
+    with console.status("measuring tokens per word") as status:
         texts = ServerTexts(server, seed=options.seed)
         bench = Bench(server, texts, arm, options.context, options.extension, options.repeats)
         for item in measure(bench, options):
@@ -80,7 +80,7 @@ def run_server_bench(options: ServerBench, console: Console) -> int:
 
 
 def earlier(options: ServerBench) -> list[Measurement]:
-    """What other arms of the same sizes left in --out."""
+    """Return measurements of other arms with the same sizes from --out."""
     ours = [line for line in lines_of(options.out) if line.get("bench") == "server"]
     sizes = ("context", "extension", "seed")
     same = [line for line in ours if all(line["settings"].get(name) == getattr(options, name) for name in sizes)]
@@ -88,7 +88,7 @@ def earlier(options: ServerBench) -> list[Measurement]:
 
 
 def measure(bench: Bench, options: ServerBench) -> Iterator[Measurement]:
-    """Every measure as it is done; the restart last."""
+    """Yield every measure as it is taken; the restart last."""
     yield from first_tokens(bench)
     yield from batches(bench, options.end_token)
     yield from staggered(bench, options.end_token)

@@ -1,6 +1,6 @@
-"""What `rekindle bench server` measures of one conversation at a time: first tokens cold, hot and after a restart.
+"""Arms of `rekindle bench server` with one conversation at a time: first tokens cold, hot and after a restart.
 
-Every repeat has a conversation of its own, named by X-Agent-ID, so that no repeat finds what another one left.
+Every repeat has its own conversation, named by X-Agent-ID, so no repeat reuses what another one stored.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ from typing import Any
 from rekindle.bench.memory import drop_file_cache
 from rekindle.bench.replay import run_command
 from rekindle.bench.replay_client import Answer, OpenAIServer
-from rekindle.bench.server_bench_texts import Messages, ServerTexts, extended, said
+from rekindle.bench.server_bench_texts import Messages, ServerTexts, extended, message
 from rekindle.errors import RequestFailed
 from rekindle.harness.record import Measurement
 
 SHARES = (0.25, 0.5, 0.75)
 REPLY_TOKENS = 16
-SETTLE_S = 2.0  # what is saved behind an answer is on disk by then
+SETTLE_S = 2.0  # by then, saves that follow an answer are on disk
 
 
 @dataclass(frozen=True, slots=True)
 class Bench:
-    """One server and the sizes asked of it, in its own tokens."""
+    """One server and the sizes to measure, in its own tokens."""
 
     server: OpenAIServer
     texts: ServerTexts
@@ -35,7 +35,7 @@ class Bench:
     repeats: int
 
     def ask(self, agent: str, messages: Messages, max_tokens: int = REPLY_TOKENS, **more: Any) -> Answer:
-        """A greedy answer; RequestFailed where there is none: a bench goes on with nothing missing."""
+        """Return a greedy answer; RequestFailed if there is none: a benchmark must not continue with gaps."""
         body = {"messages": messages, "max_tokens": max_tokens, "temperature": 0, **more}
         answer = self.server.chat(body, headers={"X-Agent-ID": agent})
         if answer.error is not None:
@@ -43,7 +43,7 @@ class Bench:
         return answer
 
     def first_tokens(self, measure: str, answers: Sequence[Answer], **detail: Any) -> Measurement:
-        """First tokens of one kind, with the server's own counts of the last request (None: it does not say)."""
+        """Build the measurement of first tokens of one kind, with the last request's counts (None: unknown)."""
         last = answers[-1]
         counts = {"prompt_tokens": last.prompt_tokens, "cached_tokens": last.cached_tokens}
         values = tuple(answer.first_token_s for answer in answers)
@@ -61,19 +61,19 @@ class Known:
 
 
 def converse(bench: Bench, kind: str) -> list[Known]:
-    """A fresh conversation per repeat, asked cold."""
+    """Start a fresh, cold conversation per repeat."""
     found = []
     for number in range(bench.repeats):
         agent = f"{kind}-{number}"
         text = bench.texts.text(bench.context, agent)
-        messages = [said("user", text)]
+        messages = [message("user", text)]
         found.append(Known(agent, text, messages, bench.ask(agent, messages)))
     return found
 
 
 def first_tokens(bench: Bench) -> Iterator[Measurement]:
-    """Cold, then hot EXTEND, EXACT, and DIVERGE at several depths."""
-    bench.ask("warm-up", [said("user", bench.texts.text(100, "warm up"))])
+    """Measure first tokens cold, then hot EXACT, EXTEND, and DIVERGE at several depths."""
+    bench.ask("warm-up", [message("user", bench.texts.text(100, "warm up"))])
     known = converse(bench, "base")
     yield bench.first_tokens("cold", [item.answer for item in known])
     yield bench.first_tokens("hot EXACT", [bench.ask(item.agent, item.messages) for item in known])
@@ -82,20 +82,20 @@ def first_tokens(bench: Bench) -> Iterator[Measurement]:
         answers = []
         for item in known:
             text = bench.texts.diverged(item.text, share, f"{item.agent} diverged {share}")
-            answers.append(bench.ask(item.agent, [said("user", text)]))
+            answers.append(bench.ask(item.agent, [message("user", text)]))
         yield bench.first_tokens(f"DIVERGE at {share:.0%}", answers)
 
 
 def extend(bench: Bench, known: Known) -> Answer:
-    """The next turn of a conversation: its reply goes back as it came."""
+    """Send the next turn of a conversation, with its reply unchanged."""
     text = bench.texts.text(bench.extension, f"{known.agent} extended")
     return bench.ask(known.agent, extended(known.messages, known.answer.message, text))
 
 
 def after_restart(bench: Bench, command: str, drop_cache: Path | None) -> Iterator[Measurement]:
-    """Warm EXACT and EXTEND: conversations that are known, a real restart, then each once more.
+    """Measure warm EXACT and EXTEND: known conversations, a real restart, then each once more.
 
-    The page cache is as the restart left it, or, with `drop_cache`, forgotten for the files of that directory.
+    The page cache is as the restart left it, or, with `drop_cache`, dropped for the files of that directory.
     """
     exact, extend_later = converse(bench, "warm-exact"), converse(bench, "warm-extend")
     time.sleep(SETTLE_S)
@@ -103,7 +103,7 @@ def after_restart(bench: Bench, command: str, drop_cache: Path | None) -> Iterat
     run_command(command)
     bench.server.wait_answering()
     yield Measurement("answers again after the restart", bench.arm, "s", (time.perf_counter() - began,))
-    bench.ask("warm-up-again", [said("user", bench.texts.text(100, "warm up again"))])
+    bench.ask("warm-up-again", [message("user", bench.texts.text(100, "warm up again"))])
     state = "as the restart left it"
     if drop_cache is not None:
         state = f"forgotten for {drop_file_cache(drop_cache)} files"

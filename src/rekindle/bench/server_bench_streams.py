@@ -1,4 +1,4 @@
-"""What `rekindle bench server` measures of many at once: streams side by side, arrivals among them, agents' rounds."""
+"""Arms of `rekindle bench server` with many requests at once: parallel streams, staggered arrivals, agents' rounds."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 from rekindle.bench.replay_client import Answer, inter_token
 from rekindle.bench.replay_table import nearest_rank
 from rekindle.bench.server_bench_arms import Bench
-from rekindle.bench.server_bench_texts import Messages, said
+from rekindle.bench.server_bench_texts import Messages, message
 from rekindle.harness.record import Measurement
 
 NUM_STREAMS = (1, 4, 8)
@@ -22,12 +22,12 @@ ROUNDS = 3
 
 
 def batches(bench: Bench, end_token: int | None) -> Iterator[Measurement]:
-    """Tokens per second of a batch in all and while all its streams decode, and the 99th percentile between tokens."""
+    """Measure a batch's tokens per second, overall and while all streams decode, and the p99 time between tokens."""
     for count in NUM_STREAMS:
         rates, totals, gaps = [], [], []
         for repeat in range(bench.repeats):
             prompts = [
-                [said("user", bench.texts.text(STREAM_PROMPT_TOKENS, f"{count} {repeat} {i}"))] for i in range(count)
+                [message("user", bench.texts.text(STREAM_PROMPT_TOKENS, f"{count} {repeat} {i}"))] for i in range(count)
             ]
             answers = side_by_side(bench, prompts, f"batch-{count}-{repeat}", 0.0, full_length(end_token))
             rates += rate_of(answers)
@@ -42,14 +42,14 @@ def batches(bench: Bench, end_token: int | None) -> Iterator[Measurement]:
 
 
 def full_length(end_token: int | None) -> dict[str, Any]:
-    """Parameters that keep a reply from ending early: the end token is banned where its id is known."""
+    """Return parameters that keep a reply from ending early, by banning the end token if its id is known."""
     return {} if end_token is None else {"logit_bias": {str(end_token): -100}}
 
 
 def side_by_side(
     bench: Bench, prompts: Sequence[Messages], name: str, apart_s: float, more: dict[str, Any]
 ) -> list[tuple[float, Answer]]:
-    """Every prompt in a thread of its own, started `apart_s` after one another: (second it was sent, answer)."""
+    """Send each prompt in its own thread, `apart_s` after one another; return (second it was sent, answer)."""
     began = time.perf_counter()
 
     def ask(number: int) -> tuple[float, Answer]:
@@ -62,9 +62,9 @@ def side_by_side(
 
 
 def rate_of(answers: Sequence[tuple[float, Answer]]) -> list[float]:
-    """Tokens per second from the last stream's first token to the first stream's last; none if these do not overlap.
+    """Return tokens per second from the last stream's first token to the first stream's last; none without overlap.
 
-    Pieces are counted and weighed with the tokens that the server says they hold.
+    Chunks are counted and weighted by the server's token counts.
     """
     streams = [(sent_s, answer) for sent_s, answer in answers if answer.token_s]
     if len(streams) < len(answers):
@@ -81,16 +81,16 @@ def rate_of(answers: Sequence[tuple[float, Answer]]) -> list[float]:
 
 
 def total_rate(answers: Sequence[tuple[float, Answer]]) -> float:
-    """Tokens of all replies per second from the first request sent to the last reply's end, prompts included."""
+    """Return reply tokens per second from the first request sent to the last reply's end, prefill included."""
     num_tokens = sum(answer.completion_tokens or len(answer.token_s) for _, answer in answers)
     return num_tokens / max(sent_s + answer.total_s for sent_s, answer in answers)
 
 
 def staggered(bench: Bench, end_token: int | None) -> Iterator[Measurement]:
-    """Cold prompts of half the context that arrive while others decode: their first tokens, and the longest stall."""
+    """Measure cold prompts of half the context that arrive while others decode: first tokens, and the longest stall."""
     firsts, stalls = [], []
     for repeat in range(bench.repeats):
-        prompts = [[said("user", bench.texts.text(bench.context // 2, f"staggered {repeat} {i}"))] for i in range(4)]
+        prompts = [[message("user", bench.texts.text(bench.context // 2, f"staggered {repeat} {i}"))] for i in range(4)]
         answers = side_by_side(bench, prompts, f"staggered-{repeat}", APART_S, full_length(end_token))
         firsts += [answer for _, answer in answers]
         gaps = inter_token([answer for _, answer in answers])
@@ -102,7 +102,7 @@ def staggered(bench: Bench, end_token: int | None) -> Iterator[Measurement]:
 
 
 def rounds(bench: Bench) -> Iterator[Measurement]:
-    """Four agents with a common system prompt of half the context talk; first tokens from the second round on.
+    """Measure four agents that talk, with a shared system prompt of half the context: first and later rounds.
 
     Every message enters each listener's conversation once, in order, attributed.
     """
@@ -110,13 +110,13 @@ def rounds(bench: Bench) -> Iterator[Measurement]:
     later: list[Answer] = []
     for repeat in range(bench.repeats):
         rules = bench.texts.text(bench.context // 2, f"rules {repeat}")
-        heads = {name: said("system", f"{rules}\n\nYou are {name}. Answer in one short sentence.") for name in SPEAKERS}
-        talks: dict[str, Messages] = {name: [head] for name, head in heads.items()}
+        system = {name: f"{rules}\n\nYou are {name}. Answer in one short sentence." for name in SPEAKERS}
+        talks: dict[str, Messages] = {name: [message("system", text)] for name, text in system.items()}
         unheard: dict[str, list[str]] = {name: [] for name in SPEAKERS}
         for number in range(ROUNDS):
             for name in SPEAKERS:
                 heard = "\n".join([*unheard[name], f"[{name}, respond now.]"])
-                talks[name].append(said("user", heard))
+                talks[name].append(message("user", heard))
                 answer = bench.ask(f"round-{repeat}-{name}", talks[name])
                 talks[name].append(answer.message)
                 unheard[name] = []

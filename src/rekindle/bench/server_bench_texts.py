@@ -1,6 +1,6 @@
-"""Conversations of a wanted size for a server whose tokenizer is not at hand: words are counted, tokens asked for.
+"""Conversations of a given size for a server whose tokenizer is unavailable.
 
-Owns how many words make a token there: one request says what a known text costs. Texts come from a seed.
+Owns the server's tokens per word, from its counts of two known texts. Texts come from a seed.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ from rekindle.bench.workload import WORDS
 from rekindle.errors import RequestFailed
 
 PROBE_WORDS = 200
-FILL = 0.97  # of the wanted tokens: words differ in tokens, and a context must not overflow
+FILL = 0.97  # of the wanted tokens: words vary in tokens, and the context must not overflow
 Messages = list[dict[str, Any]]
 
 
-def said(role: str, content: str) -> dict[str, Any]:
-    """A message."""
+def message(role: str, content: str) -> dict[str, Any]:
+    """Build a message."""
     return {"role": role, "content": content}
 
 
 class ServerTexts:
-    """Texts of about so many tokens for one server."""
+    """Texts of about a given number of tokens for one server."""
 
     def __init__(self, server: OpenAIServer, *, seed: int) -> None:
         self._seed = seed
@@ -34,24 +34,24 @@ class ServerTexts:
             raise RequestFailed(f"{server.url} counts {short} and {long} tokens for 20 and 200 words: no use")
 
     def _probe(self, server: OpenAIServer, num_words: int) -> int:
-        return server.count_tokens({"messages": [said("user", self.words(num_words, "probe"))]})
+        return server.count_tokens({"messages": [message("user", self.words(num_words, "probe"))]})
 
     def words(self, count: int, what: str) -> str:
-        """So many words, others for every `what`."""
+        """Return `count` words, different for every `what`."""
         chooser = random.Random(f"{self._seed} {what}")
         return " ".join(chooser.choice(WORDS) for _ in range(count))
 
     def text(self, num_tokens: int, what: str) -> str:
-        """About so many tokens, rather fewer."""
+        """Return a text of about `num_tokens` tokens, rather fewer."""
         return self.words(max(int(FILL * num_tokens / self.tokens_per_word), 1), what)
 
     def diverged(self, text: str, share: float, what: str) -> str:
-        """The first share of a text's words, then others, as many."""
+        """Return the first `share` of a text's words, and different ones in place of the rest."""
         words = text.split(" ")
         kept = words[: int(share * len(words))]
         return " ".join([*kept, self.words(len(words) - len(kept), what)])
 
 
 def extended(messages: Sequence[dict[str, Any]], reply: dict[str, Any], text: str) -> Messages:
-    """The conversation with its reply and the next user message."""
-    return [*messages, reply, said("user", text)]
+    """Return the conversation with its reply and the next user message."""
+    return [*messages, reply, message("user", text)]

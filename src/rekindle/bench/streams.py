@@ -1,4 +1,4 @@
-"""Streams that decode side by side: tokens per second, and what the engine adds to the model's forward pass."""
+"""Parallel decoding streams: tokens per second, and the engine's overhead on the model's forward pass."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from rekindle.engine.types import EngineStats
 from rekindle.harness.record import Measurement
 
 NUM_STREAMS = (1, 4, 8)
-MARGIN = 2  # tokens at both ends of a stream that are not counted
+MARGIN = 2  # tokens not counted at each end of a stream
 
 
 def decoding(job: Job, engine: Engine, workload: Workload) -> Iterator[Measurement]:
-    """Streams with a context each of their own, and the engine's share of a step of the most streams."""
+    """Measure streams with separate contexts, and the engine's overhead per step with the most streams."""
     texts = [workload.base(number) for number in range(max(NUM_STREAMS))]
     for number, text in enumerate(texts):
-        if number >= job.repeats:  # the first ones are there from the cold prompts
+        if number >= job.repeats:  # the first ones exist from the cold prompts
             first_token(engine, text, f"base-{number}")
     engine.flush()
     for count in NUM_STREAMS:
@@ -37,14 +37,14 @@ def decoding(job: Job, engine: Engine, workload: Workload) -> Iterator[Measureme
 
 @dataclass(frozen=True, slots=True)
 class Decoded:
-    """One run of some streams, while all of them were decoding; no rate where the first ended before the last began."""
+    """One run of streams while all of them decoded; no rate if the first ended before the last began."""
 
     tokens_per_s: float | None
     overhead_ms: float
 
 
 class Streams:
-    """Agents that send the prompt they know again and decode side by side; a thread reads each."""
+    """Agents that resend a known prompt and decode in parallel; a thread reads each."""
 
     def __init__(self, job: Job, engine: Engine, texts: Sequence[str]) -> None:
         self._engine = engine
@@ -55,7 +55,7 @@ class Streams:
         self._ends = threading.Event()
 
     def run(self) -> Decoded:
-        """Run to the end; count only what lies between the last stream's beginning and the first stream's end."""
+        """Run to the end; count only what lies between the last stream's start and the first stream's end."""
         threads = [threading.Thread(target=self._read, args=(index,)) for index in range(len(self._texts))]
         for thread in threads:
             thread.start()
@@ -79,7 +79,7 @@ class Streams:
                     self._ends.set()
         finally:
             self._ends.set()
-            self._decodes.release()  # once too often where it had begun: nobody waits for that one
+            self._decodes.release()  # one release too many if it had begun: nothing waits for it
 
     def _rate(self) -> float | None:
         inner = [times[MARGIN - 1 : len(times) - 1] for times in self._times]
@@ -87,7 +87,7 @@ class Streams:
         return sum(begin < at <= end for times in inner for at in times) / (end - begin) if begin < end else None
 
     def check(self) -> None:
-        """Every stream has a list of times, in order."""
+        """Assert that every stream has a list of times, in order."""
         assert len(self._times) == len(self._texts), "a stream without times"
         assert all(times == sorted(times) for times in self._times), "a stream's times run backwards"
 

@@ -1,6 +1,6 @@
 """The baseline of `rekindle bench engine`: `transformers` alone with a DynamicCache, on the ids of the same texts.
 
-It is given ids, not text, and keeps its cache in memory: no matching, no tokenising, no scheduling, no store.
+It gets ids, not text, and holds its cache in memory: no matching, no tokenising, no scheduling, no store.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ NUM_STREAMS = (1, 4)
 
 
 def load(job: Job) -> Any:
-    """The model as `from_pretrained` gives it, in the dtype that was asked for."""
+    """Load the model with `from_pretrained`, in the requested dtype."""
     settings = job.settings().model
     if settings.threads is not None:
         torch.set_num_threads(settings.threads)
@@ -35,42 +35,42 @@ def load(job: Job) -> Any:
 
 
 class Baseline:
-    """One model; every method is one measured piece of work and gives the greedy next tokens [batch]."""
+    """One model; every method is one piece of work to measure."""
 
     def __init__(self, model: Any) -> None:
         self._model = model
 
     def run(self, ids: torch.Tensor, cache: Any) -> torch.Tensor:
-        """Compute ids [batch, rows] on top of the cache."""
+        """Compute ids [batch, rows] on top of the cache; return the greedy next tokens [batch]."""
         output = self._model(input_ids=ids, past_key_values=cache, use_cache=True, logits_to_keep=1)
         tokens: torch.Tensor = output.logits[:, -1].argmax(dim=-1)
         return tokens
 
     def cold(self, ids: torch.Tensor) -> Any:
-        """A cache that holds the ids."""
+        """Return a cache that holds the ids."""
         cache = DynamicCache(config=self._model.config)
         self.run(ids, cache)
         return cache
 
     def decode(self, token: torch.Tensor, cache: Any, count: int) -> None:
-        """So many greedy steps from tokens [batch]."""
+        """Run `count` greedy steps from tokens [batch]."""
         for _ in range(count):
             token = self.run(token[:, None], cache)
 
     def check(self) -> None:
-        """It is in eval mode."""
+        """Assert that the model is in eval mode."""
         assert not self._model.training
 
 
 def seconds(work: Callable[[], object]) -> float:
-    """How long it took."""
+    """Return how long the work took."""
     began = time.perf_counter()
     work()
     return time.perf_counter() - began
 
 
 def speed(job: Job) -> Iterator[Measurement]:
-    """Cold, +extension, the same prompt again, and decoding, on the ids of our arm's texts."""
+    """Measure cold, extension, the same prompt again, and decoding, on the ids of our arm's texts."""
     baseline, workload = Baseline(load(job)), workload_of(job)
     base = torch.tensor(workload.ids(workload.base(0)).astype("int64"))[None]
     longer = workload.ids(workload.extended(workload.base(0), job.extension, 0))
@@ -89,13 +89,13 @@ def speed(job: Job) -> Iterator[Measurement]:
 
 
 def on_copy(cache: Any, work: Callable[[Any], object]) -> float:
-    """How long work on a copy of the cache took, copying apart."""
-    twin = copy.deepcopy(cache)
-    return seconds(lambda: work(twin))
+    """Return how long work on a copy of the cache took, without the copying."""
+    copied = copy.deepcopy(cache)
+    return seconds(lambda: work(copied))
 
 
 def decode(job: Job, baseline: Baseline, full: Any, tokens: torch.Tensor) -> Measurement:
-    """Tokens per second of a batch in which every sequence has the context to itself."""
+    """Measure tokens per second of a batch in which every sequence has its own copy of the context."""
     count = len(tokens)
     rates = []
     for _ in range(job.repeats):
@@ -109,7 +109,7 @@ def decode(job: Job, baseline: Baseline, full: Any, tokens: torch.Tensor) -> Mea
 
 
 def memory(job: Job) -> Iterator[Measurement]:
-    """Peak memory of a cold prompt in one piece, above what the loaded model holds."""
+    """Measure peak memory of a cold prompt in one piece, above the loaded model's."""
     baseline, workload = Baseline(load(job)), workload_of(job)
     base = torch.tensor(workload.ids(workload.base(0)).astype("int64"))[None]
     with torch.inference_mode():

@@ -1,6 +1,6 @@
-"""Texts of a wanted number of tokens, from a seed: the same on every run, in every process, for every arm.
+"""Texts of a given number of tokens, from a seed: the same in every run, process and arm.
 
-Words are joined by blanks and texts are cut between them, so an extended text has the ids of the short one in front.
+Words are joined by blanks and texts are cut between words, so an extended text begins with the ids of the short one.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ WORDS = (
 
 
 class Workload:
-    """Prompts for one model: `base` texts of about `context` tokens and texts that share a part with them.
+    """Prompts for one model: `base` texts of about `context` tokens, and texts that share a part with them.
 
-    "About": the largest number of words that does not exceed it.
+    "About" means the largest number of words that does not exceed it.
     """
 
     def __init__(self, encoder: PromptEncoder, *, context: int, seed: int) -> None:
@@ -31,25 +31,25 @@ class Workload:
         self._seed = seed
 
     def ids(self, text: str) -> np.ndarray:
-        """The ids of a fresh encoding (uint32)."""
+        """Return the ids of a fresh encoding (uint32)."""
         return self._encoder.encode(self._encoder.render_text(text))
 
     def base(self, number: int) -> str:
-        """The text of one conversation; others differ from its first words on."""
+        """Return the text of one conversation; different numbers differ from the first words on."""
         return self._fit("", f"base {number}", self._context)
 
     def extended(self, text: str, num_tokens: int, number: int) -> str:
-        """`text` and about `num_tokens` tokens more, others for every `number`."""
+        """Return `text` and about `num_tokens` more tokens, different for every `number`."""
         return self._fit(text, f"extended {number}", len(self.ids(text)) + num_tokens)
 
     def diverged(self, text: str, share: float, number: int) -> str:
-        """The first `share` of the words of `text`, then others, up to the context."""
+        """Return the first `share` of the words of `text`, then different ones up to the context."""
         words = text.split(" ")
         kept = " ".join(words[: int(len(words) * share)])
         return self._fit(kept, f"diverged {share} {number}", self._context)
 
     def _fit(self, start: str, what: str, num_tokens: int) -> str:
-        """`start` and as many drawn words as fit into `num_tokens` tokens in all."""
+        """Return `start` and as many random words as fit into `num_tokens` tokens in total."""
         chooser = random.Random(f"{self._seed} {what}")
         words = [chooser.choice(WORDS) for _ in range(num_tokens)]
 
