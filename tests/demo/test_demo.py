@@ -46,7 +46,7 @@ def test_a_differing_reply_fails_its_half() -> None:
     broken = replace(GOOD[1], reply=reply([8], warm=95))
     assert holds(figures(GOOD[0], broken, GOOD[2])) == [True, False, True]
     assert "DIFFERS" in turn_line(broken)
-    broken = replace(GOOD[0], twin=replace(GOOD[0].twin, prompt_ids=[1]))
+    broken = replace(GOOD[0], baseline=replace(GOOD[0].baseline, prompt_ids=[1]))
     assert holds(figures(broken, *GOOD[1:])) == [False, True, True]
 
 

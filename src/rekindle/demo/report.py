@@ -1,4 +1,4 @@
-"""What the demo found: one line per turn, the tables, and the checks its verdict is made of. Pure: prints nothing."""
+"""Results of the demo: one line per turn, the tables, and the checks of its verdict. Pure: prints nothing."""
 
 from __future__ import annotations
 
@@ -19,41 +19,41 @@ REUSE_WANTED = 0.9
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """One line of one agent: its reply, and the reply to the same token ids with reuse off."""
+    """One line of one agent: its reply, and the reply to the same token ids with reuse off (`baseline`)."""
 
     agent: str
     number: int
     phase: Literal["before", "after"]
     line: Line
     reply: Reply
-    twin: Reply
+    baseline: Reply
 
     @property
     def is_equal(self) -> bool:
         """Whether both replies have the same tokens (and ran on the same prompt)."""
-        same_prompt = self.reply.prompt_ids == self.twin.prompt_ids
-        return same_prompt and self.reply.completion_ids == self.twin.completion_ids
+        same_prompt = self.reply.prompt_ids == self.baseline.prompt_ids
+        return same_prompt and self.reply.completion_ids == self.baseline.completion_ids
 
     @property
     def is_right(self) -> bool | None:
-        """Whether the asked fact came back word for word; None where none was asked."""
+        """Whether the requested fact came back word for word; None if no fact was requested."""
         return None if self.line.wanted is None else self.reply.text.strip() == self.line.wanted
 
     @property
     def tier(self) -> str:
-        """Where the reused tokens came from: hot, warm, both, or cold if there were none."""
+        """The tier of the reused tokens: hot, warm, both, or cold if none were reused."""
         report = self.reply.report
         return "+".join(tier for tier in ("hot", "warm") if report[f"{tier}_tokens"]) or "cold"
 
     @property
     def speedup(self) -> float:
-        """First token with reuse off over first token."""
-        return self.twin.first_token_s / self.reply.first_token_s
+        """Time to the first token with reuse off, divided by the time with reuse."""
+        return self.baseline.first_token_s / self.reply.first_token_s
 
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """A whole run: the model's entry, statistics and agents just before the kill, seconds to serve again, all turns."""
+    """A whole run: the model's entry, stats and agents just before the kill, seconds until serving again, all turns."""
 
     model: dict[str, Any]
     stats: dict[str, Any]
@@ -62,11 +62,11 @@ class Figures:
     turns: tuple[Turn, ...]
 
     def of_phase(self, phase: str) -> list[Turn]:
-        """The turns before or after the restart."""
+        """Return the turns before or after the restart."""
         return [turn for turn in self.turns if turn.phase == phase]
 
     def first_after(self) -> list[Turn]:
-        """Every agent's first turn after the restart."""
+        """Return every agent's first turn after the restart."""
         after = self.of_phase("after")
         return [turn for turn in after if turn.number == min(t.number for t in after if t.agent == turn.agent)]
 
@@ -80,13 +80,13 @@ class Check:
 
 
 def reuse_share(turns: Sequence[Turn]) -> float:
-    """Reused tokens over prompt tokens; 0 without turns."""
+    """Return reused tokens divided by prompt tokens; 0 without turns."""
     prompt = sum(turn.reply.report["prompt_tokens"] for turn in turns)
     return sum(turn.reply.report["reused_tokens"] for turn in turns) / prompt if prompt else 0.0
 
 
 def checks(figures: Figures) -> list[Check]:
-    """The verdict: equality before and after (judged where the promise is `bitwise`), and reuse after the restart."""
+    """Return the verdict: equality before and after the restart (judged if `bitwise`), and reuse after it."""
     promise = figures.model["rekindle"]["promise"]
     results = []
     for phase in ("before", "after"):
@@ -102,20 +102,20 @@ def checks(figures: Figures) -> list[Check]:
 
 
 def turn_line(turn: Turn) -> str:
-    """One turn for the person who watches; a second line shows what was asked for a fact."""
+    """Format one turn; a second line shows the question if it asks for a fact."""
     report = turn.reply.report
     share = f"{report['reused_tokens']:>6,}/{report['prompt_tokens']:<6,}"
-    times = f"{_ms(turn.reply.first_token_s)}, off {_ms(turn.twin.first_token_s)} {turn.speedup:>5.1f}x"
+    times = f"{_ms(turn.reply.first_token_s)}, off {_ms(turn.baseline.first_token_s)} {turn.speedup:>5.1f}x"
     same = "same reply" if turn.is_equal else "[bold red]REPLY DIFFERS[/]"
     line = f"{turn.agent:<7}{turn.number} {report['outcome']:<8}{share}{turn.tier:<9}{times}  {same}"
     if turn.is_right is None:
         return line
-    recall = "" if turn.is_right else f" [yellow](told: {escape(turn.line.wanted or '')})[/]"
+    recall = "" if turn.is_right else f" [yellow](expected: {escape(turn.line.wanted or '')})[/]"
     return f"{line}\n[dim]         {escape(turn.line.text)} {escape(_short(turn.reply.text))}[/]{recall}"
 
 
 def _short(text: str, length: int = 60) -> str:
-    """One line of at most `length` characters."""
+    """Shorten text to one line of at most `length` characters."""
     line = " ".join(text.split())
     return line if len(line) <= length else f"{line[: length - 1]}…"
 
@@ -125,7 +125,7 @@ def _ms(seconds: float) -> str:
 
 
 def summary(figures: Figures) -> list[Table]:
-    """The final tables: first tokens by where the memory was, and what it cost."""
+    """Return the final tables: times to the first token by tier, and costs."""
     return [_tiers(figures), _costs(figures)]
 
 
@@ -149,7 +149,7 @@ def _sums(turns: Sequence[Turn]) -> list[str]:
 
 def _medians(turns: Sequence[Turn]) -> list[str]:
     first = statistics.median(turn.reply.first_token_s for turn in turns)
-    off = statistics.median(turn.twin.first_token_s for turn in turns)
+    off = statistics.median(turn.baseline.first_token_s for turn in turns)
     return [f"{first * 1e3:,.0f}", f"{off * 1e3:,.0f}", f"{statistics.median(turn.speedup for turn in turns):.1f}x"]
 
 
@@ -170,5 +170,5 @@ def _costs(figures: Figures) -> Table:
     store = stats["store"] or {}
     table.add_row("bytes written before the kill", f"{store.get('bytes_written', 0) / 2**20:.1f} MiB")
     table.add_row("from kill -9 to serving again", f"{figures.restart_s:.1f} s (with Python, weights)")
-    table.add_row("recall, right of asked (not judged)", f"{sum(turn.is_right is True for turn in asked)}/{len(asked)}")
+    table.add_row("recall, right answers (not judged)", f"{sum(turn.is_right is True for turn in asked)}/{len(asked)}")
     return table

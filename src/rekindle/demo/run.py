@@ -1,13 +1,13 @@
-"""`rekindle demo`: four agents talk to a real server, it is killed with SIGKILL, a new one takes over, they go on.
+"""`rekindle demo`: four agents talk to a real server, which is killed with SIGKILL; they continue on a new one.
 
     make demo
     rekindle demo [--model MODEL] [--seed N]
 
-Every turn is asked twice: once as the agent, once as the same token ids with reuse off. Verdict, exit code 0 or 1:
-all replies equal their reuse-off twins before and after the restart, and the first turns after it reuse at least
-90 % of their prompts. Where the model's paths are only `close` to one another (see the banner), the self-test at start
+Every turn is sent twice: as the agent, and as the same token ids with reuse off. Verdict, exit code 0 or 1: all
+replies equal their reuse-off baselines before and after the restart, and the first turns after it reuse at least
+90 % of their prompts. If the model's paths are only `close` to one another (see the banner), the self-test at start
 has measured that they stay within their bound, and replies are compared but not judged. Recall of the facts, drawn
-from the printed seed, is shown beside the verdict.
+from the printed seed, is shown next to the verdict.
 """
 
 from __future__ import annotations
@@ -45,21 +45,21 @@ class Conversation:
     num_turns: int = 0
 
     def say(self, client: Client, line: Line, phase: Literal["before", "after"]) -> Turn:
-        """Ask as the agent, ask its twin with reuse off, and go on with the agent's reply."""
+        """Send a line as the agent and again with reuse off, then continue with the agent's reply."""
         self.messages.append({"role": "user", "content": line.text})
         self.num_turns += 1
         reply = client.chat(self.messages, agent=self.agent, max_tokens=MAX_TOKENS)
-        twin = self._twin(client, reply)
+        baseline = self._baseline(client, reply)
         self.messages.append({"role": "assistant", "content": reply.text})
-        return Turn(self.agent, self.num_turns, phase, line, reply, twin)
+        return Turn(self.agent, self.num_turns, phase, line, reply, baseline)
 
-    def _twin(self, client: Client, reply: Reply) -> Reply:
+    def _baseline(self, client: Client, reply: Reply) -> Reply:
         options = {"reuse": "off", "prompt_ids": reply.prompt_ids}
         return client.chat(self.messages, max_tokens=MAX_TOKENS, rekindle=options)
 
 
 def wait_saved(client: Client) -> None:
-    """Until every agent's turns are on disk, or `SAVED_WITHIN_S`: what is missing then shows in the verdict."""
+    """Wait until all turns are on disk, at most `SAVED_WITHIN_S`; the verdict shows what is missing then."""
     deadline = time.monotonic() + SAVED_WITHIN_S
     while time.monotonic() < deadline:
         agents = client.json("GET", "/v1/agents")["data"]
@@ -69,7 +69,7 @@ def wait_saved(client: Client) -> None:
 
 
 class Demo:
-    """One run: the conversations, the turns so far, and where they are shown."""
+    """One run: the conversations, the turns so far, and the progress display."""
 
     def __init__(self, settings: Settings, *, seed: int, store: Path, progress: Progress) -> None:
         self._settings = settings
@@ -83,7 +83,7 @@ class Demo:
         self._task = progress.add_task("starting the server", total=num_turns)
 
     def run(self) -> Figures:
-        """Both halves with the kill between them; the figures of the whole."""
+        """Run both halves with the kill between them, and return all figures."""
         with self._server() as server:
             client = server.wait_ready()
             model = client.json("GET", "/v1/models")["data"][0]
@@ -127,13 +127,13 @@ def _store_of(settings: Settings) -> Iterator[Path]:
 
 
 def run_demo(settings: Settings, *, seed: int, console: Console) -> int:
-    """Run it, print turns, table and verdict; 0 if the verdict holds, else 1.
+    """Run the demo, print turns, tables and verdict; return 0 if the verdict holds, else 1.
 
-    ConfigError where the settings leave nothing to show.
+    ConfigError if the settings leave nothing to show.
     """
     if settings.cache.reuse == "off" or not settings.store.enabled:
         raise ConfigError("the demo shows what is reused after a restart: it needs --reuse on and a store")
-    console.print(f"Four agents, one handbook, facts drawn from seed {seed}. Each turn is asked again with reuse off.")
+    console.print(f"Four agents, one handbook, facts drawn from seed {seed}. Each turn is repeated with reuse off.")
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with _store_of(settings) as store, Progress(*columns, console=console, transient=True) as progress:
         figures = Demo(settings, seed=seed, store=store, progress=progress).run()

@@ -1,6 +1,6 @@
-"""What the demo's agents say: a shared handbook, facts drawn from a seed, and questions about them.
+"""The demo's script: a shared handbook, facts drawn from a seed, and questions about them.
 
-The same script for every model. Only the bundled one was trained to answer it, so recall is shown, never judged.
+It is the same for every model. Only the bundled one was trained to answer it, so recall is shown, never judged.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ AGENTS = ("Alice", "Bob", "Carla", "Dmitri")
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One user message; `wanted` is the right answer where a fact is asked for."""
+    """One user message; `wanted` is the right answer if it asks for a fact."""
 
     text: str
     wanted: str | None = None
@@ -32,13 +32,13 @@ class Part:
 
 
 def system_prompt(seed: int) -> str:
-    """The long system prompt that all agents have in common."""
+    """Return the long system prompt shared by all agents."""
     r = random.Random(f"{seed} handbook")
     return conversations.system_prompt(r, conversations.Memory("Nadia", "archivist"), HANDBOOK_SENTENCES)
 
 
 def part(agent: str, seed: int) -> Part:
-    """Two facts told and one asked, then, after the restart, the other asked, a third told, the first asked again."""
+    """Return an agent's lines: state two facts and ask one; after the restart ask the other, state a third, ask it."""
     r = random.Random(f"{seed} {agent}")
     memory = conversations.Memory("Nadia", "archivist")
     facts: list[tuple[str, str]] = []
@@ -48,11 +48,11 @@ def part(agent: str, seed: int) -> Part:
             memory.learn(subject, conversations.sentence(text))
             facts.append((subject, text))
 
-    def tell(index: int) -> Line:
+    def state(index: int) -> Line:
         return Line(f"Remember that {facts[index][1]}.")
 
     def ask(index: int) -> Line:
         subject = facts[index][0]
         return Line(conversations.question(subject), wanted=conversations.answer(memory, subject))
 
-    return Part(agent, (tell(0), tell(1), ask(0)), (ask(1), tell(2), ask(2)))
+    return Part(agent, (state(0), state(1), ask(0)), (ask(1), state(2), ask(2)))

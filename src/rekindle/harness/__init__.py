@@ -1,1 +1,1 @@
-"""What the programs that measure have in common: a server process and its client, figures with their origin, plots."""
+"""Shared parts of the measuring programs: a server process and its client, measurements with their origin, plots."""

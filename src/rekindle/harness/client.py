@@ -1,7 +1,7 @@
-"""A server process and a client for it, as the demo and the benchmarks use them.
+"""A server process and its client, for the demo and the benchmarks.
 
-The process is a real `rekindle serve` with exactly the settings it is given: no REKINDLE_* variable of the caller's
-reaches it. The client speaks plain HTTP with the standard library and takes its own time of the first token.
+The process is a real `rekindle serve` with exactly the given settings: it does not inherit the caller's REKINDLE_*
+variables. The client speaks plain HTTP with the standard library and measures the time to the first token itself.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ ANY_ADDRESS = {"0.0.0.0": HOST, "::": "::1"}  # where to reach a server that lis
 
 
 def free_port(host: str = HOST) -> int:
-    """A port of `host` nobody listens on right now."""
+    """Return a currently unused port of `host`."""
     with socket.create_server((host, 0), family=socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
         port: int = probe.getsockname()[1]
         return port
@@ -36,7 +36,7 @@ def free_port(host: str = HOST) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """One answer: text, ids of prompt and reply, the `rekindle` object, seconds to the first token as seen here."""
+    """One answer: text, ids of prompt and reply, the `rekindle` object, seconds to the first token at the client."""
 
     text: str
     prompt_ids: list[int]
@@ -46,7 +46,7 @@ class Reply:
 
 
 class Client:
-    """Requests to one server; a connection each, so that a killed server leaves nothing behind."""
+    """Client of one server; uses a connection per request, so a killed server leaves no stale connection."""
 
     def __init__(self, port: int, *, host: str = HOST, api_key: str | None = None) -> None:
         self._host = ANY_ADDRESS.get(host, host)
@@ -54,12 +54,12 @@ class Client:
         self._key = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
 
     def json(self, method: str, path: str) -> Any:
-        """The JSON answer to a request without a body; RequestFailed with what the server says."""
+        """Return the JSON answer to a request without a body; RequestFailed with the server's error."""
         with self.send(method, path, None, {}) as response:
             return json.loads(response.read())
 
     def chat(self, messages: Sequence[Mapping[str, Any]], *, agent: str | None = None, **parameters: Any) -> Reply:
-        """Stream a greedy answer to its end; `rekindle` may be among the parameters."""
+        """Stream a greedy answer to its end; `parameters` may include `rekindle`."""
         options = {"return_ids": True, **parameters.pop("rekindle", {})}
         body = {"messages": messages, "temperature": 0, "stream": True, "rekindle": options, **parameters}
         started = time.perf_counter()
@@ -76,7 +76,7 @@ class Client:
         return Reply("".join(texts), report.pop("prompt_ids"), report.pop("completion_ids"), report, first or 0.0)
 
     def send(self, method: str, path: str, body: Any, headers: Mapping[str, str]) -> http.client.HTTPResponse:
-        """The response to one request, to be read and closed; RequestFailed with what the server says."""
+        """Send a request and return the response, for the caller to read and close; RequestFailed on an error."""
         connection = http.client.HTTPConnection(self._host, self._port, timeout=START_S)
         connection.request(
             method,
@@ -97,14 +97,14 @@ def _events(response: http.client.HTTPResponse) -> Iterator[dict[str, Any]]:
             yield json.loads(data)
 
 
-REFUSED = 2  # exit code of a command that somebody is to change
+REFUSED = 2  # exit code of a command the user must correct
 
 
 class ServerProcess:
-    """`rekindle serve` as a child; a context manager that never leaves one running.
+    """`rekindle serve` as a child process; a context manager that always ends it.
 
-    `server` is where it listens (port 0: any free one) and its key; `flags` and `variables` are the other settings,
-    the variables by their flat names.
+    `server` is its address (port 0: any free one) and key; `flags` and `variables` are the other settings, the
+    variables by their flat names.
     """
 
     def __init__(
@@ -120,7 +120,7 @@ class ServerProcess:
         self.port = self._server.port or free_port(self._server.host)
         command = [sys.executable, "-m", "rekindle.cli", "serve", *flags]
         with log.open("ab") as sink:
-            self._log_begin = sink.tell()  # what comes before is of earlier servers
+            self._log_begin = sink.tell()  # what comes before was written by earlier servers
             self._process = subprocess.Popen(command, stdout=sink, stderr=sink, env=self._environment(variables or {}))
 
     def _environment(self, variables: Mapping[str, str]) -> dict[str, str]:
@@ -138,9 +138,9 @@ class ServerProcess:
         return self._process.pid
 
     def wait_ready(self) -> Client:
-        """A client, once the server answers.
+        """Wait until the server answers, and return a client.
 
-        ConfigError with what it refused, where it did; RekindleError with the end of its log if it did not start.
+        ConfigError with what it refused, if it did; RekindleError with the end of its log if it did not start.
         """
         client = Client(self.port, host=self._server.host, api_key=self._server.api_key)
         deadline = time.monotonic() + START_S
@@ -155,22 +155,22 @@ class ServerProcess:
         raise RekindleError(f"the server did not start:\n{self.log_tail()}")
 
     def log_tail(self, lines: int = 15) -> str:
-        """The last lines it wrote."""
+        """Return the last lines of its log."""
         written = self._log.read_bytes()[self._log_begin :].decode(errors="replace")
         return "\n".join(written.splitlines()[-lines:])
 
     def kill(self) -> None:
-        """kill -9, and wait for it to be gone."""
+        """Send SIGKILL, and wait until the process is gone."""
         self._process.kill()
         self._process.wait()
 
     def stop(self) -> int:
-        """SIGTERM, and its exit code."""
+        """Send SIGTERM, and return the exit code."""
         self._process.send_signal(signal.SIGTERM)
         return self.wait_end()
 
     def wait_end(self) -> int:
-        """Its exit code, once it has ended by itself."""
+        """Wait until the process ends, and return its exit code."""
         return self._process.wait(timeout=60)
 
     def __enter__(self) -> ServerProcess:

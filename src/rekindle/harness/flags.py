@@ -1,4 +1,4 @@
-"""Settings by their flat names, to be given to another process."""
+"""Settings by their flat names, for passing to another process."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from rekindle.config import SETTINGS, Settings
 
 
 def flags_of(settings: Settings) -> dict[str, Any]:
-    """Flat names and values of the settings that decide what is measured; `Settings.load` takes them back."""
+    """Return names and values of the settings that affect measurements; `Settings.load` reads them back."""
     mine = (known for known in SETTINGS.values() if known.section != "server" and known.name != "store")
     flat = {known.name: getattr(getattr(settings, known.section), known.field) for known in mine}
     return {name: value for name, value in flat.items() if value is not None}
 
 
 def variables(settings: Settings, store: Path) -> dict[str, str]:
-    """All settings but the server's own, on this store, as the texts of variables."""
+    """Return all settings except the server's, with this store, as values of environment variables."""
     given = {**flags_of(settings), "store": store}
     return {name: str(value).lower() if isinstance(value, bool) else str(value) for name, value in given.items()}

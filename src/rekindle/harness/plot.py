@@ -1,4 +1,4 @@
-"""Pictures of what was measured. Owns the one import of matplotlib, an extra that is asked for if it is missing."""
+"""Plots of measurements. Owns the only import of matplotlib, an optional extra."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from rekindle.errors import ConfigError
 
 
 def pyplot() -> Any:
-    """matplotlib.pyplot, drawing into files; ConfigError that says how to install it."""
+    """Return matplotlib.pyplot, drawing into files; ConfigError with how to install it if it is missing."""
     try:
         import matplotlib
     except ImportError:
@@ -21,9 +21,9 @@ def pyplot() -> Any:
 
 
 def check_plot(path: Path | None) -> None:
-    """Raise ConfigError where no picture could be drawn to this path; None: none is wanted.
+    """Raise ConfigError if no plot can be written to this path; None: no plot is wanted.
 
-    To be asked before minutes of work, not after.
+    Call it before minutes of work, not after.
     """
     if path is None:
         return

@@ -1,6 +1,6 @@
-"""What a benchmark measured, and on what: values with median and range, as JSON lines that say where they come from.
+"""Measurements of a benchmark and their origin: values with median and range, as JSON lines.
 
-Owns the form of a line. Knows nothing of how anything was measured.
+Owns the format of a line. Knows nothing about how values are measured.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ PACKAGES = ("torch", "transformers", "tokenizers", "numpy")
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """One measure of one arm: a value per repeat, in `unit`; `detail` says what was done (tokens, outcome)."""
+    """One measure of one arm: a value per repeat, in `unit`; `detail` describes the work (tokens, outcome)."""
 
     measure: str
     arm: str
@@ -39,11 +39,11 @@ class Measurement:
 
     @property
     def median(self) -> float:
-        """The middle value."""
+        """The median value."""
         return statistics.median(self.values)
 
     def as_dict(self) -> dict[str, Any]:
-        """The line without its origin; `from_dict` takes it back."""
+        """Return the line without its origin; `from_dict` reads it back."""
         return {
             "measure": self.measure,
             "arm": self.arm,
@@ -57,13 +57,13 @@ class Measurement:
 
     @classmethod
     def from_dict(cls, line: Mapping[str, Any]) -> Measurement:
-        """What `as_dict` gave, through JSON."""
+        """Restore a measurement from the result of `as_dict`, also after a trip through JSON."""
         return cls(line["measure"], line["arm"], line["unit"], tuple(line["values"]), line["detail"])
 
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Where a line comes from: command, code, machine, versions, settings, day."""
+    """The origin of a line: command, code, machine, versions, settings, date."""
 
     bench: str
     settings: Mapping[str, Any]
@@ -74,11 +74,11 @@ class Origin:
 
     @classmethod
     def here(cls, bench: str, settings: Mapping[str, Any]) -> Origin:
-        """This code on this machine, now."""
+        """Return the origin of a measurement taken now, by this code on this machine."""
         return cls(bench, settings, commit(), machine(), versions(), time.strftime("%Y-%m-%d"))
 
     def line(self, measurement: Measurement) -> str:
-        """One line of JSON."""
+        """Format a measurement as one line of JSON."""
         origin = {
             "commit": self.commit,
             "date": self.date,
@@ -90,7 +90,7 @@ class Origin:
 
 
 def commit() -> str:
-    """The commit of the checkout this package lies in, with "+changes" if there are any; else its version."""
+    """Return the commit of this package's checkout, with "+changes" if there are any; else the version."""
     here = Path(__file__).parent
     try:
         head = _git(here, "rev-parse", "HEAD")
@@ -106,7 +106,7 @@ def _git(directory: Path, *arguments: str) -> str:
 
 
 def machine() -> dict[str, Any]:
-    """Processor, cores this process may use, memory in bytes, system."""
+    """Describe the machine: processor, cores this process may use, memory in bytes, system."""
     return {
         "processor": _processor(),
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
@@ -125,7 +125,7 @@ def _processor() -> str:
 
 
 def versions() -> dict[str, str]:
-    """Python's, ours, and those of the packages that decide the speed."""
+    """Return the versions of Python, of rekindle, and of the packages that determine the speed."""
     found = {"python": platform.python_version(), "rekindle": __version__}
     for package in PACKAGES:
         try:
@@ -136,7 +136,7 @@ def versions() -> dict[str, str]:
 
 
 def append_lines(path: Path, origin: Origin, measurements: Iterable[Measurement]) -> None:
-    """Add one line per measurement to a file."""
+    """Append one line per measurement to a file."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a", encoding="utf-8") as file:
         for measurement in measurements:
@@ -144,7 +144,7 @@ def append_lines(path: Path, origin: Origin, measurements: Iterable[Measurement]
 
 
 def deliver(measurements: Sequence[Measurement], origin: Origin, out: Path | None, console: Console) -> None:
-    """Add the lines to `out` and say so; None: print them, for who reads standard output."""
+    """Append the lines to `out` and report it; None: print them to standard output."""
     if out is None:
         for measurement in measurements:
             print(origin.line(measurement))
