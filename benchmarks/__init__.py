@@ -1,1 +1,1 @@
-"""What developers hold a change against; not in the wheel. `python -m benchmarks` lists it."""
+"""Benchmarks for developers, to measure changes; not in the wheel. `python -m benchmarks` lists them."""

@@ -1,4 +1,4 @@
-"""The commands of `python -m benchmarks`: what developers hold changes against; users have `rekindle bench`."""
+"""The commands of `python -m benchmarks`, for developers; users have `rekindle bench`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_
 
 @app.callback()
 def group() -> None:
-    """Hold a change against the one before: on this machine, for developers."""
+    """Compare a change with the one before it, on this machine: for developers."""
 
 
 @app.command("session")
@@ -29,13 +29,13 @@ def bench_session(
         list[str] | None, typer.Option(help="as served, normalise off, anticipate off, both off; all")
     ] = None,
     turns: Annotated[int, typer.Option(help="requests of the main agent")] = 40,
-    seed: Annotated[int, typer.Option(help="of all that the model does not say, and of the model")] = 0,
+    seed: Annotated[int, typer.Option(help="of everything except the model's replies, and of the model")] = 0,
     checks: Annotated[int, typer.Option(min=0, help="replies of each session to compare with reuse off")] = 8,
     by_turn: Annotated[bool, typer.Option(help="show every request")] = True,
     log: Annotated[Path | None, typer.Option(help="write the requests here, for `rekindle analyze`")] = None,
     out: Annotated[Path | None, typer.Option(help="append JSON lines here")] = None,
 ) -> int:
-    """A coding agent's session on six chat templates: what of each prompt was known, and why not more."""
+    """A coding agent's session on six chat templates: how much of each prompt was reused, and why not more."""
     from benchmarks.session.agent import SessionPlan
     from benchmarks.session.bench import SessionBench, run_session_bench
 
@@ -50,8 +50,8 @@ def bench_session(
 def bench_coordination(
     settings: Settings,
     agents: Annotated[int, typer.Option(help="agents that talk with each other")] = 6,
-    rounds: Annotated[int, typer.Option(help="in each of which everybody speaks once")] = 10,
-    history: Annotated[int, typer.Option(help="tokens that all know before, computed once")] = 0,
+    rounds: Annotated[int, typer.Option(help="rounds; each agent speaks once in each")] = 10,
+    history: Annotated[int, typer.Option(help="tokens of shared history, computed once")] = 0,
     tokens: Annotated[int, typer.Option(help="of each reply")] = 40,
     arm: Annotated[
         list[str] | None, typer.Option(help="ours, not listening, trailing cue, reuse off; may be repeated [all]")
@@ -61,7 +61,7 @@ def bench_coordination(
     out: Annotated[Path | None, typer.Option(help="append JSON lines here instead of printing them")] = None,
     plot: Annotated[Path | None, typer.Option(help="PNG of silence and reuse by round")] = None,
 ) -> int:
-    """Agents that talk round after round: the silence between two of them, what of each prompt was known."""
+    """Agents that talk round after round: the silence between two speakers, and how much of each prompt was reused."""
     from benchmarks.coordination.bench import CoordinationBench, run_coordination_bench
 
     need_reuse(settings)
@@ -74,15 +74,15 @@ def bench_coordination(
 def bench_coordination_restart(
     settings: Settings,
     agents: Annotated[int, typer.Option(help="agents that talk with each other")] = 6,
-    rounds: Annotated[int, typer.Option(help="whole ones before each kill and after the last")] = 3,
+    rounds: Annotated[int, typer.Option(help="complete rounds before each kill and after the last")] = 3,
     restarts: Annotated[int, typer.Option(help="how often the server is killed in one session")] = 3,
-    history: Annotated[int, typer.Option(help="tokens that all know before, computed once")] = 0,
+    history: Annotated[int, typer.Option(help="tokens of shared history, computed once")] = 0,
     tokens: Annotated[int, typer.Option(help="of each reply")] = 40,
     arm: Annotated[list[str] | None, typer.Option(help="ours, reuse off; may be repeated [all]")] = None,
     seed: Annotated[int, typer.Option(help="of the history and the replies")] = 0,
     out: Annotated[Path | None, typer.Option(help="append JSON lines here instead of printing them")] = None,
 ) -> int:
-    """kill -9 a server while an agent speaks, start it again: what the session keeps, what its next turns cost."""
+    """kill -9 a server while an agent speaks, and restart it: what the session retains, what its next turns cost."""
     from benchmarks.coordination.restart import CoordinationRestartBench, run_coordination_restart
 
     need_reuse(settings)
@@ -94,15 +94,15 @@ def bench_coordination_restart(
 @with_settings(unused=BENCH_UNUSED | {"hot_bytes", "disk_bytes"})
 def bench_fleet(
     settings: Settings,
-    agents: Annotated[int, typer.Option(help="agents in all")] = 1_000,
+    agents: Annotated[int, typer.Option(help="agents in total")] = 1_000,
     tokens: Annotated[int, typer.Option(help="tokens of each agent's prompt")] = 1_000,
     hot_agents: Annotated[int, typer.Option(help="agents that memory holds")] = 10,
     disk_agents: Annotated[int, typer.Option(help="agents that the disk budget holds")] = 500,
-    sample: Annotated[int, typer.Option(help="agents of each kind that are asked at the end")] = 10,
+    sample: Annotated[int, typer.Option(help="agents of each kind to query at the end")] = 10,
     seed: Annotated[int, typer.Option(help="of the conversations")] = 0,
     out: Annotated[Path | None, typer.Option(help="append JSON lines here instead of printing them")] = None,
 ) -> int:
-    """Many more agents than memory and disk hold: nobody refused, budgets kept, the right ones warm."""
+    """Many more agents than memory and disk hold: none refused, budgets respected, the right ones warm."""
     from benchmarks.fleet import FleetBench, run_fleet
 
     need_reuse(settings)
@@ -120,7 +120,7 @@ def bench_restart(
     keep: Annotated[Path | None, typer.Option(help="keep the filled stores here, and use those found here")] = None,
     out: Annotated[Path | None, typer.Option(help="append JSON lines here instead of printing them")] = None,
 ) -> int:
-    """kill -9 a server with many agents, start it again: when it serves, and when the first of them answers."""
+    """kill -9 a server with many agents, and restart it: when it serves, and when the first agent answers."""
     from benchmarks.restart import RestartBench, run_restart
 
     need_reuse(settings)
@@ -138,7 +138,7 @@ def bench_cache(
     only: Annotated[list[str] | None, typer.Option(help="trie, pool or hashing; may be repeated [all]")] = None,
     out: Annotated[Path | None, typer.Option(help="append JSON lines here instead of printing them")] = None,
 ) -> None:
-    """Trie, block pool and hashes of the library alone: time and memory, beside what they are held to."""
+    """Trie, block pool and hashes of the library alone: time and memory, compared with their targets."""
 
     def run() -> int:
         from benchmarks.cache.bench import PARTS, CacheBench, run_cache_bench
@@ -153,7 +153,7 @@ def bench_cache(
 @with_settings(unused=set(FLAGS) - {"revision"} | {"open"})
 def bench_match(
     settings: Settings,
-    repeats: Annotated[int, typer.Option(help="how often each prompt is looked for; the median counts")] = 200,
+    repeats: Annotated[int, typer.Option(help="how often each prompt is matched; the median counts")] = 200,
     short: Annotated[int, typer.Option(help="stored sequences of 2,000 tokens")] = 9_990,
     long: Annotated[int, typer.Option(help="stored sequences of 100,000 tokens")] = 10,
     seed: Annotated[int, typer.Option(help="of the texts")] = 0,

@@ -1,11 +1,11 @@
-"""`python -m benchmarks fleet [MODEL]`: many more agents than memory and disk hold, and nobody is refused.
+"""`python -m benchmarks fleet [MODEL]`: many more agents than memory and disk hold, and none refused.
 
     python -m benchmarks fleet --agents 1000 --tokens 1000 --hot-agents 10 --disk-agents 500
 
-Every agent tells its own conversation of so many tokens; memory has room for `hot-agents` of them, the disk budget for
-`disk-agents`. A few early ones are asked again now and then. Verdict, exit code 0 or 1: nobody was refused, hot and
-disk bytes stayed within their budgets, the agents used last and those asked in between are warm, the first ones are
-cold, and answers equal those with reuse off (where the model's paths are bitwise equal on this machine).
+Every agent has its own conversation of `tokens` tokens; memory has room for `hot-agents` of them, the disk budget for
+`disk-agents`. A few early ones are used again now and then. Verdict, exit code 0 or 1: no request was refused, hot and
+disk bytes stayed within their budgets, the agents used last and those used in between are warm, the first ones are
+cold, and answers equal those with reuse off (if the model's paths are bitwise equal on this machine).
 """
 
 from __future__ import annotations
@@ -37,15 +37,15 @@ from rekindle.store.records import RecordFormat
 
 ARM = "rekindle"
 REPLY_TOKENS = 8
-AT_ONCE = 4  # requests under way
-NUM_TOUCHED = 4  # early agents that are asked again, so often that they are never the oldest on disk
+AT_ONCE = 4  # concurrent requests
+NUM_TOUCHED = 4  # early agents that are used again, so often that they are never the oldest on disk
 WARM_SHARE = 0.9  # of the prompt of an agent that is warm
 COLD_SHARE = 0.5
 
 
 @dataclass(frozen=True, slots=True)
 class FleetBench:
-    """How many agents of how many tokens, and how many of them memory and disk hold; `sample` are asked at the end."""
+    """How many agents of how many tokens, and how many of them memory and disk hold; `sample` are used at the end."""
 
     agents: int = 1_000
     tokens: int = 1_000
@@ -64,14 +64,14 @@ class FleetBench:
 
 @dataclass(frozen=True, slots=True)
 class Budgets:
-    """Bytes of hot memory and disk for so many agents."""
+    """Bytes of hot memory and disk for a number of agents."""
 
     hot_bytes: int
     disk_bytes: int
 
     @classmethod
     def of(cls, spec: ModelSpec, *, tokens: int, hot_agents: int, disk_agents: int) -> Budgets:
-        """An agent's blocks with those of its reply; on disk whole records, in memory one block for a copied tail."""
+        """Count an agent's blocks with its reply: whole records on disk, one more block in memory for a copied tail."""
         layout = spec.layout
         num_blocks = (tokens + REPLY_TOKENS) // layout.block_tokens + 1
         record_bytes = sum(RecordFormat.of(layout, part.index).record_bytes for part in layout.parts)
@@ -79,7 +79,7 @@ class Budgets:
 
 
 class Fleet:
-    """One run on a started engine: what was asked, and the most that was seen of everything."""
+    """One run on a started engine: counts of requests, and the peak of every figure."""
 
     def __init__(self, engine: Engine, options: FleetBench, store: Path) -> None:
         self._engine = engine
@@ -92,7 +92,7 @@ class Fleet:
         self.prompt_tokens = 0
 
     def fill(self, progress: Progress) -> None:
-        """Every agent's first turn, a few at once; the early ones again every half a disk of agents."""
+        """Run every agent's first turn, a few at once; the early ones again after every half a disk of agents."""
         options = self._options
         task = progress.add_task("filling", total=options.agents)
         under_way: deque[Generation] = deque()
@@ -124,7 +124,7 @@ class Fleet:
         return result
 
     def look(self) -> None:
-        """Note the most blocks and bytes in use so far."""
+        """Update the peaks of blocks and bytes in use."""
         stats = self._engine.stats()
         assert stats.store is not None
         seen = {
@@ -138,7 +138,7 @@ class Fleet:
             self.most[name] = max(self.most[name], value)
 
     def reused(self, number: int) -> float:
-        """Ask an agent again, and return the share of its prompt that was reused; its answer is compared."""
+        """Use an agent again, compare its answer, and return the share of its prompt that was reused."""
         result = self._end(self._ask(number))
         if result is None:
             return 0.0
@@ -150,7 +150,7 @@ class Fleet:
         return result.report.reused_tokens / result.report.prompt_tokens
 
     def checks(self, budgets: Budgets) -> list[Check]:
-        """The verdict; asks the agents used last, then those asked in between, then the first ones."""
+        """Return the verdict, from the agents used last, those used in between, and the first ones, in this order."""
         options, step = self._options, max(1, self._options.disk_agents // 2 // self._options.sample)
         last = [self.reused(options.agents - 1 - at) for at in range(0, options.disk_agents // 2, step)]
         touched = [self.reused(number) for number in self.touched]
@@ -169,28 +169,28 @@ class Fleet:
                 self.most["disk_bytes"] <= budgets.disk_bytes,
             ),
             _shares(f"of the last {options.disk_agents // 2:,} agents", last, is_warm=True),
-            _shares("of the agents asked in between", touched, is_warm=True),
+            _shares("of the agents used in between", touched, is_warm=True),
             _shares("of the first agents", first, is_warm=False),
             Check(f"{equal} of {compared} answers equal those with reuse off", close or equal == compared),
         ]
 
     def _num_gone(self) -> int:
-        """Early agents that surely had to leave the disk, as many as the sample."""
+        """Return how many early agents must have been evicted from disk, at most the sample."""
         return min(self._options.sample, (self._options.agents - self._options.disk_agents) // 2)
 
 
 def _shares(what: str, shares: list[float], *, is_warm: bool) -> Check:
     fit = sum(share >= WARM_SHARE if is_warm else share <= COLD_SHARE for share in shares)
-    return Check(f"{fit} of {len(shares)} asked {what} are {'warm' if is_warm else 'cold'}", fit == len(shares))
+    return Check(f"{fit} of {len(shares)} queried {what} are {'warm' if is_warm else 'cold'}", fit == len(shares))
 
 
 def allocated_bytes(directory: Path, pattern: str) -> int:
-    """Bytes the file system has set aside for the files of this pattern below a directory; holes take none."""
+    """Return bytes allocated by the file system to matching files below a directory; holes take none."""
     return sum(path.stat().st_blocks * 512 for path in directory.rglob(pattern))
 
 
 def run_fleet(settings: Settings, options: FleetBench, console: Console) -> int:
-    """Run it, print figures, verdict and JSON lines; 0 if the verdict holds, else 1."""
+    """Run it, print figures, verdict and JSON lines; return 0 if the verdict holds, else 1."""
     flags = flags_of(settings)
     with (
         tempfile.TemporaryDirectory(prefix="rekindle-fleet-") as name,
@@ -229,6 +229,6 @@ def run_fleet(settings: Settings, options: FleetBench, console: Console) -> int:
 
 
 def spec_of(flags: Mapping[str, Any]) -> ModelSpec:
-    """The sizes of these settings' model, which budgets are made of."""
+    """Return the spec of these settings' model, from which budgets are computed."""
     with Engine(Settings.load({**flags, "store": "off"})) as engine:
         return engine.spec

@@ -2,9 +2,9 @@
 
     python -m benchmarks match --repeats 200
 
-Rendering and splitting lie outside: the prompt is a key already, and what is timed is `Matcher.match` alone. Stored are
-9,990 sequences of 2,000 tokens and 10 of 100,000; each begins with one of ten common system prompts. The model gives
-its tokenizer only.
+Rendering and splitting are excluded: the prompt is already a key, and only `Matcher.match` is timed. Stored are 9,990
+sequences of 2,000 tokens and 10 of 100,000; each begins with one of ten common system prompts. Only the model's
+tokenizer is used.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ NAMESPACE = "default"
 NUM_SYSTEM_PROMPTS = 10
 SYSTEM_TOKENS = 500
 EXTENSION_TOKENS = 64
-INDEX_BYTES = 4 << 30  # everything stays findable, whatever the setting says
+INDEX_BYTES = 4 << 30  # everything stays in the index, whatever the setting
 WARM_UP = 3
 
 
@@ -57,7 +57,7 @@ class MatchBench:
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A prompt, who asks, and how it should relate to what is stored."""
+    """A prompt, its agent, and the expected relation to what is stored."""
 
     name: str
     agent: str | None
@@ -78,11 +78,11 @@ class Library:
         self.matcher = Matcher(encoder, max_index_bytes=INDEX_BYTES)
 
     def random_ids(self, count: int) -> np.ndarray:
-        """So many random one-token words (uint32)."""
+        """Return `count` random one-token words (uint32)."""
         return self._chooser.choice(self._words, count)
 
     def fill(self) -> None:
-        """Store everything; the long ones among the short ones, not last."""
+        """Store everything, the long sequences first."""
         options = self._options
         for number in range(options.num_long):
             ids = self._sequence(number, options.long_tokens)
@@ -99,7 +99,7 @@ class Library:
         self.matcher.add(StoredBranch(NAMESPACE, agent, 0, ids, len(ids)))
 
     def cases(self) -> Iterator[Case]:
-        """The prompts to look for, all about as long as the longest sequence."""
+        """Yield the prompts to match, all about as long as the longest sequence."""
         stored = self.longest[0]
         half = len(stored) // 2
         longer = self._prompt(stored, self.random_ids(EXTENSION_TOKENS))
@@ -119,12 +119,12 @@ class Library:
         return RenderedPrompt(self._encoder.key_of(np.concatenate(pieces)))
 
     def check(self) -> None:
-        """The matcher's index agrees with what was stored."""
+        """Assert that the matcher's index agrees with what was stored."""
         self.matcher.check()
 
 
 def word_ids(encoder: PromptEncoder) -> np.ndarray:
-    """Ids of words that are one token each behind a blank, so that any sequence of them is canonical."""
+    """Return ids of words that are one token each after a blank, so that any sequence of them is canonical."""
     found = set()
     for word in sorted(set(WORDS)):
         ids = encoder.encode(encoder.render_text(f"a {word} {word}"))
@@ -136,7 +136,7 @@ def word_ids(encoder: PromptEncoder) -> np.ndarray:
 
 
 def measure(library: Library, case: Case, repeats: int) -> Measurement:
-    """Microseconds of `repeats` matches of one prompt."""
+    """Measure microseconds of `repeats` matches of one prompt."""
     matcher, times = library.matcher, []
     for turn in range(WARM_UP + repeats):
         began = time.perf_counter()
@@ -150,7 +150,7 @@ def measure(library: Library, case: Case, repeats: int) -> Measurement:
 
 
 def run_match_bench(settings: Settings, options: MatchBench, console: Console) -> int:
-    """Store, look for every case, print table and lines; 0 when every match was the right one."""
+    """Store sequences, match every case, print table and lines; return 0. Wrong matches fail an assertion."""
     encoder = PromptEncoder.from_dir(Source.find(settings.model.model, settings.model.revision).fetch())
     with console.status("storing the sequences"):
         library = Library(encoder, options)
@@ -167,7 +167,7 @@ def run_match_bench(settings: Settings, options: MatchBench, console: Console) -
 
 
 def table(measured: list[Measurement]) -> Table:
-    """A row per case: median and maximum in microseconds."""
+    """Build a table with a row per case: median and maximum in microseconds."""
     shown = Table(title="Matching, in µs", title_justify="left")
     for name in ("case", "median", "max", "tokens found", "prompt bytes"):
         shown.add_column(name, justify="left" if name == "case" else "right")

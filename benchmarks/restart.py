@@ -1,12 +1,12 @@
-"""kill -9 a server that keeps many agents, start it, and wait for the first of them.
+"""kill -9 a server with many agents, restart it, and wait for the first of them.
 
     python -m benchmarks restart --agents 1000 --agents 10000 --tokens 256 --repeats 5 --keep /var/tmp/filled
 
-The store is filled by the engine itself, with real KV of distinct conversations; with `--keep` it is used again by the
-next run with the same sizes and model. In every repeat a server that has just answered is killed with SIGKILL. Measured
-from the start of the new process, by the clock on the wall: weights loaded, store opened, agents known, serving (the
-first answer to a health check), first token of a random agent through HTTP; once with the store's pages in the kernel's
-file cache, once with them dropped (the model's files stay cached). Medians with range.
+The engine itself fills the store, with real KV of distinct conversations; with `--keep` the next run with the same
+sizes and model uses it again. In every repeat a server that has just answered is killed with SIGKILL. Measured in wall
+time from the start of the new process: weights loaded, store opened, agents known, serving (the first answer to a
+health check), first token of a random agent through HTTP; once with the store's pages in the kernel's file cache, once
+with them dropped (the model's files stay cached). Medians with range.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from rekindle.harness.record import Measurement, Origin, deliver
 ARM = "rekindle"
 MARK = "filled.json"
 AT_ONCE = 32
-SPARE = 100  # agents' room on disk for what the restarts say themselves
+SPARE = 100  # agents' worth of disk space for the restarts' own requests
 POLL_S = 0.002
 START_S = 600.0
 STATES = ("cached", "dropped")
@@ -49,7 +49,7 @@ STATES = ("cached", "dropped")
 
 @dataclass(frozen=True, slots=True)
 class RestartBench:
-    """Stores of how many agents, of how many tokens each, and how often each is restarted."""
+    """Agents per store, tokens per agent, and restarts per store."""
 
     agents: tuple[int, ...] = (1_000, 10_000)
     tokens: int = 256
@@ -67,7 +67,7 @@ class RestartBench:
 
 @dataclass(frozen=True, slots=True)
 class Restart:
-    """One restart: seconds since the process was started, of each phase, and what the server held then."""
+    """One restart: seconds from process start to each phase, and the server's index and memory size then."""
 
     seconds: Mapping[str, float]
     index_bytes: int
@@ -82,7 +82,7 @@ class Filler:
         self._texts = Distinct(engine.encoder, tokens=tokens, seed=seed)
 
     def fill(self, agents: int, progress: Progress) -> None:
-        """Ask for one token of everybody; returns when all turns are durable."""
+        """Request one token from every agent; return once all turns are durable."""
         task = progress.add_task(f"filling a store with {agents:,} agents", total=agents)
         under_way: deque[Generation] = deque()
         for number in range(agents):
@@ -97,17 +97,17 @@ class Filler:
             raise RekindleError("the store could not save the agents in time")
 
     def messages(self, number: int) -> Messages:
-        """What the agent of this number said."""
+        """Return the conversation of agent `number`."""
         return self._texts.messages(number)
 
 
 def agent_name(number: int) -> str:
-    """Its id."""
+    """Return the id of agent `number`."""
     return f"agent-{number}"
 
 
 def run_restart(settings: Settings, options: RestartBench, console: Console) -> int:
-    """Fill, restart, measure, print the table and JSON lines; 0 when the agents asked were all warm."""
+    """Fill, restart, measure, print the table and JSON lines; return 0. RekindleError if an agent was not warm."""
     flags, measured = flags_of(settings), list[Measurement]()
     spec = spec_of(flags)
     with Progress(console=console, transient=True) as progress:
@@ -137,13 +137,13 @@ def _directory(options: RestartBench, agents: int) -> Iterator[Path]:
     yield directory
 
 
-Talk = tuple[str, Messages]  # an agent and what it said
+Talk = tuple[str, Messages]  # an agent and its conversation
 
 
 def _filled(
     flags: Mapping[str, Any], options: RestartBench, agents: int, store: Path, progress: Progress
 ) -> list[Talk]:
-    """Fill the store unless it was filled so before; return random agents to ask, one per repeat."""
+    """Fill the store unless it is already filled this way; return random agents to query, one per repeat."""
     with Engine(Settings.load({**flags, "store": str(store)})) as engine:
         filler = Filler(engine, tokens=options.tokens, seed=options.seed)
         wanted = {
@@ -162,7 +162,7 @@ def _filled(
 
 
 def _restart(settings: Settings, talk: Talk, store: Path, state: str) -> Restart:
-    """Kill a server that has answered, start another, and ask it for the agent, which it has on disk only."""
+    """Kill a server that has answered, start another, and query an agent that it has only on disk."""
     agent, messages = talk
     log, given = store / "server.log", variables(settings, store)
     with ServerProcess(log=log, variables=given) as server:
@@ -192,7 +192,7 @@ def _restart(settings: Settings, talk: Talk, store: Path, state: str) -> Restart
 
 
 def _wait(server: ServerProcess) -> Client:
-    """A client, as soon as the server answers a health check."""
+    """Return a client as soon as the server answers a health check."""
     client = Client(server.port)
     deadline = time.monotonic() + START_S
     while time.monotonic() < deadline:
@@ -215,7 +215,7 @@ def _measurements(runs: list[Restart], agents: int, state: str) -> Iterator[Meas
 
 
 def table(measured: list[Measurement]) -> Table:
-    """A row per measure: median and range."""
+    """Build a table with a row per measure: median and range."""
     shown = Table(title="Restart after kill -9, since the start of the process", title_justify="left")
     for name in ("measure", "median", "least", "most"):
         shown.add_column(name, justify="left" if name == "measure" else "right")

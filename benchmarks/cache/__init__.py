@@ -1,1 +1,1 @@
-"""The prefix cache as a library: trie, pool and hashes, beside the figures they are held to."""
+"""The prefix cache as a library: trie, pool and hashes, compared with their targets."""

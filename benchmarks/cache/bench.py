@@ -1,10 +1,10 @@
-"""What the prefix cache costs as a library: trie, pool and hashes, beside what they are held to.
+"""Costs of the prefix cache as a library: trie, pool and hashes, compared with their targets.
 
     python -m benchmarks cache --sequences 100000 --tokens 2000 --blocks 1000000
     python -m benchmarks cache --only trie
 
-Needs no model. Speeds are means over many calls one after the other, a value per repeat; the garbage collector runs as
-it would elsewhere. Bytes are counted by tracemalloc while the structure is filled, not estimated.
+Needs no model. Speeds are means over many consecutive calls, a value per repeat; the garbage collector runs as usual.
+Bytes are counted by tracemalloc while the structure is filled, not estimated.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ MIN_SEQUENCES, MIN_TOKENS, MIN_BLOCKS = 100, 20, 100
 
 @dataclass(frozen=True, slots=True)
 class CacheBench:
-    """How much is stored, which parts are measured, how often; `out` None prints the JSON lines after the table."""
+    """How much to store, which parts to measure, how often; `out` None prints the JSON lines after the table."""
 
     sequences: int = 100_000
     tokens: int = 2_000
@@ -49,7 +49,7 @@ class CacheBench:
 
 
 def measure(options: CacheBench, track: Track) -> Iterator[Row]:
-    """The rows of the chosen parts, as they come."""
+    """Yield the rows of the chosen parts as they are measured."""
     often = {"repeats": options.repeats, "seed": options.seed}
     if "hashing" in options.only:
         yield from hashing_rows(**often)
@@ -60,7 +60,7 @@ def measure(options: CacheBench, track: Track) -> Iterator[Row]:
 
 
 def run_cache_bench(options: CacheBench, console: Console) -> int:
-    """Measure, print table and lines; 0 whatever the figures are."""
+    """Measure, print table and lines; return 0 whatever the figures are."""
     columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
     with Progress(*columns, console=console, transient=True) as progress:
         rows = list(measure(options, lambda numbers, doing: progress.track(numbers, description=doing)))

@@ -1,7 +1,7 @@
-"""The pool's and the hashes' rows: every operation on an empty, a full and an evicting pool.
+"""Rows of the pool and the hashes: every operation on an empty, a full and an evicting pool.
 
-Blocks hold chains of 32 under one root, all ids random. Names are made beforehand: hashing has rows of its own. The
-targets are for the policy that costs least, `lru`; what `adaptive` costs instead stands in rows without a target.
+Blocks form chains of 32 under one root, all ids random. Hashes are computed beforehand: hashing has separate rows. The
+targets are for the cheapest policy, `lru`; rows without a target show the cost of `adaptive`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from rekindle.cache.blocks.pool import BlockPool
 
 ROOT = BlockHash(bytes(32))
 CHAIN = 32
-AIMED, OTHER = "lru", "adaptive"  # the policy that targets are for, and one that is measured beside it
+AIMED, OTHER = "lru", "adaptive"  # the policy that targets are for, and one measured for comparison
 VOCABULARY = 150_000
 POOL_BLOCK_TOKENS = (16, 64)
 HASH_BLOCK_TOKENS = (16, 64, 512)
@@ -29,30 +29,30 @@ OPERATION_US, BLOCK_BYTES, HASHED_PER_US = 3, 300, 20
 
 @dataclass(frozen=True, slots=True)
 class Chains:
-    """Names and parents of blocks [n] and their ids [n, block_tokens], chain after chain."""
+    """Hashes and parents of blocks [n] and their ids [n, block_tokens], chain after chain."""
 
-    names: list[BlockHash]
+    hashes: list[BlockHash]
     parents: list[BlockHash]
     ids: TokenIds
 
     @classmethod
     def random(cls, chooser: np.random.Generator, count: int, block_tokens: int) -> Chains:
-        """So many blocks; the last chain may be shorter."""
+        """Generate `count` blocks; the last chain may be shorter."""
         ids = chooser.integers(0, VOCABULARY, (count, block_tokens), dtype=np.uint32)
-        names: list[BlockHash] = []
+        hashes: list[BlockHash] = []
         for start in range(0, count, CHAIN):
-            names += chain_hashes(ROOT, ids[start : start + CHAIN].reshape(-1), block_tokens)
-        parents = [ROOT if i % CHAIN == 0 else names[i - 1] for i in range(count)]
-        return cls(names, parents, ids)
+            hashes += chain_hashes(ROOT, ids[start : start + CHAIN].reshape(-1), block_tokens)
+        parents = [ROOT if i % CHAIN == 0 else hashes[i - 1] for i in range(count)]
+        return cls(hashes, parents, ids)
 
     def publish(self, pool: BlockPool, number: int, block: int) -> None:
-        """Give a private block the name of this one, and let go of it."""
-        pool.register(block, self.names[number], self.parents[number], self.ids[number])
+        """Register a private block under this one's hash, and release it."""
+        pool.register(block, self.hashes[number], self.parents[number], self.ids[number])
         pool.release(block)
 
 
 class PoolBench:
-    """A pool that is empty, then full of cached blocks, then evicting."""
+    """A pool that is first empty, then full of cached blocks, then evicting."""
 
     def __init__(self, num_blocks: int, block_tokens: int, policy: str, *, repeats: int, seed: int) -> None:
         self._num_blocks = num_blocks
@@ -64,7 +64,7 @@ class PoolBench:
         self._sample = min(SAMPLE, num_blocks // 4)
 
     def rows(self, track: Track) -> Iterator[Row]:
-        """All of them; each stage leaves the pool as the next one needs it. Some do not depend on the policy."""
+        """Yield all rows; each stage leaves the pool as the next one needs it. Some do not depend on the policy."""
         if self._policy == AIMED:
             yield self._empty()
         chains = Chains.random(self._chooser, self._num_blocks, self._block_tokens)
@@ -81,7 +81,7 @@ class PoolBench:
         chosen = self._chooser.choice(self._num_blocks, self._sample, replace=False).tolist()
         if self._policy == AIMED:
             yield from self._found(pool, chains, chosen)
-        yield from self._held(pool, [(pool.block_of(chains.names[number]),) for number in chosen])
+        yield from self._held(pool, [(pool.block_of(chains.hashes[number]),) for number in chosen])
         yield from self._evicting(pool)
 
     def _empty(self) -> Row:
@@ -92,18 +92,18 @@ class PoolBench:
         return self._part.row("allocate, all free", "µs", values, most(OPERATION_US), calls=self._sample)
 
     def _bytes(self, num_bytes: int, pool: BlockPool) -> Iterator[Row]:
-        """What the pool keeps of a block, beside the ids it was given and with them: the verdicts say which is met."""
+        """Measure the pool's bytes per block, without and with the block's ids; both have the same target."""
         ids, target = 4 * self._block_tokens, self._aim(BLOCK_BYTES)
-        each, said = num_bytes / self._num_blocks, pool.nbytes / self._num_blocks
-        yield self._part.row(f"block beside {ids} bytes of ids", "bytes", [each - ids], target, said=said - ids)
-        yield self._part.row("block with its ids", "bytes", [each], target, said=said)
+        each, reported = num_bytes / self._num_blocks, pool.nbytes / self._num_blocks
+        yield self._part.row(f"block beside {ids} bytes of ids", "bytes", [each - ids], target, said=reported - ids)
+        yield self._part.row("block with its ids", "bytes", [each], target, said=reported)
 
     def _aim(self, value: float) -> Target | None:
         return most(value) if self._policy == AIMED else None
 
     def _found(self, pool: BlockPool, chains: Chains, chosen: list[int]) -> Iterator[Row]:
-        known = [(chains.names[i], chains.ids[i]) for i in chosen]
-        foreign = [(BlockHash(name[::-1]), ids) for name, ids in known]
+        known = [(chains.hashes[i], chains.ids[i]) for i in chosen]
+        foreign = [(BlockHash(block_hash[::-1]), ids) for block_hash, ids in known]
         children = [(chains.parents[i], chains.ids[i]) for i in chosen]
         assert all(pool.find(*call) is not None for call in known), "a block of a full pool is not found"
         assert not any(pool.find(*call) is not None for call in foreign), "a block was found that is not there"
@@ -131,7 +131,7 @@ class PoolBench:
             chains = Chains.random(self._chooser, self._sample, self._block_tokens)
             blocks: list[int | None] = []
             allocated.append(mean_us(lambda into: into.append(pool.allocate()), [(blocks,)] * self._sample))
-            given = zip(blocks, chains.names, chains.parents, chains.ids, strict=True)
+            given = zip(blocks, chains.hashes, chains.parents, chains.ids, strict=True)
             registered.append(mean_us(pool.register, list(given)))
             for block in blocks:
                 assert block is not None, "every block was cached, and still there was a shortage"
@@ -143,13 +143,13 @@ class PoolBench:
 
 
 def pool_rows(num_blocks: int, *, repeats: int, seed: int, track: Track) -> Iterator[Row]:
-    """All rows of pools of small and of usual blocks; another policy with small ones, as ids are nothing to it."""
+    """Yield all rows for small and usual blocks; the other policy only with small ones, as it never reads ids."""
     for block_tokens, policy in (*((size, AIMED) for size in POOL_BLOCK_TOKENS), (POOL_BLOCK_TOKENS[0], OTHER)):
         yield from PoolBench(num_blocks, block_tokens, policy, repeats=repeats, seed=seed).rows(track)
 
 
 def hashing_rows(*, repeats: int, seed: int) -> Iterator[Row]:
-    """Millions of tokens a second through a chain of names."""
+    """Measure millions of tokens per second through a chain of hashes."""
     ids = np.random.default_rng(seed).integers(0, VOCABULARY, NUM_HASHED, dtype=np.uint32)
     part = Part("hashing")
     for block_tokens in HASH_BLOCK_TOKENS:

@@ -1,6 +1,6 @@
-"""Rows of `python -m benchmarks cache`: a measure, the target it is held to, and the table of all.
+"""Rows of `python -m benchmarks cache`: measures with their targets, and the table of all.
 
-Owns what a target is and how it is shown. Knows nothing of what is measured.
+Owns what a target is and how it is shown. Knows nothing about what is measured.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from rich.table import Table
 from rekindle.harness.record import Measurement
 
 ARM = "rekindle.cache"
-Track = Callable[[Iterable[int], str], Iterable[int]]  # passes numbers through and shows how far they are
+Track = Callable[[Iterable[int], str], Iterable[int]]  # passes numbers through and shows progress
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,18 +39,18 @@ class Target:
 
 
 def most(value: float) -> Target:
-    """A target that is met by this and anything below."""
+    """Return a target met by this value and anything below."""
     return Target("most", value)
 
 
 def least(value: float) -> Target:
-    """A target that is met by this and anything above."""
+    """Return a target met by this value and anything above."""
     return Target("least", value)
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """What was measured of which part, and what it is held to; None: measured for its own sake."""
+    """A measurement of a part, and its target; None: no target."""
 
     part: str
     what: str
@@ -67,19 +67,19 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A structure in one state, to which rows belong."""
+    """A structure in one state, which rows belong to."""
 
     name: str
 
     def row(self, what: str, unit: str, values: Iterable[float], target: Target | None = None, **detail: Any) -> Row:
-        """One row; the target goes into the measurement's detail, too."""
+        """Build a row; the target is also part of the measurement's detail."""
         aim = {} if target is None else {"target": str(target)}
         measured = Measurement(f"{self.name}: {what}", ARM, unit, tuple(values), aim | detail)
         return Row(self.name, what, measured, target)
 
 
 def mean_us(operation: Callable[..., object], calls: Sequence[tuple[Any, ...]]) -> float:
-    """Microseconds a call, over one call after the other; the loop around them is counted in."""
+    """Return microseconds per call over consecutive calls, loop overhead included."""
     began = time.perf_counter()
     for arguments in calls:
         operation(*arguments)
@@ -88,7 +88,7 @@ def mean_us(operation: Callable[..., object], calls: Sequence[tuple[Any, ...]]) 
 
 @contextmanager
 def counted_bytes() -> Iterator[Callable[[], int]]:
-    """Trace allocations inside; the function it gives tells how many of the traced bytes are still held."""
+    """Trace allocations inside; yield a function that returns how many of the traced bytes are still held."""
     gc.collect()
     tracemalloc.start()
 
@@ -103,7 +103,7 @@ def counted_bytes() -> Iterator[Callable[[], int]]:
 
 
 def table(rows: Sequence[Row]) -> Table:
-    """A line per row under the name of its part: target, median, worst of the repeats, verdict."""
+    """Build a table with a line per row under its part: target, median, worst of the repeats, verdict."""
     shown = Table(title="The cache as a library", title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
     for name in ("measure", "target", "median", "worst", ""):
         shown.add_column(name, justify="right" if name in ("target", "median", "worst") else "left", no_wrap=True)

@@ -1,10 +1,10 @@
-"""The trie's rows: what lookups cost and what it holds, at three shares of common prefixes.
+"""Rows of the trie: cost of lookups and memory, at three shares of common prefixes.
 
     half           every hundred sequences share the first half
     nine tenths    every hundred sequences share the first nine tenths
     conversations  ten turns of a conversation, each stored with all before it
 
-One sequence fifty times as long lies among them, of `conversations` every tenth part of a short one's length a turn.
+One sequence is fifty times as long; in `conversations` its turns each add a tenth of a short one's length.
 Ids are random, so what is not shared on purpose differs.
 """
 
@@ -24,14 +24,14 @@ GROUP = 100  # sequences with the same beginning
 TURNS = 10
 LONG = 50  # a long sequence, in short ones
 VOCABULARY = 150_000
-SAMPLE = 1_000  # short sequences that are looked for
+SAMPLE = 1_000  # short sequences to look up
 NUM_LONG_LOOKUPS = 20
 LOOKUP_US, LONG_LOOKUP_US, BYTES_PER_DISTINCT_BYTE = 50, 1_000, 3
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """How sequences share their beginnings: the first `shared` of `GROUP` of them, or turn after turn."""
+    """How sequences share prefixes: a share `shared` in groups of `GROUP`, or (None) turn by turn."""
 
     name: str
     shared: float | None
@@ -41,7 +41,7 @@ SHAPES = (Shape("half", 0.5), Shape("nine tenths", 0.9), Shape("conversations", 
 
 
 class Library:
-    """A trie of `count` sequences of `tokens` ids and a long one, and what of them will be looked for."""
+    """A trie of `count` sequences of `tokens` ids and a long one, with a sample to look up."""
 
     def __init__(self, shape: Shape, count: int, tokens: int, seed: int) -> None:
         self.shape = shape
@@ -51,16 +51,16 @@ class Library:
         self._chooser = np.random.default_rng(seed)
         self.trie: RadixTrie[int] = RadixTrie("ids")
         self.num_distinct = 0  # ids, each prefix counted once
-        self.num_bytes = 0  # the interpreter's, of the whole trie
+        self.num_bytes = 0  # of the whole trie, as traced in the interpreter
         self.sample: list[TokenIds] = []
         self.long = self.random_ids(LONG * tokens)
 
     def random_ids(self, count: int) -> TokenIds:
-        """So many random ids."""
+        """Return `count` random ids."""
         return self._chooser.integers(0, VOCABULARY, count, dtype=np.uint32)
 
     def fill(self, track: Track) -> None:
-        """Store everything, under the eyes of tracemalloc."""
+        """Store everything while tracemalloc counts."""
         every = max(1, self._count // SAMPLE)
         sequences = self._conversations() if self.shape.shared is None else self._groups(self.shape.shared)
         chosen = np.empty((self._count // every + 1, self._tokens), np.uint32)
@@ -106,7 +106,7 @@ class Library:
 
 
 def trie_rows(count: int, tokens: int, *, repeats: int, seed: int, track: Track) -> Iterator[Row]:
-    """All rows of all shapes."""
+    """Yield all rows of all shapes."""
     for shape in SHAPES:
         library = Library(shape, count, tokens, seed)
         library.fill(track)
@@ -142,7 +142,7 @@ def _lookups(library: Library, tokens: int, repeats: int) -> Iterator[Row]:
 
 
 def _changed(library: Library, ids: TokenIds) -> TokenIds:
-    """The same to three quarters, then an id that no sequence has, then random ones."""
+    """Return the ids up to three quarters, then an id that no sequence has, then random ones."""
     kept = ids[: len(ids) * 3 // 4]
     rest = library.random_ids(len(ids) - len(kept))
     rest[:1] = VOCABULARY
@@ -150,7 +150,7 @@ def _changed(library: Library, ids: TokenIds) -> TokenIds:
 
 
 def _lookup(library: Library, what: str, queries: Sequence[tuple[Key, int]], repeats: int, target: Target) -> Row:
-    """Microseconds a lookup; each finds as many ids as it should."""
+    """Measure microseconds per lookup; assert that each finds the right number of ids."""
     find = library.trie.find_longest_prefix
     for query, length in queries:
         found, _ = find(query)
@@ -161,7 +161,7 @@ def _lookup(library: Library, what: str, queries: Sequence[tuple[Key, int]], rep
 
 
 def _changes(library: Library, tokens: int, repeats: int) -> Iterator[Row]:
-    """Take the sample out and put it in again; the trie is as before, but for who was used last."""
+    """Remove and reinsert the sample; afterwards only the trie's recency order differs."""
     removed: list[float] = []
     inserted: list[float] = []
     size = len(library.trie)

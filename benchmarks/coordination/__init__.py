@@ -1,1 +1,1 @@
-"""Agents that talk in turns: the silence between two of them, and what a killed server costs."""
+"""Agents that talk in turns: the silence between two speakers, and the cost of a killed server."""

@@ -1,11 +1,11 @@
-"""Agents that talk round after round, and how long it is silent between two of them.
+"""Agents that talk round after round, and the silence between two speakers.
 
     python -m benchmarks coordination --agents 6 --rounds 10 --history 1000 --arm all --out coordination.jsonl
 
-Every arm is a session of its own, on an engine and a store of its own: ours; nobody listening while others speak; a
-layout whose cue stands at the end of the history; no reuse at all. Replies have a length that is given, so that all
-arms say as much, and end by themselves. The silence between two speakers is held to two decode steps of the same model
-and 10 ms; a step is measured in the same engine, alone, before the session and after it.
+Every arm is a separate session, on its own engine and store: ours; no agent listening while others speak; a layout
+with the cue at the end of the history; no reuse at all. Replies have a fixed length, so that all arms generate equally
+much, and end by themselves. The bound on the silence between two speakers is two decode steps of the same model plus
+10 ms; a step is measured in the same engine, alone, before and after the session.
 """
 
 from __future__ import annotations
@@ -46,23 +46,23 @@ from rekindle.text.prompt import PromptEncoder
 NAMES = ("Ada", "Ben", "Cleo", "Dora", "Emil", "Fay", "Gus", "Hana", "Ivo", "Jun")
 SPACE, SESSION = "default", "bench"
 OURS = "ours"
-Tell = Callable[[str], object]
-# What each arm changes of the plan.
+Report = Callable[[str], object]
+# What each arm changes in the plan.
 ARMS: Mapping[str, Mapping[str, Any]] = {
     OURS: {},
     "not listening": {"listen": "later"},
     "trailing cue": {"listen": "later", "layout": "trailing_cue"},
     "reuse off": {"listen": "later", "reuse": "off"},
 }
-STEP_TOKENS = 32  # decoded alone to know what a step takes
+STEP_TOKENS = 32  # decoded alone to measure a step
 WARM_UP_TOKENS = 4
 
 
 @dataclass(frozen=True, slots=True)
 class CoordinationBench:
-    """What to play: `history` tokens that all have in common before anybody speaks, replies of `tokens` tokens.
+    """What to play: `history` tokens shared by all agents beforehand, replies of `tokens` tokens.
 
-    `baseline_rounds` bounds the rounds of all arms but ours (None: as many).
+    `baseline_rounds` limits the rounds of all arms but ours (None: no limit).
     """
 
     agents: int = 6
@@ -82,24 +82,22 @@ class CoordinationBench:
         self.chosen_arms()
 
     def chosen_arms(self) -> list[str]:
-        """The arms to play, in order."""
+        """Return the arms to play, in order."""
         return chosen(self.arms, ARMS)
 
     def rounds_of(self, arm: str) -> int:
-        """How many rounds an arm plays."""
+        """Return the number of rounds an arm plays."""
         return self.rounds if arm == OURS else min(self.rounds, self.baseline_rounds or self.rounds)
 
 
 def check_agents(agents: int) -> None:
-    """Raise ConfigError where no session has so many agents."""
+    """Raise ConfigError if a session cannot have this number of agents."""
     if not 2 <= agents <= MOST_AGENTS:
         raise ConfigError(f"--agents must be from 2 to {MOST_AGENTS}, not {agents}")
 
 
 def chosen(wanted: Collection[str], known: Iterable[str]) -> list[str]:
-    """Those of the known arms that are wanted, in their order; none named, or `all`: every one. ConfigError names
-    what is no arm.
-    """
+    """Return the wanted arms in defined order; none named, or `all`: every one. ConfigError names unknown ones."""
     arms = list(known)
     unknown = [name for name in wanted if name not in (*arms, "all")]
     if unknown:
@@ -108,7 +106,7 @@ def chosen(wanted: Collection[str], known: Iterable[str]) -> list[str]:
 
 
 def run_coordination_bench(settings: Settings, options: CoordinationBench, console: Console) -> int:
-    """Play every arm, telling each round as it ends, print tables, write the lines; 0 when all were played."""
+    """Play every arm, report each round as it ends, print tables, write the lines; return 0 if all were played."""
     done: list[Played] = []
     for arm in options.chosen_arms():
         played = play_arm(arm, settings, options, partial(console.print, highlight=False, soft_wrap=True))
@@ -133,22 +131,24 @@ def run_coordination_bench(settings: Settings, options: CoordinationBench, conso
     return 0
 
 
-def play_arm(arm: str, settings: Settings, options: CoordinationBench, tell: Tell) -> Played:
-    """One session from an empty store; `tell` is told a line as each round ends: an arm may take many minutes."""
+def play_arm(arm: str, settings: Settings, options: CoordinationBench, report: Report) -> Played:
+    """Play one session from an empty store; `report` gets a line after each round: an arm may take many minutes."""
     with tempfile.TemporaryDirectory(prefix="rekindle-coordination-") as name:
         directory = Path(name)
         changed = replace(settings, store=replace(settings.store, dir=directory / "store"))
         records = SessionRecords.open(directory / "sessions.db")
         try:
             with Engine(changed) as engine:
-                played = asyncio.run(_play(arm, engine, records, options, tell))
+                played = asyncio.run(_play(arm, engine, records, options, report))
                 engine.check()
         finally:
             records.close()
     return played
 
 
-async def _play(arm: str, engine: Engine, records: SessionRecords, options: CoordinationBench, tell: Tell) -> Played:
+async def _play(
+    arm: str, engine: Engine, records: SessionRecords, options: CoordinationBench, report: Report
+) -> Played:
     began = time.perf_counter()
     coordinator = Coordinator(engine, records)
     await coordinator.start()
@@ -158,14 +158,14 @@ async def _play(arm: str, engine: Engine, records: SessionRecords, options: Coor
     spoken: list[Spoken] = []
     walls: list[float] = []
     steps = await asyncio.to_thread(steps_alone, engine, plan)
-    tell(f"{arm}: what all know is computed, {time.perf_counter() - began:.1f} s")
+    report(f"{arm}: shared history computed, {time.perf_counter() - began:.1f} s")
     try:
         for number in range(options.rounds_of(arm)):
             began = time.perf_counter()
             turns = await _round(coordinator, number)
             walls.append(time.perf_counter() - began)
             spoken += turns
-            tell(round_line(arm, turns, options.rounds_of(arm), walls[-1]))
+            report(round_line(arm, turns, options.rounds_of(arm), walls[-1]))
         await coordinator.settle(SPACE, SESSION)
         steps += await asyncio.to_thread(steps_alone, engine, plan)
         coordinator.check()
@@ -175,7 +175,7 @@ async def _play(arm: str, engine: Engine, records: SessionRecords, options: Coor
 
 
 def plan_of(engine: Engine, options: CoordinationBench, **changes: Any) -> Plan:
-    """A round of agents who know the same long text; replies have so many tokens and then end by themselves."""
+    """Plan a round of agents that share a long text; replies have a fixed number of tokens and end by themselves."""
     ends = tuple((token, 100.0) for token in sorted(engine.spec.eos_ids))
     sampling = (
         ("temperature", 0.8),
@@ -189,13 +189,13 @@ def plan_of(engine: Engine, options: CoordinationBench, **changes: Any) -> Plan:
 
 
 def participants_of(agents: int) -> tuple[Participant, ...]:
-    """So many who talk, in the order of their seats."""
+    """Return `agents` participants, in seat order."""
     names = [NAMES[i] if i < len(NAMES) else f"Guest{i + 1}" for i in range(agents)]
     return tuple(Participant(name, f"You are {name}, and you like short words.") for name in names)
 
 
 def setting_of(encoder: PromptEncoder, *, history: int, seed: int) -> str:
-    """What all know before anybody speaks: a text of about `history` tokens, and that they talk about it."""
+    """Return the shared setting: a text of about `history` tokens, and a line that says they talk about it."""
     if not history:
         return "Friends meet and talk."
     text = Workload(encoder, context=max(history, 8), seed=seed).base(0)
@@ -203,7 +203,7 @@ def setting_of(encoder: PromptEncoder, *, history: int, seed: int) -> str:
 
 
 def steps_alone(engine: Engine, plan: Plan) -> list[float]:
-    """Milliseconds of decode steps of one stream behind the common history, with nobody beside it."""
+    """Measure milliseconds of decode steps of a single stream after the shared history."""
     messages = [{"role": "system", "content": plan.setting}, {"role": "user", "content": "Host: Go on."}]
     times: list[float] = []
     num_tokens = STEP_TOKENS + WARM_UP_TOKENS
@@ -227,9 +227,9 @@ async def _round(coordinator: Coordinator, number: int) -> list[Spoken]:
 
 
 def spoken_of(data: Mapping[str, Any], number: int, times: Sequence[float], *, begins: bool) -> Spoken:
-    """A turn from the data of its `turn_complete` and the seconds at which its tokens came.
+    """Build a turn from the data of its `turn_complete` and the seconds at which its tokens arrived.
 
-    The first tokens are told when what came before is durable, so steps are counted behind them.
+    The first tokens are emitted once everything before them is durable, so only later steps are counted.
     """
     report = data["rekindle"]
     steps = [(after - before) * 1e3 for before, after in pairwise(times[WARM_UP_TOKENS:])]

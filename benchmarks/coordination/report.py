@@ -1,4 +1,4 @@
-"""What sessions of agents came to: silence between speakers, what was computed, as tables and measurements. Pure."""
+"""Results of agents' sessions: silence between speakers and computed tokens, as tables and measurements. Pure."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ WANTED_SHARE = 0.98
 
 @dataclass(frozen=True, slots=True)
 class Spoken:
-    """One turn. `gap_ms`: from the last word of the turn before to its first; None for the first of a session.
+    """One turn. `gap_ms`: from the last word of the previous turn to its first; None for the first of a session.
 
-    It `begins` a round: its gap is the one between the last seat and the first, with a round's end in between.
-    `taken_in_tokens` were computed for its speaker while others spoke. `step_ms`: the median between two of its tokens.
-    `first_token_ms`: from the moment it began to its first token. `warm_tokens` of those reused came from disk.
+    `begins`: it begins a round, so its gap is between the last seat and the first and includes the end of a round.
+    `taken_in_tokens` were prefilled for its speaker while others spoke. `step_ms`: median time between its tokens.
+    `first_token_ms`: from the turn's start to its first token. `warm_tokens` of the reused ones came from disk.
     """
 
     round: int
@@ -41,13 +41,13 @@ class Spoken:
 
     @property
     def computed_tokens(self) -> int:
-        """Tokens of the prompt that were computed when it was its turn."""
+        """Prompt tokens computed during the turn itself."""
         return self.prompt_tokens - self.reused_tokens
 
 
 @dataclass(frozen=True, slots=True)
 class Played:
-    """One arm: its turns in order, seconds of each round, milliseconds of decode steps of one stream alone."""
+    """One arm: its turns in order, seconds per round, milliseconds of decode steps of one stream alone."""
 
     arm: str
     turns: tuple[Spoken, ...]
@@ -56,12 +56,12 @@ class Played:
 
     @property
     def step_ms(self) -> float:
-        """One decode step of the model alone."""
+        """The median decode step of one stream alone."""
         return statistics.median(self.steps_ms)
 
     @property
     def bound_ms(self) -> float:
-        """What the silence between two speakers is held to."""
+        """The bound on the silence between two speakers."""
         return BOUND_STEPS * self.step_ms + BOUND_MS
 
     @property
@@ -71,40 +71,40 @@ class Played:
 
     @property
     def is_met(self) -> bool | None:
-        """Whether the median silence keeps to the bound; None where nobody followed anybody."""
+        """Whether the median silence is within the bound; None if there is no silence between two speakers."""
         found = self.gaps_ms
         return statistics.median(found) <= self.bound_ms if found else None
 
     def rounds(self) -> list[list[Spoken]]:
-        """The turns of each round."""
+        """Return the turns of each round."""
         return [[turn for turn in self.turns if turn.round == number] for number in range(len(self.walls_s))]
 
 
 def gaps(turns: Sequence[Spoken]) -> list[float]:
-    """The silences before these turns, where somebody spoke before in the same round."""
+    """Return the silences before these turns, except for turns that begin a round."""
     return [turn.gap_ms for turn in turns if turn.gap_ms is not None and not turn.begins]
 
 
 def wraps(turns: Sequence[Spoken]) -> list[float]:
-    """The silences between the last speaker of a round and the first of the next."""
+    """Return the silences between the last speaker of a round and the first of the next."""
     return [turn.gap_ms for turn in turns if turn.gap_ms is not None and turn.begins]
 
 
 def share(turns: Sequence[Spoken]) -> float:
-    """Reused of all prompt tokens of these turns."""
+    """Return the reused share of all prompt tokens of these turns."""
     return sum(turn.reused_tokens for turn in turns) / (sum(turn.prompt_tokens for turn in turns) or 1)
 
 
 def least_share(turns: Sequence[Spoken]) -> float:
-    """The smallest reused share of a turn's prompt."""
+    """Return the smallest reused share of a turn's prompt."""
     return min((share([turn]) for turn in turns), default=0.0)
 
 
-COLUMNS = ("gap", "p90", "met", "wrap", "step", "prompt", "reused", "least", "computed", "taken in", "wall")
+COLUMNS = ("gap", "p90", "met", "wrap", "step", "prompt", "reused", "least", "computed", "prefilled", "wall")
 
 
 def round_line(arm: str, turns: Sequence[Spoken], num_rounds: int, wall_s: float) -> str:
-    """A round that has just ended."""
+    """Summarise a round that has just ended."""
     found, wrapped = gaps(turns), wraps(turns)
     parts = [f"{arm}: round {turns[0].round + 1} of {num_rounds}"]
     if found:
@@ -116,7 +116,7 @@ def round_line(arm: str, turns: Sequence[Spoken], num_rounds: int, wall_s: float
 
 
 def rounds_table(played: Played) -> Table:
-    """A row per round."""
+    """Build a table with a row per round."""
     title = f"{played.arm}: a step alone {played.step_ms:.1f} ms, so a gap may take {played.bound_ms:.1f} ms"
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1))
     for name in ("round", *COLUMNS):
@@ -127,7 +127,7 @@ def rounds_table(played: Played) -> Table:
 
 
 def totals_table(done: Sequence[Played]) -> Table:
-    """A row per arm, of its last round and of all."""
+    """Build a table with two rows per arm: its last round and all rounds."""
     table = Table(title="Last round and all rounds of each arm", title_justify="left", box=box.SIMPLE_HEAD)
     table.add_column("arm", no_wrap=True)
     for name in ("rounds", *COLUMNS):
@@ -143,9 +143,7 @@ def totals_table(done: Sequence[Played]) -> Table:
 
 
 def _cells(turns: Sequence[Spoken], bound_ms: float) -> list[str]:
-    """Gap, its 90th percentile, whether the bound is met, the gap between rounds, step, prompt, shares, computed and
-    taken in of one turn.
-    """
+    """Return cells in the order of `COLUMNS`, without the last."""
     found, wrapped = gaps(turns), wraps(turns)
     steps = [turn.step_ms for turn in turns if turn.step_ms is not None]
     gap = statistics.median(found) if found else None
@@ -164,13 +162,13 @@ def _cells(turns: Sequence[Spoken], bound_ms: float) -> list[str]:
 
 
 def percentile(values: Sequence[float], at: float) -> float:
-    """The smallest value that so large a share of them does not exceed."""
+    """Return the smallest value that a share `at` of all values does not exceed."""
     ordered = sorted(values)
     return ordered[min(len(ordered) - 1, int(at * len(ordered)))]
 
 
 def measurements(played: Played) -> Iterator[Measurement]:
-    """An arm as lines that say where they come from; its turns in `detail` of the first."""
+    """Yield an arm's measurements; the first one's detail holds its turns."""
     arm, turns = played.arm, played.turns
     held = {"bound_ms": round(played.bound_ms, 2), "met": played.is_met}
     if played.gaps_ms:
@@ -191,7 +189,7 @@ def measurements(played: Played) -> Iterator[Measurement]:
 
 
 def plot_rounds(path: Path, done: Sequence[Played]) -> None:
-    """Median silence and reused share by round, a line per arm, with the bound of the first arm."""
+    """Plot median silence and reused share by round, a line per arm, with the bound of the first arm."""
     plots = pyplot()
     figure, (above, below) = plots.subplots(2, 1, figsize=(9, 7), sharex=True, layout="constrained")
     for played in done:

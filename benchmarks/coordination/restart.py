@@ -1,12 +1,12 @@
-"""`python -m benchmarks coordination-restart`: what a session of agents keeps when its server is killed in mid-round.
+"""`python -m benchmarks coordination-restart`: what a session retains when its server is killed in mid-round.
 
     python -m benchmarks coordination-restart --agents 6 --rounds 3 --history 1000 --tokens 16 --out restarts.jsonl
 
-A real server plays rounds of a session over HTTP. In the next round it gets SIGKILL while the agent in the middle of
-the seats is speaking and some of its words have been told; nothing waits until all is saved. Another server on the same
-store has the round go on, asked for nothing before, and plays more rounds; so as often as `--restarts` says, in one
-session. Every message a client was told of is then looked for by number and words; one that is lost, changed or doubled
-makes the exit code 1. The arm `reuse off` is the same with servers that remember no KV.
+A real server plays rounds of a session over HTTP. In the next round it gets SIGKILL while the agent in the middle seat
+is speaking and some of its words have been emitted, without waiting for saves. Another server on the same store
+resumes the round as its first request and plays more rounds; this repeats `--restarts` times in one session. Then
+every message the client received is looked up by number and words; one that is lost, changed or doubled makes the exit
+code 1. The arm `reuse off` is the same with servers that reuse no KV.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ from rekindle.harness.record import Origin, deliver
 from rekindle.model.checkpoint import Source
 from rekindle.text.prompt import PromptEncoder
 
-LEAST_TOKENS = 4  # of a reply, so that there is a middle to be killed in
-Tell = Callable[[str], object]
+LEAST_TOKENS = 4  # of a reply, so that the server can be killed in the middle of it
+Report = Callable[[str], object]
 
 
 @dataclass(frozen=True, slots=True)
 class Arm:
-    """When others take in what is said, and which settings of the server differ."""
+    """When listeners prefill new messages, and which server settings differ."""
 
     listen: str = "now"
     settings: Mapping[str, str] = field(default_factory=dict)
@@ -49,9 +49,9 @@ ARMS: Mapping[str, Arm] = {OURS: Arm(), "reuse off": Arm("later", {"reuse": "off
 
 @dataclass(frozen=True, slots=True)
 class CoordinationRestartBench:
-    """What to play: `history` tokens that all know before, replies of `tokens` tokens.
+    """What to play: `history` tokens shared by all agents beforehand, replies of `tokens` tokens.
 
-    `rounds` whole ones come before each kill and behind the last.
+    `rounds` complete rounds come before each kill and after the last.
     """
 
     agents: int = 6
@@ -75,35 +75,35 @@ class CoordinationRestartBench:
         self.chosen_arms()
 
     def chosen_arms(self) -> list[str]:
-        """The arms to play, in order."""
+        """Return the arms to play, in order."""
         return chosen(self.arms, ARMS)
 
 
 def run_coordination_restart(settings: Settings, options: CoordinationRestartBench, console: Console) -> int:
-    """Play every arm, print tables and what has to hold, write the lines; 0 when nothing is lost or doubled, else 1."""
-    tell = partial(console.print, highlight=False, soft_wrap=True, markup=False)
+    """Play every arm, print tables and checks, write the lines; return 0 if nothing is lost or doubled, else 1."""
+    report = partial(console.print, highlight=False, soft_wrap=True, markup=False)
     encoder = PromptEncoder.from_dir(Source.find(settings.model.model, settings.model.revision).fetch())
-    done = [play_arm(arm, settings, options, encoder, tell) for arm in options.chosen_arms()]
+    done = [play_arm(arm, settings, options, encoder, report) for arm in options.chosen_arms()]
     for each in done:
         console.print(turns_table(each), restarts_table(each))
-    code = verdict(done, tell)
+    code = verdict(done, report)
     origin = Origin.here("coordination-restart", {**flags_of(settings), **asdict(options), "out": None})
     deliver([line for each in done for line in measurements(each)], origin, options.out, console)
     return code
 
 
-def verdict(done: Sequence[Endured], tell: Tell) -> int:
-    """Tell what holds and what does not; 0 when all of it holds, else 1."""
+def verdict(done: Sequence[Endured], report: Report) -> int:
+    """Report each check; return 0 if all hold, else 1."""
     checks = [check for each in done for check in each.checks()]
     for check in checks:
-        tell(f"{'holds' if check.holds else 'FAILS'}  {check.text}")
+        report(f"{'holds' if check.holds else 'FAILS'}  {check.text}")
     return 0 if all(check.holds for check in checks) else 1
 
 
 def play_arm(
-    arm: str, settings: Settings, options: CoordinationRestartBench, encoder: PromptEncoder, tell: Tell
+    arm: str, settings: Settings, options: CoordinationRestartBench, encoder: PromptEncoder, report: Report
 ) -> Endured:
-    """One session on an empty store, through all its restarts; `tell` is told a line of each."""
+    """Play one session from an empty store through all its restarts; call `report` with a line for each."""
     restarts: list[Restart] = []
     with tempfile.TemporaryDirectory(prefix="rekindle-coordination-restart-") as directory:
         store = Path(directory)
@@ -120,16 +120,16 @@ def play_arm(
                 client = server.wait_ready()
                 ready_s = time.perf_counter() - kill.at
                 restarts.append(talk.resume(client, kill, ready_s))
-                tell(f"{arm}: restart {number} of {options.restarts}, {_told_of(restarts[-1])}")
+                report(f"{arm}: restart {number} of {options.restarts}, {_summary(restarts[-1])}")
                 if number < options.restarts:
                     kill = talk.round_until_killed(client, server)
                     continue
-                kept, heard = talk.kept(client), talk.misheard(client)
+                compared, heard = talk.compared(client), talk.misheard(client)
                 server.stop()
-    return Endured(arm, tuple(before), tuple(restarts), kept, tuple(heard))
+    return Endured(arm, tuple(before), tuple(restarts), compared, tuple(heard))
 
 
-def _told_of(restart: Restart) -> str:
+def _summary(restart: Restart) -> str:
     first = restart.resumed[0]
     reused = first.reused_tokens / first.prompt_tokens
     return (
@@ -139,7 +139,7 @@ def _told_of(restart: Restart) -> str:
 
 
 def body_of(options: CoordinationRestartBench, encoder: PromptEncoder, *, listen: str) -> dict[str, Any]:
-    """The body that makes the session; all replies have the same length."""
+    """Return the body that creates the session; all replies have the same length."""
     return {
         "agents": [{"name": each.name, "persona": each.persona} for each in participants_of(options.agents)],
         "setting": setting_of(encoder, history=options.history, seed=options.seed),

@@ -1,4 +1,4 @@
-"""What a session kept when its server was killed: turns by phase, restarts, as tables and measurements. Pure."""
+"""Report of a session with killed servers: turns by phase and restarts, as tables and measurements. Pure."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from rich import box
 from rich.table import Table
 
-from benchmarks.coordination.kept import Kept, numbered
+from benchmarks.coordination.messages import Comparison, numbered
 from benchmarks.coordination.report import Spoken, gaps, least_share, share
 from rekindle.demo.report import Check
 from rekindle.harness.record import Measurement
@@ -32,11 +32,11 @@ COLUMNS = (
 
 @dataclass(frozen=True, slots=True)
 class Restart:
-    """One kill and what came of it. `speaker` had said `num_pieces` pieces of text, as the client was told.
+    """One kill and its outcome. The client had received `num_pieces` chunks of text from `speaker`.
 
-    Seconds: `ready_s` from SIGKILL to the first sign of the new server being ready; `first_token_s` from the request
-    that has the round go on to its first token, as the client saw both. `broken`: the turns of the round that were told
-    before the kill; `resumed`: those after it; `after`: those of the rounds that followed.
+    Seconds, as seen by the client: `ready_s` from SIGKILL until the new server is ready; `first_token_s` from the
+    request that resumes the round to its first token. `broken`: turns of the round received before the kill;
+    `resumed`: those after it; `after`: turns of the rounds that followed.
     """
 
     speaker: str
@@ -46,26 +46,26 @@ class Restart:
     broken: tuple[Spoken, ...]
     resumed: tuple[Spoken, ...]
     after: tuple[Spoken, ...]
-    kept: Kept
+    compared: Comparison
 
     @property
     def alone_ms(self) -> float | None:
-        """From the moment the first turn after the restart began to its first token, as the server saw it."""
+        """Milliseconds from the start of the first turn after the restart to its first token, by the server's clock."""
         return self.resumed[0].first_token_ms
 
 
 @dataclass(frozen=True, slots=True)
 class Endured:
-    """One arm: the turns before the first kill, the restarts, and at the end what was kept and wrongly heard."""
+    """One arm: turns before the first kill, the restarts, and the final comparison and misheard messages."""
 
     arm: str
     before: tuple[Spoken, ...]
     restarts: tuple[Restart, ...]
-    kept: Kept
+    compared: Comparison
     misheard: tuple[str, ...]
 
     def phases(self) -> dict[str, list[Spoken]]:
-        """The turns of each phase, of all restarts."""
+        """Return the turns of each phase, over all restarts."""
         return {
             BEFORE: [*self.before, *(turn for each in self.restarts for turn in each.broken)],
             FIRST: [each.resumed[0] for each in self.restarts],
@@ -74,18 +74,18 @@ class Endured:
         }
 
     def first_tokens_ms(self, phase: str) -> list[float]:
-        """To the first tokens of a phase: of those who speak first after a restart as the client waited for them."""
+        """Return times to first tokens of a phase; for first speakers after a restart, as seen by the client."""
         if phase == FIRST:
             return [each.first_token_s * 1e3 for each in self.restarts]
         return [turn.first_token_ms for turn in self.phases()[phase] if turn.first_token_ms is not None]
 
     def checks(self) -> list[Check]:
-        """What has to hold, in words that say what does not."""
+        """Return what must hold, in text that names what does not."""
         found = []
-        every = [(f"after restart {number}", each.kept) for number, each in enumerate(self.restarts, 1)]
-        every.append(("at the end", self.kept))
+        every = [(f"after restart {number}", each.compared) for number, each in enumerate(self.restarts, 1)]
+        every.append(("at the end", self.compared))
         for what in ("lost", "changed", "doubled"):
-            wrong = {when: numbers for when, kept in every if (numbers := getattr(kept, what))}
+            wrong = {when: numbers for when, compared in every if (numbers := getattr(compared, what))}
             places = ", ".join(f"{numbered(numbers)} {when}" for when, numbers in wrong.items())
             found.append(Check(f"{self.arm}: no message is {what}" + (f", but {places}" if wrong else ""), not wrong))
         heard = f"{self.arm}: every agent heard each message once, in order"
@@ -93,9 +93,9 @@ class Endured:
 
 
 def turns_table(done: Endured) -> Table:
-    """A row per phase; medians, but for the shares, which are of all tokens and of the worst turn.
+    """Build a table with a row per phase; medians, except for the shares: of all tokens and of the worst turn.
 
-    The first token of who speaks first after a restart is counted from the client's request, of others from their turn.
+    The first speaker's first token after a restart is timed from the client's request, others' from their turn's start.
     """
     title = f"{done.arm}: turns before and after SIGKILL"
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1))
@@ -109,7 +109,7 @@ def turns_table(done: Endured) -> Table:
 
 
 def _cells(turns: Sequence[Spoken], first_tokens_ms: Sequence[float]) -> list[str]:
-    """In the order of `COLUMNS`."""
+    """Return cells in the order of `COLUMNS`."""
     return [
         f"{len(turns)}",
         _ms(gaps(turns)),
@@ -125,38 +125,48 @@ def _cells(turns: Sequence[Spoken], first_tokens_ms: Sequence[float]) -> list[st
 
 
 def restarts_table(done: Endured) -> Table:
-    """A row per restart, and one of their medians with what is kept at the end."""
+    """Build a table with a row per restart, and one with medians and the final comparison."""
     title = f"{done.arm}: restarts; seconds from SIGKILL on, milliseconds from the request and from the first turn on"
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1))
     for name in ("restart", "killed while"):
         table.add_column(name, no_wrap=True)
-    for name in ("ready", "first token", "asked", "turn alone", "told", "found", "lost", "changed", "doubled"):
+    for name in (
+        "ready",
+        "first token",
+        "from request",
+        "turn alone",
+        "received",
+        "found",
+        "lost",
+        "changed",
+        "doubled",
+    ):
         table.add_column(name, justify="right", no_wrap=True)
     for number, each in enumerate(done.restarts, 1):
-        table.add_row(f"{number}", f"{each.speaker} spoke", *_waits([each]), *_counts(each.kept))
-    table.add_row("median", "at the end", *_waits(done.restarts), *_counts(done.kept))
+        table.add_row(f"{number}", f"{each.speaker} spoke", *_waits([each]), *_counts(each.compared))
+    table.add_row("median", "at the end", *_waits(done.restarts), *_counts(done.compared))
     return table
 
 
 def _waits(restarts: Sequence[Restart]) -> list[str]:
-    """Medians: from SIGKILL to ready and to the first token; to that from the request, and from the turn's begin."""
+    """Return medians: from SIGKILL to ready and to the first token; to that from the request and the turn's start."""
     ready_s = statistics.median(each.ready_s for each in restarts)
     first_s = statistics.median(each.ready_s + each.first_token_s for each in restarts)
     alone = [each.alone_ms for each in restarts if each.alone_ms is not None]
-    asked = [each.first_token_s * 1e3 for each in restarts]
-    return [f"{ready_s:.2f} s", f"{first_s:.2f} s", _ms(asked), _ms(alone)]
+    from_request = [each.first_token_s * 1e3 for each in restarts]
+    return [f"{ready_s:.2f} s", f"{first_s:.2f} s", _ms(from_request), _ms(alone)]
 
 
-def _counts(kept: Kept) -> list[str]:
+def _counts(compared: Comparison) -> list[str]:
     return [
-        f"{kept.told}",
-        f"{kept.found}",
-        *(f"{len(numbers)}" for numbers in (kept.lost, kept.changed, kept.doubled)),
+        f"{compared.received}",
+        f"{compared.found}",
+        *(f"{len(numbers)}" for numbers in (compared.lost, compared.changed, compared.doubled)),
     ]
 
 
 def measurements(done: Endured) -> Iterator[Measurement]:
-    """An arm as lines that say where they come from; the turns of a phase in `detail` of what they computed."""
+    """Yield an arm's measurements; the detail of a phase's computed tokens holds its turns."""
     arm, restarts = done.arm, done.restarts
     for phase, turns in done.phases().items():
         if not turns:
@@ -168,21 +178,21 @@ def measurements(done: Endured) -> Iterator[Measurement]:
         shares = tuple(share([turn]) for turn in turns)
         yield Measurement(f"reused share of a turn's prompt, {phase}", arm, "share", shares)
         computed = tuple(float(turn.computed_tokens) for turn in turns)
-        told = {"turns": [asdict(turn) for turn in turns]}
-        yield Measurement(f"computed at a turn, {phase}", arm, "tokens", computed, told)
+        detail = {"turns": [asdict(turn) for turn in turns]}
+        yield Measurement(f"computed at a turn, {phase}", arm, "tokens", computed, detail)
         warm = tuple(float(turn.warm_tokens) for turn in turns)
         yield Measurement(f"from disk at a turn, {phase}", arm, "tokens", warm)
-    detail = {"killed": [{"speaker": each.speaker, "pieces": each.num_pieces} for each in restarts]}
-    yield Measurement("SIGKILL to ready", arm, "s", tuple(each.ready_s for each in restarts), detail)
+    killed = {"killed": [{"speaker": each.speaker, "pieces": each.num_pieces} for each in restarts]}
+    yield Measurement("SIGKILL to ready", arm, "s", tuple(each.ready_s for each in restarts), killed)
     firsts = tuple(each.ready_s + each.first_token_s for each in restarts)
     yield Measurement("SIGKILL to first token", arm, "s", firsts)
     if alone := tuple(each.alone_ms for each in restarts if each.alone_ms is not None):
         yield Measurement(f"first token of the turn alone, {FIRST}", arm, "ms", alone)
-    kept = [*(each.kept for each in restarts), done.kept]
-    yield Measurement("messages told", arm, "messages", tuple(float(each.told) for each in kept))
-    yield Measurement("messages found", arm, "messages", tuple(float(each.found) for each in kept))
+    compared = [*(each.compared for each in restarts), done.compared]
+    yield Measurement("messages told", arm, "messages", tuple(float(each.received) for each in compared))
+    yield Measurement("messages found", arm, "messages", tuple(float(each.found) for each in compared))
     for what in ("lost", "changed", "doubled"):
-        numbers = [list(getattr(each, what)) for each in kept]
+        numbers = [list(getattr(each, what)) for each in compared]
         counts = tuple(float(len(each)) for each in numbers)
         yield Measurement(f"messages {what}", arm, "messages", counts, {"numbers": numbers})
     yield Measurement("agents that heard wrongly", arm, "agents", (float(len(done.misheard)),))

@@ -1,1 +1,1 @@
-"""A coding agent's forty turns on six chat templates, of a model that is scripted."""
+"""A coding agent's forty turns on six chat templates, with a scripted model."""

@@ -1,9 +1,9 @@
 """A coding agent as a client of /v1/messages: forty turns with tools, sub-agents, reminders and a midnight.
 
-Owns what is said to the model and in what order; what the model says decides what comes next. The same seed and the
-same replies give the same session. Shapes are those of a well-known client: an attribution line that is another one in
-every request, instructions marked for caching, the date in a reminder before the first message, thinking sent back,
-tool results as they come, sub-agents that name their parent.
+Owns what is sent to the model and in what order; the model's replies decide what comes next. The same seed and the
+same replies give the same session. The requests are modelled on a well-known client: an attribution line that changes
+in every request, instructions marked for caching, the date in a reminder before the first message, thinking sent back,
+tool results as they arrive, sub-agents that name their parent.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ MAX_TOKENS, THINKING_TOKENS = 4096, 2048
 HELPER_TURNS = 4
 REMIND_EVERY = 9
 MIN_TURNS = 4
-# A sub-agent of its own kind has instructions and tools of its own; one that forks goes on from the whole conversation.
+# An "own" sub-agent has its own instructions and tools; a "fork" continues the whole conversation.
 Helper = Literal["own", "fork"]
 HELPERS: Mapping[float, Helper] = {0.25: "own", 0.75: "fork"}  # after which share of the turns
-NESTED_AFTER = 1  # turns of a sub-agent of its own kind; then it starts one, too
+NESTED_AFTER = 1  # turns of an "own" sub-agent, after which it also starts one
 MIDNIGHT = 0.5  # after which share of the turns
 
 
 @dataclass(frozen=True, slots=True)
 class SessionPlan:
-    """How long a session is, and the seed of everything in it that the model does not say."""
+    """How long a session is, and the seed of everything in it except the model's replies."""
 
     turns: int = 40
     seed: int = 0
@@ -43,18 +43,18 @@ class SessionPlan:
             raise ConfigError(f"--turns must be at least {MIN_TURNS}, not {self.turns}")
 
     def helper_after(self, turn: int) -> Helper | None:
-        """Which kind of sub-agent runs after this turn (from 1), if one does."""
+        """Return the kind of sub-agent that runs after this turn (from 1), if any."""
         return next((kind for share, kind in HELPERS.items() if max(1, round(share * self.turns)) == turn), None)
 
     def now(self, turn: int) -> datetime:
-        """The time at a turn; midnight falls into the middle."""
+        """Return the time at a turn; midnight falls in the middle."""
         late = turn > round(MIDNIGHT * self.turns)
         return EVENING + timedelta(minutes=2 * turn) + timedelta(hours=3 if late else 0)
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One request: the `turn`-th of agent `who` (both for people), its body, who says so, and when."""
+    """One request: the `turn`-th of agent `who` (both for display), its body, identity and time."""
 
     who: str
     turn: int
@@ -63,7 +63,7 @@ class Request:
     at: datetime
 
     def line(self) -> dict[str, Any]:
-        """What a proxy would write of it into its log."""
+        """Return the line a proxy would log for it."""
         body = {**self.body, "stream": True}
         return {"at": self.at.isoformat(), "endpoint": PATH, "headers": self.identity.headers, "body": body}
 
@@ -81,19 +81,19 @@ class Thread:
         self.num_turns = 0
         self._session = session
         self._own = helper == "own"
-        self._dated = False  # whether the first message holds the date
+        self._dated = False  # whether the first message contains the date
 
     def user(self, *blocks: Block, dated: bool = False) -> None:
-        """Take in what the model hears next; `dated`: behind the project's notes and the date."""
+        """Append a user message; `dated`: preceded by the project's notes and the date."""
         self._dated = self._dated or dated
         self.messages.append({"role": "user", "content": list(blocks)})
 
     def fork(self, other: Thread) -> None:
-        """Go on from everything another one said and heard."""
+        """Continue from a copy of another thread's conversation."""
         self.messages, self._dated = copy.deepcopy(other.messages), other._dated
 
     def ask(self, at: datetime) -> Heard:
-        """Send all of it; the reply is part of it then."""
+        """Send the conversation, and append the reply."""
         self.num_turns += 1
         request = Request(self.who, self.num_turns, self._body(at), self.identity, at)
         heard = self._session.ask(request)
@@ -139,7 +139,7 @@ class Session:
         self._num_helpers = 0
 
     def run(self) -> None:
-        """Go through all turns of the main agent and of those it starts."""
+        """Run all turns of the main agent and of its sub-agents."""
         main = Thread(self, "main", identity=Identity(self._name), helper=None)
         main.user(self._task(), dated=True)
         for turn in range(1, self._plan.turns + 1):
@@ -149,12 +149,12 @@ class Session:
             main.user(*self._next(heard, report, turn))
 
     def attribution(self) -> str:
-        """The line that is another one in every request."""
+        """Return the line that changes in every request."""
         number = self._random.getrandbits(20)
         return f"x-anthropic-billing-header: cc_version=2.1.63.a1f; cc_entrypoint=cli; cch={number:05x};"
 
     def _next(self, heard: Heard, report: str | None, turn: int) -> list[Block]:
-        """Results of the calls, or what the user says to an answer."""
+        """Return the results of the calls, or the user's next message after an answer."""
         blocks = self._results(heard, report)
         if not blocks:
             blocks = [_text(f"A helper reports:\n{report}")] if report else []
@@ -176,7 +176,7 @@ class Session:
         return _text(self.texts.task(self._num_tasks - 1))
 
     def _help(self, kind: Helper, caller: Thread, heard: Heard, turn: int) -> str:
-        """Run a sub-agent to its end; return what it reports."""
+        """Run a sub-agent to its end; return its report."""
         helper = self._helper(kind, caller.identity)
         task = _text(self.texts.helper_task(self._num_helpers - 1))
         if kind == "fork":
@@ -185,16 +185,16 @@ class Session:
         else:
             helper.user(task, dated=True)
         for number in range(1, HELPER_TURNS + 1):
-            said = helper.ask(self._plan.now(turn))
+            answer = helper.ask(self._plan.now(turn))
             nests = kind == "own" and number == NESTED_AFTER and caller.identity.agent is None
-            report = self._help(kind, helper, said, turn) if nests else None
-            if number == HELPER_TURNS or not (said.calls or report):
+            report = self._help(kind, helper, answer, turn) if nests else None
+            if number == HELPER_TURNS or not (answer.calls or report):
                 break
-            helper.user(*(self._results(said, report) or [_text(f"A helper reports:\n{report}")]))
-        return said.text or "I looked at all of it and found nothing wrong."
+            helper.user(*(self._results(answer, report) or [_text(f"A helper reports:\n{report}")]))
+        return answer.text or "I looked at all of it and found nothing wrong."
 
     def _helper(self, kind: Helper, caller: Identity) -> Thread:
-        """A new sub-agent; one that the main agent starts does not name its parent."""
+        """Create a sub-agent; one started by the main agent does not name its parent."""
         self._num_helpers += 1
         identity = Identity(self._name, f"{self._random.getrandbits(64):016x}", caller.agent)
         return Thread(self, f"helper-{self._num_helpers}", identity=identity, helper=kind)

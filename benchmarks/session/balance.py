@@ -1,7 +1,8 @@
-"""Makes all that a scripted model may say about equally likely.
+"""Makes all allowed continuations of a scripted model about equally likely.
 
-What attention brings has a part that hardly changes from prompt to prompt. It is measured on a made-up conversation, in
-which the script is followed by chance, and taken out of each piece's row; what is left differs from prompt to prompt.
+The output of attention has a part that hardly changes from prompt to prompt. It is measured on a generated
+conversation, in which the script is followed at random, and removed from each piece's row; the rest differs from
+prompt to prompt.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import torch
 from benchmarks.session.model_script import Script
 
 MOST_TOKENS = 4000  # of the conversation
-MOST_TEXT_TOKENS = 200  # of what stands between two replies
+MOST_TEXT_TOKENS = 200  # of the text between two replies
 Fork = tuple[str, tuple[str, ...]]  # a state and those that may come next
 
 
@@ -27,7 +28,7 @@ def balance(
     states: Mapping[str, torch.Tensor],
     texts: Sequence[Sequence[int]],
 ) -> None:
-    """Change the rows of `model`'s head, behind each state in its direction; `texts` stand around replies.
+    """Adjust the rows of `model`'s head for each state's followers, along its direction; `texts` surround replies.
 
     `ids` are the tokens of each state, `states` their directions in the stream [hidden].
     """
@@ -46,7 +47,7 @@ def balance(
 def _conversation(
     script: Script, ids: Mapping[str, Sequence[int]], texts: Sequence[Sequence[int]]
 ) -> tuple[list[int], dict[Fork, list[int]]]:
-    """Tokens of texts and chance replies in turn, and where each choice stood."""
+    """Return tokens of alternating texts and random replies, and the positions of each choice."""
     r = random.Random(0)
     tokens: list[int] = []
     forks: dict[Fork, list[int]] = {}
@@ -59,11 +60,11 @@ def _conversation(
 
 
 def _walk(script: Script, ids: Mapping[str, Sequence[int]], r: random.Random) -> Iterator[tuple[Fork, int]]:
-    """One reply by chance: the choice at each place, and the token taken."""
+    """Yield one random reply: the choice at each place, and the token taken."""
     state, before = "cue", ""
     while True:
         known = script.states[state]
-        fork = known.then if known.place is not None else known.behind.get(before, known.then)
+        fork = known.then if known.place is not None else known.after.get(before, known.then)
         if not fork:
             return
         here, before = (state, fork), state

@@ -1,11 +1,11 @@
-"""Forty turns of a coding agent on six chat templates, and how much of each prompt was known.
+"""Forty turns of a coding agent on six chat templates, and how much of each prompt was reused.
 
     python -m benchmarks session --behaviour all --arm all --log session.jsonl
 
-A client with the habits of a coding agent speaks to /v1/messages of a real server: tools, thinking, sub-agents, an
+A client that behaves like a coding agent talks to /v1/messages of a real server: tools, thinking, sub-agents, an
 attribution line that changes in every request, a midnight. The model is scripted (`scripted`): its replies are
-well formed, and which words and tools they hold depends on the KV of the whole prompt. Afterwards some requests are
-asked again with reuse off: the replies must be the same. The share counts all requests but the session's first.
+well formed, and their words and tools depend on the KV of the whole prompt. Afterwards some requests are repeated with
+reuse off: the replies must be the same. The share counts all requests but the session's first.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from rich.console import Console
 
 from benchmarks.session.agent import Request, Session, SessionPlan
 from benchmarks.session.client import Heard, MessagesClient
-from benchmarks.session.report import Asked, Checked, Replayed, measurements, totals_table, turns_table
+from benchmarks.session.report import Checked, Exchange, Replayed, measurements, totals_table, turns_table
 from benchmarks.session.script import script_of
 from benchmarks.session.scripted import write_scripted_model
 from benchmarks.session.server import SessionClock, serving
@@ -33,7 +33,7 @@ from rekindle.harness.client import Client
 from rekindle.harness.record import Origin, deliver
 
 HOT_BYTES = 256 * MiB
-# What each arm changes of the defaults.
+# What each arm changes in the defaults.
 ARMS: Mapping[str, Mapping[str, Any]] = {
     "as served": {},
     "normalise off": {"normalise": "off"},
@@ -44,9 +44,9 @@ ARMS: Mapping[str, Mapping[str, Any]] = {
 
 @dataclass(frozen=True, slots=True)
 class SessionBench:
-    """What to run: behaviours and arms by name (empty: all, and the first), how many replies to check, where to write.
+    """What to run: behaviours (empty: all) and arms (empty: the first) by name, number of replies to check, outputs.
 
-    `log` takes the bodies that were sent, for `rekindle analyze`; of several sessions all, one after the other.
+    `log` receives the bodies sent in all sessions, one after another, for `rekindle analyze`.
     """
 
     plan: SessionPlan
@@ -67,18 +67,18 @@ class SessionBench:
                 raise ConfigError(f"--{kind} must be all or some of {', '.join(known)}, not {', '.join(unknown)}")
 
     def chosen_behaviours(self) -> list[Behaviour]:
-        """The behaviours to run."""
+        """Return the behaviours to run."""
         wanted = self.behaviours or ("all",)
         return [each for each in BEHAVIOURS if "all" in wanted or each.name in wanted]
 
     def chosen_arms(self) -> list[str]:
-        """The arms to run."""
+        """Return the arms to run."""
         wanted = self.arms or ("as served",)
         return [name for name in ARMS if "all" in wanted or name in wanted]
 
 
 def run_session_bench(settings: Settings, options: SessionBench, console: Console) -> int:
-    """Run every session, print its turns and all totals; 0 when all replies that were checked are equal."""
+    """Run every session, print its turns and all totals; return 0 if all checked replies are equal, else 1."""
     done: list[Replayed] = []
     if options.log is not None:
         options.log.write_text("", "utf-8")
@@ -101,12 +101,12 @@ def run_session_bench(settings: Settings, options: SessionBench, console: Consol
 
 def _append(log: Path, replayed: Replayed) -> None:
     with log.open("a", encoding="utf-8") as file:
-        for each in replayed.asked:
+        for each in replayed.exchanges:
             file.write(json.dumps(each.request.line()) + "\n")
 
 
 def replay(behaviour: Behaviour, arm: str, settings: Settings, *, plan: SessionPlan, checks: int) -> Replayed:
-    """One session from an empty store; `checks` of its replies, spread over it, are compared with reuse off."""
+    """Run one session from an empty store; compare `checks` of its replies, evenly spread, with reuse off."""
     with tempfile.TemporaryDirectory(prefix="rekindle-session-") as name:
         directory = Path(name)
         model = write_model(behaviour, directory / behaviour.name, seed=plan.seed)
@@ -120,41 +120,41 @@ def replay(behaviour: Behaviour, arm: str, settings: Settings, *, plan: SessionP
         clock = SessionClock(plan.now(1))
         with serving(changed, clock) as (engine, port):
             client = MessagesClient(Client(port))
-            asked = play(client, clock, plan)
+            exchanges = play(client, clock, plan)
             anticipated = client.stats()["anticipated_tokens"]
-            checked = [_checked(client, clock, each) for each in spread(asked, checks)]
+            checked = [_checked(client, clock, each) for each in spread(exchanges, checks)]
             engine.check()
-    return Replayed(behaviour.name, arm, tuple(asked), tuple(checked), anticipated)
+    return Replayed(behaviour.name, arm, tuple(exchanges), tuple(checked), anticipated)
 
 
 def write_model(behaviour: Behaviour, directory: Path, *, seed: int) -> Path:
-    """The scripted model of a behaviour, as a model directory."""
+    """Write the scripted model of a behaviour as a model directory."""
     corpus = Texts(seed).corpus()
     return write_scripted_model(directory, script_of(behaviour), template=behaviour.template, corpus=corpus, seed=seed)
 
 
-def play(client: MessagesClient, clock: SessionClock, plan: SessionPlan) -> list[Asked]:
-    """Go through a session; before each request the client waits until the server has nothing to do."""
-    done: list[Asked] = []
+def play(client: MessagesClient, clock: SessionClock, plan: SessionPlan) -> list[Exchange]:
+    """Play a session; before each request the client waits until the server is idle."""
+    done: list[Exchange] = []
 
     def ask(request: Request) -> Heard:
         waited_s = client.wait_until_idle() if done else 0.0
         clock.now = request.at
-        done.append(Asked(request, client.ask(request.body, request.identity), waited_s))
+        done.append(Exchange(request, client.ask(request.body, request.identity), waited_s))
         return done[-1].heard
 
     Session(plan, ask).run()
     return done
 
 
-def spread(asked: Sequence[Asked], count: int) -> list[Asked]:
-    """So many of them, the last always, the others at even distances before it."""
-    count = min(count, len(asked))
-    return [asked[len(asked) - 1 - step * len(asked) // count] for step in reversed(range(count))]
+def spread(exchanges: Sequence[Exchange], count: int) -> list[Exchange]:
+    """Select `count` of them: the last, and others at even distances before it."""
+    count = min(count, len(exchanges))
+    return [exchanges[len(exchanges) - 1 - step * len(exchanges) // count] for step in reversed(range(count))]
 
 
-def _checked(client: MessagesClient, clock: SessionClock, known: Asked) -> Checked:
-    """Ask again without reuse, at the same time of day."""
+def _checked(client: MessagesClient, clock: SessionClock, known: Exchange) -> Checked:
+    """Repeat a request without reuse, at the same time of day."""
     clock.now = known.request.at
     again = client.ask({**known.request.body, "rekindle": {"reuse": "off"}}, known.request.identity)
     return Checked(known, again)

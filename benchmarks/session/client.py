@@ -1,4 +1,4 @@
-"""What a coding agent sends to /v1/messages and what it hears: identity headers, streamed answers, and idle time.
+"""A coding agent's client of /v1/messages: identity headers, streamed answers, and idle time.
 
 Speaks Anthropic's dialect over plain HTTP. Knows no conversation.
 """
@@ -22,7 +22,7 @@ Block = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """Who asks: a session, and inside it the main agent (`agent` None) or a sub-agent with its parent."""
+    """Identity of a request: a session, and in it the main agent (`agent` None) or a sub-agent with its parent."""
 
     session: str
     agent: str | None = None
@@ -30,7 +30,7 @@ class Identity:
 
     @property
     def headers(self) -> dict[str, str]:
-        """As the client sends them."""
+        """The headers as the client sends them."""
         given = {
             "x-claude-code-session-id": self.session,
             "x-claude-code-agent-id": self.agent,
@@ -41,7 +41,7 @@ class Identity:
 
 @dataclass(slots=True)
 class Heard:
-    """One answer: content blocks, why it ended, usage, the `rekindle` object, seconds to the first of its content."""
+    """One answer: content blocks, stop reason, usage, the `rekindle` object, seconds to its first content."""
 
     content: list[Block] = field(default_factory=list)
     stop_reason: str | None = None
@@ -51,28 +51,28 @@ class Heard:
 
     @property
     def calls(self) -> list[Block]:
-        """The tools it calls."""
+        """The tool calls."""
         return [block for block in self.content if block["type"] == "tool_use"]
 
     @property
     def text(self) -> str:
-        """What it says."""
+        """The text."""
         return "".join(block["text"] for block in self.content if block["type"] == "text")
 
     def words(self) -> list[tuple[str, Any]]:
-        """The content without ids and signatures, for comparing."""
+        """Return the content without ids and signatures, for comparison."""
         keys = {"thinking": ("thinking",), "text": ("text",), "tool_use": ("name", "input")}
         return [(block["type"], *(block[key] for key in keys[block["type"]])) for block in self.content]
 
 
 class MessagesClient:
-    """Asks one server."""
+    """Client of one server."""
 
     def __init__(self, client: Client) -> None:
         self._client = client
 
     def ask(self, body: Mapping[str, Any], identity: Identity) -> Heard:
-        """Stream an answer to its end; RequestFailed with what the server says."""
+        """Stream an answer to its end; RequestFailed with the server's error."""
         heard, arguments, started = Heard(), dict[int, str](), time.perf_counter()
         headers = {**identity.headers, "anthropic-version": "2023-06-01", "x-app": "cli"}
         with self._client.send("POST", PATH, {**body, "stream": True}, headers) as response:
@@ -84,7 +84,7 @@ class MessagesClient:
         return heard
 
     def wait_until_idle(self) -> float:
-        """Wait until the server has nothing left to do; return the seconds."""
+        """Wait until the server is idle; return the seconds waited."""
         started = time.perf_counter()
         while time.perf_counter() - started < MOST_IDLE_S:
             stats = self._client.json("GET", "/v1/stats")
@@ -94,13 +94,13 @@ class MessagesClient:
         raise RequestFailed(f"the server was still busy after {MOST_IDLE_S:.0f} s")
 
     def stats(self) -> dict[str, Any]:
-        """The server's figures."""
+        """Return the server's stats."""
         found: dict[str, Any] = self._client.json("GET", "/v1/stats")
         return found
 
 
 def _take(heard: Heard, event: dict[str, Any], arguments: dict[int, str], started: float) -> None:
-    """Read one event; `arguments` holds the JSON of calls by block until they end."""
+    """Process one event; `arguments` holds the JSON of unfinished calls by block."""
     kind = event["type"]
     heard.report |= event.get("rekindle") or event.get("message", {}).get("rekindle") or {}
     if kind == "error":

@@ -1,4 +1,4 @@
-"""What a session came to: its turns, and the share of its prompts that was known, as tables and measurements. Pure."""
+"""Results of a session: its turns and the reused share of its prompts, as tables and measurements. Pure."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from rekindle.harness.record import Measurement
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
-    """One request, its answer, and how long the client waited for the server to be idle before."""
+class Exchange:
+    """One request, its answer, and how long the client waited beforehand for the server to be idle."""
 
     request: Request
     heard: Heard
@@ -28,22 +28,22 @@ class Asked:
 
     @property
     def reused_tokens(self) -> int:
-        """Those of them that were not computed."""
+        """Prompt tokens that were not computed."""
         return int(self.heard.report["reused_tokens"])
 
     @property
     def cause(self) -> str:
-        """Why not more was reused, in a word; empty when nothing but new text was computed."""
+        """Why no more was reused, in a word; empty if only new text was computed."""
         explanation = self.heard.report.get("explanation")
         return explanation["cause"] if explanation else ""
 
     @property
     def taken_out(self) -> str:
-        """What was normalised, with the tokens each would have cost."""
+        """What was normalised, with the tokens each item would have cost."""
         return ", ".join(f"{each['kind']} {each['tokens']:,}" for each in self.heard.report.get("normalised") or ())
 
     def usage_adds_up(self) -> bool:
-        """Whether Anthropic's usage says the same as the report, to the token."""
+        """Whether Anthropic's usage agrees with the report to the token."""
         usage, report = self.heard.usage, self.heard.report
         read, made = usage["cache_read_input_tokens"], usage["cache_creation_input_tokens"]
         sums = read == report["reused_tokens"] and usage["input_tokens"] + read + made == report["prompt_tokens"]
@@ -54,58 +54,58 @@ class Asked:
 class Checked:
     """One request with its answer, and the answer to the same request with reuse off."""
 
-    asked: Asked
+    exchange: Exchange
     again: Heard
 
     @property
     def is_equal(self) -> bool:
-        """Whether both say the same, and the second one computed all of as long a prompt."""
+        """Whether both answers are the same, and the second computed the whole of an equally long prompt."""
         report = self.again.report
-        all_computed = report["reused_tokens"] == 0 and report["prompt_tokens"] == self.asked.prompt_tokens
-        return all_computed and self.again.words() == self.asked.heard.words()
+        all_computed = report["reused_tokens"] == 0 and report["prompt_tokens"] == self.exchange.prompt_tokens
+        return all_computed and self.again.words() == self.exchange.heard.words()
 
 
 @dataclass(frozen=True, slots=True)
 class Replayed:
-    """A session: behaviour, arm, requests in order, those that were checked, tokens that idle time computed."""
+    """A session: behaviour, arm, exchanges in order, checked ones, tokens computed in idle time."""
 
     behaviour: str
     arm: str
-    asked: tuple[Asked, ...]
+    exchanges: tuple[Exchange, ...]
     checked: tuple[Checked, ...]
     anticipated_tokens: int
 
     @property
     def share(self) -> float:
-        """Reused of all prompt tokens but those of the very first request; sub-agents included."""
-        return share(self.asked[1:])
+        """Reused share of all prompt tokens except the first request's; sub-agents included."""
+        return share(self.exchanges[1:])
 
     @property
     def num_equal(self) -> int:
-        """Checked replies that are the same without reuse."""
+        """Number of checked replies that are the same without reuse."""
         return sum(each.is_equal for each in self.checked)
 
     @property
     def num_wrong_usage(self) -> int:
-        """Answers whose usage does not add up."""
-        return sum(not each.usage_adds_up() for each in self.asked)
+        """Number of answers whose usage does not add up."""
+        return sum(not each.usage_adds_up() for each in self.exchanges)
 
     @property
-    def by_agent(self) -> dict[str, list[Asked]]:
-        """The requests of each agent."""
-        found: dict[str, list[Asked]] = {}
-        for each in self.asked:
+    def by_agent(self) -> dict[str, list[Exchange]]:
+        """The exchanges of each agent."""
+        found: dict[str, list[Exchange]] = {}
+        for each in self.exchanges:
             found.setdefault(each.request.who, []).append(each)
         return found
 
 
-def share(asked: Sequence[Asked]) -> float:
-    """Reused of all prompt tokens of these requests; 1 for none."""
-    return sum(each.reused_tokens for each in asked) / (sum(each.prompt_tokens for each in asked) or 1)
+def share(exchanges: Sequence[Exchange]) -> float:
+    """Return the reused share of all prompt tokens of these requests; 0 for none."""
+    return sum(each.reused_tokens for each in exchanges) / (sum(each.prompt_tokens for each in exchanges) or 1)
 
 
 def turns_table(replayed: Replayed) -> Table:
-    """A row per request."""
+    """Build a table with a row per request."""
     table = Table(
         title=f"{replayed.behaviour}, {replayed.arm}: {replayed.share:.1%} of all prompts after the first was known",
         title_justify="left",
@@ -128,7 +128,7 @@ def turns_table(replayed: Replayed) -> Table:
     for name in names:
         left = name in ("agent", "outcome", "source", "cause", "taken out")
         table.add_column(name, justify="left" if left else "right")
-    for each in replayed.asked:
+    for each in replayed.exchanges:
         report = each.heard.report
         table.add_row(
             each.request.who,
@@ -147,7 +147,7 @@ def turns_table(replayed: Replayed) -> Table:
 
 
 def totals_table(done: Sequence[Replayed]) -> Table:
-    """A row per session."""
+    """Build a table with a row per session."""
     table = Table(title="All requests but the first of each session", title_justify="left", box=box.SIMPLE_HEAD)
     table.add_column("template", no_wrap=True)
     table.add_column("arm", no_wrap=True)
@@ -156,22 +156,22 @@ def totals_table(done: Sequence[Replayed]) -> Table:
     for name in names:
         table.add_column(name, justify="right")
     for each in done:
-        later = each.asked[1:]
-        helpers = [asked for asked in later if asked.request.who != "main"]
-        prompt = sum(asked.prompt_tokens for asked in later)
+        later = each.exchanges[1:]
+        helpers = [exchange for exchange in later if exchange.request.who != "main"]
+        prompt = sum(exchange.prompt_tokens for exchange in later)
         table.add_row(
             each.behaviour,
             each.arm,
-            str(len(each.asked)),
-            f"{max(asked.prompt_tokens for asked in each.asked):,}",
+            str(len(each.exchanges)),
+            f"{max(exchange.prompt_tokens for exchange in each.exchanges):,}",
             f"{prompt:,}",
-            f"{prompt - sum(asked.reused_tokens for asked in later):,}",
+            f"{prompt - sum(exchange.reused_tokens for exchange in later):,}",
             f"{each.share:.2%}",
-            f"{share([asked for asked in later if asked.request.who == 'main']):.2%}",
+            f"{share([exchange for exchange in later if exchange.request.who == 'main']):.2%}",
             f"{share(helpers):.2%}" if helpers else "",
             f"{each.anticipated_tokens:,}",
-            f"{sum(asked.waited_s for asked in later):.1f} s",
-            f"{_median([asked.heard.first_s for asked in later]) * 1e3:,.0f} ms",
+            f"{sum(exchange.waited_s for exchange in later):.1f} s",
+            f"{_median([exchange.heard.first_s for exchange in later]) * 1e3:,.0f} ms",
             f"{each.num_equal} of {len(each.checked)}",
             "adds up" if not each.num_wrong_usage else f"{each.num_wrong_usage} wrong",
         )
@@ -183,9 +183,9 @@ def _median(values: Sequence[float]) -> float:
 
 
 def measurements(replayed: Replayed) -> Iterator[Measurement]:
-    """The session as lines that say where they come from; per request in `detail`."""
+    """Yield the session's measurements; the first one's detail holds its requests."""
     arm = f"{replayed.behaviour}, {replayed.arm}"
-    later = replayed.asked[1:]
+    later = replayed.exchanges[1:]
     turns = [
         {
             "agent": each.request.who,
@@ -194,7 +194,7 @@ def measurements(replayed: Replayed) -> Iterator[Measurement]:
             "cause": each.cause,
             "waited_s": round(each.waited_s, 3),
         }
-        for each in replayed.asked
+        for each in replayed.exchanges
     ]
     detail = {"turns": turns, "anticipated_tokens": replayed.anticipated_tokens}
     yield Measurement("known of prompts", arm, "share", (replayed.share,), detail)

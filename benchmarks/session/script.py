@@ -1,8 +1,8 @@
-"""What the scripted model of a coding-agent session may say, in the spelling of each behaviour.
+"""What the scripted model of a coding-agent session may generate, in the format of each behaviour.
 
-A reply thinks (where the model does), says a sentence and calls a tool, or answers. What a tool result ends in tells
-which of these comes next, as a recording would; which words and arguments, and behind other messages which tool,
-follows from what attention brings, so it depends on every token of the conversation.
+A reply reasons (if the model does), then writes a sentence and calls a tool, or answers. The end of a tool result
+decides which of these comes next, as in a recording; the words and arguments, and after other messages the tool,
+follow from the output of attention, so they depend on every token of the conversation.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from dataclasses import replace
 from benchmarks.session.model_script import Script, State
 from benchmarks.session.templates import Behaviour
 
-WAYS = 4  # words that may stand at each place
-THOUGHT_WORDS, SAID_WORDS, ANSWER_WORDS = 21, 4, 8
-CALLING = 14.0  # how much likelier a call is than an answer, before attention is asked
+WAYS = 4  # alternative words at each place
+REASONING_WORDS, SENTENCE_WORDS, ANSWER_WORDS = 21, 4, 8
+CALLING = 14.0  # how much likelier a call is than an answer, before attention is added
 _VERBS = """checks loads writes merges splits counts sorts trims drops keeps reads skips maps wraps sends parses guards
  hashes links moves opens closes builds joins marks yields chains probes scans seals tests locks frees pads rounds
  shifts copies folds lifts ranks swaps tags walks binds casts draws emits fills grows holds""".split()
@@ -54,8 +54,8 @@ _FIXED = (
     ["\\n    return total", "\\n    raise StoreFull", "\\n    yield name", "\\n    self._last = self._clock()"],
 )
 TOOLS = ("Read", "Grep", "Bash", "Edit")
-# How a tool result ends, by what the model does next.
-TOLD = {
+# The end of a tool result, by what the model does next.
+RESULT_ENDS = {
     "answer": " [done in 0.9 s]", "Read": " [done in 0.1 s]", "Grep": " [done in 0.2 s]", "Bash": " [done in 0.3 s]",
     "Edit": " [done in 0.4 s]",
 }  # fmt: skip
@@ -77,20 +77,20 @@ _ENDS = {
 
 
 def script_of(behaviour: Behaviour) -> Script:
-    """What a model of this behaviour may say."""
+    """Return what a model of this behaviour may generate."""
     build = {"tagged": _tagged, "listed": _listed, "bare": _bare, "channels": _channels}[behaviour.calls]
     marks = ("<think>", "</think>", "<tool_call>", "</tool_call>") if behaviour.calls == "tagged" else ()
     words = ("assistant", "analysis", "commentary", "final") if behaviour.calls == "channels" else ()
-    told = {f"told {what}": State((piece,)) for what, piece in TOLD.items()}
+    results = {f"result {what}": State((piece,)) for what, piece in RESULT_ENDS.items()}
     ends = _ENDS[behaviour.calls]
     tail = behaviour.tail + behaviour.cues[-1]
-    return Script(build(behaviour) | told, behaviour.cues, _SPECIAL[behaviour.calls], ends, marks, words, tail)
+    return Script(build(behaviour) | results, behaviour.cues, _SPECIAL[behaviour.calls], ends, marks, words, tail)
 
 
-def _told(go_on: Mapping[str, str], answer: str | None = None) -> dict[str, tuple[str, ...]]:
-    """What follows by what was told: the state of each tool, and of an answer."""
-    found: dict[str, tuple[str, ...]] = {f"told {tool}": (state,) for tool, state in go_on.items()}
-    return found | ({"told answer": (answer,)} if answer else {})
+def _after_result(go_on: Mapping[str, str], answer: str | None = None) -> dict[str, tuple[str, ...]]:
+    """Return followers by the end of the last tool result: the state of each tool, and of an answer."""
+    found: dict[str, tuple[str, ...]] = {f"result {tool}": (state,) for tool, state in go_on.items()}
+    return found | ({"result answer": (answer,)} if answer else {})
 
 
 def _tagged(behaviour: Behaviour) -> dict[str, State]:
@@ -98,29 +98,29 @@ def _tagged(behaviour: Behaviour) -> dict[str, State]:
     first = "" if opened else "\n"
     states = _arguments(then="close") | _thinking(first, "\n", then="unthink")
     states |= _sentence("\n\n", ":\n", then="call") | _answer("\n\n", "", then="end")
-    unthink = THOUGHT_WORDS + 2 + (not opened)
-    says, call = _told({}, "answer 0"), _told({tool: f"name {tool}" for tool in TOOLS})
+    unthink = REASONING_WORDS + 2 + (not opened)
+    says, call = _after_result({}, "answer 0"), _after_result({tool: f"name {tool}" for tool in TOOLS})
     states |= {
-        "cue": State((), ("thought 0",) if opened else ("think",)),
-        "unthink": State(("</think>",), ("said 0", "answer 0"), says, place=unthink),
-        "call": State(("<tool_call>",), _all("name"), call, place=unthink + SAID_WORDS + 3),
+        "cue": State((), ("reasoning 0",) if opened else ("think",)),
+        "unthink": State(("</think>",), ("sentence 0", "answer 0"), says, place=unthink),
+        "call": State(("<tool_call>",), _all("name"), call, place=unthink + SENTENCE_WORDS + 3),
         "close": State(('"}}\n',), ("uncall",)),
         "uncall": State(("</tool_call>",), ("end",)),
         "end": State(("<|im_end|>",)),
         **_names('\n{{"name": "{tool}", "arguments": {{"{key}": "'),
     }
-    return states if opened else states | {"think": State(("<think>",), ("thought 0",))}
+    return states if opened else states | {"think": State(("<think>",), ("reasoning 0",))}
 
 
 def _listed(behaviour: Behaviour) -> dict[str, State]:
-    says, call = _told({}, "answer 0"), _told({tool: f"name {tool}" for tool in TOOLS})
+    says, call = _after_result({}, "answer 0"), _after_result({tool: f"name {tool}" for tool in TOOLS})
     return {
         **_arguments(then="close"),
         **_sentence(" ", ":", then="call"),
         **_answer(" ", "", then="end"),
         **_names(' [{{"name": "{tool}", "arguments": {{"{key}": "'),
-        "cue": State((), ("said 0", "answer 0"), says, place=-1),
-        "call": State(("[TOOL_CALLS]",), _all("name"), call, place=SAID_WORDS + 2),
+        "cue": State((), ("sentence 0", "answer 0"), says, place=-1),
+        "call": State(("[TOOL_CALLS]",), _all("name"), call, place=SENTENCE_WORDS + 2),
         "close": State(('"}}]',), ("end",)),
         "end": State(("</s>",)),
     }
@@ -132,7 +132,9 @@ def _bare(behaviour: Behaviour) -> dict[str, State]:
         **_arguments(then="close"),
         **_answer("", "\n", then="end"),
         **{name: replace(state, lean=CALLING / 2) for name, state in names.items()},
-        "cue": State((), (*names, "answer 0"), _told({tool: f"name {tool}" for tool in TOOLS}, "answer 0"), place=-1),
+        "cue": State(
+            (), (*names, "answer 0"), _after_result({tool: f"name {tool}" for tool in TOOLS}, "answer 0"), place=-1
+        ),
         "close": State(('"}}',), ("end",)),
         "end": State(("<|eot_id|>",)),
     }
@@ -141,7 +143,7 @@ def _bare(behaviour: Behaviour) -> dict[str, State]:
 def _channels(behaviour: Behaviour) -> dict[str, State]:
     to = {f"to {tool}": State((f" to=functions.{tool} json",), ("message",)) for tool in TOOLS}
     channel = ("analysis", "commentary", "final")
-    says = _told(dict.fromkeys(TOOLS, "commentary"), "final")
+    says = _after_result(dict.fromkeys(TOOLS, "commentary"), "final")
     return {
         **_arguments(then="close"),
         **_thinking("", "", then="end"),
@@ -149,16 +151,16 @@ def _channels(behaviour: Behaviour) -> dict[str, State]:
         **_names('{{"{key}": "', spare=True),
         **to,
         "cue": State((), ("channel",)),
-        "channel": State(("<|channel|>",), channel, says, place=THOUGHT_WORDS + 8),
+        "channel": State(("<|channel|>",), channel, says, place=REASONING_WORDS + 8),
         "analysis": State(("analysis",), ("message",), lean=CALLING / 2),
         "commentary": State(
-            ("commentary",), tuple(to), _told({tool: f"to {tool}" for tool in TOOLS}), THOUGHT_WORDS + 9
+            ("commentary",), tuple(to), _after_result({tool: f"to {tool}" for tool in TOOLS}), REASONING_WORDS + 9
         ),
         "final": State(("final",), ("message",)),
         "message": State(
             ("<|message|>",),
-            behind={
-                "analysis": ("thought 0",),
+            after={
+                "analysis": ("reasoning 0",),
                 "final": ("answer 0",),
                 **{f"to {tool}": (f"name {tool}",) for tool in TOOLS},
             },
@@ -179,14 +181,14 @@ _FIRST_KEY = {"Read": "file_path", "Grep": "pattern", "Bash": "command", "Edit":
 
 
 def _names(form: str, *, spare: bool = False) -> dict[str, State]:
-    """How a call of each tool begins, up to its first argument; `spare`: the name stands elsewhere."""
+    """Return how a call of each tool begins, up to its first argument; `spare`: the name is elsewhere."""
     first = {tool: form.format(tool=tool, key=_FIRST_KEY[tool]) for tool in TOOLS}
     assert spare or len(set(first.values())) == len(TOOLS)
     return {f"name {tool}": State((first[tool],), (f"{tool} 0",)) for tool in TOOLS}
 
 
 def _arguments(*, then: str) -> dict[str, State]:
-    """The arguments behind the first key of each tool."""
+    """Return the arguments after the first key of each tool."""
     states = {
         "Read 0": State(tuple(_READ), (then,)),
         "Bash 0": State(tuple(_COMMANDS), (then,)),
@@ -203,31 +205,31 @@ def _arguments(*, then: str) -> dict[str, State]:
 
 def _thinking(first: str, last: str, *, then: str) -> dict[str, State]:
     places = [[f"{first}{word}" for word in ("First", "Okay", "Hmm", "Wait")]]
-    places += [[f" {word}" for word in place] for place in _places(0, THOUGHT_WORDS)]
+    places += [[f" {word}" for word in place] for place in _places(0, REASONING_WORDS)]
     places += [[f" {word}.{last}" for word in ("indeed", "anyway", "somehow", "otherwise")]]
-    return _chain("thought", places, then=(then,))
+    return _chain("reasoning", places, then=(then,))
 
 
 def _sentence(first: str, last: str, *, then: str) -> dict[str, State]:
     places = [
         [f"{first}{word}" for word in ("Let me see what", "I will look where", "Next I check how", "Now I see if")]
     ]
-    places += [[f" {word}" for word in place] for place in _places(THOUGHT_WORDS, SAID_WORDS)]
+    places += [[f" {word}" for word in place] for place in _places(REASONING_WORDS, SENTENCE_WORDS)]
     places += [[f" {word}{last}" for word in ("here", "there", "further", "below")]]
-    found = _chain("said", places, then=(then,))
-    head = found["said 0"]
-    return found | {"said 0": replace(head, lean=CALLING)}
+    found = _chain("sentence", places, then=(then,))
+    head = found["sentence 0"]
+    return found | {"sentence 0": replace(head, lean=CALLING)}
 
 
 def _answer(first: str, last: str, *, then: str) -> dict[str, State]:
     places = [[f"{first}{word}" for word in ("Done", "Fixed", "Finished", "Ready")]]
-    places += [[f" {word}" for word in place] for place in _places(THOUGHT_WORDS + SAID_WORDS, ANSWER_WORDS)]
+    places += [[f" {word}" for word in place] for place in _places(REASONING_WORDS + SENTENCE_WORDS, ANSWER_WORDS)]
     places += [[f" {word}.{last}" for word in ("today", "already", "throughout", "safely")]]
     return _chain("answer", places, then=(then,))
 
 
 def _places(skip: int, count: int) -> list[list[str]]:
-    """Words for `count` places behind the first `skip`: kind, noun and verb in turn, each word at one place."""
+    """Return words for `count` places after the first `skip`: kind, noun and verb in turn, each word at one place."""
     found = []
     for place in range(skip, skip + count):
         words = (_KINDS, _NOUNS, _VERBS)[place % 3]
@@ -238,7 +240,7 @@ def _places(skip: int, count: int) -> list[list[str]]:
 
 
 def _chain(name: str, places: Sequence[Sequence[str]], *, then: tuple[str, ...]) -> dict[str, State]:
-    """States `name 0`, `name 1` and so on, each behind the one before."""
+    """Return states `name 0`, `name 1` and so on, each following the one before."""
     follow = [*((f"{name} {at + 1}",) for at in range(len(places) - 1)), then]
     return {
         f"{name} {at}": State(tuple(pieces), after)

@@ -1,12 +1,12 @@
-"""A real model that says what a script allows, and whose memory decides which of it.
+"""A real model that generates what a script allows, with its KV deciding among the alternatives.
 
-A small Llama whose weights are set instead of trained. The token it said last decides which pieces may come next; which
-of these it says is decided by what attention brings from everywhere in the context, so a reply is well formed and yet
-changes when one block of KV is wrong. Some heads of the first layer look back by position alone: one to the token
-before, others to what the prompt told last; where that decides what may follow, they do. Every piece is one token, an
-added token of the tokenizer, so a reply sent back as history becomes the very ids that were generated.
+A small Llama whose weights are set instead of trained. The last token decides which pieces may come next; the output
+of attention over the whole context picks one of them, so a reply is well formed and yet changes if one block of KV is
+wrong. Some heads of the first layer look back by position alone: one to the previous token, others to the end of the
+prompt's last tool result, for states whose followers depend on it. Every piece is one token, an added token of the
+tokenizer, so a reply sent back as history becomes exactly the ids that were generated.
 
-    a row of the stream   state of the token + the token itself + the states looked back to + what attention brought
+    a row of the stream   state of the token + the token itself + the states looked back to + output of attention
     a row of the head     the states it may follow + its own direction, which picks one of several
 """
 
@@ -25,28 +25,28 @@ from benchmarks.session.balance import balance
 from benchmarks.session.model_script import Script, State
 
 HIDDEN, HEAD, NUM_HEADS, NUM_KV_HEADS, NUM_LAYERS = 512, 64, 8, 2, 2
-MOST_LOOKING = NUM_HEADS // NUM_KV_HEADS  # heads that look back; they share one head of K and V
+MOST_LOOKING = NUM_HEADS // NUM_KV_HEADS  # heads that look back; they share one KV head
 MAX_CONTEXT = 32768
 ROPE_THETA = (
-    200.0  # everything turns within a few hundred tokens, so that what attention brings changes from turn to turn
+    200.0  # everything rotates within a few hundred tokens, so that the output of attention changes from turn to turn
 )
 BPE_TOKENS = 1024
-WORD_WEIGHT = 500  # how often the tokenizer reads a word that it must know whole
-CONSTANT = 4.0  # what every embedding has in its first coordinate, for the heads that look back
-LOUD = 6.0  # a piece that may come next stands about 55 above the others
-BEHIND = 75.0  # one that may come behind the token before, about 45 above those that may not
-TOLD = 50.0  # one that may come behind what the prompt told, about 30
-CHOICE = 5.0  # how far apart attention drives pieces that may all come
+WORD_WEIGHT = 500  # how often the tokenizer's corpus repeats a word that must become one token
+CONSTANT = 4.0  # the first coordinate of every embedding, for the heads that look back
+LOUD = 6.0  # a piece that may come next scores about 55 above the others
+AFTER_TOKEN = 75.0  # one that may follow the previous token, about 45 above those that may not
+AFTER_RESULT = 50.0  # one that may follow the last tool result, about 30
+CHOICE = 5.0  # how far attention separates pieces that are all allowed
 PEAK = 12.0  # of the keys of the heads that look back: about 20 between the right token and any other
-PEAK_PAIRS = 12  # of its 32 pairs of coordinates: those that turn fast
+PEAK_PAIRS = 12  # of its 32 pairs of coordinates: those that rotate fast
 SHARP = 1.8  # of the other heads: scores have a standard deviation of about SHARP squared
-LOOKED_BACK, BROUGHT = 0.5, 0.5  # of an embedding's size: what each looking head and all others add
+LOOKED_BACK, BROUGHT = 0.5, 0.5  # shares of an embedding's size added by each looking head and by all others
 
 
 def write_scripted_model(
     directory: Path, script: Script, *, template: str, corpus: Sequence[str], seed: int = 0
 ) -> Path:
-    """Write model, tokenizer and template; the tokenizer learns its other tokens from `corpus`. Seconds."""
+    """Write model, tokenizer and template; the tokenizer learns its other tokens from `corpus`. Takes seconds."""
     directory.mkdir(parents=True)
     tokenizer = _tokenizer(script, corpus)
     tokenizer.save(str(directory / "tokenizer.json"))
@@ -87,7 +87,7 @@ def write_scripted_model(
 
 
 def _tokenizer(script: Script, corpus: Sequence[str]) -> Tokenizer:
-    """Byte-level BPE; the pieces are added tokens, so their text is always that one token."""
+    """Train a byte-level BPE; the pieces are added tokens, so their text is always that one token."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
     tokenizer.decoder = decoders.ByteLevel()
@@ -101,13 +101,13 @@ def _tokenizer(script: Script, corpus: Sequence[str]) -> Tokenizer:
 
 
 def _offset(state: State, script: Script, tokenizer: Tokenizer) -> int:
-    """How many tokens back a state's token looks."""
+    """Return how many tokens back a state's token looks."""
     return 1 if state.place is None else state.place + 1 + len(tokenizer.encode(script.tail).ids)
 
 
 def _offsets(script: Script, tokenizer: Tokenizer) -> list[int]:
-    """All of them, the token before first."""
-    found = {_offset(state, script, tokenizer) for state in script.states.values() if state.behind}
+    """Return all offsets, that of the previous token first."""
+    found = {_offset(state, script, tokenizer) for state in script.states.values() if state.after}
     offsets = [1, *sorted(found - {1})]
     assert len(offsets) <= MOST_LOOKING, offsets
     return offsets
@@ -126,7 +126,7 @@ def _set_attention(layers: Any, offsets: Sequence[int]) -> None:
 
 
 def _look_back(attention: Any, offsets: Sequence[int]) -> None:
-    """Make the first heads attend so many tokens back, by position alone, and bring what stands there."""
+    """Make the first heads attend `offsets` tokens back, by position alone, and copy what is there."""
     turns = ROPE_THETA ** (-torch.arange(PEAK_PAIRS) * 2 / HEAD)
     group = MOST_LOOKING * HEAD
     q, k, v, o = (getattr(attention, f"{name}_proj").weight for name in "qkvo")
@@ -145,7 +145,7 @@ def _look_back(attention: Any, offsets: Sequence[int]) -> None:
 def _set_tokens(
     model: Any, script: Script, tokenizer: Tokenizer
 ) -> tuple[dict[str, list[int]], dict[str, torch.Tensor]]:
-    """Embeddings that say in which state a token is, rows of the head; return each state's tokens and direction."""
+    """Set embeddings, which encode each token's state, and rows of the head; return each state's ids and direction."""
     names = list(script.states)
     states = dict(zip(names, torch.nn.functional.normalize(_directions(len(names)), dim=1), strict=True))
     ids = {name: [_id(tokenizer, piece) for piece in state.pieces] for name, state in script.states.items()}
@@ -167,28 +167,28 @@ def _set_tokens(
     for name, state in script.states.items():
         for following in state.followers():
             rows[ids[following]] += LOUD * states[name]
-        if not state.behind:
+        if not state.after:
             continue
-        # What each earlier token brings, and for each a direction that hears it alone.
-        earlier = torch.stack([embeddings[ids[before]].mean(0) for before in state.behind])
+        # What each earlier token contributes, and for each a direction that responds to it alone.
+        earlier = torch.stack([embeddings[ids[before]].mean(0) for before in state.after])
         heard = torch.linalg.pinv(earlier @ backs[_offset(state, script, tokenizer)].T)
-        for direction, afters in zip(heard.T, state.behind.values(), strict=True):
+        for direction, afters in zip(heard.T, state.after.values(), strict=True):
             for following in afters:
-                rows[ids[following]] += (BEHIND if state.place is None else TOLD) * direction
-    _let_choose(rows, script, ids, embeddings, backs[1])
+                rows[ids[following]] += (AFTER_TOKEN if state.place is None else AFTER_RESULT) * direction
+    _add_choices(rows, script, ids, embeddings, backs[1])
     return ids, states
 
 
-def _let_choose(
+def _add_choices(
     rows: torch.Tensor, script: Script, ids: Mapping[str, Sequence[int]], embeddings: torch.Tensor, back: torch.Tensor
 ) -> None:
-    """Give each piece a direction of its own, blind to what the two tokens before it are: attention alone decides."""
+    """Give each piece its own direction, orthogonal to the two tokens before it, so that attention alone decides."""
     for name, tokens in ids.items():
         before = _before(script, name)
-        said = [token for other in before for token in ids[other]]
+        previous = [token for other in before for token in ids[other]]
         earlier = [token for other in before for first in _before(script, other) for token in ids[first]]
-        if said:
-            known = torch.cat([embeddings[said], embeddings[earlier] @ back.T])
+        if previous:
+            known = torch.cat([embeddings[previous], embeddings[earlier] @ back.T])
             known[:, 0] = 0
             basis, sizes, _ = torch.linalg.svd(known.T, full_matrices=False)
             kept = basis[:, sizes > 1e-3 * sizes.max()]
@@ -197,12 +197,12 @@ def _let_choose(
 
 
 def _before(script: Script, name: str) -> list[str]:
-    """The states that this one may follow."""
+    """Return the states that this one may follow."""
     return [other for other, state in script.states.items() if name in state.followers()]
 
 
 def _directions(count: int) -> torch.Tensor:
-    """Random rows [count, HIDDEN] that leave the constant coordinate alone."""
+    """Return random rows [count, HIDDEN] with 0 in the constant coordinate."""
     found = torch.randn(count, HIDDEN)
     found[:, 0] = 0
     return found

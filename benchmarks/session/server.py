@@ -1,4 +1,4 @@
-"""A server in this process for a session: real HTTP over a real engine, at a time of its own."""
+"""A server in this process for a session: real HTTP over a real engine, with its own clock."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ START_S = 60.0
 
 
 class SessionClock:
-    """The time that templates are told; set it. Any thread."""
+    """The time passed to templates; settable from any thread."""
 
     def __init__(self, now: datetime) -> None:
         self.now = now
@@ -31,7 +31,7 @@ class SessionClock:
 
 @contextmanager
 def serving(settings: Settings, clock: Callable[[], datetime]) -> Iterator[tuple[Engine, int]]:
-    """An engine with these settings and the loopback port it answers on."""
+    """Serve an engine with these settings; yield it and its loopback port."""
     with Engine(settings, clock=clock) as engine, closing(create_app(engine, settings.server)) as app:
         server = uvicorn.Server(ConnectionConfig(app, settings.server, port=0))
         thread = threading.Thread(target=server.run, name="session-server")

@@ -1,7 +1,7 @@
-"""Six chat templates, each of which does to a growing conversation what those of a family of models do.
+"""Six chat templates, each with the behaviour of a model family's templates on a growing conversation.
 
-Written for this measurement, to show a behaviour; no model's own text stands here. `thinking`: whether the model thinks
-aloud. `calls`: the form of its tool calls.
+Written for this measurement, to show a behaviour; they contain no model's own text. `thinking`: whether the model emits
+its reasoning. `calls`: the form of its tool calls.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ Calls = Literal["tagged", "listed", "bare", "channels"]
 
 @dataclass(frozen=True, slots=True)
 class Behaviour:
-    """One way of rendering: its name, what it does to what was said before, the template, what ends its prompts.
+    """One way of rendering: its name, what it does to history, the template, what ends its prompts.
 
-    `tail` stands behind the content of a tool result, before the cue.
+    `tail` is the text between the content of a tool result and the cue.
     """
 
     name: str
@@ -29,11 +29,11 @@ class Behaviour:
 
 
 _SYSTEM = r"""
-{%- set said = namespace(system='', rest=messages, last=-1) %}
+{%- set chat = namespace(system='', rest=messages, last=-1) %}
 {%- if messages[0].role == 'system' %}
-{%- set said.system = messages[0].content %}{% set said.rest = messages[1:] %}
+{%- set chat.system = messages[0].content %}{% set chat.rest = messages[1:] %}
 {%- endif %}
-{%- for message in said.rest %}{% if message.role == 'user' %}{% set said.last = loop.index0 %}{% endif %}{% endfor %}
+{%- for message in chat.rest %}{% if message.role == 'user' %}{% set chat.last = loop.index0 %}{% endif %}{% endfor %}
 """
 
 _TAGGED_HEAD = (
@@ -45,13 +45,13 @@ _TAGGED_HEAD = (
 {{- '}\n</tool_call>' }}
 {%- endfor %}
 {%- endmacro %}
-{{- '<|im_start|>system\n' + said.system }}
+{{- '<|im_start|>system\n' + chat.system }}
 {%- if tools %}
 {{- '\n\n# Functions\nCall one by its name and arguments, as JSON between tool_call signs.\n' }}
 {%- for tool in tools %}{{ (tool | tojson) + '\n' }}{% endfor %}
 {%- endif %}
 {{- '<|im_end|>\n' }}
-{%- for message in said.rest %}
+{%- for message in chat.rest %}
 {%- if message.role == 'tool' %}
 {{- '<|im_start|>user\n<tool_response>\n' + message.content + '\n</tool_response><|im_end|>\n' }}
 {%- elif message.role != 'assistant' %}
@@ -65,16 +65,16 @@ _TAGGED_TAIL = r"""
 {%- endif %}
 {%- endfor %}
 """
-_THOUGHT = r"{{- '<think>\n' + message.reasoning_content | trim + '\n</think>\n\n' }}"
+_REASONING = r"{{- '<think>\n' + message.reasoning_content | trim + '\n</think>\n\n' }}"
 
 _APPENDING = f"""{_TAGGED_HEAD}
-{{%- if message.reasoning_content %}}{_THOUGHT}{{% endif %}}
+{{%- if message.reasoning_content %}}{_REASONING}{{% endif %}}
 {_TAGGED_TAIL}
 {{%- if add_generation_prompt %}}{{{{ '<|im_start|>assistant\\n' }}}}{{% endif %}}
 """
 
 _STRIPPING = f"""{_TAGGED_HEAD}
-{{%- if message.reasoning_content and loop.index0 > said.last %}}{_THOUGHT}{{% endif %}}
+{{%- if message.reasoning_content and loop.index0 > chat.last %}}{_REASONING}{{% endif %}}
 {_TAGGED_TAIL}
 {{%- if add_generation_prompt %}}{{{{ '<|im_start|>assistant\\n' }}}}{{% endif %}}
 """
@@ -87,8 +87,8 @@ _OPENING = f"""{_TAGGED_HEAD}
 _MOVING_TOOLS = (
     _SYSTEM
     + r"""
-{%- if said.system %}{{ '[SYSTEM_PROMPT] ' + said.system + '[/SYSTEM_PROMPT]' }}{% endif %}
-{%- for message in said.rest %}
+{%- if chat.system %}{{ '[SYSTEM_PROMPT] ' + chat.system + '[/SYSTEM_PROMPT]' }}{% endif %}
+{%- for message in chat.rest %}
 {%- if message.role == 'tool' %}
 {{- '[TOOL_RESULTS] {"content": ' + (message.content | tojson) + '}[/TOOL_RESULTS]' }}
 {%- elif message.role == 'assistant' %}
@@ -104,9 +104,9 @@ _MOVING_TOOLS = (
 {{- '</s>' }}
 {%- else %}
 {%- if loop.previtem is defined and loop.previtem.role != 'assistant' %}
-{{- raise_exception('a user speaks at the beginning or behind a reply') }}
+{{- raise_exception('a user speaks at the beginning or after a reply') }}
 {%- endif %}
-{%- if tools and loop.index0 == said.last %}
+{%- if tools and loop.index0 == chat.last %}
 {{- '[AVAILABLE_TOOLS] ' + (tools | tojson) + '[/AVAILABLE_TOOLS]' }}
 {%- endif %}
 {{- '[INST] ' + message.content + '[/INST]' }}
@@ -120,7 +120,7 @@ _DATED = (
     + r"""
 {{- '<|start_header_id|>system<|end_header_id|>\n\nKnowledge ends: March 2026\nToday: ' + strftime_now('%d %b %Y') }}
 {{- '\n\n<|eot_id|>' }}
-{%- for message in said.rest %}
+{%- for message in chat.rest %}
 {%- if message.role == 'tool' %}
 {{- '<|start_header_id|>ipython<|end_header_id|>\n\n' + (message.content | tojson) + '<|eot_id|>' }}
 {%- elif message.role == 'assistant' %}
@@ -135,7 +135,7 @@ _DATED = (
 {%- else %}
 {{- '<|start_header_id|>user<|end_header_id|>\n\n' }}
 {%- if loop.first %}
-{{- (said.system | trim) + '\n\n' }}
+{{- (chat.system | trim) + '\n\n' }}
 {%- if tools %}
 {{- 'To call a function, answer with JSON that holds its name and parameters, and nothing else.\n\n' }}
 {%- for tool in tools %}{{ (tool | tojson(indent=2)) + '\n\n' }}{% endfor %}
@@ -152,12 +152,12 @@ _CHANNELS = (
     _SYSTEM
     + r"""
 {%- set answered = namespace(last=-1) %}
-{%- for message in said.rest %}
+{%- for message in chat.rest %}
 {%- if message.role == 'assistant' and not message.tool_calls %}{% set answered.last = loop.index0 %}{% endif %}
 {%- endfor %}
 {{- '<|start|>system<|message|>Knowledge: 2026-03\nDate: ' + strftime_now('%Y-%m-%d') }}
 {{- '\n\n# Channels: analysis, commentary, final.<|end|>' }}
-{{- '<|start|>developer<|message|># Instructions\n\n' + said.system }}
+{{- '<|start|>developer<|message|># Instructions\n\n' + chat.system }}
 {%- if tools %}
 {{- '\n\n# Tools\n\nnamespace functions {\n' }}
 {%- for tool in tools %}
@@ -167,9 +167,9 @@ _CHANNELS = (
 {{- '}' }}
 {%- endif %}
 {{- '<|end|>' }}
-{%- for message in said.rest %}
+{%- for message in chat.rest %}
 {%- if message.role == 'tool' %}
-{{- '<|start|>functions.' + said.called + ' to=assistant<|channel|>commentary<|message|>' }}
+{{- '<|start|>functions.' + chat.called + ' to=assistant<|channel|>commentary<|message|>' }}
 {{- (message.content | tojson) + '<|end|>' }}
 {%- elif message.role == 'assistant' %}
 {%- if message.tool_calls %}
@@ -180,7 +180,7 @@ _CHANNELS = (
 {{- '<|start|>assistant<|channel|>commentary<|message|>' + message.content + '<|end|>' }}
 {%- endif %}
 {%- set function = message.tool_calls[0].function %}
-{%- set said.called = function.name %}
+{%- set chat.called = function.name %}
 {{- '<|start|>assistant to=functions.' + function.name + '<|channel|>commentary json<|message|>' }}
 {{- (function.arguments | tojson) + '<|call|>' }}
 {%- else %}
@@ -208,7 +208,7 @@ BEHAVIOURS = (
     ),
     Behaviour(
         "move-tools",
-        "shows the tools before the last user message only, takes no user behind a tool result",
+        "shows the tools before the last user message only, takes no user after a tool result",
         _MOVING_TOOLS,
         ("[/INST]", "[/TOOL_RESULTS]"),
         "listed",
@@ -244,5 +244,5 @@ BEHAVIOURS = (
 
 
 def behaviour(name: str) -> Behaviour:
-    """The behaviour of this name; KeyError for others."""
+    """Return the behaviour of this name; KeyError for others."""
     return {each.name: each for each in BEHAVIOURS}[name]

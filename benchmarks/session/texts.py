@@ -1,7 +1,7 @@
-"""What stands around the model in a coding-agent session: instructions, tools, tasks, and what the tools bring back.
+"""Texts around the model in a coding-agent session: instructions, tools, tasks and tool results.
 
-Made up from a seed. Sizes have the shape of the real thing at about a quarter of its size: long instructions and tool
-descriptions, many short results, a few long ones.
+Generated from a seed. Sizes are distributed as in real sessions at about a quarter of the scale: long instructions and
+tool descriptions, many short results, a few long ones.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import random
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from benchmarks.session.script import TOLD
+from benchmarks.session.script import RESULT_ENDS
 
 _WHEN = (
     "Before you change a file", "When a test fails", "When a command prints a warning", "If the task is not clear",
@@ -75,39 +75,39 @@ HELPER_TOOLS = ("Read", "Grep", "Bash", "Edit", "Glob")
 
 
 class Texts:
-    """Everything that is said in one session but by the model; deterministic by seed."""
+    """All texts of one session except the model's; deterministic by seed."""
 
     def __init__(self, seed: int) -> None:
         self._seed = seed
 
     def instructions(self, *, rules: int = 112) -> str:
-        """The long part of the main agent's system prompt."""
+        """Return the long part of the main agent's system prompt."""
         return "# How to work\n" + "\n".join(self._rule(number) for number in range(rules))
 
     def helper_instructions(self) -> str:
-        """The system prompt of sub-agents of their own kind."""
+        """Return the system prompt of "own" sub-agents."""
         return "You help another agent: look, do not change anything, and report.\n" + "\n".join(
             self._rule(number) for number in range(1000, 1014)
         )
 
     def tools(self, names: Sequence[str] = tuple(_ARGUMENTS)) -> list[dict[str, Any]]:
-        """Tools as the Anthropic API takes them."""
+        """Return tools in the form of the Anthropic API."""
         return [self._tool(name) for name in names]
 
     def task(self, number: int) -> str:
-        """What the user asks for; there are many."""
+        """Return the user's task `number`, from a repeating list."""
         return _TASKS[number % len(_TASKS)]
 
     def helper_task(self, number: int) -> str:
-        """What a sub-agent is asked for."""
+        """Return a sub-agent's task."""
         return _HELPERS[number % len(_HELPERS)]
 
     def reminder(self, number: int) -> str:
-        """What a client puts beside a message of the user or a result."""
+        """Return what a client adds to a user message or a result."""
         return f"<system-reminder>\n{_REMINDERS[number % len(_REMINDERS)]}\n</system-reminder>"
 
     def context(self, date: str) -> str:
-        """What a client puts before the first message: the project's notes and the date."""
+        """Return what a client puts before the first message: the project's notes and the date."""
         notes = "\n".join(f"- {self._rule(number)}" for number in range(2000, 2010))
         return (
             "<system-reminder>\nNotes of this project:\n"
@@ -115,9 +115,9 @@ class Texts:
         )
 
     def result(self, tool: str, arguments: Mapping[str, Any], number: int) -> str:
-        """What a tool brings back at the `number`-th call of a session; its end tells what the model does next."""
+        """Return a tool's result for the `number`-th call of a session; its end decides what the model does next."""
         r = random.Random(f"{self._seed} {number} {tool}")
-        return self._brought(tool, arguments, r) + TOLD[r.choices(*_NEXT)[0]]
+        return self._brought(tool, arguments, r) + RESULT_ENDS[r.choices(*_NEXT)[0]]
 
     def _brought(self, tool: str, arguments: Mapping[str, Any], r: random.Random) -> str:
         if tool == "Read":
@@ -162,7 +162,7 @@ class Texts:
         return {"name": name, "description": f"{name}: {described}", "input_schema": schema}
 
     def corpus(self) -> list[str]:
-        """Text of this kind, for a tokenizer to learn from."""
+        """Return texts of this kind for training a tokenizer."""
         made = [self.instructions(), self.helper_instructions(), self.context("2026-11-20"), *_TASKS, *_HELPERS]
         made += [str(self.tools()), *_REMINDERS]
         commands = ("pytest", "git log", "git diff", "ls", "mypy")
@@ -171,6 +171,6 @@ class Texts:
         return made
 
 
-# How often a tool is called next, or the user answered.
+# Weights of the next action: a tool call, or an answer to the user.
 _NEXT = (("Read", "Grep", "Bash", "Edit", "answer"), (4, 4, 4, 2, 2))
 _NAMES = ("ledger", "pool", "radix", "saving", "index", "loop", "prompt", "shards", "why")

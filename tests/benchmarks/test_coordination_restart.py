@@ -12,7 +12,7 @@ import pytest
 from rich.console import Console
 
 from benchmarks.coordination.bench import OURS
-from benchmarks.coordination.kept import Kept, Said, compare, misheard
+from benchmarks.coordination.messages import Comparison, Message, compare, misheard
 from benchmarks.coordination.report import Spoken
 from benchmarks.coordination.restart import CoordinationRestartBench, run_coordination_restart, verdict
 from benchmarks.coordination.restart_report import (
@@ -34,46 +34,48 @@ from rekindle.harness.client import Client, ServerProcess
 from tests.bench.durable import until_durable
 
 SAID = [
-    Said(0, "Host", "Talk."),
-    Said(1, "Ada", "Tea.", 1),
-    Said(2, "Ben", "Milk.", 2),
-    Said(3, "Ada", "Tea.", 3),
-    Said(4, "Ben", "", 4),
+    Message(0, "Host", "Talk."),
+    Message(1, "Ada", "Tea.", 1),
+    Message(2, "Ben", "Milk.", 2),
+    Message(3, "Ada", "Tea.", 3),
+    Message(4, "Ben", "", 4),
 ]
-WHOLE = Kept(5, 5, (), (), ())
+WHOLE = Comparison(5, 5, (), (), ())
 
 
 def test_what_was_told_and_is_there_is_kept() -> None:
     assert compare(SAID, SAID) == WHOLE and WHOLE.is_whole
-    assert compare(SAID, [*SAID, Said(5, "Ada", "More.", 5)]) == WHOLE, "more may be said behind it"
+    assert compare(SAID, [*SAID, Message(5, "Ada", "More.", 5)]) == WHOLE, "more may be said behind it"
     assert compare([], []).is_whole
 
 
 def test_a_lost_message_is_seen() -> None:
-    assert compare(SAID, SAID[:2] + SAID[3:]) == Kept(5, 4, (2,), (), ())
-    assert compare(SAID, []) == Kept(5, 0, (0, 1, 2, 3, 4), (), ())
+    assert compare(SAID, SAID[:2] + SAID[3:]) == Comparison(5, 4, (2,), (), ())
+    assert compare(SAID, []) == Comparison(5, 0, (0, 1, 2, 3, 4), (), ())
 
 
-@pytest.mark.parametrize("other", [Said(2, "Ben", "Mil", 2), Said(2, "Ada", "Milk.", 2), Said(2, "Ben", "Milk.", 7)])
-def test_a_changed_message_is_seen(other: Said) -> None:
-    assert compare(SAID, [*SAID[:2], other, *SAID[3:]]) == Kept(5, 4, (), (2,), ())
+@pytest.mark.parametrize(
+    "other", [Message(2, "Ben", "Mil", 2), Message(2, "Ada", "Milk.", 2), Message(2, "Ben", "Milk.", 7)]
+)
+def test_a_changed_message_is_seen(other: Message) -> None:
+    assert compare(SAID, [*SAID[:2], other, *SAID[3:]]) == Comparison(5, 4, (), (2,), ())
 
 
 @pytest.mark.parametrize(
     ("found", "doubled"),
     [
         ([*SAID, SAID[3]], (3,)),  # the same number again
-        ([*SAID, Said(5, "Ben", "Yes.", 4)], (5,)),  # the same turn
-        ([*SAID, Said(5, "Ben", "", 5)], (5,)),  # the same words, right behind
+        ([*SAID, Message(5, "Ben", "Yes.", 4)], (5,)),  # the same turn
+        ([*SAID, Message(5, "Ben", "", 5)], (5,)),  # the same words, right behind
     ],
 )
-def test_a_doubled_message_is_seen(found: list[Said], doubled: tuple[int, ...]) -> None:
-    assert compare(SAID, found) == Kept(5, 5, (), (), doubled)
+def test_a_doubled_message_is_seen(found: list[Message], doubled: tuple[int, ...]) -> None:
+    assert compare(SAID, found) == Comparison(5, 5, (), (), doubled)
 
 
 def test_a_message_that_is_told_again_is_doubled() -> None:
-    assert compare([*SAID, SAID[2]], SAID) == Kept(5, 5, (), (), (2,))
-    assert compare([*SAID, Said(2, "Ben", "Water.", 2)], SAID).doubled == (2,), "whatever is told of it then"
+    assert compare([*SAID, SAID[2]], SAID) == Comparison(5, 5, (), (), (2,))
+    assert compare([*SAID, Message(2, "Ben", "Water.", 2)], SAID).doubled == (2,), "whatever is told of it then"
 
 
 def test_what_an_agent_heard_is_held_to_what_was_said() -> None:
@@ -84,7 +86,7 @@ def test_what_an_agent_heard_is_held_to_what_was_said() -> None:
     assert misheard("Ada", SAID, [replace(heard[0], text="Go."), *heard[1:]]) == (
         "Ada: message 0 heard with other words"
     )
-    assert misheard("Ada", SAID, [*heard, Said(9, "Cleo", "I, too.", 9)]) == "Ada: message 9 heard that nobody told"
+    assert misheard("Ada", SAID, [*heard, Message(9, "Cleo", "I, too.", 9)]) == "Ada: message 9 heard but never sent"
     assert misheard("Ada", SAID, heard[::-1]) == "Ada: all messages heard, but not in order"
 
 
@@ -140,8 +142,8 @@ def test_restarts_are_shown_and_measured() -> None:
 
 def test_the_verdict_names_what_is_wrong() -> None:
     assert [check.holds for check in DONE.checks()] == [True] * 4
-    kept = Kept(5, 3, (2,), (1,), ())
-    wrong = replace(DONE, restarts=(replace(RESTART, kept=kept),), misheard=("Ada: message 2 not heard",))
+    compared = Comparison(5, 3, (2,), (1,), ())
+    wrong = replace(DONE, restarts=(replace(RESTART, compared=compared),), misheard=("Ada: message 2 not heard",))
     told: list[str] = []
     assert verdict([DONE], told.append) == 0 and all(line.startswith("holds  ours: ") for line in told)
     told.clear()
@@ -152,7 +154,7 @@ def test_the_verdict_names_what_is_wrong() -> None:
         "holds  ours: no message is doubled",
         "FAILS  ours: every agent heard each message once, in order; Ada: message 2 not heard",
     ]
-    doubled = replace(DONE, kept=Kept(5, 5, (), (), (3, 4)))
+    doubled = replace(DONE, compared=Comparison(5, 5, (), (), (3, 4)))
     assert verdict([DONE, doubled], told.append) == 1
     assert "FAILS  ours: no message is doubled, but messages 3, 4 at the end" in told
 

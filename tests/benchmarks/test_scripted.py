@@ -42,7 +42,7 @@ def served(
 def follows(script: Script, ids: dict[str, int], state: str, before: str, token: int) -> str | None:
     """The state of a token that may come in `state`; None where it may not."""
     known = script.states[state]
-    allowed = known.followers() if known.place is not None else known.behind.get(before, known.then)
+    allowed = known.followers() if known.place is not None else known.after.get(before, known.then)
     for name in sorted(allowed):
         pieces = script.states[name].pieces
         if token in [ids[piece] for piece in pieces] or (name == "cue" and token == ids["cue"]):

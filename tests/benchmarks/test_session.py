@@ -13,7 +13,7 @@ from benchmarks.commands import app
 from benchmarks.session.agent import Request, SessionPlan
 from benchmarks.session.bench import ARMS, SessionBench, replay, spread
 from benchmarks.session.client import Heard, Identity
-from benchmarks.session.report import Asked, Checked, Replayed, measurements, share
+from benchmarks.session.report import Checked, Exchange, Replayed, measurements, share
 from benchmarks.session.templates import BEHAVIOURS, Behaviour, behaviour
 from rekindle.config import Settings
 from rekindle.errors import ConfigError
@@ -26,16 +26,16 @@ SETTINGS = Settings.load({"threads": 2})
 def test_forty_turns_stay_warm(chosen: Behaviour) -> None:
     replayed = replay(chosen, "as served", SETTINGS, plan=SessionPlan(turns=40, seed=0), checks=4)
     assert replayed.share >= KNOWN, [
-        (e.request.who, e.request.turn, e.prompt_tokens, e.reused_tokens) for e in replayed.asked
+        (e.request.who, e.request.turn, e.prompt_tokens, e.reused_tokens) for e in replayed.exchanges
     ]
-    assert [each.asked.request.turn for each in replayed.checked if not each.is_equal] == []
+    assert [each.exchange.request.turn for each in replayed.checked if not each.is_equal] == []
     assert replayed.num_wrong_usage == 0
     by_agent = replayed.by_agent
     assert len(by_agent["main"]) == 40 and len(by_agent) == 4
-    assert all(each.heard.calls or each.heard.text for each in replayed.asked)
-    thoughts = [block for each in replayed.asked for block in each.heard.content if block["type"] == "thinking"]
+    assert all(each.heard.calls or each.heard.text for each in replayed.exchanges)
+    thoughts = [block for each in replayed.exchanges for block in each.heard.content if block["type"] == "thinking"]
     assert bool(thoughts) == chosen.thinking
-    tools = {call["name"] for each in replayed.asked for call in each.heard.calls}
+    tools = {call["name"] for each in replayed.exchanges for call in each.heard.calls}
     assert tools == {"Read", "Grep", "Bash", "Edit"}
     # The fork of the conversation starts from it; midnight is named for what it is.
     assert share(by_agent["helper-3"][:1]) > 0.9
@@ -89,7 +89,7 @@ def test_all_names_can_be_asked_for() -> None:
     ]
 
 
-def asked(prompt: int, reused: int, *, text: str = "Yes.", created: int = 0) -> Asked:
+def asked(prompt: int, reused: int, *, text: str = "Yes.", created: int = 0) -> Exchange:
     """A request with this outcome."""
     report = {
         "prompt_tokens": prompt,
@@ -105,7 +105,7 @@ def asked(prompt: int, reused: int, *, text: str = "Yes.", created: int = 0) -> 
         "output_tokens": 3,
     }
     heard = Heard([{"type": "text", "text": text}], "end_turn", usage, report, 0.1)
-    return Asked(Request("main", 1, {}, Identity("s"), SessionPlan().now(1)), heard, 0.0)
+    return Exchange(Request("main", 1, {}, Identity("s"), SessionPlan().now(1)), heard, 0.0)
 
 
 def test_the_share_leaves_out_the_first_request_and_nothing_else() -> None:

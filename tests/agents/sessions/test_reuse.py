@@ -38,7 +38,7 @@ RULES = 5  # some 200 tokens that all are told first, hardly more than a turn br
 FEW = 20  # tokens between the words that were taken in and the reply: the last word, which may go on, and the cue
 SPELLED_ANEW = 2  # at the end of a reply: a blank that is trimmed, a word that may have gone on
 ALIKE = 1.6  # by how much the share that is lost may differ from what the session says, whose sample is another one
-SHORT_THOUGHT = 8  # words, of those that a script has
+SHORT_REASONING = 8  # words, of those that a script has
 Turn = Mapping[str, Any]
 
 
@@ -62,22 +62,22 @@ class Held:
 
 def talking(script: Script) -> Script:
     """The same model without tools: it thinks shortly where it thinks at all, and answers."""
-    thoughts = [name for name in script.states if name.startswith("thought ")]
+    thoughts = [name for name in script.states if name.startswith("reasoning ")]
     states = dict(script.states)
     if thoughts:
-        states[thoughts[SHORT_THOUGHT]] = replace(states[thoughts[SHORT_THOUGHT]], then=(thoughts[-1],))
+        states[thoughts[SHORT_REASONING]] = replace(states[thoughts[SHORT_REASONING]], then=(thoughts[-1],))
     if "channel" in states:  # an answer behind a thought, which ends three tokens before the channel is named
         states["channel"] = State(("<|channel|>",), ("analysis", "final"), {thoughts[-1]: ("final",)}, place=3)
-        states["message"] = replace(states["message"], behind={"analysis": ("thought 0",), "final": ("answer 0",)})
-    tools = ("said ", "name ", "to ", "told ", "call", "commentary")
+        states["message"] = replace(states["message"], after={"analysis": ("reasoning 0",), "final": ("answer 0",)})
+    tools = ("sentence ", "name ", "to ", "result ", "call", "commentary")
     kept: dict[str, State] = {}
     waiting = ["cue"]
     while waiting:
         name = waiting.pop()
         state = states[name]
         then = tuple(each for each in state.then if not each.startswith(tools))
-        behind = {before: then for before, then in state.behind.items() if not before.startswith("told ")}
-        kept[name] = replace(state, then=then, behind=behind, place=state.place if behind else None)
+        after = {before: then for before, then in state.after.items() if not before.startswith("result ")}
+        kept[name] = replace(state, then=then, after=after, place=state.place if after else None)
         waiting += [each for each in kept[name].followers() if each not in kept]
     return replace(script, states=kept, tail="")
 
