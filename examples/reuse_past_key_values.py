@@ -1,4 +1,4 @@
-"""Keep `past_key_values` of plain transformers in a CacheManager: the second turn computes only what is new.
+"""Store `past_key_values` of plain transformers in a CacheManager: the second turn computes only what is new.
 
 python examples/reuse_past_key_values.py [MODEL]     (the bundled one by default; needs torch and transformers)
 """
@@ -26,12 +26,12 @@ cache: CacheManager[DynamicCache] = CacheManager(max_memory_mb=512, size_of=kv_b
 
 @torch.inference_mode()
 def reply(messages: list[dict[str, str]], num_tokens: int = 16) -> tuple[str, int, int]:
-    """Answer greedily; also the prompt's tokens, and how many of them had to be computed."""
+    """Answer greedily; also return the number of prompt tokens, and how many of them were computed."""
     text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
     ids = tokenizer(text, add_special_tokens=False).input_ids
-    match = cache.lookup(ids[:-1])  # the last token runs in any case: its logits are wanted
+    match = cache.lookup(ids[:-1])  # the last token always runs: its logits are needed
     past, known = (deepcopy(match.payload), match.matched) if match else (DynamicCache(config=model.config), 0)
-    if past.get_seq_length() > known:  # the entry continues where this prompt does not
+    if past.get_seq_length() > known:  # the entry continues past what this prompt shares
         past.crop(known - past.get_seq_length())
     answer: list[int] = []
     new = ids[known:]
@@ -47,11 +47,11 @@ talk = [{"role": "system", "content": "You are Nadia, the archivist. You keep th
 other = [*talk, {"role": "user", "content": "Where is the harbour?"}]
 for question in ("Who are you?", "And what do you keep?"):
     talk.append({"role": "user", "content": question})
-    said, num_prompt, computed = reply(talk)
-    print(f"{question} {computed} of {num_prompt} prompt tokens computed: {said}")
-    talk.append({"role": "assistant", "content": said})
-other_said, num_prompt, computed = reply(other)  # shares only the beginning of what is kept
-print(f"{other[-1]['content']} {computed} of {num_prompt} prompt tokens computed: {other_said}")
-for messages, expected in ((talk[:-1], said), (other, other_said)):
+    answer, num_prompt, computed = reply(talk)
+    print(f"{question} {computed} of {num_prompt} prompt tokens computed: {answer}")
+    talk.append({"role": "assistant", "content": answer})
+other_answer, num_prompt, computed = reply(other)  # shares only the beginning of the entry
+print(f"{other[-1]['content']} {computed} of {num_prompt} prompt tokens computed: {other_answer}")
+for messages, expected in ((talk[:-1], answer), (other, other_answer)):
     cache.clear()
     print("the same without the cache:", reply(messages)[0] == expected)

@@ -1,9 +1,9 @@
-"""Stop the server that PIDFILE names, if any, and start COMMAND in its place; output goes to PIDFILE.log.
+"""Stop the server named by PIDFILE, if any, and start COMMAND in its place; output goes to PIDFILE.log.
 
 python tools/again.py KILL server.pid rekindle serve --store /var/tmp/day   # kill -9, then start
 python tools/again.py TERM server.pid rekindle serve --store /var/tmp/day   # ask it to stop, wait, then start
 
-For `rekindle bench replay --kill-cmd ... --restart-cmd ...`: returns at once, but the old server is gone by then.
+For `rekindle bench replay --kill-cmd ... --restart-cmd ...`: returns once the old server is gone.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pathlib import Path
 
 
 def runs(process: int) -> bool:
-    """Whether a process runs; one that ended and was not waited for does not."""
+    """Whether a process runs; a zombie does not count."""
     try:
         os.kill(process, 0)
     except ProcessLookupError:
@@ -28,7 +28,7 @@ def runs(process: int) -> bool:
 
 
 def main() -> None:
-    """Stop, wait, start."""
+    """Stop the old server, wait for its end, and start the new one."""
     if len(sys.argv) < 4:
         sys.exit(__doc__)
     name, file, *command = sys.argv[1:]

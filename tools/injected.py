@@ -1,11 +1,11 @@
-"""Write a copy of a Llama model whose keys are hard on 4 bits: what it says stays nearly the same, its K does not.
+"""Write a model whose keys are hard to store in 4 bits: its replies stay nearly the same, its K does not.
 
     python tools/injected.py bias /tmp/biased               # a large bias in every K projection, as Qwen 2.5 has
     python tools/injected.py hidden /tmp/hidden             # the same offset, but no bias shows it
     python tools/injected.py sinks /tmp/sinks               # a small random gpt-oss with sinks and biases
 
-`bias` and `hidden` start from the bundled model. The offset stands in the two slowest channels of each head: rotary
-embeddings hardly turn them, so all scores of a row move by nearly the same, which the softmax takes off again.
+`bias` and `hidden` start from the bundled model. The offset is in the two slowest channels of each head: rotary
+embeddings hardly rotate them, so all scores of a row move by nearly the same amount, which the softmax cancels.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ FEATURE = 0  # of the residual stream, held constant for `hidden`
 
 
 def biased(size: float) -> LlamaForCausalLM:
-    """The bundled model with `size` in the slowest channels of every K bias."""
+    """Return the bundled model with `size` in the slowest channels of every K bias."""
     source = AutoModelForCausalLM.from_pretrained(MODEL_DIR)
     model = LlamaForCausalLM(LlamaConfig(**{**source.config.to_dict(), "attention_bias": True})).to(source.dtype)
     model.load_state_dict(source.state_dict(), strict=False)
@@ -39,7 +39,7 @@ def biased(size: float) -> LlamaForCausalLM:
 
 
 def hidden(size: float) -> LlamaForCausalLM:
-    """The same without a bias: one feature of the stream is 1 for every token, and K projections read it."""
+    """Return the same without a bias: one feature of the stream is 1 for every token, and K projections read it."""
     model = AutoModelForCausalLM.from_pretrained(MODEL_DIR)
     with torch.no_grad():
         scale = float(model.model.embed_tokens.weight.float().pow(2).mean().sqrt())
@@ -55,7 +55,7 @@ def hidden(size: float) -> LlamaForCausalLM:
 
 
 def sinks(size: float) -> GptOssForCausalLM:
-    """A random gpt-oss of the bundled vocabulary, as the family is: sinks, and `size` in K's biases."""
+    """Return a random gpt-oss with the bundled vocabulary, with the family's sinks, and `size` in K's biases."""
     config = GptOssConfig(
         vocab_size=4096, hidden_size=256, intermediate_size=256, num_hidden_layers=4, num_attention_heads=4,
         num_key_value_heads=2, head_dim=64, num_local_experts=1, num_experts_per_tok=1, sliding_window=128,
@@ -73,7 +73,7 @@ def sinks(size: float) -> GptOssForCausalLM:
 
 
 def _slowest(num_channels: int, head_dim: int) -> torch.Tensor:
-    """The channels that rotary embeddings turn least: a pair in each head."""
+    """Return the channels that rotary embeddings rotate least: a pair in each head."""
     heads = torch.arange(num_channels).view(-1, head_dim)
     return heads[:, [head_dim // 2 - 1, head_dim - 1]].flatten()
 

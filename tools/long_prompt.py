@@ -1,9 +1,9 @@
-"""A long prompt on a model of a real shape: time, memory, a cancel half way, and the turn after it.
+"""Measure a long prompt on a model of realistic size: time, memory, a cancel half way, and the next turn.
 
     python tools/long_prompt.py /tmp/model --tokens 32000 --threads 2
 
-Prints, in seconds and MiB: the cold prompt, cancelled half way and asked again (what is left is computed, nothing
-twice), the next turn, and how far resident memory rose above what the hot blocks themselves take.
+Prints, in seconds and MiB: the cold prompt, cancelled half way and repeated (only the rest is computed), the next
+turn, and how far resident memory rose above the hot blocks themselves.
 """
 
 from __future__ import annotations
@@ -39,39 +39,41 @@ def main() -> None:
 
 
 def measure(engine: Engine, texts: Distinct) -> None:
-    """Run and print everything."""
+    """Run and print all measurements."""
     messages = texts.messages(1)
     before = resident_bytes()
     forget_peak()
     began = time.perf_counter()
-    generation = engine.submit(asked(messages))
+    generation = engine.submit(request(messages))
     while (progress := generation.progress) is None or progress.computed_tokens < progress.prompt_tokens // 2:
         time.sleep(0.05)
     generation.cancel()
     generation.result()
     half_s = time.perf_counter() - began
     began = time.perf_counter()
-    report = engine.submit(asked(messages)).result().report
+    report = engine.submit(request(messages)).result().report
     rest_s = time.perf_counter() - began
     rise, kv = peak_bytes() - before, engine.agent_info("long").num_tokens * bytes_per_token(engine)
     print(f"{report.prompt_tokens:,} tokens: cancelled after {progress.computed_tokens:,} and {half_s:.1f} s;")
-    print(f"asked again: {report.outcome}, reused {report.reused_tokens:,}, the rest and one token in {rest_s:.1f} s")
-    print(f"peak of resident memory: {rise / MIB:,.0f} MiB above before, of it {kv / MIB:,.0f} MiB are hot blocks")
+    print(f"repeated: {report.outcome}, reused {report.reused_tokens:,}, the rest and one token in {rest_s:.1f} s")
+    print(
+        f"peak of resident memory: {rise / MIB:,.0f} MiB above the start, of which {kv / MIB:,.0f} MiB are hot blocks"
+    )
     answer = {"role": "assistant", "content": "It is where it was."}
     began = time.perf_counter()
-    again = engine.submit(asked([*messages, answer, {"role": "user", "content": "And where is that?"}])).result()
+    again = engine.submit(request([*messages, answer, {"role": "user", "content": "And where is that?"}])).result()
     print(f"next turn: {again.report.outcome}, reused {again.report.reused_tokens:,} of {again.report.prompt_tokens:,}")
     print(f"in {time.perf_counter() - began:.2f} s")
 
 
-def asked(messages: list[dict[str, str]]) -> GenerationRequest:
-    """One token, greedy."""
+def request(messages: list[dict[str, str]]) -> GenerationRequest:
+    """Build a greedy request for one token."""
     params = SamplingParams(temperature=0.0, max_tokens=1)
     return GenerationRequest(messages=normalise_messages(messages), agent="long", params=params)
 
 
 def bytes_per_token(engine: Engine) -> float:
-    """Of KV, over all parts."""
+    """Return bytes of KV per token, over all parts."""
     layout = engine.spec.layout
     return sum(part.payload_bytes for part in layout.parts) / layout.block_tokens
 

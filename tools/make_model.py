@@ -1,4 +1,4 @@
-"""Write a model directory of a real shape with random weights: speed and memory are those of a trained one.
+"""Write a model directory of realistic size with random weights: as fast and large as a trained model.
 
     python tools/make_model.py 24-layer /tmp/model          # 387M parameters, bf16, 774 MB
     python tools/make_model.py tiny /tmp/tiny --layers 2
@@ -65,17 +65,17 @@ def make_model(directory: Path, shape: Shape, *, seed: int = 0) -> int:
     model = LlamaForCausalLM(config)
     model.save_pretrained(directory)
     tokenizer.save_pretrained(directory)
-    _spell_rope_theta(directory / "config.json", config.rope_parameters["rope_theta"])
+    _add_rope_theta(directory / "config.json", config.rope_parameters["rope_theta"])
     return sum(parameter.numel() for parameter in model.parameters())
 
 
-def _spell_rope_theta(path: Path, theta: float) -> None:
-    """Other engines read it at the top level, where transformers no longer writes it."""
+def _add_rope_theta(path: Path, theta: float) -> None:
+    """Add `rope_theta` at the top level, where other engines read it but transformers no longer writes it."""
     path.write_text(json.dumps({**json.loads(path.read_text()), "rope_theta": theta}, indent=2) + "\n")
 
 
 def main() -> None:
-    """Parse and write."""
+    """Parse arguments and write the model."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("shape", choices=SHAPES)
     parser.add_argument("directory", type=Path)

@@ -1,11 +1,11 @@
-"""Break the code in ways that look right, and expect the tests to notice: `make mutants`.
+"""Introduce plausible defects into the code and check that the tests catch them: `make mutants`.
 
     python tools/mutants.py                # all, two at a time
     python tools/mutants.py --only rope    # those with the word in their name
 
-Each mutant is a few exact replacements in a copy of the tree and the narrowest tests that must go red on it. First the
-same tests run on an unchanged copy and must be green, else red would say nothing. Exit code 1 when a mutant survives,
-when the text it replaces is not there (once), or when its tests do not run at all. The working tree is never touched.
+Each mutant is a few exact replacements in a copy of the tree and the narrowest tests that must fail on it. First the
+same tests run on an unchanged copy and must pass, else failures would prove nothing. Exit code 1 if a mutant survives,
+if the text it replaces does not occur exactly once, or if its tests do not run. The working tree is never touched.
 """
 
 from __future__ import annotations
@@ -49,14 +49,14 @@ Verdict = Literal["killed", "SURVIVED", "BROKEN"]
 
 @dataclass(frozen=True, slots=True)
 class Edit:
-    """Replace `old`, which must stand in `file` exactly once."""
+    """Replacement of `old`, which must occur in `file` exactly once."""
 
     file: str
     old: str
     new: str
 
     def apply(self, tree: Path) -> None:
-        """Change the file below `tree`; ValueError if `old` is not there once."""
+        """Change the file below `tree`; ValueError if `old` does not occur exactly once."""
         path = tree / "src" / "rekindle" / self.file
         text = path.read_text("utf-8") if path.is_file() else ""
         if text.count(self.old) != 1:
@@ -75,7 +75,7 @@ class Mutant:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What became of a mutant; `detail` names the first red test, or what went wrong."""
+    """Result of a mutant; `detail` names the first failed test, or the problem."""
 
     name: str
     verdict: Verdict
@@ -84,27 +84,27 @@ class Outcome:
 
 
 def one(name: str, file: str, old: str, new: str, *tests: str) -> Mutant:
-    """A mutant of one replacement."""
+    """Build a mutant of one replacement."""
     return Mutant(name, (Edit(file, old, new),), tests)
 
 
 MUTANTS = (
     one(
-        "a namespace keeps all places however many others wait",
+        "a namespace holds all slots however many others wait",
         "engine/core/shares.py",
         "        return max(1, self._scheduler.max_running // max(1, self._num_namespaces))\n",
         "        return self._scheduler.max_running\n",
         f"{PLACES}::test_places_are_divided_by_who_wants_them",
     ),
     one(
-        "who was preempted gives way again before it got ahead",
+        "a preempted request is preempted again before it made progress",
         "engine/core/shares.py",
         "    return not request.num_preemptions or request.num_gained",
         "    return True or request.num_gained",
         f"{PLACES}::test_who_was_preempted_gets_ahead_before_it_is_again",
     ),
     one(
-        "no turns where namespaces outnumber the places",
+        "no turns if namespaces outnumber the slots",
         "engine/core/shares.py",
         "    return request.num_gained >= request.block_tokens\n",
         "    return False\n",
@@ -284,7 +284,7 @@ MUTANTS = (
         CRASHES,
     ),
     one(
-        "said saved before it is",
+        "reported as saved before it is",
         "store/writer.py",
         "            self._ledger.move(saved)\n",
         "            self._ledger.move(saved)\n            for turn in saved:\n"
@@ -329,7 +329,7 @@ MUTANTS = (
         f"{RETENTION}::test_a_branch_that_fills_the_disk_is_not_shortened_for_its_own_next_turn",
     ),
     Mutant(
-        "a clock that went back obeyed",
+        "a clock that went backwards trusted",
         (
             Edit("store/retention.py", "return min(max(0.0, use), now)\n", "return max(0.0, use)\n"),
             Edit("store/ledger.py", "max(0.0, now - JUST_BEFORE_S)", "row[6]"),
@@ -346,21 +346,21 @@ MUTANTS = (
         (TRACES,),
     ),
     one(
-        "a panic let through to the intake's thread",
+        "a panic reaches the intake's thread",
         "engine/intake/intake.py",
         "        except BaseException as error:\n",
         "        except Exception as error:\n",
         "tests/engine/test_borders.py::test_what_fails_on_the_intake_fails_for_its_caller_only[Panic]",
     ),
     one(
-        "what comes after the engine's death left waiting",
+        "requests after the engine's death wait forever",
         "engine/core/loop.py",
         "            self._refuse_rest(self.worker.death.error())\n",
         "            pass\n",
         "tests/engine/test_dying.py::test_a_failing_inbox_ends_the_engine",
     ),
     one(
-        "blocks kept in the staging buffer when the writer dies",
+        "blocks left in the staging buffer when the writer dies",
         "store/writer.py",
         "                elif isinstance(item, WaitingBlock):\n                    self._free_staged([item])\n",
         "",
@@ -396,21 +396,21 @@ MUTANTS = (
         "tests/model/test_adjustments.py",
     ),
     one(
-        "idle work goes on beside a request",
+        "idle work continues alongside a request",
         "engine/core/core.py",
         "            self.background.give_way()\n",
         "            pass\n",
         f"{IDLE}::test_it_gives_way_within_a_step_and_goes_on_later",
     ),
     one(
-        "idle work reads all it finds on disk",
+        "idle work reads everything found on disk",
         "engine/blocks/prefix_cache.py",
         "return found if len(found) <= room // 2 else None",
         "return found",
         f"{IDLE}::test_reading_for_it_takes_no_more_than_half_either",
     ),
     one(
-        "what is anticipated is encoded afresh",
+        "the anticipated prompt is encoded afresh",
         "engine/intake/anticipation.py",
         "ids, canonical = prompt_ids(self._encoder, match, rendered)",
         "ids, canonical = self._encoder.encode(rendered), 0",
@@ -431,7 +431,7 @@ MUTANTS = (
         "tests/matching/test_matcher.py::test_an_agent_without_branches_goes_on_from_its_parents_as_they_were_sampled",
     ),
     one(
-        "attribution line taken out of anybody's words",
+        "attribution line removed from any message",
         "text/normalise.py",
         'in kinds and message.role == "system" and',
         "in kinds and",
@@ -445,28 +445,28 @@ MUTANTS = (
         "tests/engine/test_taken_out.py::test_a_line_that_changes_costs_nothing_and_says_what_it_would_have",
     ),
     one(
-        "kept beginnings survive a purge",
+        "cached breakpoints survive a purge",
         "engine/memory/agent_commands.py",
         "marked = tuple(Purged(namespace, branch.agent) for branch in kept)",
         "marked: tuple[Purged, ...] = ()",
         "tests/engine/test_keeping.py::test_a_purge_takes_them_too",
     ),
     one(
-        "an upload that never ends keeps its place",
+        "an unfinished upload holds its connection",
         "server/connections.py",
         "return self._has_begun and not self.cycle.more_body and not self.cycle.response_complete",
         "return self._has_begun and not self.cycle.response_complete",
         "tests/server/test_connections.py::test_connections_without_a_whole_request_give_way_to_new_ones",
     ),
     one(
-        "two of one session in memory",
+        "two objects of one session in memory",
         "agents/sessions/loaded.py",
         "self._live.setdefault((namespace, id), read)",
         "self._live[namespace, id] = read",
         "tests/agents/sessions/test_loaded.py::test_what_is_not_used_leaves_memory_and_what_is_busy_stays",
     ),
     one(
-        "what one tenant marks ends what another marked",
+        "one tenant's breakpoints displace another's",
         "engine/memory/breakpoints.py",
         "for key in list(self._names) if key[0] == turn.namespace for branch",
         "for key in list(self._names) for branch",
@@ -480,14 +480,14 @@ MUTANTS = (
         "tests/server/test_responses_full.py::test_the_end_of_an_answer_waits_until_the_response_is_durable[whole]",
     ),
     one(
-        "what cannot be saved is evicted",
+        "blocks that cannot be saved are evicted",
         "engine/agent_admin.py",
         "if parts.store is not None and (unsaved or not is_flushed):",
         "if parts.store is not None and not is_flushed:",
         "tests/engine/test_refusing_disk.py::test_evicting_what_cannot_be_saved_drops_nothing",
     ),
     one(
-        "a fork that the disk refuses stays in the book",
+        "a fork that the disk refuses stays registered",
         "engine/memory/agent_commands.py",
         "                self._memory.book.remove(now)\n",
         "",
@@ -501,14 +501,14 @@ MUTANTS = (
         "tests/server/test_anthropic.py::test_marked_prefixes_are_created_once_and_read_then",
     ),
     one(
-        "rows of the index are believed as they are",
+        "rows of the index are trusted unchecked",
         "store/row_macs.py",
         "            return bool(self.of(row) == row[self._num_columns])\n",
         "            return bool(self.of(row))\n",
         "tests/store/test_row_damage.py::test_a_bit_of_the_namespace_gives_no_agent_to_another_tenant",
     ),
     one(
-        "kept responses are believed as they are",
+        "stored responses are trusted unchecked",
         "server/responses/records.py",
         "if not (self._macs.response.holds(row) and self._macs.content.holds((row[0], *row[6:]))):",
         "if False:",
@@ -546,7 +546,7 @@ MUTANTS = (
 
 
 def copy_tree(target: Path) -> None:
-    """Copy what the tests need; the weights of the bundled model too."""
+    """Copy what the tests need, including the bundled model's weights."""
     for name in COPIED:
         source = ROOT / name
         if source.is_dir():
@@ -556,7 +556,7 @@ def copy_tree(target: Path) -> None:
 
 
 def run_tests(tree: Path, tests: Sequence[str]) -> tuple[int, str]:
-    """pytest's exit code and output, on the code below `tree` alone."""
+    """Run pytest on the code below `tree` only; return its exit code and output."""
     paths = (tree / "src", tree / "pocket" / "src", tree)
     settings = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
     environment = {**os.environ, **settings, "PYTHONPATH": os.pathsep.join(map(str, paths))}
@@ -566,12 +566,12 @@ def run_tests(tree: Path, tests: Sequence[str]) -> tuple[int, str]:
             command, cwd=tree, env=environment, capture_output=True, text=True, timeout=TIMEOUT_S, check=False
         )
     except subprocess.TimeoutExpired:
-        return -1, f"no end after {TIMEOUT_S} s"
+        return -1, f"not finished after {TIMEOUT_S} s"
     return done.returncode, done.stdout + done.stderr
 
 
 def first_red(output: str) -> str:
-    """The first failed or broken test in pytest's summary."""
+    """Return the first failed or broken test in pytest's summary."""
     found = re.search(r"^(?:FAILED|ERROR) (\S+)", output, re.MULTILINE)
     return found[1].removeprefix("tests/") if found else output.strip()[-300:]
 
@@ -594,18 +594,18 @@ def try_mutant(mutant: Mutant) -> Outcome:
 
 
 def unchanged_is_green(mutants: Sequence[Mutant]) -> bool:
-    """Run every test that some mutant names on an unchanged copy."""
+    """Run every test named by a mutant on an unchanged copy; return whether all pass."""
     with tempfile.TemporaryDirectory(prefix="rekindle-mutant-") as name:
         copy_tree(Path(name))
         code, output = run_tests(Path(name), [test for mutant in mutants for test in mutant.tests])
     if code:
         print(output[-3000:])
-        print(f"the unchanged code is not green (pytest says {code}): nothing can be said about mutants")
+        print(f"the unchanged code fails its tests (pytest exit code {code}): mutants cannot be judged")
     return code == 0
 
 
 def main() -> int:
-    """Parse, run, report."""
+    """Parse arguments, run the mutants, report."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", default="", help="run mutants with this in their name")
     parser.add_argument("--jobs", type=int, default=2)

@@ -1,11 +1,11 @@
-"""The bundled model as a GGUF file, so that a llama.cpp server can be asked the same day.
+"""Write the bundled model as a GGUF file, so that a llama.cpp server can replay the same day.
 
 python tools/peer_gguf.py write pocket.gguf [--type bf16|f16|f32]   # needs numpy and gguf
 python tools/peer_gguf.py check http://127.0.0.1:8080               # needs rekindle[serve]; the peer's server runs
 
-Weights are copied (rows of Q and K reordered as llama.cpp's rotary embedding wants them), the tokenizer becomes "gpt2"
-BPE with the splitting "qwen2" (the bundled expression is Qwen 2's), the chat template is embedded. `check` says of how
-many texts the peer's tokens are ours, and of how many prompts its greedy replies.
+Weights are copied (rows of Q and K reordered for llama.cpp's rotary embedding), the tokenizer becomes "gpt2" BPE with
+the pre-tokenizer "qwen2" (the bundled expression is Qwen 2's), the chat template is embedded. `check` counts the texts
+whose tokens equal ours on the peer, and the prompts whose greedy replies do.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ NUM_TALKS, NUM_WORDS, MAX_TOKENS = 40, 250, 32
 
 
 def read_weights(path: Path) -> dict[str, np.ndarray]:
-    """Name -> fp32 array of a safetensors file that holds bf16."""
+    """Return fp32 arrays by name from a safetensors file of bf16 tensors."""
     data = path.read_bytes()
     length = int.from_bytes(data[:8], "little")
     header = json.loads(data[8 : 8 + length])
@@ -38,13 +38,13 @@ def read_weights(path: Path) -> dict[str, np.ndarray]:
 
 
 def for_rotation(weight: np.ndarray, num_heads: int) -> np.ndarray:
-    """Rows of a Q or K projection: halves of a head side by side become neighbours, as llama.cpp rotates them."""
+    """Reorder rows of a Q or K projection: interleave the halves of each head, as llama.cpp rotates them."""
     rows, columns = weight.shape
     return weight.reshape(num_heads, 2, rows // num_heads // 2, columns).swapaxes(1, 2).reshape(rows, columns)
 
 
 def gguf_name(name: str) -> str:
-    """A tensor's name in a GGUF file of the llama architecture."""
+    """Return a tensor's name in a GGUF file of the llama architecture."""
     plain = {"model.embed_tokens.weight": "token_embd.weight", "model.norm.weight": "output_norm.weight"}
     if name in plain:
         return plain[name]
@@ -96,11 +96,11 @@ def add_tokenizer(writer: Any, config: dict[str, Any]) -> None:
 
 
 def write(path: Path, kind: str) -> None:
-    """The whole file; matrices in `kind`, norms in fp32."""
+    """Write the file; matrices in `kind`, norms in fp32."""
     import gguf
 
     config = json.loads((MODEL / "config.json").read_text())
-    assert config["tie_word_embeddings"], "an output matrix of its own is not written"
+    assert config["tie_word_embeddings"], "a separate output matrix is not written"
     formats = {"f32": gguf.GGMLQuantizationType.F32, "f16": gguf.GGMLQuantizationType.F16}
     matrix_format = formats.get(kind, gguf.GGMLQuantizationType.BF16)
     heads = {"q_proj": config["num_attention_heads"], "k_proj": config["num_key_value_heads"]}
@@ -128,7 +128,7 @@ def post(url: str, body: dict[str, Any]) -> Any:
 
 
 def check(url: str) -> None:
-    """Print how many texts have the same tokens there, and how many greedy replies are the same."""
+    """Print how many texts have the same tokens on the peer, and how many greedy replies are the same."""
     import random
 
     from tokenizers import Tokenizer
@@ -151,9 +151,9 @@ def check(url: str) -> None:
     equal = 0
     with Engine(Settings.load({"store": "off", "kv": "bf16", "threads": 2})) as engine:
         for talk in plain:
-            asked = talk[:-1]
-            mine = engine.chat(None, asked, temperature=0.0, max_tokens=MAX_TOKENS)
-            body = {"messages": asked, "temperature": 0, "max_tokens": MAX_TOKENS}
+            prompt = talk[:-1]
+            mine = engine.chat(None, prompt, temperature=0.0, max_tokens=MAX_TOKENS)
+            body = {"messages": prompt, "temperature": 0, "max_tokens": MAX_TOKENS}
             theirs = post(f"{url}/v1/chat/completions", body)
             assert theirs["usage"]["prompt_tokens"] == mine.report.prompt_tokens, "the prompts differ"
             equal += theirs["choices"][0]["message"]["content"] == mine.text
@@ -161,7 +161,7 @@ def check(url: str) -> None:
 
 
 def main() -> None:
-    """Parse the command line."""
+    """Parse the command line and run the command."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(dest="command", required=True)
     writing = commands.add_parser("write")

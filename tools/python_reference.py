@@ -67,7 +67,7 @@ PARTS = {
 
 
 def page() -> str:
-    """The whole page."""
+    """Return the whole page."""
     parts = [HEAD]
     for title, members in PARTS.items():
         parts += [f"## {title}\n", *(_described(member) for member in members)]
@@ -98,8 +98,8 @@ def _members(node: ast.ClassDef) -> Iterator[str]:
             continue
         is_property = any(ast.unparse(mark) == "property" for mark in each.decorator_list)
         result = f" -> {ast.unparse(each.returns)}" if each.returns else ""
-        said = f"{each.name}{result}" if is_property else _signature(each)
-        yield f"**`{said}`**\n\n{_prose(each)}\n\n"
+        signature = f"{each.name}{result}" if is_property else _signature(each)
+        yield f"**`{signature}`**\n\n{_prose(each)}\n\n"
 
 
 def _signature(node: ast.FunctionDef | ast.AsyncFunctionDef, name: str | None = None) -> str:
@@ -119,7 +119,7 @@ def _node(member: Any) -> ast.ClassDef | ast.FunctionDef:
 
 
 def _prose(node: ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) -> str:
-    """A docstring as Markdown: paragraphs on one line each, what is indented as code."""
+    """Return a docstring as Markdown: one line per paragraph, indented text as code."""
     text, parts = ast.get_docstring(node), []
     if text is None:
         raise LookupError(f"{node.name} is public and has no docstring")
@@ -135,10 +135,10 @@ def _settings() -> str:
     parts = [getattr(config.Settings(), part.name) for part in fields(config.Settings)]
     defaults = {item.name: getattr(part, item.name) for part in parts for item in fields(part)}
     for name, kind in kinds.items():
-        spelled = kind.__forward_arg__.replace("|", "\\|")
-        rows.append(f"| `{name}` | `{spelled}` | `{defaults['dir' if name == 'store' else name]!r}` |")
-    said = f"{_prose(_node(config.Settings))} None: not given, or decided by the engine."
-    return said + "\n\n" + "\n".join(rows) + "\n"
+        annotation = kind.__forward_arg__.replace("|", "\\|")
+        rows.append(f"| `{name}` | `{annotation}` | `{defaults['dir' if name == 'store' else name]!r}` |")
+    about = f"{_prose(_node(config.Settings))} None: not given, or decided by the engine."
+    return about + "\n\n" + "\n".join(rows) + "\n"
 
 
 def _tree() -> str:

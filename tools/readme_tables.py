@@ -5,8 +5,8 @@ python tools/readme_tables.py measured/engine.jsonl
 python -m benchmarks coordination --model MODEL --out measured/large.jsonl
 python tools/readme_tables.py measured/large.jsonl --table "coordination, 24 layers"
 
-Figures are never typed by hand. The table stands between `<!-- measured: NAME -->` and `<!-- end -->`; NAME is the
-bench, or what --table says.
+Figures are never typed by hand. The table goes between `<!-- measured: NAME -->` and `<!-- end -->`; NAME is the
+benchmark, or the argument of --table.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Line = dict[str, Any]
 
 
 def shown(line: Line | None) -> str:
-    """The median in its unit, with the range where it was taken more than once."""
+    """Format the median in its unit, with the range if there are several values."""
     if line is None:
         return ""
     scale, unit = (100, "%") if line["unit"] == "share" else (1, line["unit"])
@@ -38,7 +38,7 @@ def shown(line: Line | None) -> str:
 
 
 def table(lines: list[Line]) -> str:
-    """One row per measure, the arms beside one another, and where the figures come from."""
+    """Build a table with a row per measure and a column per arm, and a line on where the figures come from."""
     by_measure: dict[str, dict[str, Line]] = {}
     for line in lines:
         by_measure.setdefault(line["measure"], {})[line["arm"]] = line
@@ -54,7 +54,7 @@ def table(lines: list[Line]) -> str:
 
 
 def main() -> None:
-    """Replace what stands between the markers, on every page that has them."""
+    """Replace the text between the markers on every page that has them."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("lines", type=Path)
     parser.add_argument("--table", help="the name in the marker [the bench of the lines]")

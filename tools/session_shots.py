@@ -1,9 +1,9 @@
-"""Pictures of the page, of a real server on the bundled model: empty, with agents, after a restart, with a session.
+"""Screenshots of a real server's page with the bundled model: empty, with agents, after a restart, with a session.
 
 python tools/session_shots.py shots/
 
-Writes NAME-light.png and NAME-dark.png for each. The store is a temporary one. Needs the dev extras and a Chromium on
-the PATH (or `--browser`).
+Writes NAME-light.png and NAME-dark.png for each, with a temporary store. Needs the dev extras and a Chromium on the
+PATH (or `--browser`).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from rekindle.config import ServerSettings
 from rekindle.harness.client import Client, ServerProcess, free_port
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")
-# No window, no sandbox (where this runs is root's), and no word to anybody but the page's own server.
+# No window, no sandbox (this runs as root), and no traffic except to the page's own server.
 ARGUMENTS = (
     "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking "
     "--disable-component-update --disable-sync"
@@ -57,30 +57,30 @@ ROOT = "/v1/coordination/sessions"
 
 @contextmanager
 def server(directory: Path, settings: ServerSettings) -> Iterator[str]:
-    """A server over the store in `directory`; its address."""
+    """Run a server on the store in `directory`; yield its address."""
     flags = ("--threads", "1", "--hot-bytes", "64MiB", "--store", str(directory / "store"))
     with ServerProcess(flags, log=directory / "log", server=settings) as process:
         process.wait_ready()
         yield f"http://127.0.0.1:{settings.port}"
         if process.stop() != 0:
-            raise SystemExit(f"the server did not end well:\n{process.log_tail()}")
+            raise SystemExit(f"the server did not stop cleanly:\n{process.log_tail()}")
 
 
 def post(settings: ServerSettings, path: str, body: Any) -> Any:
-    """The answer of the sessions' routes."""
+    """Post to a route of sessions; return its answer."""
     with Client(settings.port).send("POST", ROOT + path, body, {}) as response:
         return json.loads(response.read())
 
 
 def go(page: Page, address: str) -> None:
-    """Open an address anew and wait until the page is connected."""
+    """Load an address afresh and wait until the page is connected."""
     page.goto("about:blank")
     page.goto(address)
     page.wait_for_selector("body[data-connection=up]")
 
 
 def shoot(page: Page, folder: Path, name: str, *, whole: bool = True) -> None:
-    """The page as it stands, from its top, in both schemes."""
+    """Capture the page from its top in both colour schemes."""
     page.evaluate("document.activeElement.blur(), window.scrollTo(0, 0)")
     for scheme in SCHEMES:
         page.emulate_media(color_scheme=scheme)
@@ -88,16 +88,16 @@ def shoot(page: Page, folder: Path, name: str, *, whole: bool = True) -> None:
 
 
 def picture(page: Page, path: Path, *, whole: bool) -> None:
-    """One picture; `whole` pages are as long as they are."""
+    """Take one screenshot; `whole`: of the full page height."""
     page.screenshot(path=path, full_page=whole)
     print(path)
 
 
 def chat(page: Page) -> None:
     """Talk with every agent, in turn, through the page."""
-    for agent, said in CHATS.items():
+    for agent, texts in CHATS.items():
         page.get_by_label("Agent to chat with").fill(agent)
-        for number, text in enumerate(said, start=1):
+        for number, text in enumerate(texts, start=1):
             page.get_by_label("Message", exact=True).fill(text)
             page.keyboard.press("Enter")
             expect(page.locator("#chat-log .assistant .outcome")).to_have_count(number)
@@ -105,7 +105,7 @@ def chat(page: Page) -> None:
 
 
 def hold(page: Page, settings: ServerSettings, folder: Path, home: str) -> None:
-    """A session that is being spoken: a round in each scheme, pictured while somebody speaks; then whisper and vote."""
+    """Run a session: a round in each scheme, captured while an agent speaks; then a whisper and a vote."""
     session = post(settings, "", SESSION)["id"]
     go(page, f"{home}/#sessions/{session}")
     for number, scheme in enumerate(SCHEMES, start=1):
@@ -124,7 +124,7 @@ def hold(page: Page, settings: ServerSettings, folder: Path, home: str) -> None:
 
 
 def main() -> None:
-    """Parse, serve, and take the pictures."""
+    """Parse arguments, serve, and take the screenshots."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--browser", default=next(filter(None, map(shutil.which, BROWSERS)), None))

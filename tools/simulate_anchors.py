@@ -1,10 +1,10 @@
-"""How far the simulator is from the figures known for Mooncake's synthetic trace (../shared/traces/README.md).
+"""Compare the simulator with known figures for Mooncake's synthetic trace (../shared/traces/README.md).
 
 python tools/simulate_anchors.py mooncake_synthetic.jsonl
 
 Shares of blocks by policy and capacity, to 0.005, and the paper's LRU curve in tokens (FAST 2025, Figure 9), to 0.012.
-The known figures come from a simulator that lets blocks leave in free order, the last blocks of a request first; the
-engine's order, leaves first, is shown beside it. Returns 1 where free order, or LRU on the curve, is further away.
+The known figures come from a simulator that evicts blocks in free order, the last blocks of a request first; the
+engine's order, leaves first, is shown alongside. Returns 1 if free order, or LRU on the curve, deviates by more.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ MOST, MOST_ON_CURVE = 0.005, 0.012
 
 
 def share(trace: Trace, policy: str, capacity: str, unit: str) -> float:
-    """Found hot, of all that was asked for."""
+    """Return the share of requested units found hot."""
     found = simulate(trace, Memory(policy, parse_capacity(capacity, trace)))
     return found.shares("blocks" if unit == "blocks" else "tokens")[0]
 
 
 def table(trace: Trace) -> float:
-    """Print known and found shares of blocks; the largest deviation of free order."""
+    """Print known and found shares of blocks; return the largest deviation of free order."""
     free, worst = trace.unlinked(), 0.0
     print(f"{'policy':16} {'capacity':>10} {'known':>7} {'free':>8} {'off':>8} {'leaves':>8} {'off':>8}")
     for policy, row in KNOWN.items():
@@ -57,7 +57,7 @@ def table(trace: Trace) -> float:
 
 
 def curve(trace: Trace) -> float:
-    """Print the paper's LRU curve and ours, in tokens; the largest deviation."""
+    """Print the paper's LRU curve and ours, in tokens; return the largest deviation."""
     worst = 0.0
     print(f"\n{'tokens':>8} {'paper':>7} {'lru':>8} {'off':>8}")
     for capacity, known in CURVE.items():
@@ -68,12 +68,12 @@ def curve(trace: Trace) -> float:
 
 
 def main() -> int:
-    """Both tables; 0 where nothing is too far away."""
+    """Print both tables; return 0 if no deviation is too large, else 1."""
     if len(sys.argv) != 2:
         sys.exit(__doc__)
     trace = read_trace(Path(sys.argv[1]), TraceOptions())
     worst, on_curve = table(trace), curve(trace)
-    print(f"\nfurthest away: {worst:.4f} of {MOST}, on the curve {on_curve:.6f} of {MOST_ON_CURVE}")
+    print(f"\nlargest deviation: {worst:.4f} of {MOST}, on the curve {on_curve:.6f} of {MOST_ON_CURVE}")
     return int(worst > MOST or on_curve > MOST_ON_CURVE)
 
 

@@ -1,12 +1,12 @@
-"""An hour of everything at once against a real server: nothing may grow, nothing may fail but by a clear refusal.
+"""An hour of everything at once against a real server: nothing may grow, and only clear refusals may fail.
 
     SOAK_S=300 python tools/soak.py                  # the bundled model, five minutes
     python tools/soak.py --model /tmp/24-layer       # another one (tools/make_model.py), an hour
 
 Random agents talk, are cancelled, forked, rewound, pinned, evicted, deleted and purged over HTTP; the server has
-little hot memory and a small disk budget, and its first life is ended by SIGKILL amid the work. Then a stream runs
-while prompts of 4,096 tokens (or what the model takes) arrive. Memory, descriptors, threads and disk are sampled over
-each life; its last third is compared with the one before. Prints a JSON report; exit code 1 where something grew, an
+little hot memory and a small disk budget, and SIGKILL ends its first life during the work. Then a stream runs while
+prompts of 4,096 tokens (or the model's maximum) arrive. Memory, descriptors, threads and disk are sampled over each
+life; its last third is compared with the previous one. Prints a JSON report; exit code 1 if something grew, an
 answer was a 5xx other than 503, or p99 of the gaps between the stream's tokens exceeds twice `max_stall_s`. Linux only.
 """
 
@@ -38,37 +38,37 @@ MAX_STALL_S = 0.25
 NUM_WORKERS, NUM_AGENTS = 6, 30
 PROMPT_TOKENS = 4096
 REFUSALS = {400, 404, 409, 429, 503}
-# What the last third may have more than the one before it: noise of allocators, not a leak.
+# How much the last third may exceed the previous one: allocator noise, not a leak.
 SLACK = {"rss_bytes": 24 * MIB, "descriptors": 16, "threads": 4, "index_bytes": 2 * MIB, "agents": 200}
 
 
 @dataclass
 class Tally:
-    """What came back, and what should not have."""
+    """Counts of answers, and unexpected failures."""
 
     answers: Counter[str] = field(default_factory=Counter)
     failures: list[str] = field(default_factory=list)
     lock: threading.Lock = field(default_factory=threading.Lock)
 
-    def note(self, what: str, status: int, said: bytes = b"") -> None:
-        """An answer."""
+    def note(self, what: str, status: int, body: bytes = b"") -> None:
+        """Count an answer."""
         with self.lock:
             self.answers[f"{what} {status}"] += 1
             if status != 200 and status not in REFUSALS:
-                self.failures.append(f"{what}: {status} {said[:300]!r}")
+                self.failures.append(f"{what}: {status} {body[:300]!r}")
 
 
 class Worker(threading.Thread):
-    """Does one thing after another until told to stop; a server that was killed ends it, too."""
+    """Performs random actions until stopped; a connection error is a failure unless the stop follows within 0.5 s."""
 
     def __init__(self, port: int, seed: int, tally: Tally, stop: threading.Event) -> None:
         super().__init__(daemon=True)
         self._port, self._random, self._tally, self._stop_now = port, random.Random(seed), tally, stop
         self._memory = conversations.Memory("Nadia", "archivist")
-        self._said: dict[str, list[dict[str, str]]] = {}
+        self._histories: dict[str, list[dict[str, str]]] = {}
 
     def run(self) -> None:
-        """Work."""
+        """Perform actions until stopped."""
         while not self._stop_now.is_set():
             try:
                 self._act()
@@ -93,23 +93,23 @@ class Worker(threading.Thread):
         elif draw < 0.88:
             self._ask("evict", "POST", f"/v1/agents/{name}/evict", None)
         elif draw < 0.92:
-            self._said.pop(agent, None)
+            self._histories.pop(agent, None)
             self._ask("delete", "DELETE", f"/v1/agents/{name}", None)
         elif draw < 0.94:
-            self._said.pop(agent, None)
+            self._histories.pop(agent, None)
             self._ask("purge", "POST", f"/v1/agents/{name}/purge", None)
         else:
             self._ask("list", "GET", self._random.choice(("/v1/agents", f"/v1/agents/{name}/why", "/v1/stats")), None)
 
     def _talk(self, agent: str | None) -> None:
         r = self._random
-        said = self._said.setdefault(agent, []) if agent else []
-        if len(said) > 12:
-            said.clear()
-        if not said:
-            said.append({"role": "system", "content": conversations.story(random.Random(r.randrange(5)), 20)})
-        said.append({"role": "user", "content": f"Remember that {conversations.fact(r, self._memory)[1]}."})
-        body = {"messages": said, "max_tokens": r.randrange(1, 40), "stream": True, "temperature": r.choice((0, 1))}
+        messages = self._histories.setdefault(agent, []) if agent else []
+        if len(messages) > 12:
+            messages.clear()
+        if not messages:
+            messages.append({"role": "system", "content": conversations.story(random.Random(r.randrange(5)), 20)})
+        messages.append({"role": "user", "content": f"Remember that {conversations.fact(r, self._memory)[1]}."})
+        body = {"messages": messages, "max_tokens": r.randrange(1, 40), "stream": True, "temperature": r.choice((0, 1))}
         cancel_after = r.randrange(1, 5) if r.random() < 0.2 else None
         texts: list[str] = []
         connection, response = opened(self._port, "POST", "/v1/chat/completions", body, agent)
@@ -124,7 +124,7 @@ class Worker(threading.Thread):
             self._tally.note("chat cancelled" if cancel_after else "chat", response.status)
         finally:
             connection.close()
-        said.append({"role": "assistant", "content": "".join(texts) or "-"})
+        messages.append({"role": "assistant", "content": "".join(texts) or "-"})
 
     def _ask(self, what: str, method: str, path: str, body: Any) -> None:
         connection, response = opened(self._port, method, path, body)
@@ -135,15 +135,15 @@ class Worker(threading.Thread):
 def opened(
     port: int, method: str, path: str, body: Any, agent: str | None = None
 ) -> tuple[http.client.HTTPConnection, http.client.HTTPResponse]:
-    """A request sent, and the head of its answer."""
+    """Send a request; return the connection and the head of the answer."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=120)
     headers = {"Content-Type": "application/json", **({"X-Agent-ID": agent} if agent else {})}
     connection.request(method, path, None if body is None else json.dumps(body), headers)
     return connection, connection.getresponse()
 
 
-def asked(port: int, method: str, path: str, body: Any = None) -> Any:
-    """The JSON answer."""
+def fetched(port: int, method: str, path: str, body: Any = None) -> Any:
+    """Send a request and return its JSON answer."""
     connection, response = opened(port, method, path, body)
     answer = json.loads(response.read())
     connection.close()
@@ -152,12 +152,12 @@ def asked(port: int, method: str, path: str, body: Any = None) -> Any:
 
 
 def sample(pid: int, store: Path, port: int) -> dict[str, float]:
-    """What may not grow."""
+    """Return figures that must not grow."""
     status = Path(f"/proc/{pid}/status").read_text()
     resident = next(line for line in status.splitlines() if line.startswith("VmRSS"))
     shards = [path.stat().st_blocks * 512 for path in store.rglob("*.safetensors")]
     index = [path.stat().st_size for path in store.rglob("index.db*")]
-    stats = asked(port, "GET", "/v1/stats")
+    stats = fetched(port, "GET", "/v1/stats")
     return {
         "rss_bytes": int(resident.split()[1]) * 1024,
         "descriptors": len(os.listdir(f"/proc/{pid}/fd")),
@@ -169,7 +169,7 @@ def sample(pid: int, store: Path, port: int) -> dict[str, float]:
 
 
 def live(server: ServerProcess, store: Path, seconds: float, number: int, tally: Tally) -> list[dict[str, float]]:
-    """One life of a server under work; its samples. The first one ends by a kill amid the work."""
+    """Run one life of a server under load and return its samples. A kill under load ends the first life."""
     stop = threading.Event()
     workers = [Worker(server.port, 100 * number + worker, tally, stop) for worker in range(NUM_WORKERS)]
     for worker in workers:
@@ -187,7 +187,7 @@ def live(server: ServerProcess, store: Path, seconds: float, number: int, tally:
 
 
 def growth(samples: Sequence[dict[str, float]]) -> tuple[dict[str, Any], list[str]]:
-    """Medians of the second and the last third, and what grew between them."""
+    """Return medians of the second and the last third with the maximum, and what grew between them."""
     third = len(samples) // 3
     found, grown = {}, []
     for name in samples[0]:
@@ -202,9 +202,9 @@ def growth(samples: Sequence[dict[str, float]]) -> tuple[dict[str, Any], list[st
 
 
 def gaps(port: int, seconds: float) -> dict[str, float]:
-    """Seconds between tokens of a running stream while long prompts arrive, one after the other."""
+    """Measure seconds between tokens of a running stream while long prompts arrive one after another."""
     words = " ".join(conversations.story(random.Random(9), 400).split())
-    encoded = asked(port, "POST", "/v1/tokenize", {"text": words})
+    encoded = fetched(port, "POST", "/v1/tokenize", {"text": words})
     ids, num_tokens = encoded["ids"], min(PROMPT_TOKENS, encoded["max_model_len"] - 8)
     stop, busy, times, num_prompts = threading.Event(), threading.Event(), list[float](), 0
 
@@ -231,7 +231,7 @@ def gaps(port: int, seconds: float) -> dict[str, float]:
     while time.monotonic() < until:
         busy.set()
         prompt = r.choices(ids, k=num_tokens)
-        asked(port, "POST", "/v1/completions", {"prompt": prompt, "max_tokens": 1})
+        fetched(port, "POST", "/v1/completions", {"prompt": prompt, "max_tokens": 1})
         num_prompts += 1
     stop.set()
     reader.join(120)
@@ -247,7 +247,7 @@ def gaps(port: int, seconds: float) -> dict[str, float]:
 
 
 def main() -> int:
-    """Two lives and a stream; the report."""
+    """Run two lives and a stream; print the report."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", help="a directory [the bundled model]")
     given = parser.parse_args()
@@ -275,7 +275,7 @@ def main() -> int:
                 grown += more
                 if number == 1:
                     between = gaps(server.port, 0.2 * seconds)
-                    ready = asked(server.port, "GET", "/health/ready")
+                    ready = fetched(server.port, "GET", "/health/ready")
                 server.kill()
         problems = [line for line in log.read_text(errors="replace").splitlines() if "Traceback" in line]
     too_long = between["p99_s"] > 2 * MAX_STALL_S

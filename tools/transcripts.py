@@ -1,10 +1,10 @@
-"""The same conversation through each client that speaks to Rekindle: what was said, called and counted.
+"""Run the same conversation through each client of Rekindle, and print messages, tool calls and token counts.
 
 python tools/transcripts.py                              # starts a server on the bundled model
-python tools/transcripts.py --url http://127.0.0.1:7354  # asks one that runs
+python tools/transcripts.py --url http://127.0.0.1:7354  # uses a running one
 
-Each client tells a fact, asks for it, and has two numbers added by a tool whose result it sends back. A line is a turn;
-behind it stand the tokens of its prompt and how many of them were not computed. Needs the dev extras.
+Each client states a fact, asks for it, and has two numbers added by a tool whose result it sends back. Each turn ends
+with the tokens of its prompt and how many of them were cached. Needs the dev extras.
 """
 
 from __future__ import annotations
@@ -37,24 +37,24 @@ RESULT = "(the result)"
 
 
 class Caller:
-    """How one client is reached: the address, and the headers that name its agent."""
+    """Connection of one client: the address, and the headers that name its agent."""
 
     def __init__(self, url: str, name: str) -> None:
         self.url = url
         self.headers = {"X-Agent-ID": f"{name.replace(' ', '-')}-{uuid4().hex[:6]}"}
 
     def openai(self) -> openai.OpenAI:
-        """The official client of OpenAI's."""
+        """Return OpenAI's official client."""
         return openai.OpenAI(base_url=f"{self.url}/v1", api_key="unused", default_headers=self.headers)
 
 
 def show(said: str, reply: str, prompt: int | None, cached: int | None) -> None:
-    """One turn."""
+    """Print one turn."""
     print(f"  > {said}\n  < {reply or '(calls a tool)'}    [prompt {prompt}, cached {cached}]")
 
 
 def summed(call: str, arguments: Any) -> str:
-    """What the tool says; what the call looked like is shown."""
+    """Print a call and return the tool's result."""
     print(f"  = {call}({json.dumps(arguments)})")
     return json.dumps({"sum": arguments["a"] + arguments["b"]})
 
@@ -114,7 +114,7 @@ def with_completions(caller: Caller) -> None:
 
 
 def with_responses(caller: Caller) -> None:
-    """OpenAI's client: responses, each going on from the one before."""
+    """OpenAI's client: responses, each continuing the previous one."""
     client, before = caller.openai(), None
     tools: Any = [{"type": "function", **ABOUT, "parameters": SCHEMA, "strict": False}]
 
@@ -132,7 +132,7 @@ def with_responses(caller: Caller) -> None:
 
 
 def with_langchain(model: Any) -> None:
-    """A chat model of LangChain's."""
+    """Run the conversation with a LangChain chat model."""
     chat, messages = model.bind_tools([FUNCTION]), [SystemMessage(SYSTEM)]
 
     def turn(said: Any, shown: str) -> list[Any]:
@@ -178,7 +178,7 @@ CLIENTS: dict[str, Callable[[Caller], None]] = {
 
 @contextmanager
 def served(url: str | None) -> Iterator[str]:
-    """The server at `url`; without one, a server on the bundled model with a store of its own."""
+    """Yield the server at `url`; without one, run a server on the bundled model with a temporary store."""
     if url is not None:
         yield url.rstrip("/")
         return
@@ -192,14 +192,14 @@ def served(url: str | None) -> Iterator[str]:
 
 
 def main() -> None:
-    """Print a transcript of each client, or of those named."""
+    """Print a transcript of each client, or of those given."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("clients", nargs="*", metavar="CLIENT", help=f"of {', '.join(CLIENTS)}; all by default")
-    parser.add_argument("--url", help="a server that runs; without it one is started")
-    asked = parser.parse_args()
+    parser.add_argument("--url", help="a running server; without it one is started")
+    given = parser.parse_args()
     warnings.simplefilter("ignore")
-    with served(asked.url) as url:
-        for name in asked.clients or CLIENTS:
+    with served(given.url) as url:
+        for name in given.clients or CLIENTS:
             print(f"{name}: {CLIENTS[name].__doc__}")
             CLIENTS[name](Caller(url, name))
             print(flush=True)

@@ -26,19 +26,19 @@ NUM_CHATS = 3000
 
 
 def load_template() -> jinja2.Template:
-    """The chat template as a plain jinja2 template."""
+    """Load the chat template as a plain jinja2 template."""
     env = jinja2.Environment()
     env.filters["tojson"] = lambda value: json.dumps(value, ensure_ascii=False)
     return env.from_string(TEMPLATE_PATH.read_text())
 
 
 def render(template: jinja2.Template, chat: dict[str, Any]) -> str:
-    """A whole conversation as the model sees it."""
+    """Render a whole conversation as the model sees it."""
     return template.render(messages=chat["messages"], tools=chat.get("tools"), add_generation_prompt=False)
 
 
 def corpus(num_files: int) -> Iterator[str]:
-    """Conversations, then the sources of the standard library: English prose and code that every machine has."""
+    """Yield conversations, then the standard library's sources: English prose and code that every machine has."""
     template, rng = load_template(), random.Random(0)
     chats = (render(template, conversations.conversation(rng, 300)) for _ in range(NUM_CHATS))
     sources = sorted(Path(sysconfig.get_paths()["stdlib"]).rglob("*.py"))
@@ -49,7 +49,7 @@ def corpus(num_files: int) -> Iterator[str]:
 
 
 def train_tokenizer(*, vocab_size: int, context: int, num_files: int = 120) -> PreTrainedTokenizerFast:
-    """A tokenizer of exactly `vocab_size` tokens: unused ones fill up what the corpus does not yield."""
+    """Train a tokenizer of exactly `vocab_size` tokens, padded with unused ones if the corpus yields fewer."""
     tokenizer = Tokenizer(models.BPE())
     splitters = [
         pre_tokenizers.Split(Regex(SPLIT), "isolated"),

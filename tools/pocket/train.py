@@ -1,4 +1,4 @@
-"""Train the pocket model: an 8-million-parameter Qwen3 that remembers what its conversation says.
+"""Train the pocket model: an 8-million-parameter Qwen3 that answers from its conversation.
 
     python tools/pocket/train.py --out pocket-model --minutes 7       # about 10 minutes on one H200
     python tools/pocket/train.py --out try --steps 20 --tokens 1 --batch 8192      # a smoke run on a CPU
@@ -36,7 +36,7 @@ REPLY_TOKENS = 28
 
 
 class RowMaker:
-    """Makes training rows in a worker process: conversations packed end to end, replies marked."""
+    """Builds training rows in a worker process: conversations packed end to end, replies masked in."""
 
     def __init__(self, tokenizer_json: str) -> None:
         self._tokenizer = Tokenizer.from_str(tokenizer_json)
@@ -46,7 +46,7 @@ class RowMaker:
         self._reply = self._tokenizer.encode("assistant").ids[0]
 
     def row(self, seed: int, context: int) -> tuple[np.ndarray, np.ndarray]:
-        """Token ids [context + 1] and a mask of those to learn."""
+        """Return token ids [context + 1] and a mask of those to learn."""
         rng = random.Random(seed)
         lengths = [words for words in LENGTHS if words * TOKENS_PER_WORD <= context][-4:]
         ids: list[int] = []
@@ -89,11 +89,14 @@ class Stage:
     learn: torch.Tensor  # [rows, context + 1] bool
 
 
-def build_stages(tokenizer: PreTrainedTokenizerFast, spelled: str, tokens: float) -> list[Stage]:
-    """Short conversations first: recall forms quickly among few facts, then stretches to the full context."""
+def build_stages(tokenizer: PreTrainedTokenizerFast, schedule: str, tokens: float) -> list[Stage]:
+    """Build the stages of a schedule such as "0.35:384,1:4096" (until this share: context).
+
+    Short conversations come first: recall forms quickly among few facts, then extends to the full context.
+    """
     stages = []
     with mp.Pool(os.cpu_count(), _init, (tokenizer.backend_tokenizer.to_str(),)) as pool:
-        for part in spelled.split(","):
+        for part in schedule.split(","):
             until, context = (kind(text) for kind, text in zip((float, int), part.split(":"), strict=True))
             jobs = [(context * 1_000_000 + index, context) for index in range(max(8, int(tokens / context)))]
             made = pool.map(_row, jobs, chunksize=32)
@@ -106,7 +109,7 @@ def build_stages(tokenizer: PreTrainedTokenizerFast, spelled: str, tokens: float
 def recall(
     model: Any, tokenizer: Any, *, distances: tuple[int, ...] = (50, 200, 600, 1200, 2000), cases: int = 40
 ) -> dict[str, float]:
-    """Share of held-out facts repeated exactly by greedy decoding, by words between fact and question."""
+    """Return the share of held-out facts repeated exactly by greedy decoding, by words between fact and question."""
     scores, eos = {}, tokenizer.convert_tokens_to_ids("<|im_end|>")
     for distance in distances:
         rng, right, longest = random.Random(10_000 + distance), 0, 0
@@ -118,14 +121,14 @@ def recall(
             if ids.shape[1] > CONTEXT - REPLY_TOKENS:
                 continue
             out = model.generate(ids, max_new_tokens=REPLY_TOKENS, do_sample=False, eos_token_id=eos, pad_token_id=0)
-            said = tokenizer.decode(out[0, ids.shape[1] :], skip_special_tokens=True).strip()
-            right += said == case["answer"]
+            reply = tokenizer.decode(out[0, ids.shape[1] :], skip_special_tokens=True).strip()
+            right += reply == case["answer"]
         scores[f"{distance} words (<= {longest} tokens)"] = right / cases
     return scores
 
 
 def new_model(*, hidden: int, layers: int, tokenizer: PreTrainedTokenizerFast) -> Qwen3ForCausalLM:
-    """A fresh model with KV heads of 64."""
+    """Return a fresh model with KV heads of 64."""
     config = Qwen3Config(
         vocab_size=len(tokenizer),
         hidden_size=hidden,
@@ -146,7 +149,7 @@ def new_model(*, hidden: int, layers: int, tokenizer: PreTrainedTokenizerFast) -
 
 
 def train(model: Any, stages: list[Stage], given: argparse.Namespace) -> None:
-    """AdamW with warm-up and a cosine down to a twentieth; the loss counts replies only."""
+    """Train with AdamW, warm-up and a cosine down to a twentieth; the loss counts replies only."""
     device = model.device.type
     optimiser = torch.optim.AdamW(
         model.parameters(), lr=given.lr, betas=(0.9, 0.95), weight_decay=0.1, fused=device == "cuda"
@@ -177,15 +180,15 @@ def train(model: Any, stages: list[Stage], given: argparse.Namespace) -> None:
 
 
 def parse() -> argparse.Namespace:
-    """The recipe's numbers."""
+    """Parse the recipe's numbers from the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", required=True)
-    parser.add_argument("--init", help="go on from this model directory instead of a fresh model")
+    parser.add_argument("--init", help="continue from this model directory instead of a fresh model")
     parser.add_argument("--steps", type=int, default=3000)
     parser.add_argument("--minutes", type=float, default=1e9, help="end the schedule early after this long")
     parser.add_argument("--stages", default="0.35:384,0.6:1024,1:4096", help="until this share: context length")
-    parser.add_argument("--tokens", type=float, default=30, help="millions of tokens made for each context length")
-    parser.add_argument("--batch", type=int, default=196_608, help="tokens a step")
+    parser.add_argument("--tokens", type=float, default=30, help="millions of tokens generated for each context length")
+    parser.add_argument("--batch", type=int, default=196_608, help="tokens per step")
     parser.add_argument("--lr", type=float, default=1.5e-3)
     parser.add_argument("--vocab", type=int, default=4096)
     parser.add_argument("--hidden", type=int, default=256)
@@ -194,7 +197,7 @@ def parse() -> argparse.Namespace:
 
 
 def main() -> None:
-    """Make or load the model, train it, save it, print its recall."""
+    """Create or load the model, train it, save it, print its recall."""
     given = parse()
     device = "cuda" if torch.cuda.is_available() else "cpu"
     torch.manual_seed(0)

@@ -1,1 +1,1 @@
-"""What is made from the code in docs/: the settings, the HTTP interface."""
+"""Generators of the parts of docs/ that come from the code: the settings, the HTTP interface."""

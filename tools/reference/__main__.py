@@ -1,4 +1,4 @@
-"""Write the parts of docs/ that are made from the code.
+"""Write the parts of docs/ that are generated from the code.
 
 python -m tools.reference            # all of them
 python -m tools.reference settings   # docs/settings.md, from rekindle.config
@@ -17,7 +17,7 @@ from tools.reference.settings import settings
 
 
 def served_http() -> str:
-    """The interface of a server with the bundled model and no settings but defaults."""
+    """Describe the interface of a server with the bundled model and default settings."""
     with Engine.from_pretrained(store="off") as engine:
         app = create_app(engine, engine.settings.server)
         try:
@@ -30,7 +30,7 @@ PARTS = {"settings": settings, "http": served_http}
 
 
 def main() -> None:
-    """Write the pages that are named, or all."""
+    """Write the named pages, or all."""
     for name in sys.argv[1:] or PARTS:
         if name not in PARTS:
             sys.exit(f"{name}: use {', '.join(PARTS)}")

@@ -1,6 +1,6 @@
-"""The HTTP interface, from its OpenAPI description: routes by dialect, each with what it takes and gives.
+"""Description of the HTTP interface from its OpenAPI document: routes by dialect, with bodies and answers.
 
-Objects that a group of routes takes or gives are described after them, those of several groups at the end.
+Objects used by one group of routes are described after it, those of several groups at the end.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from rekindle.model.params import SamplingParams
 from tools.reference.page import sentence, table
 
 Schema = Mapping[str, Any]
-# Title -> how its paths begin; a path belongs to the first that fits.
+# Title -> prefixes of its paths; a path belongs to the first group that matches.
 GROUPS: dict[str, tuple[str, ...]] = {
     "OpenAI: completions": ("/v1/chat/completions", "/v1/completions"),
     "OpenAI: responses": ("/v1/responses",),
@@ -30,7 +30,7 @@ EVENTS = "text/event-stream"
 
 
 def http(api: Schema) -> str:
-    """Every route of this description, and every object."""
+    """Describe every route and every object of an OpenAPI document."""
     routes: dict[str, list[Route]] = {title: [] for title in GROUPS}
     for path, methods in api["paths"].items():
         for method, operation in methods.items():
@@ -49,27 +49,27 @@ def http(api: Schema) -> str:
 
 
 class Route(NamedTuple):
-    """A route by its method and path, and what OpenAPI says of it."""
+    """A route: its method and path, and its OpenAPI operation."""
 
     name: str
     operation: Schema
 
     @property
     def about(self) -> str:
-        """What it does. FastAPI makes a summary of the function's name where nobody wrote one."""
+        """What the route does. FastAPI derives a summary from the function's name if none is written."""
         about = _one_line(self.operation.get("description", self.operation["summary"]))
         is_written = "tags" not in self.operation and EVENTS in str(self.operation["responses"])
         return f"{sentence(self.operation['summary'])} {about}" if is_written else about
 
     @property
     def body(self) -> str | None:
-        """The name of the object that its body is."""
+        """The name of its body's object."""
         content = self.operation.get("requestBody", {}).get("content", {})
         return next(_named(content.get("application/json", {})), None)
 
 
 def group_of(path: str) -> str:
-    """The title that a path stands under; ValueError where there is none for it yet."""
+    """Return the title for a path; ValueError if no group matches."""
     for title, beginnings in GROUPS.items():
         if path.startswith(beginnings):
             return title
@@ -77,7 +77,7 @@ def group_of(path: str) -> str:
 
 
 def _group(routes: Sequence[Route], models: Mapping[str, Schema]) -> Iterator[str]:
-    """A list of the routes, their parameters, and each with its body and answer."""
+    """Yield a list of the routes, their parameters, and each route with its body and answer."""
     yield table(
         ("route", "does"), [(f"`{route.name}`", route.about.partition(". ")[0].rstrip(".")) for route in routes]
     )
@@ -98,7 +98,7 @@ def _group(routes: Sequence[Route], models: Mapping[str, Schema]) -> Iterator[st
 
 
 def _body(route: Route, models: Mapping[str, Schema], first: str) -> Iterator[str]:
-    """What is said of a body, and its fields; `first` is the first route that takes it."""
+    """Yield the description of a body and its fields; `first` is the first route that takes it."""
     model = models[route.body or ""]
     named = "Body" if route.operation["requestBody"].get("required", False) else "Body, if any"
     if first != route.name:
@@ -130,9 +130,9 @@ def _answer(status: str, answer: Schema) -> str:
 
 
 def _fields(model: Schema, common: Schema) -> str:
-    """The fields of a body, those first that it must have. Null is "not given" wherever it is allowed.
+    """Tabulate the fields of a body, required ones first. Null means "not given" wherever it is allowed.
 
-    Of `common` ones the meaning stands there, if not here too, and the default is that of `SamplingParams`.
+    A field in `common` takes a missing meaning from there, and a missing default from `SamplingParams`.
     """
     required = model.get("required", ())
     rows = []
@@ -146,7 +146,7 @@ def _fields(model: Schema, common: Schema) -> str:
 
 
 def _object(name: str, models: Mapping[str, Schema]) -> str:
-    """Its fields in a table where something is said of one, else in a line."""
+    """Describe an object, with its fields in a table if any has a description, else in a line."""
     model = models[name]
     about = sentence(_one_line(model.get("description", "")))
     found = model.get("properties", {})
@@ -159,7 +159,7 @@ def _object(name: str, models: Mapping[str, Schema]) -> str:
 
 
 def _type(schema: Schema) -> str:
-    """A type in a few words."""
+    """Describe a type in a few words."""
     if "$ref" in schema:
         return _short(_name_of(schema["$ref"]))
     if "anyOf" in schema:
@@ -214,12 +214,12 @@ def _name_of(reference: str) -> str:
 
 
 def _short(name: str) -> str:
-    """Without the module that pydantic puts before a name that two have."""
+    """Strip the module that pydantic prepends to ambiguous names."""
     return name.rpartition("__")[2]
 
 
 def _named(schema: Any) -> Iterator[str]:
-    """Names of all objects that a schema refers to."""
+    """Yield the names of all objects that a schema refers to."""
     if isinstance(schema, Mapping):
         if "$ref" in schema:
             yield _name_of(schema["$ref"])
@@ -231,7 +231,7 @@ def _named(schema: Any) -> Iterator[str]:
 
 
 def _reachable(routes: Sequence[Route], models: Mapping[str, Schema]) -> set[str]:
-    """Objects of answers and inside of bodies, directly or through others."""
+    """Return the objects in answers and inside bodies, directly or indirectly."""
     left = [name for route in routes for name in _named(route.operation["responses"])]
     left += [name for route in routes if route.body is not None for name in _named(models[route.body])]
     found: set[str] = set()

@@ -1,6 +1,6 @@
-"""Pages of docs/ with a part that is made from the code, between `<!-- made: NAME -->` and `<!-- end -->`.
+"""Pages of docs/ with a part generated from the code, between `<!-- made: NAME -->` and `<!-- end -->`.
 
-What is around that part is written by hand.
+The text around that part is written by hand.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ END = "<!-- end -->"
 
 
 def path(name: str) -> Path:
-    """Where the page of this name lies."""
+    """Return the path of a page."""
     return DOCS / f"{name}.md"
 
 
 def page(name: str, part: str) -> str:
-    """The page with this part in place of the one it has; ValueError where it has no place for one."""
+    """Return the page with its generated part replaced; ValueError if it has no markers for one."""
     begin = f"<!-- made: {name} -->"
     before, found, rest = path(name).read_text("utf-8").partition(begin)
     _, ended, after = rest.partition(END)
@@ -28,11 +28,11 @@ def page(name: str, part: str) -> str:
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A table of Markdown."""
+    """Format a Markdown table."""
     lines = [head, ["---"] * len(head), *([cell.replace("|", "\\|") for cell in row] for row in rows)]
     return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
 
 
 def sentence(text: str) -> str:
-    """With a capital at its beginning and a full stop at its end."""
+    """Capitalise the text and end it with a full stop."""
     return f"{text[:1].upper()}{text[1:]}".rstrip(".") + "."

@@ -1,4 +1,4 @@
-"""The settings, from `rekindle.config`: a table of each part."""
+"""The settings, from `rekindle.config`: a table per part."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ HEAD = ("name", "flag", "variable", "takes", "default", "meaning")
 
 
 def settings() -> str:
-    """All tables."""
+    """Return all tables."""
     groups = groupby(SETTINGS.values(), lambda known: known.group)
     return "\n\n".join(f"## {group}\n\n{table(HEAD, map(_row, members))}" for group, members in groups)
 

@@ -1,4 +1,4 @@
-"""The model that Rekindle brings along, a Hugging Face model directory. Needs no other package."""
+"""Rekindle's bundled model, a Hugging Face model directory. Needs no other package."""
 
 from pathlib import Path
 
