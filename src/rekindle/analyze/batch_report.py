@@ -33,7 +33,7 @@ class Batch:
 
     @classmethod
     def encode(cls, prompts: Sequence[Prompt], directory: Path, *, min_length: int, console: Console) -> Batch:
-        """Encode the prompts as completions are, with the tokenizer in `directory`, and analyse them."""
+        """Encode the prompts as for completions, with the tokenizer in `directory`, and analyse them."""
         encoder = PromptEncoder.from_dir(directory)
         with Progress(console=console, transient=True) as bar:
             tracked = bar.track(prompts, description=f"{len(prompts):,} prompts")

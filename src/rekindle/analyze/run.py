@@ -25,7 +25,7 @@ from rekindle.model.checkpoint import Source
 
 @dataclass(frozen=True, slots=True)
 class AnalyzeOptions:
-    """The model whose tokenizer and template are used (None: the bundled one), and outputs besides the console.
+    """The model whose tokenizer and template are used (None: the bundled one), and outputs in addition to the console.
 
     For batches of prompts: their separator (None: line ends, if the file is not a log), and the shortest prefix that
     counts as shared.

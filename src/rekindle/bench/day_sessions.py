@@ -63,7 +63,7 @@ Turn = list[Step]  # requests that follow one another immediately
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """Requests that wait for each other."""
+    """A name and turns whose requests are sent one after another."""
 
     name: str
     turns: list[Turn]
