@@ -398,7 +398,7 @@ MUTANTS = (
     one(
         "idle work continues alongside a request",
         "engine/core/core.py",
-        "            self.background.give_way()\n",
+        "            self.background.yield_to_requests()\n",
         "            pass\n",
         f"{IDLE}::test_it_gives_way_within_a_step_and_goes_on_later",
     ),

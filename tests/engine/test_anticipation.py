@@ -167,8 +167,8 @@ def test_a_request_of_the_agent_makes_it_void(anticipation: Anticipation, start:
     anticipation.expect(other := replace(turn, agent="bob"))
     anticipation.ended(other)
     assert anticipation.num_pending == 2, "of an agent the last turn counts"
-    anticipation.void("default", "ada")
-    anticipation.void("default", "cleo")
+    anticipation.cancel("default", "ada")
+    anticipation.cancel("default", "cleo")
     assert anticipation.num_pending == 1
     assert anticipation.work() and not anticipation.work()
     assert anticipation.num_pending == 0

@@ -210,8 +210,8 @@ def test_a_purge_forgets_what_was_held_back_from_the_disk(loaded: LoadedModel, t
     try:
         rig.idle_work(some_ids(200), "a")
         rig.end_idle_work()
-        assert rig.cache.saving.num_held_back
+        assert rig.cache.saving.num_deferred
         wipe(rig.core, Purge(Purged("default", "a"), nothing, nothing, nothing))
-        assert not rig.cache.saving.num_held_back, "the words of the purged agent are still here"
+        assert not rig.cache.saving.num_deferred, "the words of the purged agent are still here"
     finally:
         rig.close()

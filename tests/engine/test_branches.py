@@ -19,7 +19,7 @@ def end(book: BranchBook, ids: list[int], now: float, agent: str = "a", num_repl
         agent=agent,
         root=ROOT,
         ids=np.array(ids, dtype=np.uint32),
-        names=(),
+        hashes=(),
         head=ROOT,
         head_tokens=len(ids),
         num_replies=num_replies,

@@ -86,7 +86,7 @@ class CoreRules:
             return
         turn, pool = self.rig.turns[which % len(self.rig.turns)], self.rig.pool
         held, free = pool.num_held, pool.num_free
-        freed = self.rig.cache.evict_chain(turn.root, turn.ids, turn.names)
+        freed = self.rig.cache.evict_chain(turn.root, turn.ids, turn.hashes)
         assert (pool.num_held, pool.num_free) == (held, free + freed)
         self.rig.core.check()
 
@@ -153,7 +153,7 @@ class CoreMachine(RuleBasedStateMachine, CoreRules):
     def demote_finished(self, which: int, num_kept: int) -> None:
         if self.rig.turns:
             turn = self.rig.turns[which % len(self.rig.turns)]
-            self.rig.cache.demote(turn.root, turn.ids, turn.names, num_kept=num_kept)
+            self.rig.cache.demote(turn.root, turn.ids, turn.hashes, num_kept=num_kept)
             self.rig.core.check()
 
     def teardown(self) -> None:

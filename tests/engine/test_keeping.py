@@ -57,12 +57,12 @@ class SessionContext:
             agent=agent,
             root=ROOT,
             ids=array,
-            names=names,
+            hashes=names,
             head=head,
             head_tokens=len(ids) if head_tokens is None else head_tokens,
             num_replies=None,
             canonical_prompt=len(ids),
-            kept=tuple(CachedBreakpoint(num, ttl) for num, ttl in marks),
+            breakpoints=tuple(CachedBreakpoint(num, ttl) for num, ttl in marks),
         )
         self.keeping.turn_ended(turn)
         self.book.check()

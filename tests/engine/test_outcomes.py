@@ -43,7 +43,7 @@ def test_text_that_is_stored_stays_exact_where_some_of_its_blocks_are_gone(start
     loop = engine.components.loop
     branch = engine.components.memory.book.of("default", "ada")[0]
     assert isinstance(branch, KnownBranch)
-    names, ids = branch.names, branch.ids
+    names, ids = branch.hashes, branch.ids
 
     def lose_the_end(_: object) -> int:
         tail = pool.find_child(names[-1], ids[len(names) * 16 :])

@@ -237,7 +237,7 @@ def test_giving_places_back_and_forth_computes_little_again(loaded: LoadedModel,
     least = 8 * (20 + 59) + 10 * (SMALL + NEW - 1)
     assert rig.core.num_rows - least <= most_again
     assert rig.core.num_preemptions <= 10
-    begun = [request.marks.first_token for request in streams]
+    begun = [request.times.first_token for request in streams]
     assert begun == sorted(begun, key=lambda at: at or 0.0), "who was preempted goes on before who waits"
     assert answers[:4] == [alone(loaded, some_ids(20, seed=seed), 60) for seed in range(4)]
     assert rig.pool.num_held == 0

@@ -35,7 +35,7 @@ def prepared(encoder: PromptEncoder, asked: GenerationRequest, *, max_context: i
         book=BranchBook(max_branches=8),
         store=None,
         block_tokens=16,
-        save=lambda order: None,
+        save=lambda command: None,
         demote=lambda branch, num_kept: None,
         now=lambda: 0.0,
         vocab_size=encoder.vocab_size,
@@ -72,7 +72,7 @@ def test_breakpoints_in_tokens_and_settled_messages() -> None:
     marks = (Breakpoint(1, None, 300.0), Breakpoint(0, None, 3600.0))
     request = prepared(encoder, GenerationRequest(messages=(signed, CHAT[1]), agent="ada", breakpoints=marks))
     assert request.asked is not None and request.asked.messages == CHAT
-    assert [kept.ttl_s for kept in request.kept] == [300.0, 3600.0]
+    assert [each.ttl_s for each in request.breakpoints] == [300.0, 3600.0]
     last, first = request.breakpoint_tokens
     for num_tokens, text in ((first, CHAT[0].content), (last, CHAT[1].content)):
         assert encoder.decode(request.prompt_ids[:num_tokens]).endswith(text)

@@ -66,7 +66,7 @@ def maker(directory: Path) -> MakeRequest:
             generation=Generation(),
             stream=TextStream(encoder, ()),
             sampler=sampler,
-            marks=RequestTimes(submitted=at),
+            times=RequestTimes(submitted=at),
             table=BlockTable(pool),
             state=state,
             num_computed=num_computed,
@@ -112,7 +112,7 @@ def test_who_waited_too_long_comes_before_everybody_else_of_its_namespace(make: 
     first, second = make(100, at=0.0), make(100, at=0.1)
     just_not = make(100, at=1.0, reuse=10)
     fresh = make(100, at=2.9, reuse=99)
-    now = just_not.marks.submitted + LONGEST_WAIT_S
+    now = just_not.times.submitted + LONGEST_WAIT_S
     assert scheduler_of([]).picks([fresh, just_not, second, first], now) == [first, second, fresh, just_not]
 
 

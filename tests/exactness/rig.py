@@ -135,7 +135,7 @@ class Rig:
             generation=Generation(),
             stream=TextStream(self.encoder, ()),
             sampler=SamplerState.create(params, lambda: 0),
-            marks=RequestTimes(submitted=self.clock()),
+            times=RequestTimes(submitted=self.clock()),
             table=self.cache.new_table(),
         )
 

@@ -18,7 +18,7 @@ from typing import TypeVar
 from rekindle.engine.blocks.save_queue import Moved
 from rekindle.engine.components import Components
 from rekindle.engine.core.core import EngineCore
-from rekindle.engine.core.purge import Purge, evict_named, idle_names, wipe, withdraw
+from rekindle.engine.core.purge import Purge, evict_hashes, idle_hashes, wipe, withdraw
 from rekindle.engine.gauges import hot_tokens
 from rekindle.engine.memory.agent_commands import Before
 from rekindle.engine.memory.branches import Branch, KnownBranch, shared_tokens
@@ -159,10 +159,10 @@ def fork(parts: Components, namespace: str, source: str, target: str) -> None:
     be."""
     _check_place(parts)
     _save_rest(parts, namespace, source)
-    twins, order = parts.intake.call(lambda: parts.agent_commands.fork(namespace, source, target)).result()
+    copies, command = parts.intake.call(lambda: parts.agent_commands.fork(namespace, source, target)).result()
     if parts.store is not None:
         _done_or_undone(
-            parts, order.done, lambda: parts.agent_commands.undo_fork(twins), _not_saved(source, "it is not forked")
+            parts, command.done, lambda: parts.agent_commands.undo_fork(copies), _not_saved(source, "it is not forked")
         )
 
 
@@ -174,10 +174,10 @@ def rewind(parts: Components, namespace: str, agent: str, turns: int) -> int:
     rewound = parts.intake.call(lambda: parts.agent_commands.rewind(namespace, agent, turns)).result()
     if parts.store is not None:
         undo, refusal = lambda: parts.agent_commands.undo_rewind(rewound), _not_saved(agent, "it is not rewound")
-        if isinstance(rewound.order, Moved):
-            _done_or_undone(parts, rewound.order.done, undo, refusal)
+        if isinstance(rewound.command, Moved):
+            _done_or_undone(parts, rewound.command.done, undo, refusal)
         else:
-            _undone_if_refused(parts, rewound.order.done, undo)
+            _undone_if_refused(parts, rewound.command.done, undo)
     return rewound.num_tokens
 
 
@@ -198,18 +198,18 @@ def _undone_if_refused(parts: Components, done: Future[T], undo: Callable[[], No
 
 
 def _evict(core: EngineCore, namespace: str, agent: str, branches: Sequence[Branch]) -> int:
-    evict_named(core.cache.pool, core.background.forget(namespace, agent))  # else it stands on what is to go
+    evict_hashes(core.cache.pool, core.background.forget(namespace, agent))  # else it stands on what is to go
     known = [branch for branch in branches if isinstance(branch, KnownBranch)]
-    return sum(core.cache.evict_chain(branch.root, branch.ids, branch.names) for branch in known)
+    return sum(core.cache.evict_chain(branch.root, branch.ids, branch.hashes) for branch in known)
 
 
 def delete(parts: Components, namespace: str, agent: str) -> None:
     """Forget an agent on every tier; blocks that others stand on stay theirs."""
     _check_open(parts)
     began = time.time()
-    before, orders = parts.intake.call(lambda: parts.agent_commands.delete(namespace, agent)).result()
+    before, commands = parts.intake.call(lambda: parts.agent_commands.delete(namespace, agent)).result()
     if parts.store is not None:
-        _carried_out(parts, [order.done for order in orders], before, FLUSH_S, began)
+        _carried_out(parts, [command.done for command in commands], before, FLUSH_S, began)
     parts.loop.call(lambda core: _evict(core, namespace, agent, before.branches)).result()
 
 
@@ -220,7 +220,7 @@ def purge(parts: Components, namespace: str, agent: str) -> PurgeReport:
     """
     _check_open(parts)
     began = time.time()
-    idle = parts.loop.call(lambda core: idle_names(core.cache.pool)).result()
+    idle = parts.loop.call(lambda core: idle_hashes(core.cache.pool)).result()
     before, asked = parts.intake.call(lambda: parts.agent_commands.purge(namespace, agent, idle)).result()
     parts.loop.call(lambda core: withdraw(core, asked)).result()
     proofs = _proofs(parts, asked, before, began) if parts.store is not None else []
@@ -239,9 +239,9 @@ def _wiped(parts: Components, asked: Purge) -> int:
 def _proofs(parts: Components, asked: Purge, before: Before, began: float) -> list[PurgeProof]:
     """What the store read back. Where it refuses to forget, the agent is as it was before; where it has forgotten, or
     may do so still, the agent is seen, so that it can be purged again, and nothing of it is left in memory."""
-    outcomes = [_outcome(order.done) for order in (*asked.kept, asked.order)]
+    outcomes = [_outcome(command.done) for command in (*asked.breakpoints, asked.command)]
     errors = [each for each in outcomes if isinstance(each, RekindleError)]
-    key, unproved = (asked.order.namespace, asked.order.agent), parts.agent_commands.unproved
+    key, unproved = (asked.command.namespace, asked.command.agent), parts.agent_commands.unproved
     if not errors:
         parts.intake.call(lambda: unproved.discard(key)).result()
         _save_again(parts, began)
@@ -268,7 +268,9 @@ def _outcome(done: Future[PurgeProof]) -> PurgeProof | RekindleError:
 
 def _num_left(parts: Components, purged: Purge) -> int:
     """Blocks of a purged agent that are in memory still."""
-    return parts.loop.call(lambda core: sum(core.cache.pool.block_of(name) is not None for name in purged.own)).result()
+    return parts.loop.call(
+        lambda core: sum(core.cache.pool.block_of(block_hash) is not None for block_hash in purged.own)
+    ).result()
 
 
 def pin(parts: Components, namespace: str, agent: str, ttl_s: float | None) -> None:
@@ -286,12 +288,12 @@ def unpin(parts: Components, namespace: str, agent: str) -> None:
 def _pin(parts: Components, namespace: str, agent: str, until: float) -> None:
     _check_place(parts)
     _save_rest(parts, namespace, agent)
-    order, before = parts.intake.call(lambda: parts.agent_commands.pin(namespace, agent, until)).result()
+    command, before = parts.intake.call(lambda: parts.agent_commands.pin(namespace, agent, until)).result()
     if parts.store is None:
         return
-    is_known = _undone_if_refused(parts, order.done, lambda: parts.agent_commands.undo_pin(order, before))
+    is_known = _undone_if_refused(parts, command.done, lambda: parts.agent_commands.undo_pin(command, before))
     if until and not is_known:  # what is not on disk is not pinned there either
-        parts.intake.call(lambda: parts.agent_commands.undo_pin(order, before)).result()
+        parts.intake.call(lambda: parts.agent_commands.undo_pin(command, before)).result()
         raise _not_saved(agent, "it is not pinned")
 
 
@@ -329,6 +331,6 @@ def _save_again(parts: Components, began: float) -> None:
 def _save_branches(core: EngineCore, branches: Sequence[Branch]) -> None:
     for branch in branches:
         if isinstance(branch, KnownBranch):
-            core.cache.save_again(branch.root, branch.ids, branch.names)
+            core.cache.save_again(branch.root, branch.ids, branch.hashes)
             for record in to_save([branch], core.cache.pool.block_tokens):
                 core.cache.saving.add(record)

@@ -55,7 +55,7 @@ from rekindle.text.replies import ReplyFormat, find_reply_format
 
 logger = logging.getLogger(__name__)
 
-KEPT_SHARE = 0.5  # of a tenant's part of the disk, for what requests mark
+BREAKPOINT_SHARE = 0.5  # of a tenant's part of the disk, for what requests mark
 CHUNK_TOKENS = defaultdict(lambda: 512, cuda=2048)
 
 
@@ -82,8 +82,8 @@ def assemble(settings: Settings, *, clock: Callable[[], datetime] = datetime.now
         form = find_reply_format(encoder)
         encoder = encoder.bounded(max_context)
         renderer = Renderer(encoder, form, settings.prompt.kinds())
-        ground = _Ground(settings, loaded, encoder, form, renderer, arena, store, refused, max_context)
-        return _connect(ground, started)
+        inputs = _Inputs(settings, loaded, encoder, form, renderer, arena, store, refused, max_context)
+        return _connect(inputs, started)
     except BaseException:
         if store is not None:
             store.close()
@@ -99,7 +99,7 @@ def _check_start(settings: Settings, *, use_store: bool) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class _Ground:
+class _Inputs:
     """What the parts of the engine stand on."""
 
     settings: Settings
@@ -113,13 +113,13 @@ class _Ground:
     max_context: int
 
 
-def _connect(ground: _Ground, started: dict[str, float]) -> Components:
-    settings, loaded, encoder, store = ground.settings, ground.loaded, ground.encoder, ground.store
+def _connect(inputs: _Inputs, started: dict[str, float]) -> Components:
+    settings, loaded, encoder, store = inputs.settings, inputs.loaded, inputs.encoder, inputs.store
     spec, loop = loaded.spec, EngineLoop(check_when_idle=settings.engine.check_when_idle)
-    cache = _prefix_cache(settings.cache, settings.store.namespace_share, spec, ground.arena, store, loop)
+    cache = _prefix_cache(settings.cache, settings.store.namespace_share, spec, inputs.arena, store, loop)
     memory = _memory(settings, encoder, store, loop, spec)
-    anticipation = _anticipation(ground, memory, cache, loop)
-    intake = _intake(ground, memory, cache, loop, anticipation)
+    anticipation = _anticipation(inputs, memory, cache, loop)
+    intake = _intake(inputs, memory, cache, loop, anticipation)
     if store is not None:
         store.on_saved, store.on_lost = intake.turn_saved, intake.turn_lost
     num_warm_agents = memory.open()
@@ -127,43 +127,43 @@ def _connect(ground: _Ground, started: dict[str, float]) -> Components:
     return Components(
         spec=spec,
         encoder=encoder,
-        reply_format=ground.form,
-        renderer=ground.renderer,
+        reply_format=inputs.form,
+        renderer=inputs.renderer,
         notes=(*loaded.notes, f"template: {analyse_growth(encoder.template).summary()}"),
         promise=loaded.promise,
-        max_context=ground.max_context,
+        max_context=inputs.max_context,
         num_warm_agents=num_warm_agents,
-        core=_core(settings, loaded, ModelRunner(loaded, ground.arena), cache, intake),
+        core=_core(settings, loaded, ModelRunner(loaded, inputs.arena), cache, intake),
         loop=loop,
         intake=intake,
         memory=memory,
         anticipation=anticipation,
         started=started,
         agent_commands=AgentCommands(
-            memory, void=anticipation.void, block_tokens=spec.layout.block_tokens, now=time.time
+            memory, cancel_anticipation=anticipation.cancel, block_tokens=spec.layout.block_tokens, now=time.time
         ),
         store=store,
-        refused=ground.refused,
+        refused=inputs.refused,
         place=StorePlace(settings.store.directory() / spec.fingerprint.hex()) if store is not None else None,
     )
 
 
 def _intake(
-    ground: _Ground, memory: AgentMemory, cache: PrefixCache, loop: EngineLoop, anticipation: Anticipation
+    inputs: _Inputs, memory: AgentMemory, cache: PrefixCache, loop: EngineLoop, anticipation: Anticipation
 ) -> Intake:
-    settings = ground.settings
+    settings = inputs.settings
     retention = Retention(
         memory,
-        RetentionRules(settings.store.agent_ttl_s, settings.store.anonymous_ttl_s, max_unsaved=ground.arena.num_blocks),
+        RetentionRules(settings.store.agent_ttl_s, settings.store.anonymous_ttl_s, max_unsaved=inputs.arena.num_blocks),
         ask_hot=lambda branches: loop.call(lambda core: hot_tokens(core.cache, branches)),
         run=lambda work: intake.run(work),
     )
 
     def submit(request: Request) -> None:
-        anticipation.void(request.namespace, request.agent)
+        anticipation.cancel(request.namespace, request.agent)
         loop.submit(request)
 
-    preparer = _preparer(ground, memory, cache, submit, loop.wake)
+    preparer = _preparer(inputs, memory, cache, submit, loop.wake)
     anticipation.settled = preparer.settled
     intake = Intake(
         preparer=preparer,
@@ -175,16 +175,16 @@ def _intake(
     return intake
 
 
-def _anticipation(ground: _Ground, memory: AgentMemory, cache: PrefixCache, loop: EngineLoop) -> Anticipation:
-    settings = ground.settings
+def _anticipation(inputs: _Inputs, memory: AgentMemory, cache: PrefixCache, loop: EngineLoop) -> Anticipation:
+    settings = inputs.settings
     return Anticipation(
-        encoder=ground.encoder,
+        encoder=inputs.encoder,
         memory=memory,
-        form=ground.form,
+        form=inputs.form,
         new_table=cache.new_table,
         root=cache.root,
         submit=loop.submit,
-        max_context=ground.max_context,
+        max_context=inputs.max_context,
         is_busy=lambda: loop.is_busy,
         enabled=settings.prompt.anticipate == "on" and settings.cache.reuse == "on",
     )
@@ -212,19 +212,19 @@ def _prefix_cache(
 
 
 def _preparer(
-    ground: _Ground,
+    inputs: _Inputs,
     memory: AgentMemory,
     cache: PrefixCache,
     submit: Callable[[Request], None],
     wake: Callable[[], None],
 ) -> RequestBuilder:
-    settings, spec = ground.settings, ground.loaded.spec
+    settings, spec = inputs.settings, inputs.loaded.spec
     return RequestBuilder(
-        encoder=ground.encoder,
-        renderer=ground.renderer,
-        lookup=PromptLookup(ground.encoder, memory, reuse=settings.cache.reuse),
-        limits=PromptLimits(ground.max_context, spec.vocab_size, spec.eos_ids, settings.engine.request_timeout_s),
-        visible=ground.form.visible,
+        encoder=inputs.encoder,
+        renderer=inputs.renderer,
+        lookup=PromptLookup(inputs.encoder, memory, reuse=settings.cache.reuse),
+        limits=PromptLimits(inputs.max_context, spec.vocab_size, spec.eos_ids, settings.engine.request_timeout_s),
+        visible=inputs.form.visible,
         block_tokens=settings.cache.block_tokens,
         root=cache.root,
         new_table=cache.new_table,
@@ -285,11 +285,11 @@ def _memory(
         demote=lambda branch, num_kept: _demote(loop, branch, num_kept),
         now=time.time,
         vocab_size=spec.vocab_size,
-        max_kept_tokens=KEPT_SHARE * disk_blocks * layout.block_tokens / num_tenants,
+        max_breakpoint_tokens=BREAKPOINT_SHARE * disk_blocks * layout.block_tokens / num_tenants,
         max_pinned_blocks=pinned,
     )
 
 
 def _demote(loop: EngineLoop, branch: Branch, num_kept: int) -> None:
     if isinstance(branch, KnownBranch):
-        loop.call(lambda core: core.cache.demote(branch.root, branch.ids, branch.names, num_kept=num_kept))
+        loop.call(lambda core: core.cache.demote(branch.root, branch.ids, branch.hashes, num_kept=num_kept))

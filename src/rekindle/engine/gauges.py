@@ -60,7 +60,7 @@ def hot_tokens(cache: PrefixCache, branches: Sequence[Branch]) -> list[int]:
 def _hot_tokens(cache: PrefixCache, branch: Branch) -> int:
     if not isinstance(branch, KnownBranch):
         return branch.num_tokens if cache.pool.block_of(branch.head) is not None else 0
-    return cache.num_hot_tokens(branch.root, branch.ids, branch.names)
+    return cache.num_hot_tokens(branch.root, branch.ids, branch.hashes)
 
 
 def problems(

@@ -115,14 +115,14 @@ class Request:
     generation: Generation
     stream: TextStream
     sampler: SamplerState
-    marks: RequestTimes
+    times: RequestTimes
     table: BlockTable
     deadline: float = math.inf  # of the engine's clock
     task: Task = "generate"
     background: bool = False
     followed_by: Request | None = None
     asked: GenerationRequest | None = None
-    kept: tuple[CachedBreakpoint, ...] = ()  # one for each breakpoint
+    breakpoints: tuple[CachedBreakpoint, ...] = ()  # one for each breakpoint
     taken_out: tuple[TakenOut, ...] = ()
     resumes: bool = False  # it goes on from what an unfinished request of the agent left
     cancelled: threading.Event = field(default_factory=threading.Event)
@@ -136,7 +136,7 @@ class Request:
     tried_loads: set[BlockHash] = field(default_factory=set)
     loaded: set[BlockHash] = field(default_factory=set)
     token_ids: np.ndarray = field(init=False)  # uint32, room for the whole answer
-    names: list[BlockHash] = field(default_factory=list)
+    hashes: list[BlockHash] = field(default_factory=list)
     texts: list[str] = field(default_factory=list)  # pieces of the reply, as they were told
 
     def __post_init__(self) -> None:
@@ -151,7 +151,7 @@ class Request:
     @property
     def breakpoint_tokens(self) -> tuple[int, ...]:
         """Tokens before each breakpoint."""
-        return tuple(each.num_tokens for each in self.kept)
+        return tuple(each.num_tokens for each in self.breakpoints)
 
     @property
     def is_turn(self) -> bool:
@@ -213,19 +213,19 @@ class Request:
         self.token_ids[self.num_tokens] = token
         self.num_generated += 1
 
-    def name(self, index: int) -> BlockHash:
+    def hash_at(self, index: int) -> BlockHash:
         """Hash of full block `index`, extending the chain as far as needed; each block is hashed once."""
         size = self.block_tokens
-        while len(self.names) <= index:
-            start = len(self.names) * size
-            assert start + size <= self.num_tokens, "only full blocks have names"
-            parent = self.names[-1] if self.names else self.root
-            self.names.append(block_hash(parent, self.token_ids[start : start + size]))
-        return self.names[index]
+        while len(self.hashes) <= index:
+            start = len(self.hashes) * size
+            assert start + size <= self.num_tokens, "only full blocks have hashes"
+            parent = self.hashes[-1] if self.hashes else self.root
+            self.hashes.append(block_hash(parent, self.token_ids[start : start + size]))
+        return self.hashes[index]
 
     def parent_of(self, index: int) -> BlockHash:
         """Hash of the block before `index`; the root for the first."""
-        return self.name(index - 1) if index else self.root
+        return self.hash_at(index - 1) if index else self.root
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,7 +236,7 @@ class FinishedTurn:
     agent: str
     root: BlockHash
     ids: np.ndarray  # uint32, as far as KV was computed
-    names: tuple[BlockHash, ...]
+    hashes: tuple[BlockHash, ...]
     head: BlockHash
     head_tokens: int  # how many of the ids lie in `head` and before it
     num_replies: int | None  # earlier replies in the prompt, where it came as messages
@@ -244,4 +244,4 @@ class FinishedTurn:
     asked: GenerationRequest | None = None  # where the next request can be anticipated
     text: str = ""  # of the reply, as its caller got it
     opening: str = ""  # what the prompt had begun of the reply
-    kept: tuple[CachedBreakpoint, ...] = ()  # what of the prompt is to stay stored
+    breakpoints: tuple[CachedBreakpoint, ...] = ()  # what of the prompt is to stay stored

@@ -35,17 +35,17 @@ class Loads:
         self._pool = pool
         self._arena = arena
         self._report = report
-        self._by_name: dict[BlockHash, Load] = {}
+        self._by_hash: dict[BlockHash, Load] = {}
 
     def __len__(self) -> int:
-        return len(self._by_name)
+        return len(self._by_hash)
 
-    def __contains__(self, name: BlockHash) -> bool:
-        return name in self._by_name
+    def __contains__(self, block_hash: BlockHash) -> bool:
+        return block_hash in self._by_hash
 
     def under_way(self) -> Collection[Load]:
         """Every load that has not reported."""
-        return set(self._by_name.values())
+        return set(self._by_hash.values())
 
     def start(self, store: WarmStore, request: Request, held: Sequence[int], blocks: Sequence[StoredBlock]) -> bool:
         """Reserve targets and hand the reading to the store; False when not one block is free for it."""
@@ -59,7 +59,7 @@ class Loads:
             return False
         load = Load(request, tuple(blocks[: len(targets)]), tuple(targets), tuple(held))
         for stored in load.blocks:
-            self._by_name[stored.identity.hash] = load
+            self._by_hash[stored.identity.hash] = load
 
         def deliver(index: int, part: int, payload: np.ndarray) -> None:
             self._arena.write(targets[index], part, payload)
@@ -71,7 +71,7 @@ class Loads:
         """Publish what arrived whole, give back the rest; a bad record ends the run and is not tried again."""
         for index, (stored, target) in enumerate(zip(load.blocks, load.targets, strict=True)):
             identity = stored.identity
-            del self._by_name[identity.hash]
+            del self._by_hash[identity.hash]
             if index >= num_good:
                 self._pool.release(target)
                 continue
@@ -87,6 +87,6 @@ class Loads:
 
     def check(self) -> None:
         """Assert that every target is held."""
-        for load in self._by_name.values():
+        for load in self._by_hash.values():
             for target in load.targets:
                 assert self._pool.refs(target) >= 1, f"target {target} of a load is held by nobody"

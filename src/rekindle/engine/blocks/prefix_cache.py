@@ -31,7 +31,7 @@ Attached = Literal["ready", "wait", "short", "loading"]
 class Head:
     """The block a sequence ends in, full, tail or longer than the sequence, and how much of the sequence it covers."""
 
-    name: BlockHash
+    hash: BlockHash
     num_tokens: int
 
 
@@ -88,8 +88,8 @@ class PrefixCache:
         hot = self.pool.try_reuse_prefix(request.root, request.ids)
         following: list[StoredBlock] = []
         if len(hot) < request.num_tokens // size:
-            following_name = request.name(len(hot))
-            if following_name in self.loads or following_name in computing:
+            next_hash = request.hash_at(len(hot))
+            if next_hash in self.loads or next_hash in computing:
                 self.pool.release_all(hot)
                 return "wait"
             following = self._warm(request, len(hot))
@@ -117,10 +117,10 @@ class PrefixCache:
         self._adopt(request, hot, child)
         return "ready"
 
-    def share_prompt(self, request: Request, twin: Request) -> None:
+    def share_prompt(self, request: Request, computed: Request) -> None:
         """Give a request the blocks of one that has computed the same prompt; who writes first copies the tail."""
         count, rest = divmod(request.num_prompt, self.pool.block_tokens)
-        blocks = twin.table.blocks[: count + (rest > 0)]
+        blocks = computed.table.blocks[: count + (rest > 0)]
         for block in blocks:
             self.pool.share(block)
         self._adopt(request, blocks[:count], (blocks[-1], rest) if rest else None)
@@ -141,12 +141,12 @@ class PrefixCache:
 
     def _warm(self, request: Request, first: int) -> list[StoredBlock]:
         """Where the full blocks from `first` on lie on disk, as far as an unbroken run goes."""
-        if self._store is None or request.name(first) in request.tried_loads:
+        if self._store is None or request.hash_at(first) in request.tried_loads:
             return []
         size = self.pool.block_tokens
         last = request.num_tokens // size
-        names = [request.name(index) for index in range(first, last)]
-        found = self._store.locate(names, parent=request.parent_of(first), ids=request.ids[first * size : last * size])
+        hashes = [request.hash_at(index) for index in range(first, last)]
+        found = self._store.locate(hashes, parent=request.parent_of(first), ids=request.ids[first * size : last * size])
         for index, stored in enumerate(found):
             if stored.identity.hash in self.loads or stored.identity.hash in request.tried_loads:
                 return list(found[:index])
@@ -163,9 +163,9 @@ class PrefixCache:
         if blocks:
             request.table.append_shared(blocks, stored)
             if request.is_turn:
-                self.saving.let_go(hot)
+                self.saving.flush_deferred(hot)
         request.num_computed = min(stored, request.num_tokens - (request.task == "generate"))
-        if request.marks.admitted is not None:
+        if request.times.admitted is not None:
             return  # preempted: what it reused at first is what it reports
         reused = min(stored, request.num_reusable)
         request.warm_tokens = 0
@@ -177,7 +177,7 @@ class PrefixCache:
 
     def _least(self, request: Request) -> float:
         """Tokens that are worth reusing; a request that ran before takes back what it can of its own."""
-        ratio = self._min_reuse_ratio if request.marks.admitted is None else 0.0
+        ratio = self._min_reuse_ratio if request.times.admitted is None else 0.0
         return max(min(self._min_reuse_tokens, request.num_prompt - 1), ratio * request.num_prompt)
 
     def prepare(self, request: Request, num_tokens: int) -> bool:
@@ -204,7 +204,7 @@ class PrefixCache:
         if request.is_turn:
             self.saving.add_block(published)
         else:
-            self.saving.hold_back(published)
+            self.saving.defer(published)
 
     def detach(self, request: Request) -> Head:
         """Name the tail, drop all references; return what a stored sequence stands on (the root if nothing)."""
@@ -228,7 +228,7 @@ class PrefixCache:
         if table.blocks and request.reuse != "off":
             sealed = table.seal(request.ids[: table.num_tokens], request.root)
             if sealed is not None:
-                self.saving.hold_back(sealed)
+                self.saving.defer(sealed)
         table.release()
 
     def _head_inside(self, request: Request) -> Head:
@@ -239,40 +239,40 @@ class PrefixCache:
             return Head(last, table.num_tokens)
         return Head(table.head(request.root), len(table.names) * self.pool.block_tokens)
 
-    def evict_chain(self, root: BlockHash, ids: np.ndarray, names: Sequence[BlockHash]) -> int:
+    def evict_chain(self, root: BlockHash, ids: np.ndarray, hashes: Sequence[BlockHash]) -> int:
         """Drop the blocks of a sequence from memory, last first, as far as nobody else stands on them."""
         freed = 0
-        for block in reversed(self._hot_blocks(root, ids, names)):
+        for block in reversed(self._hot_blocks(root, ids, hashes)):
             if not self.pool.evict(block):
                 break
             freed += 1
         return freed
 
-    def num_hot_tokens(self, root: BlockHash, ids: np.ndarray, names: Sequence[BlockHash]) -> int:
+    def num_hot_tokens(self, root: BlockHash, ids: np.ndarray, hashes: Sequence[BlockHash]) -> int:
         """How many leading tokens of a sequence are in memory under its own names."""
-        return min(len(self._hot_blocks(root, ids, names)) * self.pool.block_tokens, len(ids))
+        return min(len(self._hot_blocks(root, ids, hashes)) * self.pool.block_tokens, len(ids))
 
-    def _hot_blocks(self, root: BlockHash, ids: np.ndarray, names: Sequence[BlockHash]) -> list[int]:
+    def _hot_blocks(self, root: BlockHash, ids: np.ndarray, hashes: Sequence[BlockHash]) -> list[int]:
         """The leading blocks of a sequence that are in memory, its tail too; looking is no use of them."""
         size, blocks = self.pool.block_tokens, []
-        rest = ids[len(names) * size :]
-        tail = [tail_hash(names[-1] if names else root, rest)] if len(rest) else []
+        rest = ids[len(hashes) * size :]
+        tail = [tail_hash(hashes[-1] if hashes else root, rest)] if len(rest) else []
         parent = root
-        for index, name in enumerate([*names, *tail]):
-            block = self.pool.peek(name, ids[index * size : (index + 1) * size], parent=parent)
+        for index, block_hash in enumerate([*hashes, *tail]):
+            block = self.pool.peek(block_hash, ids[index * size : (index + 1) * size], parent=parent)
             if block is None:
                 break
             blocks.append(block)
-            parent = name
+            parent = block_hash
         return blocks
 
-    def save_again(self, root: BlockHash, ids: np.ndarray, names: Sequence[BlockHash]) -> None:
+    def save_again(self, root: BlockHash, ids: np.ndarray, hashes: Sequence[BlockHash]) -> None:
         """Queue the blocks of a sequence that are in memory and not on disk."""
-        self.saving.add_again(self._hot_blocks(root, ids, names), root)
+        self.saving.add_again(self._hot_blocks(root, ids, hashes), root)
 
-    def demote(self, root: BlockHash, ids: np.ndarray, names: Sequence[BlockHash], *, num_kept: int) -> None:
+    def demote(self, root: BlockHash, ids: np.ndarray, hashes: Sequence[BlockHash], *, num_kept: int) -> None:
         """Let a superseded sequence leave memory before all others, but for its first `num_kept` blocks."""
-        for block in reversed(self._hot_blocks(root, ids, names)[num_kept:]):
+        for block in reversed(self._hot_blocks(root, ids, hashes)[num_kept:]):
             self.pool.demote(block)
 
     def check(self) -> None:

@@ -88,7 +88,7 @@ class SaveQueue:
         self._store = store
         self._items: deque[Published | StoreCommand] = deque()
         self._queued: set[BlockHash] = set()
-        self._held_back: dict[BlockHash, Published] = {}
+        self._deferred: dict[BlockHash, Published] = {}
         # Deletions the store has not carried out yet: what is on disk may be about to go.
         self._ends: list[Future[Any]] = []
 
@@ -96,9 +96,9 @@ class SaveQueue:
         return len(self._items)
 
     @property
-    def num_held_back(self) -> int:
+    def num_deferred(self) -> int:
         """Blocks that are saved only when a turn stands on them."""
-        return len(self._held_back)
+        return len(self._deferred)
 
     def add_block(self, published: Published) -> None:
         """Queue a block that has just got its hash."""
@@ -106,24 +106,26 @@ class SaveQueue:
             self._items.append(published)
             self._queued.add(published.identity.hash)
 
-    def hold_back(self, published: Published) -> None:
+    def defer(self, published: Published) -> None:
         """Note a block that has just got its hash and is to be saved only when a turn stands on it."""
         if self._store is None:
             return
-        self._held_back[published.identity.hash] = published
-        if len(self._held_back) > self._pool.num_blocks:
+        self._deferred[published.identity.hash] = published
+        if len(self._deferred) > self._pool.num_blocks:
             self._drop_gone()
 
     def _drop_gone(self) -> None:
         """Forget the held back blocks that have left memory."""
-        named = self._held_back.items()
-        self._held_back = {name: item for name, item in named if self._pool.name(item.block) == name}
+        deferred = self._deferred.items()
+        self._deferred = {
+            block_hash: item for block_hash, item in deferred if self._pool.name(item.block) == block_hash
+        }
 
-    def let_go(self, blocks: Sequence[int]) -> None:
+    def flush_deferred(self, blocks: Sequence[int]) -> None:
         """Queue those of these blocks, parents first, that were held back: a turn stands on them now."""
-        for block in blocks if self._held_back else ():
-            name = self._pool.name(block)
-            item = self._held_back.pop(name, None) if name is not None else None
+        for block in blocks if self._deferred else ():
+            block_hash = self._pool.name(block)
+            item = self._deferred.pop(block_hash, None) if block_hash is not None else None
             if item is not None and item.block == block:
                 self.add_block(item)
 
@@ -141,15 +143,15 @@ class SaveQueue:
     def add_again(self, blocks: Sequence[int], root: BlockHash) -> None:
         """Queue those of these blocks, parents first, that are neither on disk nor on their way there."""
         for block in blocks if self._store is not None else ():
-            name, parent = self._pool.name(block), self._pool.parent(block)
-            assert name is not None and parent is not None, f"block {block} has no name"
-            if name not in self._queued and self._store is not None and not self._store.num_known([name]):
-                self._add_named(block, name, parent, root)
+            block_hash, parent = self._pool.name(block), self._pool.parent(block)
+            assert block_hash is not None and parent is not None, f"block {block} has no name"
+            if block_hash not in self._queued and self._store is not None and not self._store.num_known([block_hash]):
+                self._add_named(block, block_hash, parent, root)
 
-    def _add_named(self, block: int, name: BlockHash, parent: BlockHash, root: BlockHash) -> None:
-        self.add_block(Published(block, BlockIdentity(name, parent, root, self._pool.ids(block))))
+    def _add_named(self, block: int, block_hash: BlockHash, parent: BlockHash, root: BlockHash) -> None:
+        self.add_block(Published(block, BlockIdentity(block_hash, parent, root, self._pool.ids(block))))
 
-    def _num_here(self, names: Sequence[BlockHash]) -> int:
+    def _num_here(self, hashes: Sequence[BlockHash]) -> int:
         """How many leading blocks need not be queued again: all up to one that is on disk or on its way there.
 
         While a deletion is under way nothing is certain: it may take away what these stand on.
@@ -158,21 +160,21 @@ class SaveQueue:
         self._ends = [end for end in self._ends if not end.done()]
         if self._ends or any(isinstance(item, Forgotten | Purged) for item in self._items):
             return 0
-        num_here, certain = len(names), len(names)
+        num_here, certain = len(hashes), len(hashes)
         while num_here:
-            name = names[num_here - 1]
-            if name not in self._queued:  # else it is no use to ask the index: it cannot be there yet
-                if self._store.contains(name):
+            block_hash = hashes[num_here - 1]
+            if block_hash not in self._queued:  # else it is no use to ask the index: it cannot be there yet
+                if self._store.contains(block_hash):
                     break
-                if not self._store.num_known([name]):
+                if not self._store.num_known([block_hash]):
                     certain = num_here - 1
             num_here -= 1
         return certain
 
-    def add(self, order: StoreCommand) -> None:
+    def add(self, command: StoreCommand) -> None:
         """Queue a sequence behind the blocks it stands on, or the end of one behind its last save."""
         if self._store is not None:
-            self._items.append(order)
+            self._items.append(command)
 
     def pump(self) -> None:
         """Hand over what there is room for: blocks are copied to the staging buffer, turns follow them."""
@@ -182,7 +184,7 @@ class SaveQueue:
             if isinstance(item, SequenceRecord):
                 store.save_turn(item)
             elif not isinstance(item, Published):
-                self._order(item, store)
+                self._submit(item, store)
             elif self._pool.name(item.block) != item.identity.hash:
                 store.skip(item.identity.hash)
             elif not store.stage(self._staged(item)):
@@ -201,55 +203,55 @@ class SaveQueue:
             self._items.clear()
             self._queued.clear()
 
-    def _order(self, item: Forgotten | Purged | Pinned | Moved, store: WarmStore) -> None:
+    def _submit(self, item: Forgotten | Purged | Pinned | Moved, store: WarmStore) -> None:
         if isinstance(item, Moved):
-            store.move(item.records).add_done_callback(partial(_tell, item, item.verb))
+            store.move(item.records).add_done_callback(partial(_resolve, item, item.verb))
             return
         if isinstance(item, Pinned):
-            store.pin(item.namespace, item.agent, item.until).add_done_callback(partial(_tell, item, "pin"))
+            store.pin(item.namespace, item.agent, item.until).add_done_callback(partial(_resolve, item, "pin"))
             return
         end: Future[Any]
         if isinstance(item, Forgotten):
             end = store.delete(item.namespace, item.agent, item.branch)
-            end.add_done_callback(partial(_tell, item, "delete"))
+            end.add_done_callback(partial(_resolve, item, "delete"))
         else:
             end = store.purge(item.namespace, item.agent)
-            end.add_done_callback(partial(_tell, item, "purge"))
+            end.add_done_callback(partial(_resolve, item, "purge"))
         self._ends.append(end)
 
-    def drop(self, order: Purged, names: Collection[BlockHash]) -> None:
+    def drop(self, command: Purged, hashes: Collection[BlockHash]) -> None:
         """Take what waits before a purge out of the queue: the agent's sequences, and blocks of these names.
 
         What was held back of blocks that have left memory goes, too.
         """
         self._drop_gone()
-        if order not in self._items:
+        if command not in self._items:
             return
-        end = self._items.index(order)
-        left = [item for at, item in enumerate(self._items) if at >= end or not _is_of(item, order, names)]
+        end = self._items.index(command)
+        left = [item for at, item in enumerate(self._items) if at >= end or not _is_of(item, command, hashes)]
         self._items = deque(left)
         self._queued = {item.identity.hash for item in left if isinstance(item, Published)}
 
-    def is_queued(self, name: BlockHash) -> bool:
+    def is_queued(self, block_hash: BlockHash) -> bool:
         """Whether the block waits here for the store."""
-        return name in self._queued
+        return block_hash in self._queued
 
     def check(self) -> None:
         """Assert that what is said to be queued is, and that what is held back stands under its name and is bounded."""
         waiting = {item.identity.hash for item in self._items if isinstance(item, Published)}
         assert self._queued <= waiting, f"{len(self._queued - waiting)} blocks are said to be queued and are not"
-        assert all(name == item.identity.hash for name, item in self._held_back.items()), "held back under another name"
-        assert self.num_held_back <= self._pool.num_blocks, f"{self.num_held_back} blocks are held back"
+        assert all(key == item.identity.hash for key, item in self._deferred.items()), "deferred under another hash"
+        assert self.num_deferred <= self._pool.num_blocks, f"{self.num_deferred} blocks are deferred"
 
     def _staged(self, item: Published) -> StagedBlock:
         block, num_tokens = item.block, item.identity.num_tokens
         return StagedBlock(item.identity, lambda part, out: self._arena.read(block, part, num_tokens, out))
 
 
-def _is_of(item: Published | StoreCommand, order: Purged, names: Collection[BlockHash]) -> bool:
+def _is_of(item: Published | StoreCommand, command: Purged, hashes: Collection[BlockHash]) -> bool:
     if isinstance(item, Published):
-        return item.identity.hash in names
-    return isinstance(item, SequenceRecord) and (item.namespace, item.agent) == (order.namespace, order.agent)
+        return item.identity.hash in hashes
+    return isinstance(item, SequenceRecord) and (item.namespace, item.agent) == (command.namespace, command.agent)
 
 
 def refuse(item: Published | StoreCommand, error: RekindleError) -> None:
@@ -267,7 +269,7 @@ _DONE = {
 }
 
 
-def _tell(item: Forgotten | Purged | Pinned | Moved, verb: str, end: Future[Any]) -> None:
+def _resolve(item: Forgotten | Purged | Pinned | Moved, verb: str, end: Future[Any]) -> None:
     error = end.exception()
     if error is None:
         item.done.set_result(end.result())

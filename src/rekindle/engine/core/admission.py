@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 
 from rekindle.cache.blocks.hashing import BlockHash
 from rekindle.engine.blocks.prefix_cache import Attached, PrefixCache
-from rekindle.engine.core.reporting import tell_progress
+from rekindle.engine.core.reporting import report_progress
 from rekindle.engine.core.sampling import Replies
 from rekindle.engine.core.scheduler import LONGEST_WAIT_S, Scheduler
 from rekindle.engine.core.shares import Shares, freed_by
@@ -53,8 +53,8 @@ class DuplicatePrompts:
 
     def of(self, request: Request) -> Request | None:
         """One that was prepared with this request, which has said nothing yet (else it has blocks of its own)."""
-        twin = self._by_prompt.get(_key(request))
-        return None if request.num_generated else twin
+        duplicate = self._by_prompt.get(_key(request))
+        return None if request.num_generated else duplicate
 
 
 class Admission:
@@ -73,10 +73,10 @@ class Admission:
 
     def _computing(self) -> set[BlockHash]:
         """Names of the prompt blocks that running requests are about to fill; derived anew every step."""
-        names: set[BlockHash] = set()
+        hashes: set[BlockHash] = set()
         for request in self._scheduler.running:
-            names |= _to_compute(request)
-        return names
+            hashes |= _to_compute(request)
+        return hashes
 
     def admit(self, now: float) -> None:
         """Start waiting requests while there is room for them; who waits for another's blocks is passed over.
@@ -88,7 +88,7 @@ class Admission:
         if not queues.waiting:
             return
         shares = Shares(queues, self._cache)
-        if not queues.has_room() and not shares.are_asked():
+        if not queues.has_room() and not shares.are_claimed():
             return
         computing, late = self._computing(), set[str]()
         duplicates = DuplicatePrompts([*queues.running, *queues.loading])
@@ -104,7 +104,7 @@ class Admission:
                     self.preempt(each)
                 shares = Shares(queues, self._cache)
                 answer = self._enter(request, computing, duplicates, None)
-            if answer == "short" and now - request.marks.submitted > LONGEST_WAIT_S:
+            if answer == "short" and now - request.times.submitted > LONGEST_WAIT_S:
                 late.add(request.namespace)
                 if shares.is_starved(request, now):
                     return
@@ -119,7 +119,7 @@ class Admission:
         if answer == "loading":
             if giver is not None:
                 self.preempt(giver)
-            request.marks.load_started = self._clock()
+            request.times.load_started = self._clock()
             self._scheduler.move(request, State.LOADING)
         elif answer == "ready":
             answer = self._start(request, computing, giver)
@@ -131,20 +131,20 @@ class Admission:
         self.num_preemptions += 1
         request.num_preemptions += 1
         request.num_before = max(request.num_before, request.num_computed)
-        request.marks.preempted = self._clock()
+        request.times.preempted = self._clock()
         self._cache.suspend(request)
         request.num_computed = 0
         self._scheduler.move(request, State.WAITING)
 
     def _attach(self, request: Request, computing: set[BlockHash], duplicates: DuplicatePrompts) -> Attached:
         """What is stored of the request, or all of its prompt from a running one that has the same."""
-        twin = duplicates.of(request)
-        if twin is None:
+        duplicate = duplicates.of(request)
+        if duplicate is None:
             alone = not (self._scheduler.running or self._scheduler.loading or len(self._cache.loads))
             return self._cache.attach(request, computing, alone=alone)
-        if not has_prompt(twin):
+        if not has_prompt(duplicate):
             return "wait"
-        self._cache.share_prompt(request, twin)
+        self._cache.share_prompt(request, duplicate)
         return "ready"
 
     def _start(self, request: Request, computing: set[BlockHash], giver: Request | None) -> Attached:
@@ -181,14 +181,14 @@ class Admission:
 
     def _begin(self, request: Request) -> None:
         """Note that the work on a request begins, the first time it does."""
-        if request.marks.admitted is None:
-            request.marks.admitted = self._clock()
+        if request.times.admitted is None:
+            request.times.admitted = self._clock()
             request.generation.begin()
             request.resumes = self._replies.resumes(request)
             if request.task != "load":
                 self.num_prompt_tokens += request.num_prompt
                 self.num_reused_tokens += request.hot_tokens + request.warm_tokens
-        tell_progress(request, now=self._clock(), min_reuse_tokens=self._replies.min_reuse_tokens)
+        report_progress(request, now=self._clock(), min_reuse_tokens=self._replies.min_reuse_tokens)
 
 
 def _to_compute(request: Request) -> set[BlockHash]:
@@ -196,4 +196,4 @@ def _to_compute(request: Request) -> set[BlockHash]:
     if request.reuse == "off":
         return set()
     size = request.block_tokens
-    return {request.name(index) for index in range(request.num_computed // size, request.num_prompt // size)}
+    return {request.hash_at(index) for index in range(request.num_computed // size, request.num_prompt // size)}

@@ -88,7 +88,7 @@ class Background:
         self.cancel(namespace, agent)
         return self._orphans.take((namespace, agent))
 
-    def give_way(self) -> None:
+    def yield_to_requests(self) -> None:
         """Let go of all blocks, because somebody else is there; the work goes on later."""
         job = self._current
         if job is not None and job.request.state is State.RUNNING:
@@ -156,10 +156,10 @@ class Background:
     def _detach(self, job: _Job) -> None:
         """Give the blocks back and note which of them were computed here."""
         request = job.request
-        names = request.table.names[(job.first or 0) // request.block_tokens :]
+        hashes = request.table.names[(job.first or 0) // request.block_tokens :]
         head = self._cache.detach(request)
         if job.first is not None:
-            self._orphans.note(job.key, {*names, head.name})
+            self._orphans.note(job.key, {*hashes, head.hash})
 
     def _done(self, job: _Job) -> None:
         """End what is computed, or cannot be; what follows it is next."""

@@ -18,7 +18,7 @@ from rekindle.engine.blocks.prefix_cache import PrefixCache
 from rekindle.engine.core.admission import Admission
 from rekindle.engine.core.background import Background
 from rekindle.engine.core.orphan_blocks import OrphanBlocks
-from rekindle.engine.core.reporting import tell_progress
+from rekindle.engine.core.reporting import report_progress
 from rekindle.engine.core.sampling import Replies
 from rekindle.engine.core.scheduler import Chunk, Scheduler
 from rekindle.engine.core.shares import Shares
@@ -75,7 +75,7 @@ class EngineCore:
         """A reader reported: what it brought is published; the request attaches again."""
         self.cache.loads.finish(load, num_good)
         request = load.request
-        request.marks.load_s += self._clock() - request.marks.load_started
+        request.times.load_s += self._clock() - request.times.load_started
         if request.background:
             self.background.load_ended(request)
         elif request.state is State.LOADING:
@@ -104,7 +104,7 @@ class EngineCore:
         began = self._clock()
         self._drop_unwanted(began)
         if self.scheduler.everybody():
-            self.background.give_way()
+            self.background.yield_to_requests()
         self.admission.admit(began)
         chunks = self._with_room(self.scheduler.plan(began))
         if not self.scheduler.everybody():
@@ -121,7 +121,7 @@ class EngineCore:
             if request.cancelled.is_set():
                 self._replies.finish(request, "cancelled")
             elif now >= request.deadline:
-                seconds = request.deadline - request.marks.submitted
+                seconds = request.deadline - request.times.submitted
                 self._replies.stop(request, Timeout(f"not finished within {seconds:g} s (request_timeout_s)"))
 
     def seconds_left(self) -> float | None:
@@ -129,11 +129,11 @@ class EngineCore:
         deadline = min((request.deadline for request in self.scheduler.everybody()), default=math.inf)
         return max(0.0, deadline - self._clock()) if deadline < math.inf else None
 
-    def _tell_progress(self, request: Request) -> None:
-        tell_progress(request, now=self._clock(), min_reuse_tokens=self._replies.min_reuse_tokens)
+    def _report_progress(self, request: Request) -> None:
+        report_progress(request, now=self._clock(), min_reuse_tokens=self._replies.min_reuse_tokens)
 
     def _with_room(self, chunks: Sequence[Chunk]) -> list[Chunk]:
-        """The chunks whose blocks could be reserved; others are preempted for them (`Shares.gives_way`)."""
+        """The chunks whose blocks could be reserved; others are preempted for them (`Shares.pick_victim`)."""
         kept: list[Chunk] = []
         for chunk in chunks:
             if chunk.request.state is not State.RUNNING:
@@ -144,7 +144,7 @@ class EngineCore:
                     if not len(self.cache.loads):  # else their blocks come free when they report
                         self._replies.fail(chunk.request, Overloaded("the hot memory is full", retry_after_s=1.0))
                     break
-                victim = Shares(self.scheduler, self.cache).gives_way()
+                victim = Shares(self.scheduler, self.cache).pick_victim()
                 self.admission.preempt(victim)
                 kept = [other for other in kept if other.request is not victim]
                 if victim is chunk.request:
@@ -204,7 +204,7 @@ class EngineCore:
             else:
                 request.num_computed = chunk.start + chunk.num_rows
                 self.cache.publish(request)
-                self._tell_progress(request)
+                self._report_progress(request)
                 if wants:
                     finishing.append(request)
                     keep.append(row)

@@ -88,9 +88,9 @@ class EngineLoop:
         """Called by a reader thread when a load has ended."""
         self._put(_LoadReport(load, num_good))
 
-    def save(self, order: StoreCommand) -> None:
+    def save(self, command: StoreCommand) -> None:
         """Queue a sequence for the store, or its end, behind the blocks published so far."""
-        self._put(order)
+        self._put(command)
 
     def call(self, run: Callable[[EngineCore], T]) -> Future[T]:
         """Run a function on the engine thread between two steps; the future fails if the loop has ended."""
@@ -173,12 +173,12 @@ class EngineLoop:
         try:
             message = self._inbox.get(block=timeout != 0.0, timeout=timeout)
             while True:
-                self._take_in(core, message)
+                self._receive(core, message)
                 message = self._inbox.get_nowait()
         except queue.Empty:
             return
 
-    def _take_in(self, core: EngineCore, message: Message) -> None:
+    def _receive(self, core: EngineCore, message: Message) -> None:
         try:
             self._handle(core, message)
         except BaseException as error:

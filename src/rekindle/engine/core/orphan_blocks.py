@@ -17,19 +17,19 @@ class OrphanBlocks:
 
     def __init__(self, pool: BlockPool) -> None:
         self._pool = pool
-        self._names: dict[tuple[str, str], set[BlockHash]] = {}
+        self._hashes: dict[tuple[str, str], set[BlockHash]] = {}
 
-    def note(self, key: tuple[str, str], names: Collection[BlockHash]) -> None:
+    def note(self, key: tuple[str, str], hashes: Collection[BlockHash]) -> None:
         """These were computed for an agent."""
-        if names:
-            self._names[key] = self._in_memory(self._names.get(key, ())) | set(names)
-        if len(self._names) > self._pool.num_blocks:
-            left = {key: self._in_memory(mine) for key, mine in self._names.items()}
-            self._names = {key: mine for key, mine in left.items() if mine}
+        if hashes:
+            self._hashes[key] = self._in_memory(self._hashes.get(key, ())) | set(hashes)
+        if len(self._hashes) > self._pool.num_blocks:
+            left = {key: self._in_memory(mine) for key, mine in self._hashes.items()}
+            self._hashes = {key: mine for key, mine in left.items() if mine}
 
     def take(self, key: tuple[str, str]) -> set[BlockHash]:
         """What is left of an agent's in memory; nothing is known of it then."""
-        return self._in_memory(self._names.pop(key, ()))
+        return self._in_memory(self._hashes.pop(key, ()))
 
-    def _in_memory(self, names: Collection[BlockHash]) -> set[BlockHash]:
-        return {name for name in names if self._pool.block_of(name) is not None}
+    def _in_memory(self, hashes: Collection[BlockHash]) -> set[BlockHash]:
+        return {block_hash for block_hash in hashes if self._pool.block_of(block_hash) is not None}

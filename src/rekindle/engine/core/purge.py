@@ -1,6 +1,6 @@
 """Overwriting in hot memory what an agent leaves behind.
 
-A name that is gone is not enough: rows of free blocks keep the bytes of whoever had them last, and so do the rows of a
+A hash that is gone is not enough: rows of free blocks keep the bytes of their last owner, and so do the rows of a
 partly filled block behind its tokens. A purge takes away every block that only the purged agent stood on, every block
 that no remembered sequence stands on (nobody can say whose it was: a superseded tail, a cancelled prompt), and then
 overwrites all rows that hold nothing. What a running request holds stays: it is the agent's new memory.
@@ -22,61 +22,61 @@ class Purge:
     """An agent to be purged. `own` are the blocks of its branches, `claimed` those of everybody else's (at least their
     heads), `idle` those that nobody held when it was asked for; `kept` are the orders for what it had marked."""
 
-    order: Purged
+    command: Purged
     own: frozenset[BlockHash]
     claimed: frozenset[BlockHash]
     idle: frozenset[BlockHash]
-    kept: tuple[Purged, ...] = ()
+    breakpoints: tuple[Purged, ...] = ()
 
 
 def withdraw(core: EngineCore, purge: Purge) -> None:
     """Take the purged blocks that nobody holds out of the queue to the store, so that they never reach the disk."""
     pool = core.cache.pool
-    names = (purge.own & idle_names(pool)) - with_ancestors(pool, purge.claimed)
-    core.cache.saving.drop(purge.order, names)
+    hashes = (purge.own & idle_hashes(pool)) - with_ancestors(pool, purge.claimed)
+    core.cache.saving.drop(purge.command, hashes)
 
 
 def wipe(core: EngineCore, purge: Purge) -> int:
     """Take the purged blocks out of memory and out of the queue to the store; return how many rows were overwritten."""
     pool, saving = core.cache.pool, core.cache.saving
     kept = with_ancestors(pool, purge.claimed)
-    own = (purge.own | core.background.forget(purge.order.namespace, purge.order.agent)) - kept
-    nobodys = {name for name in purge.idle - kept if not saving.is_queued(name)}
-    evict_named(pool, own | nobodys)
-    saving.drop(purge.order, {name for name in own if pool.block_of(name) is None})
+    own = (purge.own | core.background.forget(purge.command.namespace, purge.command.agent)) - kept
+    orphaned = {block_hash for block_hash in purge.idle - kept if not saving.is_queued(block_hash)}
+    evict_hashes(pool, own | orphaned)
+    saving.drop(purge.command, {block_hash for block_hash in own if pool.block_of(block_hash) is None})
     return _overwrite(core)
 
 
-def idle_names(pool: BlockPool) -> frozenset[BlockHash]:
+def idle_hashes(pool: BlockPool) -> frozenset[BlockHash]:
     """Names of all blocks that nobody holds."""
-    return frozenset(name for block in pool.idle_blocks() if (name := pool.name(block)) is not None)
+    return frozenset(block_hash for block in pool.idle_blocks() if (block_hash := pool.name(block)) is not None)
 
 
-def with_ancestors(pool: BlockPool, names: Iterable[BlockHash]) -> set[BlockHash]:
+def with_ancestors(pool: BlockPool, hashes: Iterable[BlockHash]) -> set[BlockHash]:
     """The names, and those of all blocks in memory that they stand on."""
     found: set[BlockHash] = set()
-    for first in names:
-        name: BlockHash | None = first
-        while name is not None and name not in found:
-            found.add(name)
-            block = pool.block_of(name)
-            name = None if block is None else pool.parent(block)
+    for first in hashes:
+        block_hash: BlockHash | None = first
+        while block_hash is not None and block_hash not in found:
+            found.add(block_hash)
+            block = pool.block_of(block_hash)
+            block_hash = None if block is None else pool.parent(block)
     return found
 
 
-def evict_named(pool: BlockPool, names: Collection[BlockHash]) -> None:
+def evict_hashes(pool: BlockPool, hashes: Collection[BlockHash]) -> None:
     """Free the cached blocks of these names, children before parents.
 
     One that is held, or has a child that stays, stays, and so do its ancestors.
     """
-    for first in names:
-        name: BlockHash | None = first
-        while name is not None and name in names:
-            block = pool.block_of(name)
+    for first in hashes:
+        block_hash: BlockHash | None = first
+        while block_hash is not None and block_hash in hashes:
+            block = pool.block_of(block_hash)
             parent = None if block is None else pool.parent(block)
             if block is None or not pool.evict(block):
                 break
-            name = parent
+            block_hash = parent
 
 
 def _overwrite(core: EngineCore) -> int:

@@ -41,7 +41,7 @@ def source_of(request: Request) -> Source | None:
 
 def progress_of(request: Request, *, now: float, min_reuse_tokens: int) -> Progress:
     """How far the prompt of a request that has begun is computed."""
-    reused, admitted = request.reused_tokens, request.marks.admitted
+    reused, admitted = request.reused_tokens, request.times.admitted
     return Progress(
         outcome=outcome_of(request, min_reuse_tokens),
         source=source_of(request),
@@ -54,16 +54,16 @@ def progress_of(request: Request, *, now: float, min_reuse_tokens: int) -> Progr
     )
 
 
-def tell_progress(request: Request, *, now: float, min_reuse_tokens: int) -> None:
+def report_progress(request: Request, *, now: float, min_reuse_tokens: int) -> None:
     """Set the progress of a request that has begun and has no token yet; every `LOG_EVERY_S` seconds log it, too."""
-    marks = request.marks
-    if marks.first_token is not None or marks.admitted is None:
+    times = request.times
+    if times.first_token is not None or times.admitted is None:
         return
     request.generation.progress = progress_of(request, now=now, min_reuse_tokens=min_reuse_tokens)
-    logged = marks.logged if marks.logged is not None else marks.admitted
+    logged = times.logged if times.logged is not None else times.admitted
     if now - logged >= LOG_EVERY_S:
-        marks.logged = now
-        _log(request, now - marks.admitted)
+        times.logged = now
+        _log(request, now - times.admitted)
 
 
 def _log(request: Request, elapsed_s: float) -> None:
@@ -104,15 +104,15 @@ def report_of(request: Request, *, now: float, min_reuse_tokens: int) -> Report:
 
 
 def _timings(request: Request, now: float) -> Timings:
-    marks = request.marks
-    first = marks.first_token if marks.first_token is not None else now
-    admitted = marks.admitted if marks.admitted is not None else first
+    times = request.times
+    first = times.first_token if times.first_token is not None else now
+    admitted = times.admitted if times.admitted is not None else first
     return Timings(
-        queue_ms=max(0.0, admitted - marks.submitted - marks.match_s - marks.load_s) * 1e3,
-        match_ms=marks.match_s * 1e3,
-        load_ms=marks.load_s * 1e3,
+        queue_ms=max(0.0, admitted - times.submitted - times.match_s - times.load_s) * 1e3,
+        match_ms=times.match_s * 1e3,
+        load_ms=times.load_s * 1e3,
         prefill_ms=(first - admitted) * 1e3,
-        first_token_ms=(first - marks.submitted) * 1e3,
+        first_token_ms=(first - times.submitted) * 1e3,
     )
 
 

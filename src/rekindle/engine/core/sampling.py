@@ -56,7 +56,7 @@ class Replies:
             if isinstance(token, RekindleError):
                 self.fail(request, token)
             else:
-                self._tell(request, token, logits[row])
+                self._emit(request, token, logits[row])
 
     def _choose(self, logits: torch.Tensor, requests: Sequence[Request]) -> list[int | RekindleError]:
         """The next token of each request; where one cannot be drawn, the error for that request alone."""
@@ -67,10 +67,10 @@ class Replies:
                 return [error]
             return [self._choose(logits[row : row + 1], [request])[0] for row, request in enumerate(requests)]
 
-    def _tell(self, request: Request, token: int, logits: torch.Tensor) -> None:
-        first = request.marks.first_token is None
+    def _emit(self, request: Request, token: int, logits: torch.Tensor) -> None:
+        first = request.times.first_token is None
         if first:
-            request.marks.first_token = self._clock()
+            request.times.first_token = self._clock()
         params = request.sampler.params
         if token in request.sampler.ends:
             self.finish(request, "stop")
@@ -114,16 +114,16 @@ class Replies:
 
     def _end(self, request: Request, *, keep: bool, said: bool = False) -> None:
         """`said`: the reply is whole, so that the caller will send it back."""
-        ids, names = request.ids[: request.table.num_tokens].copy(), tuple(request.table.names)
+        ids, hashes = request.ids[: request.table.num_tokens].copy(), tuple(request.table.names)
         head = self._cache.detach(request)
         self._scheduler.move(request, State.FINISHED)
         if request.task == "absorb":
-            computed = names[request.reused_tokens // request.block_tokens :]
-            self._orphans.note((request.namespace, request.agent), {*computed, head.name})
+            computed = hashes[request.reused_tokens // request.block_tokens :]
+            self._orphans.note((request.namespace, request.agent), {*computed, head.hash})
         if request.reuse == "off" or request.task in ("absorb", "load"):
             return
         if not keep or not len(ids):
-            self._note_unfinished(request, names)
+            self._note_unfinished(request, hashes)
             return
         self._on_turn(
             FinishedTurn(
@@ -131,30 +131,30 @@ class Replies:
                 agent=request.agent,
                 root=request.root,
                 ids=ids,
-                names=names,
-                head=head.name,
+                hashes=hashes,
+                head=head.hash,
                 head_tokens=head.num_tokens,
                 num_replies=request.num_replies,
                 canonical_prompt=request.canonical_tokens,
                 asked=request.asked if said and request.task == "generate" else None,
                 text="".join(request.texts),
                 opening=request.generation.opening,
-                kept=request.kept,
+                breakpoints=request.breakpoints,
             )
         )
 
-    def _note_unfinished(self, request: Request, names: tuple[BlockHash, ...]) -> None:
+    def _note_unfinished(self, request: Request, hashes: tuple[BlockHash, ...]) -> None:
         """Remember how far a request came that is no turn, so that the next one is told whose work it goes on with."""
-        if names:
+        if hashes:
             self._unfinished.pop((request.namespace, request.agent), None)
-            self._unfinished[request.namespace, request.agent] = names[-1]
+            self._unfinished[request.namespace, request.agent] = hashes[-1]
             while len(self._unfinished) > MOST_UNFINISHED:
                 self._unfinished.popitem(last=False)
 
     def resumes(self, request: Request) -> bool:
         """Whether a request that is attached goes on from what an unfinished one of its agent left."""
         left = self._unfinished.get((request.namespace, request.agent))
-        return left is not None and left in request.names[: request.reused_tokens // request.block_tokens]
+        return left is not None and left in request.hashes[: request.reused_tokens // request.block_tokens]
 
     def _report(self, request: Request) -> Report:
         return report_of(request, now=self._clock(), min_reuse_tokens=self.min_reuse_tokens)

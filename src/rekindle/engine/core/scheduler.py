@@ -168,12 +168,12 @@ class Scheduler:
     def _picks(self, requests: Iterable[Request], now: float, turn: Callable[[str], int]) -> list[Request]:
         """The order of `picks`, whose turns begin with the namespace of the least `turn`."""
         by_namespace: dict[str, list[Request]] = {}
-        for request in sorted(requests, key=lambda request: request.marks.submitted):
+        for request in sorted(requests, key=lambda request: request.times.submitted):
             by_namespace.setdefault(request.namespace, []).append(request)
         lines: list[_Line] = []
         for namespace in sorted(by_namespace, key=turn):
             mine = by_namespace[namespace]
-            num_late = sum(now - request.marks.submitted > LONGEST_WAIT_S for request in mine)
+            num_late = sum(now - request.times.submitted > LONGEST_WAIT_S for request in mine)
             lines.append(_Line(mine, self._work, num_late=num_late))
         order: list[Request] = []
         while lines:
@@ -250,7 +250,7 @@ class Scheduler:
 
     def youngest(self, requests: Sequence[Request]) -> Request:
         """Who gives way when memory is short: the request submitted last."""
-        return max(requests, key=lambda request: request.marks.submitted)
+        return max(requests, key=lambda request: request.times.submitted)
 
     def check(self) -> None:
         """Assert that every request is in the queue of its state, once."""

@@ -49,7 +49,7 @@ class Shares:
         """A namespace's share of hot memory."""
         return self._cache.pool.num_blocks // max(1, self._num_namespaces)
 
-    def are_asked(self) -> bool:
+    def are_claimed(self) -> bool:
         """Whether somebody waits whose namespace has less than its share of the places."""
         if self._num_namespaces < 2:
             return False
@@ -62,7 +62,7 @@ class Shares:
         if taken[request.namespace] >= share:
             return None
         above = [each for each in self._scheduler.running if taken[each.namespace] > share]
-        above.sort(key=lambda each: (-taken[each.namespace], each.reuse == "off", -each.marks.submitted))
+        above.sort(key=lambda each: (-taken[each.namespace], each.reuse == "off", -each.times.submitted))
         giver = next((each for each in above if _may_yield(each)), None)
         if above or taken[request.namespace]:
             return giver
@@ -84,10 +84,10 @@ class Shares:
 
     def is_starved(self, request: Request, now: float) -> bool:
         """Whether a waiting request's namespace runs and loads nothing, and it has waited too long."""
-        waited = now - request.marks.waiting_since
+        waited = now - request.times.waiting_since
         return waited > LONGEST_WAIT_S and not self._taken[request.namespace]
 
-    def gives_way(self) -> Request:
+    def pick_victim(self) -> Request:
         """Who is preempted when a running request finds no block: the youngest of the namespaces above their share
         that run more than one request, of all where there are none."""
         running = self._scheduler.running
@@ -109,7 +109,7 @@ class Shares:
     def _above_share(self) -> Iterator[Request]:
         """Running requests of the namespaces above their share of memory, until they are down to it. A namespace's only
         one has its turn first."""
-        running = sorted(self._scheduler.running, key=lambda each: (each.reuse == "off", -each.marks.submitted))
+        running = sorted(self._scheduler.running, key=lambda each: (each.reuse == "off", -each.times.submitted))
         for namespace in dict.fromkeys(request.namespace for request in running):
             mine = [request for request in running if request.namespace == namespace]
             left = list(mine)
@@ -127,7 +127,7 @@ class Shares:
         for request in self._above_share():
             seen.add(id(request))
             yield request
-        for request in sorted(self._scheduler.running, key=lambda each: -each.marks.submitted):
+        for request in sorted(self._scheduler.running, key=lambda each: -each.times.submitted):
             if id(request) not in seen and _had_turn(request):
                 yield request
 

@@ -97,13 +97,13 @@ class Anticipation:
         """Take in a turn that is remembered now, in place of an earlier one of its agent."""
         if not self._enabled or turn.asked is None:
             return
-        self.void(turn.namespace, turn.agent)
+        self.cancel(turn.namespace, turn.agent)
         self._turns[turn.namespace, turn.agent] = turn
         while len(self._turns) > MOST_PENDING:
             self._turns.popitem(last=False)
             self._settle()
 
-    def void(self, namespace: str, agent: str) -> None:
+    def cancel(self, namespace: str, agent: str) -> None:
         """The agent has asked for something else, or is forgotten: nothing is to be made of its last turn any more."""
         if self._turns.pop((namespace, agent), None) is not None:
             self._settle()
@@ -114,7 +114,7 @@ class Anticipation:
             return False
         _, turn = self._turns.popitem()
         try:
-            requests = [self._request(turn, asked, rendered) for asked, rendered in self._foreseen(turn)]
+            requests = [self._request(turn, asked, rendered) for asked, rendered in self._next_prompts(turn)]
             requests = [request for request in requests if request.num_prompt < self._max_context]
             for request, follower in pairwise(requests):
                 request.followed_by = follower
@@ -124,7 +124,7 @@ class Anticipation:
             self._settle()
         return True
 
-    def _foreseen(self, turn: FinishedTurn) -> Iterator[tuple[GenerationRequest, RenderedPrompt]]:
+    def _next_prompts(self, turn: FinishedTurn) -> Iterator[tuple[GenerationRequest, RenderedPrompt]]:
         """What the next prompt begins with, the likeliest first; nothing where it cannot be known."""
         asked = turn.asked
         if asked is None or asked.messages is None or not self._memory.book.of(turn.namespace, turn.agent):
@@ -164,7 +164,7 @@ class Anticipation:
             generation=Generation(),
             stream=TextStream(self._encoder, ()),
             sampler=SamplerState.create(params, lambda: 0, eos_ids=frozenset()),
-            marks=RequestTimes(submitted=0.0),
+            times=RequestTimes(submitted=0.0),
             table=table,
             task="prefill",
             background=True,
@@ -174,16 +174,16 @@ class Anticipation:
         """The reply as its caller will send it back with the history."""
         if not asked.structured:
             return Message("assistant", asked.reply_prefix + text)
-        said, stream = ParsedReply(), ReplyStream(self._form, tools=asked.tools or (), opening=opening)
+        parsed, stream = ParsedReply(), ReplyStream(self._form, tools=asked.tools or (), opening=opening)
         for event in [*stream.push(text), *stream.finish()]:
-            said.take(event)
-        message = said.message()
+            parsed.take(event)
+        message = parsed.message()
         if asked.respells_arguments:
-            calls = tuple(replace(call, arguments=_respelled(call.arguments)) for call in message.tool_calls)
+            calls = tuple(replace(call, arguments=_reserialized(call.arguments)) for call in message.tool_calls)
             message = replace(message, tool_calls=calls)
         if asked.reply_prefix and not message.tool_calls:
             message = replace(message, content=asked.reply_prefix + message.content)
-        return message if _echoes_thoughts(asked) else replace(message, reasoning=None)
+        return message if _echoes_reasoning(asked) else replace(message, reasoning=None)
 
     def check(self) -> None:
         """Assert that turns are few, and all counted. On the intake thread."""
@@ -191,14 +191,14 @@ class Anticipation:
         assert len(self._turns) <= self._num_pending, f"{len(self._turns)} turns wait, {self._num_pending} are counted"
 
 
-def _echoes_thoughts(asked: GenerationRequest) -> bool:
+def _echoes_reasoning(asked: GenerationRequest) -> bool:
     """Whether the caller sends thoughts back: it says so, or it has done so before."""
     if asked.echoes_thoughts is not None:
         return asked.echoes_thoughts
     return any(message.reasoning is not None for message in asked.messages or ())
 
 
-def _respelled(arguments: str) -> str:
+def _reserialized(arguments: str) -> str:
     try:
         return arguments_json(json.loads(arguments))
     except (ValueError, RecursionError):

@@ -43,7 +43,7 @@ def _here(work: Callable[[], T], /) -> T:
     return work()
 
 
-def _nobody_waits(error: RekindleError) -> None:
+def _discard(error: RekindleError) -> None:
     """Work that nobody waits for is refused without a word."""
 
 
@@ -52,7 +52,7 @@ class Work:
     """One thing to do on the intake thread; `refuse` answers its caller when it cannot be done."""
 
     do: Callable[[], None]
-    refuse: Callable[[RekindleError], None] = _nobody_waits
+    refuse: Callable[[RekindleError], None] = _discard
 
 
 Inbox = queue.SimpleQueue[Work | None]
@@ -148,7 +148,7 @@ class Intake:
         if self._anticipation is not None:
             self._anticipation.ended(turn)
         self.memory.end_turn(turn)
-        self.memory.let_go()
+        self.memory.release_ids()
         self.retention.bound()
 
     def turn_saved(self, namespace: str, agent: str, branch: int, num_tokens: int) -> None:
@@ -239,7 +239,7 @@ class Intake:
     def _idle(self) -> float:
         """Forget what is due to be forgotten; the seconds until there may be more to do."""
         try:
-            self.memory.let_go()
+            self.memory.release_ids()
             return self.retention.idle()
         except BaseException:
             # Border: what could not be forgotten stays, the intake goes on.
@@ -251,16 +251,16 @@ class Intake:
         while True:
             if self.retention.is_due:
                 self._idle()
-            foresees = self._anticipation is not None and self._anticipation.has_turns
+            anticipates = self._anticipation is not None and self._anticipation.has_turns
             try:
-                work = self._inbox.get(timeout=LOOK_AGAIN_S) if foresees else self._inbox.get_nowait()
+                work = self._inbox.get(timeout=LOOK_AGAIN_S) if anticipates else self._inbox.get_nowait()
             except queue.Empty:
                 if self._anticipate():
                     continue
                 if filling:
                     filling = self._fill()
                     continue
-                if foresees:
+                if anticipates:
                     continue
                 try:
                     work = self._inbox.get(timeout=self._idle())

@@ -84,7 +84,7 @@ class PromptLookup:
         found = on_memory(lambda: self._look(asked, rendered))
         match = found.match
         ids, canonical = prompt_ids(self._encoder, match, rendered, most=most)
-        if asked.agent is None and _goes_on(match):
+        if asked.agent is None and _continues(match):
             assert match.branch is not None and match.branch.agent is not None
             agent = match.branch.agent
         facts = MatchFacts(
@@ -139,7 +139,7 @@ class PromptLookup:
         )
 
 
-def _goes_on(match: TextMatch) -> bool:
+def _continues(match: TextMatch) -> bool:
     """Whether an unnamed prompt continues an unnamed conversation."""
     branch = match.branch
     is_open = branch is not None and branch.agent is not None and kind_of(branch.agent).continues_unnamed

@@ -53,7 +53,7 @@ class _Ready:
     ids: tuple[int, ...]
     sampler: SamplerState
     max_new_tokens: int
-    marks: RequestTimes
+    times: RequestTimes
 
 
 class RequestBuilder:
@@ -116,14 +116,14 @@ class RequestBuilder:
             ids=tuple(prompt.ids.tolist()),
             sampler=SamplerState.create(params, lambda: secrets.randbits(63), eos_ids=self._limits.eos_ids),
             max_new_tokens=min(most, params.max_tokens) if params.max_tokens is not None else most,
-            marks=RequestTimes(submitted=submitted, match_s=self._clock() - began),
+            times=RequestTimes(submitted=submitted, match_s=self._clock() - began),
         )
         on_memory(lambda: self._hand_over(ready, generations))
 
     def _hand_over(self, ready: _Ready, generations: Sequence[Generation]) -> None:
         """Submit a request for each generation; on the intake thread, as what depends on the order of requests is."""
         asked, prompt, rendering = ready.asked, ready.prompt, ready.rendering
-        kept, taken_out = self._told(prompt, rendering)
+        breakpoints, taken_out = self._marked_and_removed(prompt, rendering)
         for index, generation in enumerate(generations):
             request = Request(
                 namespace=asked.namespace,
@@ -139,13 +139,13 @@ class RequestBuilder:
                 num_replies=_num_replies(asked),
                 stream=self._stream(asked, ready.ids[-1]),
                 sampler=replace(ready.sampler, seed=ready.sampler.seed + index),
-                marks=replace(ready.marks),
+                times=replace(ready.times),
                 table=self._new_table(),
                 task=asked.task,
                 asked=rendering.asked if len(generations) == 1 and prompt.reuse != "off" else None,
-                kept=kept,
+                breakpoints=breakpoints,
                 taken_out=taken_out,
-                deadline=ready.marks.submitted + (self._limits.timeout_s or math.inf),
+                deadline=ready.times.submitted + (self._limits.timeout_s or math.inf),
             )
             generation.prompt_ids, generation.opening = ready.ids, rendering.opening
             generation.on_cancel(partial(self._cancel, request))
@@ -187,7 +187,9 @@ class RequestBuilder:
             )
         return most
 
-    def _told(self, prompt: Prompt, rendering: Rendering) -> tuple[tuple[CachedBreakpoint, ...], tuple[TakenOut, ...]]:
+    def _marked_and_removed(
+        self, prompt: Prompt, rendering: Rendering
+    ) -> tuple[tuple[CachedBreakpoint, ...], tuple[TakenOut, ...]]:
         """The marked beginnings of a prompt and what was taken out of it, in tokens."""
         if not rendering.breakpoints and not rendering.removed:
             return (), ()
@@ -196,7 +198,7 @@ class RequestBuilder:
         num_before = [int(num) for num in np.searchsorted(ends, at, side="right")]
         marked = zip(rendering.asked.breakpoints, num_before, strict=False)
         # Without reuse nothing is stored, so nothing can be kept.
-        kept = tuple(CachedBreakpoint(num, each.ttl_s) for each, num in marked) if prompt.reuse != "off" else ()
+        breakpoints = tuple(CachedBreakpoint(num, each.ttl_s) for each, num in marked) if prompt.reuse != "off" else ()
         before = self._sent_before(prompt, rendering)
         taken_out = tuple(
             TakenOut(
@@ -208,7 +210,7 @@ class RequestBuilder:
             )
             for (each, _), num in zip(rendering.removed, num_before[len(rendering.breakpoints) :], strict=True)
         )
-        return kept, taken_out
+        return breakpoints, taken_out
 
     def _sent_before(self, prompt: Prompt, rendering: Rendering) -> frozenset[str] | None:
         """Digests of what was taken out of the agent's request before (None: not known), in place of which these are

@@ -1,5 +1,5 @@
 """What people ask of agents' memories: forget, purge, pin, fork, rewind. Each is done in the book at once and ordered
-from the store; the caller waits for the order, not the intake, and has it undone here where the store refuses.
+from the store; the caller waits for the command, not the intake, and has it undone here where the store refuses.
 
 Owned by the intake thread, as the memory it changes.
 """
@@ -15,7 +15,7 @@ from rekindle.engine.blocks.save_queue import Forgotten, Moved, Pinned, Purged
 from rekindle.engine.core.purge import Purge
 from rekindle.engine.memory.branches import Branch, KnownBranch
 from rekindle.engine.memory.memory import AgentMemory
-from rekindle.engine.memory.sequences import durable_tokens, stands_on, to_save
+from rekindle.engine.memory.sequences import branch_hashes, durable_tokens, to_save
 from rekindle.errors import BadRequest, NotFound
 
 
@@ -37,7 +37,7 @@ class Rewound:
 
     num_tokens: int
     before: Before
-    order: Moved | Forgotten
+    command: Moved | Forgotten
 
 
 class AgentCommands:
@@ -47,10 +47,15 @@ class AgentCommands:
     """
 
     def __init__(
-        self, memory: AgentMemory, *, void: Callable[[str, str], None], block_tokens: int, now: Callable[[], float]
+        self,
+        memory: AgentMemory,
+        *,
+        cancel_anticipation: Callable[[str, str], None],
+        block_tokens: int,
+        now: Callable[[], float],
     ) -> None:
         self._memory = memory
-        self._void = void
+        self._cancel_anticipation = cancel_anticipation
         self._block_tokens = block_tokens
         self._now = now
         # Forgotten, with bytes that may be left on disk: to be purged again, though nothing is known of them.
@@ -62,50 +67,50 @@ class AgentCommands:
 
     def _take_out(self, namespace: str, agent: str) -> tuple[Before, list[Branch]]:
         """Take an agent's branches out of the book, and what is kept for it, which may be all that is left."""
-        if not self._memory.keeping.of(namespace, agent) and (namespace, agent) not in self.unproved:
+        if not self._memory.breakpoints.of(namespace, agent) and (namespace, agent) not in self.unproved:
             self._known(namespace, agent)
-        self._void(namespace, agent)
+        self._cancel_anticipation(namespace, agent)
         self._memory.know_agent(namespace, agent)
         until = self._memory.book.pinned_until(namespace, agent, self._now())
-        kept = self._memory.keeping.take_out(namespace, agent)
+        kept = self._memory.breakpoints.take_out(namespace, agent)
         return Before((*self._memory.take_out(namespace, agent), *kept), until), kept
 
     def delete(self, namespace: str, agent: str) -> tuple[Before, list[Forgotten]]:
         """Forget an agent everywhere but in hot memory; return its branches (with ids where they were at hand), and
-        the orders whose `done` tells when the store has forgotten them, too."""
+        the commands whose `done` tells when the store has forgotten them, too."""
         before, kept = self._take_out(namespace, agent)
-        orders = [Forgotten(namespace, name) for name in (*(each.agent for each in kept), agent)]
-        for order in orders:
-            self._memory.save(order)
-        return before, orders
+        commands = [Forgotten(namespace, name) for name in (*(each.agent for each in kept), agent)]
+        for command in commands:
+            self._memory.save(command)
+        return before, commands
 
     def purge(self, namespace: str, agent: str, idle: frozenset[BlockHash]) -> tuple[Before, Purge]:
         """Forget an agent; return its branches, and what is to be overwritten in memory (`idle`: held by nobody when it
-        was asked for). The orders in it tell when the store has overwritten its part."""
+        was asked for). The commands in it tell when the store has overwritten its part."""
         before, kept = self._take_out(namespace, agent)
         marked = tuple(Purged(namespace, branch.agent) for branch in kept)
-        order, size = Purged(namespace, agent), self._block_tokens
-        for each in (*marked, order):
+        command, size = Purged(namespace, agent), self._block_tokens
+        for each in (*marked, command):
             self._memory.save(each)
-        own = frozenset[BlockHash]().union(*(stands_on(branch, size) for branch in before.branches))
-        return before, Purge(order, own, self.claimed(), idle, marked)
+        own = frozenset[BlockHash]().union(*(branch_hashes(branch, size) for branch in before.branches))
+        return before, Purge(command, own, self.claimed(), idle, marked)
 
     def claimed(self) -> frozenset[BlockHash]:
         """The blocks that branches of the book use, at least their heads."""
         branches = self._memory.book.branches()
-        return frozenset[BlockHash]().union(*(stands_on(branch, self._block_tokens) for branch in branches))
+        return frozenset[BlockHash]().union(*(branch_hashes(branch, self._block_tokens) for branch in branches))
 
     def pin(self, namespace: str, agent: str, until: float) -> tuple[Pinned, float]:
-        """Keep an agent until then (wall clock; 0: no longer); the order's `done` tells when the store does, too, and
+        """Keep an agent until then (wall clock; 0: no longer); the command's `done` tells when the store does, too, and
         the number until when it was pinned before. QuotaExceeded where the namespace may not pin so much."""
         self._known(namespace, agent)
         before = self._memory.book.pinned_until(namespace, agent, self._now()) or 0.0
         return self._memory.pins.pin(namespace, agent, until), before
 
-    def undo_pin(self, order: Pinned, before: float) -> None:
+    def undo_pin(self, command: Pinned, before: float) -> None:
         """Have an agent pinned as it was before."""
-        if self._memory.book.of(order.namespace, order.agent):
-            self._memory.book.pin(order.namespace, order.agent, before)
+        if self._memory.book.of(command.namespace, command.agent):
+            self._memory.book.pin(command.namespace, command.agent, before)
 
     def restore(self, before: Before) -> None:
         """Take back branches that the store could not forget, so that they are seen and can be deleted again."""
@@ -119,7 +124,7 @@ class AgentCommands:
     def _put(self, branch: Branch) -> None:
         self._memory.book.put(branch)
         if not kind_of(branch.agent).is_memory:
-            self._memory.keeping.know(branch.namespace, branch.agent)
+            self._memory.breakpoints.know(branch.namespace, branch.agent)
         elif isinstance(branch, KnownBranch):
             self._memory.index(branch)
 
@@ -133,31 +138,31 @@ class AgentCommands:
 
     def branches_to_evict(self, namespace: str, agent: str) -> list[KnownBranch]:
         """What is to leave memory; what was to be made of the last turn would bring it back."""
-        self._void(namespace, agent)
+        self._cancel_anticipation(namespace, agent)
         return self._memory.know_agent(namespace, agent)
 
     def fork(self, namespace: str, source: str, target: str) -> tuple[list[KnownBranch], Moved]:
         """Give `target` every branch of `source`, sharing all blocks; refused if `target` has a memory already.
 
-        Returns its branches, and the order that makes them durable.
+        Returns its branches, and the command that makes them durable.
         """
         branches = self._memory.know_agent(namespace, source)
         if not branches:
             raise NotFound(f"no agent {source!r} to fork from", param="agent")
         if self._memory.book.of(namespace, target):
             raise BadRequest(f"agent {target!r} has a memory already: delete it or fork to another id", param="agent")
-        twins = [replace(branch, agent=target, saved_tokens=0, last_use=self._now()) for branch in reversed(branches)]
-        for twin in twins:
-            self._put(twin)
-        order = Moved(namespace, target, "fork", to_save(twins, self._block_tokens))
-        self._memory.save(order)
-        return twins, order
+        copies = [replace(branch, agent=target, saved_tokens=0, last_use=self._now()) for branch in reversed(branches)]
+        for copy in copies:
+            self._put(copy)
+        command = Moved(namespace, target, "fork", to_save(copies, self._block_tokens))
+        self._memory.save(command)
+        return copies, command
 
-    def undo_fork(self, twins: Sequence[Branch]) -> None:
+    def undo_fork(self, copies: Sequence[Branch]) -> None:
         """Forget what a fork gave, as far as nobody has gone on from it; a store that hangs does so in the end."""
-        for twin in twins:
-            now = self._memory.book.get(twin.namespace, twin.agent, twin.number)
-            if now is not None and (now.head, now.num_tokens) == (twin.head, twin.num_tokens):
+        for copy in copies:
+            now = self._memory.book.get(copy.namespace, copy.agent, copy.number)
+            if now is not None and (now.head, now.num_tokens) == (copy.head, copy.num_tokens):
                 self._memory.unindex(now)
                 self._memory.book.remove(now)
                 self._memory.save(Forgotten(now.namespace, now.agent, now.number))
@@ -182,9 +187,9 @@ class AgentCommands:
         shorter = self._shortened(branch, left)
         self._memory.unindex(branch)
         self._put(shorter)
-        order = Moved(namespace, agent, "rewind", to_save([shorter], self._block_tokens))
-        self._memory.save(order)
-        return Rewound(shorter.num_tokens, before, order)
+        command = Moved(namespace, agent, "rewind", to_save([shorter], self._block_tokens))
+        self._memory.save(command)
+        return Rewound(shorter.num_tokens, before, command)
 
     def _shortened(self, branch: KnownBranch, turn_ends: tuple[int, ...]) -> KnownBranch:
         end = turn_ends[-1]
@@ -192,8 +197,8 @@ class AgentCommands:
         return replace(
             branch,
             ids=branch.ids[:end],
-            names=branch.names[: end // self._block_tokens],
-            head=branch.names[last] if last < len(branch.names) else branch.head,
+            hashes=branch.hashes[: end // self._block_tokens],
+            head=branch.hashes[last] if last < len(branch.hashes) else branch.head,
             num_tokens=end,
             canonical_tokens=min(branch.canonical_tokens, end),
             saved_tokens=min(branch.saved_tokens, end),

@@ -34,9 +34,9 @@ class Branch:
     last_use: float
     turn_ends: tuple[int, ...]
 
-    def with_ids(self, ids: np.ndarray, names: tuple[BlockHash, ...]) -> KnownBranch:
+    def with_ids(self, ids: np.ndarray, hashes: tuple[BlockHash, ...]) -> KnownBranch:
         """The branch and its token ids, uint32 [num_tokens], with the hashes of their full blocks."""
-        return KnownBranch(**_described(self), ids=ids, names=names)
+        return KnownBranch(**_described(self), ids=ids, hashes=hashes)
 
     def without_ids(self) -> Branch:
         """The branch as far as it is known without reading its blocks' ids."""
@@ -48,7 +48,7 @@ class KnownBranch(Branch):
     """A branch whose token ids are in memory; after a restart they are read when somebody needs them."""
 
     ids: np.ndarray
-    names: tuple[BlockHash, ...]
+    hashes: tuple[BlockHash, ...]
 
 
 def _described(branch: Branch) -> dict[str, Any]:
@@ -227,7 +227,7 @@ class BranchBook:
             last_use=now,
             turn_ends=(*earlier, len(turn.ids)),
             ids=turn.ids,
-            names=turn.names,
+            hashes=turn.hashes,
         )
         self.put(branch)
         dropped = self.of(turn.namespace, turn.agent)[self._max_branches :]
@@ -258,10 +258,10 @@ def _common_tokens(branch: Branch, other: Branch, block_tokens: int) -> int:
     """Leading tokens in blocks that both stand on."""
     if branch.head == other.head:
         return min(branch.num_tokens, other.num_tokens)
-    mine = branch.names if isinstance(branch, KnownBranch) else ()
+    mine = branch.hashes if isinstance(branch, KnownBranch) else ()
     if not isinstance(other, KnownBranch):
         return (mine.index(other.head) + 1) * block_tokens if other.head in mine else 0
-    theirs = other.names
+    theirs = other.hashes
     low, high = 0, min(len(mine), len(theirs))
     while low < high:  # a name stands for all before it
         middle = (low + high + 1) // 2

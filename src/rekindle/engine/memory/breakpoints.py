@@ -61,15 +61,15 @@ class Breakpoints:
 
     def turn_ended(self, turn: FinishedTurn) -> None:
         """Keep what the turn's request marked, as far as whole blocks of it are on their way to the disk."""
-        now, longest = self._now(), min(len(turn.names) * self._block_tokens, turn.head_tokens)
-        for mark in sorted(turn.kept, key=lambda mark: -mark.num_tokens):
+        now, longest = self._now(), min(len(turn.hashes) * self._block_tokens, turn.head_tokens)
+        for mark in sorted(turn.breakpoints, key=lambda mark: -mark.num_tokens):
             num_tokens = min(mark.num_tokens, longest)
             if num_tokens:
                 self._keep(turn, num_tokens, now + mark.ttl_s, now)
 
     def _keep(self, turn: FinishedTurn, num_tokens: int, until: float, now: float) -> None:
-        size, chain = self._block_tokens, set(turn.names)
-        head = turn.names[(num_tokens - 1) // size]
+        size, chain = self._block_tokens, set(turn.hashes)
+        head = turn.hashes[(num_tokens - 1) // size]
         stands_for = [(branch, self._until(branch)) for branch in self.of(turn.namespace, turn.agent)]
         for branch, kept_until in stands_for:
             is_within = branch.root == turn.root and branch.head in chain

@@ -32,7 +32,7 @@ logger = logging.getLogger(__name__)
 class AgentMemory:
     """Agents, their branches, their texts. `save` queues a sequence, or its end, behind its blocks;
     `demote` lets all but a branch's first blocks leave hot memory before others. What requests mark is kept on disk, as
-    far as all that is a tenant's has at most `max_kept_tokens`; it may pin `max_pinned_blocks`."""
+    far as all that is a tenant's has at most `max_breakpoint_tokens`; it may pin `max_pinned_blocks`."""
 
     def __init__(
         self,
@@ -46,7 +46,7 @@ class AgentMemory:
         demote: Callable[[Branch, int], None],
         now: Callable[[], float],
         vocab_size: int,
-        max_kept_tokens: float = math.inf,
+        max_breakpoint_tokens: float = math.inf,
         max_pinned_blocks: float = math.inf,
     ) -> None:
         self.book = book
@@ -58,7 +58,9 @@ class AgentMemory:
         self.save = save
         self._demote = demote
         self._now = now
-        self.keeping = Breakpoints(book, block_tokens=block_tokens, max_tokens=max_kept_tokens, save=save, now=now)
+        self.breakpoints = Breakpoints(
+            book, block_tokens=block_tokens, max_tokens=max_breakpoint_tokens, save=save, now=now
+        )
         self.pins = Pins(book, block_tokens=block_tokens, max_blocks=max_pinned_blocks, save=save, now=now)
         self._to_index: list[Branch] = []
         self._unfindable: list[StoredBranch] = []
@@ -77,7 +79,7 @@ class AgentMemory:
         for record in self._store.sequences():
             self.book.put(branch_of(replace(record, last_use=min(record.last_use, now))))
             if not kind_of(record.agent).is_memory:
-                self.keeping.know(record.namespace, record.agent)
+                self.breakpoints.know(record.namespace, record.agent)
         for (namespace, agent), until in self._store.pins().items():
             if self.book.of(namespace, agent):
                 self.book.pin(namespace, agent, until)
@@ -144,15 +146,15 @@ class AgentMemory:
             StoredBranch(branch.namespace, branch.agent, branch.number, branch.ids, branch.canonical_tokens)
         )
 
-    def let_go(self) -> None:
+    def release_ids(self) -> None:
         """Drop the ids of durable branches that are no longer found by their text; call it between two matches."""
         unfindable, self._unfindable[:] = list(self._unfindable), []
         for stored in unfindable:
             branch = self.book.get(stored.namespace, stored.agent or "", stored.branch)
             if isinstance(branch, KnownBranch) and branch.ids is stored.ids:
-                self._let_go(branch)
+                self._release(branch)
 
-    def _let_go(self, branch: KnownBranch) -> None:
+    def _release(self, branch: KnownBranch) -> None:
         is_durable = self._store is not None and branch.saved_tokens == branch.num_tokens
         if is_durable and not self.matcher.is_findable(branch.namespace, branch.agent, branch.number):
             self.unindex(branch)
@@ -169,7 +171,7 @@ class AgentMemory:
         if is_first and until is not None and kind_of(agent).is_memory:  # pinned before the store knew it
             self.save(Pinned(namespace, agent, until))
         if isinstance(branch, KnownBranch):
-            self._let_go(branch)
+            self._release(branch)
 
     def lost(self, namespace: str, agent: str, number: int, num_tokens: int) -> bool:
         """The store has `num_tokens` left of a branch; whether the branch is known."""
@@ -211,8 +213,8 @@ class AgentMemory:
         """Continue or start a branch for the turn, make it findable, queue it for the store."""
         self._remember(turn)
         self.pins.grown(turn.namespace, turn.agent)
-        if turn.kept and self._store is not None:
-            self.keeping.turn_ended(turn)
+        if turn.breakpoints and self._store is not None:
+            self.breakpoints.turn_ended(turn)
 
     def _remember(self, turn: FinishedTurn) -> None:
         self.know_agent(turn.namespace, turn.agent)
@@ -220,7 +222,7 @@ class AgentMemory:
         canonical = self._encoder.canonical_tokens(turn.ids, known=known)
         ended = self.book.end_turn(turn, canonical_tokens=canonical, now=self._now())
         if ended.extended is not None:
-            self._demote(ended.extended, len(ended.extended.names))
+            self._demote(ended.extended, len(ended.extended.hashes))
         for old in ended.dropped:
             self._demote(old, 0)
             self.unindex(old)
@@ -245,19 +247,19 @@ class AgentMemory:
         self._demote(branch, 0)
         self.book.remove(branch)
         self.unindex(branch)
-        order = Forgotten(branch.namespace, branch.agent, branch.number)
-        self.save(order)
-        return order
+        command = Forgotten(branch.namespace, branch.agent, branch.number)
+        self.save(command)
+        return command
 
     def drop(self, namespace: str, agent: str) -> Forgotten:
         """Forget an agent in book, matcher and store; its blocks leave memory before others."""
         for branch in self.take_out(namespace, agent):
             self._demote(branch, 0)
-        for kept in self.keeping.take_out(namespace, agent):
+        for kept in self.breakpoints.take_out(namespace, agent):
             self.save(Forgotten(namespace, kept.agent))
-        order = Forgotten(namespace, agent)
-        self.save(order)
-        return order
+        command = Forgotten(namespace, agent)
+        self.save(command)
+        return command
 
     def take_out(self, namespace: str, agent: str) -> list[Branch]:
         """Forget an agent in book and matcher alone; return what it had. What is kept for it is not its own."""
@@ -275,4 +277,4 @@ class AgentMemory:
         """Assert that matcher and book are each sound, and that what is kept is in the book."""
         self.matcher.check()
         self.book.check()
-        self.keeping.check()
+        self.breakpoints.check()

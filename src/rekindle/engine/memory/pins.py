@@ -15,7 +15,7 @@ from rekindle.agent_ids import kind_of
 from rekindle.cache.blocks.hashing import BlockHash
 from rekindle.engine.blocks.save_queue import Pinned, StoreCommand
 from rekindle.engine.memory.branches import BranchBook, KnownBranch
-from rekindle.engine.memory.sequences import stands_on
+from rekindle.engine.memory.sequences import branch_hashes
 from rekindle.errors import QuotaExceeded
 
 logger = logging.getLogger(__name__)
@@ -66,9 +66,9 @@ class Pins:
                     param="agent",
                 )
         self._book.pin(namespace, agent, until)
-        order = Pinned(namespace, agent, until)
-        self._save(order)
-        return order
+        command = Pinned(namespace, agent, until)
+        self._save(command)
+        return command
 
     def grown(self, namespace: str, agent: str) -> None:
         """An agent's turn has ended: where pinned ones are too much by now, some are no longer pinned."""
@@ -105,7 +105,7 @@ class Pins:
         for agent in agents:
             for branch in self._book.of(namespace, agent):
                 if isinstance(branch, KnownBranch):
-                    known |= stands_on(branch, self._block_tokens)
+                    known |= branch_hashes(branch, self._block_tokens)
                 else:
                     num_unknown += -(-branch.num_tokens // self._block_tokens)
         return len(known) + num_unknown

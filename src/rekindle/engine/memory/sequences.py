@@ -30,9 +30,9 @@ def durable_tokens(branch: Branch, block_tokens: int) -> int:
 
     A tail that another request had published first has no name of its own, so the head is the full block before it.
     """
-    if not isinstance(branch, KnownBranch) or branch.head != (branch.names[-1] if branch.names else branch.root):
+    if not isinstance(branch, KnownBranch) or branch.head != (branch.hashes[-1] if branch.hashes else branch.root):
         return branch.num_tokens
-    return len(branch.names) * block_tokens
+    return len(branch.hashes) * block_tokens
 
 
 def to_save(branches: Iterable[Branch], block_tokens: int) -> tuple[SequenceRecord, ...]:
@@ -66,10 +66,10 @@ def cut(branch: Branch, record: SequenceRecord, block_tokens: int) -> Branch:
     return shorter.with_ids(ids, tuple(chain_hashes(branch.root, ids, block_tokens)))
 
 
-def stands_on(branch: Branch, block_tokens: int) -> set[BlockHash]:
+def branch_hashes(branch: Branch, block_tokens: int) -> set[BlockHash]:
     """Names of the blocks of a branch; of one without ids that of its head alone."""
     if not isinstance(branch, KnownBranch):
         return {branch.head}
-    rest = branch.ids[len(branch.names) * block_tokens :]
-    tail = {tail_hash(branch.names[-1] if branch.names else branch.root, rest)} if len(rest) else set()
-    return {branch.head, *branch.names, *tail} - {branch.root}
+    rest = branch.ids[len(branch.hashes) * block_tokens :]
+    tail = {tail_hash(branch.hashes[-1] if branch.hashes else branch.root, rest)} if len(rest) else set()
+    return {branch.head, *branch.hashes, *tail} - {branch.root}
