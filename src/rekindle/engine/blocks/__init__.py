@@ -1,1 +1,1 @@
-"""The hot tier: which blocks a prompt finds in memory, what is read from disk for it, what waits to be written."""
+"""The hot tier: blocks found in memory, blocks read from disk, blocks waiting to be written."""

@@ -1,7 +1,7 @@
 """Blocks on their way from disk to memory.
 
-Owns which blocks are being read, and for whom. A load owns its target blocks, and holds what stands before them, until
-its reader reports, also when nobody wants it any more. Called by the engine thread; the bytes arrive on the store's.
+Owns which blocks are being read, and for which request. A load owns its target blocks and holds their ancestors until
+its reader reports, even if the request has ended. Called by the engine thread; the bytes arrive on the store's threads.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from rekindle.store.warm import StoredBlock, WarmStore
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Load:
-    """Blocks on their way from disk. Owns its target blocks, and holds what stands before them, until it reports."""
+    """Blocks on their way from disk. Owns its target blocks, and holds their ancestors, until it reports."""
 
     request: Request
     blocks: tuple[StoredBlock, ...]
@@ -29,7 +29,7 @@ class Load:
 
 
 class Loads:
-    """The loads under way. `report` is called from reader threads with a load and how many of its blocks are good."""
+    """The loads in flight. `report` is called from reader threads with a load and the number of its good blocks."""
 
     def __init__(self, *, pool: BlockPool, arena: KVArena, report: Callable[[Load, int], None]) -> None:
         self._pool = pool
@@ -48,7 +48,7 @@ class Loads:
         return set(self._by_hash.values())
 
     def start(self, store: WarmStore, request: Request, held: Sequence[int], blocks: Sequence[StoredBlock]) -> bool:
-        """Reserve targets and hand the reading to the store; False when not one block is free for it."""
+        """Reserve target blocks and start the read in the store; False when no block is free."""
         targets: list[int] = []
         for _ in blocks:
             block = self._pool.allocate()
@@ -68,7 +68,7 @@ class Loads:
         return True
 
     def finish(self, load: Load, num_good: int) -> None:
-        """Publish what arrived whole, give back the rest; a bad record ends the run and is not tried again."""
+        """Publish the good blocks, release the rest; a bad record ends the run and is not tried again."""
         for index, (stored, target) in enumerate(zip(load.blocks, load.targets, strict=True)):
             identity = stored.identity
             del self._by_hash[identity.hash]
@@ -89,4 +89,4 @@ class Loads:
         """Assert that every target is held."""
         for load in self._by_hash.values():
             for target in load.targets:
-                assert self._pool.refs(target) >= 1, f"target {target} of a load is held by nobody"
+                assert self._pool.refs(target) >= 1, f"target {target} of a load has no reference"

@@ -1,10 +1,10 @@
 """Blocks for requests: found hot, loaded from warm, published when full, handed to the store.
 
-Owns the pool, the arena and the loads under way; only the engine thread calls it.
+Owns the pool, the arena and the loads in flight; only the engine thread calls it.
 
     attach   hot full blocks, then warm ones (see `loads`), then the child with the longest common ids, shared
-    publish  after the forward pass: newly full blocks get their names and are queued for the store, parents first
-    detach   the end of a request: the tail gets its name, references go, everything stays cached
+    publish  after the forward pass: newly full blocks get their hashes and are queued for the store, parents first
+    detach   the end of a request: the tail gets its hash, references are dropped, everything stays cached
 """
 
 from __future__ import annotations
@@ -64,11 +64,11 @@ class PrefixCache:
         self.loads = Loads(pool=pool, arena=arena, report=report_load)
 
     def root(self, namespace: str) -> BlockHash:
-        """The parent of a sequence's first block: model, tenant and store. Any thread."""
+        """Return the parent of a sequence's first block: model, tenant and store. Any thread."""
         return root_hash(fingerprint=self._fingerprint, namespace=namespace, cache_salt="", secret=self._secret)
 
     def _bound(self, root: BlockHash) -> None:
-        """Give a namespace its quota of the pool before its first block comes."""
+        """Set a namespace's quota of the pool before its first block is allocated."""
         if self._most_of_namespace is not None and root not in self._bounded:
             self._bounded.add(root)
             self.pool.set_quota(root, self._most_of_namespace)
@@ -76,9 +76,9 @@ class PrefixCache:
     def attach(self, request: Request, computing: Collection[BlockHash], *, alone: bool = True) -> Attached:
         """Give the request the longest stored prefix of its ids.
 
-        "ready": its table holds what there is (perhaps nothing). "wait": its next block is being loaded or is in
-        `computing`; ask again next step. "loading": a load was started for it and will report. "short": what is on disk
-        for it has no room now beside the others (`alone`: there are none, so the load may take all there is).
+        "ready": its table holds what was found (possibly nothing). "wait": its next block is being loaded or is in
+        `computing`; try again next step. "loading": a load was started for it and will report. "short": its blocks on
+        disk do not fit next to other requests (`alone`: there are no others, so the load may use all memory).
         """
         assert not request.table.blocks, "attach comes before any block"
         if request.reuse == "off":
@@ -118,7 +118,7 @@ class PrefixCache:
         return "ready"
 
     def share_prompt(self, request: Request, computed: Request) -> None:
-        """Give a request the blocks of one that has computed the same prompt; who writes first copies the tail."""
+        """Give a request the blocks of one that has computed the same prompt; the first to write copies the tail."""
         count, rest = divmod(request.num_prompt, self.pool.block_tokens)
         blocks = computed.table.blocks[: count + (rest > 0)]
         for block in blocks:
@@ -126,10 +126,10 @@ class PrefixCache:
         self._adopt(request, blocks[:count], (blocks[-1], rest) if rest else None)
 
     def _fitting(self, request: Request, found: list[StoredBlock], num_held: int) -> list[StoredBlock] | None:
-        """What is read of these blocks beside others; None where they have no room.
+        """Select which of these blocks to read next to other requests; None when they do not fit.
 
-        A request needs room for its next token, too, beside the `num_held` blocks it has. Others come before idle work
-        and tasks that only load: these take half of what nobody holds, the latter once and as far as it reaches.
+        A request also needs room for its next token, in addition to its `num_held` blocks. Idle work and "load" tasks
+        come last: they take at most half of the blocks that nobody holds; a "load" task reads once, as many as fit.
         """
         room = self.pool.num_free + self.pool.num_cached
         if request.task == "load":
@@ -140,7 +140,7 @@ class PrefixCache:
         return found if needed <= room else None
 
     def _warm(self, request: Request, first: int) -> list[StoredBlock]:
-        """Where the full blocks from `first` on lie on disk, as far as an unbroken run goes."""
+        """Locate the full blocks from `first` on disk, up to the first gap."""
         if self._store is None or request.hash_at(first) in request.tried_loads:
             return []
         size = self.pool.block_tokens
@@ -153,7 +153,7 @@ class PrefixCache:
         return list(found)
 
     def _adopt(self, request: Request, hot: list[int], child: tuple[int, int] | None) -> None:
-        """Take shared blocks into the table and count what was reused; too little is let go again."""
+        """Add shared blocks to the table and count the reused tokens; release them if they are too few."""
         size = self.pool.block_tokens
         stored = len(hot) * size + (child[1] if child else 0)
         blocks = [*hot, child[0]] if child else hot
@@ -166,7 +166,7 @@ class PrefixCache:
                 self.saving.flush_deferred(hot)
         request.num_computed = min(stored, request.num_tokens - (request.task == "generate"))
         if request.times.admitted is not None:
-            return  # preempted: what it reused at first is what it reports
+            return  # preempted: it reports the reuse of its first start
         reused = min(stored, request.num_reusable)
         request.warm_tokens = 0
         for index, block in enumerate(blocks):
@@ -176,12 +176,12 @@ class PrefixCache:
         request.hot_tokens = reused - request.warm_tokens
 
     def _least(self, request: Request) -> float:
-        """Tokens that are worth reusing; a request that ran before takes back what it can of its own."""
+        """Fewest tokens worth reusing; a preempted request takes back whatever is left of its own."""
         ratio = self._min_reuse_ratio if request.times.admitted is None else 0.0
         return max(min(self._min_reuse_tokens, request.num_prompt - 1), ratio * request.num_prompt)
 
     def prepare(self, request: Request, num_tokens: int) -> bool:
-        """Room for positions [0, num_tokens), the shared tail copied if it will be written; False on a shortage."""
+        """Reserve positions [0, num_tokens), copying a shared tail that will be written; False on a shortage."""
         copies = request.table.prepare(num_tokens)
         if copies is None:
             return False
@@ -190,7 +190,7 @@ class PrefixCache:
         return True
 
     def publish(self, request: Request) -> None:
-        """Name the blocks that the last forward pass filled. Private runs (`reuse` off) publish nothing."""
+        """Hash the blocks that the last forward pass filled. Private runs (`reuse` off) publish nothing."""
         table = request.table
         num_stored = max(table.num_tokens, request.num_computed)
         if request.reuse == "off":
@@ -200,14 +200,14 @@ class PrefixCache:
             self._save(request, published)
 
     def _save(self, request: Request, published: Published) -> None:
-        """Queue a block that has just got its name; what is no turn's is kept from the disk until one stands on it."""
+        """Queue a newly hashed block; one that is not part of a turn is deferred until a turn depends on it."""
         if request.is_turn:
             self.saving.add_block(published)
         else:
             self.saving.defer(published)
 
     def detach(self, request: Request) -> Head:
-        """Name the tail, drop all references; return what a stored sequence stands on (the root if nothing)."""
+        """Hash the tail, drop all references; return the head of the stored sequence (the root if it is empty)."""
         table = request.table
         sealed = None
         if table.blocks and request.reuse != "off":
@@ -223,7 +223,7 @@ class PrefixCache:
         return head
 
     def suspend(self, request: Request) -> None:
-        """Drop all references of a request that attaches again later; its tail gets a name and stays in memory."""
+        """Drop all references of a request that attaches again later; its tail gets a hash and stays in memory."""
         table = request.table
         if table.blocks and request.reuse != "off":
             sealed = table.seal(request.ids[: table.num_tokens], request.root)
@@ -232,7 +232,7 @@ class PrefixCache:
         table.release()
 
     def _head_inside(self, request: Request) -> Head:
-        """The head of a sequence that ends with a full block, or inside a longer one that was there already."""
+        """Return the head of a sequence that ends with a full block, or inside a longer block that already existed."""
         table = request.table
         last = self.pool.name(table.blocks[-1]) if table.blocks else None
         if last is not None and len(table.names) >= len(table.blocks) - 1:
@@ -240,7 +240,7 @@ class PrefixCache:
         return Head(table.head(request.root), len(table.names) * self.pool.block_tokens)
 
     def evict_chain(self, root: BlockHash, ids: np.ndarray, hashes: Sequence[BlockHash]) -> int:
-        """Drop the blocks of a sequence from memory, last first, as far as nobody else stands on them."""
+        """Evict the blocks of a sequence from memory, last first, up to the first that others hold or extend."""
         freed = 0
         for block in reversed(self._hot_blocks(root, ids, hashes)):
             if not self.pool.evict(block):
@@ -249,11 +249,11 @@ class PrefixCache:
         return freed
 
     def num_hot_tokens(self, root: BlockHash, ids: np.ndarray, hashes: Sequence[BlockHash]) -> int:
-        """How many leading tokens of a sequence are in memory under its own names."""
+        """Count the leading tokens of a sequence that are in memory under its own hashes."""
         return min(len(self._hot_blocks(root, ids, hashes)) * self.pool.block_tokens, len(ids))
 
     def _hot_blocks(self, root: BlockHash, ids: np.ndarray, hashes: Sequence[BlockHash]) -> list[int]:
-        """The leading blocks of a sequence that are in memory, its tail too; looking is no use of them."""
+        """Return the leading blocks of a sequence in memory, its tail included; does not update recency."""
         size, blocks = self.pool.block_tokens, []
         rest = ids[len(hashes) * size :]
         tail = [tail_hash(hashes[-1] if hashes else root, rest)] if len(rest) else []
@@ -271,12 +271,12 @@ class PrefixCache:
         self.saving.add_again(self._hot_blocks(root, ids, hashes), root)
 
     def demote(self, root: BlockHash, ids: np.ndarray, hashes: Sequence[BlockHash], *, num_kept: int) -> None:
-        """Let a superseded sequence leave memory before all others, but for its first `num_kept` blocks."""
+        """Make a superseded sequence the first to be evicted, except for its first `num_kept` blocks."""
         for block in reversed(self._hot_blocks(root, ids, hashes)[num_kept:]):
             self.pool.demote(block)
 
     def check(self) -> None:
-        """Assert that pool and loads agree, and that the queue to the store is sound."""
+        """Assert the invariants of the pool, the loads and the save queue."""
         self.pool.check()
         self.loads.check()
         self.saving.check()

@@ -1,8 +1,8 @@
 """Write-behind: blocks and turns on their way from hot memory to the store, in the order they must arrive.
 
-Owns the queue of what the store has not taken yet. Queued blocks are not pinned: one that is evicted before there was
-room for it in the staging buffer is counted, and its descendants are not saved. Called by the engine thread only; never
-waits.
+Owns the queue of what the store has not accepted yet. Queued blocks are not pinned: one that is evicted before the
+staging buffer has room for it is counted, and its descendants are not saved. Called by the engine thread only; never
+blocks.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Forgotten:
-    """A branch that the store is to forget (None: the whole agent), behind all that was queued before."""
+    """Forget a branch in the store (None: the whole agent), after everything queued before."""
 
     namespace: str
     agent: str
@@ -42,7 +42,7 @@ class Forgotten:
 
 @dataclass(frozen=True, slots=True)
 class Purged:
-    """An agent that the store is to forget and overwrite, behind all that was queued before."""
+    """Forget and overwrite an agent in the store, after everything queued before."""
 
     namespace: str
     agent: str
@@ -51,9 +51,9 @@ class Purged:
 
 @dataclass(frozen=True, slots=True)
 class Pinned:
-    """Until when (wall clock; infinity: for ever, 0: not at all) the store may not make room with an agent's blocks.
+    """Pin an agent's blocks on disk until a time (wall clock; infinity: forever, 0: unpin).
 
-    `done` tells whether the store knows the agent; behind its first turn it does, unless that could not be saved.
+    `done` is whether the store knows the agent; after its first turn it does, unless that turn could not be saved.
     """
 
     namespace: str
@@ -64,9 +64,9 @@ class Pinned:
 
 @dataclass(frozen=True, slots=True)
 class Moved:
-    """Where branches that nobody has just computed are to end, all of them or none: a fork, or a rewind.
+    """Set where branches end without computing anything, all of them or none: a fork, or a rewind.
 
-    `done` tells whether they do; they do not where blocks that they stand on are not on disk.
+    `done` is whether it was carried out; it is not when blocks that the branches depend on are missing on disk.
     """
 
     namespace: str
@@ -80,7 +80,7 @@ StoreCommand = SequenceRecord | Forgotten | Purged | Pinned | Moved
 
 
 class SaveQueue:
-    """Parents before children, blocks before the turn that stands on them. Without a store nothing is queued."""
+    """Parents before children, blocks before the turn that depends on them. Without a store nothing is queued."""
 
     def __init__(self, *, pool: BlockPool, arena: KVArena, store: WarmStore | None) -> None:
         self._pool = pool
@@ -89,7 +89,7 @@ class SaveQueue:
         self._items: deque[Published | StoreCommand] = deque()
         self._queued: set[BlockHash] = set()
         self._deferred: dict[BlockHash, Published] = {}
-        # Deletions the store has not carried out yet: what is on disk may be about to go.
+        # Deletions the store has not carried out yet: blocks on disk may be about to disappear.
         self._ends: list[Future[Any]] = []
 
     def __len__(self) -> int:
@@ -97,17 +97,17 @@ class SaveQueue:
 
     @property
     def num_deferred(self) -> int:
-        """Blocks that are saved only when a turn stands on them."""
+        """Blocks that are saved only when a turn depends on them."""
         return len(self._deferred)
 
     def add_block(self, published: Published) -> None:
-        """Queue a block that has just got its hash."""
+        """Queue a newly hashed block."""
         if self._store is not None:
             self._items.append(published)
             self._queued.add(published.identity.hash)
 
     def defer(self, published: Published) -> None:
-        """Note a block that has just got its hash and is to be saved only when a turn stands on it."""
+        """Note a newly hashed block that is saved only once a turn depends on it."""
         if self._store is None:
             return
         self._deferred[published.identity.hash] = published
@@ -115,14 +115,14 @@ class SaveQueue:
             self._drop_gone()
 
     def _drop_gone(self) -> None:
-        """Forget the held back blocks that have left memory."""
+        """Forget the deferred blocks that were evicted."""
         deferred = self._deferred.items()
         self._deferred = {
             block_hash: item for block_hash, item in deferred if self._pool.name(item.block) == block_hash
         }
 
     def flush_deferred(self, blocks: Sequence[int]) -> None:
-        """Queue those of these blocks, parents first, that were held back: a turn stands on them now."""
+        """Queue those of these blocks, parents first, that were deferred: a turn depends on them now."""
         for block in blocks if self._deferred else ():
             block_hash = self._pool.name(block)
             item = self._deferred.pop(block_hash, None) if block_hash is not None else None
@@ -130,10 +130,10 @@ class SaveQueue:
                 self.add_block(item)
 
     def add_missing(self, table: BlockTable, root: BlockHash) -> None:
-        """Queue the full blocks of a sequence that are neither on disk nor on their way there.
+        """Queue the full blocks of a sequence that are neither on disk nor queued.
 
-        Each was queued when it was published; an agent that was deleted since, or a save that failed, takes blocks
-        that others stand on off the disk. Costs one look-up where nothing is missing.
+        Each was queued when it was published, but a later deletion of an agent, or a failed save, can remove blocks
+        that other sequences depend on from the disk. Costs one lookup when nothing is missing.
         """
         if self._store is None:
             return
@@ -141,10 +141,10 @@ class SaveQueue:
             self._add_named(table.blocks[index], table.names[index], table.names[index - 1] if index else root, root)
 
     def add_again(self, blocks: Sequence[int], root: BlockHash) -> None:
-        """Queue those of these blocks, parents first, that are neither on disk nor on their way there."""
+        """Queue those of these blocks, parents first, that are neither on disk nor queued."""
         for block in blocks if self._store is not None else ():
             block_hash, parent = self._pool.name(block), self._pool.parent(block)
-            assert block_hash is not None and parent is not None, f"block {block} has no name"
+            assert block_hash is not None and parent is not None, f"block {block} has no hash"
             if block_hash not in self._queued and self._store is not None and not self._store.num_known([block_hash]):
                 self._add_named(block, block_hash, parent, root)
 
@@ -152,9 +152,9 @@ class SaveQueue:
         self.add_block(Published(block, BlockIdentity(block_hash, parent, root, self._pool.ids(block))))
 
     def _num_here(self, hashes: Sequence[BlockHash]) -> int:
-        """How many leading blocks need not be queued again: all up to one that is on disk or on its way there.
+        """Count the leading blocks that need not be queued again: all up to the last one on disk or queued.
 
-        While a deletion is under way nothing is certain: it may take away what these stand on.
+        0 while a deletion is in flight: it may remove their ancestors.
         """
         assert self._store is not None
         self._ends = [end for end in self._ends if not end.done()]
@@ -163,7 +163,7 @@ class SaveQueue:
         num_here, certain = len(hashes), len(hashes)
         while num_here:
             block_hash = hashes[num_here - 1]
-            if block_hash not in self._queued:  # else it is no use to ask the index: it cannot be there yet
+            if block_hash not in self._queued:  # a queued block cannot be in the index yet
                 if self._store.contains(block_hash):
                     break
                 if not self._store.num_known([block_hash]):
@@ -172,12 +172,12 @@ class SaveQueue:
         return certain
 
     def add(self, command: StoreCommand) -> None:
-        """Queue a sequence behind the blocks it stands on, or the end of one behind its last save."""
+        """Queue a command: a sequence after its blocks, or its deletion after its last save."""
         if self._store is not None:
             self._items.append(command)
 
     def pump(self) -> None:
-        """Hand over what there is room for: blocks are copied to the staging buffer, turns follow them."""
+        """Pass on what there is room for: blocks are copied to the staging buffer, turns follow them."""
         store = self._store
         while self._items and store is not None:
             item = self._items[0]
@@ -194,7 +194,7 @@ class SaveQueue:
                 self._queued.discard(item.identity.hash)
 
     def close(self, error: RekindleError) -> None:
-        """Hand over what there is room for. Those that wait for something that is left get the error."""
+        """Pass on what there is room for; callers waiting for anything left get the error."""
         try:
             self.pump()
         finally:
@@ -220,9 +220,9 @@ class SaveQueue:
         self._ends.append(end)
 
     def drop(self, command: Purged, hashes: Collection[BlockHash]) -> None:
-        """Take what waits before a purge out of the queue: the agent's sequences, and blocks of these names.
+        """Remove from the queue what precedes a purge: the agent's sequences, and blocks with these hashes.
 
-        What was held back of blocks that have left memory goes, too.
+        Deferred blocks that were evicted are forgotten, too.
         """
         self._drop_gone()
         if command not in self._items:
@@ -237,9 +237,9 @@ class SaveQueue:
         return block_hash in self._queued
 
     def check(self) -> None:
-        """Assert that what is said to be queued is, and that what is held back stands under its name and is bounded."""
+        """Assert that `_queued` matches the queue, and that deferred blocks are bounded and kept by their hash."""
         waiting = {item.identity.hash for item in self._items if isinstance(item, Published)}
-        assert self._queued <= waiting, f"{len(self._queued - waiting)} blocks are said to be queued and are not"
+        assert self._queued <= waiting, f"{len(self._queued - waiting)} blocks are marked as queued and are not"
         assert all(key == item.identity.hash for key, item in self._deferred.items()), "deferred under another hash"
         assert self.num_deferred <= self._pool.num_blocks, f"{self.num_deferred} blocks are deferred"
 
@@ -255,7 +255,7 @@ def _is_of(item: Published | StoreCommand, command: Purged, hashes: Collection[B
 
 
 def refuse(item: Published | StoreCommand, error: RekindleError) -> None:
-    """Give its caller the reason why the store was never asked."""
+    """Fail a command that never reached the store."""
     if isinstance(item, Forgotten | Purged | Pinned | Moved):
         fail(item.done, error)
 
