@@ -176,7 +176,7 @@ class PrefixCache:
         request.hot_tokens = reused - request.warm_tokens
 
     def _least(self, request: Request) -> float:
-        """Fewest tokens worth reusing; a preempted request takes back whatever is left of its own."""
+        """Return the fewest tokens worth reusing; the ratio does not apply to a request that ran before."""
         ratio = self._min_reuse_ratio if request.times.admitted is None else 0.0
         return max(min(self._min_reuse_tokens, request.num_prompt - 1), ratio * request.num_prompt)
 

@@ -1,1 +1,1 @@
-"""The engine's thread: what runs next, one forward step after the other, replies as they are sampled."""
+"""The engine thread: scheduling, forward steps one after the other, replies as they are sampled."""

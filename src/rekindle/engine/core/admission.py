@@ -1,9 +1,8 @@
-"""Who may begin: waiting requests get what is stored of them, and run if there is room for them and those that run.
+"""Admission: attach waiting requests to their stored blocks, and start those that fit next to the running ones.
 
-Owns no queue (the scheduler does) and no block (their tables do): it decides, and counts what prompts reused and how
-many requests were preempted. Where there is no room, namespaces above their share give some back (see `shares`). Who
-waits for blocks that another is computing or loading is passed over, derived anew every step. Called by the core, on
-its thread.
+Owns no queue (the scheduler does) and no block (the tables do): it decides, and counts reused prompt tokens and
+preemptions. Without room, namespaces above their share give some back (see `shares`). Requests that wait for blocks
+another one is computing or loading are skipped; this is derived anew every step. Called by the core, on its thread.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ _Key = tuple[int, BlockHash, str]
 
 
 def _key(request: Request) -> _Key:
-    """What requests share that were prepared together: the very same array of ids."""
+    """Identify requests that were prepared together: they share the same array of ids."""
     return id(request.prompt_ids), request.root, request.reuse
 
 
@@ -33,11 +32,11 @@ def has_prompt(request: Request) -> bool:
 
 
 class DuplicatePrompts:
-    """Who runs or loads, by prompt: the others that have it wait while one computes it, then take its blocks, the tail
+    """Running and loading requests by prompt: duplicates wait while one computes it, then share its blocks, tail
     included.
 
-    Derived anew every step, so there is no leader that could fail: whoever starts first computes, and when it is gone
-    before it is done, the next one does.
+    Derived anew every step, so no leader can fail: the first to start computes, and if it ends early, the next one
+    does.
     """
 
     def __init__(self, requests: Iterable[Request]) -> None:
@@ -46,19 +45,19 @@ class DuplicatePrompts:
             self.add(request)
 
     def add(self, request: Request) -> None:
-        """Note who has just started, if it did."""
+        """Note a request, if it has started."""
         known = self._by_prompt.get(_key(request))
         if request.state in (State.RUNNING, State.LOADING) and (known is None or not has_prompt(known)):
             self._by_prompt[_key(request)] = request
 
     def of(self, request: Request) -> Request | None:
-        """One that was prepared with this request, which has said nothing yet (else it has blocks of its own)."""
+        """Return a request prepared with this one; None once this one has generated tokens (it has its own blocks)."""
         duplicate = self._by_prompt.get(_key(request))
         return None if request.num_generated else duplicate
 
 
 class Admission:
-    """Lets the requests of one core begin. `num_prompt_tokens` and `num_reused_tokens` count those that did."""
+    """Admits the requests of one core. `num_prompt_tokens` and `num_reused_tokens` count those of admitted requests."""
 
     def __init__(
         self, *, cache: PrefixCache, scheduler: Scheduler, replies: Replies, clock: Callable[[], float]
@@ -72,17 +71,17 @@ class Admission:
         self._clock = clock
 
     def _computing(self) -> set[BlockHash]:
-        """Names of the prompt blocks that running requests are about to fill; derived anew every step."""
+        """Return the hashes of prompt blocks that running requests are about to fill; derived anew every step."""
         hashes: set[BlockHash] = set()
         for request in self._scheduler.running:
             hashes |= _to_compute(request)
         return hashes
 
     def admit(self, now: float) -> None:
-        """Start waiting requests while there is room for them; who waits for another's blocks is passed over.
+        """Start waiting requests while there is room; skip those that wait for another's blocks.
 
-        One that has waited too long for memory keeps its namespace's others from passing it by, and other namespaces
-        from going above their share; where its own runs nothing, everybody.
+        A request that has waited too long for memory blocks later ones of its namespace, and keeps other namespaces
+        from exceeding their share; if its own namespace runs nothing, it blocks all others.
         """
         queues = self._scheduler
         if not queues.waiting:
@@ -114,7 +113,7 @@ class Admission:
     def _enter(
         self, request: Request, computing: set[BlockHash], duplicates: DuplicatePrompts, giver: Request | None
     ) -> Attached:
-        """Attach a request and let it run or load, in the place of `giver` if there is one."""
+        """Attach a request and run or load it, in the place of `giver` if there is one."""
         answer = self._attach(request, computing, duplicates)
         if answer == "loading":
             if giver is not None:
@@ -127,7 +126,7 @@ class Admission:
         return answer
 
     def preempt(self, request: Request) -> None:
-        """Take a running request's blocks; what it computed stays cached, and it starts over from that."""
+        """Take a running request's blocks; they stay cached, and it restarts from them."""
         self.num_preemptions += 1
         request.num_preemptions += 1
         request.num_before = max(request.num_before, request.num_computed)
@@ -137,7 +136,7 @@ class Admission:
         self._scheduler.move(request, State.WAITING)
 
     def _attach(self, request: Request, computing: set[BlockHash], duplicates: DuplicatePrompts) -> Attached:
-        """What is stored of the request, or all of its prompt from a running one that has the same."""
+        """Attach the stored blocks of a request, or the whole prompt of a running duplicate."""
         duplicate = duplicates.of(request)
         if duplicate is None:
             alone = not (self._scheduler.running or self._scheduler.loading or len(self._cache.loads))
@@ -148,9 +147,9 @@ class Admission:
         return "ready"
 
     def _start(self, request: Request, computing: set[BlockHash], giver: Request | None) -> Attached:
-        """Let an attached request run, if there is room for it and the next block of everybody who runs on.
+        """Run an attached request, if there is room for it and for the next block of every running request.
 
-        One with nothing left to do ends at once.
+        A request with nothing left to compute ends at once.
         """
         if request.task == "load" or not request.num_left:
             self._begin(request)
@@ -161,7 +160,7 @@ class Admission:
         if needed > pool.num_blocks:
             self._replies.fail(request, Overloaded("the hot memory is too small for this request", retry_after_s=60.0))
             return "ready"
-        # A shared tail is copied before it is written: its copy needs a block beside it.
+        # A shared tail is copied before it is written: the copy needs one more block.
         copied = 1 if request.table.num_tokens % size else 0
         running = [each for each in self._scheduler.running if each is not giver]
         wanted = copied + sum(each.num_blocks_ahead for each in [request, *running])
@@ -180,7 +179,7 @@ class Admission:
         return "ready"
 
     def _begin(self, request: Request) -> None:
-        """Note that the work on a request begins, the first time it does."""
+        """Record the first start of a request, and report its progress."""
         if request.times.admitted is None:
             request.times.admitted = self._clock()
             request.generation.begin()
@@ -192,7 +191,7 @@ class Admission:
 
 
 def _to_compute(request: Request) -> set[BlockHash]:
-    """Names of the full blocks of a prompt that are to be computed and found by others."""
+    """Return the hashes of the full prompt blocks that a request will compute and publish."""
     if request.reuse == "off":
         return set()
     size = request.block_tokens

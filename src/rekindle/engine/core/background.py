@@ -1,11 +1,11 @@
-"""Work for idle time: requests that run while nobody else runs, waits or loads, and are no turns of their agents.
+"""Idle work: requests that run while no other request runs, waits or loads, and are not turns of their agents.
 
-Owns their queue. One runs at a time, the latest first; a step of it takes a part of `max_stall_s`, so whoever arrives
-waits less than beside others. It gives way then: its blocks stay cached, and it goes on from them later.
+Owns their queue. One runs at a time, the latest first; a step takes a part of `max_stall_s`, so a new request waits
+less than it would for other requests. Idle work then yields: its blocks stay cached, and it resumes from them later.
 
-    waiting ──▶ current ──▶ ended            never more than half of what is free or cached becomes its blocks,
-       ▲           │                         and what it computed is written to disk only when a turn stands on it
-       └─give way──┘
+    waiting ──▶ current ──▶ ended            takes at most half of the free and cached blocks; its blocks are
+       ▲           │                         written to disk only when a turn depends on them
+       └───yield───┘
 
 Called by the core, on its thread.
 """
@@ -26,7 +26,7 @@ MOST_WAITING = 32
 
 @dataclass(slots=True, eq=False)
 class _Job:
-    """A request, how many more blocks it may take, and how many tokens of it were there before it began."""
+    """A request, how many more blocks it may take, and how many of its tokens were stored before it began."""
 
     request: Request
     blocks_left: int
@@ -38,7 +38,7 @@ class _Job:
 
 
 class Background:
-    """The idle work of one core. `num_begun` requests had something to compute, `num_tokens` were computed for them."""
+    """The idle work of one core: `num_begun` requests had something to compute, `num_tokens` were computed."""
 
     def __init__(self, *, cache: PrefixCache, scheduler: Scheduler, orphans: OrphanBlocks, min_tokens: int) -> None:
         self.num_begun = 0
@@ -55,7 +55,7 @@ class Background:
 
     @property
     def wants_step(self) -> bool:
-        """Whether there is something to do now, if nobody else wants anything."""
+        """Whether idle work could run now, if no request needs the engine."""
         if self._current is not None:
             return self._current.request.state is not State.LOADING
         return bool(self._waiting)
@@ -65,31 +65,30 @@ class Background:
         return [self._current.request] if self._current is not None else []
 
     def add(self, request: Request) -> None:
-        """Queue a request in place of an earlier one of its agent; of too many the oldest is given up."""
+        """Queue a request in place of an earlier one of its agent; drop the oldest if there are too many."""
         self.cancel(request.namespace, request.agent)
         self._waiting.append(_Job(request, self._cache.pool.num_blocks))
         for job in self._waiting[:-MOST_WAITING]:
             self._end(job)
 
     def cancel(self, namespace: str, agent: str) -> None:
-        """End the work for an agent; what is computed stays cached."""
+        """End the work for an agent; computed blocks stay cached."""
         for job in [*self._waiting, *([self._current] if self._current else [])]:
             if job.key == (namespace, agent):
                 self._end(job)
 
     def cancel_all(self) -> None:
-        """End all of it; what is computed stays cached."""
+        """End all idle work; computed blocks stay cached."""
         for job in [*self._waiting, *([self._current] if self._current else [])]:
             self._end(job)
 
     def forget(self, namespace: str, agent: str) -> set[BlockHash]:
-        """End the work for an agent; return the names of all blocks in memory that were computed for it and are no
-        turn's."""
+        """End the work for an agent; return the hashes of its orphan blocks in memory."""
         self.cancel(namespace, agent)
         return self._orphans.take((namespace, agent))
 
     def yield_to_requests(self) -> None:
-        """Let go of all blocks, because somebody else is there; the work goes on later."""
+        """Release all blocks to a request that has arrived; the work resumes later."""
         job = self._current
         if job is not None and job.request.state is State.RUNNING:
             self._detach(job)
@@ -99,7 +98,7 @@ class Background:
             self._waiting.append(job)
 
     def load_ended(self, request: Request) -> None:
-        """What was to be read of a request is in memory; it attaches again."""
+        """Requeue a request whose load has ended; it attaches again."""
         job = self._current
         if job is not None and job.request is request:
             request.state = State.WAITING
@@ -107,7 +106,7 @@ class Background:
             self._waiting.append(job)
 
     def plan(self) -> list[Chunk]:
-        """The next step of it; empty when there is nothing left to do. Only while nobody else is there."""
+        """Plan the next step; empty when nothing is left to do. Called only while there are no other requests."""
         while self._current is not None or self._waiting:
             job = self._current or self._begin(self._waiting.pop())
             if job is None:
@@ -123,7 +122,7 @@ class Background:
         return []
 
     def _begin(self, job: _Job) -> _Job | None:
-        """Make it the current one with what is stored of it; None when it is not worth it or has to end."""
+        """Attach a job and make it current; None when too little is left to compute or it has to end."""
         request, pool = job.request, self._cache.pool
         answer = self._cache.attach(request, (), alone=False)
         if answer == "loading":
@@ -135,7 +134,7 @@ class Background:
         if job.first is None:
             job.first = request.num_computed
             self.num_begun += 1
-        job.first = min(job.first, request.num_computed)  # what it stood on may have left memory since
+        job.first = min(job.first, request.num_computed)  # its ancestors may have been evicted since
         num_loaded = len(request.loaded)
         half = (pool.num_free + pool.num_cached + num_loaded) // 2
         job.blocks_left = min(job.blocks_left, max(0, half - num_loaded))
@@ -143,7 +142,7 @@ class Background:
         return job
 
     def _with_room(self, job: _Job, chunk: Chunk) -> Chunk | None:
-        """Reserve the blocks of a chunk, shortened to what is left of its share; None when not one row has room."""
+        """Reserve the blocks of a chunk, shortened to the blocks left to its job; None when no row fits."""
         table, size = job.request.table, job.request.block_tokens
         copied = table.num_tokens % size > 0 and not self._cache.pool.is_private(table.blocks[-1])
         most = (len(table.blocks) + job.blocks_left - copied) * size
@@ -154,7 +153,7 @@ class Background:
         return Chunk(job.request, chunk.start, end - chunk.start)
 
     def _detach(self, job: _Job) -> None:
-        """Give the blocks back and note which of them were computed here."""
+        """Release the blocks and note which of them were computed here."""
         request = job.request
         hashes = request.table.names[(job.first or 0) // request.block_tokens :]
         head = self._cache.detach(request)
@@ -162,7 +161,7 @@ class Background:
             self._orphans.note(job.key, {*hashes, head.hash})
 
     def _done(self, job: _Job) -> None:
-        """End what is computed, or cannot be; what follows it is next."""
+        """End a job that is complete or cannot run; queue its follower."""
         self._end(job)
         if job.request.followed_by is not None:
             self._waiting.append(_Job(job.request.followed_by, self._cache.pool.num_blocks))
@@ -177,7 +176,7 @@ class Background:
             job.request.state = State.FINISHED
 
     def check(self) -> None:
-        """Assert that each request stands in one place, by its state, and that only the current one holds blocks."""
+        """Assert that each request is in the place of its state, and that only the current one holds blocks."""
         for job in self._waiting:
             assert job.request.state is State.WAITING, f"request {job.request.id} waits and is {job.request.state}"
             assert not job.request.table.blocks, f"request {job.request.id} waits and holds blocks"
@@ -185,5 +184,5 @@ class Background:
             assert self._current not in self._waiting, "the current request waits, too"
             assert self._current.request.state is not State.WAITING, "the current request waits"
             assert self._current.blocks_left >= 0, "it took more than its share"
-        assert len({job.key for job in self._waiting}) == len(self._waiting), "an agent's work stands twice"
+        assert len({job.key for job in self._waiting}) == len(self._waiting), "an agent's work is queued twice"
         assert len(self._waiting) <= MOST_WAITING + 1, "too much idle work is queued"

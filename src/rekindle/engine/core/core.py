@@ -1,7 +1,7 @@
-"""One step at a time: admit, plan, run, publish; what becomes of the logits is in `sampling`.
+"""One step at a time: admit, plan, run, publish; `sampling` handles the logits.
 
 Owns the scheduler, the prefix cache and the runner; called from one thread only. A failing request fails alone: a
-step that raises is run again one request at a time, and whoever raises alone is the one to fail.
+step that raises is run again one request at a time, and the request that raises by itself fails.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ logger = logging.getLogger(__name__)
 
 
 class EngineCore:
-    """The engine without its thread. `on_turn` is told of every ended sequence worth remembering."""
+    """The engine without its thread. `on_turn` is called with every ended sequence worth remembering."""
 
     def __init__(
         self,
@@ -64,7 +64,7 @@ class EngineCore:
         self.background = Background(cache=cache, scheduler=scheduler, orphans=orphans, min_tokens=min_reuse_tokens)
 
     def add(self, request: Request) -> None:
-        """Queue a request; it starts in one of the next steps. Idle work for its agent is out of date then."""
+        """Queue a request; it starts in one of the next steps. Idle work for its agent is obsolete and ends."""
         if request.background:
             self.background.add(request)
         else:
@@ -72,7 +72,7 @@ class EngineCore:
             self.scheduler.add(request)
 
     def finish_load(self, load: Load, num_good: int) -> None:
-        """A reader reported: what it brought is published; the request attaches again."""
+        """Publish what a reader loaded; the request attaches again."""
         self.cache.loads.finish(load, num_good)
         request = load.request
         request.times.load_s += self._clock() - request.times.load_started
@@ -83,7 +83,7 @@ class EngineCore:
 
     @property
     def has_work(self) -> bool:
-        """Whether a step would do something, as far as can be told before it."""
+        """Whether a step may have something to do."""
         queues = self.scheduler
         if queues.running or queues.waiting:
             return True
@@ -100,7 +100,7 @@ class EngineCore:
         return self.step_s - self._runner.model_s - self._replies.sample_s
 
     def step(self) -> None:
-        """Everything that can be done now: at most one forward pass."""
+        """Do everything that can be done now, with at most one forward pass."""
         began = self._clock()
         self._drop_unwanted(began)
         if self.scheduler.everybody():
@@ -116,7 +116,7 @@ class EngineCore:
         self.cache.saving.pump()
 
     def _drop_unwanted(self, now: float) -> None:
-        """End what was cancelled or has taken too long; what was computed for it stays."""
+        """End requests that were cancelled or took too long; their computed blocks stay cached."""
         for request in self.scheduler.everybody():
             if request.cancelled.is_set():
                 self._replies.finish(request, "cancelled")
@@ -125,7 +125,7 @@ class EngineCore:
                 self._replies.stop(request, Timeout(f"not finished within {seconds:g} s (request_timeout_s)"))
 
     def seconds_left(self) -> float | None:
-        """Until the first of all requests has taken too long; None where they may take as long as they take."""
+        """Return the seconds until the first request times out; None when no request has a deadline."""
         deadline = min((request.deadline for request in self.scheduler.everybody()), default=math.inf)
         return max(0.0, deadline - self._clock()) if deadline < math.inf else None
 
@@ -133,7 +133,7 @@ class EngineCore:
         report_progress(request, now=self._clock(), min_reuse_tokens=self._replies.min_reuse_tokens)
 
     def _with_room(self, chunks: Sequence[Chunk]) -> list[Chunk]:
-        """The chunks whose blocks could be reserved; others are preempted for them (`Shares.pick_victim`)."""
+        """Return the chunks whose blocks could be reserved, preempting requests for them (`Shares.pick_victim`)."""
         kept: list[Chunk] = []
         for chunk in chunks:
             if chunk.request.state is not State.RUNNING:
@@ -158,7 +158,7 @@ class EngineCore:
         try:
             logits, bad = self._forward(chunks)
         except BaseException as error:
-            # Border: whatever the model's code raises, panics of libraries too, must end one request, not the engine.
+            # Border: any error of the model's code, panics of libraries included, ends one request, not the engine.
             if is_meant_for_thread(error):
                 raise
             if len(chunks) == 1:
@@ -176,7 +176,7 @@ class EngineCore:
         self._advance(chunks, logits, bad)
 
     def _forward(self, chunks: Sequence[Chunk]) -> tuple[torch.Tensor, frozenset[int]]:
-        """Logits [finishing chunks, vocab] and the positions in `chunks` whose KV was not finite."""
+        """Return logits [finishing chunks, vocab] and the positions in `chunks` whose KV was not finite."""
         steps = [
             SequenceStep(
                 token_ids=chunk.request.token_ids[chunk.start : chunk.start + chunk.num_rows],
@@ -191,7 +191,7 @@ class EngineCore:
         return logits, frozenset(self._runner.failed_steps)
 
     def _advance(self, chunks: Sequence[Chunk], logits: torch.Tensor, bad: frozenset[int]) -> None:
-        """Publish what the pass computed, sample where a sequence is complete, tell the callers."""
+        """Publish what the pass computed, sample where a sequence is complete, report progress."""
         finishing: list[Request] = []
         keep: list[int] = []
         row = 0
@@ -215,13 +215,13 @@ class EngineCore:
             self._replies.continue_with(logits if len(keep) == row else logits[keep], finishing)
 
     def fail_all(self, error: RekindleError) -> None:
-        """End everything that runs or waits (the engine is closing)."""
+        """Fail everything that runs or waits."""
         self.background.cancel_all()
         for request in self.scheduler.everybody():
             self._replies.fail(request, error)
 
     def check(self) -> None:
-        """Assert what must hold between steps: queues, pool, and that only running requests hold blocks."""
+        """Assert the invariants between steps: queues, pool, and that only running requests hold blocks."""
         self.scheduler.check()
         self.cache.check()
         self.background.check()

@@ -1,6 +1,6 @@
-"""How long a step will take: a + b * rows + c * rows * context, fitted as the engine runs.
+"""Step time model: a + b * rows + c * rows * context, fitted as the engine runs.
 
-Exponentially weighted least squares over the last hundred steps or so; a negative coefficient (noise) is held at
+Exponentially weighted least squares over roughly the last hundred steps; a negative coefficient (noise) is held at
 zero and the others fitted again. Knows no requests.
 """
 
@@ -12,7 +12,7 @@ _DECAY = 0.98
 
 
 class StepCosts:
-    """Seconds of a step from its rows and the sum over rows of the context each attends to."""
+    """Predicts the seconds of a step from its rows and the sum over rows of the context each attends to."""
 
     def __init__(self, *, base_s: float = 0.005, row_s: float = 0.001, row_context_s: float = 1e-7) -> None:
         self._coefficients = np.array([base_s, row_s, row_context_s])
@@ -23,7 +23,7 @@ class StepCosts:
 
     def observe(self, *, rows: int, row_contexts: int, seconds: float) -> None:
         """Learn from one finished step."""
-        # Relative errors count: a decode step of 30 ms must not drown beside a chunk of 1 s.
+        # Relative errors count: a decode step of 30 ms must not be drowned out by a chunk of 1 s.
         weight = 1.0 / max(seconds, 1e-4)
         x = np.array([1.0, rows, row_contexts]) / self._scale * weight
         self._gram = self._gram * _DECAY + np.outer(x, x)
@@ -45,12 +45,12 @@ class StepCosts:
         return solution
 
     def predict(self, *, rows: int, row_contexts: int) -> float:
-        """Expected seconds of a step; zero rows cost the base."""
+        """Return the expected seconds of a step; zero rows cost the base."""
         a, b, c = self._coefficients
         return float(a + b * rows + c * row_contexts)
 
     def rows_within(self, *, seconds: float, rows: int, row_contexts: int, start: int) -> int:
-        """How many more rows, of a sequence that stands at `start`, fit beside the given ones; may be negative.
+        """Return how many rows of a sequence, from position `start`, fit next to the given ones; may be negative.
 
         n rows at context start..start+n cost b*n + c*(n*start + n*n/2).
         """

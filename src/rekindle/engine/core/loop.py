@@ -1,8 +1,8 @@
 """The engine thread: messages in, steps out.
 
-Owns the thread and its inbox. Whoever is not the engine thread reaches the core through `submit`, `cancel`,
-`report_load`, `save` and `call`; while nothing is to be done the thread sleeps on the inbox. A step or a message that
-fails, in whatever way, ends the requests at hand; if the thread itself dies, who waits for it is answered at once.
+Owns the thread and its inbox. Other threads reach the core through `submit`, `wake`, `report_load`, `save` and `call`;
+an idle engine thread sleeps on the inbox. A step or a message that fails in any way ends the current requests; if the
+thread itself dies, waiting callers get an error at once.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from rekindle.worker import Death, Worker, described, fail, fulfil
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
-# With blocks waiting for room in the staging buffer, look again this often.
+# Poll interval while blocks wait for room in the staging buffer.
 _SAVE_POLL_S = 0.002
 
 
@@ -42,7 +42,7 @@ class _Call:
 
 
 class _Wake:
-    """Nothing to say but: look again (a cancel flag was set, or the thread is to stop)."""
+    """Wakes the loop: a cancel flag was set, or the thread should stop."""
 
 
 Message = Request | StoreCommand | _LoadReport | _Call | _Wake
@@ -50,7 +50,7 @@ Inbox = queue.SimpleQueue[Message]
 
 
 class EngineLoop:
-    """Runs one `EngineCore` on a thread of its own, started by `start`."""
+    """Runs one `EngineCore` on its own thread, started by `start`."""
 
     def __init__(self, *, check_when_idle: bool, inbox: Inbox | None = None) -> None:
         self._inbox: Inbox = queue.SimpleQueue() if inbox is None else inbox
@@ -62,22 +62,22 @@ class EngineLoop:
         self._check_when_idle = check_when_idle
 
     def start(self, core: EngineCore) -> None:
-        """Begin stepping; the core belongs to the thread from here on."""
+        """Start the thread, which owns the core from now on."""
         self._core = core
         self.worker.start()
 
     @property
     def is_running(self) -> bool:
-        """Whether steps are taken: it was started and has not ended."""
+        """Whether the thread was started and has not ended."""
         return self.worker.is_alive
 
     @property
     def is_busy(self) -> bool:
-        """Whether requests run or wait in the engine, idle work and what is still in its inbox aside. Any thread."""
+        """Whether requests run or wait in the engine, not counting idle work and its inbox. Any thread."""
         return self._core is not None and bool(self._core.scheduler.everybody())
 
     def submit(self, request: Request) -> None:
-        """Hand over a request; it gets an error if the loop has ended."""
+        """Submit a request; it gets an error if the loop has ended."""
         self._put(request)
 
     def wake(self) -> None:
@@ -85,11 +85,11 @@ class EngineLoop:
         self._put(_Wake())
 
     def report_load(self, load: Load, num_good: int) -> None:
-        """Called by a reader thread when a load has ended."""
+        """Report that a load has ended. Called by a reader thread."""
         self._put(_LoadReport(load, num_good))
 
     def save(self, command: StoreCommand) -> None:
-        """Queue a sequence for the store, or its end, behind the blocks published so far."""
+        """Queue a command for the store after the blocks published so far."""
         self._put(command)
 
     def call(self, run: Callable[[EngineCore], T]) -> Future[T]:
@@ -106,13 +106,13 @@ class EngineLoop:
             self._refuse_rest(RequestFailed("the engine was closed"))
 
     def _refuse_rest(self, error: RekindleError) -> None:
-        """Answer what is in the inbox, so that nobody waits forever. Any thread."""
+        """Fail what is in the inbox, so that no caller waits forever. Any thread."""
         with contextlib.suppress(queue.Empty):
             while True:
                 _refuse(self._inbox.get_nowait(), error)
 
     def _fail_rest(self, death: Death) -> None:
-        """The thread has died: fail what runs and waits, and hand over to the store what it has room for."""
+        """Fail all requests after the thread has died, and pass on to the store what it has room for."""
         error, core = death.error(), self._core
         if core is not None:
             for request in core.scheduler.everybody():
@@ -122,12 +122,12 @@ class EngineLoop:
             core.cache.saving.close(error)
 
     def refuse(self) -> None:
-        """Fail what runs and waits, and all requests from now on; saving and calls go on."""
+        """Fail all current and future requests; saving and calls continue."""
         self._refusing.set()
         self.wake()
 
     def stop(self) -> None:
-        """Fail what is left with an error, end the thread and wait for it, unless it died; calling twice is safe."""
+        """Fail what is left, end the thread and join it, unless it died; calling twice is safe."""
         self._stopping.set()
         self.wake()
         self.worker.join()
@@ -144,7 +144,7 @@ class EngineLoop:
             try:
                 core.step()
             except BaseException as error:
-                # Border: a broken invariant ends the requests at hand, never silently the thread.
+                # Border: a broken invariant ends the current requests, never silently the thread.
                 logger.exception("an engine step failed")
                 core.fail_all(RequestFailed(f"the engine failed: {described(error)}"))
         closed = RequestFailed("the engine was closed")
@@ -156,9 +156,9 @@ class EngineLoop:
         self._refuse_rest(closed)
 
     def _timeout(self, core: EngineCore) -> float | None:
-        """How long to sleep: not at all with work at hand, briefly with blocks to save, else until a message.
+        """Return how long to sleep: 0 with work to do, briefly with blocks to save, else until a message.
 
-        While blocks come from disk for a request that must not take for ever, until its time is up.
+        While a request with a deadline loads blocks from disk, at most until the deadline.
         """
         if core.has_work:
             return 0.0
@@ -182,7 +182,7 @@ class EngineLoop:
         try:
             self._handle(core, message)
         except BaseException as error:
-            # Border: as for a step; the sender of this message gets the error, too.
+            # Border: as for a step; the sender of this message also gets the error.
             logger.exception("the engine failed on a message")
             failure = RequestFailed(f"the engine failed: {described(error)}")
             _refuse(message, failure)
@@ -201,7 +201,7 @@ class EngineLoop:
 
 
 def _refuse(message: Message, error: RekindleError) -> None:
-    """Answer the sender of a message that will not be handled."""
+    """Fail a message that will not be handled."""
     if isinstance(message, Request):
         message.generation.put(error)
     elif isinstance(message, _Call):

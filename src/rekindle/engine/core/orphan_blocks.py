@@ -1,7 +1,7 @@
-"""Blocks that were computed for an agent and are not part of a turn: by idle work, or taken in ahead of a turn.
+"""Blocks computed for an agent that are not part of a turn: by idle work, or prefilled ahead of a turn.
 
-Names only, as far as they are in memory. No branch leads to these blocks, and they keep their ancestors in memory:
-who forgets the agent has to know of them. Owned by the core, on its thread.
+Hashes only, of blocks in memory. No branch leads to these blocks, and they keep their ancestors in memory, so
+forgetting the agent must include them. Owned by the core, on its thread.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from rekindle.cache.blocks.pool import BlockPool
 
 
 class OrphanBlocks:
-    """Names by (namespace, agent), of as many agents as there are blocks at most."""
+    """Hashes by (namespace, agent), of at most as many agents as there are blocks."""
 
     def __init__(self, pool: BlockPool) -> None:
         self._pool = pool
         self._hashes: dict[tuple[str, str], set[BlockHash]] = {}
 
     def note(self, key: tuple[str, str], hashes: Collection[BlockHash]) -> None:
-        """These were computed for an agent."""
+        """Add blocks that were computed for an agent."""
         if hashes:
             self._hashes[key] = self._in_memory(self._hashes.get(key, ())) | set(hashes)
         if len(self._hashes) > self._pool.num_blocks:
@@ -28,7 +28,7 @@ class OrphanBlocks:
             self._hashes = {key: mine for key, mine in left.items() if mine}
 
     def take(self, key: tuple[str, str]) -> set[BlockHash]:
-        """What is left of an agent's in memory; nothing is known of it then."""
+        """Remove an agent's entry and return its hashes that are still in memory."""
         return self._in_memory(self._hashes.pop(key, ()))
 
     def _in_memory(self, hashes: Collection[BlockHash]) -> set[BlockHash]:

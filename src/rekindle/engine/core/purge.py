@@ -1,9 +1,9 @@
-"""Overwriting in hot memory what an agent leaves behind.
+"""Purging hot memory: overwrite what is left of an agent.
 
-A hash that is gone is not enough: rows of free blocks keep the bytes of their last owner, and so do the rows of a
-partly filled block behind its tokens. A purge takes away every block that only the purged agent stood on, every block
-that no remembered sequence stands on (nobody can say whose it was: a superseded tail, a cancelled prompt), and then
-overwrites all rows that hold nothing. What a running request holds stays: it is the agent's new memory.
+Dropping hashes is not enough: rows of free blocks keep the bytes of their last owner, and so do the rows of a partly
+filled block past its tokens. A purge evicts every block that only the purged agent used, every block that no remembered
+sequence uses (its owner is unknown: a superseded tail, a cancelled prompt), and then overwrites all unused rows. Blocks
+that a running request holds stay: they are the agent's new memory.
 """
 
 from __future__ import annotations
@@ -19,8 +19,9 @@ from rekindle.engine.core.core import EngineCore
 
 @dataclass(frozen=True, slots=True)
 class Purge:
-    """An agent to be purged. `own` are the blocks of its branches, `claimed` those of everybody else's (at least their
-    heads), `idle` those that nobody held when it was asked for; `kept` are the orders for what it had marked."""
+    """An agent to purge: `own` are the blocks of its branches, `claimed` those of all other branches (at least their
+    heads), `idle` those without a reference at the time of the request; `breakpoints` are the commands for its
+    breakpoints."""
 
     command: Purged
     own: frozenset[BlockHash]
@@ -30,14 +31,14 @@ class Purge:
 
 
 def withdraw(core: EngineCore, purge: Purge) -> None:
-    """Take the purged blocks that nobody holds out of the queue to the store, so that they never reach the disk."""
+    """Remove the purged blocks that nobody holds from the save queue, so that they never reach the disk."""
     pool = core.cache.pool
     hashes = (purge.own & idle_hashes(pool)) - with_ancestors(pool, purge.claimed)
     core.cache.saving.drop(purge.command, hashes)
 
 
 def wipe(core: EngineCore, purge: Purge) -> int:
-    """Take the purged blocks out of memory and out of the queue to the store; return how many rows were overwritten."""
+    """Remove the purged blocks from memory and from the save queue; return how many free blocks were overwritten."""
     pool, saving = core.cache.pool, core.cache.saving
     kept = with_ancestors(pool, purge.claimed)
     own = (purge.own | core.background.forget(purge.command.namespace, purge.command.agent)) - kept
@@ -48,12 +49,12 @@ def wipe(core: EngineCore, purge: Purge) -> int:
 
 
 def idle_hashes(pool: BlockPool) -> frozenset[BlockHash]:
-    """Names of all blocks that nobody holds."""
+    """Return the hashes of all blocks that nobody holds."""
     return frozenset(block_hash for block in pool.idle_blocks() if (block_hash := pool.name(block)) is not None)
 
 
 def with_ancestors(pool: BlockPool, hashes: Iterable[BlockHash]) -> set[BlockHash]:
-    """The names, and those of all blocks in memory that they stand on."""
+    """Return the hashes and those of all their ancestors in memory."""
     found: set[BlockHash] = set()
     for first in hashes:
         block_hash: BlockHash | None = first
@@ -65,9 +66,9 @@ def with_ancestors(pool: BlockPool, hashes: Iterable[BlockHash]) -> set[BlockHas
 
 
 def evict_hashes(pool: BlockPool, hashes: Collection[BlockHash]) -> None:
-    """Free the cached blocks of these names, children before parents.
+    """Evict the cached blocks with these hashes, children before parents.
 
-    One that is held, or has a child that stays, stays, and so do its ancestors.
+    A block that is held, or has a child that stays, stays with its ancestors.
     """
     for first in hashes:
         block_hash: BlockHash | None = first
@@ -92,7 +93,7 @@ def _overwrite(core: EngineCore) -> int:
 
 
 def _last_blocks(core: EngineCore) -> Iterable[tuple[int, int]]:
-    """Blocks that running requests may still write, with how many tokens of each are stored."""
+    """Yield the blocks that running requests may still write, with the number of stored tokens of each."""
     size = core.cache.pool.block_tokens
     for request in [*core.scheduler.running, *core.background.holders()]:
         table = request.table

@@ -1,6 +1,6 @@
-"""What is told of a request: how it relates to what was stored, what was reused, how far it is, and why not more.
+"""Reports of a request: how it relates to stored text, what was reused, how far it is, and why not more.
 
-Reads requests; changes nothing of them but the progress they show.
+Reads requests; changes only the progress they show.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ LOG_EVERY_S = 10.0
 
 
 def outcome_of(request: Request, min_reuse_tokens: int) -> Outcome:
-    """EXACT, EXTEND, DIVERGE or MISS: how the texts relate, and MISS where their KV was gone.
+    """Return EXACT, EXTEND, DIVERGE or MISS: how the texts relate, or MISS when their KV was gone.
 
-    Said of the agent's own branches when it has any, also where more was reused from another's. Where no text that is
-    stored says what was reused (blocks that others computed meanwhile, or that an unfinished request left), it speaks
-    for itself: of an agent that has other memories if it is half of the prompt.
+    Refers to the agent's own branches when it has any, even if more was reused from another's. Reuse that no stored
+    text explains (blocks that others computed meanwhile, or that an unfinished request left) counts as DIVERGE; for an
+    agent with other memories only if it covers half of the prompt.
     """
     reused, facts = request.reused_tokens, request.facts
     if reused < min(min_reuse_tokens, request.num_prompt - 1) or reused == 0:
@@ -33,14 +33,14 @@ def outcome_of(request: Request, min_reuse_tokens: int) -> Outcome:
 
 
 def source_of(request: Request) -> Source | None:
-    """Whose memory was reused; None where nothing was."""
+    """Return whose memory was reused; None if nothing was."""
     if not request.reused_tokens:
         return None
     return request.facts.source or ("own" if request.resumes else "shared")
 
 
 def progress_of(request: Request, *, now: float, min_reuse_tokens: int) -> Progress:
-    """How far the prompt of a request that has begun is computed."""
+    """Return how far the prompt of a started request is computed."""
     reused, admitted = request.reused_tokens, request.times.admitted
     return Progress(
         outcome=outcome_of(request, min_reuse_tokens),
@@ -55,7 +55,7 @@ def progress_of(request: Request, *, now: float, min_reuse_tokens: int) -> Progr
 
 
 def report_progress(request: Request, *, now: float, min_reuse_tokens: int) -> None:
-    """Set the progress of a request that has begun and has no token yet; every `LOG_EVERY_S` seconds log it, too."""
+    """Set the progress of a started request that has no token yet; also log it every `LOG_EVERY_S` seconds."""
     times = request.times
     if times.first_token is not None or times.admitted is None:
         return
@@ -67,7 +67,7 @@ def report_progress(request: Request, *, now: float, min_reuse_tokens: int) -> N
 
 
 def _log(request: Request, elapsed_s: float) -> None:
-    """One line: which request, whose, how far, how fast, how long it will still take at that rate."""
+    """Log one line: request, agent, tokens done, rate, and the time left at that rate."""
     computed = max(0, request.num_computed - request.hot_tokens - request.warm_tokens)
     left, rate = request.num_prompt - request.num_computed, computed / elapsed_s
     logger.info(
@@ -82,7 +82,7 @@ def _log(request: Request, elapsed_s: float) -> None:
 
 
 def report_of(request: Request, *, now: float, min_reuse_tokens: int) -> Report:
-    """What is known so far; final once the first token is out."""
+    """Return what is known so far; final once the first token is out."""
     reused, outcome = request.reused_tokens, outcome_of(request, min_reuse_tokens)
     return Report(
         outcome=outcome,
@@ -117,7 +117,7 @@ def _timings(request: Request, now: float) -> Timings:
 
 
 def _explanation(request: Request, outcome: Outcome) -> Explanation | None:
-    """Why not more: KV that was no longer there although the text agreed; else where the texts differ."""
+    """Explain why not more was reused: evicted KV although the text agreed, else where the texts differ."""
     if request.reuse == "off" or (request.resumes and request.facts.source is None):
         return None
     missing = min(request.facts.num_tokens, request.num_reusable) - request.reused_tokens

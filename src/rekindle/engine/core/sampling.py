@@ -1,7 +1,7 @@
-"""From logits to what a caller reads: a token is chosen, appended, spelled and told; a request that ends is remembered.
+"""From logits to deltas: sample a token, append it, decode and emit its text; remember the turn when a request ends.
 
-Owns nothing but how long choosing took; called by the core, on its thread. End-of-sequence tokens and stop tokens end a
-reply without being part of it; the token that completes a stop string is part of it, the string is not.
+Owns only the time spent sampling; called by the core, on its thread. End-of-sequence tokens and stop tokens end a reply
+without being part of it; the token that completes a stop string is part of it, the string is not.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ MOST_UNFINISHED = 1024
 
 
 class Replies:
-    """The replies of one core. `on_turn` is told of every ended sequence worth remembering."""
+    """The replies of one core. `on_turn` is called with every ended sequence worth remembering."""
 
     def __init__(
         self,
@@ -45,10 +45,10 @@ class Replies:
         self.min_reuse_tokens = min_reuse_tokens
         self._on_turn = on_turn
         self._clock = clock
-        self._unfinished: OrderedDict[tuple[str, str], BlockHash] = OrderedDict()  # the last block of each agent's
+        self._unfinished: OrderedDict[tuple[str, str], BlockHash] = OrderedDict()  # by agent: the last block
 
     def continue_with(self, logits: torch.Tensor, requests: Sequence[Request]) -> None:
-        """Choose and tell the next token of each request; `logits` [len(requests), vocab] are theirs."""
+        """Sample and emit the next token of each request from `logits` [len(requests), vocab]."""
         began = self._clock()
         tokens = self._choose(logits, requests)
         self.sample_s += self._clock() - began
@@ -59,7 +59,7 @@ class Replies:
                 self._emit(request, token, logits[row])
 
     def _choose(self, logits: torch.Tensor, requests: Sequence[Request]) -> list[int | RekindleError]:
-        """The next token of each request; where one cannot be drawn, the error for that request alone."""
+        """Sample the next token of each request; an error only for the request whose token cannot be drawn."""
         try:
             return list(sample(logits, [each.sampler for each in requests], [each.history for each in requests]))
         except RekindleError as error:
@@ -92,18 +92,18 @@ class Replies:
             request.generation.put(Delta(text, (token,), report=report, logprobs=scores))
 
     def finish(self, request: Request, reason: FinishReason, last: Delta | None = None) -> None:
-        """End a request: remember its sequence, then say the `last` delta, so that the next turn finds it."""
+        """End a request: remember its sequence, then emit the `last` delta, so that the next turn finds it."""
         last = last or Delta("")
         text = last.text + request.stream.finish()
         request.texts.append(text)
-        self._end(request, keep=reason != "cancelled" or request.num_generated > 0, said=reason != "cancelled")
+        self._end(request, keep=reason != "cancelled" or request.num_generated > 0, is_whole=reason != "cancelled")
         report = self._report(request)
         request.generation.put(
             Delta(text, last.token_ids, reason, report, last.logprobs, stop_text=request.stream.stop_text)
         )
 
     def stop(self, request: Request, error: RekindleError) -> None:
-        """End a request that did no wrong with an error; what it said so far is remembered as after a cancel."""
+        """End a valid request with an error; its reply so far is remembered as after a cancel."""
         self._end(request, keep=request.num_generated > 0)
         request.generation.put(error)
 
@@ -112,8 +112,8 @@ class Replies:
         self._end(request, keep=False)
         request.generation.put(error)
 
-    def _end(self, request: Request, *, keep: bool, said: bool = False) -> None:
-        """`said`: the reply is whole, so that the caller will send it back."""
+    def _end(self, request: Request, *, keep: bool, is_whole: bool = False) -> None:
+        """Detach a request and remember it; `is_whole`: the reply is whole, so its caller will send it back."""
         ids, hashes = request.ids[: request.table.num_tokens].copy(), tuple(request.table.names)
         head = self._cache.detach(request)
         self._scheduler.move(request, State.FINISHED)
@@ -136,7 +136,7 @@ class Replies:
                 head_tokens=head.num_tokens,
                 num_replies=request.num_replies,
                 canonical_prompt=request.canonical_tokens,
-                asked=request.asked if said and request.task == "generate" else None,
+                asked=request.asked if is_whole and request.task == "generate" else None,
                 text="".join(request.texts),
                 opening=request.generation.opening,
                 breakpoints=request.breakpoints,
@@ -144,7 +144,7 @@ class Replies:
         )
 
     def _note_unfinished(self, request: Request, hashes: tuple[BlockHash, ...]) -> None:
-        """Remember how far a request came that is no turn, so that the next one is told whose work it goes on with."""
+        """Remember how far an unfinished request got, so that the next one can report that it resumes it."""
         if hashes:
             self._unfinished.pop((request.namespace, request.agent), None)
             self._unfinished[request.namespace, request.agent] = hashes[-1]
@@ -152,7 +152,7 @@ class Replies:
                 self._unfinished.popitem(last=False)
 
     def resumes(self, request: Request) -> bool:
-        """Whether a request that is attached goes on from what an unfinished one of its agent left."""
+        """Whether an attached request resumes an unfinished one of its agent."""
         left = self._unfinished.get((request.namespace, request.agent))
         return left is not None and left in request.hashes[: request.reused_tokens // request.block_tokens]
 

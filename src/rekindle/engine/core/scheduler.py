@@ -1,15 +1,15 @@
-"""Which rows run in the next step: every decode, and new tokens up to a bound in time.
+"""Select the rows of the next step: every decode, and prefill tokens up to a time bound.
 
 Owns the waiting and running queues and the step-time model; knows no tensors and no blocks. A plan moves each
 picked request's `num_computed` towards its `num_tokens`:
 
-    decodes         one row each, always
-    everyone else   as many rows as fit into what is left of the bound, namespaces in turn by the rows they had
+    decodes     one row each, always
+    prefills    as many rows as fit into the rest of the bound, namespaces in turn by the rows they had
 
-The bound is `max_stall_s` while another request runs, loads or waits, else `max_step_s`; where even `MIN_CHUNK` rows
-take longer, they are run all the same and the miss is counted. Of such late steps only one in `PROBE_EVERY` is that
-short, to learn what a row costs; the others have as many rows as make them longer by `LATE_SHARE`, so that a machine
-that stalls, however few the rows, computes as many as it can.
+The bound is `max_stall_s` while another request runs, loads or waits, else `max_step_s`; if even `MIN_CHUNK` rows take
+longer, they run anyway and the miss is counted. Of such late steps only one in `PROBE_EVERY` is that short, to learn
+what a row costs; the others get as many rows as lengthen them by `LATE_SHARE`, so that a machine that stalls however
+few the rows computes as many as it can.
 """
 
 from __future__ import annotations
@@ -25,13 +25,12 @@ from rekindle.engine.request import Request, State
 MIN_CHUNK = 16
 LATE_SHARE, PROBE_EVERY = 0.25, 8
 LONGEST_WAIT_S = 2.0
-IDLE_SHARE = 0.4  # of the longest stall, for a step that nobody is waiting for
+IDLE_SHARE = 0.4  # of `max_stall_s`, for a step of idle work
 
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """Rows [start, start + num_rows) of a request; where it reaches the end of one that is to be replied to, the last
-    one's logits are wanted."""
+    """Rows [start, start + num_rows) of a request; at the end of one that gets a reply, the last row gives logits."""
 
     request: Request
     start: int
@@ -39,7 +38,7 @@ class Chunk:
 
     @property
     def finishes(self) -> bool:
-        """Whether nothing is left to compute after it."""
+        """Whether it completes the computation."""
         return self.start + self.num_rows == self.request.num_tokens
 
     @property
@@ -49,7 +48,7 @@ class Chunk:
 
 
 class _Line:
-    """The requests of one namespace, given oldest first: each is picked once. Sorted once, whatever the picks.
+    """The requests of one namespace, given oldest first: each is picked once. Sorted once for all picks.
 
     The first `num_late` of them have waited too long.
     """
@@ -62,7 +61,7 @@ class _Line:
         self._picked: set[int] = set()
 
     def pick(self, order: Literal["oldest", "least"]) -> Request:
-        """The one that has waited longest, or has the least left to compute; who waited too long comes first."""
+        """Pick the request that has waited longest, or has the least left to compute; late ones come first."""
         if len(self._picked) < self._num_late or order == "oldest":
             return self._next(self._by_age)
         return self._next(self._by_work)
@@ -75,10 +74,10 @@ class _Line:
 
 
 class _RowCounts:
-    """Rows of prompts that were run for each namespace, for those that have any to run.
+    """Prompt rows run for each namespace that has any to run.
 
-    Who had none meanwhile goes on from the least of the others, at least: idle time is no credit (the virtual token
-    counter of Sheng et al., Fairness in Serving Large Language Models, OSDI 2024).
+    A namespace that had none for a while resumes from at least the lowest count of the others: idle time is no credit
+    (the virtual token counter of Sheng et al., Fairness in Serving Large Language Models, OSDI 2024).
     """
 
     def __init__(self) -> None:
@@ -86,7 +85,7 @@ class _RowCounts:
         self._active: set[str] = set()
 
     def keep(self, active: set[str]) -> None:
-        """These namespaces have rows to run now; where none of them had before, everybody begins anew."""
+        """Set the namespaces that have rows to run now; if none of them had before, all counts restart."""
         if not active & self._active:
             self._counts.clear()
         least = min((self.of(each) for each in active & self._active), default=0)
@@ -95,11 +94,11 @@ class _RowCounts:
         self._active = active
 
     def of(self, namespace: str) -> int:
-        """The rows of a namespace."""
+        """Return the rows of a namespace."""
         return self._counts.get(namespace, 0)
 
     def add(self, namespace: str, count: int) -> None:
-        """So many rows of it are run."""
+        """Count rows that are run for a namespace."""
         self._counts[namespace] = self.of(namespace) + count
 
 
@@ -120,7 +119,7 @@ class Scheduler:
         self._rows = _RowCounts()
 
     def everybody(self) -> list[Request]:
-        """Every request that has not ended."""
+        """Return every request that has not ended."""
         return [*self.waiting, *self.loading, *self.running]
 
     @property
@@ -160,13 +159,14 @@ class Scheduler:
             self.add(request)
 
     def picks(self, requests: Iterable[Request], now: float) -> list[Request]:
-        """Fair order: namespaces in turn, and inside one who waited too long, then the longest reuse first, every
-        fourth pick the oldest. The turn begins with the namespace that started least recently, then by oldest request.
+        """Return requests in fair order: namespaces in turn; within one, late requests, then the least to compute,
+        every fourth pick the oldest. The turn begins with the namespace that started least recently, then by
+        oldest request.
         """
         return self._picks(requests, now, self.last_start)
 
     def _picks(self, requests: Iterable[Request], now: float, turn: Callable[[str], int]) -> list[Request]:
-        """The order of `picks`, whose turns begin with the namespace of the least `turn`."""
+        """Order requests as `picks` does, each turn beginning with the namespace of the least `turn`."""
         by_namespace: dict[str, list[Request]] = {}
         for request in sorted(requests, key=lambda request: request.times.submitted):
             by_namespace.setdefault(request.namespace, []).append(request)
@@ -185,15 +185,15 @@ class Scheduler:
 
     @staticmethod
     def _work(request: Request) -> int:
-        """Tokens to compute: what is reused is known once it runs, and expected from the match before, or from what
-        was computed of one that was preempted."""
+        """Return the tokens to compute: exact once it runs, before that estimated from the match, or from the computed
+        tokens of a preempted request."""
         if request.state is State.RUNNING:
             return request.num_left
         reused = request.num_before if request.num_preemptions and request.reuse != "off" else request.facts.num_tokens
         return request.num_tokens - reused
 
     def plan(self, now: float) -> list[Chunk]:
-        """The next step; empty when nothing runs. Decodes come first, in order of arrival."""
+        """Plan the next step; empty when nothing runs. Decodes come first, in order of arrival."""
         decoding = [request for request in self.running if request.num_left == 1]
         prefilling = [request for request in self.running if request.num_left > 1]
         chunks = [Chunk(request, request.num_computed, 1) for request in decoding]
@@ -213,10 +213,9 @@ class Scheduler:
         return chunks
 
     def chunk_alone(self, request: Request) -> Chunk:
-        """The next rows of a request that runs while nobody else is there: whoever arrives meanwhile waits for them, so
-        they take `IDLE_SHARE` of `max_stall_s`.
+        """Plan the next rows of idle work, bounded by `IDLE_SHARE` of `max_stall_s`: a new request waits for them.
 
-        They end with a block where they do not end the request, so that whoever stops there leaves no tail.
+        Unless they complete the request they end with a block, so that stopping there leaves no tail.
         """
         start, bound = request.num_computed, self._settings.max_stall_s * IDLE_SHARE
         fit = self._fit(request, bound, rows=0, contexts=0, first=True)
@@ -225,7 +224,7 @@ class Scheduler:
         return Chunk(request, start, end - start if count < request.num_left and end > start else count)
 
     def _fit(self, request: Request, bound: float, *, rows: int, contexts: int, first: bool) -> int:
-        """Rows of a request that fit into the bound alongside the given ones.
+        """Return how many rows of a request fit into the bound alongside the given ones.
 
         The first prefill of a step always moves, so that decoding streams cannot starve it.
         """
@@ -240,7 +239,7 @@ class Scheduler:
         return max(MIN_CHUNK, costs.rows_within(seconds=late, rows=rows, row_contexts=contexts, start=start))
 
     def _chunk(self, request: Request, fit: int, *, room: int, first: bool) -> int:
-        """Rows for a prefilling request: all that is left if it fits, else whole multiples of MIN_CHUNK."""
+        """Return the rows for a prefilling request: all that is left if it fits, else whole multiples of MIN_CHUNK."""
         if first:
             room = max(room, MIN_CHUNK)
         count = min(fit, room, request.num_left)
@@ -249,7 +248,7 @@ class Scheduler:
         return max(0, count - count % MIN_CHUNK)
 
     def youngest(self, requests: Sequence[Request]) -> Request:
-        """Who gives way when memory is short: the request submitted last."""
+        """Return the request submitted last: it is preempted when memory is short."""
         return max(requests, key=lambda request: request.times.submitted)
 
     def check(self) -> None:
@@ -261,4 +260,4 @@ class Scheduler:
         ):
             for request in queue:
                 assert request.state is state, f"request {request.id} is {request.state} in the queue of {state}"
-            assert len({id(request) for request in queue}) == len(queue), f"a request stands twice in {state}"
+            assert len({id(request) for request in queue}) == len(queue), f"a request is twice in {state}"

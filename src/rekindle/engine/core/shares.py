@@ -1,19 +1,19 @@
-"""Fair shares of the running places and of hot memory, and whose requests give back what is more than that.
+"""Fair shares of the running places and of hot memory, and which requests give back the excess.
 
 With N namespaces that run, load or wait, a namespace's share is
 
     places   max_running // N, at least one: of requests that run or load
     memory   num_blocks // N, of blocks that its running and loading requests hold
 
-Who is alone may have everything, and what the others leave anybody may use. But where there is no room for a request
-whose namespace has less than its share, requests of namespaces above theirs are preempted for it, at the next step, the
-youngest first. Namespaces that outnumber the places, or whose requests are larger than a share, take turns: a namespace
-that runs nothing gets room from any request that has had its turn, a block of tokens; for memory it waits
-`LONGEST_WAIT_S` first, because larger parts of what was computed are at stake.
+A single namespace may have everything, and any namespace may use what the others do not. But if a request does not fit
+and its namespace has less than its share, requests of namespaces above theirs are preempted for it, at the next step,
+the youngest first. Namespaces that outnumber the places, or whose requests are larger than a share, take turns: a
+namespace that runs nothing gets room from any request that has had its turn, a block of tokens; for memory it waits
+`LONGEST_WAIT_S` first, because preempting for memory can cost more recomputation.
 
-A preempted request keeps its KV under its names, the tail's too, so it goes on where it was: giving a place back costs
-no rows unless others need the memory meanwhile. It is not preempted a second time before it has computed a token more
-than ever before, or a block more with `reuse` off, where nothing is kept: every request gets ahead.
+A preempted request keeps its KV cached by hash, tail included, so it resumes where it was: giving a place back costs no
+rows unless others need the memory meanwhile. It is not preempted again before it has computed one token more than ever
+before, or one block more with `reuse` off, when nothing is cached: every request makes progress.
 
 Owns nothing: all of it is derived from the queues and tables. Decides; the caller preempts.
 """
@@ -30,7 +30,7 @@ from rekindle.engine.request import Request
 
 
 class Shares:
-    """Who has more than its share of one engine, at one moment: made anew after whatever starts or is preempted."""
+    """Which namespaces exceed their share, at one moment: made anew after every start and preemption."""
 
     def __init__(self, scheduler: Scheduler, cache: PrefixCache) -> None:
         self._scheduler = scheduler
@@ -50,14 +50,14 @@ class Shares:
         return self._cache.pool.num_blocks // max(1, self._num_namespaces)
 
     def are_claimed(self) -> bool:
-        """Whether somebody waits whose namespace has less than its share of the places."""
+        """Whether a request waits whose namespace has less than its share of the places."""
         if self._num_namespaces < 2:
             return False
         share = self.num_places
         return any(self._taken[request.namespace] < share for request in self._scheduler.waiting)
 
     def place_from(self, request: Request) -> Request | None:
-        """Who gives a waiting request its place, where all are taken; None where nobody has to."""
+        """Return the request that gives its place to a waiting one when all are taken; None if none has to."""
         taken, share = self._taken, self.num_places
         if taken[request.namespace] >= share:
             return None
@@ -70,7 +70,7 @@ class Shares:
         return min(done, key=lambda each: self._scheduler.last_start(each.namespace), default=None)
 
     def blocks_from(self, request: Request, now: float) -> list[Request]:
-        """Who gives a waiting request the memory it needs to run, in order; nobody where that would not be enough."""
+        """Return the requests that give a waiting one the memory it needs, in order; empty if that is not enough."""
         if self._num_namespaces < 2:
             return []
         chosen = self._enough(request, self._above_share()) if self.allow(request) else []
@@ -88,8 +88,8 @@ class Shares:
         return waited > LONGEST_WAIT_S and not self._taken[request.namespace]
 
     def pick_victim(self) -> Request:
-        """Who is preempted when a running request finds no block: the youngest of the namespaces above their share
-        that run more than one request, of all where there are none."""
+        """Return the request to preempt when a running one finds no block: the youngest of the namespaces above their
+        share that run more than one request, or of all if there are none."""
         running = self._scheduler.running
         if self._num_namespaces > 1:
             several = Counter(request.namespace for request in running)
@@ -98,7 +98,7 @@ class Shares:
         return self._scheduler.youngest(running)
 
     def _held(self, namespace: str) -> frozenset[int]:
-        """Blocks that a namespace's requests hold; a common beginning counts once."""
+        """Return the blocks that a namespace's requests hold; a shared prefix counts once."""
         if namespace not in self._blocks:
             running = (each for each in self._scheduler.running if each.namespace == namespace)
             loads = (load for load in self._cache.loads.under_way() if load.request.namespace == namespace)
@@ -107,8 +107,8 @@ class Shares:
         return self._blocks[namespace]
 
     def _above_share(self) -> Iterator[Request]:
-        """Running requests of the namespaces above their share of memory, until they are down to it. A namespace's only
-        one has its turn first."""
+        """Yield running requests of the namespaces above their share of memory, until they are down to it. The only
+        request of a namespace has its turn first."""
         running = sorted(self._scheduler.running, key=lambda each: (each.reuse == "off", -each.times.submitted))
         for namespace in dict.fromkeys(request.namespace for request in running):
             mine = [request for request in running if request.namespace == namespace]
@@ -122,7 +122,7 @@ class Shares:
                     yield request
 
     def _after_turns(self) -> Iterator[Request]:
-        """Those above their share, then everybody else who had a turn."""
+        """Yield the requests above their share, then all others that had a turn."""
         seen: set[int] = set()
         for request in self._above_share():
             seen.add(id(request))
@@ -132,7 +132,7 @@ class Shares:
                 yield request
 
     def _enough(self, request: Request, givers: Iterator[Request]) -> list[Request]:
-        """The first of the givers after whom the request fits; nobody where it does not even after all of them."""
+        """Return the first givers that make room for the request; empty if all of them together do not."""
         pool, chosen = self._cache.pool, list[Request]()
         ahead = sum(each.num_blocks_ahead for each in self._scheduler.running)
         for giver in givers:
@@ -144,21 +144,21 @@ class Shares:
 
 
 def freed_by(requests: Sequence[Request], pool: BlockPool) -> int:
-    """Blocks that nobody holds any more once all of these are preempted."""
+    """Count the blocks that no request holds once all of these are preempted."""
     held = Counter(block for request in requests for block in request.table.blocks)
     return sum(count == pool.refs(block) for block, count in held.items())
 
 
 def _needed(request: Request) -> int:
-    """Blocks that a waiting request needs to run for a block of tokens, and one for the copy of a shared tail."""
+    """Return the blocks a waiting request needs for a block of tokens, plus one for the copy of a shared tail."""
     return request.num_blocks_ahead + 1
 
 
 def _had_turn(request: Request) -> bool:
-    """Whether a running request has computed a block of tokens since it started, beyond all that it had before."""
+    """Whether a running request has computed a block of tokens since it started, beyond all it had before."""
     return request.num_gained >= request.block_tokens
 
 
 def _may_yield(request: Request) -> bool:
-    """Whether preempting a running request is no setback: it has got ahead since it was preempted, if it ever was."""
+    """Whether a running request may be preempted: never before, or it has made progress since."""
     return not request.num_preemptions or request.num_gained >= (request.block_tokens if request.reuse == "off" else 1)
