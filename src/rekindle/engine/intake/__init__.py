@@ -1,1 +1,1 @@
-"""The intake's thread: requests become token ids, next prompts are computed ahead."""
+"""The intake thread: requests become token ids, next prompts are computed ahead."""

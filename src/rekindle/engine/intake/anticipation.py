@@ -1,12 +1,12 @@
-"""What an agent's next prompt will begin with, prepared in idle time while its caller still reads the reply.
+"""Anticipation: prepare the beginning of an agent's next prompt in idle time, while its caller still reads the reply.
 
 After a turn the history is rendered once more with the reply as its caller will send it back. Where the template then
-writes something else than was generated (thoughts dropped, tools moved, contents trimmed), the difference is computed
-before it is asked for, as idle work that remembers no branch: the next prompt is matched with the same branch, keeps
-the same ids of it and encodes the same text behind them, so its blocks are found by their names.
+renders something other than was generated (reasoning dropped, tools moved, contents trimmed), the difference is
+computed ahead, as idle work that remembers no branch: the next prompt is matched with the same branch, keeps the same
+ids of it and encodes the same text after them, so its blocks are found by their hashes.
 
-Owned by the intake thread, but for `expect` and `num_pending`. Of each agent only the last turn counts, and a request
-of the agent makes it void, or its being forgotten.
+Owned by the intake thread, except `expect` and `num_pending`. Only the last turn of each agent counts; a new request of
+the agent, or forgetting the agent, cancels it.
 """
 
 from __future__ import annotations
@@ -37,13 +37,12 @@ MOST_PENDING = 32
 
 
 class Anticipation:
-    """Turns that have ended, until idle work is made of them; `submit` takes it. Without `enabled` there is none.
+    """Ended turns, until they become idle work, which is passed to `submit`. Nothing is done unless `enabled`.
 
-    Of prompts that fill `max_context` tokens nothing is made: they could not be replied to. While the engine `is_busy`
-    nothing is begun either: what is anticipated could not be computed, and rendering it would take the interpreter from
-    those who are served.
+    Prompts that fill `max_context` tokens are skipped: there is no room for a reply. Nothing is started while the
+    engine `is_busy`: the work could not run, and rendering would take the interpreter from active requests.
 
-    `settled` gives a request with messages and tools as they are rendered.
+    `settled` returns a request with messages and tools as they are rendered.
     """
 
     def __init__(
@@ -75,16 +74,16 @@ class Anticipation:
 
     @property
     def num_pending(self) -> int:
-        """Turns that have ended and of which nothing has been made yet. Any thread."""
+        """Ended turns that are not idle work yet. Any thread."""
         return self._num_pending
 
     @property
     def has_turns(self) -> bool:
-        """Whether `work` will have something to do once the engine is idle."""
+        """Whether `work` has something to do once the engine is idle."""
         return bool(self._turns)
 
     def expect(self, turn: FinishedTurn) -> None:
-        """Count a turn that `ended` will be told of. Any thread."""
+        """Count a turn that will be passed to `ended`. Any thread."""
         if self._enabled and turn.asked is not None:
             with self._lock:
                 self._num_pending += 1
@@ -94,7 +93,7 @@ class Anticipation:
             self._num_pending -= 1
 
     def ended(self, turn: FinishedTurn) -> None:
-        """Take in a turn that is remembered now, in place of an earlier one of its agent."""
+        """Add a remembered turn, in place of an earlier one of its agent."""
         if not self._enabled or turn.asked is None:
             return
         self.cancel(turn.namespace, turn.agent)
@@ -104,12 +103,12 @@ class Anticipation:
             self._settle()
 
     def cancel(self, namespace: str, agent: str) -> None:
-        """The agent has asked for something else, or is forgotten: nothing is to be made of its last turn any more."""
+        """Drop the last turn of an agent that has sent a new request, or is forgotten."""
         if self._turns.pop((namespace, agent), None) is not None:
             self._settle()
 
     def work(self) -> bool:
-        """Make idle work of the turn that ended last; False when there is none, or nobody is idle."""
+        """Turn the turn that ended last into idle work; False when there is none, or the engine is busy."""
         if not self._turns or self._is_busy():
             return False
         _, turn = self._turns.popitem()
@@ -125,7 +124,7 @@ class Anticipation:
         return True
 
     def _next_prompts(self, turn: FinishedTurn) -> Iterator[tuple[GenerationRequest, RenderedPrompt]]:
-        """What the next prompt begins with, the likeliest first; nothing where it cannot be known."""
+        """Yield what the next prompt may begin with, the likeliest first; nothing if it cannot be known."""
         asked = turn.asked
         if asked is None or asked.messages is None or not self._memory.book.of(turn.namespace, turn.agent):
             return
@@ -143,7 +142,7 @@ class Anticipation:
                 yield asked, rendered
 
     def _request(self, turn: FinishedTurn, asked: GenerationRequest, rendered: RenderedPrompt) -> Request:
-        """The computing of what is anticipated."""
+        """Build the idle request that computes an anticipated prompt."""
         if asked.agent is not None:
             self._memory.know_agent(asked.namespace, asked.agent)
         mode = asked.reuse if asked.reuse != "off" else None
@@ -171,7 +170,7 @@ class Anticipation:
         )
 
     def sent_back(self, asked: GenerationRequest, text: str, opening: str) -> Message:
-        """The reply as its caller will send it back with the history."""
+        """Return the reply as its caller will send it back with the history."""
         if not asked.structured:
             return Message("assistant", asked.reply_prefix + text)
         parsed, stream = ParsedReply(), ReplyStream(self._form, tools=asked.tools or (), opening=opening)
@@ -186,13 +185,13 @@ class Anticipation:
         return message if _echoes_reasoning(asked) else replace(message, reasoning=None)
 
     def check(self) -> None:
-        """Assert that turns are few, and all counted. On the intake thread."""
+        """Assert that turns are bounded, and all counted. On the intake thread."""
         assert len(self._turns) <= MOST_PENDING, f"{len(self._turns)} turns wait"
         assert len(self._turns) <= self._num_pending, f"{len(self._turns)} turns wait, {self._num_pending} are counted"
 
 
 def _echoes_reasoning(asked: GenerationRequest) -> bool:
-    """Whether the caller sends thoughts back: it says so, or it has done so before."""
+    """Whether the caller sends reasoning back: as declared in the request, else as seen in its messages."""
     if asked.echoes_thoughts is not None:
         return asked.echoes_thoughts
     return any(message.reasoning is not None for message in asked.messages or ())

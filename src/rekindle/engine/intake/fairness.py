@@ -1,8 +1,8 @@
-"""Threads for work that takes long, shared by namespaces so that none waits for another's.
+"""Threads for long work, shared by namespaces so that none waits for another's.
 
-Of each namespace one piece of work is done at a time, in the order in which it came; namespaces take turns. So what one
-of them asks, however much it is, holds up nobody else as long as there are threads, and its own requests keep their
-order. Threads are started when they are needed. What work raises is its future's.
+Each namespace has one piece of work running at a time, in order of arrival; namespaces take turns. So the work of one
+namespace, however much it is, does not delay another as long as there are threads, and its own requests keep their
+order. Threads are started on demand. An exception of the work is set on its future.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 
 class FairWorkers:
-    """At most `most` threads; `name` is theirs."""
+    """At most `most` threads, named after `name`."""
 
     def __init__(self, name: str, *, most: int = MOST_THREADS) -> None:
         self._name = name
@@ -34,7 +34,7 @@ class FairWorkers:
         self._changed = threading.Condition()
 
     def submit(self, namespace: str, work: Callable[[], T]) -> Future[T]:
-        """Do the work after all that its namespace asked for before; after the end at once, by the caller."""
+        """Run the work after all earlier work of its namespace; after `stop`, at once in the caller's thread."""
         future: Future[T] = Future()
         do = partial(fulfil, future, work)
         with self._changed:
@@ -47,7 +47,7 @@ class FairWorkers:
         return future
 
     def stop(self) -> None:
-        """Do what is queued, end the threads and wait for them; calling twice is safe."""
+        """Finish what is queued, end the threads and join them; calling twice is safe."""
         with self._changed:
             self._is_stopped = True
             self._changed.notify_all()
@@ -55,7 +55,7 @@ class FairWorkers:
             worker.join()
 
     def _wake(self) -> None:
-        """Have somebody look for work: a thread that waits, or a new one where too few do."""
+        """Wake a waiting thread to look for work, or start a new one if too few wait."""
         num_ready = sum(namespace not in self._busy for namespace in self._queues)
         if num_ready > self._num_idle and len(self._workers) < self._most:
             worker = Worker(f"{self._name}-{len(self._workers)}", self._run, on_death=self._refuse_rest)
@@ -67,7 +67,7 @@ class FairWorkers:
         while (taken := self._take()) is not None:
             namespace, do = taken
             do()
-            del taken, do  # what it holds may be large, and the next may be long in coming
+            del taken, do  # it may hold large values, and the next work may come much later
             with self._changed:
                 self._busy.discard(namespace)
                 if namespace in self._queues:
@@ -76,7 +76,7 @@ class FairWorkers:
                     self._changed.notify_all()
 
     def _take(self) -> tuple[str, Callable[[], None]] | None:
-        """The next piece of work, of the namespace whose turn it is; None at the end."""
+        """Return the next piece of work, of the namespace whose turn it is; None at the end."""
         with self._changed:
             while (namespace := next((each for each in self._queues if each not in self._busy), None)) is None:
                 if self._is_stopped and not self._queues:
@@ -92,7 +92,7 @@ class FairWorkers:
             return namespace, do
 
     def _refuse_rest(self, death: Death) -> None:
-        """A thread has died, which only an error of ours can do: what waits is refused."""
+        """Refuse waiting work after a thread has died, which only a bug of ours can cause."""
         with self._changed:
             futures = [future for queue in self._queues.values() for future, _ in queue]
             self._queues.clear()

@@ -2,10 +2,10 @@
 
 Owns the thread on which templates, matching and tokenising of short prompts run, the matcher and the branch book; the
 server and the library use the same one. Long prompts are rendered and tokenised elsewhere (see long_prompts). Work
-arrives as closures over frozen values and is done in order, so a turn that ended is known before the next request of
-its agent is matched. In idle time next prompts are anticipated, the text index is filled from the store, and what
-is old or lost is forgotten, once a minute even without idle time. What fails, in whatever way, ends one piece of work;
-if the thread itself dies, what waits and what comes after is refused at once.
+arrives as closures over frozen values and is done in order, so an ended turn is known before the next request of its
+agent is matched. In idle time next prompts are anticipated, the text index is filled from the store, and old or lost
+branches are forgotten; the latter once a minute even without idle time. A failure of any kind ends one piece of work;
+if the thread itself dies, waiting and later work is refused at once.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def _here(work: Callable[[], T], /) -> T:
 
 
 def _discard(error: RekindleError) -> None:
-    """Work that nobody waits for is refused without a word."""
+    """Refuse work that has no caller waiting: nothing to report."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,17 +57,17 @@ class Work:
 
 Inbox = queue.SimpleQueue[Work | None]
 
-# With next prompts to foresee, look this often whether the engine is idle; and not before nothing has come for as long:
-# who asks right behind a turn, as agents that talk with each other do, would wait for a step of idle work (60-100 ms).
+# With turns to anticipate, check this often whether the engine is idle, and only after that long without new work: a
+# request right after a turn, as agents that talk to each other send, would wait for a step of idle work (60-100 ms).
 LOOK_AGAIN_S = 0.02
 
 
 class Intake:
-    """One thread that prepares requests and remembers turns. It waits for nothing but its `inbox`.
+    """One thread that prepares requests and remembers turns. It waits only for its `inbox`.
 
-    Long prompts are prepared by `workers`, which come to it for what memory says.
+    Long prompts are prepared by `workers`, which call back to it to look into memory.
 
-    `preparer`, `memory`, `retention` and `room` (who waits) are those that it was made of.
+    `preparer`, `memory`, `retention` and `room` (the limit of waiting requests) are the constructor's.
     """
 
     def __init__(
@@ -95,11 +95,11 @@ class Intake:
         self.worker = Worker("intake", self._run, on_death=self._refuse_rest)
 
     def start(self) -> None:
-        """Begin working; what was queued before is done first."""
+        """Start the thread; work queued before is done first."""
         self.worker.start()
 
     def stop(self) -> None:
-        """Finish what is queued and end the thread, waiting for none that has died; calling twice is safe."""
+        """Finish what is queued and join the thread, unless it has died; calling twice is safe."""
         self._long.stop()
         self._inbox.put(None)
         self.worker.join()
@@ -108,7 +108,7 @@ class Intake:
             self._work_off()
 
     def submit(self, request: GenerationRequest, generations: Sequence[Generation]) -> None:
-        """Prepare a request and hand it to the engine, once for each generation; what is wrong arrives through them."""
+        """Prepare a request and submit it to the engine, once for each generation; errors arrive through these."""
         if not request.waits_aside and not self._enter(request.namespace, generations):
             return
         submitted = self._clock()
@@ -125,11 +125,11 @@ class Intake:
             self._put(Work(lambda: self._prepare(request, generations, submitted, on_memory=_here), refuse))
 
     def _on_memory(self, work: Callable[[], T], /) -> T:
-        """What `work` gives on the intake thread, for another that waits for it."""
+        """Run `work` on the intake thread and wait for its result. Any other thread."""
         return self.call(work).result()
 
     def _enter(self, namespace: str, generations: Sequence[Generation]) -> bool:
-        """Have them wait with the others; False where too many do, which they are told."""
+        """Count the generations as waiting; if too many wait already, fail them and return False."""
         if not self.room.enter(namespace, len(generations)):
             for generation in generations:
                 generation.put(Overloaded(f"{self.room.num_waiting} requests wait already", retry_after_s=1.0))
@@ -139,7 +139,7 @@ class Intake:
         return True
 
     def turn_ended(self, turn: FinishedTurn) -> None:
-        """Remember a finished turn (called by the engine before the caller hears of the end)."""
+        """Remember a finished turn (called by the engine before the caller gets the last delta)."""
         if self._anticipation is not None:
             self._anticipation.expect(turn)
         self._put(Work(lambda: self._remember(turn)))
@@ -156,15 +156,15 @@ class Intake:
         self._put(Work(lambda: self.memory.saved(namespace, agent, branch, num_tokens)))
 
     def turn_lost(self, namespace: str, agent: str, branch: int, num_tokens: int) -> None:
-        """Note what the store has left of a branch."""
+        """Note how much of a branch the store still has."""
         self._put(Work(lambda: self.retention.lost(namespace, agent, branch, num_tokens)))
 
     def run(self, work: Callable[[], None]) -> None:
-        """Do something on the intake thread, after all that was queued before; nobody waits for it."""
+        """Run something on the intake thread after everything queued before; no caller waits for it."""
         self._put(Work(work))
 
     def call(self, run: Callable[[], T]) -> Future[T]:
-        """Run something on the intake thread, after all that was queued before."""
+        """Run something on the intake thread after everything queued before."""
         future: Future[T] = Future()
 
         self._put(Work(lambda: fulfil(future, run), lambda error: fail(future, error)))
@@ -178,7 +178,7 @@ class Intake:
             self._work_off()
 
     def _refuse_rest(self, death: Death) -> None:
-        """Answer what the thread can no longer do. Any thread."""
+        """Refuse what the thread can no longer do. Any thread."""
         with contextlib.suppress(queue.Empty):
             while True:
                 work = self._inbox.get_nowait()
@@ -186,7 +186,7 @@ class Intake:
                     work.refuse(death.error())
 
     def _work_off(self) -> None:
-        """Do what came after the thread had ended, one caller at a time: nobody is to wait forever."""
+        """Do the work that came after the thread had ended, one caller at a time, so that none waits forever."""
         with self._rest, contextlib.suppress(queue.Empty):
             while True:
                 work = self._inbox.get_nowait()
@@ -212,7 +212,7 @@ class Intake:
             except RecursionError:
                 error = BadRequest("the request is nested too deeply")
             except BaseException as failure:
-                # Border: a template or tokenizer that fails, be it in a panic, ends this request only.
+                # Border: a template or tokenizer that fails, even in a panic, ends this request only.
                 if is_meant_for_thread(failure):
                     raise
                 logger.exception("request %s could not be prepared", generations[0].id)
@@ -224,7 +224,7 @@ class Intake:
         try:
             return self.memory.index_one_more()
         except BaseException:
-            # Border: a stored branch that cannot be taken in costs its reuse, never the intake.
+            # Border: a stored branch that cannot be indexed costs its reuse, never the intake.
             logger.exception("a stored branch could not be made findable")
             return True
 
@@ -232,17 +232,17 @@ class Intake:
         try:
             return self._anticipation is not None and self._anticipation.work()
         except BaseException:
-            # Border: what cannot be anticipated is computed when it is asked for.
+            # Border: what cannot be anticipated is computed when it is requested.
             logger.exception("a next prompt could not be anticipated")
             return True
 
     def _idle(self) -> float:
-        """Forget what is due to be forgotten; the seconds until there may be more to do."""
+        """Forget what is due; return the seconds until there may be more to do."""
         try:
             self.memory.release_ids()
             return self.retention.idle()
         except BaseException:
-            # Border: what could not be forgotten stays, the intake goes on.
+            # Border: what could not be forgotten stays, the intake continues.
             logger.exception("idle work of the intake failed")
             return EVERY_S
 
@@ -269,7 +269,7 @@ class Intake:
             if work is None:
                 return
             self._do(work)
-            del work  # what it holds may be large, and the next may be long in coming
+            del work  # it may hold large values, and the next work may come much later
 
     @staticmethod
     def _do(work: Work) -> None:

@@ -1,7 +1,7 @@
-"""Requests whose prompts take long to render and tokenise, prepared off the intake thread, namespaces in turns.
+"""Requests whose prompts take long to render and tokenise: prepared off the intake thread, namespaces in turns.
 
-Owns what counts as long, and the order of each agent's requests: while one of them is prepared here, those that follow
-come here, too. A short request takes no thread more than the intake's.
+Owns what counts as long, and the order of each agent's requests: while one of them is prepared here, later ones are,
+too. A short request needs only the intake thread.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from rekindle.engine.intake.fairness import FairWorkers
 from rekindle.engine.types import GenerationRequest
 from rekindle.text.length import num_chars
 
-LONG_CHARS = 8 << 10  # up to here the intake is held for a few milliseconds
+LONG_CHARS = 8 << 10  # up to here the intake is busy for a few milliseconds
 
 
 class LongPrompts:
-    """Which requests are prepared by `workers`; any thread may ask."""
+    """Decides which requests are prepared by `workers`. Any thread."""
 
     def __init__(self, workers: FairWorkers) -> None:
         self._workers = workers
@@ -26,7 +26,7 @@ class LongPrompts:
         self._lock = threading.Lock()
 
     def takes(self, request: GenerationRequest) -> bool:
-        """Whether the request is long, or follows one of its agent's that is prepared here still."""
+        """Whether the request is long, or follows one of its agent that is still being prepared here."""
         if request.agent is not None:
             with self._lock:
                 if (request.namespace, request.agent) in self._under_way:
@@ -34,7 +34,7 @@ class LongPrompts:
         return _size(request) > LONG_CHARS
 
     def submit(self, request: GenerationRequest, prepare: Callable[[], None]) -> None:
-        """Prepare a request after those of its namespace that came before; `prepare` answers the caller."""
+        """Prepare a request after earlier ones of its namespace; `prepare` answers the caller."""
         key = None if request.agent is None else (request.namespace, request.agent)
         if key is not None:
             with self._lock:
@@ -56,12 +56,12 @@ class LongPrompts:
                 del self._under_way[key]
 
     def stop(self) -> None:
-        """Prepare what waits, and end the threads; what comes later is prepared by its caller."""
+        """Prepare what waits, and end the threads; later requests are prepared in their caller's thread."""
         self._workers.stop()
 
 
 def _size(request: GenerationRequest) -> int:
-    """Characters of the prompt, or its ids."""
+    """Return the characters of the prompt, or the number of its ids."""
     if request.token_ids is not None:
         return len(request.token_ids)
     if request.messages is None:

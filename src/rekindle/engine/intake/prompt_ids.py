@@ -1,4 +1,4 @@
-"""The ids of a prompt: stored ones as far as its text agrees with a branch, a fresh encoding of the rest."""
+"""The ids of a prompt: stored ids up to where its text leaves the branch, then a fresh encoding."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from rekindle.text.prompt import PromptEncoder, RenderedPrompt
 def prompt_ids(
     encoder: PromptEncoder, match: TextMatch, rendered: RenderedPrompt, *, most: float = math.inf
 ) -> tuple[np.ndarray, int]:
-    """The ids to run [tokens], uint32, and how many of them are known to be a fresh encoding of their text.
+    """Return the ids to run [tokens], uint32, and how many of them are known to be a fresh encoding of their text.
 
-    PromptTooLong where there are more than `most` to encode.
+    Raises PromptTooLong if more than `most` tokens must be encoded.
     """
     branch = match.branch
     if branch is None or match.num_tokens == 0:

@@ -1,7 +1,7 @@
-"""What memory gives for a prompt: the ids it becomes, whose conversation it goes on with, and why not more.
+"""Look up prompts in memory: their ids, the conversation they continue, and why not more was found.
 
-Stored ids are kept as far as the text agrees with them; the rest is a fresh encoding. The memory lives on the intake
-thread: only looking into it is done there, by the `on_memory` that is handed in; any thread may do the rest.
+Stored ids are kept up to where the text differs; the rest is a fresh encoding. Memory belongs to the intake thread:
+only the lookup runs there, through `on_memory`; any thread may do the rest.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ T = TypeVar("T")
 
 
 class OnMemory(Protocol):
-    """Does something on the thread on which the memory lives, and gives what comes of it."""
+    """Runs `work` on the thread that owns memory, and returns its result."""
 
     def __call__(self, work: Callable[[], T], /) -> T: ...
 
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """The ids to run, what they were matched to, and whose memory they belong to."""
+    """The ids to run, what they were matched to, and the agent whose memory they belong to."""
 
     ids: np.ndarray
     agent: str
@@ -46,7 +46,7 @@ class Prompt:
 
 @dataclass(frozen=True, slots=True)
 class _Found:
-    """What memory says of a prompt: the best match, whether the agent has anything here, or with another model."""
+    """Result of a lookup: the best match, and whether the agent has a memory here, or with another model."""
 
     match: TextMatch
     has_own: bool
@@ -54,7 +54,7 @@ class _Found:
 
 
 class PromptLookup:
-    """Finds what of prompts is stored. `reuse` "off": nothing is, for nobody."""
+    """Finds what is stored of prompts. With `reuse` "off", nothing."""
 
     def __init__(self, encoder: PromptEncoder, memory: AgentMemory, *, reuse: str) -> None:
         self._encoder = encoder
@@ -64,7 +64,7 @@ class PromptLookup:
     def match(
         self, namespace: str, agent: str | None, rendered: RenderedPrompt, *, mode: Mode | None, parent: str | None
     ) -> TextMatch:
-        """Match a prompt of an agent (None: unnamed). One without memory goes on from that of `parent`."""
+        """Match a prompt of an agent (None: unnamed). An agent without a memory continues that of `parent`."""
         if agent is not None and not self._memory.know_agent(namespace, agent) and parent is not None:
             self._memory.know_agent(namespace, parent)
         return self._memory.matcher.match(namespace, agent, rendered, mode, parent=parent)
@@ -72,9 +72,9 @@ class PromptLookup:
     def of_text(
         self, asked: GenerationRequest, rendering: Rendering, *, on_memory: OnMemory, most: float = math.inf
     ) -> Prompt:
-        """A rendered prompt: stored ids as far as the text agrees with them, a fresh encoding of the rest.
+        """Look up a rendered prompt: stored ids up to where the text differs, then a fresh encoding.
 
-        PromptTooLong where that has more than `most`.
+        Raises PromptTooLong if the rest has more than `most` tokens.
         """
         agent = asked.agent or new_conversation()
         rendered = rendering.prompt
@@ -106,8 +106,8 @@ class PromptLookup:
         return _Found(match, has_own, self._memory.is_elsewhere(asked.namespace, asked.agent))
 
     def of_ids(self, asked: GenerationRequest, ids: np.ndarray) -> Prompt:
-        """Ids are run as they are: what they share with the agent's branches is found by ids, not by text. On the
-        intake thread."""
+        """Look up ids, which run as they are: matched with the agent's branches by ids, not by text. On the intake
+        thread."""
         agent = asked.agent or new_conversation()
         if self._is_off(asked):
             return Prompt(ids, agent, "off", NO_MATCH, 0)

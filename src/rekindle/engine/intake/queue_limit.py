@@ -1,11 +1,11 @@
-"""How many requests have been asked for and not begun, of which namespace, and that they are not more than may wait.
+"""Admission queue limit: how many requests of each namespace wait to begin, and when to refuse more.
 
-Together they are `limit` at most. Where one namespace fills the room, another comes in all the same as long as it has
-less than its share, the limit divided by the namespaces that wait, itself included: what k namespaces have waiting
-stays below limit * (1 + 1/2 + … + 1/k).
+In total `limit` may wait. If one namespace fills the queue, another is still admitted as long as it has less than its
+share, the limit divided by the namespaces that wait, itself included: the requests of k namespaces together stay below
+limit * (1 + 1/2 + … + 1/k).
 
-Those that wait aside, as what listeners of sessions take in does, are not counted here: they are in nobody's way.
-Safe from any thread. A request enters when it is asked for and leaves once: when it begins, or ends before that.
+Requests with `waits_aside`, such as prefills for session listeners, are not counted here: they delay no one. Safe from
+any thread. A request enters when it is submitted and leaves once: when it begins, or ends before that.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections import Counter
 
 
 class AdmissionQueueLimit:
-    """A count for each namespace, and a limit."""
+    """Counts of waiting requests by namespace, and a limit."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
@@ -24,14 +24,14 @@ class AdmissionQueueLimit:
 
     @property
     def num_waiting(self) -> int:
-        """Requests of all namespaces."""
+        """Waiting requests of all namespaces."""
         with self._lock:
             return self._waiting.total()
 
     def enter(self, namespace: str, count: int) -> bool:
-        """Let `count` requests of a namespace in, all or none; False when there is no room for them.
+        """Admit `count` requests of a namespace, all or none; False when there is no room for them.
 
-        Into an empty room everybody comes, however small it is.
+        An empty queue admits any number.
         """
         with self._lock:
             total, mine = self._waiting.total(), self._waiting[namespace] + count
@@ -42,9 +42,9 @@ class AdmissionQueueLimit:
             return True
 
     def leave(self, namespace: str) -> None:
-        """One of a namespace's requests that came in is out."""
+        """Count one admitted request of a namespace out."""
         with self._lock:
-            assert self._waiting[namespace] > 0, "more went out than came in"
+            assert self._waiting[namespace] > 0, "more requests left than entered"
             self._waiting[namespace] -= 1
             if not self._waiting[namespace]:
                 del self._waiting[namespace]

@@ -1,7 +1,7 @@
-"""Requests as prompts: put in order, rendered, continued by what the reply begins with.
+"""Requests as prompts: normalised, rendered, continued by the reply's prefix.
 
-Owns what of a caller's request the model gets to read, and where in it the places lie that the caller marked. Knows no
-branches and no KV. Immutable: any thread may use it.
+Owns what the model reads of a request, and where the caller's breakpoints are in it. Knows no branches and no KV.
+Immutable: any thread may use it.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ EMPTY = RenderedPrompt(b"")
 
 @dataclass(frozen=True, slots=True)
 class Rendering:
-    """A prompt, and what is known of its text (of ids nothing is); bytes count in its key.
+    """A prompt, and what is known of its text (nothing for ids); byte offsets are into its key.
 
-    `asked` with messages and tools as they were rendered, `as_sent` under the indices the caller knows. `removed`
-    with the byte at which each stood; `breakpoints` are the bytes of the caller's own, in its order. `opening` is what
-    the prompt has begun of the reply, as structured text.
+    `asked` has messages and tools as they were rendered, `as_sent` has the caller's indices. `removed` pairs each
+    removed text with its byte offset; `breakpoints` are the offsets of the caller's breakpoints, in its order.
+    `opening` is what the prompt has begun of the reply, as structured text.
     """
 
     asked: GenerationRequest
@@ -38,12 +38,12 @@ class Rendering:
 
     @property
     def as_sent(self) -> Sequence[Message] | None:
-        """The messages as the caller counts them; those of which nothing was left are empty."""
+        """The messages as the caller counts them; those that were removed whole are empty."""
         return self.asked.messages if self.normal is None else self.normal.as_sent
 
 
 class Renderer:
-    """Renders requests for one model. `kinds` of normalisation are done to prompts made of messages."""
+    """Renders requests for one model. Prompts made of messages are normalised by `kinds`."""
 
     def __init__(self, encoder: PromptEncoder, form: ReplyFormat, kinds: Set[str]) -> None:
         self._encoder = encoder
@@ -51,15 +51,15 @@ class Renderer:
         self._kinds = kinds
 
     def settled(self, asked: GenerationRequest) -> GenerationRequest:
-        """The request with messages and tools as they are rendered; doing it twice changes nothing more."""
+        """Return the request with messages and tools as they are rendered; idempotent."""
         if asked.messages is None:
             return asked
         normal = normalise(asked.messages, asked.tools, self._kinds)
         return replace(asked, messages=normal.messages, tools=normal.tools)
 
     def render(self, asked: GenerationRequest) -> Rendering:
-        """Render a request of messages or text; BadRequest where the template refuses it, PromptTooLong where it
-        cannot fit."""
+        """Render a request of messages or text; BadRequest if the template refuses it, PromptTooLong if it cannot
+        fit."""
         if asked.messages is None:
             assert asked.text is not None, "ids are run as they are"
             return self._continued(Rendering(asked, self._encoder.render_text(asked.text)))
@@ -81,13 +81,13 @@ class Renderer:
         return self._continued(Rendering(settled, prompt, "", removed, tuple(at[: len(marks)]), normal))
 
     def _check_length(self, asked: GenerationRequest) -> None:
-        """Of what cannot fit nothing is looked for, either."""
+        """Raise PromptTooLong before rendering what cannot fit."""
         if self._encoder.bound is not None:
             self._encoder.bound.check_messages(asked.messages or (), asked.tools)
             self._encoder.bound.check_sent(len(asked.reply_prefix))
 
     def _continued(self, rendering: Rendering) -> Rendering:
-        """With the reply's prefix behind the prompt. Thoughts that the prompt has opened end before it."""
+        """Append the reply's prefix to the prompt, closing reasoning that the prompt has opened."""
         asked = rendering.asked
         if asked.task != "generate":
             return rendering
@@ -97,8 +97,8 @@ class Renderer:
         return replace(rendering, prompt=prompt, opening=opening)
 
     def _common(self, settled: GenerationRequest) -> RenderedPrompt | None:
-        """Of a history that a reply cannot follow, or whose end is open: what all prompts that continue it have in
-        common."""
+        """Return what all prompts that continue a history have in common, if no reply can follow it or its end is
+        open."""
         last: Message | None = settled.messages[-1] if settled.messages else None
         if last is None or (last.role in ("user", "tool") and not settled.open_end):
             return None

@@ -1,7 +1,7 @@
 """From a caller's request to one the engine can run: render, match, encode what is new, check that it fits.
 
-Decides how much of the reply fits, and what is reported of the prompt: the places its caller marked, and what was taken
-out of it. Any thread may prepare: memory is looked into, and the request handed over, by the `on_memory` that is given.
+Decides how much of the reply fits, and what is reported of the prompt: its caller's breakpoints, and what was removed
+from it. Any thread may prepare: the lookup in memory and the submission run through the given `on_memory`.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from rekindle.model.sampler import SamplerState
 from rekindle.text.prompt import PromptEncoder
 from rekindle.text.stream import TextStream
 
-QUOTED_CHARS = 120  # of what was taken out of a prompt
-COUNTED = 4  # times the context are counted on: how much too long a prompt is helps its caller to shorten it
-MOST_AGENTS = 4096  # whose last request is remembered, to tell what changes from one to the next
+QUOTED_CHARS = 120  # of text removed from a prompt
+COUNTED = 4  # contexts; tokens are counted that far, so that a caller learns how much too long a prompt is
+MOST_AGENTS = 4096  # whose last request is remembered, to find what changes from one to the next
 
 
 @dataclass(frozen=True, slots=True)
 class PromptLimits:
-    """What a request may be: tokens of context, ids below `vocab_size`, seconds it may take. `eos_ids` end a reply."""
+    """Limits of a request: tokens of context, ids below `vocab_size`, seconds it may take. `eos_ids` end a reply."""
 
     max_context: int
     vocab_size: int
@@ -45,7 +45,7 @@ class PromptLimits:
 
 @dataclass(frozen=True, slots=True)
 class _Ready:
-    """What all requests of one prompt have in common; `sampler` is the first one's."""
+    """What all requests of one prompt share; `sampler` is that of the first."""
 
     asked: GenerationRequest
     prompt: Prompt
@@ -59,7 +59,7 @@ class _Ready:
 class RequestBuilder:
     """Turns `GenerationRequest`s into `Request`s and passes them to `submit`.
 
-    `visible` tokens are spelled in the deltas of structured requests.
+    `visible` tokens are written out in the deltas of structured requests.
     """
 
     def __init__(
@@ -98,7 +98,7 @@ class RequestBuilder:
         *,
         on_memory: OnMemory = lambda work: work(),
     ) -> None:
-        """Match, encode and hand over a request for each generation, of one prompt; raises BadRequest.
+        """Match, encode and submit a request for each generation, of one prompt; raises BadRequest.
 
         Choice i is seeded with the request's seed + i, or with a random one + i. Without `on_memory` the caller is on
         the intake thread.
@@ -121,7 +121,7 @@ class RequestBuilder:
         on_memory(lambda: self._hand_over(ready, generations))
 
     def _hand_over(self, ready: _Ready, generations: Sequence[Generation]) -> None:
-        """Submit a request for each generation; on the intake thread, as what depends on the order of requests is."""
+        """Submit a request for each generation; on the intake thread, like all that depends on their order."""
         asked, prompt, rendering = ready.asked, ready.prompt, ready.rendering
         breakpoints, taken_out = self._marked_and_removed(prompt, rendering)
         for index, generation in enumerate(generations):
@@ -152,7 +152,7 @@ class RequestBuilder:
             self._submit(request)
 
     def settled(self, asked: GenerationRequest) -> GenerationRequest:
-        """The request with messages and tools as they are rendered."""
+        """Return the request with messages and tools as they are rendered."""
         return self._renderer.settled(asked)
 
     def _cancel(self, request: Request) -> None:
@@ -175,7 +175,7 @@ class RequestBuilder:
         return self._lookup.of_text(asked, rendering, on_memory=on_memory, most=most), rendering
 
     def _room(self, prompt: Prompt, task: Task) -> int:
-        """How many tokens of reply fit behind the prompt; PromptTooLong when not even one does."""
+        """Return how many tokens of reply fit after the prompt; PromptTooLong if none does."""
         if not len(prompt.ids):
             raise BadRequest("the prompt is empty: it has no tokens", param="messages")
         most = self._limits.max_context - len(prompt.ids)
@@ -190,14 +190,14 @@ class RequestBuilder:
     def _marked_and_removed(
         self, prompt: Prompt, rendering: Rendering
     ) -> tuple[tuple[CachedBreakpoint, ...], tuple[TakenOut, ...]]:
-        """The marked beginnings of a prompt and what was taken out of it, in tokens."""
+        """Return the breakpoints of a prompt and what was removed from it, in tokens."""
         if not rendering.breakpoints and not rendering.removed:
             return (), ()
         ends = self._encoder.byte_ends(prompt.ids)
         at = [*rendering.breakpoints, *(byte for _, byte in rendering.removed)]
         num_before = [int(num) for num in np.searchsorted(ends, at, side="right")]
         marked = zip(rendering.asked.breakpoints, num_before, strict=False)
-        # Without reuse nothing is stored, so nothing can be kept.
+        # Without reuse nothing is stored, so no breakpoint can be cached.
         breakpoints = tuple(CachedBreakpoint(num, each.ttl_s) for each, num in marked) if prompt.reuse != "off" else ()
         before = self._sent_before(prompt, rendering)
         taken_out = tuple(
@@ -213,8 +213,8 @@ class RequestBuilder:
         return breakpoints, taken_out
 
     def _sent_before(self, prompt: Prompt, rendering: Rendering) -> frozenset[str] | None:
-        """Digests of what was taken out of the agent's request before (None: not known), in place of which these are
-        remembered now."""
+        """Return the digests of what was removed from the agent's previous request (None: unknown), and remember this
+        request's."""
         key = rendering.asked.namespace, prompt.agent
         before = self._last_sent.pop(key, None)
         self._last_sent[key] = frozenset(each.digest for each, _ in rendering.removed)
