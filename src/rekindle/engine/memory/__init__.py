@@ -1,1 +1,1 @@
-"""What agents remember, on the intake's thread: their branches, pins and breakpoints, and what is forgotten."""
+"""What agents remember, on the intake thread: their branches, pins and breakpoints, and what is forgotten."""

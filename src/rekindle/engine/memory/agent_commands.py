@@ -1,7 +1,7 @@
-"""What people ask of agents' memories: forget, purge, pin, fork, rewind. Each is done in the book at once and ordered
-from the store; the caller waits for the command, not the intake, and has it undone here where the store refuses.
+"""Commands on agents' memories: forget, purge, pin, fork, rewind.
 
-Owned by the intake thread, as the memory it changes.
+Each takes effect in the book at once and is submitted to the store as a command; the caller waits for that command, not
+the intake, and undoes the change here if the store refuses. Owned by the intake thread, like the memory it changes.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from rekindle.errors import BadRequest, NotFound
 
 @dataclass(frozen=True, slots=True)
 class Before:
-    """Branches as they were before a change, and until when (wall clock) an agent of theirs was pinned."""
+    """Branches as they were before a change, and until when (wall clock) their agent was pinned."""
 
     branches: tuple[Branch, ...]
     pinned_until: float | None = None
 
     def without_ids(self) -> Before:
-        """The same branches, to be read from the store where it still has them."""
+        """Return the same branches, whose ids are read from the store if it still has them."""
         return replace(self, branches=tuple(each.without_ids() for each in self.branches))
 
 
 @dataclass(frozen=True, slots=True)
 class Rewound:
-    """What a rewind left, what was before it, and the store's part of it."""
+    """What a rewind left, the state before it, and its command to the store."""
 
     num_tokens: int
     before: Before
@@ -43,7 +43,7 @@ class Rewound:
 class AgentCommands:
     """Changes of one engine's agents. Raises NotFound for an agent that is not known.
 
-    `void` is told of whoever is forgotten: what was to be made of the agent's last turn goes, too.
+    `cancel_anticipation` is called for each agent that is forgotten or evicted, to drop idle work for its next prompt.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class AgentCommands:
         self._cancel_anticipation = cancel_anticipation
         self._block_tokens = block_tokens
         self._now = now
-        # Forgotten, with bytes that may be left on disk: to be purged again, though nothing is known of them.
+        # Forgotten agents that may have bytes left on disk: they can be purged again, though nothing else is known.
         self.unproved: set[tuple[str, str]] = set()
 
     def _known(self, namespace: str, agent: str) -> None:
@@ -66,7 +66,7 @@ class AgentCommands:
             raise NotFound(f"no agent {agent!r}", param="agent")
 
     def _take_out(self, namespace: str, agent: str) -> tuple[Before, list[Branch]]:
-        """Take an agent's branches out of the book, and what is kept for it, which may be all that is left."""
+        """Remove an agent's branches and breakpoints from the book; the latter may be all that is left of it."""
         if not self._memory.breakpoints.of(namespace, agent) and (namespace, agent) not in self.unproved:
             self._known(namespace, agent)
         self._cancel_anticipation(namespace, agent)
@@ -76,8 +76,8 @@ class AgentCommands:
         return Before((*self._memory.take_out(namespace, agent), *kept), until), kept
 
     def delete(self, namespace: str, agent: str) -> tuple[Before, list[Forgotten]]:
-        """Forget an agent everywhere but in hot memory; return its branches (with ids where they were at hand), and
-        the commands whose `done` tells when the store has forgotten them, too."""
+        """Forget an agent everywhere but in hot memory; return its branches (with ids if they were in memory), and the
+        commands whose `done` is set when the store has forgotten them, too."""
         before, kept = self._take_out(namespace, agent)
         commands = [Forgotten(namespace, name) for name in (*(each.agent for each in kept), agent)]
         for command in commands:
@@ -85,8 +85,8 @@ class AgentCommands:
         return before, commands
 
     def purge(self, namespace: str, agent: str, idle: frozenset[BlockHash]) -> tuple[Before, Purge]:
-        """Forget an agent; return its branches, and what is to be overwritten in memory (`idle`: held by nobody when it
-        was asked for). The commands in it tell when the store has overwritten its part."""
+        """Forget an agent; return its branches, and what to overwrite in memory (`idle`: blocks without a reference at
+        the time of the request). The commands in it are done when the store has overwritten its part."""
         before, kept = self._take_out(namespace, agent)
         marked = tuple(Purged(namespace, branch.agent) for branch in kept)
         command, size = Purged(namespace, agent), self._block_tokens
@@ -96,24 +96,24 @@ class AgentCommands:
         return before, Purge(command, own, self.claimed(), idle, marked)
 
     def claimed(self) -> frozenset[BlockHash]:
-        """The blocks that branches of the book use, at least their heads."""
+        """Return the blocks that branches of the book use, at least their heads."""
         branches = self._memory.book.branches()
         return frozenset[BlockHash]().union(*(branch_hashes(branch, self._block_tokens) for branch in branches))
 
     def pin(self, namespace: str, agent: str, until: float) -> tuple[Pinned, float]:
-        """Keep an agent until then (wall clock; 0: no longer); the command's `done` tells when the store does, too, and
-        the number until when it was pinned before. QuotaExceeded where the namespace may not pin so much."""
+        """Pin an agent until then (wall clock; 0: unpin); return the command, `done` when the store has it, and until
+        when the agent was pinned before. QuotaExceeded if the namespace may not pin that much."""
         self._known(namespace, agent)
         before = self._memory.book.pinned_until(namespace, agent, self._now()) or 0.0
         return self._memory.pins.pin(namespace, agent, until), before
 
     def undo_pin(self, command: Pinned, before: float) -> None:
-        """Have an agent pinned as it was before."""
+        """Restore the pin an agent had before."""
         if self._memory.book.of(command.namespace, command.agent):
             self._memory.book.pin(command.namespace, command.agent, before)
 
     def restore(self, before: Before) -> None:
-        """Take back branches that the store could not forget, so that they are seen and can be deleted again."""
+        """Put back branches that the store could not forget, so that they are listed and can be deleted again."""
         for branch in before.branches:
             if self._memory.book.get(branch.namespace, branch.agent, branch.number) is None:
                 self._put(branch)
@@ -129,7 +129,7 @@ class AgentCommands:
             self._memory.index(branch)
 
     def unsaved(self, namespace: str, agent: str) -> list[Branch]:
-        """Branches of an agent of which less is durable than could be."""
+        """Return the branches of an agent of which less is durable than could be."""
         return [
             branch
             for branch in self._memory.know_agent(namespace, agent)
@@ -137,14 +137,14 @@ class AgentCommands:
         ]
 
     def branches_to_evict(self, namespace: str, agent: str) -> list[KnownBranch]:
-        """What is to leave memory; what was to be made of the last turn would bring it back."""
+        """Return the branches to evict; idle work for the next prompt is cancelled, as it would load them again."""
         self._cancel_anticipation(namespace, agent)
         return self._memory.know_agent(namespace, agent)
 
     def fork(self, namespace: str, source: str, target: str) -> tuple[list[KnownBranch], Moved]:
-        """Give `target` every branch of `source`, sharing all blocks; refused if `target` has a memory already.
+        """Give `target` every branch of `source`, sharing all blocks; BadRequest if `target` has a memory already.
 
-        Returns its branches, and the command that makes them durable.
+        Returns the branches of `target`, and the command that makes them durable.
         """
         branches = self._memory.know_agent(namespace, source)
         if not branches:
@@ -159,7 +159,7 @@ class AgentCommands:
         return copies, command
 
     def undo_fork(self, copies: Sequence[Branch]) -> None:
-        """Forget what a fork gave, as far as nobody has gone on from it; a store that hangs does so in the end."""
+        """Forget the copies of a fork that have not been continued; a store that hangs forgets them later."""
         for copy in copies:
             now = self._memory.book.get(copy.namespace, copy.agent, copy.number)
             if now is not None and (now.head, now.num_tokens) == (copy.head, copy.num_tokens):
@@ -168,10 +168,7 @@ class AgentCommands:
                 self._memory.save(Forgotten(now.namespace, now.agent, now.number))
 
     def rewind(self, namespace: str, agent: str, turns: int) -> Rewound:
-        """Take back the last turns of the branch used last.
-
-        With no more turns than that left, the branch is forgotten.
-        """
+        """Take back the last turns of the branch used last; if no turn is left, forget the branch."""
         branches = self._memory.know_agent(namespace, agent)
         if not branches:
             raise NotFound(f"no agent {agent!r} to rewind", param="agent")
@@ -207,7 +204,7 @@ class AgentCommands:
         )
 
     def undo_rewind(self, rewound: Rewound) -> None:
-        """Have the branch as it was, unless somebody has gone on from what was left."""
+        """Restore the branch, unless a request has continued what was left of it."""
         (branch,) = rewound.before.branches
         now = self._memory.book.get(branch.namespace, branch.agent, branch.number)
         if now is not None and now.num_tokens == rewound.num_tokens:

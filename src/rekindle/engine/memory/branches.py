@@ -1,7 +1,7 @@
 """Agents as trees of branches: which sequences an agent remembers, and what a finished turn does to them.
 
-Owned by the intake thread. Holds no text and no KV: ids of recently used branches only, the others' are read from
-the store's index when somebody asks. An agent keeps at most `max_branches`; the least recently used goes first.
+Owned by the intake thread. Holds no text and no KV: ids of recently used branches only, those of others are read from
+the store's index on demand. An agent keeps at most `max_branches`; the least recently used is dropped first.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ UNNAMED = "unnamed"  # all conversations without a name, together
 
 @dataclass(frozen=True, slots=True)
 class Branch:
-    """One stored sequence of an agent, as the index of the store describes it, too."""
+    """One stored sequence of an agent, as the store's index also describes it."""
 
     namespace: str
     agent: str
@@ -35,17 +35,17 @@ class Branch:
     turn_ends: tuple[int, ...]
 
     def with_ids(self, ids: np.ndarray, hashes: tuple[BlockHash, ...]) -> KnownBranch:
-        """The branch and its token ids, uint32 [num_tokens], with the hashes of their full blocks."""
+        """Return the branch with its token ids, uint32 [num_tokens], and the hashes of their full blocks."""
         return KnownBranch(**_described(self), ids=ids, hashes=hashes)
 
     def without_ids(self) -> Branch:
-        """The branch as far as it is known without reading its blocks' ids."""
+        """Return the branch without its ids and hashes."""
         return Branch(**_described(self))
 
 
 @dataclass(frozen=True, slots=True)
 class KnownBranch(Branch):
-    """A branch whose token ids are in memory; after a restart they are read when somebody needs them."""
+    """A branch whose token ids are in memory; after a restart they are read on demand."""
 
     ids: np.ndarray
     hashes: tuple[BlockHash, ...]
@@ -57,7 +57,7 @@ def _described(branch: Branch) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class TurnEnd:
-    """What a finished turn did: the branch that now holds it, the one it extended, and the branches that went."""
+    """What a finished turn did: the branch that now holds it, the one it extended, and the dropped branches."""
 
     branch: KnownBranch
     extended: KnownBranch | None = None
@@ -70,17 +70,17 @@ def is_prefix(shorter: np.ndarray, longer: np.ndarray) -> bool:
 
 
 def common_prefix(a: np.ndarray, b: np.ndarray) -> int:
-    """How many leading ids agree."""
+    """Count the leading ids that agree."""
     n = min(len(a), len(b))
     differ = np.flatnonzero(a[:n] != b[:n])
     return int(differ[0]) if len(differ) else n
 
 
 def _earlier_turns(ends: tuple[int, ...], shared: int, num_replies: int | None) -> tuple[int, ...]:
-    """Where the turns before a new one end, from those of the branch it shares `shared` tokens with.
+    """Return where the turns before a new one end, given those of the branch it shares `shared` tokens with.
 
-    A prompt of messages says how many replies stand in it. One that was rendered otherwise than it was generated
-    leaves the old branch before its own end; that turn then ends where the two part.
+    A prompt of messages has a known number of replies. A reply rendered differently than it was generated diverges from
+    the old branch before its own end; that turn then ends where the two diverge.
     """
     if num_replies is None:
         return tuple(end for end in ends if end <= shared)
@@ -90,7 +90,7 @@ def _earlier_turns(ends: tuple[int, ...], shared: int, num_replies: int | None) 
 class BranchBook:
     """Every agent's branches by (namespace, agent), and until when (wall clock) an agent is pinned.
 
-    `num_unsaved` branches have nothing durable: with their blocks in memory they are lost.
+    `num_unsaved` branches have nothing durable: they are lost when their blocks are evicted.
     """
 
     def __init__(self, *, max_branches: int) -> None:
@@ -103,7 +103,7 @@ class BranchBook:
         return sum(kind_of(agent).is_memory for _, agent in list(self._agents))
 
     def num_pinned(self, now: float) -> int:
-        """Agents whose pin has not run out at wall time `now`."""
+        """Count the agents whose pin has not expired at wall time `now`."""
         pins = list(self._pins.items())
         return sum(until > now and kind_of(agent).is_memory for (_, agent), until in pins)
 
@@ -118,22 +118,22 @@ class BranchBook:
         self.num_unsaved -= gone is not None and not gone.saved_tokens
 
     def get(self, namespace: str, agent: str, number: int) -> Branch | None:
-        """One branch, or None."""
+        """Return one branch, or None."""
         return self._agents.get((namespace, agent), {}).get(number)
 
     def of(self, namespace: str, agent: str) -> list[Branch]:
-        """An agent's branches, most recently used first; empty if it has none."""
+        """Return an agent's branches, most recently used first; empty if it has none."""
         mine = self._agents.get((namespace, agent), {})
         return sorted(mine.values(), key=lambda branch: -branch.last_use)
 
     def agents(self, namespace: str | None = None) -> Iterator[tuple[str, str]]:
-        """(namespace, agent) of every named agent, or of one namespace."""
+        """Yield (namespace, agent) of every named agent of a namespace (None: of all)."""
         for space, agent in self._agents:
             if (namespace is None or space == namespace) and kind_of(agent) is AgentKind.NAMED:
                 yield space, agent
 
     def branches(self) -> Iterable[Branch]:
-        """All branches of all agents, hidden ones too."""
+        """Return all branches of all agents, hidden ones too."""
         return [branch for mine in self._agents.values() for branch in mine.values()]
 
     def drop(self, namespace: str, agent: str) -> list[Branch]:
@@ -152,15 +152,15 @@ class BranchBook:
             self.drop(branch.namespace, branch.agent)
 
     def pins(self) -> list[tuple[str, str]]:
-        """(namespace, agent) of every agent that was pinned, hidden ones too; some pins may have run out."""
+        """Return (namespace, agent) of every pinned agent, hidden ones too; some pins may have expired."""
         return list(self._pins)
 
     def everybody(self) -> list[tuple[str, str]]:
-        """(namespace, agent) of every agent, hidden ones too."""
+        """Return (namespace, agent) of every agent, hidden ones too."""
         return list(self._agents)
 
     def pin(self, namespace: str, agent: str, until: float) -> None:
-        """Keep a known agent from being forgotten until then; 0 lets it go again."""
+        """Keep a known agent from being forgotten until then; 0 unpins it."""
         assert (namespace, agent) in self._agents, f"agent {agent!r} is not known"
         if until > 0:
             self._pins[namespace, agent] = until
@@ -168,7 +168,7 @@ class BranchBook:
             self._pins.pop((namespace, agent), None)
 
     def pinned_until(self, namespace: str, agent: str, now: float) -> float | None:
-        """Until when the agent is pinned; None when it is not, or no longer."""
+        """Return until when the agent is pinned; None if it is not, or no longer."""
         until = self._pins.get((namespace, agent))
         if until is not None and until <= now:
             del self._pins[namespace, agent]
@@ -176,13 +176,13 @@ class BranchBook:
         return until
 
     def mark_saved(self, namespace: str, agent: str, number: int, num_tokens: int) -> None:
-        """A transaction has returned: this much of the branch is durable (if it still is that branch)."""
+        """Record how many tokens of a branch are durable, if it still exists."""
         branch = self.get(namespace, agent, number)
         if branch is not None:
             self.put(replace(branch, saved_tokens=min(num_tokens, branch.num_tokens)))
 
     def check(self) -> None:
-        """Assert that every branch stands under its own name, within the limit, and that pins are of known agents."""
+        """Assert that every branch is under its own key, within the limit, and that pins are of known agents."""
         assert self._pins.keys() <= self._agents.keys(), "an agent that is not known is pinned"
         num_unsaved = sum(not branch.saved_tokens for branch in self.branches())
         assert num_unsaved == self.num_unsaved, f"num_unsaved is {self.num_unsaved}, {num_unsaved} are"
@@ -190,7 +190,7 @@ class BranchBook:
             assert 0 < len(mine) <= self._max_branches, f"agent {agent!r} has {len(mine)} branches"
             for number, branch in mine.items():
                 where = (branch.namespace, branch.agent, branch.number)
-                assert where == (namespace, agent, number), f"branch {where} stands under {(namespace, agent, number)}"
+                assert where == (namespace, agent, number), f"branch {where} is under {(namespace, agent, number)}"
                 assert branch.saved_tokens <= branch.num_tokens, f"branch {where} has more saved than it holds"
                 is_whole = not isinstance(branch, KnownBranch) or len(branch.ids) == branch.num_tokens
                 assert is_whole, f"branch {where} lost ids"
@@ -198,7 +198,7 @@ class BranchBook:
     def end_turn(self, turn: FinishedTurn, *, canonical_tokens: int, now: float) -> TurnEnd:
         """Continue the branch that the turn's ids extend, or start another; never overwrite a concurrent one.
 
-        A turn that is wholly inside a branch already adds nothing and only marks it used.
+        A turn that is already contained in a branch adds nothing and only marks that branch used.
         """
         mine = [branch for branch in self.of(turn.namespace, turn.agent) if isinstance(branch, KnownBranch)]
         inside = next((branch for branch in mine if is_prefix(turn.ids, branch.ids)), None)
@@ -237,11 +237,10 @@ class BranchBook:
 
 
 def shared_tokens(branch: Branch, others: Iterable[Branch], block_tokens: int) -> tuple[int, tuple[str, ...]]:
-    """How many leading tokens of a branch other agents of its namespace stand on, too, and which agents those are.
+    """Return how many leading tokens of a branch other agents of its namespace share, and which agents those are.
 
-    All unnamed conversations together are `UNNAMED`; prefixes that breakpoints keep are nobody. Of a branch whose ids
-    are not at hand only the head is known, so it counts where that is one of this branch's blocks. O(log blocks) for
-    each of the others.
+    All unnamed conversations together are `UNNAMED`; sequences of breakpoints do not count. Of a branch without ids
+    only the head is known, so it counts if its head is one of this branch's blocks. O(log blocks) for each other.
     """
     most, agents = 0, set()
     for other in others:
@@ -255,7 +254,7 @@ def shared_tokens(branch: Branch, others: Iterable[Branch], block_tokens: int) -
 
 
 def _common_tokens(branch: Branch, other: Branch, block_tokens: int) -> int:
-    """Leading tokens in blocks that both stand on."""
+    """Count the leading tokens in blocks that both share."""
     if branch.head == other.head:
         return min(branch.num_tokens, other.num_tokens)
     mine = branch.hashes if isinstance(branch, KnownBranch) else ()
@@ -263,7 +262,7 @@ def _common_tokens(branch: Branch, other: Branch, block_tokens: int) -> int:
         return (mine.index(other.head) + 1) * block_tokens if other.head in mine else 0
     theirs = other.hashes
     low, high = 0, min(len(mine), len(theirs))
-    while low < high:  # a name stands for all before it
+    while low < high:  # a hash covers all blocks before it
         middle = (low + high + 1) // 2
         if mine[middle - 1] == theirs[middle - 1]:
             low = middle

@@ -1,10 +1,10 @@
-"""Beginnings of prompts that stay stored because requests marked them: a hidden sequence of its own for each.
+"""Cached breakpoints: prompt prefixes that stay stored because requests marked them, each as a hidden sequence.
 
-Each stands on the blocks that its turn left, under a name made of the agent and the text before the mark, and is pinned
-on disk until its time is over; whoever marks the same again pins it anew. One that another stands for (it begins with
-the same text, and is kept as long) is not kept beside it; of too many those whose time ends first go before it, so that
-pins never take the disk from the turns of others. They are nobody's memory: not matched, not counted, and gone with the
-agent that asked for them. Owned by the intake thread.
+Each uses the blocks of its turn, under a name made of the agent and the prefix, and is pinned on disk until it expires;
+marking the same prefix again renews the pin. A prefix of a longer one that is kept as long is not stored separately; if
+there are too many, those that expire first are dropped early, so that pins never take the disk from other agents'
+turns. They are not part of any memory: not matched, not counted, and deleted with the agent that requested them. Owned
+by the intake thread.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from rekindle.engine.memory.branches import Branch, BranchBook
 from rekindle.engine.memory.sequences import record_of
 from rekindle.engine.request import FinishedTurn
 
-MOST_OF_AGENT = 16  # the rest ends first
-RENEWED_SHARE = 0.1  # of its time, before a pin is written again
+MOST_OF_AGENT = 16  # beyond that the first to expire are dropped
+RENEWED_SHARE = 0.1  # of its time must have passed before a pin is written again
 
 
 class Breakpoints:
-    """The kept beginnings in a branch book. `save` queues orders for the store behind all that was queued before.
+    """The cached breakpoints in a branch book. `save` queues commands for the store after everything queued before.
 
-    All of a namespace have `max_tokens`, each block counted as often as it is kept.
+    Those of a namespace have at most `max_tokens` in total; tokens that several share count for each.
     """
 
     def __init__(
@@ -45,11 +45,11 @@ class Breakpoints:
         self._names: dict[tuple[str, str], dict[str, None]] = {}  # of each (namespace, mark of an agent)
 
     def know(self, namespace: str, name: str) -> None:
-        """Take in what the store has kept."""
+        """Register a breakpoint that the store has."""
         self._names.setdefault((namespace, name[: len(breakpoint_prefix(""))]), {})[name] = None
 
     def of(self, namespace: str, agent: str) -> list[Branch]:
-        """What is kept for an agent; what has been forgotten meanwhile is not."""
+        """Return the breakpoints of an agent that still exist."""
         return self._in((namespace, breakpoint_prefix(agent)))
 
     def _in(self, key: tuple[str, str]) -> list[Branch]:
@@ -60,7 +60,7 @@ class Breakpoints:
         return [branch for branch in found.values() if branch is not None]
 
     def turn_ended(self, turn: FinishedTurn) -> None:
-        """Keep what the turn's request marked, as far as whole blocks of it are on their way to the disk."""
+        """Store the breakpoints of the turn's request, as far as they lie in full blocks queued for the disk."""
         now, longest = self._now(), min(len(turn.hashes) * self._block_tokens, turn.head_tokens)
         for mark in sorted(turn.breakpoints, key=lambda mark: -mark.num_tokens):
             num_tokens = min(mark.num_tokens, longest)
@@ -112,7 +112,7 @@ class Breakpoints:
                 num_tokens -= branch.num_tokens
 
     def take_out(self, namespace: str, agent: str) -> list[Branch]:
-        """Forget in the book what is kept for an agent; return it."""
+        """Remove an agent's breakpoints from the book and return them."""
         return [gone for branch in self.of(namespace, agent) for gone in self._book.drop(namespace, branch.agent)]
 
     def _forget(self, branch: Branch) -> None:
@@ -123,12 +123,12 @@ class Breakpoints:
         return self._book.pinned_until(branch.namespace, branch.agent, self._now()) or 0.0
 
     def check(self) -> None:
-        """Assert that every kept beginning in the book is known, under the mark of its agent."""
+        """Assert that every breakpoint in the book is registered, under the prefix of its agent."""
         for (namespace, mark), names in self._names.items():
-            assert all(name.startswith(mark) for name in names), f"a name of {namespace} stands under another mark"
+            assert all(name.startswith(mark) for name in names), f"a name of {namespace} is under another prefix"
         kept = {each for each in self._book.everybody() if not kind_of(each[1]).is_memory}
         known = {(namespace, name) for (namespace, _), names in self._names.items() for name in names}
-        assert kept <= known, f"{len(kept - known)} kept beginnings are in the book alone"
+        assert kept <= known, f"{len(kept - known)} breakpoints are in the book alone"
 
 
 def _digest(data: bytes) -> str:

@@ -1,8 +1,8 @@
-"""What agents remember: the branch book and the text matcher kept in step, and what of them goes to the store.
+"""What agents remember: keeps the branch book and the text matcher in step, and saves their changes to the store.
 
-Owned by the intake thread. A branch is known to the book always, to the matcher while its text is worth keeping; its
-ids come from the turn that made it, or from the store's index. What is durable and went over the text index's budget
-keeps no ids here: they are read again when its agent asks. What is forgotten unasked, `retention` decides.
+Owned by the intake thread. The book always has a branch, the matcher only while its text fits the text index's budget;
+its ids come from the turn that made it, or from the store's index. A durable branch dropped from the index keeps no ids
+here: they are read again on its agent's next request. `retention` decides what to forget by itself.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ logger = logging.getLogger(__name__)
 
 
 class AgentMemory:
-    """Agents, their branches, their texts. `save` queues a sequence, or its end, behind its blocks;
-    `demote` lets all but a branch's first blocks leave hot memory before others. What requests mark is kept on disk, as
-    far as all that is a tenant's has at most `max_breakpoint_tokens`; it may pin `max_pinned_blocks`."""
+    """Agents, their branches, their texts. `save` queues a command to the store after the blocks of its sequence;
+    `demote` makes all but a branch's first blocks the first to be evicted from hot memory. A tenant's breakpoints have
+    at most `max_breakpoint_tokens` in total; it may pin `max_pinned_blocks`."""
 
     def __init__(
         self,
@@ -68,11 +68,11 @@ class AgentMemory:
 
     @property
     def has_store(self) -> bool:
-        """Whether anything here is durable."""
+        """Whether memory can be durable."""
         return self._store is not None
 
     def open(self) -> int:
-        """Take in the sequences the store knows; return how many named agents are warm."""
+        """Read the sequences of the store; return how many named agents are warm."""
         if self._store is None:
             return 0
         now = self._now()
@@ -98,18 +98,18 @@ class AgentMemory:
                 self.know(current)
                 if not self._unfindable:
                     return True
-                self._to_index.clear()  # the rest would push out what was used after it
+                self._to_index.clear()  # the rest would evict branches used more recently
         return False
 
     def know_agent(self, namespace: str, agent: str) -> list[KnownBranch]:
-        """An agent's branches with their ids, findable by text, most recently used first."""
+        """Return an agent's branches with their ids, findable by text, most recently used first."""
         return [known for branch in self.book.of(namespace, agent) if (known := self.know(branch)) is not None]
 
     def know(self, branch: Branch) -> KnownBranch | None:
-        """The branch with its ids and in the matcher; None when the store does not give them.
+        """Return the branch with its ids, and add it to the matcher; None if the store cannot read them.
 
-        It is forgotten when its blocks are gone. Where the index could only not be read it stays, under its number:
-        the next read may do better.
+        The branch is forgotten if its blocks are gone. If only the read of the index failed, it stays under its number:
+        the next read may succeed.
         """
         if isinstance(branch, KnownBranch):
             return branch
@@ -147,7 +147,7 @@ class AgentMemory:
         )
 
     def release_ids(self) -> None:
-        """Drop the ids of durable branches that are no longer found by their text; call it between two matches."""
+        """Release the ids of durable branches no longer findable by text; call it between two matches."""
         unfindable, self._unfindable[:] = list(self._unfindable), []
         for stored in unfindable:
             branch = self.book.get(stored.namespace, stored.agent or "", stored.branch)
@@ -161,7 +161,7 @@ class AgentMemory:
             self.book.put(branch.without_ids())
 
     def saved(self, namespace: str, agent: str, number: int, num_tokens: int) -> None:
-        """A transaction has returned: this much of the branch is durable."""
+        """Record that a transaction has made this much of a branch durable."""
         is_first = not any(branch.saved_tokens for branch in self.book.of(namespace, agent))
         self.book.mark_saved(namespace, agent, number, num_tokens)
         branch = self.book.get(namespace, agent, number)
@@ -174,19 +174,19 @@ class AgentMemory:
             self._release(branch)
 
     def lost(self, namespace: str, agent: str, number: int, num_tokens: int) -> bool:
-        """The store has `num_tokens` left of a branch; whether the branch is known."""
+        """Record that the store has `num_tokens` left of a branch; return whether the branch is known."""
         branch = self.book.get(namespace, agent, number)
         if branch is not None:
             self.book.put(replace(branch, saved_tokens=min(num_tokens, branch.num_tokens)))
         return branch is not None
 
     def durable(self) -> dict[tuple[str, str, int], SequenceRecord]:
-        """Every branch as the store has it now; O(all of them)."""
+        """Return every branch as the store has it now; O(all of them)."""
         records = self._store.sequences() if self._store is not None else []
         return {(record.namespace, record.agent, record.branch): record for record in records}
 
     def cut(self, branch: Branch, record: SequenceRecord | None) -> None:
-        """Remember of a branch what is durable, nothing else; None: nothing is."""
+        """Shorten a branch to its durable part; forget it if nothing is durable (None)."""
         if record is None:
             self.forget(branch)
             return
@@ -197,12 +197,12 @@ class AgentMemory:
             self.index(shorter)
 
     def _shorter(self, branch: Branch) -> Branch | None:
-        """What the store has left of a branch that it has shortened; None where it did not."""
+        """Return what the store has left of a branch that it has shortened; None if it has not."""
         record = self.durable().get((branch.namespace, branch.agent, branch.number))
         return branch_of(record) if record is not None and record.num_tokens < branch.num_tokens else None
 
     def last_use(self, namespace: str, agent: str) -> float:
-        """When a known agent was used last; what lies in the future is set to now, so that it ages from here."""
+        """Return when a known agent was last used; times in the future are set to now, so that they age from now on."""
         now, branches = self._now(), self.book.of(namespace, agent)
         for branch in branches:
             if branch.last_use > now:
@@ -230,7 +230,7 @@ class AgentMemory:
         if ended.branch.ids is not turn.ids:
             if self._store is not None:
                 self._store.touch(turn.namespace, turn.agent, ended.branch.number, ended.branch.last_use)
-            if ended.branch.saved_tokens < ended.branch.num_tokens:  # the disk gave some of it up meanwhile
+            if ended.branch.saved_tokens < ended.branch.num_tokens:  # part of it was evicted from disk meanwhile
                 for record in to_save([ended.branch], self._block_tokens):
                     self.save(record)
             return
@@ -239,11 +239,11 @@ class AgentMemory:
             self.save(replace(record_of(ended.branch), num_tokens=turn.head_tokens))
 
     def unindex(self, branch: Branch) -> None:
-        """Take a branch out of the matcher; nothing happens when it is not in."""
+        """Remove a branch from the matcher; a no-op if it is not there."""
         self.matcher.remove(branch.namespace, branch.agent, branch.number)
 
     def forget(self, branch: Branch) -> Forgotten:
-        """Drop one branch from book, matcher and store; its blocks leave memory before others."""
+        """Drop one branch from book, matcher and store; its blocks are evicted from memory first."""
         self._demote(branch, 0)
         self.book.remove(branch)
         self.unindex(branch)
@@ -252,7 +252,7 @@ class AgentMemory:
         return command
 
     def drop(self, namespace: str, agent: str) -> Forgotten:
-        """Forget an agent in book, matcher and store; its blocks leave memory before others."""
+        """Forget an agent in book, matcher and store; its blocks are evicted from memory first."""
         for branch in self.take_out(namespace, agent):
             self._demote(branch, 0)
         for kept in self.breakpoints.take_out(namespace, agent):
@@ -262,19 +262,19 @@ class AgentMemory:
         return command
 
     def take_out(self, namespace: str, agent: str) -> list[Branch]:
-        """Forget an agent in book and matcher alone; return what it had. What is kept for it is not its own."""
+        """Forget an agent in book and matcher only; return its branches, without its breakpoints."""
         branches = self.book.drop(namespace, agent)
         for branch in branches:
             self.unindex(branch)
         return branches
 
     def unsaved(self, since: float) -> list[Branch]:
-        """Branches used since then (wall clock) of which less is durable than is remembered."""
+        """Return the branches used since then (wall clock) that are not entirely durable."""
         branches = self.book.branches()
         return [branch for branch in branches if branch.saved_tokens < branch.num_tokens and branch.last_use >= since]
 
     def check(self) -> None:
-        """Assert that matcher and book are each sound, and that what is kept is in the book."""
+        """Assert the invariants of matcher, book and breakpoints."""
         self.matcher.check()
         self.book.check()
         self.breakpoints.check()

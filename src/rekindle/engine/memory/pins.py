@@ -1,8 +1,8 @@
-"""How much of the disk a tenant may pin: pinned blocks never make room, so all of them could be one tenant's.
+"""Limits how much of the disk a tenant may pin: pinned blocks are never evicted, so one tenant could fill the disk.
 
-Half of a tenant's part of the disk; a tenant that is alone may pin all of it. What was pinned when the engine started
-stays pinned, however much it was. A pin that would be too much is refused; where pinned agents grow beyond the bound,
-the one used longest ago is no longer pinned, which is logged. Owned by the intake thread.
+Half of a tenant's part of the disk; a single tenant may pin all of it. What was pinned when the engine started stays
+pinned, however much it was. A pin beyond the limit is refused; if pinned agents grow beyond it, the least recently used
+one is unpinned, which is logged. Owned by the intake thread.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ PINNED_SHARE = 0.5  # of a tenant's part of the disk
 
 
 def most_pinned(disk_blocks: int, num_tenants: int, namespace_share: float) -> float:
-    """Blocks that each of the tenants may pin; inf for one that has the disk to itself."""
+    """Return the blocks that each of the tenants may pin; inf for one that has the disk to itself."""
     part = min(namespace_share, 1 / num_tenants)
     return math.inf if part == 1 else PINNED_SHARE * part * disk_blocks
 
 
 class Pins:
-    """The pins in a branch book. `save` queues orders for the store after all that was queued before."""
+    """The pins in a branch book. `save` queues commands for the store after everything queued before."""
 
     def __init__(
         self,
@@ -45,10 +45,10 @@ class Pins:
         self._max_blocks = max_blocks
         self._save = save
         self._now = now
-        self._at_start: dict[str, int] = {}  # blocks by namespace, where they are more than may be
+        self._at_start: dict[str, int] = {}  # blocks by namespace, if more than the limit
 
     def know(self) -> None:
-        """Take in what is pinned in the book at the start."""
+        """Record what is pinned in the book at the start."""
         if self._max_blocks < math.inf:
             for namespace in {namespace for namespace, _ in self._book.pins()}:
                 num_blocks = self._num_blocks(namespace, self._of(namespace))
@@ -56,7 +56,7 @@ class Pins:
                     self._at_start[namespace] = num_blocks
 
     def pin(self, namespace: str, agent: str, until: float) -> Pinned:
-        """Pin a known agent until then (wall clock; 0: no longer); QuotaExceeded where that is too much."""
+        """Pin a known agent until then (wall clock; 0: unpin); QuotaExceeded if that is too much."""
         if until > 0 and self._max_blocks < math.inf:
             num_blocks = self._num_blocks(namespace, [*self._of(namespace, but=agent), agent])
             if num_blocks > self._most(namespace):
@@ -71,7 +71,7 @@ class Pins:
         return command
 
     def grown(self, namespace: str, agent: str) -> None:
-        """An agent's turn has ended: where pinned ones are too much by now, some are no longer pinned."""
+        """After a turn of an agent, unpin the least recently used agents if too much is pinned."""
         if self._max_blocks == math.inf or self._book.pinned_until(namespace, agent, self._now()) is None:
             return
         pinned = sorted(self._of(namespace), key=lambda each: self._book.of(namespace, each)[0].last_use)
@@ -93,14 +93,14 @@ class Pins:
         return int(num_blocks) * self._block_tokens
 
     def _of(self, namespace: str, but: str | None = None) -> list[str]:
-        """The pinned agents of a namespace; beginnings that requests marked have a bound of their own."""
+        """Return the pinned agents of a namespace; breakpoints are excluded, they have their own limit."""
         now = self._now()
         mine = [agent for space, agent in self._book.pins() if space == namespace and agent != but]
         pinned = [agent for agent in mine if kind_of(agent).is_memory]
         return [agent for agent in pinned if self._book.pinned_until(namespace, agent, now) is not None]
 
     def _num_blocks(self, namespace: str, agents: list[str]) -> int:
-        """Blocks on which these agents stand; those of branches whose ids are not at hand count for each branch."""
+        """Count the blocks these agents use; those of branches without ids count once for each branch."""
         known, num_unknown = set[BlockHash](), 0
         for agent in agents:
             for branch in self._book.of(namespace, agent):

@@ -1,16 +1,16 @@
-"""What is forgotten without anybody's asking: agents nobody used for long, and branches whose KV is nowhere any more.
+"""Retention: forget agents that were not used for long, and branches whose KV no longer exists anywhere.
 
-Owned by the intake thread, which calls `idle` when it has nothing else to do, and when that is due in any case: an
-engine that is never idle forgets as well. Times are wall clock; a last use in the
-future (the clock went back) counts as now. Pinned agents stay. Three rules:
+Owned by the intake thread, which calls `idle` when it has nothing else to do, and whenever `is_due`: an engine that is
+never idle forgets as well. Times are wall clock; a last use in the future (the clock went back) counts as now. Pinned
+agents stay. Three rules:
 
-    age        named agents go after `agent_ttl_s`, unnamed conversations after `anonymous_ttl_s`; beginnings that were
-               kept for a request when their pin ends
-    nowhere    a branch that the store has dropped goes when memory does not hold half of it either; what is left of it
-               on disk is remembered, unless another branch ends there, too: it is what agents share, not a memory of
-               its own. Without a store memory is asked for every branch
-    number     branches with nothing durable are as many as there are blocks in memory at most: each needs one of its
-               own to be worth anything
+    age        named agents are forgotten after `agent_ttl_s`, unnamed conversations after `anonymous_ttl_s`, cached
+               breakpoints when their pin ends
+    nowhere    a branch that the store has dropped is forgotten if memory holds less than half of it, too; what is left
+               of it on disk is remembered, unless another branch ends there, too: then it is a prefix that agents
+               share, not a memory of one. Without a store every branch is looked up in memory
+    number     there are at most as many branches with nothing durable as there are blocks in memory: each needs at
+               least one to be of use
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from rekindle.engine.memory.branches import Branch, KnownBranch
 from rekindle.engine.memory.memory import AgentMemory
 
 EVERY_S = 60.0
-LEFT_SHARE = 0.5  # a little is always left where agents share how they begin
+LEFT_SHARE = 0.5  # a little is always left where agents share a prefix
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ class RetentionRules:
 
 
 class Retention:
-    """Forgets in idle time. `ask_hot` asks the engine for tokens in memory, `run` works on the intake thread."""
+    """Forgets in idle time. `ask_hot` queries the engine for tokens in memory, `run` runs on the intake thread."""
 
     def __init__(
         self,
@@ -58,12 +58,12 @@ class Retention:
         self._now = now
         self._clock = clock
         self._next = clock() + EVERY_S
-        self._lost: dict[tuple[str, str, int], None] = {}  # to be asked for as soon as there is time
-        self._hot_only: dict[tuple[str, str, int], None] = {}  # memory had them when asked; to be asked for again
+        self._lost: dict[tuple[str, str, int], None] = {}  # to look up in the next idle time
+        self._hot_only: dict[tuple[str, str, int], None] = {}  # were in memory at the last look-up; to look up again
 
     @property
     def is_due(self) -> bool:
-        """Whether `idle` can wait no longer for a time when there is nothing else to do."""
+        """Whether `idle` must run now, even if there is other work."""
         return self._clock() >= self._next
 
     def idle(self) -> float:
@@ -76,7 +76,7 @@ class Retention:
         return max(0.0, self._next - self._clock())
 
     def expire(self) -> None:
-        """Forget the agents nobody used for too long, and ask whether memory still has what only memory had."""
+        """Forget the agents unused for too long, and check whether memory still has what only memory had."""
         now, book = self._now(), self._memory.book
         for namespace, agent in book.everybody():
             last_use = self._memory.last_use(namespace, agent)
@@ -91,12 +91,12 @@ class Retention:
             self._look([(branch.namespace, branch.agent, branch.number) for branch in book.branches()])
 
     def lost(self, namespace: str, agent: str, number: int, num_tokens: int) -> None:
-        """The store has made room: of this branch it has `num_tokens` left."""
+        """Record that the store has evicted part of a branch and has `num_tokens` left."""
         if self._memory.lost(namespace, agent, number, num_tokens):
             self._lost[namespace, agent, number] = None
 
     def bound(self) -> None:
-        """Forget branches with nothing durable when there are too many, unnamed and unused ones first."""
+        """Forget branches with nothing durable when there are too many, unnamed and least recently used first."""
         book, most = self._memory.book, self._rules.max_unsaved
         if book.num_unsaved <= most:
             return
@@ -118,9 +118,9 @@ class Retention:
             answer.add_done_callback(lambda done: self._run(lambda: self._judge(branches, done)))
 
     def _judge(self, branches: Sequence[Branch], answer: Future[list[int]]) -> None:
-        """What is neither in memory nor on disk is forgotten; where the disk has more of it, that is what is left."""
+        """Forget branches that are neither in memory nor on disk; cut those of which the disk has more than memory."""
         if answer.exception() is not None:
-            return  # the engine has ended, and with it all that was in memory
+            return  # the engine has ended, and its memory with it
         durable = self._memory.durable()
         num_ends = Counter(record.head for record in durable.values() if kind_of(record.agent).is_memory)
         for branch, hot_tokens in zip(branches, answer.result(), strict=True):

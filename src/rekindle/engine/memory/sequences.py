@@ -1,4 +1,4 @@
-"""How a branch stands in the store, and which blocks it stands on. Knows no threads and asks nobody."""
+"""Branches as records of the store, and the blocks they use. Pure functions."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rekindle.store.warm import SequenceRecord
 
 
 def record_of(branch: Branch) -> SequenceRecord:
-    """The branch as the store is to keep it."""
+    """Return the branch as a record for the store."""
     return SequenceRecord(
         namespace=branch.namespace,
         agent=branch.agent,
@@ -26,9 +26,9 @@ def record_of(branch: Branch) -> SequenceRecord:
 
 
 def durable_tokens(branch: Branch, block_tokens: int) -> int:
-    """How many leading tokens can be durable: those up to the branch's head.
+    """Return how many leading tokens can be durable: those up to the branch's head.
 
-    A tail that another request had published first has no name of its own, so the head is the full block before it.
+    A tail that another request had published first has no hash of its own, so the head is the full block before it.
     """
     if not isinstance(branch, KnownBranch) or branch.head != (branch.hashes[-1] if branch.hashes else branch.root):
         return branch.num_tokens
@@ -36,13 +36,13 @@ def durable_tokens(branch: Branch, block_tokens: int) -> int:
 
 
 def to_save(branches: Iterable[Branch], block_tokens: int) -> tuple[SequenceRecord, ...]:
-    """What the store is to keep of these branches; of one that has no block nothing."""
+    """Return the records to save for these branches; none for a branch without a block."""
     each = ((branch, durable_tokens(branch, block_tokens)) for branch in branches)
     return tuple(replace(record_of(branch), num_tokens=num_tokens) for branch, num_tokens in each if num_tokens)
 
 
 def branch_of(record: SequenceRecord) -> Branch:
-    """What the store keeps, without its ids; all of it is durable."""
+    """Return the branch of a record, without ids; all of it is durable."""
     return Branch(
         namespace=record.namespace,
         agent=record.agent,
@@ -58,7 +58,7 @@ def branch_of(record: SequenceRecord) -> Branch:
 
 
 def cut(branch: Branch, record: SequenceRecord, block_tokens: int) -> Branch:
-    """The branch as short as the store has it, with the ids that are left."""
+    """Return the branch cut to the length of its record, with the remaining ids."""
     shorter = replace(branch_of(record), last_use=branch.last_use)
     if not isinstance(branch, KnownBranch) or len(branch.ids) < record.num_tokens:
         return shorter
@@ -67,7 +67,7 @@ def cut(branch: Branch, record: SequenceRecord, block_tokens: int) -> Branch:
 
 
 def branch_hashes(branch: Branch, block_tokens: int) -> set[BlockHash]:
-    """Names of the blocks of a branch; of one without ids that of its head alone."""
+    """Return the hashes of a branch's blocks; of a branch without ids only that of its head."""
     if not isinstance(branch, KnownBranch):
         return {branch.head}
     rest = branch.ids[len(branch.hashes) * block_tokens :]
