@@ -120,7 +120,7 @@ def test_evicting_what_cannot_be_saved_drops_nothing(start: Start) -> None:
     with refused(engine, "INSERT ON block"):
         unsaved_turn(engine, said)
         before = state(engine)
-        with pytest.raises(StoreError, match="nothing of it has left memory"):
+        with pytest.raises(StoreError, match="none of it was evicted from memory"):
             engine.evict("ada")
         assert state(engine) == before
     assert engine.evict("ada") > 0, "saved once the disk takes it"

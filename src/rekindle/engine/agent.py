@@ -1,6 +1,6 @@
 """One agent as a handle, as `Engine.agent` gives it.
 
-Owns nothing: it has the name, and hands what is asked of it to the running engine. Making a handle makes no agent.
+Owns nothing: it has the id, and passes calls on to the running engine. Creating a handle creates no agent.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from rekindle.errors import NotFound
 
 @dataclass(frozen=True, slots=True)
 class Agent:
-    """An agent of an engine: a named memory that its chats go on from, whether or not it has one yet.
+    """An agent of an engine: a named memory that its chats continue, which may not exist yet.
 
         from rekindle import Engine
 
@@ -41,8 +41,8 @@ class Agent:
             eve = ada.fork("eve")
             print(eve.info().num_tokens, ada.why()[0].outcome)
 
-    Every method may be called from any thread while the engine runs. NotFound where a memory is needed and there is
-    none; StoreError where something is to be durable and the disk refuses it, and then nothing has changed.
+    Every method may be called from any thread while the engine runs. NotFound if a memory is needed and there is none;
+    StoreError if a durable change is refused by the disk, and then nothing has changed.
     """
 
     id: str
@@ -51,11 +51,11 @@ class Agent:
     _parts: Callable[[], Components] = field(repr=False, compare=False)
 
     def stream(self, messages: Messages, **options: Unpack[ChatKeywords]) -> Generation:
-        """Chat; iterate the result with `for` or `async for`. Options and errors as of `Engine.stream`."""
+        """Chat; iterate the result with `for` or `async for`. Options and errors as in `Engine.stream`."""
         return self._submit(chat_request(messages, self.id, self.namespace, **options))
 
     def chat(self, messages: Messages, **options: Unpack[ChatKeywords]) -> ChatResult:
-        """The whole reply to `messages`, with options as in `stream`."""
+        """Return the whole reply to `messages`, with options as in `stream`."""
         return self.stream(messages, **options).result()
 
     async def achat(self, messages: Messages, **options: Unpack[ChatKeywords]) -> ChatResult:
@@ -63,19 +63,19 @@ class Agent:
         return await whole(self.stream(messages, **options))
 
     def astream(self, messages: Messages, **options: Unpack[ChatKeywords]) -> AsyncIterator[Delta]:
-        """Deltas of the reply; closing the iterator early cancels the work, which begins with the first step."""
+        """Iterate over the deltas of the reply; work begins with the first step, closing the iterator cancels it."""
         return pieces(lambda: self.stream(messages, **options))
 
     def generate(self, prompt: str | Ids, **options: Unpack[GenerateKeywords]) -> ChatResult:
-        """What the model writes after a text or ids u32 [n], with options as in `Engine.generate`."""
+        """Continue a text or ids u32 [n], with options as in `Engine.generate`."""
         return self._submit(text_request(prompt, self.id, self.namespace, **options)).result()
 
     def warm(self, messages: Messages, **options: Unpack[PrefillKeywords]) -> Report:
-        """Wait until a prompt is computed and remembered, as `Engine.warming` says; return what was there."""
+        """Compute and remember a prompt and wait for it, as `Engine.warming` does; return its report."""
         return self._submit(prefill_request(messages, self.id, self.namespace, **options)).result().report
 
     def prefetch(self) -> Report:
-        """Bring what is stored of the branch used last into memory, as far as it has room; compute nothing.
+        """Load what is stored of the branch used last into memory, as far as it fits; compute nothing.
 
         `computed_tokens` of the report is what would have to be computed.
         """
@@ -86,7 +86,7 @@ class Agent:
     def fork(self, target: str) -> Agent:
         """Give `target` everything this agent remembers and return it; no KV is copied. Durable when this returns.
 
-        BadRequest where `target` has a memory; after a StoreError it has none.
+        BadRequest if `target` has a memory; after a StoreError it has none.
         """
         agent_admin.fork(self._parts(), self.namespace, self.id, check_agent_id(target, where="target"))
         return Agent(target, self.namespace, self._submit, self._parts)
@@ -94,19 +94,19 @@ class Agent:
     def rewind(self, turns: int = 1) -> int:
         """Take back the last turns, durably; return how many tokens are still remembered.
 
-        BadRequest where there are fewer turns.
+        BadRequest if there are fewer turns.
         """
         return agent_admin.rewind(self._parts(), self.namespace, self.id, turns)
 
     def info(self) -> AgentInfo:
-        """What it remembers and where that lies, branch by branch; sizes in tokens."""
+        """Return what it remembers and on which tier, branch by branch; sizes in tokens."""
         return agent_admin.info(self._parts(), self.namespace, self.id)
 
     def why(self) -> list[Report]:
-        """Reports of its last requests since the engine started, 8 at most, the newest first.
+        """Return the reports of its last requests since the engine started, 8 at most, the newest first.
 
-        Each says what was reused and how long it took, and its `explanation` why not more. NotFound for an agent that
-        has neither asked nor a memory.
+        Each has what was reused and how long it took, and in its `explanation` why not more. NotFound for an agent with
+        neither a request nor a memory.
         """
         reports = self._parts().reports.of(self.namespace, self.id)
         if not reports:
@@ -114,14 +114,14 @@ class Agent:
         return reports
 
     def evict(self) -> int:
-        """Make it durable and drop its blocks from memory, as far as nobody shares them; return how many.
+        """Make it durable and evict its blocks from memory, unless they are shared; return how many.
 
-        StoreError where not all of it can be saved: nothing leaves memory then.
+        StoreError if not all of it can be saved: then nothing is evicted.
         """
         return agent_admin.evict(self._parts(), self.namespace, self.id)
 
     def delete(self) -> None:
-        """Forget it on every tier; blocks that others stand on stay theirs."""
+        """Forget it on every tier; blocks shared with others stay."""
         parts = self._parts()
         try:
             agent_admin.delete(parts, self.namespace, self.id)
@@ -133,28 +133,28 @@ class Agent:
     def purge(self) -> PurgeReport:
         """Forget it and overwrite its KV in memory and on disk; the disk is read back as proof.
 
-        Blocks that others stand on stay theirs. A request of the agent that runs meanwhile goes on, and what it leaves
-        is the beginning of the agent's new memory: purge again after it.
+        Blocks shared with others stay. A request of the agent that is running continues, and what it leaves is the
+        beginning of the agent's new memory: purge again after it.
         """
         parts = self._parts()
-        parts.reports.forget(self.namespace, self.id)  # even where the disk refuses: they quote its prompts
+        parts.reports.forget(self.namespace, self.id)  # even if the disk refuses: they quote its prompts
         try:
             return agent_admin.purge(parts, self.namespace, self.id)
         finally:
             parts.reports.forget(self.namespace, self.id)  # those of requests that ended meanwhile
 
     def pin(self, *, ttl_s: float | None = None) -> None:
-        """Keep it from being forgotten by age or for room on disk, for `ttl_s` seconds (None: until `unpin`).
+        """Keep it from being forgotten by age or for lack of disk space, for `ttl_s` seconds (None: until `unpin`).
 
         Pinning again replaces the time. Durable when this returns; after a StoreError it is pinned as before.
         """
         agent_admin.pin(self._parts(), self.namespace, self.id, ttl_s)
 
     def unpin(self) -> None:
-        """Let it be forgotten when its time comes."""
+        """Let it expire again."""
         agent_admin.unpin(self._parts(), self.namespace, self.id)
 
-    if not TYPE_CHECKING:  # type checkers lead to `info`
+    if not TYPE_CHECKING:  # type checkers should point to `info`
 
         def __getattr__(self, name: str) -> Any:
             """The fields of `info`, which `Engine.agent` used to return."""

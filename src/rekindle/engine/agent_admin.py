@@ -1,7 +1,7 @@
-"""What is asked of a running engine's agents from outside: look, pin, evict, fork, rewind, delete, purge.
+"""Administration of a running engine's agents: inspect, pin, evict, fork, rewind, delete, purge.
 
-Each is a question to the intake, one to the engine, and where something is to be durable the store's answer: what it
-refuses is undone, so that nothing has changed. Called from any thread but those of the engine.
+Each operation calls the intake, then the engine, and waits for the store if it must be durable: what the store refuses
+is undone, so that nothing has changed. Called from any thread except the engine's own.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ PROOF_S = 600.0  # a purge reads back every slot that it freed
 
 
 def infos(parts: Components, ask: Callable[[], Sequence[Sequence[Branch]]]) -> list[AgentInfo]:
-    """The agents whose branches `ask` gives on the intake thread, most recently used first; one question per thread,
-    however many agents there are."""
+    """Return the agents whose branches `ask` returns on the intake thread, most recently used first; one call per
+    thread, however many agents there are."""
     now, book = time.time(), parts.memory.book
 
     def look() -> list[tuple[Sequence[Branch], float | None]]:
@@ -65,7 +65,7 @@ def infos(parts: Components, ask: Callable[[], Sequence[Sequence[Branch]]]) -> l
 
 
 def info(parts: Components, namespace: str, agent: str) -> AgentInfo:
-    """One agent with its branches, the latest first; raises NotFound."""
+    """Return one agent with its branches, the latest first; raises NotFound."""
 
     def look() -> list[Sequence[Branch]]:
         return [parts.memory.know_agent(namespace, agent) or parts.memory.book.of(namespace, agent)]
@@ -103,7 +103,7 @@ def _branch_infos(parts: Components, namespace: str, agent: str) -> tuple[Branch
 
 
 def latest_ids(parts: Components, namespace: str, agent: str) -> tuple[int, ...]:
-    """The ids of the branch an agent used last; raises NotFound when it has none that can be read."""
+    """Return the ids of the branch an agent used last; raises NotFound if it has none that can be read."""
     branches = parts.intake.call(lambda: parts.memory.know_agent(namespace, agent)).result()
     if not branches:
         raise NotFound(f"no agent {agent!r}", param="agent")
@@ -111,9 +111,9 @@ def latest_ids(parts: Components, namespace: str, agent: str) -> tuple[int, ...]
 
 
 def evict(parts: Components, namespace: str, agent: str) -> int:
-    """Make an agent durable and drop its blocks from memory, as far as nobody shares them; return how many.
+    """Make an agent durable and evict its blocks from memory, unless they are shared; return how many.
 
-    StoreError where not all of it can be saved, and then nothing is dropped.
+    StoreError if not all of it can be saved, and then nothing is evicted.
     """
     _check_place(parts)
     branches = parts.intake.call(lambda: parts.agent_commands.branches_to_evict(namespace, agent)).result()
@@ -123,25 +123,25 @@ def evict(parts: Components, namespace: str, agent: str) -> int:
     is_flushed = parts.flush(FLUSH_S)
     unsaved = parts.intake.call(lambda: parts.agent_commands.unsaved(namespace, agent)).result()
     if parts.store is not None and (unsaved or not is_flushed):
-        raise _not_saved(agent, "nothing of it has left memory")
+        raise _not_saved(agent, "none of it was evicted from memory")
     return parts.loop.call(lambda core: _evict(core, namespace, agent, branches)).result()
 
 
 def _save_rest(parts: Components, namespace: str, agent: str) -> None:
-    """Queue again what of an agent is in memory and not on disk: a save that failed before may work by now."""
+    """Queue again the blocks of an agent that are in memory and not on disk: a failed save may succeed now."""
     unsaved = parts.intake.call(lambda: parts.agent_commands.unsaved(namespace, agent)).result()
     if unsaved:
         parts.loop.call(lambda core: _save_branches(core, unsaved)).result()
 
 
 def _check_open(parts: Components) -> None:
-    """Refuse what is to be durable where there is no store that was to be there."""
+    """Raise StoreError if the store is enabled but could not be opened."""
     if parts.refused is not None:
         raise StoreError(f"nothing can be saved or deleted: {parts.refused}; then start again")
 
 
 def _check_place(parts: Components) -> None:
-    """Refuse what is to be durable where nothing can be."""
+    """Raise StoreError if nothing can be made durable."""
     _check_open(parts)
     if not parts.is_in_place():
         raise StoreError("the store's directory was removed or replaced, so nothing can be saved: start again")
@@ -150,13 +150,12 @@ def _check_place(parts: Components) -> None:
 def _not_saved(agent: str, so: str) -> StoreError:
     return StoreError(
         f"agent {agent!r} cannot be saved, so {so}: check free space, permissions and the disk of the store's "
-        "directory (/health/ready says more), then ask again"
+        "directory (/health/ready says more), then try again"
     )
 
 
 def fork(parts: Components, namespace: str, source: str, target: str) -> None:
-    """Give `target` everything `source` remembers, durably; StoreError, and there is no `target`, where that cannot
-    be."""
+    """Give `target` everything `source` remembers, durably; after a StoreError there is no `target`."""
     _check_place(parts)
     _save_rest(parts, namespace, source)
     copies, command = parts.intake.call(lambda: parts.agent_commands.fork(namespace, source, target)).result()
@@ -167,8 +166,10 @@ def fork(parts: Components, namespace: str, source: str, target: str) -> None:
 
 
 def rewind(parts: Components, namespace: str, agent: str, turns: int) -> int:
-    """Take back an agent's last turns, durably; return how many tokens it still remembers. StoreError, and it remembers
-    all as before, where that cannot be."""
+    """Take back an agent's last turns, durably; return how many tokens it still remembers.
+
+    After a StoreError it remembers everything as before.
+    """
     _check_place(parts)
     _save_rest(parts, namespace, agent)
     rewound = parts.intake.call(lambda: parts.agent_commands.rewind(namespace, agent, turns)).result()
@@ -182,14 +183,14 @@ def rewind(parts: Components, namespace: str, agent: str, turns: int) -> int:
 
 
 def _done_or_undone(parts: Components, done: Future[bool], undo: Callable[[], None], refusal: StoreError) -> None:
-    """Wait for the store; where it has not done it, have it undone in the book and say so."""
+    """Wait for the store; if it did not carry out the command, undo it in the book and raise `refusal`."""
     if not _undone_if_refused(parts, done, undo):
         parts.intake.call(undo).result()
         raise refusal
 
 
 def _undone_if_refused(parts: Components, done: Future[T], undo: Callable[[], None]) -> T:
-    """What the store answers; where that is an error, it is undone in the book."""
+    """Return the store's answer; on an error, undo the change in the book and raise."""
     try:
         return _answer(done, FLUSH_S)
     except RekindleError:
@@ -198,13 +199,13 @@ def _undone_if_refused(parts: Components, done: Future[T], undo: Callable[[], No
 
 
 def _evict(core: EngineCore, namespace: str, agent: str, branches: Sequence[Branch]) -> int:
-    evict_hashes(core.cache.pool, core.background.forget(namespace, agent))  # else it stands on what is to go
+    evict_hashes(core.cache.pool, core.background.forget(namespace, agent))  # it would keep its ancestors in memory
     known = [branch for branch in branches if isinstance(branch, KnownBranch)]
     return sum(core.cache.evict_chain(branch.root, branch.ids, branch.hashes) for branch in known)
 
 
 def delete(parts: Components, namespace: str, agent: str) -> None:
-    """Forget an agent on every tier; blocks that others stand on stay theirs."""
+    """Forget an agent on every tier; blocks shared with others stay."""
     _check_open(parts)
     began = time.time()
     before, commands = parts.intake.call(lambda: parts.agent_commands.delete(namespace, agent)).result()
@@ -216,7 +217,7 @@ def delete(parts: Components, namespace: str, agent: str) -> None:
 def purge(parts: Components, namespace: str, agent: str) -> PurgeReport:
     """Forget an agent, overwrite its KV in memory and on disk, and read the disk back as zeros.
 
-    Memory is overwritten once the store has forgotten the agent: where it refuses, all is as it was.
+    Memory is overwritten once the store has forgotten the agent: if the store refuses, nothing has changed.
     """
     _check_open(parts)
     began = time.time()
@@ -231,14 +232,17 @@ def purge(parts: Components, namespace: str, agent: str) -> PurgeReport:
 
 
 def _wiped(parts: Components, asked: Purge) -> int:
-    """Overwrite in memory what was purged, but what somebody has gone on from by now; how many rows."""
+    """Overwrite the purged blocks in memory, except those in use again; return how many were overwritten."""
     claimed = asked.claimed | parts.intake.call(parts.agent_commands.claimed).result()
     return parts.loop.call(lambda core: wipe(core, replace(asked, claimed=claimed))).result()
 
 
 def _proofs(parts: Components, asked: Purge, before: Before, began: float) -> list[PurgeProof]:
-    """What the store read back. Where it refuses to forget, the agent is as it was before; where it has forgotten, or
-    may do so still, the agent is seen, so that it can be purged again, and nothing of it is left in memory."""
+    """Return what the store read back.
+
+    If the store refuses to forget the agent, the agent is as before. If it has forgotten it, or still may, the agent
+    stays listed so that it can be purged again, and nothing of it is left in memory.
+    """
     outcomes = [_outcome(command.done) for command in (*asked.breakpoints, asked.command)]
     errors = [each for each in outcomes if isinstance(each, RekindleError)]
     key, unproved = (asked.command.namespace, asked.command.agent), parts.agent_commands.unproved
@@ -250,10 +254,10 @@ def _proofs(parts: Components, asked: Purge, before: Before, began: float) -> li
     if not is_refused:
         parts.intake.call(lambda: unproved.add(key)).result()
         _wiped(parts, asked)
-        before = before.without_ids()  # what could not be proved gone is not made findable by its text again
+        before = before.without_ids()  # a purge without proof must not make the text findable again
     parts.intake.call(lambda: parts.agent_commands.restore(before)).result()
     if is_refused:
-        _save_rest(parts, *key)  # what was withdrawn from the queue
+        _save_rest(parts, *key)  # queue again what was withdrawn
     raise errors[-1]
 
 
@@ -267,21 +271,21 @@ def _outcome(done: Future[PurgeProof]) -> PurgeProof | RekindleError:
 
 
 def _num_left(parts: Components, purged: Purge) -> int:
-    """Blocks of a purged agent that are in memory still."""
+    """Count the blocks of a purged agent that are still in memory."""
     return parts.loop.call(
         lambda core: sum(core.cache.pool.block_of(block_hash) is not None for block_hash in purged.own)
     ).result()
 
 
 def pin(parts: Components, namespace: str, agent: str, ttl_s: float | None) -> None:
-    """Keep an agent from being forgotten for so many seconds from now; None: for ever."""
+    """Keep an agent from being forgotten for `ttl_s` seconds from now; None: forever."""
     if ttl_s is not None and not ttl_s > 0:
         raise BadRequest(f"an agent is pinned for more than 0 seconds, not {ttl_s}", param="ttl_s")
     _pin(parts, namespace, agent, math.inf if ttl_s is None else time.time() + ttl_s)
 
 
 def unpin(parts: Components, namespace: str, agent: str) -> None:
-    """Let an agent be forgotten again when its time comes; one that is not pinned stays as it is."""
+    """Let an agent expire again; a no-op for one that is not pinned."""
     _pin(parts, namespace, agent, 0.0)
 
 
@@ -301,13 +305,13 @@ def _answer(done: Future[T], timeout_s: float) -> T:
     try:
         return done.result(timeout_s)
     except FutureTimeout:
-        raise StoreError(f"the store did not answer within {timeout_s:.0f} s; ask again") from None
+        raise StoreError(f"the store did not answer within {timeout_s:.0f} s; try again") from None
 
 
 def _carried_out(
     parts: Components, done: Sequence[Future[T]], before: Before, timeout_s: float, began: float
 ) -> list[T]:
-    """What the store answers; what it could not forget is taken back, so that it is seen and can be asked for again."""
+    """Return the store's answers; on an error restore what it could not forget, so that the call can be retried."""
     try:
         answers = [_answer(each, timeout_s) for each in done]
     except RekindleError:
@@ -318,9 +322,9 @@ def _carried_out(
 
 
 def _save_again(parts: Components, began: float) -> None:
-    """Turns that ended since the forgetting `began` may stand on blocks that went with it: queue them once more.
+    """Queue again the turns that ended since a deletion `began`: they may depend on blocks that it removed.
 
-    Earlier ones were in the store's queue before it. What the disk gave up of them for want of room stays given up.
+    Earlier turns were in the store's queue before it; what was evicted of them for lack of disk space stays evicted.
     """
     unsaved = parts.intake.call(lambda: parts.memory.unsaved(began)).result()
     if unsaved:

@@ -4,7 +4,7 @@
         reply = engine.chat("ada", [{"role": "user", "content": "Hello!"}])
         print(reply.text, reply.report.outcome)
 
-Owns the lifetime of everything below it. Every method may be called from any thread. What is no agent's id (see
+Owns the lifetime of everything below it. Every method may be called from any thread. An invalid agent id (see
 `agent_ids`) is a BadRequest in every method that takes one.
 """
 
@@ -53,7 +53,7 @@ from rekindle.worker import Death
 
 
 class Engine:
-    """A model with agents that remember. Made with settings, loaded by `start`, ended by `close`.
+    """A model with agents that remember. Created with settings, loaded by `start`, ended by `close`.
 
         from rekindle import Engine
 
@@ -62,8 +62,8 @@ class Engine:
             print(reply.text, reply.report.outcome, reply.report.timings.first_token_ms)
             print(engine.generate("Once upon a time", max_tokens=4).text)
 
-    Settings come as one value, or as keyword arguments, each named as in files: ConfigError for one that is unknown or
-    cannot be. `clock` tells chat templates the date.
+    Settings come as one value, or as keyword arguments, each named as in files: ConfigError for an unknown or invalid
+    one. `clock` gives chat templates the date.
     """
 
     def __init__(
@@ -98,7 +98,7 @@ class Engine:
         self._parts = parts
 
     def close(self) -> None:
-        """Stop working, make every finished turn durable, let go of the store. Closing twice is safe."""
+        """Stop the engine, make every finished turn durable, release the store. Closing twice is safe."""
         parts, self._parts = self._parts, None
         if parts is not None:
             parts.close()
@@ -133,22 +133,22 @@ class Engine:
 
     @property
     def encoder(self) -> PromptEncoder:
-        """How text becomes tokens and tokens text; immutable, any thread may use it."""
+        """Converts text to tokens and back; immutable, any thread may use it."""
         return self.components.encoder
 
     @property
     def reply_format(self) -> ReplyFormat:
-        """How replies of this model are written: thoughts, calls, and the control tokens a reader needs."""
+        """How replies of this model are written: reasoning, calls, and the control tokens a parser needs."""
         return self.components.reply_format
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What a person should know about how this model is served, one sentence each."""
+        """Notes for users on how this model is served, one sentence each."""
         return self.components.notes
 
     @property
     def promise(self) -> str:
-        """`bitwise` where every path gives the same bits on this machine, else `close`."""
+        """`bitwise` if every path gives the same bits on this machine, else `close`."""
         return self.components.promise
 
     @property
@@ -158,11 +158,11 @@ class Engine:
 
     @property
     def max_context(self) -> int:
-        """Tokens of prompt and answer that one request may have."""
+        """Tokens of prompt and reply that one request may have."""
         return self.components.max_context
 
     def render(self, request: GenerationRequest) -> RenderedPrompt:
-        """The prompt of messages or text as it would be computed, without matching it; raises BadRequest."""
+        """Return the prompt of messages or text as it would be computed, without matching it; raises BadRequest."""
         return self.components.renderer.render(request).prompt
 
     def submit(self, request: GenerationRequest) -> Generation:
@@ -173,7 +173,7 @@ class Engine:
         """Queue `n` replies to one prompt, which is prepared and computed once; errors arrive through each generation.
 
         Reply i is seeded with the request's seed + i (without one they differ at random), and each becomes a branch of
-        the agent. Raises BadRequest for more than an agent may have, and for what is no agent's id.
+        the agent. Raises BadRequest for more than an agent may have, and for an invalid agent id.
         """
         for name, agent in (("agent", request.agent), ("parent", request.parent)):
             if agent is not None:
@@ -210,7 +210,7 @@ class Engine:
     def chat(
         self, agent: str | None, messages: Messages, *, namespace: str = "default", **options: Unpack[ChatKeywords]
     ) -> ChatResult:
-        """The whole reply to `messages`, with options as in `stream`."""
+        """Return the whole reply to `messages`, with options as in `stream`."""
         return self.stream(agent, messages, namespace=namespace, **options).result()
 
     def generate(
@@ -221,9 +221,9 @@ class Engine:
         namespace: str = "default",
         **options: Unpack[GenerateKeywords],
     ) -> ChatResult:
-        """What the model writes after a text, or after token ids u32 [n], as they are: no template is rendered.
+        """Continue a text, or token ids u32 [n], as they are: no template is rendered.
 
-        `options` are those of `SamplingParams`, and `reuse`. Raises BadRequest. To read it as it comes, `submit` a
+        `options` are those of `SamplingParams`, and `reuse`. Raises BadRequest. To stream the reply, `submit` a
         GenerationRequest.
         """
         return self.submit(text_request(prompt, agent, namespace, **options)).result()
@@ -237,7 +237,7 @@ class Engine:
     def astream(
         self, agent: str | None, messages: Messages, *, namespace: str = "default", **options: Unpack[ChatKeywords]
     ) -> AsyncIterator[Delta]:
-        """Deltas of the reply; closing the iterator early cancels the work, which begins with the first step."""
+        """Iterate over the deltas of the reply; work begins with the first step, closing the iterator cancels it."""
         return pieces(lambda: self.stream(agent, messages, namespace=namespace, **options))
 
     def warming(
@@ -250,24 +250,24 @@ class Engine:
     ) -> Generation:
         """Compute and remember a prompt as the agent's; the generation ends without a reply when that is done.
 
-        Messages that end with a user's words or a tool's result are what is asked next, unless with an `open_end` more
-        words may follow in the last one; of others, a system prompt for instance, what all prompts that continue them
-        have in common is computed. Raises as `chat` does.
+        Messages that end with a user message or a tool result are computed as the next prompt, unless with `open_end`
+        the last message may continue. Of other messages, a system prompt for instance, what all prompts that continue
+        them have in common is computed. Raises as `chat` does.
         """
         return self.submit(prefill_request(messages, agent, namespace, **options))
 
     def warm(
         self, agent: str, messages: Messages, *, namespace: str = "default", **options: Unpack[PrefillKeywords]
     ) -> Report:
-        """Wait until a prompt is computed and remembered, with options as in `warming`; return what was there."""
+        """Compute and remember a prompt and wait for it, with options as in `warming`; return its report."""
         return self.warming(agent, messages, namespace=namespace, **options).result().report
 
     def agent(self, agent: str, *, namespace: str = "default") -> Agent:
-        """A handle on one agent, which may not have a memory yet; BadRequest for what is no agent's id."""
+        """Return a handle on one agent, which may not have a memory yet; BadRequest for an invalid id."""
         return Agent(check_agent_id(agent, where="agent"), namespace, self.submit, lambda: self.components)
 
     def agents(self, namespace: str | None = None) -> list[AgentInfo]:
-        """Every named agent of a namespace (None: of all), most recently used first."""
+        """Return every named agent of a namespace (None: of all), most recently used first."""
         book = self.components.memory.book
         return agent_admin.infos(
             self.components, lambda: [book.of(space, name) for space, name in book.agents(namespace)]
@@ -311,15 +311,15 @@ class Engine:
         self.agent(agent, namespace=namespace).unpin()
 
     def flush(self, timeout_s: float = 60.0) -> bool:
-        """Wait until every finished turn is durable; False if that took longer than `timeout_s`."""
+        """Wait until every finished turn is durable; False if that takes longer than `timeout_s`."""
         return self.components.flush(timeout_s)
 
     def stats(self) -> EngineStats:
-        """Counters and gauges of this moment."""
+        """Return the current counters and gauges."""
         return self.components.stats()
 
     def health(self) -> Health:
-        """Whether all that was promised works; if not, what does not and what to do. Never raises."""
+        """Return whether everything works; if not, what does not and what to do. Never raises."""
         parts = self._parts
         if parts is None:
             return Health(False, ("the engine is not running: start it",))
@@ -327,7 +327,7 @@ class Engine:
         return Health(not found, found)
 
     def deaths(self) -> tuple[Death, ...]:
-        """Threads that have ended of an error, and of which: no request is taken any more. Waits for nothing."""
+        """Return the threads that died, and of which error; requests are refused from then on. Never blocks."""
         parts = self._parts
         return () if parts is None else parts.deaths()
 

@@ -1,6 +1,6 @@
-"""Calls of the Python interface as requests: which keyword arguments there are, and what is asked of the engine.
+"""Calls of the Python interface as requests: their keyword arguments, and the requests built from them.
 
-The keywords of `SamplingParams` stand beside those of the call, as they do in a body over HTTP.
+The keywords of `SamplingParams` are next to those of the call, as in a body over HTTP.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ Messages = Sequence[Mapping[str, Any]]
 
 
 class GenerateKeywords(SamplingKeywords, total=False):
-    """Of `generate`: sampling, and whether stored KV is used (`Reuse`)."""
+    """Keywords of `generate`: sampling, and whether stored KV is used (`Reuse`)."""
 
     reuse: Reuse | None
 
 
 class ChatKeywords(GenerateKeywords, total=False):
-    """Of `chat` and `stream`: sampling, `reuse`, and tools as OpenAI describes them."""
+    """Keywords of `chat` and `stream`: sampling, `reuse`, and tools in OpenAI's format."""
 
     tools: Sequence[Mapping[str, Any]] | None
 
 
 class PrefillKeywords(TypedDict, total=False):
-    """Of `warm`. With `open_end` more words may follow in the last message."""
+    """Keywords of `warm`. With `open_end` the last message may continue."""
 
     tools: Sequence[Mapping[str, Any]] | None
     template_kwargs: Mapping[str, Any] | None
@@ -48,7 +48,7 @@ def chat_request(
     reuse: Reuse | None = None,
     **sampling: Unpack[SamplingKeywords],
 ) -> GenerationRequest:
-    """What `chat` asks. TypeError for an unknown keyword; BadRequest."""
+    """Build the request of `chat`. Raises TypeError for an unknown keyword; BadRequest."""
     check_keywords("chat", sampling, ChatKeywords.__annotations__)
     return GenerationRequest(
         messages=normalise_messages(messages),
@@ -68,7 +68,7 @@ def text_request(
     reuse: Reuse | None = None,
     **sampling: Unpack[SamplingKeywords],
 ) -> GenerationRequest:
-    """What `generate` asks: the text as it is, without a template, or its token ids. Raises as `chat_request`."""
+    """Build the request of `generate`: the text without a template, or its token ids. Raises as `chat_request`."""
     check_keywords("generate", sampling, GenerateKeywords.__annotations__)
     text = prompt if isinstance(prompt, str) else None
     try:
@@ -82,7 +82,7 @@ def text_request(
 def prefill_request(
     messages: Messages, agent: str, namespace: str, **options: Unpack[PrefillKeywords]
 ) -> GenerationRequest:
-    """What `warm` asks. TypeError for an unknown keyword; BadRequest."""
+    """Build the request of `warm`. Raises TypeError for an unknown keyword; BadRequest."""
     check_keywords("warm", options, PrefillKeywords.__annotations__)
     return GenerationRequest(
         messages=normalise_messages(messages),
@@ -96,7 +96,7 @@ def prefill_request(
 
 
 async def whole(generation: Generation) -> ChatResult:
-    """Wait for the reply without blocking the event loop; where that is cancelled, so is the work."""
+    """Wait for the reply without blocking the event loop; cancelling the wait cancels the work."""
     try:
         return await generation.aresult()
     finally:
@@ -104,7 +104,7 @@ async def whole(generation: Generation) -> ChatResult:
 
 
 async def pieces(begin: Callable[[], Generation]) -> AsyncIterator[Delta]:
-    """Begin at the first step and give the deltas; whoever leaves early cancels the work."""
+    """Begin at the first step and yield the deltas; closing the iterator early cancels the work."""
     generation = begin()
     try:
         async for delta in generation:

@@ -1,4 +1,4 @@
-"""How much hot memory there is, and how large a context it can serve."""
+"""Sizes of hot memory, and the largest context it can serve."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rekindle.spec import ModelSpec
 
 
 def capacity(settings: CacheSettings, spec: ModelSpec, device: str) -> tuple[int, int]:
-    """Blocks in hot memory, and the tokens one request may have: the model's context, or what the blocks hold."""
+    """Return the blocks in hot memory, and the tokens a request may have: the model's context, or what they hold."""
     wanted = hot_budget(settings, device)
     num_blocks = wanted // spec.layout.block_bytes
     if num_blocks < 2:
@@ -24,7 +24,7 @@ def capacity(settings: CacheSettings, spec: ModelSpec, device: str) -> tuple[int
 
 
 def check_budget(settings: CacheSettings, device: str) -> None:
-    """ConfigError where hot KV is to take more memory than the device has; known before a model is read."""
+    """Raise ConfigError if hot KV is set larger than the device's memory; checked before a model is loaded."""
     most = total_bytes(device)
     if settings.hot_bytes is not None and settings.hot_bytes > most:
         raise ConfigError(
@@ -34,7 +34,7 @@ def check_budget(settings: CacheSettings, device: str) -> None:
 
 
 def check_disk(settings: StoreSettings, spec: ModelSpec) -> None:
-    """ConfigError where the disk may not have a single block: nothing could ever be saved."""
+    """Raise ConfigError if the disk budget holds less than one block: nothing could ever be saved."""
     least = spec.layout.block_bytes
     if settings.disk_bytes is not None and settings.disk_bytes < least:
         raise ConfigError(
@@ -44,12 +44,12 @@ def check_disk(settings: StoreSettings, spec: ModelSpec) -> None:
 
 
 def hot_budget(settings: CacheSettings, device: str) -> int:
-    """Bytes that hot KV may take: what is set, else a share of the free memory."""
+    """Return the bytes hot KV may take: the setting, else a share of the free memory."""
     return settings.hot_bytes or min(MOST_HOT_BYTES, int(HOT_SHARE * free_bytes(device)))
 
 
 def free_bytes(device: str) -> int:
-    """Free memory of the device, or of this machine."""
+    """Return the free memory of the device, or of this machine."""
     if torch.device(device).type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
     return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

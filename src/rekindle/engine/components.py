@@ -1,4 +1,4 @@
-"""The parts of a running engine: started together, taken apart in the order that loses nothing."""
+"""The components of a running engine: started together, stopped in the order that loses nothing."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ CLOSE_TIMEOUT_S = 60.0
 
 @dataclass(frozen=True)
 class Components:
-    """The parts of a running engine, for `Engine` to speak to."""
+    """The components of a running engine, used by `Engine`."""
 
     spec: ModelSpec
     encoder: PromptEncoder
@@ -50,12 +50,12 @@ class Components:
     agent_commands: AgentCommands
     started: Mapping[str, float]
     store: WarmStore | None
-    refused: str | None  # why there is no store where there was to be one
+    refused: str | None  # why an enabled store could not be opened
     place: StorePlace | None
     reports: Recent[Report] = field(default_factory=Recent)  # of finished requests of named agents
 
     def start(self) -> None:
-        """Start the threads: store, intake, engine; all of them or none."""
+        """Start the threads: store, intake, engine; all or none."""
         try:
             if self.store is not None:
                 self.store.start()
@@ -66,14 +66,14 @@ class Components:
             raise
 
     def flush(self, timeout_s: float) -> bool:
-        """Wait until the turns that ended before this call are durable; False where that takes longer, or where a
-        thread has died that they need: what the others can still save is saved then."""
+        """Wait until the turns that ended before this call are durable; False on a timeout, or if a thread they need
+        has died, in which case the others still save what they can."""
         deadline = time.monotonic() + timeout_s
         try:
             is_saved = self._is_handed_over(deadline)
             if self.store is not None:
                 is_saved &= self.store.flush(_left(deadline))
-                # The notices of what was saved are taken in.
+                # Wait until the intake has handled the notices of what was saved.
                 self.intake.call(lambda: None).result(max(1.0, _left(deadline)))
         except (FutureTimeout, Unavailable):
             return False
@@ -84,7 +84,7 @@ class Components:
         return is_saved
 
     def _is_handed_over(self, deadline: float) -> bool:
-        """Wait until the store has all that ended; False where a thread has died that it comes through."""
+        """Wait until the store has every ended turn; False if a thread on its way has died."""
         handed_over = True
         try:
             self.intake.call(lambda: None).result(_left(deadline))
@@ -98,12 +98,12 @@ class Components:
         return handed_over
 
     def deaths(self) -> tuple[Death, ...]:
-        """The threads that have ended without being asked to. Any thread; waits for nothing."""
+        """Return the threads that have died. Any thread; never blocks."""
         workers = (self.intake.worker, self.loop.worker, *(self.store.workers if self.store is not None else ()))
         return tuple(worker.death for worker in workers if worker.death is not None)
 
     def close(self) -> None:
-        """Graceful stop: nothing new, everything finished made durable, then the threads and the store."""
+        """Stop gracefully: refuse new requests, make finished turns durable, then stop the threads and the store."""
         self.loop.refuse()
         if not self.flush(CLOSE_TIMEOUT_S):
             why = "; ".join(map(str, self.deaths())) or f"within {CLOSE_TIMEOUT_S:.0f} s"
@@ -117,15 +117,15 @@ class Components:
             self.store.close()
 
     def stats(self) -> EngineStats:
-        """Read on the engine thread between two steps; the store's own on the caller's."""
+        """Return statistics: read on the engine thread between two steps, those of the store on the caller's."""
         store = asdict(self.store.stats()) if self.store is not None else None
-        # Before the engine is asked: what is made of them meanwhile reaches it before the question.
+        # Read before querying the engine: turns that become idle work meanwhile reach it before the query.
         pending = self.anticipation.num_pending
         stats = self.loop.call(lambda core: engine_stats(core, self.memory.book, self.started, store)).result()
         return replace(stats, num_background=stats.num_background + pending)
 
     def problems(self) -> tuple[str, ...]:
-        """What does not work, a sentence each."""
+        """Return what does not work, a sentence each."""
         stats = self.store.stats() if self.store is not None else None
         found = problems(stats, is_in_place=self.is_in_place(), is_running=self.loop.is_running, deaths=self.deaths())
         if self.refused is None:
@@ -134,11 +134,11 @@ class Components:
         return (*found, f"{what}: {self.refused}; then start it again")
 
     def is_in_place(self) -> bool:
-        """Whether what was saved can be there still: nobody has taken the store's directory away."""
+        """Whether the store's directory is still in its place."""
         return self.place is None or self.place.is_there()
 
     def check(self) -> None:
-        """Assert every invariant, each on the thread that owns it, after what ended is saved."""
+        """Assert every invariant, each on the thread that owns it, after saving every ended turn."""
         self.flush(CLOSE_TIMEOUT_S)
         self.loop.call(lambda core: core.check()).result()
         self.intake.call(self.memory.check).result()

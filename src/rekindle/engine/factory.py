@@ -1,6 +1,6 @@
-"""Makes the parts of an engine from its settings and connects them; all or nothing.
+"""Builds the components of an engine from its settings and connects them; all or nothing.
 
-Everything is made here and owned by the part it is handed to.
+Every part is built here and owned by the component it is passed to.
 """
 
 from __future__ import annotations
@@ -55,12 +55,12 @@ from rekindle.text.replies import ReplyFormat, find_reply_format
 
 logger = logging.getLogger(__name__)
 
-BREAKPOINT_SHARE = 0.5  # of a tenant's part of the disk, for what requests mark
+BREAKPOINT_SHARE = 0.5  # of a tenant's part of the disk, for cached breakpoints
 CHUNK_TOKENS = defaultdict(lambda: 512, cuda=2048)
 
 
 def assemble(settings: Settings, *, clock: Callable[[], datetime] = datetime.now) -> Components:
-    """Load the model, prove it, open the store, connect the parts; all or nothing."""
+    """Load and verify the model, open the store, connect the components; all or nothing."""
     use_store = settings.store.enabled and settings.cache.reuse == "on"
     _check_start(settings, use_store=use_store)
     loaded = load_model(
@@ -91,7 +91,7 @@ def assemble(settings: Settings, *, clock: Callable[[], datetime] = datetime.now
 
 
 def _check_start(settings: Settings, *, use_store: bool) -> None:
-    """Refuse what needs no model to be found wrong: nobody should wait for the weights to learn of it."""
+    """Check the settings that need no model, so that errors are raised before the weights are loaded."""
     check_device(settings.model.device)
     check_budget(settings.cache, settings.model.device)
     if use_store:
@@ -100,7 +100,7 @@ def _check_start(settings: Settings, *, use_store: bool) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Inputs:
-    """What the parts of the engine stand on."""
+    """What the components of the engine are built from."""
 
     settings: Settings
     loaded: LoadedModel
@@ -109,7 +109,7 @@ class _Inputs:
     renderer: Renderer
     arena: KVArena
     store: WarmStore | None
-    refused: str | None  # why there is no store where there was to be one
+    refused: str | None  # why an enabled store could not be opened
     max_context: int
 
 
@@ -247,7 +247,7 @@ def _core(
 
 
 def _open_store(settings: Settings, spec: ModelSpec) -> tuple[WarmStore | None, str | None]:
-    """The store, or none and why, where the disk refuses: answers go on without one."""
+    """Open the store; None and the reason if the disk refuses, in which case requests are served without one."""
     try:
         store = WarmStore.open(
             settings.store.directory(),

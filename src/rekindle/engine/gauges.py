@@ -1,6 +1,6 @@
-"""What a running engine tells of itself: counters and gauges, and whether all is well.
+"""State of a running engine: counters and gauges, and health problems.
 
-Reads, never changes. The figures of the engine thread are read on it, between two steps.
+Read-only. The figures of the engine thread are read on it, between two steps.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from rekindle.worker import Death
 def engine_stats(
     core: EngineCore, book: BranchBook, started: Mapping[str, float], store: Mapping[str, Any] | None
 ) -> EngineStats:
-    """The figures of this moment; called on the engine thread."""
+    """Return the current figures; called on the engine thread."""
     pool, scheduler = core.cache.pool, core.scheduler
     return EngineStats(
         num_running=len(scheduler.running),
@@ -50,9 +50,9 @@ def engine_stats(
 
 
 def hot_tokens(cache: PrefixCache, branches: Sequence[Branch]) -> list[int]:
-    """Leading tokens of each branch that are in memory; called on the engine thread.
+    """Return how many leading tokens of each branch are in memory; called on the engine thread.
 
-    Of one whose ids are not at hand all are, if its head is, and none are counted otherwise.
+    A branch without ids counts as a whole if its head is in memory, else as 0.
     """
     return [_hot_tokens(cache, branch) for branch in branches]
 
@@ -66,7 +66,7 @@ def _hot_tokens(cache: PrefixCache, branch: Branch) -> int:
 def problems(
     stats: StoreStats | None, *, is_in_place: bool, is_running: bool, deaths: Sequence[Death] = ()
 ) -> tuple[str, ...]:
-    """What does not work, a sentence each; nothing when all is well. `stats` None: there is no store."""
+    """Return what does not work, a sentence each; empty if all is well. `stats` None: there is no store."""
     found = [str(death) for death in deaths]
     if not is_running and not found:
         found.append("the engine has stopped: start it again")
@@ -76,32 +76,32 @@ def problems(
         found.append("the store's directory was removed or replaced under the server: nothing is saved; restart it")
     elif stats.index_error is not None:
         found.append(
-            f"the store's index is damaged ({stats.index_error}): answers go on, but nothing is saved until a restart, "
-            "which makes it anew from the records; check the disk of the store's directory"
+            f"the store's index is damaged ({stats.index_error}): requests are served, but nothing is saved until a "
+            "restart, which rebuilds it from the records; check the disk of the store's directory"
         )
     elif not stats.saving_ok:
         since = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(stats.first_error_at))
         found.append(
-            f"saving has failed since {since}: {stats.first_error}; answers go on but will not survive a restart: "
+            f"saving has failed since {since}: {stats.first_error}; new turns will not survive a restart: "
             "check free space, permissions and the disk of the store's directory"
         )
     if stats.damaged_rows:
         found.append(
-            f"{stats.damaged_rows} rows of the store's index were damaged and count as not there; what they named is "
+            f"{stats.damaged_rows} rows of the store's index were damaged and are ignored; what they listed is "
             "computed again: check the disk of the store's directory"
         )
     if not stats.has_room:
         found.append(
-            f"the last turns did not fit into the disk budget of {stats.disk_bytes} bytes beside what is pinned and "
+            f"the last turns did not fit into the disk budget of {stats.disk_bytes} bytes next to what is pinned and "
             "are not saved: unpin or delete agents, or give the store more disk_bytes"
         )
     return tuple(found)
 
 
 class StorePlace:
-    """The directory in which a store was opened, to tell whether it was removed or replaced since.
+    """The directory in which a store was opened, to detect whether it was removed or replaced since.
 
-    Open files go on working then, and nothing that is written to them is ever found again.
+    Open files keep working then, but nothing written to them is ever found again.
     """
 
     def __init__(self, path: Path) -> None:
@@ -116,5 +116,5 @@ class StorePlace:
         return found.st_dev, found.st_ino
 
     def is_there(self) -> bool:
-        """Whether the same directory is where it was; a few microseconds."""
+        """Whether the same directory is still in its place; takes a few microseconds."""
         return self._identity is not None and self._found() == self._identity

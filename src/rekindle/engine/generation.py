@@ -1,7 +1,7 @@
 """The caller's end of a request: deltas come out, a cancel goes in.
 
-Owned by nobody's thread: the engine puts deltas, one consumer takes them, synchronously (`for`) or asynchronously
-(`async for`). The queue is unbounded because a reply is; a slow reader never holds the engine up.
+Not tied to a thread: the engine puts deltas, one consumer takes them, synchronously (`for`) or asynchronously
+(`async for`). The queue is unbounded, so a slow reader never delays the engine.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ _ids = itertools.count(1)
 
 
 class Generation:
-    """A reply as it comes. Iterate once; `result()` drains what is left and returns the whole.
+    """A reply as it is generated. Iterate once; `result()` drains what is left and returns the whole.
 
-    `progress` is set by the engine while the prompt is computed (None: it has not begun). `opening` is what the prompt
-    has begun of the reply already: a mark that opens its thinking, and the reply's prefix.
+    `progress` is set by the engine while the prompt is computed (None: it has not begun). `opening` is the beginning of
+    the reply that is already in the prompt: a mark that opens its reasoning, and the reply's prefix.
     """
 
     def __init__(self) -> None:
@@ -45,7 +45,7 @@ class Generation:
         self._last: Delta | None = None
 
     def put(self, item: Delta | BaseException) -> None:
-        """Called by the engine: the next delta, or the error that ends the reply."""
+        """Add the next delta, or the error that ends the reply. Called by the engine."""
         if isinstance(item, BaseException) or item.finish_reason is not None:
             self.begin()
         if self._on_report is not None and isinstance(item, Delta) and item.finish_reason and item.report:
@@ -57,22 +57,22 @@ class Generation:
             wake()
 
     def on_begin(self, begun: Callable[[], None]) -> None:
-        """Have `begun` called once: when the work on the reply begins, or it ends before."""
+        """Set a callback for when the work on the reply begins, or the reply ends before that; called once."""
         self._on_begin = begun
 
     def on_report(self, kept: Callable[[Report], None]) -> None:
-        """Have `kept` called with the report of the whole reply, before its last delta can be read."""
+        """Set a callback that gets the report of the whole reply, before its last delta can be read."""
         self._on_report = kept
 
     def begin(self) -> None:
-        """Called by the engine: the reply waits no longer. Only the first call counts."""
+        """Mark the reply as begun. Called by the engine; only the first call counts."""
         with self._lock:
             begun, self._on_begin = self._on_begin, None
         if begun is not None:
             begun()
 
     def on_cancel(self, cancel: Callable[[], None]) -> None:
-        """Called by the engine: what stops the work; called at once if cancelling was asked before."""
+        """Set the callback that stops the work, called at once if already cancelled. Called by the engine."""
         with self._lock:
             self._cancel = cancel
             asked = self._cancel_asked
@@ -80,7 +80,7 @@ class Generation:
             cancel()
 
     def cancel(self) -> None:
-        """Stop within a step; the blocks computed so far are kept. Safe from any thread, also when finished."""
+        """Stop within a step; the blocks computed so far stay cached. Safe from any thread, also when finished."""
         with self._lock:
             self._cancel_asked = True
             cancel = self._cancel
@@ -89,7 +89,7 @@ class Generation:
 
     @property
     def cancel_asked(self) -> bool:
-        """Whether somebody no longer wants the reply."""
+        """Whether the reply was cancelled."""
         return self._cancel_asked
 
     def _take(self, item: Delta | BaseException) -> Delta:
@@ -110,7 +110,7 @@ class Generation:
         loop, arrived = asyncio.get_running_loop(), asyncio.Event()
 
         def wake() -> None:
-            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody is left to be woken
+            with contextlib.suppress(RuntimeError):  # the loop is closed: no reader is left to wake
                 loop.call_soon_threadsafe(arrived.set)
 
         with self._lock:

@@ -1,4 +1,4 @@
-"""The last entries of each agent, in memory: a bounded number of them, for a bounded number of agents."""
+"""The last entries of each agent, in memory: a bounded number, for a bounded number of agents."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ MAX_AGENTS = 1024
 
 
 class Recent(Generic[T]):
-    """The last MAX_ENTRIES of the `max_agents` agents that asked last. Any thread may ask."""
+    """The last MAX_ENTRIES entries of the `max_agents` most recently used agents. Any thread."""
 
     def __init__(self, *, max_agents: int = MAX_AGENTS) -> None:
         self._max_agents = max_agents
@@ -21,17 +21,17 @@ class Recent(Generic[T]):
         self._agents: OrderedDict[tuple[str, str], deque[T]] = OrderedDict()
 
     def of(self, namespace: str, agent: str) -> list[T]:
-        """The agent's last entries, the newest first."""
+        """Return the agent's last entries, the newest first."""
         with self._lock:
             return list(reversed(self._agents.get((namespace, agent), ())))
 
     def forget(self, namespace: str, agent: str) -> None:
-        """Drop what is known of an agent; of one that is not known: nothing."""
+        """Drop an agent's entries; a no-op for an unknown agent."""
         with self._lock:
             self._agents.pop((namespace, agent), None)
 
     def add(self, namespace: str, agent: str, entry: T) -> None:
-        """Keep one more entry; the oldest of the agent, or the agent used longest ago, makes room."""
+        """Add an entry; drop the agent's oldest, or the least recently used agent, to make room."""
         with self._lock:
             entries = self._agents.setdefault((namespace, agent), deque(maxlen=MAX_ENTRIES))
             entries.append(entry)

@@ -1,7 +1,7 @@
-"""The one thing that travels through the engine: a sequence whose `num_computed` catches up with its ids.
+"""Requests: a sequence whose `num_computed` catches up with its ids, the one object that passes through the engine.
 
-Owns token ids, `num_computed` and the timing marks. Cold prompt, warm prompt, chunk, decode, preemption and resume
-are all the distance between two integers:
+Owns token ids, `num_computed` and the timestamps. Cold prompt, warm prompt, chunk, decode, preemption and resume are
+all the distance between two integers:
 
     0 ........ num_computed ............ num_tokens          positions [0, num_stored) have their KV in `table`;
     |--reused--|--- still to compute ---|                    rows below num_stored are run without being written
@@ -28,7 +28,7 @@ from rekindle.text.stream import TextStream
 
 
 class State(enum.Enum):
-    """Where a request stands; only RUNNING ones hold uncommitted blocks."""
+    """State of a request; only RUNNING ones hold uncommitted blocks."""
 
     WAITING = "waiting"
     LOADING = "loading"
@@ -38,7 +38,7 @@ class State(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class MatchFacts:
-    """What matching by text found, before any block was looked up."""
+    """Result of matching by text, before any block lookup."""
 
     relation: Relation
     source: Source | None
@@ -53,7 +53,7 @@ NO_MATCH = MatchFacts("none", None, False, 0, 0, None)
 
 @dataclass(frozen=True, slots=True)
 class CachedBreakpoint:
-    """The beginning of a prompt, up to one of its breakpoints, and for how many seconds it is to stay stored."""
+    """The prefix of a prompt up to one of its breakpoints, and for how many seconds it stays stored."""
 
     num_tokens: int
     ttl_s: float
@@ -61,7 +61,7 @@ class CachedBreakpoint:
 
 @dataclass(frozen=True, slots=True)
 class TakenOut:
-    """What was taken out of a prompt where `num_before` of its tokens end; `is_new`: the agent sent another before."""
+    """Text removed from a prompt after `num_before` of its tokens; `is_new`: it differs from the previous request."""
 
     kind: str
     message_index: int | None
@@ -70,14 +70,14 @@ class TakenOut:
     is_new: bool
 
     def priced(self, reused_tokens: int) -> Normalised:
-        """With the tokens that would not have been reused, had it stayed."""
+        """Return it with the number of tokens that could not have been reused, had it stayed."""
         cost = max(0, reused_tokens - self.num_before) if self.is_new else 0
         return Normalised(self.kind, self.message_index, self.text, cost)
 
 
 @dataclass(slots=True)
 class RequestTimes:
-    """Moments of a request's life in seconds of the engine's clock; durations where a phase may recur."""
+    """Timestamps of a request in seconds of the engine's clock; durations for phases that may recur."""
 
     submitted: float
     match_s: float = 0.0
@@ -85,12 +85,12 @@ class RequestTimes:
     load_started: float = 0.0
     admitted: float | None = None
     first_token: float | None = None
-    logged: float | None = None  # when the log last told how far the prompt is
+    logged: float | None = None  # when progress was last logged
     preempted: float | None = None  # the last time
 
     @property
     def waiting_since(self) -> float:
-        """When a request that waits began to."""
+        """When a waiting request began to wait."""
         return self.submitted if self.preempted is None else self.preempted
 
 
@@ -98,8 +98,8 @@ class RequestTimes:
 class Request:
     """One generation in flight. Mutable, owned by the engine thread once submitted; `cancelled` may be set anywhere.
 
-    `background`: it runs while nobody else needs the engine and is never remembered as a turn; when it is done comes
-    the one it is `followed_by`. `asked`: what the caller sent, where the next request may be anticipated from it.
+    `background`: it runs only while no other request needs the engine, and is never remembered as a turn; `followed_by`
+    runs after it. `asked`: the caller's request, if the next one may be anticipated from it.
     """
 
     namespace: str
@@ -124,7 +124,7 @@ class Request:
     asked: GenerationRequest | None = None
     breakpoints: tuple[CachedBreakpoint, ...] = ()  # one for each breakpoint
     taken_out: tuple[TakenOut, ...] = ()
-    resumes: bool = False  # it goes on from what an unfinished request of the agent left
+    resumes: bool = False  # it continues an unfinished request of the agent
     cancelled: threading.Event = field(default_factory=threading.Event)
     state: State = State.WAITING
     num_computed: int = 0
@@ -132,12 +132,12 @@ class Request:
     hot_tokens: int = 0
     warm_tokens: int = 0
     num_preemptions: int = 0
-    num_before: int = 0  # the most tokens that were ever computed when it started or was preempted
+    num_before: int = 0  # most tokens ever computed when it started or was preempted
     tried_loads: set[BlockHash] = field(default_factory=set)
     loaded: set[BlockHash] = field(default_factory=set)
-    token_ids: np.ndarray = field(init=False)  # uint32, room for the whole answer
+    token_ids: np.ndarray = field(init=False)  # uint32, sized for the whole reply
     hashes: list[BlockHash] = field(default_factory=list)
-    texts: list[str] = field(default_factory=list)  # pieces of the reply, as they were told
+    texts: list[str] = field(default_factory=list)  # pieces of the reply, as emitted
 
     def __post_init__(self) -> None:
         self.token_ids = np.zeros(len(self.prompt_ids) + self.max_new_tokens, dtype=np.uint32)
@@ -150,12 +150,12 @@ class Request:
 
     @property
     def breakpoint_tokens(self) -> tuple[int, ...]:
-        """Tokens before each breakpoint."""
+        """Prompt tokens before each breakpoint."""
         return tuple(each.num_tokens for each in self.breakpoints)
 
     @property
     def is_turn(self) -> bool:
-        """Whether its sequence is remembered when it ends; what others leave behind waits in memory for one that is."""
+        """Whether its sequence is remembered when it ends; blocks of other requests wait in memory for one that is."""
         return not self.background and self.task != "absorb"
 
     @property
@@ -165,12 +165,12 @@ class Request:
 
     @property
     def num_reusable(self) -> int:
-        """Tokens of the prompt that need not run: of one that is replied to the last does, for its logits."""
+        """Tokens of the prompt that need not run; with a reply the last one must, for its logits."""
         return self.num_prompt - (self.task == "generate")
 
     @property
     def num_tokens(self) -> int:
-        """Tokens of prompt and answer so far."""
+        """Tokens of prompt and reply so far."""
         return self.num_prompt + self.num_generated
 
     @property
@@ -180,32 +180,32 @@ class Request:
 
     @property
     def num_gained(self) -> int:
-        """Tokens computed since it started that had not been computed before; below 0 while it makes up for loss."""
+        """Tokens computed since it started, beyond those ever computed before; negative while it recomputes."""
         return self.num_computed - self.num_before
 
     @property
     def ids(self) -> np.ndarray:
-        """Token ids of prompt and answer so far (uint32, a view)."""
+        """Token ids of prompt and reply so far (uint32, a view)."""
         return self.token_ids[: self.num_tokens]
 
     @property
     def num_blocks_ahead(self) -> int:
-        """Blocks beyond its own that it needs to go on for one block of tokens, or to its end if that is nearer.
+        """Blocks beyond its own that it needs to continue for one block of tokens, or to its end if that is nearer.
 
-        Who is let in on less takes these from the others, is preempted for them and computed again: 32 requests of 20
-        and 40 tokens in 30 blocks ran 36 % more rows than needed without it, 10 % with it (tests/engine/test_crowded).
+        A request admitted with fewer takes them from others, or is preempted and recomputed: 32 requests of 20 and 40
+        tokens in 30 blocks ran 36 % more rows than needed without it, 10 % with it (tests/engine/test_crowded).
         """
         ahead = min(self.max_new_tokens - self.num_generated, self.block_tokens)
         return max(0, -(-(self.num_tokens + ahead) // self.block_tokens) - len(self.table.blocks))
 
     @property
     def history(self) -> History:
-        """What the choice of the next token may look back on."""
+        """Prompt and reply tokens, as sampling of the next token sees them."""
         return History(self.prompt_ids, self.token_ids[self.num_prompt : self.num_tokens])
 
     @property
     def reused_tokens(self) -> int:
-        """Tokens of the prompt that were not computed for it."""
+        """Tokens of the prompt that were reused."""
         return self.hot_tokens + self.warm_tokens
 
     def append(self, token: int) -> None:
@@ -214,7 +214,7 @@ class Request:
         self.num_generated += 1
 
     def hash_at(self, index: int) -> BlockHash:
-        """Hash of full block `index`, extending the chain as far as needed; each block is hashed once."""
+        """Return the hash of full block `index`, extending the chain as far as needed; each block is hashed once."""
         size = self.block_tokens
         while len(self.hashes) <= index:
             start = len(self.hashes) * size
@@ -224,13 +224,13 @@ class Request:
         return self.hashes[index]
 
     def parent_of(self, index: int) -> BlockHash:
-        """Hash of the block before `index`; the root for the first."""
+        """Return the hash of the block before `index`; the root for the first."""
         return self.hash_at(index - 1) if index else self.root
 
 
 @dataclass(frozen=True, slots=True)
 class FinishedTurn:
-    """What the intake is told when a request ends: the sequence whose KV is stored, and its block names."""
+    """Passed to the intake when a request ends: the sequence whose KV is stored, and its block hashes."""
 
     namespace: str
     agent: str
@@ -238,10 +238,10 @@ class FinishedTurn:
     ids: np.ndarray  # uint32, as far as KV was computed
     hashes: tuple[BlockHash, ...]
     head: BlockHash
-    head_tokens: int  # how many of the ids lie in `head` and before it
-    num_replies: int | None  # earlier replies in the prompt, where it came as messages
+    head_tokens: int  # how many of the ids are in `head` and its ancestors
+    num_replies: int | None  # earlier replies in the prompt, if it came as messages
     canonical_prompt: int  # leading ids known to be a fresh encoding of their text
-    asked: GenerationRequest | None = None  # where the next request can be anticipated
-    text: str = ""  # of the reply, as its caller got it
-    opening: str = ""  # what the prompt had begun of the reply
-    breakpoints: tuple[CachedBreakpoint, ...] = ()  # what of the prompt is to stay stored
+    asked: GenerationRequest | None = None  # if the next request can be anticipated
+    text: str = ""  # of the reply, as its caller received it
+    opening: str = ""  # beginning of the reply that was in the prompt
+    breakpoints: tuple[CachedBreakpoint, ...] = ()  # prefixes of the prompt that stay stored

@@ -1,4 +1,4 @@
-"""The values that cross the engine's border: what a caller asks, what it is told.
+"""The values that cross the engine's border: requests in, replies and reports out.
 
 All frozen. Identities that always hold in a `Report`: reused = hot + warm, computed = prompt - reused.
 """
@@ -25,10 +25,10 @@ FinishReason = Literal["stop", "length", "cancelled"]
 
 @dataclass(frozen=True, slots=True)
 class Breakpoint:
-    """A place in a prompt up to which it is to stay stored for `ttl_s` seconds.
+    """A position in a prompt; everything before it stays stored for `ttl_s` seconds.
 
-    It lies behind the first `num_chars` characters of a message's content (None: all of it); `message_index` None:
-    behind the tools.
+    It is after the first `num_chars` characters of a message's content (None: all of it); `message_index` None: after
+    the tools.
     """
 
     message_index: int | None
@@ -44,15 +44,15 @@ class GenerationRequest:
     means continuation inside the agent's own memory and canonical between agents; "off" neither reads nor
     writes any stored KV.
 
-    `parent` names the agent whose memory this one goes on from while it has none. `task`: "prefill" computes and
-    remembers the prompt without a reply, "absorb" computes it and leaves its blocks in memory for whoever asks next
-    but makes no turn of it, "load" brings what is stored of it into memory and computes nothing. `open_end`: of a task
-    without a reply, the last message may go on; what all prompts that continue it have in common is computed.
-    `template_kwargs` reach the chat template; `reply_prefix` is how the reply begins, part of the prompt.
-    `structured`: deltas also hold the control tokens that the model's reply format needs, each behind U+FDD0.
-    `echoes_thoughts`: whether the caller sends thinking back with the history (None: unknown); `respells_arguments`:
-    whether it sends the arguments of tool calls back as objects, so that their JSON is spelled anew. `waits_aside`: it
-    takes none of the places of requests that may wait, and whoever sends such ones bounds how many there are.
+    `parent` names the agent whose memory this one continues while it has none. `task`: "prefill" computes and remembers
+    the prompt without a reply, "absorb" computes it and leaves its blocks in memory for later requests without making
+    it a turn, "load" loads what is stored of it into memory and computes nothing. `open_end`: for a task without a
+    reply, the last message may continue; what all prompts that continue it have in common is computed.
+    `template_kwargs` are passed to the chat template; `reply_prefix` is the beginning of the reply, part of the prompt.
+    `structured`: deltas also hold the control tokens that the model's reply format needs, each preceded by U+FDD0.
+    `echoes_thoughts`: whether the caller sends reasoning back with the history (None: unknown); `respells_arguments`:
+    whether it sends the arguments of tool calls back as objects, so that their JSON is serialized anew. `waits_aside`:
+    it does not count towards the limit of waiting requests; the caller bounds how many of these there are.
     """
 
     messages: tuple[Message, ...] | None = None
@@ -93,10 +93,10 @@ class Timings:
 
 @dataclass(frozen=True, slots=True)
 class Normalised:
-    """Text that was taken out of a prompt, or put in order, because clients change it on every call.
+    """Text removed from a prompt, or put into a fixed order, because clients change it on every call.
 
     `message_index` None: the tools. `text` is what was sent, shortened. `tokens`: how many reused tokens it would have
-    cost; 0 where it is the same as in the agent's request before.
+    cost; 0 if it is the same as in the agent's previous request.
     """
 
     kind: str
@@ -107,7 +107,7 @@ class Normalised:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How far a prompt that has begun is computed; reused = hot + warm, as its report will say.
+    """How far a started prompt is computed; reused = hot + warm, as in its report.
 
     `marked_tokens` and `breakpoint_tokens` as in `Report`; `elapsed_s` since it began.
     """
@@ -126,8 +126,8 @@ class Progress:
 class Report:
     """What was reused for one request, from where, and why not more.
 
-    `breakpoint_tokens` of the prompt stand before each of the request's breakpoints, `marked_tokens` before the last in
-    the prompt. `normalised`: what was taken out of it.
+    `breakpoint_tokens` are the prompt tokens before each of the request's breakpoints, `marked_tokens` those before the
+    last one in the prompt. `normalised`: what was removed from it.
     """
 
     outcome: Outcome
@@ -151,7 +151,7 @@ class Report:
         assert self.computed_tokens == self.prompt_tokens - self.reused_tokens, self
 
     def as_dict(self) -> dict[str, Any]:
-        """The `rekindle` object of a response; milliseconds rounded to a hundredth."""
+        """Return the `rekindle` object of a response; milliseconds rounded to a hundredth."""
         report = asdict(self)
         report["timings"] = {name: round(value, 2) for name, value in report["timings"].items() if math.isfinite(value)}
         return report
@@ -161,9 +161,8 @@ class Report:
 class Delta:
     """A piece of a reply: text that is final, the tokens it came from; the last one carries `finish_reason`.
 
-    `report` stands in the first delta (so that headers can be sent) and, complete, in the last. `logprobs` has an
-    entry for each of the tokens where they were asked for, and none elsewhere. `stop_text` is the stop string that
-    ended the reply.
+    `report` is in the first delta (so that headers can be sent) and, complete, in the last. `logprobs` has an entry for
+    each token if they were requested, else none. `stop_text` is the stop string that ended the reply.
     """
 
     text: str
@@ -176,7 +175,7 @@ class Delta:
 
 @dataclass(frozen=True, slots=True)
 class ChatResult:
-    """A whole reply. `prompt_ids` are the ids the model really saw; `logprobs` one for each token, where asked for."""
+    """A whole reply. `prompt_ids` are the ids the model saw; `logprobs` has one for each token, if requested."""
 
     text: str
     token_ids: tuple[int, ...]
@@ -190,8 +189,8 @@ class ChatResult:
 class BranchInfo:
     """One branch of an agent: its tokens, how many of them are durable, in memory, on disk only.
 
-    `num_turns` ended in it. `shared_tokens` at its beginning lie in blocks that the agents `shared_with` stand on, too;
-    unnamed conversations are all called "unnamed".
+    `num_turns` ended in it. Its first `shared_tokens` are in blocks shared with the agents in `shared_with`; unnamed
+    conversations are all called "unnamed".
     """
 
     number: int
@@ -207,9 +206,9 @@ class BranchInfo:
 
 @dataclass(frozen=True, slots=True)
 class AgentInfo:
-    """One agent's memory: tokens of its longest branch, how many of them are durable, and where they lie.
+    """One agent's memory: tokens of its longest branch, how many of them are durable, and on which tier they are.
 
-    `branch_infos`, the latest first, are told of one agent that is asked for, not in a list of agents.
+    `branch_infos`, the latest first, are filled in for a single agent, not in a list of agents.
     """
 
     namespace: str
@@ -220,7 +219,7 @@ class AgentInfo:
     hot_tokens: int
     warm_tokens: int
     last_use: float
-    pinned_until: float | None = None  # wall clock, infinity for ever; None: not pinned
+    pinned_until: float | None = None  # wall clock, infinity: forever; None: not pinned
     branch_infos: tuple[BranchInfo, ...] = ()
 
 
@@ -243,10 +242,10 @@ class EngineStats:
     reused_tokens: int
     step_overhead_ms: float
     num_background: int  # pieces of idle work that wait or run
-    num_anticipations: int  # next prompts of which something was computed in idle time
-    anticipated_tokens: int  # computed for them
-    num_evictions: int  # blocks that left memory to make room
-    num_agents: int  # with those of unnamed conversations
+    num_anticipations: int  # next prompts computed in part or whole in idle time
+    anticipated_tokens: int  # tokens computed for them
+    num_evictions: int  # blocks evicted from memory to make room
+    num_agents: int  # including unnamed conversations
     num_pinned_agents: int
     started: Mapping[str, float]  # wall clock at which the weights were loaded, the store opened, its agents known
     store: Mapping[str, Any] | None
@@ -256,8 +255,8 @@ class EngineStats:
 class PurgeReport:
     """What a purge overwrote: slots and bytes on disk, read back as zeros, and blocks in memory.
 
-    `blocks_shared` blocks on disk stay, and `hot_blocks_left` in memory: other agents stand on them, or a request of
-    the agent that runs.
+    `blocks_shared` blocks on disk stay, and `hot_blocks_left` in memory: other agents use them, or a running request of
+    the agent does.
     """
 
     agent: str
@@ -270,7 +269,7 @@ class PurgeReport:
 
 @dataclass(frozen=True, slots=True)
 class Health:
-    """Whether everything works that was promised; if not, what does not and what to do, a sentence each."""
+    """Whether everything works; if not, what does not and what to do, a sentence each."""
 
     ok: bool
     problems: tuple[str, ...] = ()

@@ -132,7 +132,7 @@ class Scheduler:
         return len(self.running) + len(self.loading) < self.max_running
 
     def last_start(self, namespace: str) -> int:
-        """The number of the last start of a namespace's requests; 0 where none has."""
+        """Return the number of the last start of a namespace's requests; 0 if none has started."""
         return self._last_starts.get(namespace, 0)
 
     def add(self, request: Request) -> None:
