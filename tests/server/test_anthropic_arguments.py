@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rekindle.server.anthropic.arguments import DEEPEST, ArgumentsJson
+from rekindle.server.anthropic.arguments import MAX_DEPTH, ArgumentsJson
 
 SCALARS = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text()
 OBJECTS = st.dictionaries(
@@ -68,5 +68,5 @@ def test_what_becomes_of_it(text: str, told: str) -> None:
 def test_what_is_nested_too_deeply_ends_there() -> None:
     text = '{"a": ' + "[" * 10_000
     told, value = read([text])
-    assert told.count("[") == DEEPEST - 1
+    assert told.count("[") == MAX_DEPTH - 1
     assert jiter.from_json(told.encode(), partial_mode=True) == value

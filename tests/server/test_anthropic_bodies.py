@@ -15,7 +15,7 @@ from rekindle.model.params import SamplingParams
 from rekindle.server.anthropic.blocks import Blocks
 from rekindle.server.anthropic.calls import ModelSide, parse_count, parse_messages
 from rekindle.server.anthropic.habits import TemplateHabits, find_habits
-from rekindle.server.anthropic.signatures import sign, thought_of
+from rekindle.server.anthropic.signatures import reasoning_of, sign
 from rekindle.server.gate.caller import Caller
 from rekindle.server.openai.calls import parse_chat
 from rekindle.text.messages import Message, ToolCall
@@ -104,7 +104,7 @@ def test_hidden_thoughts_come_back_out_of_their_signature() -> None:
     _, answer, _ = asked([user("a"), said(hidden, text("b")), user("c")]).messages or ()
     assert answer.reasoning == "Där uppe 🙂?"
     for foreign in (sign("x", hidden=False), "rekindle-2-!", "rekindle-2-/w==", None, 7):
-        assert thought_of(foreign) == ""
+        assert reasoning_of(foreign) == ""
 
 
 def test_marks_become_breakpoints() -> None:

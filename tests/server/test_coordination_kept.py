@@ -82,10 +82,10 @@ def test_a_turn_that_a_stop_breaks_off_goes_on_after_it(tmp_path: Path) -> None:
             until(told, "token")
             loop = served.server.servers[0].get_loop()
             with session.stream("GET", "/events") as watched:
-                loop.call_soon_threadsafe(served.app.door.close)
+                loop.call_soon_threadsafe(served.app.gate.close)
                 assert list(watched)[-1][1]["code"] == "stopping", "a stop does not wait for who only listens"
             assert until(told, "token")["speaker"] == "Ada", "it waits for who speaks"
-            loop.call_soon_threadsafe(served.app.door.cut)
+            loop.call_soon_threadsafe(served.app.gate.cut)
             kind, data = list(told)[-1]
             assert (kind, data["code"]) == ("error", "stopping")
     with running(tmp_path) as served:

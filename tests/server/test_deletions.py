@@ -50,8 +50,8 @@ def of_sessions(served: Served) -> SqliteFile:
 
 
 def of_responses(served: Served) -> SqliteFile:
-    assert served.app.kept.records is not None
-    return served.app.kept.records
+    assert served.app.responses.records is not None
+    return served.app.responses.records
 
 
 @contextmanager

@@ -99,7 +99,7 @@ def test_half_a_request_is_no_request(served: Served) -> None:
     assert half_closed(served, b"GET /health/live HTT") == b""
     assert half_closed(served, asked(CHAT)[:-10]) == b""
     assert half_closed(served, b"") == b""
-    until(lambda: served.app.door.num_inside == 0)
+    until(lambda: served.app.gate.num_inside == 0)
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -149,7 +149,7 @@ def test_chunks_that_cannot_be_are_refused_at_once(narrow: Served, sent: bytes) 
         (record,) = log.until(narrow, "half")
     assert status == 400 and "chunk" in json.loads(body)["error"]["message"]
     assert (fields(record)["status"], fields(record)["path"]) == (400, "/v1/chat/completions")
-    assert narrow.app.door.num_inside == 0
+    assert narrow.app.gate.num_inside == 0
 
 
 def test_chunks_as_they_should_be_are_read(narrow: Served) -> None:

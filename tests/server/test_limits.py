@@ -88,7 +88,7 @@ def test_a_body_that_does_not_come_is_given_up(narrow: Served) -> None:
         connection.sendall(HEAD + b"Content-Length: 1000\r\n\r\n" + BODY[:5])
         answer = said(connection)
         assert answer.startswith(b"HTTP/1.1 408 "), answer
-    assert narrow.app.door.num_inside == 0
+    assert narrow.app.gate.num_inside == 0
 
 
 @pytest.mark.parametrize("start", [b"", b"G", HEAD])
@@ -142,7 +142,7 @@ def test_connections_that_come_and_go_leave_nothing_behind(served: Served) -> No
         while running.num_connections() and time.monotonic() < deadline:
             time.sleep(0.02)
         assert running.num_connections() == 0
-        assert running.app.door.num_inside == 0
+        assert running.app.gate.num_inside == 0
         assert is_answered(running)
 
 
@@ -153,7 +153,7 @@ class Bodies:
         self.sizes: list[int] = []
         self.num_held: list[int] = []  # of all, whenever a piece was asked for
         self.let_go = asyncio.Event()
-        self.limits = Limits(self, settings=ServerSettings(max_body_bytes=100, **settings), door=ShutdownGate())
+        self.limits = Limits(self, settings=ServerSettings(max_body_bytes=100, **settings), gate=ShutdownGate())
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self.sizes.append(len((await receive())["body"]))
@@ -167,7 +167,7 @@ class Bodies:
         heads: list[Message] = []
 
         async def receive() -> Message:
-            self.num_held.append(self.limits.room.num_bytes)
+            self.num_held.append(self.limits.budget.num_bytes)
             return left.pop(0) if left else {"type": "http.disconnect"}
 
         async def send(message: Message) -> None:
@@ -191,18 +191,18 @@ def test_bodies_of_all_requests_together_are_bounded_until_these_are_answered() 
         first = [asyncio.create_task(bodies.post(b"x" * 60, b"x" * 40)) for _ in range(BODIES_AT_ONCE - 1)]
         first.append(asyncio.create_task(bodies.post(b"x" * 60)))
         await until(lambda: len(bodies.sizes) == BODIES_AT_ONCE)
-        assert bodies.limits.room.num_bytes == sum(bodies.sizes)
+        assert bodies.limits.budget.num_bytes == sum(bodies.sizes)
         status, headers = await bodies.post(b"x" * 30, b"x" * 30, b"x") or (0, {})
         assert (status, headers[b"retry-after"]) == (503, b"1")
         held = sum(bodies.sizes)
         assert bodies.num_held[-3:] == [held, held + 30, held], "what was thrown away is given back at once"
         assert (await bodies.post(b"x" * 30, b"x" * 80) or (0,))[0] == 413, "too large is said before too many"
-        assert bodies.limits.room.num_bytes == held
+        assert bodies.limits.budget.num_bytes == held
         fits = asyncio.create_task(bodies.post(b"x" * 40))
         await until(lambda: len(bodies.sizes) == BODIES_AT_ONCE + 1)
         bodies.let_go.set()
         assert {(await task or (0,))[0] for task in (*first, fits)} == {200}
-        assert bodies.limits.room.num_bytes == 0
+        assert bodies.limits.budget.num_bytes == 0
 
     asyncio.run(asyncio.wait_for(run(), WAIT_S))
 
@@ -217,7 +217,7 @@ def test_one_namespace_does_not_hold_all_the_room_where_there_are_several() -> N
         await until(lambda: len(bodies.sizes) == len(held))
         bodies.let_go.set()
         assert {(await task or (0,))[0] for task in held} == {200}
-        assert bodies.limits.room.num_bytes == 0
+        assert bodies.limits.budget.num_bytes == 0
 
     asyncio.run(asyncio.wait_for(run(), WAIT_S))
 
@@ -226,11 +226,11 @@ def test_a_body_is_given_back_however_its_request_ends() -> None:
     async def run() -> None:
         bodies = Bodies()
         cut = asyncio.create_task(bodies.post(b"x" * 90))
-        await until(lambda: bodies.limits.room.num_bytes == 90)
+        await until(lambda: bodies.limits.budget.num_bytes == 90)
         cut.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await cut
-        assert bodies.limits.room.num_bytes == 0
+        assert bodies.limits.budget.num_bytes == 0
         left: list[Message] = [{"type": "http.request", "body": b"x" * 50, "more_body": True}]
 
         async def receive() -> Message:
@@ -242,6 +242,6 @@ def test_a_body_is_given_back_however_its_request_ends() -> None:
         scope = {"type": "http", "method": "POST", "path": "/", "headers": [(b"content-length", b"99")]}
         grant(scope, Access())
         await bodies.limits(scope, receive, send)
-        assert bodies.limits.room.num_bytes == 0
+        assert bodies.limits.budget.num_bytes == 0
 
     asyncio.run(asyncio.wait_for(run(), WAIT_S))

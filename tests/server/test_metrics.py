@@ -39,7 +39,7 @@ def test_what_was_normalised_is_counted_by_its_kind() -> None:
     metrics = Metrics("toy")
     items = (Normalised("attribution", 0, "x: 1", 90), Normalised("tools", None, "b, a", 0))
     watch = metrics.began(Caller(), "/v1/messages", {})
-    watch.finished(1, replace(report(100, 90, 0, 1.0), normalised=items), "stop", said=SAID)
+    watch.finished(1, replace(report(100, 90, 0, 1.0), normalised=items), "stop", reply=SAID)
     found = samples(metrics.text())
     for kind, tokens in (("attribution", 90), ("tools", 0)):
         assert value(found, "rekindle_normalised_total", kind=kind) == 1
@@ -59,7 +59,7 @@ def test_tokens_and_times_of_one_request() -> None:
     watch.delta(1, Delta("x", (9,)))
     now += 1.0
     watch.delta(0, Delta("d", (4,), "stop", warm))
-    watch.finished(1, warm, "stop", said=SAID)
+    watch.finished(1, warm, "stop", reply=SAID)
     found = samples(metrics.text())
     kind = {"outcome": "extend", "tier": "mixed"}
     assert value(found, "rekindle_inter_token_seconds_count", **kind) == 3
@@ -85,7 +85,7 @@ def test_tokens_and_times_of_one_request() -> None:
 def test_what_never_came_to_a_token_has_no_times() -> None:
     metrics = Metrics("toy")
     watch = metrics.began(Caller(), "/v1/completions", {})
-    watch.finished(1, report(100, 0, 0, float("nan")), "cancelled", said=SAID)
+    watch.finished(1, report(100, 0, 0, float("nan")), "cancelled", reply=SAID)
     watch.failed(None, Overloaded("full", retry_after_s=1))
     found = samples(metrics.text())
     assert value(found, "rekindle_first_token_seconds_count") == 0
@@ -96,7 +96,7 @@ def test_what_never_came_to_a_token_has_no_times() -> None:
 
 def test_two_applications_have_figures_of_their_own() -> None:
     first, second = Metrics("toy"), Metrics("toy")
-    first.began(Caller(), "/", {}).finished(1, report(10, 0, 0, 1.0), "stop", said=SAID)
+    first.began(Caller(), "/", {}).finished(1, report(10, 0, 0, 1.0), "stop", reply=SAID)
     assert value(samples(second.text()), "rekindle_answers_total") == 0
 
 

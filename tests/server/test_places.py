@@ -22,7 +22,7 @@ class Connection:
     is_gone: bool = False
     closed: list[Connection] = field(default_factory=list)
 
-    def give_way(self) -> None:
+    def yield_place(self) -> None:
         assert not self.is_gone
         self.is_gone = True
 

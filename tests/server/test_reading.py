@@ -29,19 +29,19 @@ def read(*texts: str, opening: str = "", reason: Any = "stop", **options: Any) -
 
 
 def calls(reading: ReplyParser) -> list[tuple[str, str, bool]]:
-    return [(call.name, call.arguments, call.whole) for call in reading.said.calls]
+    return [(call.name, call.arguments, call.whole) for call in reading.parsed.calls]
 
 
 def test_a_thought_the_prompt_has_opened_is_a_thought() -> None:
     reading = read("Hm", "m.\n</th", "ink>\n\nYes.", opening="<think>\n")
-    assert (reading.said.reasoning, reading.said.text) == ("Hmm.", "Yes.")
-    assert read("Hm", "m.").said.text == "Hmm."
+    assert (reading.parsed.reasoning, reading.parsed.text) == ("Hmm.", "Yes.")
+    assert read("Hm", "m.").parsed.text == "Hmm."
 
 
 def test_a_call_the_prompt_has_begun_is_told_and_ends_where_it_ends() -> None:
     reading = read(' {"a"', ": 1}}\n</tool", "_call>", "more", opening=FORM.opening("look"), parallel=False)
     assert calls(reading) == [("look", '{"a": 1}', True)]
-    assert (reading.has_ended, reading.reason, reading.said.text) == (True, "tool_calls", "")
+    assert (reading.has_ended, reading.reason, reading.parsed.text) == (True, "tool_calls", "")
 
 
 @pytest.mark.parametrize(
@@ -61,7 +61,7 @@ def test_why_a_reply_ended(text: str, ended: Any, reason: str | None) -> None:
 
 def test_without_tools_a_call_is_text() -> None:
     reading = read(CALL, tools=False)
-    assert (calls(reading), reading.said.text, reading.reason) == ([], CALL, "stop")
+    assert (calls(reading), reading.parsed.text, reading.reason) == ([], CALL, "stop")
 
 
 def test_the_only_call_that_is_wanted_ends_the_reply_however_the_engine_ended() -> None:
@@ -90,4 +90,4 @@ def test_the_stop_string_is_known() -> None:
     ],
 )
 def test_tokens_of_thoughts_are_counted_with_their_marks(texts: list[str], opening: str, num_tokens: int) -> None:
-    assert read(*texts, opening=opening).num_thought_tokens == num_tokens
+    assert read(*texts, opening=opening).num_reasoning_tokens == num_tokens

@@ -48,7 +48,7 @@ def recorder(path: Path, *, clock: Clock | None = None, max_bytes: int = 1 << 20
 def tell(to: Recorder, text: str = "Hi.", *, caller: Caller | None = None, body: dict[str, Any] | None = None) -> None:
     watch = to.began(caller or Caller(agent="ada", headers={"x-agent-id": "ada"}), "/v1/chat/completions", body or BODY)
     watch.delta(0, Delta(text, (1,), "stop", report(10, 0, 0, 1.0)))
-    watch.finished(1, report(10, 0, 0, 1.0), "stop", said=Message("assistant", text))
+    watch.finished(1, report(10, 0, 0, 1.0), "stop", reply=Message("assistant", text))
 
 
 def test_a_served_day_is_written_down(served: Served, tmp_path: Path) -> None:
@@ -198,9 +198,9 @@ def test_choice_0_is_told_once_and_failures_too(tmp_path: Path) -> None:
     made = recorder(tmp_path)
     watch = made.began(Caller("left", "ada"), "/v1/chat/completions", {**BODY, "n": 2})
     watch.delta(1, Delta("second", (1,), "stop"))
-    watch.finished(2, report(10, 0, 0, 1.0), "stop", said=Message("assistant", "second"))
+    watch.finished(2, report(10, 0, 0, 1.0), "stop", reply=Message("assistant", "second"))
     watch.delta(0, Delta("first", (1,), "length"))
-    watch.finished(1, report(10, 0, 0, 1.0), "length", said=Message("assistant", "first"))
+    watch.finished(1, report(10, 0, 0, 1.0), "length", reply=Message("assistant", "first"))
     watch.failed(1, BadRequest("late"))
     made.began(Caller(), "/v1/chat/completions", {}).failed(None, BadRequest("unreadable"))
     made.close()
@@ -227,7 +227,7 @@ def test_what_waits_for_a_slow_disk_is_bounded_by_its_bytes(tmp_path: Path, monk
     for text, num_bytes in (("too large alone", 5000), ("lost", 1), ("lost", 5000)):
         watch = made.began(Caller(), "/v1/chat/completions", BODY, num_bytes=num_bytes)
         watch.delta(0, Delta(text, (1,), "stop"))
-        watch.finished(1, report(10, 0, 0, 1.0), "stop", said=Message("assistant", text))
+        watch.finished(1, report(10, 0, 0, 1.0), "stop", reply=Message("assistant", text))
     assert made.num_pending == 1
     assert "2 requests" in made.problems()[0]
     made.start()

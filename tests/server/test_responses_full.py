@@ -24,7 +24,7 @@ def on_a_full_disk(directory: Path) -> None:
     with serving(model=model, store=directory / "store", threads=1, hot_bytes="64MiB") as served:
         responses = served.client().responses
         name = responses.create(model="default", input="talk please", max_output_tokens=4).id
-        assert served.app.kept.flush()
+        assert served.app.responses.flush()
         limit_files(1)
         answer = served.send("DELETE", f"/v1/responses/{name}")
         with pytest.raises(openai.InternalServerError) as caught:

@@ -38,7 +38,7 @@ from rekindle.server.observers.gauges import EngineCollector
 from rekindle.server.observers.history import History
 from rekindle.server.observers.log import Logged, RequestLog, TurnLog
 from rekindle.server.observers.metrics import Counted, Metrics
-from rekindle.server.observers.observer import Everybody, Observer
+from rekindle.server.observers.observer import Observer, ObserverGroup
 from rekindle.server.openai.chat_route import ChatRoute
 from rekindle.server.openai.completion_route import CompletionRoute
 from rekindle.server.page.page import page_router
@@ -58,7 +58,7 @@ class App(FastAPI):
 
     def __init__(
         self,
-        door: ShutdownGate,
+        gate: ShutdownGate,
         recorder: Recorder | None,
         kept: StoredResponses,
         sessions: Sessions,
@@ -76,11 +76,11 @@ class App(FastAPI):
             lifespan=self._lifespan,
         )
         self.router.route_class = Route
-        self.door = door
+        self.gate = gate
         self.workers = FairWorkers("bodies")
         self.bound = bound
         self.recorder = recorder
-        self.kept = kept
+        self.responses = kept
         self.sessions = sessions
         # Outside of starlette's own middleware, which answers for crashes: those are counted and logged, too.
         self._outermost = Logged(Counted(super().__call__, metrics=metrics))
@@ -99,7 +99,7 @@ class App(FastAPI):
     def close(self) -> None:
         """Write out what is still to be recorded and kept."""
         self.workers.stop()
-        self.kept.close()
+        self.responses.close()
         if self.recorder is not None:
             self.recorder.close()
 
@@ -114,18 +114,18 @@ def create_app(
     recorder = _recorder(settings, served.name)
     log = RequestLog()
     observers: list[Observer] = [metrics, history]
-    kept = _kept_responses(engine, settings)
+    kept = _open_responses(engine, settings)
     sessions = Sessions(engine, clock=clock, quota=session_quota(engine, settings))
     app = App(ShutdownGate(), recorder, kept, sessions, metrics, bound=engine.encoder.bound)
-    everybody = Everybody([log, *observers, *([recorder] if recorder else [])])
-    _add_generating(app, engine, served, everybody, clock=clock, ping_s=settings.ping_s)
+    group = ObserverGroup([log, *observers, *([recorder] if recorder else [])])
+    _add_generating(app, engine, served, group, clock=clock, ping_s=settings.ping_s)
     for router in (
         agents_router(engine, history, Deletions(engine, history, kept, sessions, clock=clock)),
         sessions_router(
-            sessions, StreamSettings(app.door, settings.ping_s), Everybody([TurnLog(log), *observers])
+            sessions, StreamSettings(app.gate, settings.ping_s), ObserverGroup([TurnLog(log), *observers])
         ),  # no body to replay
         responses_router(kept),
-        warming_router(engine, served, everybody, ping_s=settings.ping_s),
+        warming_router(engine, served, group, ping_s=settings.ping_s),
         models_router(served),
         tokens_router(engine, served),
         page_router(engine, served, history),
@@ -140,7 +140,7 @@ def create_app(
         app.add_exception_handler(kind, on_error)
     # The last one added is the outermost.
     app.add_middleware(SpelledPaths)
-    app.add_middleware(Limits, settings=settings, door=app.door, bound=app.bound)
+    app.add_middleware(Limits, settings=settings, gate=app.gate, bound=app.bound)
     app.add_middleware(TenantRequests, settings=settings)
     app.add_middleware(Guard, settings=settings)
     return app
@@ -157,7 +157,7 @@ def _add_generating(
 ) -> None:
     chat = ChatRoute(engine, served, observer, clock=clock, ping_s=ping_s)
     completions = CompletionRoute(engine, served, observer, clock=clock, ping_s=ping_s)
-    responses = ResponseRoute(engine, served, observer, kept=app.kept, clock=clock, ping_s=ping_s)
+    responses = ResponseRoute(engine, served, observer, kept=app.responses, clock=clock, ping_s=ping_s)
     messages = MessagesRoute(engine, served, observer, ping_s=ping_s)
     for path, route in (
         ("/v1/chat/completions", chat.__call__),
@@ -169,7 +169,7 @@ def _add_generating(
         app.add_api_route(path, route, methods=["POST"], response_model=None)
 
 
-def _kept_responses(engine: Engine, settings: ServerSettings) -> StoredResponses:
+def _open_responses(engine: Engine, settings: ServerSettings) -> StoredResponses:
     store = engine.settings.store
     path = store.directory() / RESPONSES_FILE if store.enabled else None
     kept = StoredResponses(path, max_bytes=response_bytes(engine, settings))

@@ -32,7 +32,7 @@ from rekindle.server.observers.log import write_unread
 from rekindle.server.places import Places
 
 LINGER_S = 1.0  # a connection that was turned away stays open so long, or the answer would be lost
-MOST_REFUSED = 64  # that linger so at a time
+MAX_LINGERING = 64  # that linger so at a time
 BEGINNING = b"HTTP/1.1 "  # of every answer
 FIRST_PROBE_S = 0.05  # then twice as long each time: the last after 13 s
 NO_HEADERS: Mapping[str, str] = {}
@@ -175,7 +175,7 @@ class BoundedProtocol(H11Protocol):
         self._stop_waiting()
         self._head_timer = self.loop.call_later(self.config.settings.read_timeout_s, self.transport.abort)
 
-    def give_way(self) -> None:
+    def yield_place(self) -> None:
         """Close at once, without what a client that is slow to read has not read of its last answer."""
         self.transport.abort()
 
@@ -224,7 +224,7 @@ class BoundedProtocol(H11Protocol):
         self.connections.discard(self)
         self._is_refused = True
         self.config.num_refused += 1
-        if self.config.num_refused > MOST_REFUSED:
+        if self.config.num_refused > MAX_LINGERING:
             self.transport.abort()
             return
         self.transport.write(_spelled(problem))

@@ -19,7 +19,7 @@ SITE_BITS = 64  # of an IPv6 address: what one customer gets at least
 class Holder(Protocol):
     """A connection that may have a place."""
 
-    def give_way(self) -> None:
+    def yield_place(self) -> None:
         """Close at once; the place is another's already."""
 
 
@@ -53,7 +53,7 @@ class Places:
         if most is not None and address.num_open >= most and not self._make_room(address.waiting):
             return "full for the address"
         is_large = address.num_open * (len(self._addresses) + (key not in self._addresses)) > self._most
-        if len(self._at) >= self._most and not ((is_large and self._make_room(address.waiting)) or self.give_one_up()):
+        if len(self._at) >= self._most and not ((is_large and self._make_room(address.waiting)) or self.reclaim_one()):
             return "full"
         address = self._addresses.setdefault(key, address)
         address.num_open += 1
@@ -61,14 +61,14 @@ class Places:
         self.wait(holder)
         return "taken"
 
-    def give_one_up(self) -> bool:
+    def reclaim_one(self) -> bool:
         """Have the one that waits longest give way; whether one did."""
         return self._make_room(self._waiting)
 
     def _make_room(self, waiting: dict[Holder, None]) -> bool:
         for holder in waiting:
             self.leave(holder)
-            holder.give_way()
+            holder.yield_place()
             return True
         return False
 

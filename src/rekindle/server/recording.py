@@ -36,7 +36,7 @@ JOIN_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
+class EndedRequest:
     """A request that ended, and when it came (wall clock). `said` is the reply, None where there is none.
 
     `num_bytes`: how large its body was as it came.
@@ -44,15 +44,15 @@ class Ended:
 
     at: float
     request: RecordedRequest
-    said: Message | None
+    reply: Message | None
     num_bytes: int = 0
 
     @property
     def size(self) -> int:
         """Of body and reply, as far as is known without spelling them."""
-        if self.said is None:
+        if self.reply is None:
             return self.num_bytes
-        said = (self.said.content, self.said.reasoning or "", *(call.arguments for call in self.said.tool_calls))
+        said = (self.reply.content, self.reply.reasoning or "", *(call.arguments for call in self.reply.tool_calls))
         return self.num_bytes + sum(map(len, said))
 
 
@@ -98,7 +98,7 @@ class Recorder:
         self.monotonic = monotonic
         self._model = model
         self._max_bytes = max_bytes
-        self._queue: queue.Queue[Ended | None] = queue.Queue(MAX_QUEUED)
+        self._queue: queue.Queue[EndedRequest | None] = queue.Queue(MAX_QUEUED)
         self.worker = Worker("recorder", self._run, on_death=self._died)
         self._writer: DayWriter | None = None
         self._retry_at = 0.0
@@ -139,7 +139,7 @@ class Recorder:
         """Follow one request."""
         return RecordingWatch(self, caller, endpoint, body, num_bytes=num_bytes)
 
-    def add(self, ended: Ended) -> None:
+    def add(self, ended: EndedRequest) -> None:
         """Queue a request for the disk; one too many, or too large beside the others, is left out. Returns at once."""
         with self._lock:
             fits = not self._queued_bytes or self._queued_bytes + ended.size <= MAX_QUEUED_BYTES
@@ -171,7 +171,7 @@ class Recorder:
         with self._lock:
             self._problem = str(death)
 
-    def _left(self, ended: Ended) -> None:
+    def _left(self, ended: EndedRequest) -> None:
         with self._lock:
             self._queued_bytes -= ended.size
 
@@ -191,7 +191,7 @@ class Recorder:
                 self._queue.task_done()
         self._drop_writer()
 
-    def _write(self, ended: Ended) -> None:
+    def _write(self, ended: EndedRequest) -> None:
         if self._writer is None:
             if self.monotonic() < self._retry_at:
                 with self._lock:
@@ -204,7 +204,7 @@ class Recorder:
             self._open()
         assert self._writer is not None
         at_s = max(0.0, ended.at - self._writer.header.began)
-        answer = None if ended.said is None else message_of(ended.said)
+        answer = None if ended.reply is None else message_of(ended.reply)
         self._writer.request(replace(ended.request, at_s=at_s, answer=answer))
         with self._lock:
             problem, num_lost = self._problem, self._num_lost
@@ -240,7 +240,7 @@ class RecordingWatch:
         self._at, self._began = recorder.clock(), recorder.monotonic()
         self._first_token_s: float | None = None
         self._ending: int | None = None
-        self._is_told = not body  # of what could not be read there is nothing to tell
+        self._is_recorded = not body  # of what could not be read there is nothing to tell
         # Tenants may use the same names: their sessions stay apart.
         session = f"{caller.namespace}/{caller.agent}" if caller.agent and caller.namespace != "default" else ""
         self._request = RecordedRequest(
@@ -260,7 +260,7 @@ class RecordingWatch:
         if delta.finish_reason is not None:
             self._ending = choice
 
-    def finished(self, number: int, report: Report, reason: FinishReason, *, said: Message) -> None:
+    def finished(self, number: int, report: Report, reason: FinishReason, *, reply: Message) -> None:
         """Hand the line over when choice 0 is whole."""
         if self._ending == 0:
             usage = {
@@ -268,17 +268,17 @@ class RecordingWatch:
                 "completion_tokens": report.completion_tokens,
                 "prompt_tokens_details": {"cached_tokens": report.reused_tokens},
             }
-            self._tell(said, finish_reason=reason, usage=usage)
+            self._record(reply, finish_reason=reason, usage=usage)
 
     def failed(self, number: int | None, error: Exception) -> None:
         """Hand over a line that says what was answered instead."""
         problem = problem_of(error)
-        self._tell(None, status=problem.status, error=problem.message)
+        self._record(None, status=problem.status, error=problem.message)
 
-    def _tell(self, said: Message | None, **facts: Any) -> None:
-        if self._is_told:
+    def _record(self, reply: Message | None, **facts: Any) -> None:
+        if self._is_recorded:
             return
-        self._is_told = True
+        self._is_recorded = True
         duration_s = self._recorder.monotonic() - self._began
         request = replace(self._request, first_token_s=self._first_token_s, duration_s=duration_s, **facts)
-        self._recorder.add(Ended(self._at, request, said, self._num_bytes))
+        self._recorder.add(EndedRequest(self._at, request, reply, self._num_bytes))

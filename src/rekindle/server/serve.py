@@ -27,7 +27,7 @@ from rekindle.model.checkpoint import Source
 from rekindle.pocket import ABOUT, is_pocket
 from rekindle.server import descriptors
 from rekindle.server.app import create_app
-from rekindle.server.connections import MOST_REFUSED, ConnectionConfig
+from rekindle.server.connections import MAX_LINGERING, ConnectionConfig
 from rekindle.server.descriptors import Listener
 from rekindle.server.gate.limits import ShutdownGate
 from rekindle.store.shards import SHARD_BYTES
@@ -114,11 +114,11 @@ class _Server(uvicorn.Server):
     """Says when it has started, and stops in two steps: first the door, then the connections."""
 
     def __init__(
-        self, config: uvicorn.Config, *, on_started: Callable[[], None], door: ShutdownGate, stop_s: float
+        self, config: uvicorn.Config, *, on_started: Callable[[], None], gate: ShutdownGate, stop_s: float
     ) -> None:
         super().__init__(config)
         self._on_started = on_started
-        self._door = door
+        self._gate = gate
         self._stop_s = stop_s
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -132,9 +132,9 @@ class _Server(uvicorn.Server):
         super().handle_exit(sig, frame)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        self._door.close()
+        self._gate.close()
         await self._empty(self._stop_s, until=lambda: self.force_exit)
-        self._door.cut()
+        self._gate.cut()
         await self._empty(CLOSE_S)
         await super().shutdown(sockets)
         if self.force_exit:  # uvicorn leaves this out then, and the application's own end would be cut off
@@ -144,7 +144,7 @@ class _Server(uvicorn.Server):
         """Wait for those inside to leave."""
         loop = asyncio.get_running_loop()
         end = loop.time() + most_s
-        while self._door.num_inside and loop.time() < end and not until():
+        while self._gate.num_inside and loop.time() < end and not until():
             await asyncio.sleep(TICK_S)
 
 
@@ -176,7 +176,7 @@ def run_server(
     `say` gets the banner once requests are answered. Closes `listeners`.
     """
     most = settings.server.max_connections
-    most = descriptors.places(most, lingering=MOST_REFUSED, store_files=_store_files(engine))
+    most = descriptors.places(most, lingering=MAX_LINGERING, store_files=_store_files(engine))
     server = replace(settings.server, max_connections=most)
     url = url_of(server.host, listeners[0].getsockname()[1])
     with ExitStack() as signals, closing(create_app(engine, server, model=settings.model.model)) as app:
@@ -185,8 +185,8 @@ def run_server(
         running = _Server(
             config,
             on_started=lambda: say(banner(engine, settings, url)),
-            door=app.door,
+            gate=app.gate,
             stop_s=server.stop_s,
         )
-        running.run(sockets=[Listener(each, make_room=config.places.give_one_up) for each in listeners])
+        running.run(sockets=[Listener(each, make_room=config.places.reclaim_one) for each in listeners])
     return seen[-1] if seen else None

@@ -66,7 +66,7 @@ class _WarmReply(DataEvents):
         """Never before the generation has."""
         return False
 
-    def said(self, index: int) -> Message:
+    def message(self, index: int) -> Message:
         """Nothing."""
         return Message("assistant", "")
 

@@ -45,7 +45,7 @@ async def read_body(request: Request) -> bytes:
         raise invalid(400, "the client left before its body had come") from None
 
 
-async def aside(request: Request, num_bytes: int, work: Callable[[], Value]) -> Value:
+async def off_loop_if_large(request: Request, num_bytes: int, work: Callable[[], Value]) -> Value:
     """What `work` makes of a body of this size: of a small one here, of others as `off_loop` does."""
     return contained(work)() if num_bytes <= LARGE_BODY else await off_loop(request, num_bytes, work)
 
@@ -66,25 +66,25 @@ async def accepted(
     submit: Callable[[Any, Caller], Submitted],
     *,
     caller: Caller | None = None,
-    always_aside: bool = False,
+    always_off_loop: bool = False,
 ) -> tuple[Submitted, RequestWatch]:
     """What `submit` makes of the body and the caller, and who follows it; whatever is refused is told to `observer`.
 
-    `submit` must be safe on any thread. `caller` None: whom the headers name. `always_aside`: `submit` may wait for a
-    disk, whatever the size of the body.
+    `submit` must be safe on any thread. `caller` None: whom the headers name. `always_off_loop`: `submit` may wait for
+    a disk, whatever the size of the body.
     """
     known, watch = caller, None
     caller = known or unnamed(request)
     try:
         caller = known or caller_of(request)
         raw = await read_body(request)
-        body = await aside(request, len(raw), lambda: parse_json(raw))
+        body = await off_loop_if_large(request, len(raw), lambda: parse_json(raw))
         watch = observer.began(caller, path, body if isinstance(body, dict) else {}, num_bytes=len(raw))
         _check_count(request, body)
         try:
-            if always_aside and len(raw) <= LARGE_BODY:
+            if always_off_loop and len(raw) <= LARGE_BODY:
                 return await in_thread(lambda: submit(body, caller)), watch
-            return await aside(request, len(raw), lambda: submit(body, caller)), watch
+            return await off_loop_if_large(request, len(raw), lambda: submit(body, caller)), watch
         except RecursionError:
             raise invalid(400, "the body is nested too deeply") from None
     except Exception as error:
@@ -159,7 +159,7 @@ class Answer:
         try:
             while self._first_report is None:
                 item = await anext(items)
-                events += self._spelled(item)
+                events += self._encode_item(item)
                 if item is None:
                     break
         except BaseException:
@@ -175,18 +175,18 @@ class Answer:
         known = self._first_report or self._generations[0].progress
         return headers_of(known) if known is not None else {}
 
-    def _spelled(self, item: Item | None) -> list[bytes]:
+    def _encode_item(self, item: Item | None) -> list[bytes]:
         """What goes out for an item; for a time without one, how far the prompt is."""
         if item is not None:
-            return self._encoded(self._take(item))
+            return self._encode(self._take(item))
         progress = self._generations[0].progress if self._first_report is None else None
         chunks: list[dict[str, Any]] = []
         if progress is not None and not self._was_opened:
             self._was_opened = True
             chunks = self._reply.opened(progress)
-        return [*self._encoded(chunks), self._reply.beat(progress)]
+        return [*self._encode(chunks), self._reply.beat(progress)]
 
-    def _encoded(self, chunks: Sequence[dict[str, Any]]) -> list[bytes]:
+    def _encode(self, chunks: Sequence[dict[str, Any]]) -> list[bytes]:
         typed = self._reply.events == "typed"
         return [event(chunk, chunk["type"] if typed else None) for chunk in chunks]
 
@@ -208,7 +208,7 @@ class Answer:
         if delta.finish_reason is None or delta.report is None:
             return chunks
         reason = "stop" if has_ended else delta.finish_reason
-        self._watch.finished(generation.id, delta.report, reason, said=self._reply.said(index))
+        self._watch.finished(generation.id, delta.report, reason, reply=self._reply.message(index))
         if delta.finish_reason == "cancelled" and not has_ended:
             self._was_cancelled = True
             return []
@@ -222,7 +222,7 @@ class Answer:
                 for each in events:
                     yield each
                 async for item in items:
-                    for each in self._spelled(item):
+                    for each in self._encode_item(item):
                         yield each
                 if not self._was_cancelled:
                     await self._settled()
@@ -230,7 +230,7 @@ class Answer:
             except RekindleError as error:
                 # The head is out already: the error travels as an event.
                 last = self._reply.broken(problem_of(error))
-            for each in self._encoded(last):
+            for each in self._encode(last):
                 yield each
             if self._reply.events == "data":
                 yield DONE

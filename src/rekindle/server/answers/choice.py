@@ -25,7 +25,7 @@ class Choice:
     generation: Generation
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
-    num_spelled: int = 0  # of the logprobs
+    num_logprobs_sent: int = 0  # of the logprobs
     report: Report | None = None
     reason: FinishReason | None = None
     stop_text: str | None = None
@@ -40,8 +40,8 @@ class Choice:
 
     def new_logprobs(self) -> list[TokenLogprob]:
         """Those that no chunk has held yet."""
-        new = self.logprobs[self.num_spelled :]
-        self.num_spelled = len(self.logprobs)
+        new = self.logprobs[self.num_logprobs_sent :]
+        self.num_logprobs_sent = len(self.logprobs)
         return new
 
     def described(self, *, return_ids: bool) -> dict[str, Any]:
@@ -69,7 +69,7 @@ class ReplyParser:
         parallel: bool = True,
     ) -> None:
         self.choice = choice
-        self.said = ParsedReply()
+        self.parsed = ParsedReply()
         self._form = form
         self._tools = tools
         self._parallel = parallel
@@ -77,7 +77,7 @@ class ReplyParser:
         self._tokens: list[tuple[int, int]] = []  # where in the text a delta began, and its tokens
         self._num_pushed = 0
         self._num_raw = 0
-        self._thoughts: list[tuple[int, int]] = []  # from where to where in the text
+        self._reasoning: list[tuple[int, int]] = []  # from where to where in the text
         self._mark: int | None = None  # where the blanks begin that were read last
 
     def take(self, delta: Delta) -> list[Event]:
@@ -96,14 +96,14 @@ class ReplyParser:
         return events
 
     def _note(self, event: Event) -> None:
-        self.said.take(event)
+        self.parsed.take(event)
         end = self._num_raw + len(event.raw)
         is_blank = isinstance(event, Blanks)
         if isinstance(event, ReasoningDelta) or (
-            is_blank and self._thoughts and self._thoughts[-1][1] == self._num_raw
+            is_blank and self._reasoning and self._reasoning[-1][1] == self._num_raw
         ):
             begin = self._num_raw if self._mark is None else self._mark
-            self._thoughts.append((begin, end))
+            self._reasoning.append((begin, end))
         self._mark = (self._num_raw if self._mark is None else self._mark) if is_blank else None
         self._num_raw = end
 
@@ -116,7 +116,7 @@ class ReplyParser:
     def reason(self) -> Reason | None:
         """Why it ended: a reply that called a tool and came to its end says so. None: it goes on."""
         reason: Reason | None = "stop" if self.has_ended and self.choice.reason else self.choice.reason
-        return "tool_calls" if reason == "stop" and self.said.has_whole_call else reason
+        return "tool_calls" if reason == "stop" and self.parsed.has_whole_call else reason
 
     @property
     def stop_text(self) -> str | None:
@@ -124,12 +124,12 @@ class ReplyParser:
         return self.choice.stop_text
 
     @property
-    def num_thought_tokens(self) -> int:
+    def num_reasoning_tokens(self) -> int:
         """Tokens whose text begins inside a thought or in a mark beside it; costs a walk over the deltas."""
         num_tokens, at = 0, 0
         for begin, count in self._tokens:
-            while at < len(self._thoughts) and self._thoughts[at][1] <= begin:
+            while at < len(self._reasoning) and self._reasoning[at][1] <= begin:
                 at += 1
-            if at < len(self._thoughts) and self._thoughts[at][0] <= begin:
+            if at < len(self._reasoning) and self._reasoning[at][0] <= begin:
                 num_tokens += count
         return num_tokens

@@ -46,7 +46,7 @@ class Reply(Protocol):
     def has_ended(self, index: int) -> bool:
         """Whether this choice is complete before its generation is."""
 
-    def said(self, index: int) -> Message:
+    def message(self, index: int) -> Message:
         """What a choice has said, as a caller would send it back."""
 
     def ending(self) -> list[dict[str, Any]]:
@@ -68,7 +68,7 @@ def headers_of(known: Report | Progress) -> dict[str, str]:
     }
 
 
-def spelled(progress: Progress) -> str:
+def progress_text(progress: Progress) -> str:
     """How far a prompt is, for people."""
     done = progress.reused_tokens + progress.computed_tokens
     return f"prefill {done} of {progress.prompt_tokens} tokens, {progress.reused_tokens} of them reused"

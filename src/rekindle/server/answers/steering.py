@@ -86,7 +86,7 @@ def steered(
     return replace(request, reply_prefix=request.reply_prefix + opening)
 
 
-def effort_told(effort: str) -> dict[str, str]:
+def effort_kwargs(effort: str) -> dict[str, str]:
     """How a chat template is told of an effort, in every dialect; whoever wants another word gives it by its name."""
     return {"reasoning_effort": "high" if effort in _BEYOND_HIGH else effort}
 
@@ -103,7 +103,7 @@ def template_kwargs(given: Mapping[str, Any] | None, effort: str | None) -> dict
     if effort == "none":
         told = {"enable_thinking": False}
     elif effort is not None:
-        told = {"enable_thinking": True, **effort_told(effort)}
+        told = {"enable_thinking": True, **effort_kwargs(effort)}
     for name in given or {}:
         if name in RESERVED or name.endswith("_token") or not name.isidentifier():
             message = f"chat_template_kwargs: {name[:100]!r} is not for the caller to set"

@@ -27,7 +27,7 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "verbosity": ("medium",),
 }
 MAX_KEYS = 1024  # of an object inside the body
-LONGEST_NAME = 100  # of a parameter, in characters, as far as errors repeat it
+MAX_NAME_CHARS = 100  # of a parameter, in characters, as far as errors repeat it
 Body = TypeVar("Body", bound=BaseModel)
 Item = TypeVar("Item")
 
@@ -81,13 +81,13 @@ def _refusal(error: ValidationError) -> BadRequest:
 
 
 def _unknown(name: str) -> BadRequest:
-    name = name[:LONGEST_NAME]
+    name = name[:MAX_NAME_CHARS]
     return BadRequest(f"unknown parameter {name!r}: it is not supported here", param=name)
 
 
 def _path(place: Sequence[int | str]) -> str:
     """Where in the body; pydantic adds the types of a union to its places."""
-    parts = (str(part)[:LONGEST_NAME] for part in place)
+    parts = (str(part)[:MAX_NAME_CHARS] for part in place)
     return ".".join(part for part in parts if part not in ("str", "int") and "[" not in part)
 
 

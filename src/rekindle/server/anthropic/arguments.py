@@ -26,9 +26,9 @@ _TOKEN = re.compile(
 _CHARS = re.compile(r'[^"\\\x00-\x1f\ud800-\udfff]+')
 _ESCAPE = re.compile(r'\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4})')
 _PAIR = re.compile(r"\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}")
-DEEPEST = 100  # brackets inside each other; clients' parsers end at 200
-LONGEST_NUMBER = 400  # characters
-_LONGEST_ESCAPE = 12  # characters of a pair of surrogates
+MAX_DEPTH = 100  # brackets inside each other; clients' parsers end at 200
+MAX_NUMBER_CHARS = 400  # characters
+_MAX_ESCAPE_CHARS = 12  # characters of a pair of surrogates
 _REPLACED = "\\ufffd"
 
 
@@ -95,7 +95,7 @@ class ArgumentsJson:
             return wants in ("value", "first value")
         if found.lastgroup == "word":
             self._wants = "comma"
-            return wants in ("value", "first value") and _is_told(sign)
+            return wants in ("value", "first value") and _is_readable(sign)
         return self._sign(sign, wants)
 
     def _sign(self, sign: str, wants: str) -> bool:
@@ -118,7 +118,7 @@ class ArgumentsJson:
     def _enter(self, sign: str) -> bool:
         self._stack.append(sign)
         self._wants = "first key" if sign == "{" else "first value"
-        return len(self._stack) <= DEEPEST
+        return len(self._stack) <= MAX_DEPTH
 
     def _string(self, out: list[str]) -> bool:
         """Inside a string; False where more has to come first."""
@@ -139,11 +139,11 @@ class ArgumentsJson:
     def _escape(self, out: list[str]) -> bool:
         found = _ESCAPE.match(self._held)
         if found is None:
-            self._is_broken = len(self._held) >= _LONGEST_ESCAPE // 2 or not _may_become_escape(self._held)
+            self._is_broken = len(self._held) >= _MAX_ESCAPE_CHARS // 2 or not _may_become_escape(self._held)
             return False
         escape = found.group()
         if escape[1] == "u" and 0xD800 <= int(escape[2:], 16) <= 0xDFFF:
-            if int(escape[2:], 16) < 0xDC00 and len(self._held) < _LONGEST_ESCAPE and _may_pair(self._held[6:]):
+            if int(escape[2:], 16) < 0xDC00 and len(self._held) < _MAX_ESCAPE_CHARS and _may_pair(self._held[6:]):
                 return False
             escape = _REPLACED
         self._take(escape, found.end(), out)
@@ -154,9 +154,9 @@ class ArgumentsJson:
         self._held = self._held[size:]
 
 
-def _is_told(word: str) -> bool:
+def _is_readable(word: str) -> bool:
     """Whether clients can read this number or word: floats are finite, integers have digits as Python takes them."""
-    return word in ("true", "false", "null") or (len(word) <= LONGEST_NUMBER and math.isfinite(float(word)))
+    return word in ("true", "false", "null") or (len(word) <= MAX_NUMBER_CHARS and math.isfinite(float(word)))
 
 
 def _may_become_escape(held: str) -> bool:

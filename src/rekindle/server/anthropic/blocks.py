@@ -12,7 +12,7 @@ from rekindle.server.anthropic.arguments import ArgumentsJson
 from rekindle.server.anthropic.signatures import sign
 from rekindle.text.replies import ArgumentsDelta, CallEnd, CallStart, Event, ReasoningDelta, TextDelta
 
-Told = list[dict[str, Any]]
+Events = list[dict[str, Any]]
 
 
 class Blocks:
@@ -25,62 +25,62 @@ class Blocks:
         self._arguments = ArgumentsJson()
         self._is_open = False
 
-    def content(self) -> Told:
+    def content(self) -> Events:
         """All blocks; the last one must be closed."""
         assert not self._is_open, "a block is still open"
         return self._blocks
 
-    def take(self, event: Event) -> Told:
+    def take(self, event: Event) -> Events:
         """What one event adds."""
         match event:
             case ReasoningDelta() if event.text:
-                told = self._begin("thinking", {"thinking": "", "signature": ""})
+                events = self._begin("thinking", {"thinking": "", "signature": ""})
                 self._pieces.append(event.text)
-                return told if self._hidden else told + self._delta("thinking_delta", thinking=event.text)
+                return events if self._hidden else events + self._delta("thinking_delta", thinking=event.text)
             case TextDelta() if event.text:  # a stray mark has none: clients refuse to send empty blocks
-                told = self._begin("text", {"text": ""})
+                events = self._begin("text", {"text": ""})
                 self._pieces.append(event.text)
-                return told + self._delta("text_delta", text=event.text)
+                return events + self._delta("text_delta", text=event.text)
             case CallStart():
                 self._arguments = ArgumentsJson()
-                told = self.close()
-                return told + self._begin("tool_use", {"id": event.id, "name": event.name, "input": {}})
+                events = self.close()
+                return events + self._begin("tool_use", {"id": event.id, "name": event.name, "input": {}})
             case ArgumentsDelta():
                 return self._json(self._arguments.push(event.text))
             case CallEnd():
                 return self.close()
         return []
 
-    def close(self) -> Told:
+    def close(self) -> Events:
         """End the open block, if there is one."""
         if not self._is_open:
             return []
         block, text = self._blocks[-1], "".join(self._pieces)
-        told: Told = []
+        events: Events = []
         if block["type"] == "thinking":
             signature = sign(text, hidden=self._hidden)
             block |= {"thinking": "" if self._hidden else text, "signature": signature}
-            told = self._delta("signature_delta", signature=signature)
+            events = self._delta("signature_delta", signature=signature)
         elif block["type"] == "text":
             block["text"] = text
         else:
-            told = self._json(self._arguments.finish())
+            events = self._json(self._arguments.finish())
             block["input"] = self._arguments.value()
         self._is_open = False
-        return [*told, {"type": "content_block_stop", "index": len(self._blocks) - 1}]
+        return [*events, {"type": "content_block_stop", "index": len(self._blocks) - 1}]
 
-    def _begin(self, kind: str, empty: dict[str, Any]) -> Told:
+    def _begin(self, kind: str, empty: dict[str, Any]) -> Events:
         """Open a block of this kind, unless it is open."""
         if self._is_open and self._blocks[-1]["type"] == kind:
             return []
-        told, block = self.close(), {"type": kind, **empty}
+        events, block = self.close(), {"type": kind, **empty}
         self._blocks.append(block)
         self._pieces, self._is_open = [], True
-        return [*told, {"type": "content_block_start", "index": len(self._blocks) - 1, "content_block": dict(block)}]
+        return [*events, {"type": "content_block_start", "index": len(self._blocks) - 1, "content_block": dict(block)}]
 
-    def _json(self, text: str) -> Told:
+    def _json(self, text: str) -> Events:
         return self._delta("input_json_delta", partial_json=text) if text else []
 
-    def _delta(self, kind: str, **what: str) -> Told:
+    def _delta(self, kind: str, **what: str) -> Events:
         index = len(self._blocks) - 1
         return [{"type": "content_block_delta", "index": index, "delta": {"type": kind, **what}}]

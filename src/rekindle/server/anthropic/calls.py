@@ -11,7 +11,7 @@ from rekindle.errors import BadRequest
 from rekindle.model.params import SamplingParams
 from rekindle.server.answers.extension import RekindleOptions
 from rekindle.server.answers.steering import ToolChoice as Steer
-from rekindle.server.answers.steering import effort_told, steered
+from rekindle.server.answers.steering import effort_kwargs, steered
 from rekindle.server.answers.validation import validated
 from rekindle.server.anthropic.bodies import (
     HARMLESS,
@@ -45,7 +45,7 @@ class MessagesCall:
     """A parsed body: what to generate, and how to answer.
 
     `calls_tools`: the reply may hold calls, several where `parallel`. `hides_thinking`: thinking blocks show their
-    signature only. `tells_edits`: the answer says that the history was not edited.
+    signature only. `reports_edits`: the answer says that the history was not edited.
     """
 
     request: GenerationRequest
@@ -54,7 +54,7 @@ class MessagesCall:
     calls_tools: bool
     parallel: bool
     hides_thinking: bool
-    tells_edits: bool
+    reports_edits: bool
     return_ids: bool
 
     @property
@@ -84,7 +84,7 @@ def parse_messages(body: Any, caller: Caller, side: ModelSide) -> MessagesCall:
         calls_tools=choice.type != "none",
         parallel=not choice.disable_parallel_tool_use,
         hides_thinking=asked.thinking is not None and asked.thinking.display == "omitted",
-        tells_edits=asked.context_management is not None,
+        reports_edits=asked.context_management is not None,
         return_ids=options.return_ids,
     )
 
@@ -120,7 +120,7 @@ def _request(asked: PromptBody, caller: Caller, side: ModelSide) -> GenerationRe
         reply_prefix=prompt.prefix,
         breakpoints=prompt.breakpoints,
         structured=True,
-        echoes_thoughts=prompt.echoes_thoughts,
+        echoes_thoughts=prompt.echoes_reasoning,
         respells_arguments=True,
     )
     names = frozenset(tool["function"]["name"] for tool in tools or ())
@@ -154,7 +154,7 @@ def _template_kwargs(asked: PromptBody, *, starts_given: bool) -> dict[str, Any]
     elif asked.thinking is not None:
         told["enable_thinking"] = asked.thinking.type != "disabled"
     effort = asked.output_config.effort if asked.output_config is not None else None
-    return told if effort is None else told | effort_told(effort)
+    return told if effort is None else told | effort_kwargs(effort)
 
 
 def _check_warm_up(asked: MessagesBody, choice: ToolChoice) -> None:

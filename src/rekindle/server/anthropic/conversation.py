@@ -17,7 +17,7 @@ from rekindle.engine.types import Breakpoint
 from rekindle.errors import BadRequest
 from rekindle.server.anthropic.bodies import CacheControl
 from rekindle.server.anthropic.habits import TemplateHabits
-from rekindle.server.anthropic.signatures import thought_of
+from rekindle.server.anthropic.signatures import reasoning_of
 from rekindle.text.messages import Message, ToolCall, arguments_json, check_text
 
 MAX_BREAKPOINTS = 4  # Anthropic's own limit
@@ -35,9 +35,9 @@ class _Turn:
     texts: list[str] = field(default_factory=list)
     num_chars: int = 0
     calls: list[ToolCall] = field(default_factory=list)
-    thoughts: list[str] = field(default_factory=list)
+    reasoning: list[str] = field(default_factory=list)
 
-    def say(self, text: str) -> None:
+    def add_text(self, text: str) -> None:
         joint = _JOINTS[self.role] if self.num_chars and text else ""
         self.texts.append(joint + text)
         self.num_chars += len(joint) + len(text)
@@ -48,7 +48,7 @@ class _Turn:
             content="".join(self.texts),
             tool_calls=tuple(self.calls),
             tool_call_id=self.tool_call_id,
-            reasoning="".join(self.thoughts) or None,
+            reasoning="".join(self.reasoning) or None,
         )
 
 
@@ -70,7 +70,7 @@ class Prompt:
     prefix: str
 
     @property
-    def echoes_thoughts(self) -> bool:
+    def echoes_reasoning(self) -> bool:
         """Whether the client sends thinking back, as far as its history tells: as documented, where there is none."""
         said = [message for message in self.messages if message.role == "assistant"]
         return not said or any(message.reasoning is not None for message in said)
@@ -124,7 +124,7 @@ class Conversation:
         if role == "system":
             self._texts(content, self._open("system"), where)
         elif isinstance(content, str):
-            self._open(role).say(check_text(content, where))
+            self._open(role).add_text(check_text(content, where))
         else:
             for block, place in _blocks(content, where):
                 self._block(role, block, place)
@@ -143,7 +143,7 @@ class Conversation:
         match role, block.get("type"):
             case _, "text":
                 turn = self._open(role)
-                turn.say(_text(block, where))
+                turn.add_text(_text(block, where))
             case "user", "tool_result":
                 turn = _Turn("tool", _string(block, "tool_use_id", where))
                 self._turns.append(turn)
@@ -152,8 +152,8 @@ class Conversation:
                 turn = self._open(role)
                 turn.calls.append(_call(block, where))
             case "assistant", "thinking":
-                thought = _string(block, "thinking", where) or thought_of(block.get("signature"))
-                self._open(role).thoughts.append(check_text(thought, where))
+                thought = _string(block, "thinking", where) or reasoning_of(block.get("signature"))
+                self._open(role).reasoning.append(check_text(thought, where))
                 return
             case "assistant", "redacted_thinking":
                 return  # of another server: nobody here can read it
@@ -167,12 +167,12 @@ class Conversation:
         if content is not None:
             self._texts(content, turn, f"{where}.content")
         if not turn.num_chars and block.get("is_error") is True:
-            turn.say("error")  # without a word the model would take it for a success
+            turn.add_text("error")  # without a word the model would take it for a success
 
     def _texts(self, content: Any, turn: _Turn, where: str) -> None:
         """A text, or text blocks and nothing else."""
         if isinstance(content, str):
-            turn.say(check_text(content, where))
+            turn.add_text(check_text(content, where))
             return
         for block, place in _blocks(content, where):
             if block.get("type") != "text":
@@ -180,7 +180,7 @@ class Conversation:
                     f"{place} is of type {str(block.get('type'))[:80]!r}: this server takes text here; send its text"
                 )
                 raise BadRequest(message, param=place)
-            turn.say(_text(block, place))
+            turn.add_text(_text(block, place))
             self._mark(block, turn, place)
 
     def _mark(self, block: Block, turn: _Turn | None, where: str) -> None:
@@ -215,7 +215,7 @@ class Conversation:
         where = "messages"
         if last.calls:
             raise BadRequest("messages: the last message calls tools: send a tool_result for each call", param=where)
-        if last.thoughts:
+        if last.reasoning:
             message = "messages: the last message is the assistant's and thinks: a reply can be begun with text only"
             raise BadRequest(message, param=where)
         prefix = last.message().content

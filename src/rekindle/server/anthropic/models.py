@@ -11,18 +11,18 @@ from rekindle.server.answers.extension import RekindleReport
 StopReason = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use", "model_context_window_exceeded"]
 
 
-class _Said(BaseModel):
+class _ReplyModel(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
 
 
-class AnthropicError(_Said):
+class AnthropicError(_ReplyModel):
     """A word for the kind, and what is wrong."""
 
     type: str
     message: str
 
 
-class AnthropicErrorReply(_Said):
+class AnthropicErrorReply(_ReplyModel):
     """Every error under /v1/messages has this shape, with the request's id; in a stream it is an event without one."""
 
     type: Literal["error"]
@@ -30,20 +30,20 @@ class AnthropicErrorReply(_Said):
     request_id: str | None = None
 
 
-class CacheCreation(_Said):
+class CacheCreation(_ReplyModel):
     """Of the tokens created, for how long they are kept."""
 
     ephemeral_5m_input_tokens: int
     ephemeral_1h_input_tokens: int
 
 
-class OutputDetails(_Said):
+class OutputDetails(_ReplyModel):
     """Of the output, how much was thinking."""
 
     thinking_tokens: int
 
 
-class MessageUsage(_Said):
+class MessageUsage(_ReplyModel):
     """Tokens of the prompt are input + cache_read + cache_creation, always."""
 
     input_tokens: int
@@ -54,7 +54,7 @@ class MessageUsage(_Said):
     output_tokens_details: OutputDetails | None = None
 
 
-class ReplyBlock(_Said):
+class ReplyBlock(_ReplyModel):
     """A block of the reply: `text`, `thinking` with its `signature`, or a `tool_use` with the `input` of a tool."""
 
     type: Literal["text", "thinking", "tool_use"]
@@ -66,13 +66,13 @@ class ReplyBlock(_Said):
     input: dict[str, Any] | None = None
 
 
-class AppliedEdits(_Said):
+class AppliedEdits(_ReplyModel):
     """None: histories are not edited here."""
 
     applied_edits: list[Any]
 
 
-class MessageStart(_Said):
+class MessageStart(_ReplyModel):
     """A message as its stream begins."""
 
     id: str
@@ -92,7 +92,7 @@ class MessageAnswer(MessageStart):
     context_management: AppliedEdits | None = None
 
 
-class EventDelta(_Said):
+class EventDelta(_ReplyModel):
     """A piece of a block, or (without `type`) why the message ended."""
 
     type: Literal["text_delta", "thinking_delta", "signature_delta", "input_json_delta"] | None = None
@@ -104,7 +104,7 @@ class EventDelta(_Said):
     stop_sequence: str | None = None
 
 
-class MessageEvent(_Said):
+class MessageEvent(_ReplyModel):
     """An event of a stream; its name is its `type`. Pings come at any time."""
 
     type: Literal[

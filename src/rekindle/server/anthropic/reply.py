@@ -7,7 +7,7 @@ from typing import Any, Literal
 from rekindle.engine.generation import Generation
 from rekindle.engine.types import Delta, Progress, Report
 from rekindle.server.answers.choice import Choice, ReplyParser
-from rekindle.server.answers.reply import spelled
+from rekindle.server.answers.reply import progress_text
 from rekindle.server.answers.sse import comment, event
 from rekindle.server.anthropic.blocks import Blocks
 from rekindle.server.anthropic.calls import MessagesCall
@@ -40,7 +40,7 @@ class MessagesReply:
 
     def beat(self, progress: Progress | None) -> bytes:
         """A ping, and for people how far the prompt is: in a comment, which clients pass over."""
-        return (comment(spelled(progress)) if progress is not None else b"") + PING
+        return (comment(progress_text(progress)) if progress is not None else b"") + PING
 
     def take(self, index: int, delta: Delta) -> list[dict[str, Any]]:
         """The pieces of the blocks that a delta makes; `message_start` first, where it has not been told."""
@@ -56,13 +56,13 @@ class MessagesReply:
         """Whether the one call that was wanted is complete."""
         return self._reading.has_ended
 
-    def said(self, index: int) -> Message:
+    def message(self, index: int) -> Message:
         """The message as clients send it back."""
-        return self._reading.said.message()
+        return self._reading.parsed.message()
 
     def ending(self) -> list[dict[str, Any]]:
         """Why it ended and what it cost, then the last event of all."""
-        ended = {"type": "message_delta", "delta": self._stopped(), "usage": self._usage(), **self._beside()}
+        ended = {"type": "message_delta", "delta": self._stopped(), "usage": self._usage(), **self._extras()}
         return [ended, {"type": "message_stop"}]
 
     def broken(self, problem: Problem) -> list[dict[str, Any]]:
@@ -72,7 +72,7 @@ class MessagesReply:
     def whole(self) -> dict[str, Any]:
         """The message."""
         head = self._head()
-        return head | {"content": self._blocks.content(), **self._stopped(), "usage": self._usage(), **self._beside()}
+        return head | {"content": self._blocks.content(), **self._stopped(), "usage": self._usage(), **self._extras()}
 
     def _head(self) -> dict[str, Any]:
         return {"id": self._message, "type": "message", "role": "assistant", "model": self._model}
@@ -98,11 +98,11 @@ class MessagesReply:
 
     def _usage(self) -> dict[str, Any]:
         report = self._reading.choice.report
-        thought = {"thinking_tokens": self._reading.num_thought_tokens}
+        thought = {"thinking_tokens": self._reading.num_reasoning_tokens}
         return usage_of(report, self._call.request.breakpoints) | {"output_tokens_details": thought}
 
-    def _beside(self) -> dict[str, Any]:
+    def _extras(self) -> dict[str, Any]:
         """Our report; and that nothing was edited, where a client asked for edits that change nothing."""
         described = self._reading.choice.described(return_ids=self._call.return_ids)
-        edits: dict[str, Any] = {"context_management": {"applied_edits": []}} if self._call.tells_edits else {}
+        edits: dict[str, Any] = {"context_management": {"applied_edits": []}} if self._call.reports_edits else {}
         return edits | {"rekindle": described}

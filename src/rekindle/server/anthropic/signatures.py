@@ -20,7 +20,7 @@ def sign(thought: str, *, hidden: bool) -> str:
     return _SHOWN + base64.urlsafe_b64encode(hashlib.blake2b(raw, digest_size=18).digest()).decode("ascii")
 
 
-def thought_of(signature: object) -> str:
+def reasoning_of(signature: object) -> str:
     """The thought a signature carries; empty where it carries none, also where another server wrote it."""
     if not isinstance(signature, str) or not signature.startswith(_HIDDEN):
         return ""

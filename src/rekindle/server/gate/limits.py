@@ -155,17 +155,17 @@ class Limits:
         app: ASGIApp,
         *,
         settings: ServerSettings,
-        door: ShutdownGate,
+        gate: ShutdownGate,
         bound: PromptBound | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._app = app
         self._settings = settings
-        self._door = door
+        self._gate = gate
         self._bound = bound
         self._clock = clock
         share = SHARE if len(settings.namespaces()) > 1 else 1.0
-        self.room = BodyBudget(BODIES_AT_ONCE * settings.max_body_bytes, share=share)
+        self.budget = BodyBudget(BODIES_AT_ONCE * settings.max_body_bytes, share=share)
         self._freed = FreedMemory()
         self._rates = Rates(settings.requests_per_minute, clock=clock) if settings.requests_per_minute else None
 
@@ -176,17 +176,17 @@ class Limits:
             return
         problem = self._problem(Request(scope))
         if problem is None:
-            self._door.num_inside += 1
+            self._gate.num_inside += 1
             try:
                 await self._inside(scope, receive, send)
             finally:
-                self._door.num_inside -= 1
+                self._gate.num_inside -= 1
         else:
             await problem.response(scope)(scope, receive, send)
 
     def _problem(self, request: Request) -> Problem | None:
         path = request.scope["path"]
-        if self._door.is_closed and path != "/health/live":
+        if self._gate.is_closed and path != "/health/live":
             return STOPPING
         if self._rates is None or not path.startswith(LIMITED):
             return None
@@ -209,7 +209,7 @@ class Limits:
         except HttpError as error:
             await error.problem.response(scope)(scope, receive, send)
         finally:
-            self.room.give(body.namespace, body.num_held)
+            self.budget.give(body.namespace, body.num_held)
             if body.num_held > LARGE:
                 self._freed.give_back()
 
@@ -237,7 +237,7 @@ class Limits:
             chunk = message.get("body", b"")
             num_bytes += len(chunk)
             problem = self._excess(num_bytes, path) or problem
-            if problem is None and not self.room.take(body.namespace, len(chunk)):
+            if problem is None and not self.budget.take(body.namespace, len(chunk)):
                 problem = HttpError(CROWDED)
             if problem is None:
                 body.content += chunk
@@ -265,7 +265,7 @@ class Limits:
 
     def _drop(self, body: _Body) -> None:
         body.content.clear()
-        self.room.give(body.namespace, body.num_held)
+        self.budget.give(body.namespace, body.num_held)
         body.num_held = 0
 
     def _handing(self, body: bytes, receive: Receive) -> Receive:
@@ -275,7 +275,7 @@ class Limits:
         async def hand() -> Message:
             nonlocal given
             if given:
-                return await self._door.listen(receive)
+                return await self._gate.listen(receive)
             given = True
             return {"type": "http.request", "body": body, "more_body": False}
 

@@ -49,7 +49,7 @@ class HistoryWatch:
     def delta(self, choice: int, delta: Delta) -> None:
         """The report says all."""
 
-    def finished(self, number: int, report: Report, reason: FinishReason, *, said: Message) -> None:
+    def finished(self, number: int, report: Report, reason: FinishReason, *, reply: Message) -> None:
         """Keep the report."""
         self._add({**report.as_dict(), "finish_reason": reason, "error": None})
 

@@ -119,7 +119,7 @@ class LogWatch:
     def delta(self, choice: int, delta: Delta) -> None:
         """Deltas have no line."""
 
-    def finished(self, number: int, report: Report, reason: FinishReason, *, said: messages.Message) -> None:
+    def finished(self, number: int, report: Report, reason: FinishReason, *, reply: messages.Message) -> None:
         """Note a choice; of several the fields are those of the first, and the number of all."""
         line = self._line
         self._log.learn(report)

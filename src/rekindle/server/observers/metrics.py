@@ -141,7 +141,7 @@ class MetricsWatch:
             inter_token.observe(each_s)
             self._metrics.vllm.inter_token.observe(each_s)
 
-    def finished(self, number: int, report: Report, reason: FinishReason, *, said: messages.Message) -> None:
+    def finished(self, number: int, report: Report, reason: FinishReason, *, reply: messages.Message) -> None:
         """Count a choice and the times it says itself; what it never came to has none."""
         metrics, tier = self._metrics, tier_of(report)
         metrics.answers.labels(report.outcome, tier, report.source or "none", reason).inc()

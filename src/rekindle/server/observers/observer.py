@@ -21,7 +21,7 @@ class RequestWatch(Protocol):
     def delta(self, choice: int, delta: Delta) -> None:
         """A delta came, as the engine gave it."""
 
-    def finished(self, number: int, report: Report, reason: FinishReason, *, said: Message) -> None:
+    def finished(self, number: int, report: Report, reason: FinishReason, *, reply: Message) -> None:
         """A choice is whole; `number` is the id of its generation, `said` the reply as a caller would send it back."""
 
     def failed(self, number: int | None, error: Exception) -> None:
@@ -35,7 +35,7 @@ class Observer(Protocol):
         """A request came; `body` is its JSON, empty where it could not be read, and came as `num_bytes`."""
 
 
-class Everybody:
+class ObserverGroup:
     """Tells several observers, in order."""
 
     def __init__(self, observers: Sequence[Observer]) -> None:
@@ -54,9 +54,9 @@ class _Watches:
         for watch in self._watches:
             watch.delta(choice, delta)
 
-    def finished(self, number: int, report: Report, reason: FinishReason, *, said: Message) -> None:
+    def finished(self, number: int, report: Report, reason: FinishReason, *, reply: Message) -> None:
         for watch in self._watches:
-            watch.finished(number, report, reason, said=said)
+            watch.finished(number, report, reason, reply=reply)
 
     def failed(self, number: int | None, error: Exception) -> None:
         for watch in self._watches:

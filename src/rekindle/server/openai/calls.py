@@ -11,7 +11,7 @@ from rekindle.errors import BadRequest
 from rekindle.model.params import SamplingParams
 from rekindle.server.answers.extension import RekindleOptions
 from rekindle.server.answers.steering import ToolChoice, parse_tool_choice, template_kwargs
-from rekindle.server.answers.validation import LONGEST_NAME, validated
+from rekindle.server.answers.validation import MAX_NAME_CHARS, validated
 from rekindle.server.gate.caller import Caller
 from rekindle.server.openai.bodies import (
     COMPLETION_TOKENS,
@@ -152,5 +152,5 @@ def _params(body: SamplingBody, extra: Mapping[str, Any]) -> SamplingParams:
 
 def _token_id(key: str) -> int:
     if not (key.isascii() and key.isdigit() and len(key) < 12 and str(int(key)) == key):
-        raise BadRequest(f"logit_bias: {key[:LONGEST_NAME]!r} is no token id", param="logit_bias")
+        raise BadRequest(f"logit_bias: {key[:MAX_NAME_CHARS]!r} is no token id", param="logit_bias")
     return int(key)

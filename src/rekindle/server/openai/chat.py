@@ -54,9 +54,9 @@ class ChatReply(DataEvents):
         """Whether the one call that was wanted is complete."""
         return self._choices[index].has_ended
 
-    def said(self, index: int) -> Message:
+    def message(self, index: int) -> Message:
         """Text, thoughts and calls of a choice."""
-        return self._choices[index].said.message()
+        return self._choices[index].parsed.message()
 
     def ending(self) -> list[dict[str, Any]]:
         """One without choices, if it was asked for."""
@@ -70,7 +70,7 @@ class ChatReply(DataEvents):
         choices = [
             {
                 "index": index,
-                "message": _message(reading.said.message()),
+                "message": _message(reading.parsed.message()),
                 "logprobs": chat_logprobs(reading.choice.logprobs) if self._call.has_logprobs else None,
                 "finish_reason": reading.reason,
                 **({"rekindle": described[index]} if len(self._choices) > 1 else {}),
@@ -82,7 +82,7 @@ class ChatReply(DataEvents):
 
     def _usage(self) -> dict[str, Any]:
         usage = usage_of([reading.choice for reading in self._choices], len(self._choices))
-        thought = sum(reading.num_thought_tokens for reading in self._choices)
+        thought = sum(reading.num_reasoning_tokens for reading in self._choices)
         return {**usage, "completion_tokens_details": {"reasoning_tokens": thought}}
 
     def _chunk(self, index: int, delta: dict[str, Any], reason: str | None = None) -> dict[str, Any]:

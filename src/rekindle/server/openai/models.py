@@ -9,11 +9,11 @@ from pydantic import BaseModel, ConfigDict
 from rekindle.server.answers.extension import RekindleReport
 
 
-class _Said(BaseModel):
+class _ReplyModel(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
 
 
-class ErrorBody(_Said):
+class ErrorBody(_ReplyModel):
     """What is wrong, and which parameter to change."""
 
     message: str
@@ -22,35 +22,35 @@ class ErrorBody(_Said):
     code: str | None
 
 
-class ErrorReply(_Said):
+class ErrorReply(_ReplyModel):
     """Every error has this shape; in a stream it comes as an event."""
 
     error: ErrorBody
 
 
-class CachedTokens(_Said):
+class CachedTokens(_ReplyModel):
     """Of the prompt, how much was not computed."""
 
     cached_tokens: int
 
 
-class ThoughtTokens(_Said):
+class ReasoningTokens(_ReplyModel):
     """Of the replies, how much was thought."""
 
     reasoning_tokens: int
 
 
-class Usage(_Said):
+class Usage(_ReplyModel):
     """Tokens of each prompt once, and of all choices; details of replies only of chats."""
 
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: CachedTokens
-    completion_tokens_details: ThoughtTokens | None = None
+    completion_tokens_details: ReasoningTokens | None = None
 
 
-class Alternative(_Said):
+class Alternative(_ReplyModel):
     """A token, its natural logarithm of probability before temperature, and its bytes."""
 
     token: str
@@ -64,21 +64,21 @@ class ChatToken(Alternative):
     top_logprobs: list[Alternative]
 
 
-class ChatLogprobs(_Said):
+class ChatLogprobs(_ReplyModel):
     """One entry per token."""
 
     content: list[ChatToken]
     refusal: None
 
 
-class CalledFunction(_Said):
+class CalledFunction(_ReplyModel):
     """`arguments` verbatim as generated: usually a JSON object, not always a valid one."""
 
     name: str
     arguments: str
 
 
-class Called(_Said):
+class Called(_ReplyModel):
     """A call the model made."""
 
     id: str
@@ -86,7 +86,7 @@ class Called(_Said):
     function: CalledFunction
 
 
-class AssistantMessage(_Said):
+class AssistantMessage(_ReplyModel):
     """The reply."""
 
     role: Literal["assistant"]
@@ -96,7 +96,7 @@ class AssistantMessage(_Said):
     tool_calls: list[Called] = []
 
 
-class ChatChoice(_Said):
+class ChatChoice(_ReplyModel):
     """One of n replies."""
 
     index: int
@@ -106,7 +106,7 @@ class ChatChoice(_Said):
     rekindle: RekindleReport | None = None
 
 
-class ChatCompletion(_Said):
+class ChatCompletion(_ReplyModel):
     """A whole answer."""
 
     id: str
@@ -118,14 +118,14 @@ class ChatCompletion(_Said):
     rekindle: RekindleReport
 
 
-class FunctionPiece(_Said):
+class FunctionPiece(_ReplyModel):
     """More of a call."""
 
     name: str | None = None
     arguments: str
 
 
-class CallPiece(_Said):
+class CallPiece(_ReplyModel):
     """Its first piece has id, type and name."""
 
     index: int
@@ -134,7 +134,7 @@ class CallPiece(_Said):
     function: FunctionPiece
 
 
-class ChatDelta(_Said):
+class ChatDelta(_ReplyModel):
     """What a chunk adds to the message."""
 
     role: Literal["assistant"] | None = None
@@ -143,7 +143,7 @@ class ChatDelta(_Said):
     tool_calls: list[CallPiece] = []
 
 
-class ChunkChoice(_Said):
+class ChunkChoice(_ReplyModel):
     """Chunks of several choices come as they are made."""
 
     index: int
@@ -152,7 +152,7 @@ class ChunkChoice(_Said):
     finish_reason: Literal["stop", "length", "tool_calls"] | None
 
 
-class ChatChunk(_Said):
+class ChatChunk(_ReplyModel):
     """An event of a stream; the last ones have `finish_reason` and `rekindle`, then usage if it was asked for."""
 
     id: str
@@ -164,7 +164,7 @@ class ChatChunk(_Said):
     rekindle: RekindleReport | None = None
 
 
-class TextLogprobs(_Said):
+class TextLogprobs(_ReplyModel):
     """One entry per token; offsets in characters of the text."""
 
     tokens: list[str]
@@ -173,7 +173,7 @@ class TextLogprobs(_Said):
     text_offset: list[int]
 
 
-class TextChoice(_Said):
+class TextChoice(_ReplyModel):
     """One reply to one prompt; those to the first prompt come first."""
 
     index: int
@@ -183,7 +183,7 @@ class TextChoice(_Said):
     rekindle: RekindleReport | None = None
 
 
-class TextCompletion(_Said):
+class TextCompletion(_ReplyModel):
     """An answer or, in a stream, an event of it."""
 
     id: str

@@ -12,7 +12,7 @@ from typing import Any, Literal
 from rekindle.engine.types import Progress
 from rekindle.model.logprobs import TokenLogprob
 from rekindle.server.answers.choice import Choice
-from rekindle.server.answers.reply import spelled
+from rekindle.server.answers.reply import progress_text
 from rekindle.server.answers.sse import comment
 from rekindle.server.errors import Problem
 from rekindle.text.messages import Message
@@ -31,7 +31,7 @@ class DataEvents:
 
     def beat(self, progress: Progress | None) -> bytes:
         """A comment, which clients pass over."""
-        return comment(spelled(progress) if progress is not None else "waiting")
+        return comment(progress_text(progress) if progress is not None else "waiting")
 
     def broken(self, problem: Problem) -> list[dict[str, Any]]:
         """The error, as OpenAI's clients expect it."""
@@ -85,17 +85,17 @@ class TextOffsets:
         self._at = 0
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
-    def spell(self, tokens: Sequence[TokenLogprob]) -> dict[str, Any]:
+    def encode(self, tokens: Sequence[TokenLogprob]) -> dict[str, Any]:
         """The next tokens."""
         offsets = []
         for token in tokens:
             offsets.append(self._at)
             self._at += len(self._decoder.decode(token.text))
         return {
-            "tokens": [_spelled(token.text) for token in tokens],
+            "tokens": [_token_key(token.text) for token in tokens],
             "token_logprobs": [_finite(token) for token in tokens],
             "top_logprobs": [
-                {_spelled(each.text): _finite(each) for each in (*reversed(token.top), token)} for token in tokens
+                {_token_key(each.text): _finite(each) for each in (*reversed(token.top), token)} for token in tokens
             ],
             "text_offset": offsets,
         }
@@ -105,7 +105,7 @@ def _finite(token: TokenLogprob) -> float:
     return max(token.logprob, LEAST_LOGPROB)
 
 
-def _spelled(text: bytes) -> str:
+def _token_key(text: bytes) -> str:
     """A token as a key: bytes that are no text alone are written as OpenAI writes them."""
     try:
         return text.decode()

@@ -51,7 +51,7 @@ class CompletionReply(DataEvents):
         entry = {
             "index": index,
             "text": text,
-            "logprobs": choice.offsets.spell(new) if self._call.has_logprobs else None,
+            "logprobs": choice.offsets.encode(new) if self._call.has_logprobs else None,
             "finish_reason": delta.finish_reason,
         }
         chunk: dict[str, Any] = {**self._stamp.head(KIND), "choices": [entry]}
@@ -72,7 +72,7 @@ class CompletionReply(DataEvents):
         """Never before the generation has."""
         return False
 
-    def said(self, index: int) -> Message:
+    def message(self, index: int) -> Message:
         """The continuation, without the echo."""
         choice = self._choices[index]
         return Message("assistant", "".join(choice.texts)[len(self._echo(index)) :])
@@ -88,7 +88,7 @@ class CompletionReply(DataEvents):
             {
                 "index": choice.choice.index,
                 "text": "".join(choice.texts),
-                "logprobs": TextOffsets().spell(choice.choice.logprobs) if self._call.has_logprobs else None,
+                "logprobs": TextOffsets().encode(choice.choice.logprobs) if self._call.has_logprobs else None,
                 "finish_reason": choice.choice.reason,
                 **({"rekindle": described[choice.choice.index]} if len(self._choices) > 1 else {}),
             }

@@ -10,7 +10,7 @@ from typing import Any, Literal
 from rekindle.engine.generation import Generation
 from rekindle.engine.types import Delta, Progress
 from rekindle.server.answers.choice import Choice, ReplyParser
-from rekindle.server.answers.reply import Stamp, spelled
+from rekindle.server.answers.reply import Stamp, progress_text
 from rekindle.server.answers.sse import comment
 from rekindle.server.errors import Problem
 from rekindle.server.responses.calls import ResponseCall
@@ -46,7 +46,7 @@ class ResponseReply:
 
     def beat(self, progress: Progress | None) -> bytes:
         """A comment, which clients pass over."""
-        return comment(spelled(progress) if progress is not None else "waiting")
+        return comment(progress_text(progress) if progress is not None else "waiting")
 
     def take(self, index: int, delta: Delta) -> Events:
         """What a delta adds to the output; the last one ends it."""
@@ -61,9 +61,9 @@ class ResponseReply:
         """Whether the one call that was wanted is complete."""
         return self._reading.has_ended
 
-    def said(self, index: int) -> Message:
+    def message(self, index: int) -> Message:
         """Text, thoughts and calls."""
-        return self._reading.said.message()
+        return self._reading.parsed.message()
 
     def ending(self) -> Events:
         """The whole response."""
@@ -128,7 +128,7 @@ class ResponseReply:
             "input_tokens": report.prompt_tokens,
             "input_tokens_details": {"cached_tokens": report.reused_tokens, "cache_write_tokens": written},
             "output_tokens": report.completion_tokens,
-            "output_tokens_details": {"reasoning_tokens": self._reading.num_thought_tokens},
+            "output_tokens_details": {"reasoning_tokens": self._reading.num_reasoning_tokens},
             "total_tokens": report.prompt_tokens + report.completion_tokens,
         }
 

@@ -60,7 +60,7 @@ class ResponseRoute:
     async def __call__(self, request: Request) -> Response:
         """Answer whole or as a stream."""
         ticket = self._kept.ticket()
-        submitted, watch = await accepted(request, self._observer, PATH, self._submit, always_aside=True)
+        submitted, watch = await accepted(request, self._observer, PATH, self._submit, always_off_loop=True)
         caller, call, generation = submitted
         stamp = Stamp(f"resp_{uuid.uuid4().hex}", int(self._clock()), self._model.name)
         reply = ResponseReply(stamp, call, generation, form=self._engine.reply_format)
