@@ -1,1 +1,1 @@
-"""Who may come in: keys and namespaces, the hosts that are asked for, how much at once and how often."""
+"""Admission of requests: API keys and namespaces, accepted hosts, size and rate limits."""

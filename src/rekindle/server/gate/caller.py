@@ -1,7 +1,7 @@
-"""Who calls: the namespace its key opens, and the agent it names.
+"""The caller of a request: the namespace its API key grants and the agent its headers name.
 
-The guard judges the key and leaves an `Access` in the request's scope; the headers that clients send name the agent.
-Ids are percent-encoded in headers and URLs. They steer placement, never access.
+The guard checks the key and stores an `Access` in the request's scope; headers sent by the client name the agent.
+Ids are percent-encoded in headers and URLs. They decide which memory is used, never what may be accessed.
 """
 
 from __future__ import annotations
@@ -20,20 +20,23 @@ from rekindle.errors import BadRequest
 from rekindle.server.errors import needs_admin
 from rekindle.server.lines import line_of
 
-ALL = "*"  # every namespace, where an admin may ask for that
+ALL = "*"  # every namespace, on routes that let an admin request it
 
 
 @dataclass(frozen=True, slots=True)
 class _Family:
-    """Headers of one make. `own` names an agent, or a session whose sub-agents `sub` tells apart; `parent` names the
-    one that a sub-agent was started by, as `own` and `sub` do."""
+    """Names of the headers that one client sends.
+
+    `own` holds an agent, or a session whose sub-agents `sub` distinguishes; `parent` holds the agent that started a
+    sub-agent, in the same form.
+    """
 
     own: str
     sub: str | None = None
     parent: str | None = None
 
     def named_in(self, headers: Headers) -> dict[str, str]:
-        """Those of them that a request has; empty ones name nobody."""
+        """Return the family's headers that the request has, without empty ones."""
         names = (self.own, self.sub, self.parent)
         return {name: value for name in names if name is not None and (value := headers.get(name))}
 
@@ -42,7 +45,7 @@ OWN_FAMILIES = (
     _Family("x-agent-id", parent="x-parent-agent-id"),
     _Family("x-session-id", parent="x-parent-session-id"),
 )
-# What known clients send of their own accord, the surest first; docs/clients.md says which sends what.
+# Headers that known clients send by default, most reliable first; docs/clients.md lists them per client.
 CLIENT_FAMILIES = (
     _Family("x-claude-code-session-id", "x-claude-code-agent-id", "x-claude-code-parent-agent-id"),
     _Family("x-opencode-session", parent="x-parent-session-id"),
@@ -56,9 +59,9 @@ _STATE = "rekindle_access"
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """What a key opens: one namespace, and the routes of the operator or not.
+    """What a key grants: one namespace and, if `is_admin`, the operator's routes.
 
-    `has_key` False: only health checks were reached, without the key that all else needs.
+    `has_key` False: the request has no key and may reach only routes that need none, such as health checks.
     """
 
     namespace: str = "default"
@@ -68,8 +71,11 @@ class Access:
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Who makes one request. `agent` None: unnamed, found by its text alone; `parent`: whose memory a new agent goes on
-    from; `headers` are those that named them."""
+    """The sender of one request.
+
+    `agent` None: unnamed, matched by its text alone; `parent`: the agent whose memory a new agent continues; `headers`:
+    those that named them.
+    """
 
     namespace: str = "default"
     agent: str | None = None
@@ -80,7 +86,7 @@ class Caller:
 
 @dataclass(frozen=True, slots=True)
 class Names:
-    """Whom the headers of a request name, and which of them do."""
+    """The agent and parent that a request's headers name, and the headers that name them."""
 
     agent: str | None = None
     parent: str | None = None
@@ -88,7 +94,7 @@ class Names:
 
 
 def grant(scope: Scope, access: Access) -> None:
-    """Note what the key of a request opens, for its routes and for its line in the log."""
+    """Record what the request's key grants, for its routes and its log line."""
     line = line_of(scope)
     if line is not None and access.has_key:
         line.tenant = access.namespace
@@ -96,7 +102,7 @@ def grant(scope: Scope, access: Access) -> None:
 
 
 def access_of(request: Request) -> Access:
-    """What the guard granted; a KeyError where none stands before the route."""
+    """Return what the guard granted; KeyError if the route has no guard in front of it."""
     granted: Access = request.scope["state"][_STATE]
     return granted
 
@@ -117,20 +123,20 @@ Namespace = Annotated[str, Depends(_namespace)]
 
 
 def caller_of(request: Request) -> Caller:
-    """The caller of a request; a 400 that names the header if that holds no id."""
+    """Return the caller of a request; a header without a valid id is a 400 that names the header."""
     access = access_of(request)
     names = named_by(request.headers)
     return Caller(access.namespace, names.agent, access.is_admin, names.headers, names.parent)
 
 
 def unnamed(request: Request) -> Caller:
-    """The caller of a request that cannot say who it is."""
+    """Return the caller of a request with its agent left unnamed."""
     access = access_of(request)
     return Caller(access.namespace, None, access.is_admin)
 
 
 def named_by(headers: Headers) -> Names:
-    """Whom these headers name. Empty ones of other makes name nobody, of ours they are a 400."""
+    """Return the agents that these headers name. An empty header of another client is ignored, one of ours is a 400."""
     for family in OWN_FAMILIES:
         value = headers.get(family.own)
         if value is not None:
@@ -145,14 +151,14 @@ def named_by(headers: Headers) -> Names:
 
 
 def _of_client(family: _Family, given: Mapping[str, str]) -> Names:
-    """Session and sub-agent are joined so that no other pair is spelled alike; the session alone is its main agent."""
+    """Join session and sub-agent so that distinct pairs give distinct ids; the session alone is its main agent."""
     parts = {name: _part(decode_agent_id(value.encode("latin-1"), where=name)) for name, value in given.items()}
     session, sub = parts[family.own], parts.get(family.sub or "")
     parent = parts.get(family.parent or "")
 
     def joined(part: str | None) -> str:
-        spelled = session if part in (None, session) else f"{session}/{part}"
-        return check_agent_id(spelled, where=family.own)
+        agent_id = session if part in (None, session) else f"{session}/{part}"
+        return check_agent_id(agent_id, where=family.own)
 
     agent = joined(sub)
     if family.sub is None:
@@ -169,7 +175,7 @@ def _part(part: str) -> str:
 
 
 def decode_agent_id(raw: bytes, *, where: str) -> str:
-    """The id spelled by these percent-encoded bytes; a 400 that says what an id may be."""
+    """Decode a percent-encoded id; an invalid one is a 400 that states what an id may be."""
     try:
         agent = unquote_to_bytes(raw).decode()
     except UnicodeDecodeError:

@@ -1,12 +1,12 @@
-"""Who may come in: Host, Origin and API key, checked before any route runs, and what the key opens.
+"""Access control: Host, Origin and API key, checked before any route runs, and what the key grants.
 
-A page in somebody's browser must not reach a server on this machine. Its own site's requests carry a foreign Origin;
-a rebound DNS name carries a foreign Host, but no key, for the page of another name knows none. So a valid key makes
-any Host good, and without one a Host must be ours: this machine's names, where it listens, its public names (those of
-a proxy in front); off loopback addresses too, and with keys and no public names any name, for the server cannot know
-them all. An Origin is held against Host and public names whatever the key. What a proxy writes into `Forwarded` or
-`X-Forwarded-*` headers decides nothing: anybody could. There are no CORS headers. Health checks and the files of the
-page, which asks for a key itself, need no key.
+A web page in a browser must not reach a server on this machine. Cross-site requests carry a foreign Origin. A rebound
+DNS name carries a foreign Host, but no key, because the page does not know one. So with a valid key any Host is
+accepted. Without one the Host must be ours: a name of this machine, the address it listens on, or a public name (that
+of a proxy in front). Off loopback, IP addresses are accepted too, and so is any name if keys are set but no public
+names, because the server cannot know all its names. An Origin is checked against Host and public names whatever the
+key. `Forwarded` and `X-Forwarded-*` headers are ignored: any client can send them. There are no CORS headers. Health
+checks and the files of the page, which prompts for a key itself, need no key.
 """
 
 from __future__ import annotations
@@ -28,21 +28,21 @@ KEYLESS = ("/health/", "/page/")  # and the page itself, at /
 
 
 class Keys:
-    """What each key opens. A key is compared with all, by digests, in the same time whichever it is."""
+    """The access that each key grants. A given key is compared with every known one, by digest, in constant time."""
 
     def __init__(self, settings: ServerSettings) -> None:
-        # Where nothing separates tenants, whoever comes in may see everything.
-        everybody = settings.admin_key is None and not settings.api_keys
+        # With no keys that separate tenants, every caller may see everything.
+        all_are_admins = settings.admin_key is None and not settings.api_keys
         named = dict(settings.api_keys)
         if settings.api_key is not None:
             named[DEFAULT_NAMESPACE] = settings.api_key
-        self._known = [(_digest(key), Access(name, is_admin=everybody)) for name, key in named.items()]
+        self._known = [(_digest(key), Access(name, is_admin=all_are_admins)) for name, key in named.items()]
         if settings.admin_key is not None:
             self._known.append((_digest(settings.admin_key), Access(is_admin=True)))
-        self.without = None if settings.needs_key else Access(is_admin=everybody)
+        self.without = None if settings.needs_key else Access(is_admin=all_are_admins)
 
     def access(self, headers: Headers) -> Access | None:
-        """What the key in these headers opens, or what is open without one; None: nothing."""
+        """Return what the key in these headers grants, or what is granted without one; None: nothing."""
         kind, _, key = headers.get("authorization", "").partition(" ")
         given = key.strip() if kind.lower() == "bearer" else headers.get("x-api-key", "")
         digest, found = _digest(given), self.without
@@ -57,7 +57,7 @@ def _digest(key: str) -> bytes:
 
 
 class Guard:
-    """ASGI middleware that answers 401 and 403 itself and lets the rest through, with its `Access`."""
+    """ASGI middleware that answers 401 and 403 itself and passes other requests on with their `Access`."""
 
     def __init__(self, app: ASGIApp, *, settings: ServerSettings) -> None:
         self._app = app
@@ -78,7 +78,7 @@ class Guard:
             await self._app(scope, receive, send)
 
     def judge(self, path: str, headers: Headers) -> Access | Problem:
-        """What this request may reach, or why it may not come in."""
+        """Return what this request may access, or why it is refused."""
         host, origin = headers.get("host", ""), headers.get("origin")
         access = self._keys.access(headers)
         has_valid_key = access is not None and access is not self._keys.without
@@ -92,7 +92,7 @@ class Guard:
         return access or _refused(401, "a valid API key is required: Authorization: Bearer KEY", code="invalid_api_key")
 
     def _host_is_ours(self, host: str) -> bool:
-        place = _place(host) or ("", None)  # none at all is a name of nobody's: HTTP/1.0 has no Host
+        place = _place(host) or ("", None)  # a missing Host, as in HTTP/1.0, matches no name
         name = place[0]
         if name == self._settings.host.lower() or is_loopback(name) or self._is_public(place):
             return True
@@ -104,9 +104,9 @@ class Guard:
         return _is_address(name) or name in (socket.gethostname().lower(), socket.getfqdn().lower())
 
     def _origin_is_ours(self, origin: str, host: str) -> bool:
-        """Whether a page is of the very place that its request asks, or of a public name.
+        """Whether a page has the same host and port as its request, or a public name.
 
-        The second is for proxies that do not pass Host on: then the names differ, though the browser sees one.
+        The public name covers proxies that do not forward Host: the names differ then, though the browser sees one.
         """
         try:
             scheme, netloc = urlsplit(origin)[:2]
@@ -116,7 +116,7 @@ class Guard:
         return place is not None and (netloc.lower() == host.lower() or self._is_public(place, scheme))
 
     def _is_public(self, place: tuple[str, int | None], scheme: str = "") -> bool:
-        """Whether a name and port are among the public ones; one that is given without a port has any."""
+        """Whether a name and port are public; a public name configured without a port matches every port."""
         name, port = place
         usual = {"http": (80,), "https": (443,)}.get(scheme, (80, 443))
         ports = (port,) if port is not None else usual
@@ -128,7 +128,7 @@ def _refused(status: int, message: str, *, code: str | None = None) -> Problem:
 
 
 def _place(netloc: str) -> tuple[str, int | None] | None:
-    """Name and port of what a Host header says; None where it is none."""
+    """Parse a Host header into name and port; None if it is not valid."""
     try:
         parts = urlsplit(f"//{netloc}")
         return ((parts.hostname or "").rstrip("."), parts.port) if parts.hostname else None

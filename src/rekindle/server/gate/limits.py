@@ -1,9 +1,9 @@
-"""How much comes in: requests a minute, bytes of a body and how slowly they may trickle, and nothing once we stop.
+"""Limits on incoming requests: rate per minute, size and minimum speed of bodies, and no requests during shutdown.
 
-Owns the count of requests inside, which a stop waits for, and of the bytes of their bodies. A body is read whole before
-any route sees it, so that no route has to bound it, and counts until its request has been answered. Connections are
-bounded in `connections`, waiting requests by the engine. A body that cannot hold a prompt that fits the context is
-not held at all, nor parsed: it is refused as such a prompt is.
+Owns the number of requests in progress, which a shutdown waits for, and the bytes of their bodies. A body is read whole
+before any route sees it, so that no route has to bound it, and counts until its request is answered. `connections`
+bounds connections, the engine bounds waiting requests. A body too large to hold a prompt that fits the context is
+neither buffered nor parsed: it is refused like such a prompt.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from rekindle.server.gate.caller import access_of
 from rekindle.server.memory import LARGE, FreedMemory
 from rekindle.text.length import PromptBound
 
-LEAST_BYTES_PER_S = 16 << 10  # a body that comes slower than this, after the first moments, is given up
-BODIES_AT_ONCE = 8  # bodies of the largest size, 256 MiB by default, that all requests together may hold
-SHARE = 0.5  # of it that one namespace may hold where there are several
-MOST_CODING = 50  # characters of its name that are quoted
+MIN_BYTES_PER_S = 16 << 10  # a body slower than this, beyond `read_timeout_s`, times out
+BODIES_AT_ONCE = 8  # budget of all requests together, in bodies of the largest size (256 MiB by default)
+SHARE = 0.5  # of that budget, for one namespace if there are several
+MAX_CODING_CHARS = 50  # of a coding's name, in error messages
 _BROKEN = "rekindle_broken_body"
 LIMITED = "/v1/"
-# Routes whose body is a prompt, and what each calls it. Of completions it may be many, each of which is looked at; all
-# of them together are no more than what one may leave out.
+# Routes whose body is a prompt, and the parameter that holds it. Completions may send several prompts: each is checked
+# on its own later, and together they share the slack that one prompt has for text its template drops.
 PROMPTS: Mapping[str, str] = {
     "/v1/chat/completions": "messages",
     "/v1/messages": "messages",
@@ -47,14 +47,14 @@ CROWDED = Problem(503, "server_error", "too many large bodies at once: try again
 
 @dataclass(slots=True)
 class _Bucket:
-    """Requests that may come at once, as of a moment."""
+    """Requests that may be sent now; `tokens` is as of time `at`."""
 
     tokens: float
     at: float
 
 
 class Rates:
-    """A bucket of `per_minute` requests per namespace, filled evenly. Namespaces are few: the settings name them."""
+    """A token bucket of `per_minute` requests per namespace. Namespaces are few: the settings list them."""
 
     def __init__(self, per_minute: int, *, clock: Callable[[], float]) -> None:
         self._capacity = per_minute
@@ -63,7 +63,7 @@ class Rates:
         self._buckets: dict[str, _Bucket] = {}
 
     def take(self, namespace: str) -> float:
-        """Take one request out: 0.0, or the seconds until there is one."""
+        """Take one request: 0.0 if it may proceed, else the seconds until one may."""
         now = self._clock()
         bucket = self._buckets.setdefault(namespace, _Bucket(self._capacity, now))
         bucket.tokens = min(self._capacity, bucket.tokens + (now - bucket.at) * self._per_s)
@@ -75,7 +75,7 @@ class Rates:
 
 
 class ShutdownGate:
-    """Counts the requests inside; once closed, nobody else comes in."""
+    """Counts the requests in progress; once closed, it admits no more."""
 
     def __init__(self) -> None:
         self.num_inside = 0
@@ -84,31 +84,31 @@ class ShutdownGate:
         self._cut = asyncio.Event()
 
     def close(self) -> None:
-        """Turn away whoever comes from now on; those inside stay, but for who only watches."""
+        """Refuse new requests; those in progress continue, except streams that only watch."""
         self.is_closed = True
         self._closed.set()
 
     async def closed(self) -> None:
-        """Return when it is closed: who only watches leaves then."""
+        """Wait until the gate is closed: streams that only watch end then."""
         await self._closed.wait()
 
     def cut(self) -> None:
-        """Tell those inside that their clients have left: each answer ends as soon as it can."""
+        """Signal a disconnect to every request in progress: each answer ends as soon as it can."""
         self._cut.set()
 
     async def listen(self, receive: Receive) -> Message:
-        """What the connection says next, or that it is cut."""
-        heard, cut = asyncio.ensure_future(receive()), asyncio.ensure_future(self._cut.wait())
+        """Return the connection's next message, or a disconnect once `cut` is called."""
+        message, cut = asyncio.ensure_future(receive()), asyncio.ensure_future(self._cut.wait())
         try:
-            await asyncio.wait((heard, cut), return_when=asyncio.FIRST_COMPLETED)
-            return heard.result() if heard.done() else {"type": "http.disconnect"}
+            await asyncio.wait((message, cut), return_when=asyncio.FIRST_COMPLETED)
+            return message.result() if message.done() else {"type": "http.disconnect"}
         finally:
-            heard.cancel()
+            message.cancel()
             cut.cancel()
 
 
 class BodyBudget:
-    """Bytes of the bodies that are held, and how many there may be; of one namespace at most `share` of them.
+    """Bytes of the bodies in memory, at most `limit` in all and `share` of that for one namespace.
 
     For one event loop.
     """
@@ -120,7 +120,7 @@ class BodyBudget:
         self._of: Counter[str] = Counter()
 
     def take(self, namespace: str, num_bytes: int) -> bool:
-        """Count bytes more; False, and nothing counted, where there is no room for them."""
+        """Reserve bytes; False, with nothing reserved, if they exceed the budget."""
         if self.num_bytes + num_bytes > self._limit or self._of[namespace] + num_bytes > self._share:
             return False
         self.num_bytes += num_bytes
@@ -128,7 +128,7 @@ class BodyBudget:
         return True
 
     def give(self, namespace: str, num_bytes: int) -> None:
-        """Bytes that were taken are gone."""
+        """Release reserved bytes."""
         assert num_bytes <= self._of[namespace], "more bytes of bodies went out than came in"
         self.num_bytes -= num_bytes
         self._of[namespace] -= num_bytes
@@ -137,7 +137,7 @@ class BodyBudget:
 
 @dataclass(slots=True)
 class _Body:
-    """One body of a namespace as it comes; `num_held` of its bytes are counted."""
+    """One body of a namespace while it is received; `num_held` of its bytes are reserved in the budget."""
 
     namespace: str
     content: bytearray = field(default_factory=bytearray)
@@ -145,9 +145,9 @@ class _Body:
 
 
 class Limits:
-    """ASGI middleware after the guard: answers 408, 413, 415, 429 and 503 itself, and hands on whole bodies.
+    """ASGI middleware after the guard: answers 408, 413, 415, 429 and 503 itself, and passes whole bodies on.
 
-    `bound`: how long a prompt may be; a body that is longer than any that fits is a 400.
+    `bound`: the largest prompt that fits; a body that cannot fit is a 400.
     """
 
     def __init__(
@@ -204,7 +204,7 @@ class Limits:
         body = _Body(access_of(Request(scope)).namespace)
         try:
             whole = await self._read(scope, receive, body)
-            if whole is not None:  # None: the client left, nobody waits for an answer
+            if whole is not None:  # None: the client disconnected
                 await self._app(scope, self._handing(whole, receive), send)
         except HttpError as error:
             await error.problem.response(scope)(scope, receive, send)
@@ -214,9 +214,10 @@ class Limits:
                 self._freed.give_back()
 
     async def _read(self, scope: Scope, receive: Receive, body: _Body) -> bytes | None:
-        """The whole body; None when the client left. What is too much is read on for a while and thrown away.
+        """Read the whole body; None if the client disconnected.
 
-        A client that is still sending would not see the answer.
+        Up to twice `max_body_bytes` of a refused body is read and discarded: otherwise a client still sending would
+        miss the answer.
         """
         headers, path = Headers(scope=scope), scope["path"]
         most, announced = self._settings.max_body_bytes, headers.get("content-length", "")
@@ -225,7 +226,7 @@ class Limits:
             problem = self._excess(int(announced), path) or problem
         num_bytes, began = 0, self._clock()
         while True:
-            left_s = self._settings.read_timeout_s + num_bytes / LEAST_BYTES_PER_S - (self._clock() - began)
+            left_s = self._settings.read_timeout_s + num_bytes / MIN_BYTES_PER_S - (self._clock() - began)
             try:
                 message = await asyncio.wait_for(receive(), max(0.0, left_s))
             except TimeoutError:
@@ -253,7 +254,7 @@ class Limits:
         return whole
 
     def _excess(self, num_bytes: int, path: str) -> HttpError | None:
-        """What a body of so many bytes is refused with."""
+        """Return the error for a body of this size; None if it is allowed."""
         most, bound = self._settings.max_body_bytes, self._bound
         if num_bytes > most:
             return invalid(413, f"the body is larger than {_size(most)}")
@@ -269,7 +270,7 @@ class Limits:
         body.num_held = 0
 
     def _handing(self, body: bytes, receive: Receive) -> Receive:
-        """Gives the body at once, then what the connection still has to say."""
+        """Return a `receive` that gives the whole body first, then the connection's further messages."""
         given = False
 
         async def hand() -> Message:
@@ -283,17 +284,17 @@ class Limits:
 
 
 def break_body(state: dict[str, Any], why: str) -> None:
-    """Note in the state of a request that the rest of its body cannot be read, before the connection ends the body."""
+    """Record in a request's state why the rest of its body cannot be read; call it before ending the body."""
     state[_BROKEN] = why
 
 
 def _coded(headers: Headers) -> HttpError | None:
-    """What a body is refused with that is compressed, or coded in another way."""
+    """Return the error for a body that is compressed or encoded otherwise; None if it is plain."""
     codings = [each.strip().lower() for value in headers.getlist("content-encoding") for each in value.split(",")]
     unknown = next((each for each in codings if each not in ("", "identity")), None)
     if unknown is None:
         return None
-    message = f"Content-Encoding {unknown[:MOST_CODING]!r} is not supported: send the body as it is"
+    message = f"Content-Encoding {unknown[:MAX_CODING_CHARS]!r} is not supported: send the body as it is"
     return invalid(415, message, param="Content-Encoding", code="unsupported_content_encoding")
 
 

@@ -1,7 +1,7 @@
-"""How many requests of one tenant may be under way: else its slow readers and watchers could hold all connections.
+"""A limit on one tenant's requests in progress: otherwise its slow readers and watchers could hold all connections.
 
-Owns that count. Where there are several tenants each may have half of the connections; who reads no head has no tenant
-yet, and is bounded in `places`. What a request waits for, and how long it may, others bound.
+Owns that count. With several tenants each may have half of the connections. A connection whose request head has not
+arrived has no tenant yet; `places` bounds those. Other modules bound what a request waits for, and how long.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from rekindle.server.gate.caller import access_of
 
 
 class TenantRequests:
-    """ASGI middleware inside the guard: answers 503 itself to a tenant that has as many requests as it may have."""
+    """ASGI middleware inside the guard: answers 503 itself to a tenant that is at its limit."""
 
     def __init__(self, app: ASGIApp, *, settings: ServerSettings) -> None:
         self._app = app
@@ -26,7 +26,7 @@ class TenantRequests:
         self._under_way: Counter[str] = Counter()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Count an HTTP request that has a tenant's key; others pass."""
+        """Count an HTTP request that has a tenant's key; pass others on."""
         access = access_of(Request(scope)) if scope["type"] == "http" else None
         if access is None or not access.has_key or (access.is_admin and self._has_others):
             await self._app(scope, receive, send)

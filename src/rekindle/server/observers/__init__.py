@@ -1,1 +1,1 @@
-"""What is written down of requests: a line each, metrics, the last ones of each agent."""
+"""Records of requests: a log line each, metrics, and the latest requests of each agent."""

@@ -1,7 +1,6 @@
-"""What the engine and its store count by themselves, read when somebody scrapes.
+"""Metrics that the engine and its store count themselves, read on each scrape.
 
-Owns the table from their fields to names in Prometheus. A field that an engine without a store does not have is left
-out.
+Owns the mapping from their fields to Prometheus names. Fields that an engine without a store lacks are omitted.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from rekindle.errors import Unavailable
 
 @dataclass(frozen=True, slots=True)
 class _Figure:
-    """One name: where it is read, and what it says; `label` (name, value) tells apart what shares a name."""
+    """One metric: its field, name and help text; `label` (name, value) separates metrics that share a name."""
 
     field: str
     name: str
@@ -40,7 +39,7 @@ ENGINE = (
     _Figure("num_steps", "steps", "counter", "Steps of the engine"),
     _Figure("num_stall_misses", "stalls", "counter", "Steps that took longer than they may"),
     _Figure("num_preemptions", "preemptions", "counter", "Requests that gave their blocks up to others"),
-    _Figure("num_evictions", "evictions", "counter", "Blocks that left a tier to make room", ("tier", "hot")),
+    _Figure("num_evictions", "evictions", "counter", "Blocks evicted from a tier to make room", ("tier", "hot")),
     _Figure("num_anticipations", "anticipations", "counter", "Next prompts that were computed in idle time"),
     _Figure("anticipated_tokens", "anticipated_tokens", "counter", "Tokens that were computed in idle time"),
 )
@@ -56,8 +55,8 @@ STORE = (
     _Figure("saving_ok", "saving_ok", "gauge", "1 while saves succeed, 0 from one that failed to the next good one"),
     _Figure("turns_saved", "turns_saved", "counter", "Turns that are durable"),
     _Figure("turns_unsaved", "turns_unsaved", "counter", "Turns that are not durable as a whole"),
-    _Figure("unsaved_evicted", "unsaved_evicted", "counter", "Blocks that left memory before they were saved"),
-    _Figure("blocks_evicted", "evictions", "counter", "Blocks that left a tier to make room", ("tier", "disk")),
+    _Figure("unsaved_evicted", "unsaved_evicted", "counter", "Blocks evicted from memory before they were saved"),
+    _Figure("blocks_evicted", "evictions", "counter", "Blocks evicted from a tier to make room", ("tier", "disk")),
     _Figure("blocks_refused", "blocks_refused", "counter", "Blocks the disk had no room for"),
     _Figure("bytes_written", "disk_written_bytes", "counter", "Bytes written to disk"),
     _Figure("bytes_read", "disk_read_bytes", "counter", "Bytes read from disk"),
@@ -68,24 +67,24 @@ STORE = (
 
 
 class EngineCollector(Collector):
-    """Asks the engine for its figures; to be registered with a registry. `collect` waits for the engine."""
+    """A Prometheus collector that queries the engine for its figures. `collect` waits for the engine."""
 
     def __init__(self, engine: Engine, model: str) -> None:
         self._engine = engine
         self._model = model
 
     def describe(self) -> list[Metric]:
-        """Nothing beforehand: registering must not ask the engine."""
+        """Return nothing: registering must not query the engine."""
         return []
 
     def collect(self) -> Iterator[Metric]:
-        """All families, as of now."""
+        """Yield all metric families with their current values."""
         dead = GaugeMetricFamily("rekindle_dead_threads", "Threads that have ended of an error: restart the server")
         dead.add_metric([], len(self._engine.deaths()))
         yield dead
         try:
             stats = self._engine.stats()
-        except Unavailable:  # the engine's own thread
+        except Unavailable:  # the engine's own thread has ended
             return
         families: dict[str, Metric] = {}
         given = {name: getattr(stats, name) for name in EngineStats.__dataclass_fields__}

@@ -1,8 +1,8 @@
-"""The last requests of each agent, to say afterwards why one was slow.
+"""The latest requests of each agent, to explain afterwards why one was slow.
 
-Owns a bounded number of them for a bounded number of agents, those asked for last, and their numbers, which count the
-requests of one namespace since the start: what others do is not to be read off. They hold what the engine reported, so
-stored text stands in them only where it is the agent's own. StoredResponse in memory: a restart forgets them.
+Owns a bounded number of requests for a bounded number of agents, the most recently used, and the request numbers. These
+count within one namespace since the start, so that they reveal nothing about other tenants. An entry holds the engine's
+report, so stored text is in it only if it is the agent's own. In memory only: a restart clears the history.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class History(Recent[dict[str, Any]]):
         self._counts: Counter[str] = Counter()
 
     def began(self, caller: Caller, endpoint: str, body: Mapping[str, Any], *, num_bytes: int = 0) -> HistoryWatch:
-        """Follow one request; those of unnamed conversations are not kept."""
+        """Follow one request; requests without an agent are not recorded."""
         with self._lock:
             self._counts[caller.namespace] += 1
             number = self._counts[caller.namespace]
@@ -39,7 +39,7 @@ class History(Recent[dict[str, Any]]):
 
 
 class HistoryWatch:
-    """Keeps one entry per choice, or one for the failure."""
+    """Records one entry per choice, or one for the failure."""
 
     def __init__(self, history: History, caller: Caller, head: Mapping[str, Any]) -> None:
         self._history = history
@@ -47,17 +47,17 @@ class HistoryWatch:
         self._head = head
 
     def delta(self, choice: int, delta: Delta) -> None:
-        """The report says all."""
+        """Ignore deltas: the final report has everything."""
 
     def finished(self, number: int, report: Report, reason: FinishReason, *, reply: Message) -> None:
-        """Keep the report."""
+        """Record the report."""
         self._add({**report.as_dict(), "finish_reason": reason, "error": None})
 
     def failed(self, number: int | None, error: Exception) -> None:
-        """Keep what the client was told."""
+        """Record the error that the client received."""
         problem = problem_of(error)
-        said = {"status": problem.status, "message": problem.message, "param": problem.param, "code": problem.code}
-        self._add({"finish_reason": None, "error": said})
+        described = {"status": problem.status, "message": problem.message, "param": problem.param, "code": problem.code}
+        self._add({"finish_reason": None, "error": described})
 
     def _add(self, entry: dict[str, Any]) -> None:
         if self._caller.agent is not None:

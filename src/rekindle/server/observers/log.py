@@ -1,6 +1,6 @@
-"""One line per request for the person who watches the server, whether it ended well or not, and one per session turn.
+"""Log lines for operators: one per request, successful or not, and one per session turn.
 
-Owns the running price of a prompt token, from which the time saved is estimated. docs/log.md describes the lines.
+Owns the running cost of a prompt token, from which the time saved is estimated. docs/log.md describes the lines.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _PRICED_TOKENS = 16  # shorter prefills measure the step, not the tokens
 
 
 class RequestLog:
-    """Describes replies; `price_ms` is the measured cost of one computed prompt token, None until one was."""
+    """Describes replies for the log, with the time saved estimated from the measured cost of a prompt token."""
 
     def __init__(self) -> None:
         self._computed_tokens = 0
@@ -39,28 +39,28 @@ class RequestLog:
         return self._prefill_ms / self._computed_tokens if self._computed_tokens else None
 
     def began(self, caller: Caller, endpoint: str, body: Mapping[str, Any], *, num_bytes: int = 0) -> LogWatch:
-        """Follow one request: its line is written by `Logged`."""
+        """Follow one request; `Logged` writes its line."""
         line = CURRENT.get() or Line(new_id())
         line.agent = caller.agent
         return LogWatch(self, line)
 
     def learn(self, report: Report) -> None:
-        """Note what a prompt token costs."""
+        """Update the cost of a prompt token."""
         if report.computed_tokens >= _PRICED_TOKENS:
             self._computed_tokens += report.computed_tokens
             self._prefill_ms += report.timings.prefill_ms
 
     def saved_ms(self, report: Report) -> float | None:
-        """About how long the reused tokens would have taken; None where nothing tells."""
+        """Estimate how long the reused tokens would have taken; None without a measurement."""
         if not (report.reused_tokens and report.computed_tokens):
             return None
         price_ms = self.price_ms
-        if price_ms is None:  # nothing else was computed yet: this prefill is the only measure there is
+        if price_ms is None:  # nothing measured yet: use this prefill
             price_ms = report.timings.prefill_ms / report.computed_tokens
         return report.reused_tokens * price_ms
 
     def described(self, report: Report, reason: FinishReason) -> str:
-        """Outcome, reused of prompt, tier, first token, time saved, and why not more."""
+        """Describe outcome, reused tokens and their tier, time to first token, time saved, and the cause of a miss."""
         parts = [
             report.outcome if report.reuse != "off" else "reuse off",
             f"reused {report.reused_tokens:,} of {report.prompt_tokens:,}{_tiers(report)}",
@@ -77,7 +77,7 @@ class RequestLog:
         return ", ".join(parts)
 
     def fields(self, report: Report, reason: FinishReason) -> dict[str, Any]:
-        """The same as keys and values."""
+        """Return the same facts as keys and values."""
         first_ms, saved_ms = report.timings.first_token_ms, self.saved_ms(report)
         return {
             "outcome": report.outcome,
@@ -96,7 +96,7 @@ class RequestLog:
 
 
 class TurnLog:
-    """Writes a line of its own for every turn of a session: a request may have several, or a turn outlive it."""
+    """Writes one line per turn of a session: a request may run several turns, and a turn may outlive its request."""
 
     def __init__(self, log: RequestLog) -> None:
         self._log = log
@@ -109,7 +109,7 @@ class TurnLog:
 
 
 class LogWatch:
-    """Notes in a line what came of one request; of a turn it writes the line, too."""
+    """Records the result of one request in its line; for a turn it also writes the line."""
 
     def __init__(self, log: RequestLog, line: Line, *, is_turn: bool = False) -> None:
         self._log = log
@@ -117,10 +117,10 @@ class LogWatch:
         self._is_turn = is_turn
 
     def delta(self, choice: int, delta: Delta) -> None:
-        """Deltas have no line."""
+        """Ignore deltas: they are not logged."""
 
     def finished(self, number: int, report: Report, reason: FinishReason, *, reply: messages.Message) -> None:
-        """Note a choice; of several the fields are those of the first, and the number of all."""
+        """Record a choice. With several, `fields` are those of the first and `num_replies` counts all."""
         line = self._line
         self._log.learn(report)
         line.details.append(self._log.described(report, reason))
@@ -128,7 +128,7 @@ class LogWatch:
         self._write_turn("complete")
 
     def failed(self, number: int | None, error: Exception) -> None:
-        """Note why there is no reply."""
+        """Record why there is no reply."""
         status, named = problem_of(error).status, str(error) if isinstance(error, RekindleError) else repr(error)
         self._line.fail(status, named)
         self._write_turn("failed", logging.INFO if status < 500 else logging.WARNING)
@@ -154,7 +154,7 @@ def _taken_out(item: Normalised) -> str:
 
 
 def write(line: Line, crash: BaseException | None = None) -> None:
-    """Write the line of a request that has ended; `crash`: what no route caught, with its traceback."""
+    """Write the line of an ended request; `crash`: an exception that no route caught, logged with its traceback."""
     status = line.status or 0
     level = logging.ERROR if crash is not None else logging.INFO if status < 500 else logging.WARNING
     about = line.about()
@@ -163,14 +163,14 @@ def write(line: Line, crash: BaseException | None = None) -> None:
 
 
 def write_unread(problem: Problem, client: str | None, own_id: str) -> None:
-    """Write the line of something that never became a request."""
+    """Write a line for input that could not be parsed as a request."""
     line = Line(own_id, client=client, status=problem.status)
     line.fail(problem.status, problem.message)
     write(line)
 
 
 class Logged:
-    """ASGI application outside of everything: gives each request its id, and writes its line when it has ended."""
+    """The outermost ASGI application: assigns each request its id and writes its line when it has ended."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -188,7 +188,7 @@ class Logged:
         except MEANT_FOR_THE_LOOP:
             raise
         except BaseException as error:
-            # Border: the outermost of the routes. The client has its 500, or a stream that ends too early.
+            # Border: the outermost of the routes. The client has received a 500, or a truncated stream.
             crash, line.problem = error, None
             line.fail(500, repr(error))
         finally:
@@ -198,7 +198,7 @@ class Logged:
 
 
 class _Exchange:
-    """Both directions of one request, as far as its line needs them."""
+    """Wraps `receive` and `send` of one request to collect what its line needs."""
 
     def __init__(self, line: Line, scope: Scope, receive: Receive, send: Send) -> None:
         self._line = line
@@ -209,13 +209,13 @@ class _Exchange:
         self._is_whole = False
 
     async def receive(self) -> Message:
-        """What the client says; whether it left before it had its answer is noted."""
+        """Receive a message; note a disconnect before the answer was complete."""
         message = await self._receive()
         self._has_left = self._has_left or (message["type"] == "http.disconnect" and not self._is_whole)
         return message
 
     async def send(self, message: Message) -> None:
-        """What the client hears: the head gets the request's id."""
+        """Send a message; add the request's id to the response head."""
         if message["type"] == "http.response.start":
             self._line.status = CLIENT_LEFT if self._has_left else message["status"]
             headers = MutableHeaders(raw=list(message["headers"]))
@@ -227,7 +227,7 @@ class _Exchange:
         await self._send(message)
 
     def settle(self) -> None:
-        """Say what became of an answer that did not come to its end."""
+        """Set the status of a request whose answer was not completed."""
         line = self._line
         if line.status is None:
             line.status = CLIENT_LEFT if self._has_left else 500

@@ -1,8 +1,8 @@
-"""Figures of what was asked and answered, for Prometheus: own names, and those that dashboards for vLLM expect.
+"""Prometheus metrics of requests and replies, under our own names and those that vLLM dashboards expect.
 
-Owns the registry of one application, nothing global. Labels are few and known beforehand: outcome, tier, route,
-status; never an agent, whose number has no bound. What the engine counts by itself is read when somebody looks
-(`gauges`). A token costs two observations.
+Owns the registry of one application, nothing global. Labels have few, fixed values: outcome, tier, route, status; never
+an agent, of which there may be any number. Values that the engine counts itself are read on each scrape (`gauges`). A
+token costs two observations.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ VLLM_REASONS: Mapping[FinishReason, str] = {"cancelled": "abort"}
 
 
 def tier_of(report: Report) -> Tier:
-    """Where the reused tokens of a prompt lay."""
+    """Return the tier that held the reused tokens of a prompt."""
     if report.hot_tokens and report.warm_tokens:
         return "mixed"
     return "hot" if report.hot_tokens else "warm" if report.warm_tokens else "cold"
@@ -53,18 +53,18 @@ class Metrics:
             )
         }
         self.answers = self._counter("answers", "Replies that ended", (*kind, "source", "finish_reason"))
-        self.failures = self._counter("failures", "Requests without a reply, also those that broke off", ("status",))
+        self.failures = self._counter("failures", "Requests without a complete reply", ("status",))
         self.requests = self._counter("requests", "HTTP requests", ("endpoint", "method", "status"))
         self.tokens = {
             name: self._counter(f"{name}_tokens", what, ("tier",))
             for name, what in (
                 ("prompt", "Tokens of prompts, by the tier of the request"),
-                ("reused", "Tokens whose KV was reused, by the tier they lay in: hot or warm"),
+                ("reused", "Tokens whose KV was reused, by the tier that held it: hot or warm"),
                 ("computed", "Tokens of prompts that were computed, by the tier of the request"),
                 ("generated", "Tokens of replies, by the tier of the request"),
             )
         }
-        self.normalised = self._counter("normalised", "Pieces taken out of prompts, or put in order", ("kind",))
+        self.normalised = self._counter("normalised", "Parts of prompts that were removed or sorted", ("kind",))
         self.normalised_tokens = self._counter("normalised_tokens", "Tokens that they would have cost", ("kind",))
         self.vllm = VllmNames(model, self.registry)
 
@@ -79,12 +79,12 @@ class Metrics:
         return MetricsWatch(self)
 
     def text(self) -> bytes:
-        """All of it in Prometheus' text format; waits for the engine where its figures are in the registry."""
+        """Render the registry in Prometheus' text format; waits for the engine if its collector is registered."""
         return generate_latest(self.registry)
 
 
 class VllmNames:
-    """The same under the names of vLLM, with its one label."""
+    """The same metrics under vLLM's names, with its one label."""
 
     def __init__(self, model: str, registry: CollectorRegistry) -> None:
         def histogram(name: str, what: str, buckets: tuple[float, ...]) -> Histogram:
@@ -100,7 +100,7 @@ class VllmNames:
         self.whole = histogram("e2e_request_latency_seconds", "From request to the end of the reply", WAITS_S)
         self.prompt_tokens = counter("prompt_tokens", "Tokens of prompts")
         self.generation_tokens = counter("generation_tokens", "Tokens of replies")
-        self.queries = counter("prefix_cache_queries", "Tokens of prompts that were looked for")
+        self.queries = counter("prefix_cache_queries", "Tokens of prompts that were looked up")
         self.hits = counter("prefix_cache_hits", "Tokens of prompts that were found")
         success = "Replies that ended"
         self._success = Counter("vllm:request_success", success, ("model_name", "finished_reason"), registry=registry)
@@ -122,11 +122,11 @@ class MetricsWatch:
     def __init__(self, metrics: Metrics) -> None:
         self._metrics = metrics
         self._began = metrics.clock()
-        self._last: dict[int, float] = {}  # choice -> when its last token came
-        self._inter_token: dict[int, Histogram] = {}  # choice -> labelled by its own report
+        self._last: dict[int, float] = {}  # choice -> time of its last token
+        self._inter_token: dict[int, Histogram] = {}  # choice -> labelled by the choice's report
 
     def delta(self, choice: int, delta: Delta) -> None:
-        """Time the tokens of a delta; those that come together share the time."""
+        """Time the tokens of a delta; tokens that arrive together share the time equally."""
         if choice not in self._inter_token and delta.report is not None:
             kind = delta.report.outcome, tier_of(delta.report)
             self._inter_token[choice] = self._metrics.inter_token.labels(*kind)
@@ -142,7 +142,7 @@ class MetricsWatch:
             self._metrics.vllm.inter_token.observe(each_s)
 
     def finished(self, number: int, report: Report, reason: FinishReason, *, reply: messages.Message) -> None:
-        """Count a choice and the times it says itself; what it never came to has none."""
+        """Count a choice and observe the timings in its report; phases it never reached have none."""
         metrics, tier = self._metrics, tier_of(report)
         metrics.answers.labels(report.outcome, tier, report.source or "none", reason).inc()
         metrics.tokens["prompt"].labels(tier).inc(report.prompt_tokens)
@@ -164,40 +164,40 @@ class MetricsWatch:
                 phase.observe(phase_ms / 1000)
 
     def failed(self, number: int | None, error: Exception) -> None:
-        """Count it by the status that stands for the error."""
+        """Count the failure by the HTTP status of the error."""
         self._metrics.failures.labels(str(problem_of(error).status)).inc()
 
 
 class Counted:
-    """ASGI middleware outside of all others: counts what leaves, by route and status."""
+    """ASGI middleware around all others: counts responses by route and status."""
 
     def __init__(self, app: ASGIApp, *, metrics: Metrics) -> None:
         self._app = app
         self._metrics = metrics
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Count an HTTP request when its head goes out; one whose client left before counts as 499."""
+        """Count an HTTP request by the status of its response; 499 if the client disconnected before the head."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
         status, has_left = CLIENT_LEFT, False
 
-        async def hear() -> Message:
+        async def receive_noted() -> Message:
             nonlocal has_left
             message = await receive()
             has_left = has_left or message["type"] == "http.disconnect"
             return message
 
-        async def note(message: Message) -> None:
+        async def send_noted(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start" and not has_left:
                 status = message["status"]
             await send(message)
 
         try:
-            await self._app(scope, hear, note)
+            await self._app(scope, receive_noted, send_noted)
         finally:
             endpoint = getattr(scope.get("route"), "path", UNKNOWN_ROUTE)
-            # A method is whatever the client writes: only those of routes may become labels.
+            # Clients may send any method: only those of known routes become labels.
             method = scope["method"] if endpoint != UNKNOWN_ROUTE else UNKNOWN_ROUTE
             self._metrics.requests.labels(endpoint, method, str(status)).inc()

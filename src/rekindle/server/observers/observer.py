@@ -1,8 +1,8 @@
-"""What is to be known of a request while it lives: who is told, and when.
+"""The observer interface: events in the life of a request, and how several observers receive them.
 
-Owns the moments: it began, a delta came, a choice finished, it failed. Each observer makes of them what it is for: a
-line in the log, figures, the last requests of an agent, a recording. All are told on the event loop and return at
-once; none may fail a request.
+Owns the events: a request began, a delta arrived, a choice finished, the request failed. Observers turn them into log
+lines, metrics, the history of an agent or a recording. All are called on the event loop and return at once; none may
+fail a request.
 """
 
 from __future__ import annotations
@@ -19,30 +19,30 @@ class RequestWatch(Protocol):
     """Follows one request. Ends with one `finished` per choice, or with `failed`."""
 
     def delta(self, choice: int, delta: Delta) -> None:
-        """A delta came, as the engine gave it."""
+        """Handle a delta, as the engine emitted it."""
 
     def finished(self, number: int, report: Report, reason: FinishReason, *, reply: Message) -> None:
-        """A choice is whole; `number` is the id of its generation, `said` the reply as a caller would send it back."""
+        """Handle the end of a choice; `number`: its generation's id, `reply`: as a client would send it back."""
 
     def failed(self, number: int | None, error: Exception) -> None:
-        """It has no result; `number` None: it never got as far as the engine."""
+        """Handle a failure; `number` None: the request never reached the engine."""
 
 
 class Observer(Protocol):
-    """Whoever wants to follow requests."""
+    """Follows requests."""
 
     def began(self, caller: Caller, endpoint: str, body: Mapping[str, Any], *, num_bytes: int = 0) -> RequestWatch:
-        """A request came; `body` is its JSON, empty where it could not be read, and came as `num_bytes`."""
+        """Follow a new request; `body`: its JSON, empty if unreadable; `num_bytes`: the size of the raw body."""
 
 
 class ObserverGroup:
-    """Tells several observers, in order."""
+    """Passes each event to several observers, in order."""
 
     def __init__(self, observers: Sequence[Observer]) -> None:
         self._observers = tuple(observers)
 
     def began(self, caller: Caller, endpoint: str, body: Mapping[str, Any], *, num_bytes: int = 0) -> RequestWatch:
-        """Tell all."""
+        """Follow a request with every observer."""
         return _Watches([observer.began(caller, endpoint, body, num_bytes=num_bytes) for observer in self._observers])
 
 
