@@ -1,1 +1,1 @@
-"""From a body to the last byte of its answer, whole or as a stream, in any dialect."""
+"""Processing of a request from its body to the end of its answer, whole or streamed, shared by all dialects."""

@@ -1,4 +1,4 @@
-"""What to do about each cause of a miss, in words: `rekindle why` prints them, the page at `/` shows them."""
+"""Advice for each cause of a miss, printed by `rekindle why` and shown on the page at `/`."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from rekindle.matching.explain import Cause
 
 ADVICE: dict[Cause, str] = {
     "text_differs": "send the history as it was answered: earlier messages unchanged, new ones at the end",
-    "template_rewrote_history": "send what the model said as it said it (reasoning and tool calls, too); "
-    "a template that drops old parts by itself costs only those",
+    "template_rewrote_history": "send the model's replies back unchanged (reasoning and tool calls, too); "
+    "a template that drops old parts itself costs only those",
     "date_line": "put dates and times into the last message, or keep them fixed for a conversation",
     "attribution_header": "serve with --normalise attribution, or have the client leave the line out",
     "tool_order": "serve with --normalise attribution,tools, or send tools and their keys in one order",

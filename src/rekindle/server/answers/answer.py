@@ -1,8 +1,8 @@
-"""From a body to the last byte of an answer: what all generating routes have in common.
+"""The code that all generating routes share, from the body to the end of the answer.
 
-Owns reading the body, submitting, telling the watch of every delta, and how errors travel: as a status while the head
-is not out, as an event after. The dialects spell; the engine works. A large body is read and checked in a worker
-thread, so that other streams go on meanwhile.
+Owns reading the body, submitting, reporting every delta to the watch, and error delivery: as a status before the head
+is sent, as an event after it. The dialects encode; the engine computes. A large body is parsed and validated in a
+worker thread, so that it does not stall other streams.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ from rekindle.server.observers.observer import Observer, RequestWatch
 from rekindle.text.length import PromptBound
 from rekindle.worker import contained
 
-LARGE_BODY = 256 << 10  # bytes: up to here a body costs the event loop a few milliseconds
+LARGE_BODY = 256 << 10  # bytes: a body up to this size costs the event loop a few milliseconds
 Value = TypeVar("Value")
 Submitted = TypeVar("Submitted")
 
 
 async def read_body(request: Request) -> bytes:
-    """The body, its size bounded elsewhere; 400 where the client left."""
+    """Read the body, whose size `gate` bounds; 400 if the client disconnects first."""
     try:
         return await request.body()
     except ClientDisconnect:
@@ -46,13 +46,16 @@ async def read_body(request: Request) -> bytes:
 
 
 async def off_loop_if_large(request: Request, num_bytes: int, work: Callable[[], Value]) -> Value:
-    """What `work` makes of a body of this size: of a small one here, of others as `off_loop` does."""
+    """Return what `work` returns: called here for a small body, otherwise with `off_loop`."""
     return contained(work)() if num_bytes <= LARGE_BODY else await off_loop(request, num_bytes, work)
 
 
 async def off_loop(request: Request, num_bytes: int, work: Callable[[], Value]) -> Value:
-    """What `work` gives, done in a worker thread. On large bodies one of each namespace works at a time: other
-    namespaces wait for none of them, and no more than one is taken apart in memory."""
+    """Return what `work` returns in a worker thread.
+
+    Large bodies are processed one at a time per namespace, so that no namespace delays another or has more than one
+    parsed in memory.
+    """
     if num_bytes <= LARGE_BODY:
         return await in_thread(work)
     workers: FairWorkers = request.app.workers
@@ -68,10 +71,10 @@ async def accepted(
     caller: Caller | None = None,
     always_off_loop: bool = False,
 ) -> tuple[Submitted, RequestWatch]:
-    """What `submit` makes of the body and the caller, and who follows it; whatever is refused is told to `observer`.
+    """Call `submit` on the parsed body and the caller; return its result and the watch. Refusals reach `observer`.
 
-    `submit` must be safe on any thread. `caller` None: whom the headers name. `always_off_loop`: `submit` may wait for
-    a disk, whatever the size of the body.
+    `submit` must be safe on any thread. `caller` None: the one that the headers name. `always_off_loop`: `submit` may
+    wait for a disk, whatever the size of the body.
     """
     known, watch = caller, None
     caller = known or unnamed(request)
@@ -88,13 +91,13 @@ async def accepted(
         except RecursionError:
             raise invalid(400, "the body is nested too deeply") from None
     except Exception as error:
-        # Border: a route. The error goes on to the handler that answers it.
+        # Border: a route. The error handler turns the error into a response.
         (watch or observer.began(caller, path, {})).failed(None, error)
         raise
 
 
 def _check_count(request: Request, body: Any) -> None:
-    """Refuse more messages than fit before each of them is looked at."""
+    """Refuse more messages than can fit, before any of them is parsed."""
     bound: PromptBound | None = request.app.bound
     messages = body.get("messages") if isinstance(body, dict) else None
     if bound is not None and isinstance(messages, list):
@@ -102,7 +105,7 @@ def _check_count(request: Request, body: Any) -> None:
 
 
 def submit_all(engine: Engine, requests: Sequence[GenerationRequest], num_choices: int) -> list[Generation]:
-    """Queue every request `num_choices` times; none stays queued if one is refused at once."""
+    """Queue every request `num_choices` times; if one is refused, none stays queued."""
     generations: list[Generation] = []
     try:
         for request in requests:
@@ -115,10 +118,10 @@ def submit_all(engine: Engine, requests: Sequence[GenerationRequest], num_choice
 
 
 class Answer:
-    """One answer as it is made: whole, or as a stream that shows every `ping_s` that it lives.
+    """One answer while it is generated: whole, or as a stream with a ping every `ping_s` seconds.
 
-    `params`: what the dialect calls the parameters that the engine may refuse. `settle` is awaited before the end of
-    the answer is spelled: what it promises is durable then.
+    `params`: the dialect's names of parameters that the engine may refuse. `settle` is awaited before the end of the
+    answer is encoded, so that anything the answer promises is durable by then.
     """
 
     def __init__(
@@ -142,7 +145,7 @@ class Answer:
         self._was_cancelled = False
 
     async def whole(self, request: Request) -> Response:
-        """The answer as one JSON document."""
+        """Return the answer as one JSON document."""
         async with aclosing(watched(request, self._generations)) as items:
             async for item in items:
                 if item is not None:
@@ -153,7 +156,7 @@ class Answer:
         return JSONResponse(self._reply.whole(), headers=self._headers())
 
     async def stream(self, request: Request) -> Response:
-        """The answer as events; the head waits for choice 0, which knows what was reused, or for the first ping."""
+        """Return the answer as events; the head waits for the report of choice 0, or for the first ping."""
         items = watched(request, self._generations, beat_s=self._ping_s)
         events: list[bytes] = []
         try:
@@ -176,7 +179,7 @@ class Answer:
         return headers_of(known) if known is not None else {}
 
     def _encode_item(self, item: Item | None) -> list[bytes]:
-        """What goes out for an item; for a time without one, how far the prompt is."""
+        """Encode an item; None, when nothing arrived in time, gives a ping with the prompt's progress."""
         if item is not None:
             return self._encode(self._take(item))
         progress = self._generations[0].progress if self._first_report is None else None
@@ -228,7 +231,7 @@ class Answer:
                     await self._settled()
                 last = self._reply.broken(problem_of(_cancelled())) if self._was_cancelled else self._reply.ending()
             except RekindleError as error:
-                # The head is out already: the error travels as an event.
+                # The head is already sent: report the error as an event.
                 last = self._reply.broken(problem_of(error))
             for each in self._encode(last):
                 yield each
@@ -237,6 +240,6 @@ class Answer:
 
 
 def _cancelled() -> HttpError:
-    """Who is still there to read this was cut off by a stop."""
+    """The error of a request that a shutdown cancelled."""
     message = "the request was cancelled: the server is stopping"
     return HttpError(Problem(503, "server_error", message, code="stopping", retry_after_s=5))

@@ -1,6 +1,6 @@
-"""What one choice of an answer says, as it comes: thoughts, text and calls, however a dialect spells them.
+"""One choice of an answer as it is generated: reasoning, text and tool calls, independent of dialect.
 
-Owns what a choice has brought so far and why it ended. Knows no dialect and no HTTP.
+Owns the content of a choice so far and why it ended. Knows no dialect and no HTTP.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ Reason = Literal["stop", "length", "tool_calls", "cancelled"]
 
 @dataclass(slots=True)
 class Choice:
-    """What one choice has brought so far, whatever the dialect."""
+    """The tokens, logprobs and end of one choice so far."""
 
     index: int
     generation: Generation
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
-    num_logprobs_sent: int = 0  # of the logprobs
+    num_logprobs_sent: int = 0
     report: Report | None = None
     reason: FinishReason | None = None
     stop_text: str | None = None
 
     def add(self, delta: Delta) -> None:
-        """Note ids, logprobs and the end."""
+        """Add ids, logprobs and the end, if it has come."""
         self.token_ids.extend(delta.token_ids)
         self.logprobs.extend(delta.logprobs)
         self.report = delta.report or self.report
@@ -39,13 +39,13 @@ class Choice:
         self.stop_text = delta.stop_text or self.stop_text
 
     def new_logprobs(self) -> list[TokenLogprob]:
-        """Those that no chunk has held yet."""
+        """Return the logprobs that no chunk has contained yet."""
         new = self.logprobs[self.num_logprobs_sent :]
         self.num_logprobs_sent = len(self.logprobs)
         return new
 
     def described(self, *, return_ids: bool) -> dict[str, Any]:
-        """The `rekindle` object of this choice."""
+        """Return the `rekindle` object of this choice."""
         assert self.report is not None, f"choice {self.index} has no report"
         described = self.report.as_dict()
         if return_ids:
@@ -54,10 +54,10 @@ class Choice:
 
 
 class ReplyParser:
-    """Reads the structured text of one choice.
+    """Parses the structured text of one choice.
 
-    `tools`: the definitions that were sent, or whether calls are read at all; `parallel` False: it ends behind the
-    first of them.
+    `tools`: the definitions that were sent, or whether calls are parsed at all; `parallel` False: the choice ends after
+    its first call.
     """
 
     def __init__(
@@ -74,16 +74,16 @@ class ReplyParser:
         self._tools = tools
         self._parallel = parallel
         self._stream: ReplyStream | None = None
-        self._tokens: list[tuple[int, int]] = []  # where in the text a delta began, and its tokens
+        self._tokens: list[tuple[int, int]] = []  # start of each delta in the text, and its number of tokens
         self._num_pushed = 0
         self._num_raw = 0
-        self._reasoning: list[tuple[int, int]] = []  # from where to where in the text
-        self._mark: int | None = None  # where the blanks begin that were read last
+        self._reasoning: list[tuple[int, int]] = []  # (start, end) of each stretch of reasoning in the text
+        self._mark: int | None = None  # start of the blanks that were read last
 
     def take(self, delta: Delta) -> list[Event]:
-        """What a delta adds; held back is what may still become a part of something else."""
+        """Return the events that a delta adds; text that may still turn out to be a marker is deferred."""
         self.choice.add(replace(delta, logprobs=()) if self.has_ended else delta)
-        if self._stream is None:  # now the prompt is known, and what it has begun of the reply
+        if self._stream is None:  # the prompt, and the part of the reply it opens, is known now
             opening = self.choice.generation.opening
             self._stream = ReplyStream(self._form, tools=self._tools, parallel=self._parallel, opening=opening)
         self._tokens.append((self._num_pushed, len(delta.token_ids)))
@@ -109,23 +109,23 @@ class ReplyParser:
 
     @property
     def has_ended(self) -> bool:
-        """Whether no further call is wanted: what else is generated belongs to nobody."""
+        """Whether the only allowed call is complete: any further output is discarded."""
         return self._stream is not None and self._stream.ended
 
     @property
     def reason(self) -> Reason | None:
-        """Why it ended: a reply that called a tool and came to its end says so. None: it goes on."""
+        """Why it ended; "tool_calls" for a reply that called a tool and was not cut off. None: still running."""
         reason: Reason | None = "stop" if self.has_ended and self.choice.reason else self.choice.reason
         return "tool_calls" if reason == "stop" and self.parsed.has_whole_call else reason
 
     @property
     def stop_text(self) -> str | None:
-        """The stop string that ended it."""
+        """The stop string that ended the choice."""
         return self.choice.stop_text
 
     @property
     def num_reasoning_tokens(self) -> int:
-        """Tokens whose text begins inside a thought or in a mark beside it; costs a walk over the deltas."""
+        """Tokens whose text begins inside reasoning or its markers. Costs a pass over the deltas."""
         num_tokens, at = 0, 0
         for begin, count in self._tokens:
             while at < len(self._reasoning) and self._reasoning[at][1] <= begin:

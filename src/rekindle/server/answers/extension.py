@@ -1,4 +1,4 @@
-"""The `rekindle` object, the same in every dialect: what a body asks of the stored KV, what an answer says of it."""
+"""The `rekindle` object of requests and answers, the same in every dialect."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pydantic import BaseModel, ConfigDict
 
 
 class RekindleOptions(BaseModel):
-    """What of the stored KV may be used, and whether the answer holds the ids of prompt and reply."""
+    """Which stored KV may be reused, and whether the answer includes the token ids of prompt and reply."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
@@ -17,7 +17,7 @@ class RekindleOptions(BaseModel):
 
 
 class RekindleReport(BaseModel):
-    """What was reused, from where, and why not more."""
+    """What was reused, from where, and why no more."""
 
     model_config = ConfigDict(extra="allow", strict=True)
 

@@ -1,7 +1,7 @@
-"""What an answer is made of, whatever the dialect.
+"""The interface that each dialect implements to encode an answer.
 
-The dialects spell deltas of the engine; `answer` reads the body, follows the generations and sends what the
-reply gives it. Knows no HTTP.
+The dialects encode the engine's deltas; `answer` reads the body, follows the generations and sends what the reply
+returns. Knows no HTTP.
 """
 
 from __future__ import annotations
@@ -16,51 +16,51 @@ from rekindle.text.messages import Message
 
 @dataclass(frozen=True, slots=True)
 class Stamp:
-    """What every piece of one completion repeats: its id, when it was made (Unix seconds), the served model."""
+    """The fields that every chunk of a completion repeats: id, creation time (Unix seconds), served model."""
 
     id: str
     created: int
     model: str
 
     def head(self, kind: str) -> dict[str, Any]:
-        """The common start of a completion or chunk."""
+        """Return the common start of a completion or chunk."""
         return {"id": self.id, "object": kind, "created": self.created, "model": self.model}
 
 
 class Reply(Protocol):
-    """One answer in one dialect, made of the deltas of its choices."""
+    """One answer in one dialect, built from the deltas of its choices."""
 
     @property
     def events(self) -> Literal["data", "typed"]:
-        """Bare data lines, closed by [DONE], or events named by the `type` of what they hold."""
+        """Bare data lines that end with [DONE], or events named by the `type` of their payload."""
 
     def opened(self, progress: Progress) -> list[dict[str, Any]]:
-        """What can be said while the prompt is still computed; asked once at most, before the first delta."""
+        """Return the events to send during prefill; called at most once, before the first delta."""
 
     def beat(self, progress: Progress | None) -> bytes:
-        """A sign of life, as it is sent; `progress` None: the prompt has not begun, or the reply is under way."""
+        """Return an encoded keep-alive; `progress` None: prefill has not begun, or the reply is being generated."""
 
     def take(self, index: int, delta: Delta) -> list[dict[str, Any]]:
-        """The events that one delta of a choice makes."""
+        """Return the events of one delta of a choice."""
 
     def has_ended(self, index: int) -> bool:
         """Whether this choice is complete before its generation is."""
 
     def message(self, index: int) -> Message:
-        """What a choice has said, as a caller would send it back."""
+        """Return the content of a choice as a client would send it back."""
 
     def ending(self) -> list[dict[str, Any]]:
-        """What follows when all choices have finished."""
+        """Return the closing events, when all choices have finished."""
 
     def broken(self, problem: Problem) -> list[dict[str, Any]]:
-        """What tells of an error once the head is out."""
+        """Return the events that report an error after the head was sent."""
 
     def whole(self) -> dict[str, Any]:
-        """The whole answer, when all choices have finished."""
+        """Return the whole answer, when all choices have finished."""
 
 
 def headers_of(known: Report | Progress) -> dict[str, str]:
-    """The outcome for clients that drop unknown fields."""
+    """Return response headers with the outcome, for clients that drop unknown fields."""
     return {
         "X-Rekindle-Outcome": known.outcome,
         "X-Rekindle-Reused": str(known.reused_tokens),
@@ -69,6 +69,6 @@ def headers_of(known: Report | Progress) -> dict[str, str]:
 
 
 def progress_text(progress: Progress) -> str:
-    """How far a prompt is, for people."""
+    """Describe the progress of a prefill in words."""
     done = progress.reused_tokens + progress.computed_tokens
     return f"prefill {done} of {progress.prompt_tokens} tokens, {progress.reused_tokens} of them reused"

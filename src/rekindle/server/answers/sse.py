@@ -1,6 +1,6 @@
-"""Server-sent events, several generations as one, and a client that hangs up.
+"""Server-sent events, merging of several generations, and client disconnects.
 
-Owns the rule that a disconnect cancels what a request has running, also while its prompt is still being prefilled.
+Owns the rule that a disconnect cancels the generations of a request, even during prefill.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ Item = tuple[int, Delta | Exception]
 
 
 def comment(text: str) -> bytes:
-    """A line that clients pass over; it shows that the connection lives."""
+    """Encode a comment, which clients ignore; it keeps the connection alive."""
     return b": " + text.encode() + b"\n\n"
 
 
 def event(payload: Any, name: str | None = None) -> bytes:
-    """One event, named or not; JSON has no line breaks, so one data line holds it.
+    """Encode one event, named or not, on one data line: JSON has no line breaks.
 
-    Neither has it the three characters beyond ASCII that some clients' readers take for one.
+    The three non-ASCII characters that some clients treat as line breaks are escaped.
     """
     head = b"" if name is None else b"event: " + name.encode() + b"\n"
     text = json.dumps(payload, ensure_ascii=False, separators=(",", ":"))
@@ -42,7 +42,7 @@ def event(payload: Any, name: str | None = None) -> bytes:
 
 
 class EventStream(Response):
-    """A response that sends events as they come and closes its source however it ends."""
+    """A response that sends events as they arrive and always closes their source."""
 
     media_type = "text/event-stream"
 
@@ -52,7 +52,7 @@ class EventStream(Response):
         self._events = events
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send head, events, end. Watching for a disconnect is the source's business."""
+        """Send head, events and end. The source must watch for disconnects."""
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
         try:
             async for chunk in self._events:
@@ -64,9 +64,9 @@ class EventStream(Response):
 
 @asynccontextmanager
 async def cancel_on_disconnect(request: Request, generations: Sequence[Generation]) -> AsyncIterator[None]:
-    """Within this context a client that hangs up cancels the generations; leaving it early does, too.
+    """Cancel the generations when the client disconnects or the context exits.
 
-    The request's body must have been read: what arrives after it is only the disconnect.
+    The request's body must have been read: only the disconnect can arrive after it.
     """
 
     def cancel() -> None:
@@ -89,9 +89,9 @@ async def cancel_on_disconnect(request: Request, generations: Sequence[Generatio
 async def watched(
     request: Request, generations: Sequence[Generation], *, beat_s: float | None = None
 ) -> AsyncGenerator[Item | None, None]:
-    """Deltas as they come, each with the number of its generation; all of them end when the client does.
+    """Yield deltas as they arrive, each with its generation's index; a disconnect cancels all generations.
 
-    An error takes the place of a generation's last delta; None says that `beat_s` passed without anything.
+    An error replaces a generation's last delta; None means that nothing arrived for `beat_s` seconds.
     """
     arrived: asyncio.Queue[Item | None] = asyncio.Queue()
 
@@ -102,7 +102,7 @@ async def watched(
         except MEANT_FOR_THE_LOOP:
             raise
         except BaseException as error:
-            # Border: the error belongs to whoever reads the deltas.
+            # Border: the reader of the deltas handles the error.
             arrived.put_nowait((index, failure_of(error)))
         arrived.put_nowait(None)
 

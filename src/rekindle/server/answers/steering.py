@@ -1,6 +1,6 @@
-"""How a caller steers a reply, whatever the dialect: which tool is called, how much is thought.
+"""Request options that steer a reply in any dialect: tool choice and reasoning effort.
 
-Owns what is made of it: the words a reply begins with, and what the chat template is told.
+Owns their effect: the prefix that forces a tool call, and the variables passed to the chat template.
 """
 
 from __future__ import annotations
@@ -15,29 +15,29 @@ from rekindle.server.answers.validation import short
 from rekindle.text.messages import check_json
 from rekindle.text.replies import ReplyFormat
 
-# What the engine gives every template: not the caller's to change.
+# Template variables that the engine sets; callers may not override them.
 RESERVED = frozenset("self messages tools add_generation_prompt continue_final_message tokenize chat_template".split())
 EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
-_BEYOND_HIGH = ("xhigh", "max")  # templates know none of them
+_BEYOND_HIGH = ("xhigh", "max")  # unknown to templates
 
 
 @dataclass(frozen=True, slots=True)
 class ToolChoice:
-    """Whether calls are read ("none": not), and whether there must be one; `name`: of this tool alone."""
+    """Whether calls are parsed (not for "none") and whether one is required; `name`: only of this tool."""
 
     kind: Literal["auto", "none", "required"] = "auto"
     name: str | None = None
 
     @property
     def is_forced(self) -> bool:
-        """Whether the reply has to begin with a call."""
+        """Whether the reply must begin with a call."""
         return self.kind == "required"
 
 
 def parse_tool_choice(given: Any) -> ToolChoice:
-    """The choice that OpenAI spells as a word, or as an object that names a function; BadRequest for others.
+    """Parse OpenAI's tool_choice, a word or an object that names a function; BadRequest for anything else.
 
-    The function's name stands in `function`, or beside `type` where the responses API has it.
+    The function's name is in `function`, or next to `type` in the responses API.
     """
     match given:
         case None | "auto":
@@ -60,10 +60,10 @@ def steered(
     tool_names: Collection[str],
     params: tuple[str, str] = ("tools", "tool_choice"),
 ) -> GenerationRequest:
-    """The request whose reply begins as `choice` wants.
+    """Return the request with a reply prefix that forces the call `choice` requires.
 
-    `params` are the dialect's names of the two. Raises BadRequest where this model's template writes calls in no form
-    known here, where a call cannot be forced, and where there is no such tool.
+    `params`: the dialect's names for tools and tool choice. BadRequest if the format of this model's calls is unknown,
+    if a call cannot be forced, or if there is no such tool.
     """
     tools, asked = params
     if choice.kind == "none" or not (tool_names or choice.is_forced):
@@ -74,8 +74,8 @@ def steered(
         raise BadRequest(f"{asked}: there is no tool {choice.name[:100]!r} in {tools}", param=asked)
     if form.tools is None:
         message = (
-            f"{tools}: this model's chat template writes calls in no form that is read here: leave {tools} out, or set "
-            f"{asked} to none and take the reply as text"
+            f"{tools}: the format of this model's tool calls is not supported: leave {tools} out, or set {asked} to "
+            "none and read the reply as text"
         )
         raise BadRequest(message, param=tools)
     if not choice.is_forced:
@@ -87,26 +87,26 @@ def steered(
 
 
 def effort_kwargs(effort: str) -> dict[str, str]:
-    """How a chat template is told of an effort, in every dialect; whoever wants another word gives it by its name."""
+    """Return the template variable for an effort, in every dialect. Callers can pass other values by name."""
     return {"reasoning_effort": "high" if effort in _BEYOND_HIGH else effort}
 
 
 def template_kwargs(given: Mapping[str, Any] | None, effort: str | None) -> dict[str, Any]:
-    """What the chat template is told: the caller's own variables win over those made of `effort` (None: not given).
+    """Return the variables for the chat template; the caller's own override those derived from `effort`.
 
-    Templates that think know one of two names: `reasoning_effort`, or `enable_thinking` as a switch. BadRequest for
-    names that are not the caller's and for values that cannot stand in a prompt.
+    `effort` None: not given. Templates of reasoning models know one of two names: `reasoning_effort`, or
+    `enable_thinking` as a switch. BadRequest for reserved names and for values that a prompt cannot contain.
     """
     if effort is not None and effort not in EFFORTS:
         raise BadRequest(f"reasoning_effort: use one of {', '.join(EFFORTS)}", param="reasoning_effort")
-    told: dict[str, Any] = {}
+    kwargs: dict[str, Any] = {}
     if effort == "none":
-        told = {"enable_thinking": False}
+        kwargs = {"enable_thinking": False}
     elif effort is not None:
-        told = {"enable_thinking": True, **effort_kwargs(effort)}
+        kwargs = {"enable_thinking": True, **effort_kwargs(effort)}
     for name in given or {}:
         if name in RESERVED or name.endswith("_token") or not name.isidentifier():
             message = f"chat_template_kwargs: {name[:100]!r} is not for the caller to set"
             raise BadRequest(message, param="chat_template_kwargs")
     check_json(given, "chat_template_kwargs")
-    return told | dict(given or {})
+    return kwargs | dict(given or {})

@@ -1,7 +1,7 @@
-"""From a JSON body to a model of it, whatever the dialect.
+"""Validation of JSON bodies against models, for every dialect.
 
-A parameter that would change the answer and is not implemented is refused by name; a short list that cannot change it
-is ignored. null means "not given", but only of a parameter that is known.
+A parameter that would change the answer and is not implemented is refused by name; the few that cannot change it are
+ignored. null means "not given", but only for known parameters.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pydantic import BaseModel, FailFast, ValidationError
 
 from rekindle.errors import BadRequest
 
-# Of OpenAI's names: they name, bill or route; no answer depends on them.
+# OpenAI's parameters for naming, billing or routing; no answer depends on them.
 HARMLESS = frozenset(
     "metadata prompt_cache_key prompt_cache_options prompt_cache_retention safety_identifier service_tier store "
     "user".split()
@@ -27,13 +27,13 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "verbosity": ("medium",),
 }
 MAX_KEYS = 1024  # of an object inside the body
-MAX_NAME_CHARS = 100  # of a parameter, in characters, as far as errors repeat it
+MAX_NAME_CHARS = 100  # of a parameter's name, in error messages
 Body = TypeVar("Body", bound=BaseModel)
 Item = TypeVar("Item")
 
 
 class _FirstOnly(FailFast):
-    """One wrong item says it all: a long list of them is not to become as many errors."""
+    """Stops at the first invalid item: a long list must not produce as many errors."""
 
     def __hash__(self) -> int:
         return hash(self.fail_fast)  # unions of types are sets of them
@@ -49,7 +49,7 @@ def validated(
     harmless: Collection[str] = HARMLESS,
     neutral: Mapping[str, tuple[Any, ...]] = NEUTRAL,
 ) -> Body:
-    """The body as `kind` describes it, without what cannot change the answer; BadRequest names what is wrong."""
+    """Parse the body as `kind`, ignoring parameters that cannot change the answer; BadRequest names what is wrong."""
     if not isinstance(body, dict):
         raise BadRequest("the body must be a JSON object")
     unset = {name for name in (*kind.model_fields, *neutral) if body.get(name) is None}
@@ -70,7 +70,7 @@ def validated(
 
 
 def _refusal(error: ValidationError) -> BadRequest:
-    """The first thing that is wrong; of a parameter with several types, what each of them would need."""
+    """Describe the first error; for a parameter of several types, what each type requires."""
     errors = error.errors(include_url=False, include_input=False)
     first = errors[0]
     name = _path(first["loc"]) or None
@@ -86,11 +86,11 @@ def _unknown(name: str) -> BadRequest:
 
 
 def _path(place: Sequence[int | str]) -> str:
-    """Where in the body; pydantic adds the types of a union to its places."""
+    """Return the path in the body, without the union types that pydantic adds."""
     parts = (str(part)[:MAX_NAME_CHARS] for part in place)
     return ".".join(part for part in parts if part not in ("str", "int") and "[" not in part)
 
 
 def short(value: Any) -> str:
-    """A value as errors quote it."""
+    """Shorten a value for an error message."""
     return textwrap.shorten(repr(value), 80)

@@ -1,6 +1,6 @@
-"""What OpenAI's request bodies may hold, as models that validate and describe them.
+"""Models of OpenAI's request bodies, for validation and for the OpenAPI description.
 
-Owns names and types. `SamplingParams` owns the ranges of numbers, `text/messages` what a message may be.
+Owns names and types. `SamplingParams` owns the ranges of numbers, `text/messages` the format of messages.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ class _Body(BaseModel):
 
 
 class _Open(BaseModel):
-    """Takes further keys: they are for the chat template."""
+    """Allows further keys, which are passed to the chat template."""
 
     model_config = ConfigDict(extra="allow", strict=True)
 
 
 class StreamOptions(_Body):
-    """`include_obfuscation` pads chunks elsewhere; there is nothing to pad here."""
+    """`include_obfuscation` is accepted and ignored: chunks are not padded."""
 
     include_usage: bool = False
     include_obfuscation: bool = False
 
 
 class ChatOptions(RekindleOptions):
-    """`prompt_ids` are computed instead of the messages."""
+    """`prompt_ids` replace the messages as the prompt."""
 
     prompt_ids: Items[int] | None = Field(default=None, min_length=1)
 
@@ -49,20 +49,20 @@ class ToolFunction(_Open):
 
 
 class Tool(_Open):
-    """A tool on offer."""
+    """A tool offered to the model."""
 
     type: Literal["function"] = "function"
     function: ToolFunction
 
 
 class SamplingBody(_Body):
-    """How tokens are picked; null everywhere means "not given"."""
+    """Sampling parameters; null always means "not given"."""
 
     model: str | None = Field(default=None, description="the served name, the path it was loaded from, or `default`")
     max_tokens: int | None = Field(default=None, description="of a reply; not given: the rest of the context")
     temperature: float | None = Field(default=None, description="0: always the most likely token")
     top_p: float | None = Field(default=None, description="draw from the most likely tokens that reach this together")
-    top_k: int | None = Field(default=None, description="draw from so many of the most likely tokens; 0: no limit")
+    top_k: int | None = Field(default=None, description="draw from this many of the most likely tokens; 0: no limit")
     min_p: float | None = Field(default=None, description="least share of the most likely token's probability")
     presence_penalty: float | None = Field(default=None, description="-2 to 2, on tokens that the reply has already")
     frequency_penalty: float | None = Field(default=None, description="-2 to 2, for each time the reply has the token")
@@ -71,7 +71,7 @@ class SamplingBody(_Body):
     seed: int | None = Field(default=None, description="choice i is drawn with seed + i")
     stop: str | Items[str] | None = Field(default=None, description=f"end before one of these, at most {MAX_STOPS}")
     stop_token_ids: Items[int] | None = Field(default=None, description="end at one of these, which is left out")
-    ignore_eos: bool | None = Field(default=None, description="go on after tokens that end a reply")
+    ignore_eos: bool | None = Field(default=None, description="continue after tokens that end a reply")
     min_tokens: int | None = Field(default=None, description="no reply ends before")
     n: int | None = Field(default=None, ge=1, le=MAX_CHOICES)
     stream: bool | None = Field(default=None, description="answer as server-sent events")
@@ -131,18 +131,18 @@ class ChatBody(SamplingBody):
 
     messages: Messages
     max_completion_tokens: int | None = Field(default=None, ge=1, description="the newer name of max_tokens; it wins")
-    logprobs: bool | None = Field(default=None, description="give the log probability of every token")
+    logprobs: bool | None = Field(default=None, description="return the log probability of every token")
     top_logprobs: int | None = Field(default=None, ge=0, le=20, description="alternatives to each token")
     tools: Items[Tool] | None = Field(default=None, description="what the model may call")
     tool_choice: Annotated[Any, WithJsonSchema(TOOL_CHOICE)] = None
     parallel_tool_calls: bool | None = Field(default=None, description="false: the reply ends after the first call")
-    reasoning_effort: str | None = Field(default=None, description="for the chat template; none: without thinking")
+    reasoning_effort: str | None = Field(default=None, description="for the chat template; none: without reasoning")
     chat_template_kwargs: dict[str, Any] | None = Field(default=None, description="variables of the chat template")
-    rekindle: ChatOptions | None = Field(default=None, description="what of the stored KV may be used")
+    rekindle: ChatOptions | None = Field(default=None, description="which stored KV may be reused")
 
 
 class CompletionBody(SamplingBody):
-    """POST /v1/completions. Control tokens spelled in `prompt` are tokens; several prompts are answered together."""
+    """POST /v1/completions. Control tokens in `prompt` count as tokens; several prompts are answered together."""
 
     prompt: str | Items[str] | Items[int] | Items[Items[int]]
     max_tokens: int | None = Field(
@@ -150,5 +150,5 @@ class CompletionBody(SamplingBody):
     )
     echo: bool | None = Field(default=None, description="begin the text with the prompt")
     logprobs: int | None = Field(default=None, ge=0, le=5, description="alternatives to each token")
-    best_of: int | None = Field(default=None, description="only what n is")
+    best_of: int | None = Field(default=None, description="must equal n")
     rekindle: RekindleOptions | None = None

@@ -1,4 +1,4 @@
-"""From bodies in OpenAI's dialect to what the engine is asked."""
+"""Parsing of bodies in OpenAI's dialect into engine requests."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ SAMPLING = (
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A parsed body: what to generate, how often each, and how to answer."""
+    """A parsed body: what to generate, how many replies to each prompt, and how to answer."""
 
     requests: tuple[GenerationRequest, ...]
     num_choices: int
@@ -44,7 +44,7 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class ChatCall(Call):
-    """`parallel`: the reply may hold several calls."""
+    """A parsed chat body; `parallel`: the reply may contain several calls."""
 
     tool_choice: ToolChoice
     tool_names: frozenset[str]
@@ -52,19 +52,19 @@ class ChatCall(Call):
 
     @property
     def read_tools(self) -> Sequence[Any]:
-        """Definitions of the tools whose calls are read in the reply."""
+        """Definitions of the tools whose calls are parsed in the reply."""
         return (self.requests[0].tools or ()) if self.tool_choice.kind != "none" else ()
 
 
 @dataclass(frozen=True, slots=True)
 class CompletionCall(Call):
-    """`echo`: the text begins with the prompt."""
+    """A parsed completion body; `echo`: the text begins with the prompt."""
 
     echo: bool
 
 
 def parse_chat(body: Any, caller: Caller) -> ChatCall:
-    """The call a JSON body makes; BadRequest names the parameter to change."""
+    """Parse the JSON body of a chat; BadRequest names the parameter to change."""
     chat = validated(ChatBody, body)
     options = chat.rekindle or ChatOptions()
     ids = tuple(options.prompt_ids) if options.prompt_ids is not None else None
@@ -74,7 +74,7 @@ def parse_chat(body: Any, caller: Caller) -> ChatCall:
     extra: dict[str, Any] = {"logprobs": chat.top_logprobs or 0} if chat.logprobs else {}
     if chat.max_completion_tokens is not None:
         extra["max_tokens"] = chat.max_completion_tokens
-    tools = body["tools"] if chat.tools else None  # as sent: the template prints every key, in this order
+    tools = body["tools"] if chat.tools else None  # unparsed: the template prints every key, in the order sent
     request = GenerationRequest(
         messages=normalise_messages(chat.messages) if ids is None else None,
         token_ids=ids,
@@ -96,7 +96,7 @@ def parse_chat(body: Any, caller: Caller) -> ChatCall:
 
 
 def parse_completion(body: Any, caller: Caller) -> CompletionCall:
-    """As `parse_chat`, for completions; one request per prompt."""
+    """Parse the JSON body of a completion, as `parse_chat` does; one request per prompt."""
     asked = validated(CompletionBody, body)
     options = asked.rekindle or RekindleOptions()
     if asked.best_of is not None and asked.best_of != (asked.n or 1):
@@ -124,7 +124,7 @@ def parse_completion(body: Any, caller: Caller) -> CompletionCall:
 
 
 def _prompts(prompt: str | Sequence[Any]) -> Sequence[Any]:
-    """One entry per prompt, a string or ids."""
+    """Return one entry per prompt, a string or ids."""
     several = [prompt] if isinstance(prompt, str) or (prompt and isinstance(prompt[0], int)) else prompt
     if not several or any(not isinstance(each, str) and not each for each in several):
         raise BadRequest("prompt is empty: send text, token ids, or a list of either", param="prompt")
@@ -144,7 +144,7 @@ def _common(body: SamplingBody, options: RekindleOptions, requests: tuple[Genera
 
 
 def _params(body: SamplingBody, extra: Mapping[str, Any]) -> SamplingParams:
-    """Parameters that were not given keep the defaults of `SamplingParams`, where these are written."""
+    """Build the sampling parameters; those not given keep the defaults of `SamplingParams`."""
     given = body.model_dump(include=set(SAMPLING), exclude_none=True)
     given["logit_bias"] = tuple((_token_id(key), bias) for key, bias in (body.logit_bias or {}).items())
     return SamplingParams(**{**given, **extra})

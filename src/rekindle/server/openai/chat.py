@@ -1,6 +1,6 @@
-"""Chat completions as OpenAI spells them, whole and in chunks, out of deltas.
+"""OpenAI's chat completions, whole and in chunks, encoded from deltas.
 
-Thoughts stand in `reasoning_content`, as servers of open models have it: OpenAI shows none.
+Reasoning goes into `reasoning_content`, as in other servers of open models: OpenAI returns none.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class ChatReply(DataEvents):
         ]
 
     def take(self, index: int, delta: Delta) -> list[dict[str, Any]]:
-        """The role first, `rekindle` beside `finish_reason`; none for a delta without text that ends nothing."""
+        """Return a delta's chunks: role first, `rekindle` with `finish_reason`; none if it adds and ends nothing."""
         reading = self._choices[index]
         choice = reading.choice
         pieces = [] if index in self._begun else [{"role": "assistant", "content": ""}]
@@ -51,21 +51,21 @@ class ChatReply(DataEvents):
         return chunks
 
     def has_ended(self, index: int) -> bool:
-        """Whether the one call that was wanted is complete."""
+        """Whether the only allowed call is complete."""
         return self._choices[index].has_ended
 
     def message(self, index: int) -> Message:
-        """Text, thoughts and calls of a choice."""
+        """Return text, reasoning and calls of a choice."""
         return self._choices[index].parsed.message()
 
     def ending(self) -> list[dict[str, Any]]:
-        """One without choices, if it was asked for."""
+        """Return the usage chunk, which has no choices, if it was requested."""
         if not self._call.include_usage:
             return []
         return [{**self._stamp.head(CHUNK), "choices": [], "usage": self._usage()}]
 
     def whole(self) -> dict[str, Any]:
-        """The completion; `rekindle` is that of choice 0, and where there are more each has its own."""
+        """Return the completion; `rekindle` is that of choice 0, and with several choices each has its own."""
         described = [reading.choice.described(return_ids=self._call.return_ids) for reading in self._choices]
         choices = [
             {
@@ -82,8 +82,8 @@ class ChatReply(DataEvents):
 
     def _usage(self) -> dict[str, Any]:
         usage = usage_of([reading.choice for reading in self._choices], len(self._choices))
-        thought = sum(reading.num_reasoning_tokens for reading in self._choices)
-        return {**usage, "completion_tokens_details": {"reasoning_tokens": thought}}
+        num_reasoning_tokens = sum(reading.num_reasoning_tokens for reading in self._choices)
+        return {**usage, "completion_tokens_details": {"reasoning_tokens": num_reasoning_tokens}}
 
     def _chunk(self, index: int, delta: dict[str, Any], reason: str | None = None) -> dict[str, Any]:
         choice = {"index": index, "delta": delta, "logprobs": None, "finish_reason": reason}
@@ -93,14 +93,14 @@ class ChatReply(DataEvents):
         return chunk
 
 
-def _message(said: Message) -> dict[str, Any]:
-    """The whole message; a reply of calls alone has no content."""
-    content = said.content or None if said.tool_calls else said.content
-    return message_of(said) | {"content": content, "refusal": None}
+def _message(reply: Message) -> dict[str, Any]:
+    """Encode the whole message; a reply with only calls has null content."""
+    content = reply.content or None if reply.tool_calls else reply.content
+    return message_of(reply) | {"content": content, "refusal": None}
 
 
 def _piece(event: Event) -> dict[str, Any] | None:
-    """The `delta` of a chunk for what a client sees of an event."""
+    """Encode an event as a chunk's `delta`; None if clients do not see it."""
     match event:
         case TextDelta():
             return {"content": event.text} if event.text else None

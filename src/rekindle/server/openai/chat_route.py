@@ -1,4 +1,4 @@
-"""POST /v1/chat/completions: the life of a request from body to last byte."""
+"""POST /v1/chat/completions."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ PARAMS = {"token_ids": "rekindle.prompt_ids"}
 
 
 class ChatRoute:
-    """Answers chat completions, read as the model's template writes replies."""
+    """Answers chat completions; replies are parsed in the format of the model's template."""
 
     def __init__(
         self, engine: Engine, model: ServedModel, observer: Observer, *, clock: Callable[[], float], ping_s: float

@@ -24,7 +24,7 @@ PARAMS = {"messages": "prompt", "token_ids": "prompt"}
 
 
 class CompletionRoute:
-    """Answers completions; several prompts are several requests of one answer."""
+    """Answers completions; several prompts become several requests of one answer."""
 
     def __init__(
         self, engine: Engine, model: ServedModel, observer: Observer, *, clock: Callable[[], float], ping_s: float

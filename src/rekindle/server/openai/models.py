@@ -1,4 +1,4 @@
-"""What OpenAI's replies look like, for the description of the server: tests hold real replies against these."""
+"""Models of OpenAI's replies for the OpenAPI description; tests validate real replies against them."""
 
 from __future__ import annotations
 
@@ -29,19 +29,19 @@ class ErrorReply(_ReplyModel):
 
 
 class CachedTokens(_ReplyModel):
-    """Of the prompt, how much was not computed."""
+    """Tokens of the prompt that were reused."""
 
     cached_tokens: int
 
 
 class ReasoningTokens(_ReplyModel):
-    """Of the replies, how much was thought."""
+    """Tokens of the replies that were reasoning."""
 
     reasoning_tokens: int
 
 
 class Usage(_ReplyModel):
-    """Tokens of each prompt once, and of all choices; details of replies only of chats."""
+    """Tokens of each prompt, counted once, and of all choices; chats also have details of the replies."""
 
     prompt_tokens: int
     completion_tokens: int
@@ -59,7 +59,7 @@ class Alternative(_ReplyModel):
 
 
 class ChatToken(Alternative):
-    """A generated token and the most likely ones in its place."""
+    """A generated token and the most likely tokens in its position."""
 
     top_logprobs: list[Alternative]
 
@@ -79,7 +79,7 @@ class CalledFunction(_ReplyModel):
 
 
 class Called(_ReplyModel):
-    """A call the model made."""
+    """A tool call by the model."""
 
     id: str
     type: Literal["function"]
@@ -119,14 +119,14 @@ class ChatCompletion(_ReplyModel):
 
 
 class FunctionPiece(_ReplyModel):
-    """More of a call."""
+    """The next piece of a call."""
 
     name: str | None = None
     arguments: str
 
 
 class CallPiece(_ReplyModel):
-    """Its first piece has id, type and name."""
+    """A piece of a call; the first one has id, type and name."""
 
     index: int
     id: str | None = None
@@ -135,7 +135,7 @@ class CallPiece(_ReplyModel):
 
 
 class ChatDelta(_ReplyModel):
-    """What a chunk adds to the message."""
+    """The part of the message that a chunk adds."""
 
     role: Literal["assistant"] | None = None
     content: str | None = None
@@ -144,7 +144,7 @@ class ChatDelta(_ReplyModel):
 
 
 class ChunkChoice(_ReplyModel):
-    """Chunks of several choices come as they are made."""
+    """A piece of one choice; chunks of several choices are interleaved."""
 
     index: int
     delta: ChatDelta
@@ -153,7 +153,7 @@ class ChunkChoice(_ReplyModel):
 
 
 class ChatChunk(_ReplyModel):
-    """An event of a stream; the last ones have `finish_reason` and `rekindle`, then usage if it was asked for."""
+    """An event of a stream; the last ones have `finish_reason` and `rekindle`, then usage if requested."""
 
     id: str
     object: Literal["chat.completion.chunk"]
@@ -184,7 +184,7 @@ class TextChoice(_ReplyModel):
 
 
 class TextCompletion(_ReplyModel):
-    """An answer or, in a stream, an event of it."""
+    """A whole answer or, in a stream, one of its events."""
 
     id: str
     object: Literal["text_completion"]

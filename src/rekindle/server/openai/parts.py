@@ -1,6 +1,6 @@
-"""What all of OpenAI's replies are made of: usage, logprobs, and our report beside them.
+"""Parts shared by all of OpenAI's replies: messages, usage, logprobs and keep-alives.
 
-Spells values of the engine; knows no HTTP.
+Encodes values of the engine; knows no HTTP.
 """
 
 from __future__ import annotations
@@ -17,42 +17,42 @@ from rekindle.server.answers.sse import comment
 from rekindle.server.errors import Problem
 from rekindle.text.messages import Message
 
-LEAST_LOGPROB = -9999.0  # JSON has no infinity; OpenAI writes this
+MIN_LOGPROB = -9999.0  # JSON has no infinity; OpenAI writes this
 
 
 class DataEvents:
-    """What the streams of chat and text completions have in common."""
+    """The behaviour that streams of chat and text completions share."""
 
     events: Literal["data"] = "data"
 
     def opened(self, progress: Progress) -> list[dict[str, Any]]:
-        """Nothing: a chunk has no place for it."""
+        """Return nothing: a chunk has no field for progress."""
         return []
 
     def beat(self, progress: Progress | None) -> bytes:
-        """A comment, which clients pass over."""
+        """Return a comment, which clients ignore."""
         return comment(progress_text(progress) if progress is not None else "waiting")
 
     def broken(self, problem: Problem) -> list[dict[str, Any]]:
-        """The error, as OpenAI's clients expect it."""
+        """Return the error in the shape that OpenAI's clients expect."""
         return [problem.body()]
 
 
-def message_of(said: Message) -> dict[str, Any]:
-    """A reply as the message of a chat, whatever the dialect it was given in."""
-    message: dict[str, Any] = {"role": said.role, "content": said.content}
-    if said.reasoning:
-        message["reasoning_content"] = said.reasoning
-    if said.tool_calls:
+def message_of(reply: Message) -> dict[str, Any]:
+    """Encode a reply as a chat message, whatever dialect it was answered in."""
+    message: dict[str, Any] = {"role": reply.role, "content": reply.content}
+    if reply.reasoning:
+        message["reasoning_content"] = reply.reasoning
+    if reply.tool_calls:
         message["tool_calls"] = [
             {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
-            for call in said.tool_calls
+            for call in reply.tool_calls
         ]
     return message
 
 
 def usage_of(choices: Sequence[Choice], num_choices: int = 1) -> dict[str, Any]:
-    """Honest to the token: reused ones are part of the prompt, and 0 is 0. Each prompt has `num_choices` choices.
+    """Return the exact `usage`: reused tokens count as part of the prompt. Each prompt has `num_choices` choices.
 
     A prompt is counted once, by its first choice; completions are summed.
     """
@@ -69,7 +69,7 @@ def usage_of(choices: Sequence[Choice], num_choices: int = 1) -> dict[str, Any]:
 
 
 def chat_logprobs(tokens: Sequence[TokenLogprob]) -> dict[str, Any]:
-    """The `logprobs` object of chat completions; bytes tell apart what is no text alone."""
+    """Return the `logprobs` object of chat completions; `bytes` distinguish tokens that are not valid text alone."""
 
     def one(token: TokenLogprob) -> dict[str, Any]:
         return {"token": token.text.decode("utf-8", "replace"), "logprob": _finite(token), "bytes": list(token.text)}
@@ -79,14 +79,14 @@ def chat_logprobs(tokens: Sequence[TokenLogprob]) -> dict[str, Any]:
 
 
 class TextOffsets:
-    """The `logprobs` object of completions; counts where in the text, in characters, each token begins."""
+    """Encodes the `logprobs` of completions, with each token's offset in the text, in characters."""
 
     def __init__(self) -> None:
         self._at = 0
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
     def encode(self, tokens: Sequence[TokenLogprob]) -> dict[str, Any]:
-        """The next tokens."""
+        """Return the `logprobs` object of the next tokens."""
         offsets = []
         for token in tokens:
             offsets.append(self._at)
@@ -102,11 +102,11 @@ class TextOffsets:
 
 
 def _finite(token: TokenLogprob) -> float:
-    return max(token.logprob, LEAST_LOGPROB)
+    return max(token.logprob, MIN_LOGPROB)
 
 
 def _token_key(text: bytes) -> str:
-    """A token as a key: bytes that are no text alone are written as OpenAI writes them."""
+    """Return a token as a JSON key; bytes that are not valid text are escaped as OpenAI does."""
     try:
         return text.decode()
     except UnicodeDecodeError:

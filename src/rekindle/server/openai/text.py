@@ -1,4 +1,4 @@
-"""Text completions as OpenAI spells them, whole and in chunks, out of deltas."""
+"""OpenAI's text completions, whole and in chunks, encoded from deltas."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class _TextChoice:
 
 
 class CompletionReply(DataEvents):
-    """The answer to one completion call, its choices in the order of prompts. `decode` spells prompts given as ids."""
+    """The answer to one completion call, choices in the order of prompts. `decode` turns prompts of ids into text."""
 
     def __init__(
         self,
@@ -40,7 +40,7 @@ class CompletionReply(DataEvents):
         self._choices = [_TextChoice(Choice(index, generation)) for index, generation in enumerate(generations)]
 
     def take(self, index: int, delta: Delta) -> list[dict[str, Any]]:
-        """One chunk for a delta that has text or ends the choice; the first one begins with the echo."""
+        """Return one chunk for a delta that has text or ends the choice; the first one begins with the echo."""
         choice = self._choices[index]
         text = delta.text if choice.texts else self._echo(index) + delta.text
         choice.texts.append(text)
@@ -62,27 +62,27 @@ class CompletionReply(DataEvents):
         return [chunk]
 
     def _echo(self, index: int) -> str:
-        """The prompt of a choice if it was asked for; the engine has accepted its ids by now."""
+        """Return the prompt of a choice if echo was requested; the engine has accepted its ids by now."""
         asked = self._call.requests[index // self._call.num_choices]
         if not self._call.echo:
             return ""
         return asked.text if asked.text is not None else self._decode(asked.token_ids or ())
 
     def has_ended(self, index: int) -> bool:
-        """Never before the generation has."""
+        """Return False: a choice ends with its generation."""
         return False
 
     def message(self, index: int) -> Message:
-        """The continuation, without the echo."""
+        """Return the continuation, without the echo."""
         choice = self._choices[index]
         return Message("assistant", "".join(choice.texts)[len(self._echo(index)) :])
 
     def ending(self) -> list[dict[str, Any]]:
-        """One without choices, if it was asked for."""
+        """Return the usage chunk, which has no choices, if it was requested."""
         return [{**self._stamp.head(KIND), "choices": [], "usage": self._usage()}] if self._call.include_usage else []
 
     def whole(self) -> dict[str, Any]:
-        """The completion; `rekindle` is that of choice 0, and where there are more each has its own."""
+        """Return the completion; `rekindle` is that of choice 0, and with several choices each has its own."""
         described = [choice.choice.described(return_ids=self._call.return_ids) for choice in self._choices]
         choices = [
             {
