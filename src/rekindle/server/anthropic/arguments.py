@@ -1,8 +1,8 @@
-"""Arguments of a call as JSON that every client can read, also where the model wrote none.
+"""Streaming of tool-call arguments as valid JSON, even if the model's output is not.
 
-Anthropic's clients parse the pieces of `input_json_delta` as they come and fail on what is no JSON. So what goes out is
-the beginning of an object at every moment: line breaks inside strings are escaped, halves of surrogate pairs are
-replaced, and where the object breaks nothing follows. Arguments that are no object at all become one when they end.
+Anthropic's clients parse `input_json_delta` pieces as they arrive and fail on invalid JSON. So the output is always a
+valid prefix of an object: line breaks inside strings are escaped, unpaired surrogates are replaced, and output stops
+where the object becomes invalid. Arguments that are not an object are converted to one when they end.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 
 import pydantic_core
 
-# A whole token, or (the last group) one whose end may still come.
+# A complete token, or (the last group) one whose end may not have arrived yet.
 _TOKEN = re.compile(
     r"""(?P<blank>[ \t\n\r]+)
     |(?P<sign>[{}\[\]:,])
@@ -26,14 +26,14 @@ _TOKEN = re.compile(
 _CHARS = re.compile(r'[^"\\\x00-\x1f\ud800-\udfff]+')
 _ESCAPE = re.compile(r'\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4})')
 _PAIR = re.compile(r"\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}")
-MAX_DEPTH = 100  # brackets inside each other; clients' parsers end at 200
-MAX_NUMBER_CHARS = 400  # characters
-_MAX_ESCAPE_CHARS = 12  # characters of a pair of surrogates
+MAX_DEPTH = 100  # nested brackets; clients' parsers fail at 200
+MAX_NUMBER_CHARS = 400
+_MAX_ESCAPE_CHARS = 12  # a surrogate pair
 _REPLACED = "\\ufffd"
 
 
 class ArgumentsJson:
-    """One call's arguments: pieces in, pieces of an object out."""
+    """Converts one call's arguments, piece by piece, into pieces of a JSON object."""
 
     def __init__(self) -> None:
         self._raw: list[str] = []
@@ -46,7 +46,7 @@ class ArgumentsJson:
         self._is_whole = False
 
     def push(self, piece: str) -> str:
-        """What of the arguments so far is certain to be JSON and was not given yet."""
+        """Add a piece; return the new output that is certain to be valid JSON."""
         self._raw.append(piece)
         self._held += piece
         out: list[str] = []
@@ -57,7 +57,7 @@ class ArgumentsJson:
         return text
 
     def finish(self) -> str:
-        """What is left to say: of arguments that are no object, all of them as one."""
+        """Return the final output: arguments that are not an object are returned whole, as one."""
         if self._stack or self._is_whole:
             return ""
         text = json.dumps(_as_object("".join(self._raw)), ensure_ascii=False)
@@ -65,7 +65,7 @@ class ArgumentsJson:
         return text
 
     def value(self) -> dict[str, Any]:
-        """The object, as a client reads it out of the pieces; a string that was cut off is not part of it."""
+        """Return the object as a client parses it from the pieces; a truncated string is not part of it."""
         sent = "".join(self._sent)
         found = pydantic_core.from_json(sent, allow_partial=True) if sent.strip() else {}
         assert isinstance(found, dict), sent
@@ -83,7 +83,7 @@ class ArgumentsJson:
         return True
 
     def _allows(self, found: re.Match[str]) -> bool:
-        """Whether this token may stand here; takes note of it."""
+        """Whether the grammar allows this token here; updates the state."""
         sign, wants = found.group(), self._wants
         if wants == "object":
             return sign == "{" and self._enter("{")
@@ -121,7 +121,7 @@ class ArgumentsJson:
         return len(self._stack) <= MAX_DEPTH
 
     def _string(self, out: list[str]) -> bool:
-        """Inside a string; False where more has to come first."""
+        """Consume part of a string; False if more input is needed."""
         found = _CHARS.match(self._held) or _PAIR.match(self._held)
         if found is not None:
             self._take(found.group(), found.end(), out)
@@ -155,7 +155,7 @@ class ArgumentsJson:
 
 
 def _is_readable(word: str) -> bool:
-    """Whether clients can read this number or word: floats are finite, integers have digits as Python takes them."""
+    """Whether clients can parse this number or word: floats must be finite, integers short enough for Python."""
     return word in ("true", "false", "null") or (len(word) <= MAX_NUMBER_CHARS and math.isfinite(float(word)))
 
 
@@ -164,12 +164,12 @@ def _may_become_escape(held: str) -> bool:
 
 
 def _may_pair(held: str) -> bool:
-    """Whether the second half of a pair may follow."""
+    """Whether the second half of a surrogate pair may follow."""
     return re.fullmatch(r"(\\(u([dD]([c-fC-F][0-9a-fA-F]{0,2})?)?)?)?", held) is not None
 
 
 def _as_object(raw: str) -> dict[str, Any]:
-    """Arguments that do not begin as an object: one in a string, or whatever it is under the name `arguments`."""
+    """Convert arguments that do not begin as an object: decode a JSON string, or wrap the value as `arguments`."""
     for _ in range(2):
         try:
             value = json.loads(raw, strict=False)

@@ -1,7 +1,7 @@
-"""The content blocks of a reply, as they begin, grow and end.
+"""The content blocks of a reply, built while it is streamed.
 
-Owns the order that Anthropic's clients rely on: one block at a time, its pieces between its start and its stop, counted
-from 0; the blocks as a stream tells them are the blocks of the whole answer.
+Owns the order that Anthropic's clients rely on: one block at a time, its deltas between its start and its stop, indices
+from 0; the blocks in a stream are the same as those of the whole answer.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ Events = list[dict[str, Any]]
 
 
 class Blocks:
-    """The blocks of one reply; what `take` and `close` return is for the stream. Thoughts may be `hidden`."""
+    """The blocks of one reply; `take` and `close` return stream events. `hidden` omits the text of thinking blocks."""
 
     def __init__(self, *, hidden: bool) -> None:
         self._hidden = hidden
@@ -26,18 +26,18 @@ class Blocks:
         self._is_open = False
 
     def content(self) -> Events:
-        """All blocks; the last one must be closed."""
+        """Return all blocks; the last one must be closed."""
         assert not self._is_open, "a block is still open"
         return self._blocks
 
     def take(self, event: Event) -> Events:
-        """What one event adds."""
+        """Return the stream events that one event of the reply adds."""
         match event:
             case ReasoningDelta() if event.text:
                 events = self._begin("thinking", {"thinking": "", "signature": ""})
                 self._pieces.append(event.text)
                 return events if self._hidden else events + self._delta("thinking_delta", thinking=event.text)
-            case TextDelta() if event.text:  # a stray mark has none: clients refuse to send empty blocks
+            case TextDelta() if event.text:  # a stray marker has no text, and clients refuse to send empty blocks back
                 events = self._begin("text", {"text": ""})
                 self._pieces.append(event.text)
                 return events + self._delta("text_delta", text=event.text)
@@ -52,7 +52,7 @@ class Blocks:
         return []
 
     def close(self) -> Events:
-        """End the open block, if there is one."""
+        """End the open block, if any."""
         if not self._is_open:
             return []
         block, text = self._blocks[-1], "".join(self._pieces)
@@ -70,7 +70,7 @@ class Blocks:
         return [*events, {"type": "content_block_stop", "index": len(self._blocks) - 1}]
 
     def _begin(self, kind: str, empty: dict[str, Any]) -> Events:
-        """Open a block of this kind, unless it is open."""
+        """Open a block of this kind, unless one is already open."""
         if self._is_open and self._blocks[-1]["type"] == kind:
             return []
         events, block = self.close(), {"type": kind, **empty}

@@ -1,7 +1,7 @@
-"""What Anthropic's request bodies may hold, as models that validate and describe them.
+"""Models of Anthropic's request bodies, for validation and for the OpenAPI description.
 
-Owns names and types. Content blocks and tools are read in `conversation` and `tools`, which name the index of what
-cannot be served.
+Owns names and types. Content blocks and tools are parsed in `conversation` and `tools`, whose errors name the index
+of what cannot be served.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from rekindle.server.answers.extension import RekindleOptions
 from rekindle.server.answers.validation import Items
 
 MAX_MESSAGES = 100_000  # Anthropic's own limit
-# They name, bill, route or ask for what is beside the answer; no answer depends on them.
+# Parameters for naming, billing, routing or extra data; no answer depends on them.
 HARMLESS = frozenset(
     "metadata service_tier inference_geo container user_profile_id workspace_id speed diagnostics betas "
     "billing_policy fallbacks fallback_credit_token anthropic_version anthropic_beta".split()
@@ -30,25 +30,25 @@ class _Body(BaseModel):
 
 
 class _Open(BaseModel):
-    """Takes further keys, which say nothing that could be done here."""
+    """Allows further keys, which have no effect here."""
 
     model_config = ConfigDict(extra="allow", strict=True)
 
 
 class CacheControl(_Open):
-    """Keep the prompt up to here for this long; used again, it is kept anew."""
+    """Keep the prompt up to this block for this long; each reuse restarts the time."""
 
     type: Literal["ephemeral"]
     ttl: Literal["5m", "1h"] | None = None
 
     @property
     def ttl_s(self) -> float:
-        """Seconds to keep it; 5 minutes where nothing was said."""
+        """Seconds to keep it; 5 minutes by default."""
         return 3600.0 if self.ttl == "1h" else 300.0
 
 
 class Thinking(_Open):
-    """Whether the model is to think; `budget_tokens` is taken and bounds nothing, `max_tokens` does."""
+    """Whether the model is to think; `budget_tokens` is accepted but has no effect: `max_tokens` is the limit."""
 
     type: Literal["enabled", "disabled", "adaptive"]
     budget_tokens: int | None = None
@@ -56,7 +56,7 @@ class Thinking(_Open):
 
 
 class ToolChoice(_Body):
-    """Whether a tool is called, and which."""
+    """Whether a tool must be called, and which."""
 
     type: Literal["auto", "any", "tool", "none"]
     name: str | None = None
@@ -64,21 +64,21 @@ class ToolChoice(_Body):
 
 
 class OutputConfig(_Body):
-    """`effort` is told to the chat template as `reasoning_effort`; formats are not enforced and so refused."""
+    """`effort` is passed to the chat template as `reasoning_effort`; formats are not enforced, so they are refused."""
 
     effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
     format: None = None
 
 
 class ContextEdit(_Open):
-    """What may be done to the history; only what leaves it as it is can be served."""
+    """An edit of the history; only one that leaves it unchanged is supported."""
 
     type: str
     keep: Any = None
 
 
 class ContextManagement(_Body):
-    """Edits of the history by the server: none is made here."""
+    """Edits of the history by the server: this server makes none."""
 
     edits: Items[ContextEdit] | None = None
 
@@ -139,7 +139,7 @@ Tools = Annotated[Items[dict[str, Any]], WithJsonSchema({"type": "array", "items
 
 
 class PromptBody(_Body):
-    """What a prompt is made of, whether it is counted or answered."""
+    """The parameters that make up a prompt, whether it is counted or answered."""
 
     model: str | None = Field(
         default=None, description="the served name, the path it was loaded from, `default`, or any name of claude-"
@@ -151,7 +151,7 @@ class PromptBody(_Body):
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None
     context_management: ContextManagement | None = None
-    cache_control: CacheControl | None = Field(default=None, description="as if on the last block that can have it")
+    cache_control: CacheControl | None = Field(default=None, description="as if set on the last block that allows it")
 
 
 class CountBody(PromptBody):

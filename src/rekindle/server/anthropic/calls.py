@@ -1,4 +1,4 @@
-"""From bodies in Anthropic's dialect to what the engine is asked."""
+"""Parsing of bodies in Anthropic's dialect into engine requests."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ Body = TypeVar("Body", bound=PromptBody)
 
 @dataclass(frozen=True, slots=True)
 class ModelSide:
-    """What of the served model decides how bodies are read: how it writes replies, and what its template takes."""
+    """The traits of the served model that decide how bodies are parsed: its reply format and its template's habits."""
 
     form: ReplyFormat
     habits: TemplateHabits
@@ -44,8 +44,8 @@ class ModelSide:
 class MessagesCall:
     """A parsed body: what to generate, and how to answer.
 
-    `calls_tools`: the reply may hold calls, several where `parallel`. `hides_thinking`: thinking blocks show their
-    signature only. `reports_edits`: the answer says that the history was not edited.
+    `calls_tools`: the reply may contain calls, several if `parallel`. `hides_thinking`: thinking blocks have only their
+    signature. `reports_edits`: the answer says that the history was not edited.
     """
 
     request: GenerationRequest
@@ -59,12 +59,12 @@ class MessagesCall:
 
     @property
     def read_tools(self) -> Sequence[Any]:
-        """Definitions of the tools whose calls are read in the reply."""
+        """Definitions of the tools whose calls are parsed in the reply."""
         return (self.request.tools or ()) if self.calls_tools else ()
 
 
 def parse_messages(body: Any, caller: Caller, side: ModelSide) -> MessagesCall:
-    """The call that a body makes; BadRequest names the parameter to change."""
+    """Parse a body; BadRequest names the parameter to change."""
     asked = _validated(MessagesBody, body)
     options, choice = asked.rekindle or RekindleOptions(), asked.tool_choice or ToolChoice(type="auto")
     if asked.max_tokens == 0:
@@ -90,7 +90,7 @@ def parse_messages(body: Any, caller: Caller, side: ModelSide) -> MessagesCall:
 
 
 def parse_count(body: Any, caller: Caller, side: ModelSide) -> tuple[GenerationRequest, str | None]:
-    """The request whose prompt is to be counted, and the model it names; what only steers a reply is passed over."""
+    """Parse a request to count into the request and its model; parameters that only steer a reply are ignored."""
     names = [*HARMLESS, *(name for name in MessagesBody.model_fields if name not in CountBody.model_fields)]
     asked = _validated(CountBody, body, harmless=frozenset(names))
     return _request(asked, caller, side), asked.model
@@ -104,7 +104,7 @@ def _validated(kind: type[Body], body: Any, *, harmless: frozenset[str] = HARMLE
 
 
 def _request(asked: PromptBody, caller: Caller, side: ModelSide) -> GenerationRequest:
-    """What stands in the prompt, to be generated from with the parameters that the caller of this sets."""
+    """Build a request with the prompt; the caller of this sets the sampling parameters."""
     prompt = _prompt(asked, side.habits)
     tools = functions_of(asked.tools) if asked.tools else None
     choice = _steer(asked.tool_choice)
@@ -147,18 +147,18 @@ def _steer(choice: ToolChoice | None) -> Steer:
 
 
 def _template_kwargs(asked: PromptBody, *, starts_given: bool) -> dict[str, Any]:
-    """What the template is told: nothing of what was not said, so that the model's own way holds."""
-    told: dict[str, Any] = {}
+    """Return the template's variables; parameters not given set none, so that the template's defaults apply."""
+    kwargs: dict[str, Any] = {}
     if starts_given:
-        told["enable_thinking"] = False
+        kwargs["enable_thinking"] = False
     elif asked.thinking is not None:
-        told["enable_thinking"] = asked.thinking.type != "disabled"
+        kwargs["enable_thinking"] = asked.thinking.type != "disabled"
     effort = asked.output_config.effort if asked.output_config is not None else None
-    return told if effort is None else told | effort_kwargs(effort)
+    return kwargs if effort is None else kwargs | effort_kwargs(effort)
 
 
 def _check_warm_up(asked: MessagesBody, choice: ToolChoice) -> None:
-    """As Anthropic documents it: nothing is answered, so nothing may be asked of the answer."""
+    """Refuse parameters of the answer with max_tokens 0, which has none, as Anthropic documents."""
     thinking: Thinking | None = asked.thinking
     for name, is_asked in (
         ("stream", bool(asked.stream)),
@@ -170,7 +170,7 @@ def _check_warm_up(asked: MessagesBody, choice: ToolChoice) -> None:
 
 
 def _check_edit(edit: ContextEdit, where: str) -> None:
-    """The one edit that leaves the history as it is passes: clients send it with every request."""
+    """Refuse every edit but the one that changes nothing, which clients send with every request."""
     keeps_all = edit.keep == "all" or (isinstance(edit.keep, dict) and edit.keep.get("type") == "all")
     if edit.type != "clear_thinking_20251015" or not keeps_all:
         message = f"{where}: this server does not edit histories ({edit.type[:80]!r}): send the one to reply to"

@@ -1,8 +1,8 @@
-"""Anthropic's messages as the messages of this project, and the places in them that a client wants kept.
+"""Conversion of Anthropic's messages into those of this project, with the breakpoints that a client sets.
 
-Owns what becomes of each content block. One message of theirs may be several of ours: each tool result is a message of
-its own, the text around it another. Turns of one role that follow each other are one turn, as Anthropic documents.
-Blocks that cannot be served are refused with their index. Knows no template, only what it takes (see `habits`).
+Owns the conversion of each content block. One of their messages may become several: each tool result is a separate
+message, the text around it another. Consecutive turns of one role are merged, as Anthropic documents. Blocks that
+cannot be served are refused with their index. Knows no template, only what it accepts (see `habits`).
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from rekindle.server.anthropic.signatures import reasoning_of
 from rekindle.text.messages import Message, ToolCall, arguments_json, check_text
 
 MAX_BREAKPOINTS = 4  # Anthropic's own limit
-# What stands between the blocks of one turn: paragraphs of a caller; a reply goes on where it was.
+# Separators between the blocks of one turn: the client's are paragraphs; a reply continues without a break.
 _JOINTS = {"system": "\n", "user": "\n", "tool": "\n", "assistant": ""}
 Block = Mapping[str, Any]
 
 
 @dataclass(slots=True)
 class _Turn:
-    """A message as it is put together."""
+    """A message being assembled."""
 
     role: str
     tool_call_id: str | None = None
@@ -54,7 +54,7 @@ class _Turn:
 
 @dataclass(frozen=True, slots=True)
 class _Mark:
-    """A breakpoint: behind so many characters of a turn, or (None) behind the tools."""
+    """A breakpoint: after `num_chars` characters of `turn`, or after the tools if `turn` is None."""
 
     turn: _Turn | None
     num_chars: int
@@ -63,7 +63,7 @@ class _Mark:
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """A conversation to reply to; `prefix` is how the reply is to begin."""
+    """A conversation to reply to; `prefix` is the given beginning of the reply."""
 
     messages: tuple[Message, ...]
     breakpoints: tuple[Breakpoint, ...]
@@ -71,13 +71,13 @@ class Prompt:
 
     @property
     def echoes_reasoning(self) -> bool:
-        """Whether the client sends thinking back, as far as its history tells: as documented, where there is none."""
-        said = [message for message in self.messages if message.role == "assistant"]
-        return not said or any(message.reasoning is not None for message in said)
+        """Whether the client sends reasoning back, judging by its history; True, as documented, without replies."""
+        replies = [message for message in self.messages if message.role == "assistant"]
+        return not replies or any(message.reasoning is not None for message in replies)
 
 
 class Conversation:
-    """Takes tools, system and messages in this order; `finish` gives the prompt."""
+    """Builds a prompt: add tools, system and messages in this order, then call `finish`."""
 
     def __init__(self, habits: TemplateHabits) -> None:
         self._habits = habits
@@ -85,21 +85,21 @@ class Conversation:
         self._marks: list[_Mark] = []
 
     def add_tools(self, tools: Sequence[Block]) -> None:
-        """Note where clients want the tools kept."""
+        """Record the breakpoints set on tools."""
         for index, tool in enumerate(tools):
             self._mark(tool, None, f"tools[{index}]")
 
     def add_system(self, system: str | Sequence[Block]) -> None:
-        """The system prompt: a text or text blocks."""
+        """Add the system prompt: a text or text blocks."""
         self._texts(system, self._open("system"), "system")
 
     def add_messages(self, messages: Sequence[Block]) -> None:
-        """All messages, in order."""
+        """Add all messages, in order."""
         for index, message in enumerate(messages):
             self._add(message, f"messages[{index}]")
 
     def finish(self, last: CacheControl | None) -> Prompt:
-        """The prompt; `last` marks its end, if nothing else does."""
+        """Return the prompt; `last` is a breakpoint at its end, unless there is one already."""
         end = self._turns[-1] if self._turns else None
         if (
             last is not None
@@ -130,7 +130,7 @@ class Conversation:
                 self._block(role, block, place)
 
     def _open(self, role: str) -> _Turn:
-        """The turn that words of this role go on; a new one where another has spoken."""
+        """Return the last turn if it has this role, else a new one."""
         if role == "system" and self._turns and not self._habits.takes_late_system:
             role = "user"
         last = self._turns[-1] if self._turns else None
@@ -152,11 +152,11 @@ class Conversation:
                 turn = self._open(role)
                 turn.calls.append(_call(block, where))
             case "assistant", "thinking":
-                thought = _string(block, "thinking", where) or reasoning_of(block.get("signature"))
-                self._open(role).reasoning.append(check_text(thought, where))
+                reasoning = _string(block, "thinking", where) or reasoning_of(block.get("signature"))
+                self._open(role).reasoning.append(check_text(reasoning, where))
                 return
             case "assistant", "redacted_thinking":
-                return  # of another server: nobody here can read it
+                return  # encrypted by another server
             case _, kind:
                 message = f"{where} is of type {str(kind)[:80]!r}: this server takes text and tools only; send its text"
                 raise BadRequest(message, param=where)
@@ -167,10 +167,10 @@ class Conversation:
         if content is not None:
             self._texts(content, turn, f"{where}.content")
         if not turn.num_chars and block.get("is_error") is True:
-            turn.add_text("error")  # without a word the model would take it for a success
+            turn.add_text("error")  # without any text the model would take it for a success
 
     def _texts(self, content: Any, turn: _Turn, where: str) -> None:
-        """A text, or text blocks and nothing else."""
+        """Add a text, or a list of text blocks."""
         if isinstance(content, str):
             turn.add_text(check_text(content, where))
             return
@@ -198,7 +198,7 @@ class Conversation:
         self._marks.append(_Mark(turn, turn.num_chars if turn is not None else 0, control.ttl_s))
 
     def _check_marks(self) -> None:
-        """As many as Anthropic takes, and none that is to outlive one before it."""
+        """Refuse more breakpoints than Anthropic allows, and any with a longer ttl than one before it."""
         if len(self._marks) > MAX_BREAKPOINTS:
             message = f"cache_control: at most {MAX_BREAKPOINTS} blocks can be marked, not {len(self._marks)}"
             raise BadRequest(message, param="cache_control")
@@ -208,7 +208,7 @@ class Conversation:
             raise BadRequest(message, param="cache_control")
 
     def _prefix(self) -> str:
-        """Take the last turn out if it is the assistant's: the reply goes on from it."""
+        """Remove and return the last turn if it is the assistant's: the reply continues it."""
         last = self._turns[-1] if self._turns else None
         if last is None or last.role != "assistant":
             return ""
@@ -229,7 +229,7 @@ class Conversation:
         for mark in self._marks:
             if mark.turn is None:
                 yield Breakpoint(None, None, mark.ttl_s)
-            elif (index := places.get(id(mark.turn))) is None:  # in the reply's beginning: behind what it replies to
+            elif (index := places.get(id(mark.turn))) is None:  # in the prefix: use the end of the prompt
                 yield Breakpoint(len(self._turns) - 1, None, mark.ttl_s)
             else:
                 whole = mark.num_chars == mark.turn.num_chars

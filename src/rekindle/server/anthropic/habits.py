@@ -1,7 +1,7 @@
-"""What a chat template takes of the conversations that Anthropic's clients hold.
+"""Detection of chat templates that silently drop parts of Anthropic's conversations.
 
-Owns what no refusal tells: templates that silently drop system messages in the middle. Found once, by rendering. What a
-template refuses is put where it takes it for every dialect (see text/messages).
+Owns one habit that raises no error: dropping system messages in the middle. It is probed once, by rendering. Messages
+that a template refuses are moved to where it accepts them, for every dialect (see text/messages).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _WORD = "quicksilver"
 
 @dataclass(frozen=True, slots=True)
 class TemplateHabits:
-    """False: a system message in the middle is the user's."""
+    """`takes_late_system` False: system messages in the middle are sent as the user's."""
 
     takes_late_system: bool
 
@@ -29,13 +29,13 @@ def find_habits(encoder: PromptEncoder) -> TemplateHabits:
     answered = Message("assistant", "Nothing there.")
     late = _shown(encoder, [asked, answered, Message("system", _WORD), asked])
     return TemplateHabits(
-        # One that refuses it is given it as the user's.
+        # If the template refuses it, it is sent as the user's.
         takes_late_system=late is not None and late != _shown(encoder, [asked, answered, word, asked]),
     )
 
 
 def _shown(encoder: PromptEncoder, messages: Sequence[Message]) -> str | None:
-    """What the template makes of it; None where it refuses it, or where the word does not stand there once."""
+    """Render the messages; None if the template refuses them or the word is not in the text exactly once."""
     tool = {"type": "function", "function": {"name": "look", "description": "Look.", "parameters": {"type": "object"}}}
     try:
         text = encoder.readable(encoder.render_chat(messages, [tool]).key)

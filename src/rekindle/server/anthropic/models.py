@@ -1,4 +1,4 @@
-"""What Anthropic's replies look like, for the description of the server: tests hold real replies against these."""
+"""Models of Anthropic's replies for the OpenAPI description; tests validate real replies against them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class _ReplyModel(BaseModel):
 
 
 class AnthropicError(_ReplyModel):
-    """A word for the kind, and what is wrong."""
+    """The kind of an error, and what is wrong."""
 
     type: str
     message: str
@@ -31,14 +31,14 @@ class AnthropicErrorReply(_ReplyModel):
 
 
 class CacheCreation(_ReplyModel):
-    """Of the tokens created, for how long they are kept."""
+    """Tokens created, by how long they are kept."""
 
     ephemeral_5m_input_tokens: int
     ephemeral_1h_input_tokens: int
 
 
 class OutputDetails(_ReplyModel):
-    """Of the output, how much was thinking."""
+    """Tokens of the output that were thinking."""
 
     thinking_tokens: int
 
@@ -67,13 +67,13 @@ class ReplyBlock(_ReplyModel):
 
 
 class AppliedEdits(_ReplyModel):
-    """None: histories are not edited here."""
+    """Always empty: this server does not edit histories."""
 
     applied_edits: list[Any]
 
 
 class MessageStart(_ReplyModel):
-    """A message as its stream begins."""
+    """The message at the start of its stream."""
 
     id: str
     type: Literal["message"]
@@ -105,7 +105,7 @@ class EventDelta(_ReplyModel):
 
 
 class MessageEvent(_ReplyModel):
-    """An event of a stream; its name is its `type`. Pings come at any time."""
+    """An event of a stream; its name is its `type`. Pings may come at any time."""
 
     type: Literal[
         "message_start",

@@ -1,4 +1,4 @@
-"""Messages as Anthropic spells them, whole and as events, out of deltas."""
+"""Anthropic's messages, whole and as events, encoded from deltas."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PING = event({"type": "ping"}, "ping")
 
 
 class MessagesReply:
-    """The answer to one call; `message` is the id it goes by, `model` the served name."""
+    """The answer to one call; `message` is its id, `model` the served name."""
 
     events: Literal["typed"] = "typed"
 
@@ -34,43 +34,43 @@ class MessagesReply:
         self._has_begun = False
 
     def opened(self, progress: Progress) -> list[dict[str, Any]]:
-        """The start of the message: what was reused is known before the prompt is computed."""
+        """Return the start of the message: reuse is known before prefill."""
         self._has_begun = True
         return [self._start(progress)]
 
     def beat(self, progress: Progress | None) -> bytes:
-        """A ping, and for people how far the prompt is: in a comment, which clients pass over."""
+        """Return a ping, with the progress of the prompt in a comment, which clients ignore."""
         return (comment(progress_text(progress)) if progress is not None else b"") + PING
 
     def take(self, index: int, delta: Delta) -> list[dict[str, Any]]:
-        """The pieces of the blocks that a delta makes; `message_start` first, where it has not been told."""
-        told: list[dict[str, Any]] = []
+        """Return the block events of a delta, after `message_start` if that was not sent yet."""
+        events: list[dict[str, Any]] = []
         if not self._has_begun:
             self._has_begun = True
-            told.append(self._start(delta.report))
-        for said in self._reading.take(delta):
-            told += self._blocks.take(said)
-        return told + (self._blocks.close() if delta.finish_reason is not None else [])
+            events.append(self._start(delta.report))
+        for each in self._reading.take(delta):
+            events += self._blocks.take(each)
+        return events + (self._blocks.close() if delta.finish_reason is not None else [])
 
     def has_ended(self, index: int) -> bool:
-        """Whether the one call that was wanted is complete."""
+        """Whether the only allowed call is complete."""
         return self._reading.has_ended
 
     def message(self, index: int) -> Message:
-        """The message as clients send it back."""
+        """Return the message as clients send it back."""
         return self._reading.parsed.message()
 
     def ending(self) -> list[dict[str, Any]]:
-        """Why it ended and what it cost, then the last event of all."""
+        """Return the event with stop reason and usage, then the last event."""
         ended = {"type": "message_delta", "delta": self._stopped(), "usage": self._usage(), **self._extras()}
         return [ended, {"type": "message_stop"}]
 
     def broken(self, problem: Problem) -> list[dict[str, Any]]:
-        """The error as an event."""
+        """Return the error as an event."""
         return [problem.body(ANTHROPIC_PATH)]
 
     def whole(self) -> dict[str, Any]:
-        """The message."""
+        """Return the whole message."""
         head = self._head()
         return head | {"content": self._blocks.content(), **self._stopped(), "usage": self._usage(), **self._extras()}
 
@@ -98,11 +98,11 @@ class MessagesReply:
 
     def _usage(self) -> dict[str, Any]:
         report = self._reading.choice.report
-        thought = {"thinking_tokens": self._reading.num_reasoning_tokens}
-        return usage_of(report, self._call.request.breakpoints) | {"output_tokens_details": thought}
+        details = {"thinking_tokens": self._reading.num_reasoning_tokens}
+        return usage_of(report, self._call.request.breakpoints) | {"output_tokens_details": details}
 
     def _extras(self) -> dict[str, Any]:
-        """Our report; and that nothing was edited, where a client asked for edits that change nothing."""
+        """Return our report, and an empty list of edits if the client requested edits."""
         described = self._reading.choice.described(return_ids=self._call.return_ids)
         edits: dict[str, Any] = {"context_management": {"applied_edits": []}} if self._call.reports_edits else {}
         return edits | {"rekindle": described}

@@ -1,4 +1,4 @@
-"""POST /v1/messages and /v1/messages/count_tokens: Anthropic's dialect, from body to last byte."""
+"""POST /v1/messages and /v1/messages/count_tokens: Anthropic's dialect."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ PARAMS = {"stop": "stop_sequences"}
 
 
 class MessagesRoute:
-    """Answers messages, and counts what they would cost. What the model's template takes is found once."""
+    """Answers messages and counts their tokens. The template's habits are probed once."""
 
     def __init__(self, engine: Engine, model: ServedModel, observer: Observer, *, ping_s: float) -> None:
         self._engine = engine
@@ -45,7 +45,7 @@ class MessagesRoute:
         return await (answer.stream(request) if call.stream else answer.whole(request))
 
     async def count(self, request: Request) -> Response:
-        """Tokens of the prompt that such a body makes, of a fresh encoding; nothing is computed or kept."""
+        """Count the tokens of the prompt, freshly encoded; nothing is computed or stored."""
         caller, raw = caller_of(request), await read_body(request)
         num_tokens = await off_loop(request, len(raw), lambda: self._count(raw, caller))
         return JSONResponse({"input_tokens": num_tokens})

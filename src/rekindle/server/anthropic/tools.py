@@ -1,6 +1,6 @@
-"""Anthropic's tools in the form that chat templates take: functions with a JSON schema.
+"""Conversion of Anthropic's tools into the form that chat templates take: functions with a JSON schema.
 
-Owns which tools can be offered: those the client itself carries out and describes. Tools of Anthropic's servers, and
+Owns which tools can be offered: those that the client describes and executes itself. Tools of Anthropic's servers, and
 those whose description only its models know, are refused by name.
 """
 
@@ -12,19 +12,19 @@ from typing import Any
 from rekindle.errors import BadRequest
 from rekindle.text.messages import check_json
 
-# They bill, cache or stream; the prompt is the same without. `strict` is not enforced, as in the other dialects.
+# Keys for billing, caching or streaming, not part of the prompt. `strict` is not enforced, as in the other dialects.
 _HARMLESS = frozenset("cache_control eager_input_streaming strict".split())
-# Harmless where they say that all is as ever.
+# Harmless at their default values.
 _NEUTRAL: Mapping[str, tuple[Any, ...]] = {"defer_loading": (None, False), "allowed_callers": (None, ["direct"])}
 
 
 def functions_of(tools: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """The tools as a template takes them; BadRequest names the index of one that cannot be offered."""
+    """Return the tools as templates take them; BadRequest names the index of one that cannot be offered."""
     functions = [_function(tool, f"tools[{index}]") for index, tool in enumerate(tools)]
     names = [function["function"]["name"] for function in functions]
-    twice = next((name for at, name in enumerate(names) if name in names[:at]), None)
-    if twice is not None:
-        raise BadRequest(f"tools: {twice[:80]!r} stands there twice: names must differ", param="tools")
+    duplicate = next((name for at, name in enumerate(names) if name in names[:at]), None)
+    if duplicate is not None:
+        raise BadRequest(f"tools: {duplicate[:80]!r} appears twice: names must be unique", param="tools")
     return functions
 
 

@@ -1,7 +1,7 @@
-"""What a prompt cost, in Anthropic's words, to the token.
+"""Anthropic's `usage` of a prompt, exact to the token.
 
     |------- cache_read -------|---- cache_creation ----|---- input ----|
-    0 ......................reused .............. the last mark ..... the prompt's end
+    0 ......................reused ............. last breakpoint .... the prompt's end
 
 Always true: input + cache_read + cache_creation = the tokens of the prompt.
 """
@@ -17,10 +17,10 @@ LONG_S = 3600.0
 
 
 def usage_of(known: Report | Progress | None, breakpoints: Sequence[Breakpoint]) -> dict[str, Any]:
-    """The `usage` object; None: nothing is known yet.
+    """Return the `usage` object; `known` None: nothing is known yet.
 
-    Read is what was reused, whether it was marked or not; created is what was computed before the last mark. What of it
-    stands before a mark of an hour is kept for an hour.
+    Read tokens were reused, with or without a breakpoint; created ones were computed before the last breakpoint. Those
+    before a breakpoint of an hour are kept for an hour.
     """
     prompt = known.prompt_tokens if known is not None else 0
     reused = known.reused_tokens if known is not None else 0
