@@ -1,1 +1,1 @@
-"""HTTP: the API dialects over one engine. Knows requests and replies, neither blocks nor tensors."""
+"""The HTTP server: API dialects over one engine. Knows requests and replies, neither blocks nor tensors."""

@@ -1,8 +1,7 @@
 """The web application: routes over one engine.
 
-Owns which route does what, who follows requests, and in which order a request passes the guards. The dialects spell,
-the engine works. The event loop only speaks HTTP: nothing here waits for the engine but by `await` or in a worker
-thread.
+Owns the routes, the observers of requests and the order of the middleware. The dialects encode, the engine computes.
+The event loop only speaks HTTP: code here waits for the engine with `await` or in a worker thread only.
 """
 
 from __future__ import annotations
@@ -51,16 +50,16 @@ from rekindle.text.length import PromptBound
 
 
 class App(FastAPI):
-    """The application, with the door that a stop closes, and what it ends: the recorder, the kept responses, sessions.
+    """The application, its shutdown gate, and what it closes: the recorder, stored responses and sessions.
 
-    What sessions run ends with the event loop, at the end of its lifespan; the rest when it is closed.
+    Running sessions are closed at the end of the lifespan, while the event loop runs; the rest in `close`.
     """
 
     def __init__(
         self,
         gate: ShutdownGate,
         recorder: Recorder | None,
-        kept: StoredResponses,
+        responses: StoredResponses,
         sessions: Sessions,
         metrics: Metrics,
         *,
@@ -72,7 +71,7 @@ class App(FastAPI):
             redoc_url=None,
             openapi_url=None,
             redirect_slashes=False,
-            strict_content_type=False,  # the guard refuses foreign pages, which are what that rule is against
+            strict_content_type=False,  # the guard already refuses foreign pages, which that rule protects against
             lifespan=self._lifespan,
         )
         self.router.route_class = Route
@@ -80,13 +79,13 @@ class App(FastAPI):
         self.workers = FairWorkers("bodies")
         self.bound = bound
         self.recorder = recorder
-        self.responses = kept
+        self.responses = responses
         self.sessions = sessions
-        # Outside of starlette's own middleware, which answers for crashes: those are counted and logged, too.
+        # Outside starlette's own middleware, which answers crashes: these are counted and logged, too.
         self._outermost = Logged(Counted(super().__call__, metrics=metrics))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request, with a line in the log; or live, as a server's lifespan."""
+        """Answer and log one request, or run the lifespan."""
         await self._outermost(scope, receive, send)
 
     @asynccontextmanager
@@ -97,7 +96,7 @@ class App(FastAPI):
             await self.sessions.close()
 
     def close(self) -> None:
-        """Write out what is still to be recorded and kept."""
+        """Stop the workers and write all pending responses and recorded requests."""
         self.workers.stop()
         self.responses.close()
         if self.recorder is not None:
@@ -107,38 +106,38 @@ class App(FastAPI):
 def create_app(
     engine: Engine, settings: ServerSettings, *, model: str | None = None, clock: Callable[[], float] = time.time
 ) -> App:
-    """The application over a started engine; `model` is the path or hub name it was loaded from. Close it."""
+    """Create the application over a started engine; close it after use. `model`: the path or hub name loaded."""
     served = ServedModel(engine, alias=model, name=settings.served_model_name, created=int(clock()))
     metrics, history = Metrics(served.name), History(clock=clock)
     metrics.registry.register(EngineCollector(engine, served.name))
     recorder = _recorder(settings, served.name)
     log = RequestLog()
     observers: list[Observer] = [metrics, history]
-    kept = _open_responses(engine, settings)
+    responses = _open_responses(engine, settings)
     sessions = Sessions(engine, clock=clock, quota=session_quota(engine, settings))
-    app = App(ShutdownGate(), recorder, kept, sessions, metrics, bound=engine.encoder.bound)
+    app = App(ShutdownGate(), recorder, responses, sessions, metrics, bound=engine.encoder.bound)
     group = ObserverGroup([log, *observers, *([recorder] if recorder else [])])
     _add_generating(app, engine, served, group, clock=clock, ping_s=settings.ping_s)
     for router in (
-        agents_router(engine, history, Deletions(engine, history, kept, sessions, clock=clock)),
+        agents_router(engine, history, Deletions(engine, history, responses, sessions, clock=clock)),
         sessions_router(
             sessions, StreamSettings(app.gate, settings.ping_s), ObserverGroup([TurnLog(log), *observers])
-        ),  # no body to replay
-        responses_router(kept),
+        ),  # not recorded: turns have no body to replay
+        responses_router(responses),
         warming_router(engine, served, group, ping_s=settings.ping_s),
         models_router(served),
         tokens_router(engine, served),
         page_router(engine, served, history),
         figures_router(engine, metrics),
         health_router(
-            engine, lambda: (*(recorder.problems() if recorder else ()), *kept.problems(), *sessions.problems())
+            engine, lambda: (*(recorder.problems() if recorder else ()), *responses.problems(), *sessions.problems())
         ),
         schema_router(app, max_choices=engine.settings.cache.max_branches),
     ):
         app.include_router(router)
     for kind in (RekindleError, HTTPException, RequestValidationError, Exception):
         app.add_exception_handler(kind, on_error)
-    # The last one added is the outermost.
+    # The middleware added last is the outermost.
     app.add_middleware(SpelledPaths)
     app.add_middleware(Limits, settings=settings, gate=app.gate, bound=app.bound)
     app.add_middleware(TenantRequests, settings=settings)
@@ -172,9 +171,9 @@ def _add_generating(
 def _open_responses(engine: Engine, settings: ServerSettings) -> StoredResponses:
     store = engine.settings.store
     path = store.directory() / RESPONSES_FILE if store.enabled else None
-    kept = StoredResponses(path, max_bytes=response_bytes(engine, settings))
-    kept.start()
-    return kept
+    responses = StoredResponses(path, max_bytes=response_bytes(engine, settings))
+    responses.start()
+    return responses
 
 
 def _recorder(settings: ServerSettings, model: str) -> Recorder | None:

@@ -1,8 +1,8 @@
-"""The border of a route: bodies come in read strictly, and what its code raises that is no `Exception`, such as a panic
-of a library, ends this request.
+"""The border of a route: strict parsing of bodies, and containment of errors that are not an `Exception`.
 
-Without it such an error passes every handler of errors, and the client reads the plain text of the HTTP server; a
-SystemExit from a worker thread would end the event loop.
+Such an error, for example a panic of a library, fails only its request. Without this border it would bypass every error
+handler, and the client would get the HTTP server's plain text; a SystemExit from a worker thread would end the event
+loop.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ T = TypeVar("T")
 
 
 class Route(APIRoute):
-    """A route whose errors all reach the handlers of errors."""
+    """A route whose errors all reach the error handlers."""
 
     def __init__(self, path: str, endpoint: Callable[..., Any], **options: Any) -> None:
         if not inspect.iscoroutinefunction(endpoint):
@@ -37,14 +37,14 @@ class Route(APIRoute):
         super().__init__(path, endpoint, **options)
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        """As FastAPI's, but for what is no Exception."""
+        """Wrap FastAPI's handler to convert errors that are not an Exception."""
         handle = super().get_route_handler()
 
         async def answer(request: Request) -> Response:
             try:
                 return await handle(StrictRequest(request.scope, request.receive))
             except HTTPException as error:
-                if isinstance(error.__cause__, HttpError):  # how FastAPI wraps what reading a body raised
+                if isinstance(error.__cause__, HttpError):  # how FastAPI wraps an error from reading the body
                     raise error.__cause__ from None
                 raise
             except (Exception, *MEANT_FOR_THE_LOOP):
@@ -57,12 +57,12 @@ class Route(APIRoute):
 
 
 class Router(APIRouter):
-    """A router of such routes."""
+    """A router of `Route`s."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(route_class=Route, **options)
 
 
 async def in_thread(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """What `work` returns or raises on a worker thread."""
+    """Run `work` on a worker thread; return its result or raise its error."""
     return await run_in_threadpool(contained(work), *args, **kwargs)

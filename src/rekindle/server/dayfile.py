@@ -1,8 +1,8 @@
-"""The file of a recorded day: what clients asked a server, what it answered, and when it paused, stopped or was killed.
+"""The file format of a recorded day: requests, answers, and when the server paused, stopped or was killed.
 
 Owns the format (docs/replay.md): one JSON object a line, a header first, one line per finished request, appended as it
-ends. Messages, tools and instructions that an earlier line holds are referred to, so that a long one is written once.
-Knows no HTTP and no engine: the server's recorder and `rekindle bench day` write it, `rekindle bench replay` reads it.
+ends. Messages, tools and instructions of an earlier line are referred to, so that a long one is written once. Knows no
+HTTP and no engine: the server's recorder and `rekindle bench day` write it, `rekindle bench replay` reads it.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from rekindle.errors import ConfigError
 
 FORMAT, VERSION = "rekindle-day", 1
 CHAT = "/v1/chat/completions"
-RESPONSES = "/v1/responses"  # its messages are called input
-SHARED = ("tools", "system", "instructions")  # what a line may take whole from an earlier one
-NUM_BASES = 64  # requests whose messages a later line may refer to
+RESPONSES = "/v1/responses"  # its messages are in `input`
+SHARED = ("tools", "system", "instructions")  # fields that a line may copy whole from an earlier one
+NUM_BASES = 64  # remembered requests that a later line may refer to
 MAX_HEADER_BYTES = 1 << 20
 MAX_BASE_BYTES = 64 << 20  # of their messages and tools, as JSON
 Kind = Literal["pause", "restart", "kill"]
@@ -32,8 +32,8 @@ KINDS: tuple[Kind, ...] = ("pause", "restart", "kill")
 class RecordedRequest:
     """One request as the client sent it, and its answer: an assistant message, or None where it failed (`error`).
 
-    `at_s` counts from the header's `began`. Requests of one `session` waited for each other; "" is filled in by the
-    writer. `headers` are those that name the agent, no others: keys and cookies do not belong into a file.
+    `at_s` counts from the header's `began`. Requests of one `session` waited for each other; the writer replaces "".
+    `headers` are only those that name the agent: keys and cookies do not belong in a file.
     """
 
     at_s: float
@@ -53,14 +53,14 @@ class RecordedRequest:
 
     @property
     def messages(self) -> list[Any]:
-        """The messages of the body; none where it holds a plain prompt."""
+        """The messages of the body; none if it has a plain prompt."""
         found = self.body.get(_messages_key(self.endpoint))
         return list(found) if isinstance(found, list | tuple) else []
 
 
 @dataclass(frozen=True, slots=True)
 class DayEvent:
-    """What happened to everybody: a pause of `seconds`, a restart (asked to stop), a kill (SIGKILL)."""
+    """An event of the whole server: a pause of `seconds`, a restart (regular stop) or a kill (SIGKILL)."""
 
     at_s: float
     kind: Kind
@@ -69,7 +69,7 @@ class DayEvent:
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """The first line: Unix seconds at second 0, the model's name, and what may be said about the day."""
+    """The first line: Unix time of second 0, the model's name, and optional facts about the day."""
 
     began: float
     model: str | None = None
@@ -78,7 +78,7 @@ class Header:
 
 @dataclass(frozen=True, slots=True)
 class Day:
-    """A whole file; requests and events each in order of time."""
+    """A whole file; requests and events each sorted by time."""
 
     header: Header
     requests: tuple[RecordedRequest, ...]
@@ -87,7 +87,7 @@ class Day:
 
 @dataclass(frozen=True, slots=True)
 class _Base:
-    """A written request that later lines may refer to; `sizes`: bytes of each message, then of what else is shared."""
+    """A written request that later lines may refer to; `sizes`: bytes of each message, then of each shared field."""
 
     id: str
     session: str
@@ -97,23 +97,23 @@ class _Base:
 
     @property
     def num_bytes(self) -> int:
-        """What remembering it costs."""
+        """Bytes of its messages and shared fields."""
         return sum(self.sizes)
 
 
 class DayWriter:
-    """Appends to one file, a line at a time, flushed to the system; for one thread. Close it.
+    """Appends lines to one file, each flushed to the system; for one thread. Close it after use.
 
-    An existing file is continued: its header stands, a line torn by a crash is cut off, a restart is noted at `at_s`,
-    not before what `header` says of now (None: the server went on, nothing is noted). Its owner alone may read it from
-    then on; an OSError where that cannot be had.
+    An existing file is continued: its header remains, a line torn by a crash is cut off, and a restart is recorded at
+    `at_s`, or at the current time in `header` if that is later (None: the server kept running, no restart). From then
+    on only the owner may read the file; OSError if that is not possible.
     """
 
     def __init__(self, path: Path, header: Header, *, at_s: float | None = 0.0) -> None:
         self._bases: OrderedDict[str, _Base] = OrderedDict()
         self._base_bytes = 0
         path.parent.mkdir(parents=True, exist_ok=True)
-        known = known_header(path) if path.exists() else None  # before anything of the file is touched
+        known = known_header(path) if path.exists() else None  # before the file is changed
         num_lines = _cut_torn_line(path) if path.exists() else 0
         self.header = known or header
         self._number = num_lines
@@ -143,11 +143,11 @@ class DayWriter:
         return key
 
     def event(self, event: DayEvent) -> None:
-        """Append what happened to everybody."""
+        """Append an event of the whole server."""
         self._line({"event": event.kind, "at_s": event.at_s, **({"seconds": event.seconds} if event.seconds else {})})
 
     def close(self) -> None:
-        """Close the file; again is safe."""
+        """Close the file; safe to repeat."""
         self._file.close()
 
     def __enter__(self) -> DayWriter:
@@ -157,7 +157,7 @@ class DayWriter:
         self.close()
 
     def _base_for(self, request: RecordedRequest) -> tuple[_Base | None, int]:
-        """The remembered request with most messages in common from the first on, and how many; the latest of equals."""
+        """Find the latest remembered request with the longest common prefix of messages, and the prefix's length."""
         found, most = None, 0
         for base in reversed(self._bases.values()):
             common = _common(base.messages, request.messages)
@@ -166,11 +166,11 @@ class DayWriter:
         return found, most
 
     def _sharing(self, name: str, value: Any) -> str | None:
-        """The remembered request, the latest of several, that has this value, too; None for an empty one."""
+        """Return the id of the latest remembered request with the same value; None without one, or if it is empty."""
         return next((base.id for base in reversed(self._bases.values()) if value and base.shared[name] == value), None)
 
     def _remember(self, key: str, session: str, request: RecordedRequest, *, base: _Base | None, common: int) -> None:
-        """Keep a written request to refer to; those written longest ago make room. One too large alone is not kept."""
+        """Remember a written request; the oldest ones are dropped for it. One that is too large alone is not kept."""
         messages, shared = request.messages, {name: request.body.get(name) for name in SHARED}
         known = base.sizes[:common] if base is not None else ()
         sizes = (*known, *(_size(each) for each in (*messages[common:], *shared.values())))
@@ -181,13 +181,13 @@ class DayWriter:
             self._base_bytes -= oldest.num_bytes
 
     def _line(self, line: Mapping[str, Any]) -> None:
-        self._file.write(json.dumps(line, separators=(",", ":")) + "\n")  # ASCII: halves of surrogate pairs come, too
+        self._file.write(json.dumps(line, separators=(",", ":")) + "\n")  # ASCII, for unpaired surrogates
         self._file.flush()
         self._number += 1
 
 
 def read_day(path: Path) -> Day:
-    """The day in a file; ConfigError with the line that is wrong. A last line torn by a crash is passed over."""
+    """Read a file; ConfigError names an invalid line. A last line torn by a crash is ignored."""
     try:
         lines = path.read_text(encoding="utf-8", errors="replace").split("\n")
     except OSError as error:
@@ -195,7 +195,7 @@ def read_day(path: Path) -> Day:
     header = _parse_header(path, lines[0])
     written: dict[str, RecordedRequest] = {}
     events: list[DayEvent] = []
-    for number, text in enumerate(lines[1:-1], start=2):  # a whole file ends in a line break
+    for number, text in enumerate(lines[1:-1], start=2):  # a complete file ends in a line break
         try:
             line = json.loads(text)
             if line["event"] in KINDS:
@@ -233,13 +233,13 @@ def _messages_key(endpoint: str) -> str:
 
 
 def _given(value: Header | RecordedRequest) -> dict[str, Any]:
-    """The fields that say something."""
+    """Return the fields that are not empty."""
     fields = {name: getattr(value, name) for name in value.__dataclass_fields__}
     return {name: item for name, item in fields.items() if item not in (None, "") and item != {}}
 
 
 def _open_private(path: Path) -> int:
-    """What people wrote is not for everybody on the machine, also where the file was there before."""
+    """Open a file, new or not, so that only its owner can read it: it contains what people wrote."""
     number = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
     try:
         os.fchmod(number, 0o600)
@@ -272,9 +272,9 @@ def _parse_header(path: Path, text: str) -> Header:
 
 
 def known_header(path: Path) -> Header | None:
-    """The header of a file that may be continued; None where it is empty, or has no more than a torn header of ours.
+    """Read the header of a file to continue; None if it is empty or has only a torn header of ours.
 
-    ConfigError for everything else: nobody's file is to be written over.
+    ConfigError for any other content: foreign files must not be overwritten.
     """
     if not path.is_file():
         raise ConfigError(f"{path} is not a file: name a file to record to")
@@ -287,7 +287,7 @@ def known_header(path: Path) -> Header | None:
 
 
 def _cut_torn_line(path: Path) -> int:
-    """Cut off what follows the last line break, and count the lines that stay. Reads a MiB at a time."""
+    """Truncate after the last line break and count the remaining lines. Reads a MiB at a time."""
     num_lines = whole = size = 0
     with path.open("rb") as file:
         while piece := file.read(1 << 20):

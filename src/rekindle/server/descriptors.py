@@ -1,8 +1,8 @@
-"""Descriptors of this process: how many it may have, and what happens to a connection for which none is left.
+"""File descriptors of this process: their limit, and what happens to a connection when none is left.
 
-Owns the limit, which is raised where that is allowed, what is set apart for files of the store, and the one descriptor
-that is kept in reserve: without it a connection that cannot be accepted stays in the kernel's queue, which asyncio asks
-again and again (59,334 tracebacks in 10 s were seen). Knows nothing of HTTP. Windows has no such limit.
+Owns the limit, which is raised if allowed, the share reserved for the store's files, and one descriptor in reserve:
+without it a connection that cannot be accepted stays in the kernel's queue, which asyncio polls endlessly (59,334
+tracebacks in 10 s were seen). Knows nothing of HTTP. Windows has no such limit.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ if sys.platform != "win32":
     import resource
 
 logger = logging.getLogger("rekindle.server")
-MOST_FILES = 1 << 16  # what the limit is raised to at most: programs that are started close all they may have inherited
-SET_APART = 64  # for files that are opened later
-LEAST_PLACES = 8  # connections there are places for, however low the limit is
-BATCH = 32  # connections accepted before those accepted so far are looked at
+MAX_FILES = 1 << 16  # raise the limit to this at most: child programs close all they may inherit
+RESERVED_FILES = 64  # descriptors for files that are opened later
+MIN_PLACES = 8  # places for connections, however low the limit is
+BATCH = 32  # connections accepted in a row before the event loop handles them
 LOG_EVERY_S = 60.0
-PAUSE_S = 0.01  # where even the reserve is gone
+PAUSE_S = 0.01  # when even the reserve is gone
 NONE_LEFT = (errno.EMFILE, errno.ENFILE)
 
 
 def raise_limit() -> int | None:
-    """Raise the soft limit of open files to the hard one, `MOST_FILES` at most; return the limit, None for none."""
+    """Raise the soft limit of open files to the hard one, `MAX_FILES` at most; return the limit, None if unlimited."""
     if sys.platform == "win32":
         return None
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    most = MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, MOST_FILES)
+    most = MAX_FILES if hard == resource.RLIM_INFINITY else min(hard, MAX_FILES)
     if soft != resource.RLIM_INFINITY and soft < most:
         for wanted in (most, min(most, 10240)):  # macOS refuses more than OPEN_MAX, whatever the hard limit is
             with contextlib.suppress(OSError, ValueError):
@@ -46,16 +46,15 @@ def raise_limit() -> int | None:
 
 
 def places(wanted: int, *, lingering: int, store_files: int) -> int:
-    """How many of the `wanted` connections fit under the limit, next to what is open and what the store will open.
+    """Return how many of the `wanted` connections fit under the limit, next to open files and those of the store.
 
-    `lingering` connections more are open for a moment, while they are turned away. At least `LEAST_PLACES`, unless
-    fewer are wanted.
+    `lingering`: refused connections that stay open for a moment. At least `MIN_PLACES`, unless fewer are wanted.
     """
     limit = raise_limit()
     if limit is None:
         return wanted
-    spoken_for = _num_open() + min(store_files, limit // 4) + lingering + BATCH + SET_APART
-    fit = max(LEAST_PLACES, limit - spoken_for)
+    reserved = _num_open() + min(store_files, limit // 4) + lingering + BATCH + RESERVED_FILES
+    fit = max(MIN_PLACES, limit - reserved)
     if fit < wanted:
         logger.warning(
             "max_connections is %d, not %d: this process may have %d files open (ulimit -n)", fit, wanted, limit
@@ -67,14 +66,15 @@ def _num_open() -> int:
     try:
         return len(os.listdir("/dev/fd"))
     except OSError:
-        return SET_APART
+        return RESERVED_FILES
 
 
 class Listener(socket.socket):
-    """A listening socket whose `accept` never fails for want of a descriptor. Takes over `listening`.
+    """A listening socket whose `accept` never fails for lack of descriptors. Takes over the socket `listening`.
 
-    Where none is left, `make_room` has a connection close, or the newcomer is closed at once; one line a minute says
-    so. After `BATCH` connections `accept` says once that none waits, so that the event loop gets to those it has.
+    If none is left, `make_room` closes another connection, or the new one is closed at once; this is logged once a
+    minute at most. After `BATCH` connections `accept` reports once that none is waiting, so that the event loop can
+    handle those accepted.
     """
 
     def __init__(
@@ -93,7 +93,7 @@ class Listener(socket.socket):
         self._logged_at = -LOG_EVERY_S
 
     def accept(self) -> tuple[socket.socket, Any]:
-        """A connection and its address; BlockingIOError where none waits, or none can be had now."""
+        """Return a connection and its address; BlockingIOError if none is waiting or can be accepted now."""
         if self._num_accepted == BATCH:
             self._num_accepted = 0
             raise BlockingIOError
@@ -121,9 +121,9 @@ class Listener(socket.socket):
             self._reserve = None
 
     def _drop_one(self) -> None:
-        """Give the reserve for the connection that waits longest, close it, and take the reserve back."""
+        """Use the reserve to accept and close the connection that has waited longest, then restore the reserve."""
         self._release()
-        with contextlib.suppress(OSError):  # another thread was faster
+        with contextlib.suppress(OSError):  # another thread accepted it
             super().accept()[0].close()
         try:
             self._reserve = os.open(os.devnull, os.O_RDONLY)

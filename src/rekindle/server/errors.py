@@ -1,9 +1,9 @@
-"""How errors leave the server: one status per kind, in the shape of the dialect that the path speaks.
+"""Conversion of errors into HTTP responses: one status per kind, in the shape of the path's dialect.
 
     {"error": {"message": ..., "type": ..., "param": ..., "code": ...}}     OpenAI's, and everything of our own
     {"type": "error", "error": {"type": ..., "message": ...}}               Anthropic's: /v1/messages, its models
 
-Owns the mapping from the errors of `rekindle.errors`; adds the few that only HTTP knows.
+Owns the mapping from the errors of `rekindle.errors`, and the few errors that only HTTP has.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from rekindle.errors import (
 from rekindle.server.lines import line_of
 
 ANTHROPIC_PATH = "/v1/messages"
-# What Anthropic's clients make an exception class of is the status; the type says the same in a word.
+# Anthropic's clients choose an exception class by status; the type repeats it in a word.
 ANTHROPIC_TYPES = {
     400: "invalid_request_error",
     401: "authentication_error",
@@ -46,7 +46,7 @@ ANTHROPIC_TYPES = {
     503: "overloaded_error",
 }
 TOO_LONG = "context_length_exceeded"
-CLIENT_LEFT = 499  # no standard; what proxies write into their logs for it
+CLIENT_LEFT = 499  # the client disconnected; not a standard status, but proxies log it
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,18 +61,18 @@ class Problem:
     retry_after_s: float | None = None
 
     def body(self, path: str = "", *, request_id: str | None = None) -> dict[str, Any]:
-        """The JSON body, in the shape that clients of this path read; Anthropic's has the request's id, too."""
+        """Return the JSON body in the shape of this path's dialect; Anthropic's includes the request's id."""
         if path.startswith(ANTHROPIC_PATH):
             kind = ANTHROPIC_TYPES.get(self.status, "invalid_request_error" if self.status < 500 else "api_error")
-            # Coding agents shorten their history when they read these words.
-            told = f"prompt is too long: {self.message}" if self.code == TOO_LONG else self.message
+            # Coding agents shorten their history when they see this phrase.
+            message = f"prompt is too long: {self.message}" if self.code == TOO_LONG else self.message
             named = {} if request_id is None else {"request_id": request_id}
-            return {"type": "error", "error": {"type": kind, "message": _sound(told)}, **named}
+            return {"type": "error", "error": {"type": kind, "message": _sound(message)}, **named}
         error = {"message": self.message, "type": self.type, "param": self.param, "code": self.code}
         return {"error": {name: _sound(value) for name, value in error.items()}}
 
     def headers(self) -> dict[str, str]:
-        """`Retry-After` in whole seconds, rounded up, to come back; the challenge of a 401; what a 415 takes."""
+        """Return the headers: `Retry-After` in whole seconds, rounded up; a 401's challenge; a 415's encoding."""
         headers = {}
         if self.retry_after_s is not None:
             headers["Retry-After"] = str(max(1, math.ceil(self.retry_after_s)))
@@ -83,7 +83,7 @@ class Problem:
         return headers
 
     def response(self, scope: Scope) -> JSONResponse:
-        """The whole response to a request, in its dialect; the request's line in the log says what was wrong."""
+        """Build the response in the request's dialect, and record the error in the request's log line."""
         line = line_of(scope)
         if line is not None:
             line.fail(self.status, self.message)
@@ -94,7 +94,7 @@ class Problem:
 
 
 def is_anthropic(scope: Mapping[str, Any]) -> bool:
-    """Whether a request speaks Anthropic's dialect. Models are asked for in both: a header tells them apart."""
+    """Whether a request uses Anthropic's dialect. /v1/models is in both: a header distinguishes them."""
     path: str = scope["path"]
     if path.startswith("/v1/models"):
         return any(name == b"anthropic-version" for name, _ in scope.get("headers", ()))
@@ -102,12 +102,12 @@ def is_anthropic(scope: Mapping[str, Any]) -> bool:
 
 
 def _sound(text: str | None) -> str | None:
-    """The same with halves of surrogate pairs replaced: a message may quote what the caller sent."""
+    """Replace unpaired surrogates: a message may quote what the client sent."""
     return text and text.encode("utf-8", "replace").decode()
 
 
 class HttpError(RekindleError):
-    """An error that only HTTP knows: who may come in, how large a body may be."""
+    """An error that only HTTP has, such as a refused key or a body that is too large."""
 
     def __init__(self, problem: Problem) -> None:
         super().__init__(problem.message)
@@ -115,18 +115,18 @@ class HttpError(RekindleError):
 
 
 def invalid(status: int, message: str, *, param: str | None = None, code: str | None = None) -> HttpError:
-    """The caller's fault, with this status."""
+    """Return an error of the client's, with this status."""
     return HttpError(Problem(status, "invalid_request_error", message, param, code))
 
 
 def needs_admin(what: str) -> HttpError:
-    """What only the operator may see."""
+    """Return the error for something that only the operator may access."""
     message = f"{what} needs the admin key (REKINDLE_ADMIN_KEY of the server)"
     return HttpError(Problem(403, "permission_error", message, code="admin_key_required"))
 
 
 def problem_of(error: Exception) -> Problem:
-    """What to tell the client; what was not raised on purpose says no more than that."""
+    """Convert an error for the client; unexpected errors reveal no details."""
     message = str(error)
     if isinstance(error, HttpError):
         return error.problem
@@ -134,7 +134,7 @@ def problem_of(error: Exception) -> Problem:
         return Problem(404, "invalid_request_error", message, error.param, "not_found")
     if isinstance(error, Conflict):
         return Problem(409, "invalid_request_error", message, error.param, "conflict")
-    if isinstance(error, QuotaExceeded):  # no 409 or 429: clients would send it again at once
+    if isinstance(error, QuotaExceeded):  # not a 409 or 429: clients would retry at once
         return Problem(400, "invalid_request_error", message, error.param, "quota_exceeded")
     if isinstance(error, PromptTooLong):
         return Problem(400, "invalid_request_error", message, error.param or "messages", TOO_LONG)
@@ -142,13 +142,13 @@ def problem_of(error: Exception) -> Problem:
         return Problem(400, "invalid_request_error", message, error.param)
     if isinstance(error, Overloaded):
         return Problem(503, "server_error", message, code="overloaded", retry_after_s=error.retry_after_s)
-    if isinstance(error, Unavailable):  # until it is started again; a load balancer sees it in /health
+    if isinstance(error, Unavailable):  # until a restart; load balancers see it in /health
         return Problem(503, "server_error", message, code="unavailable")
-    if isinstance(error, Timeout):  # what was computed is kept: asked again, it gets further
+    if isinstance(error, Timeout):  # computed KV is kept: a retry gets further
         return Problem(503, "server_error", message, code="timeout", retry_after_s=1)
-    if isinstance(error, Cancelled):  # nobody reads it; logs and figures tell it apart from what we did wrong
+    if isinstance(error, Cancelled):  # not read by the client; logs and metrics separate it from server errors
         return Problem(CLIENT_LEFT, "invalid_request_error", message, code="cancelled")
-    if isinstance(error, StoreError):  # a disk that is full or hangs: once it is mended, it can be asked again
+    if isinstance(error, StoreError):  # the disk is full or hangs: retry once it is repaired
         return Problem(503, "server_error", message, code="store_unavailable")
     if isinstance(error, RekindleError):
         return Problem(500, "server_error", message)
@@ -161,7 +161,7 @@ def problem_of(error: Exception) -> Problem:
 
 
 def _malformed(error: RequestValidationError) -> Problem:
-    """What a body or a query of the simple routes does wrong first."""
+    """Describe the first validation error in a body or query that FastAPI parsed."""
     first = error.errors()[0]
     name = ".".join(str(part) for part in first["loc"][1:]) or None
     message = str(first["msg"])
@@ -169,5 +169,5 @@ def _malformed(error: RequestValidationError) -> Problem:
 
 
 async def on_error(request: Request, error: Exception) -> JSONResponse:
-    """Exception handler of the app."""
+    """Handle an exception of the app."""
     return problem_of(error).response(request.scope)

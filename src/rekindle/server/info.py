@@ -1,7 +1,6 @@
-"""What the server says of itself: models, version, health, figures; and text as tokens.
+"""Routes about the server itself: models, version, health, statistics and tokenization.
 
-Figures of everybody are for admins. Health is for everybody; what exactly is wrong, and how many requests there are,
-only for those with a key.
+Statistics of all namespaces are for admins. Health is public, but its problems and request counts need a key.
 """
 
 from __future__ import annotations
@@ -41,13 +40,13 @@ async def _admin(request: Request) -> None:
 
 ADMIN = [Depends(_admin)]
 TOKENIZE = "/v1/tokenize"
-MOST_IDS = 1 << 20  # of a text, in an answer
+MAX_IDS = 1 << 20  # token ids in an answer
 
 
 class Readiness(BaseModel):
-    """`degraded` answers requests, but does not keep all it promises; `problems` say what and what to do.
+    """`degraded` answers requests, but something it promises does not hold; `problems` say what, and what to do.
 
-    `failed` (with 503) answers none: a thread has ended, and only a restart helps.
+    `failed` (with 503) answers none: a thread has ended and a restart is needed.
     """
 
     status: Literal["ok", "degraded", "failed"]
@@ -57,7 +56,7 @@ class Readiness(BaseModel):
 
 
 class TokenizeBody(BaseModel):
-    """Either `text`, read as a completion's prompt is, or `messages` (and what else changes it), as a chat's are."""
+    """Either `text`, read as the prompt of a completion, or `messages` with the parameters that a chat renders."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
     model: str | None = None
@@ -68,7 +67,7 @@ class TokenizeBody(BaseModel):
 
 
 class Tokens(BaseModel):
-    """Token ids, as the model would see them, beside the most it takes."""
+    """Token ids as the model would see them, and the model's maximum length."""
 
     ids: list[int]
     count: int
@@ -79,7 +78,7 @@ AnthropicVersion = Annotated[str | None, Header(description="sent by Anthropic's
 
 
 def models_router(model: ServedModel) -> APIRouter:
-    """Which models there are: one, in the shape of the client that asks."""
+    """Routes that describe the one served model, in the dialect of the client."""
     router = Router(prefix="/v1/models", tags=["models"])
 
     @router.get("")
@@ -103,12 +102,12 @@ def models_router(model: ServedModel) -> APIRouter:
 
 
 def tokens_router(engine: Engine, model: ServedModel) -> APIRouter:
-    """Text as tokens."""
+    """The route that tokenizes text."""
     router = Router(tags=["models"])
 
     @router.post(TOKENIZE, response_model=Tokens)
     async def tokenize(request: Request) -> dict[str, Any]:
-        """Count the tokens of a text or of a rendered conversation, a fresh encoding of all of it."""
+        """Tokenize a text or a rendered conversation, encoded afresh as a whole."""
         raw = await read_body(request)
         ids = await off_loop(request, len(raw), lambda: _ids(engine, model, raw))
         return {"ids": ids, "count": len(ids), "max_model_len": engine.max_context}
@@ -123,7 +122,7 @@ def _ids(engine: Engine, model: ServedModel, raw: bytes) -> list[int]:
         raise BadRequest("give exactly one of text and messages", param="text")
     try:
         asked = GenerationRequest(text=body.text) if body.messages is None else _conversation(body, body.messages)
-        ids: list[int] = engine.encoder.encode(engine.render(asked), most=MOST_IDS).tolist()
+        ids: list[int] = engine.encoder.encode(engine.render(asked), most=MAX_IDS).tolist()
         return ids
     except RecursionError:
         raise BadRequest("the body is nested too deeply", param="messages") from None
@@ -135,46 +134,46 @@ def _conversation(body: TokenizeBody, messages: list[dict[str, Any]]) -> Generat
 
 
 def figures_router(engine: Engine, metrics: Metrics) -> APIRouter:
-    """Figures of all namespaces together."""
+    """Routes with the statistics of all namespaces together."""
     router = Router(tags=["operation"], dependencies=ADMIN)
 
     @router.get("/v1/stats")
     def stats() -> dict[str, Any]:
-        """Counters and gauges of the engine and its store, as of now."""
+        """Current counters and gauges of the engine and its store."""
         return asdict(engine.stats())
 
     @router.get("/metrics")
     def prometheus() -> Response:
-        """Figures for Prometheus, in its text format."""
+        """Metrics in Prometheus' text format."""
         return Response(metrics.text(), media_type=CONTENT_TYPE_LATEST)
 
     return router
 
 
-def _told(request: Request, deaths: Sequence[Death]) -> list[str]:
+def _death_messages(request: Request, deaths: Sequence[Death]) -> list[str]:
     has_key = access_of(request).has_key
     return [str(death) if has_key else death.summary for death in deaths]
 
 
 def health_router(engine: Engine, problems: Problems) -> APIRouter:
-    """Whether it lives, whether it works, and what it is. `problems` adds what the engine does not know of."""
+    """Routes for liveness, readiness and version. `problems` adds those that the engine does not know of."""
     router = Router(tags=["operation"])
 
     @router.get("/health/live", responses={503: {"description": "a thread has ended: restart the server"}})
     async def live(request: Request) -> JSONResponse:
-        """It answers, and so do the threads that requests need; without a key it does not learn what ended them."""
+        """Whether the server and its threads are alive; why a thread ended is shown with a key only."""
         deaths = engine.deaths()
         if not deaths:
             return JSONResponse({"status": "ok"})
-        return JSONResponse({"status": "failed", "problems": _told(request, deaths)}, 503)
+        return JSONResponse({"status": "failed", "problems": _death_messages(request, deaths)}, 503)
 
     @router.get("/health/ready", response_model=Readiness, responses={503: {"model": Readiness}})
     def ready(request: Request) -> Response:
-        """It takes requests; `degraded` where something it promises does not hold."""
+        """Whether the server accepts requests; `degraded` if something it promises does not hold."""
         deaths = engine.deaths()
         if deaths:
             counts = {"running": 0, "waiting": 0} if access_of(request).has_key else {}
-            return JSONResponse({"status": "failed", **counts, "problems": _told(request, deaths)}, 503)
+            return JSONResponse({"status": "failed", **counts, "problems": _death_messages(request, deaths)}, 503)
         problems_found = [*engine.health().problems, *problems()]
         status = "degraded" if problems_found else "ok"
         if not access_of(request).has_key:

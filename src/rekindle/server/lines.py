@@ -1,8 +1,8 @@
-"""The one line that a request leaves in the log, as it comes to be known: whose it is, what was wrong, how it ended.
+"""The log line of a request, filled in while the request is processed.
 
-Owns the request's id: the client's own, from `X-Request-ID`, else a new one. The line travels in the scope of its
-request, where the guard notes the tenant and refusals say what was wrong; `log` writes it at the end. `CURRENT` shows
-it to observers, which know no scopes.
+Owns the request's id: the client's, from `X-Request-ID`, else a new one. The line is stored in the request's scope,
+where the guard sets the tenant and refusals set the error; `log` writes it at the end. Observers, which have no scope,
+get it from `CURRENT`.
 """
 
 from __future__ import annotations
@@ -20,29 +20,29 @@ from starlette.datastructures import Headers
 from starlette.types import Scope
 
 REQUEST_ID = "x-request-id"
-MOST_PATH = 200  # characters of a path, as it was sent; the query is never shown: people put secrets there
-MOST_METHOD = 20
-MOST_PROBLEM = 300  # a message may quote what the client sent
+MAX_PATH_CHARS = 200  # of a path as it was sent; the query is never logged: it may contain secrets
+MAX_METHOD_CHARS = 20
+MAX_PROBLEM_CHARS = 300  # a message may quote what the client sent
 _OWN_ID = re.compile(r"[\x21-\x7e]{1,128}")
 _STATE = "rekindle_line"
 
 
 def request_id(headers: Headers) -> str:
-    """The id that a client sent, 1 to 128 visible ASCII characters, or a new one."""
+    """Return the id that the client sent, 1 to 128 visible ASCII characters, or a new one."""
     given = headers.get(REQUEST_ID, "")
     return given if _OWN_ID.fullmatch(given) else new_id()
 
 
 def new_id() -> str:
-    """An id that no other request has."""
+    """Create a unique id."""
     return f"req_{uuid.uuid4().hex}"
 
 
 @dataclass(slots=True)
 class Line:
-    """What is known of one request so far. `tenant` None: nobody was let in; `details` describe its replies.
+    """The facts known about one request so far. `tenant` None: not admitted; `details` describe its replies.
 
-    `problem_status` stands for `problem`; it is not the answer's `status` where that had begun before.
+    `problem_status` is the status of `problem`; it differs from `status` if the answer had begun before the problem.
     """
 
     request_id: str
@@ -60,29 +60,29 @@ class Line:
 
     @classmethod
     def of(cls, scope: Scope) -> Line:
-        """The line of a request that begins; from now on its scope has it."""
+        """Create the line of a new request and store it in the request's scope."""
         path = scope.get("raw_path") or scope.get("path", "-").encode("utf-8", "replace")
         line = cls(
             request_id(Headers(scope=scope)),
-            str(scope.get("method", "-"))[:MOST_METHOD],
-            shortened(path.decode("latin-1"), MOST_PATH),
+            str(scope.get("method", "-"))[:MAX_METHOD_CHARS],
+            shortened(path.decode("latin-1"), MAX_PATH_CHARS),
             (scope.get("client") or (None,))[0],
         )
         scope.setdefault("state", {})[_STATE] = line
         return line
 
     def fail(self, status: int, message: str) -> None:
-        """Note what was wrong, where nothing else was before."""
+        """Record an error, unless one is already recorded."""
         if self.problem is None:
-            self.problem, self.problem_status = shortened(message, MOST_PROBLEM), status
+            self.problem, self.problem_status = shortened(message, MAX_PROBLEM_CHARS), status
 
     def head(self) -> str:
-        """Method, path, status, milliseconds, and who asked."""
+        """Return method, path, status, milliseconds, and the sender."""
         who = f"tenant={plain(self.tenant)} agent={plain(self.agent)} id={self.request_id} client={plain(self.client)}"
         return f"{self.method} {self.path} {self.status} {self.duration_ms:,.0f} ms {who}"
 
     def as_dict(self) -> dict[str, Any]:
-        """The same as keys and values; null for what is not known."""
+        """Return the line as keys and values; null if unknown."""
         return {
             "event": "request",
             "request_id": self.request_id,
@@ -98,18 +98,18 @@ class Line:
         }
 
     def failure(self) -> dict[str, Any]:
-        """`error` and `error_status`, where there are any."""
+        """Return `error` and `error_status` of a failed request, else nothing."""
         return {} if self.problem is None else {"error": self.problem, "error_status": self.problem_status}
 
     def about(self) -> str:
-        """What came of it, for people; may be empty."""
+        """Describe the result in words; may be empty."""
         if self.problem is None:
             return ", ".join(self.details)
         return ", ".join([*self.details, f"failed with {self.problem_status}, {self.problem}"])
 
     @property
     def duration_ms(self) -> float:
-        """Milliseconds since the request's head had come."""
+        """Milliseconds since the request's head arrived."""
         return (time.perf_counter() - self.began) * 1000
 
 
@@ -117,25 +117,25 @@ CURRENT: ContextVar[Line | None] = ContextVar("rekindle_line", default=None)
 
 
 def line_of(scope: Mapping[str, Any]) -> Line | None:
-    """The line of a request; None where nothing logs it."""
+    """Return the line of a request; None if it is not logged."""
     line: Line | None = scope.get("state", {}).get(_STATE)
     return line
 
 
 def plain(value: str | None) -> str:
-    """A value as `name=value` can hold it: `-` for none, in quotes where it has blanks or signs of its own."""
+    """Format a value for `name=value`: `-` for None, quoted if it contains blanks, quotes or `=`."""
     if value is None:
         return "-"
     return value if re.fullmatch(r"[^\s\"=]+", value) and value != "-" else json.dumps(value, ensure_ascii=False)
 
 
 def shortened(text: str, most: int) -> str:
-    """At most so many characters, and a sign where some are missing."""
+    """Truncate to `most` characters, with an ellipsis if any are missing."""
     return text if len(text) <= most else f"{text[:most]}…"
 
 
 def on_one_line(text: str) -> str:
-    """The same with everything escaped that a terminal or a reader of lines would obey."""
+    """Escape every character that a terminal or line parser would interpret."""
     if text.isprintable():
         return text
     return "".join(each if each.isprintable() else _escaped(each) for each in text)

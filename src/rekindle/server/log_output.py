@@ -1,7 +1,7 @@
-"""How records of the log are written: lines of text for people, or one JSON object a line for machines.
+"""Formatting of log records: lines of text for people, or one JSON object a line for machines.
 
-Either begins with the date and time in ISO 8601, with the offset from UTC. A record is one line whatever was quoted in
-it; only the traceback of a failure follows a line of text on lines of its own (in JSON it is the field `exception`).
+Both begin with date and time in ISO 8601, with the offset from UTC. A record is always one line; only the traceback of
+a failure follows a line of text on separate lines (in JSON it is the field `exception`).
 """
 
 from __future__ import annotations
@@ -17,13 +17,15 @@ from rekindle.config import ServerSettings
 from rekindle.server.lines import on_one_line
 
 FIELDS = "rekindle"  # the attribute of a record that holds its keys and values
-_OTHERS = {"debug": logging.DEBUG, "error": logging.ERROR}  # uvicorn says at INFO what the banner says
+_OTHERS = {"debug": logging.DEBUG, "error": logging.ERROR}  # uvicorn's INFO lines repeat the banner
 
 
 @contextmanager
 def logging_to(settings: ServerSettings, stream: TextIO) -> Iterator[None]:
-    """Within this context what is logged goes to `stream`, of ours, uvicorn's and everybody else's loggers, and nowhere
-    else; after it, all is as it was, so that nothing is written to a stream that may be closed by then."""
+    """Send the records of all loggers to `stream` only, while this context is active.
+
+    Levels and handlers are restored at its end, so that nothing is written to a stream that may be closed by then.
+    """
     root = logging.getLogger()
     levels = {
         root: max(logging.WARNING, _level(settings)),
@@ -42,7 +44,7 @@ def logging_to(settings: ServerSettings, stream: TextIO) -> Iterator[None]:
 
 
 def _set(levels: Mapping[logging.Logger, int], handlers: Sequence[logging.Handler]) -> None:
-    """Have the loggers these levels, and the root these handlers alone."""
+    """Set the loggers' levels, and replace the root's handlers."""
     root = logging.getLogger()
     for each in root.handlers[:]:
         root.removeHandler(each)
@@ -56,8 +58,8 @@ def _level(settings: ServerSettings) -> int:
     return logging.getLevelNamesMapping()[settings.log_level.upper()]
 
 
-def moment(record: logging.LogRecord) -> str:
-    """When it was logged, to the millisecond."""
+def timestamp(record: logging.LogRecord) -> str:
+    """Return the time of a record, to the millisecond."""
     return datetime.fromtimestamp(record.created).astimezone().isoformat(timespec="milliseconds")
 
 
@@ -65,18 +67,18 @@ class TextLines(logging.Formatter):
     """`DATE LEVEL message`."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """The line, and a traceback where there is one."""
-        line = f"{moment(record)} {record.levelname} {on_one_line(record.getMessage())}"
+        """Return the line, followed by the traceback, if any."""
+        line = f"{timestamp(record)} {record.levelname} {on_one_line(record.getMessage())}"
         return line if not record.exc_info else f"{line}\n{self.formatException(record.exc_info)}"
 
 
 class JsonLines(logging.Formatter):
-    """One object: `time`, `level`, `logger`, `event`, `message`, and what the record has of its own."""
+    """One object: `time`, `level`, `logger`, `event`, `message`, and the record's own fields."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """The object; ASCII, so that no reader takes a sign in it for a line break."""
+        """Return the object, in ASCII, so that no parser finds a line break in it."""
         entry: dict[str, Any] = {
-            "time": moment(record),
+            "time": timestamp(record),
             "level": record.levelname.lower(),
             "logger": record.name,
             "event": "message",

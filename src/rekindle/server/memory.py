@@ -1,7 +1,7 @@
-"""Memory that large bodies have taken, given back to the system some time after they have been answered.
+"""Return of memory that large bodies used to the operating system, shortly after they are answered.
 
-The allocator keeps what was freed in pieces of up to 32 MiB for the next one that is as large; what one tenant has sent
-would stay for good, once for every thread that has seen it.
+The allocator keeps freed chunks of up to 32 MiB for the next allocation of that size; the memory of a tenant's body
+would stay allocated, once for every thread that has handled it.
 """
 
 from __future__ import annotations
@@ -10,19 +10,19 @@ import asyncio
 import ctypes
 import sys
 
-LARGE = 1 << 20  # bytes of a body after which it is worth while
-AFTER_S = 1.0  # a trim walks all free memory, which takes milliseconds: one for all bodies of a second
+LARGE = 1 << 20  # bytes of a body that make a trim worthwhile
+AFTER_S = 1.0  # a trim scans all free memory, which takes milliseconds: once for all bodies of a second
 _trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
 
 
 class FreedMemory:
-    """For one event loop. Where the allocator cannot be asked nothing happens."""
+    """Schedules trims on one event loop; does nothing if the allocator has no trim."""
 
     def __init__(self) -> None:
         self._is_due = False
 
     def give_back(self) -> None:
-        """Have what is free given back soon, in a worker thread."""
+        """Schedule a trim of free memory, in a worker thread."""
         if _trim is not None and not self._is_due:
             self._is_due = True
             asyncio.get_running_loop().call_later(AFTER_S, self._give_back)

@@ -1,4 +1,4 @@
-"""The one model that is served: its names and what is told of it."""
+"""The served model: its names and its description."""
 
 from __future__ import annotations
 
@@ -22,9 +22,10 @@ class ServedModel:
         self._names = {self.name, engine.spec.name, DEFAULT} | ({alias} if alias else set())
 
     def require(self, name: str | None, *, dialect: Dialect = "openai") -> None:
-        """NotFound unless `name` is one of ours; None means the served model, and so does any name of Claude's there.
+        """Raise NotFound unless `name` is a name of the served model or None.
 
-        Clients of Anthropic's ask for several of its models by name and cannot all be told another.
+        In Anthropic's dialect any name of Claude's is accepted: its clients request several models by name, and not
+        all of them can be configured.
         """
         if dialect == "anthropic" and name is not None and name.startswith("claude-"):
             return
@@ -32,7 +33,7 @@ class ServedModel:
             raise NotFound(f"model {name!r} is not served here; {self.name!r} is", param="model")
 
     def described_for_anthropic(self) -> dict[str, Any]:
-        """The entry of /v1/models as Anthropic's clients read it."""
+        """Return the entry of /v1/models in Anthropic's shape."""
         return {
             "type": "model",
             "id": self.name,
@@ -44,7 +45,7 @@ class ServedModel:
         }
 
     def described(self) -> dict[str, Any]:
-        """The entry of /v1/models; sizes of KV are bytes per token over whole blocks."""
+        """Return the entry of /v1/models; KV sizes are bytes per token, averaged over whole blocks."""
         spec = self._engine.spec
         layout = spec.layout
         return {

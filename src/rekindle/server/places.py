@@ -1,10 +1,10 @@
-"""Places for connections: who has one, and who gives it up for another.
+"""Places for connections: which connections hold one, and which must yield it to another.
 
-A connection *waits* until its request has come in whole, and again once it is answered. Where all places are taken, or
-all of one address, a newcomer gets the place of one that waits: of its own address if that has more than an equal part
-of all, else of the one that waits longest. So clients that connect and say nothing keep nobody out, and a proxy, whose
-clients all come from one address, loses connections that are idle at most. Those with a request under way never give
-way. Knows nothing of sockets.
+A connection *waits* until its request has arrived completely, and again once it is answered. If all places, or all of
+one address, are taken, a new connection gets the place of a waiting one: one of its own address if that holds more than
+an equal share, else the one that has waited longest. So clients that connect and send nothing block nobody, and a
+proxy, whose clients share one address, loses idle connections at most. Connections with a request in progress never
+yield. Knows nothing of sockets.
 """
 
 from __future__ import annotations
@@ -13,28 +13,28 @@ import ipaddress
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
-SITE_BITS = 64  # of an IPv6 address: what one customer gets at least
+SITE_BITS = 64  # prefix of an IPv6 address: one customer gets at least this network
 
 
 class Holder(Protocol):
-    """A connection that may have a place."""
+    """A connection that may hold a place."""
 
     def yield_place(self) -> None:
-        """Close at once; the place is another's already."""
+        """Close at once; the place is already taken away."""
 
 
 @dataclass(slots=True)
 class _Address:
-    """The connections of one address, those that wait in the order in which they began to."""
+    """The connections of one address; the waiting ones in the order in which they began to wait."""
 
     num_open: int = 0
     waiting: dict[Holder, None] = field(default_factory=dict)
 
 
 class Places:
-    """`most` places. One address may have `of_address`, a loopback one `of_this_machine`; None: any number.
+    """Up to `most` places, for one event loop.
 
-    For one event loop.
+    One address may hold `of_address`, a loopback one `of_this_machine`; None: any number.
     """
 
     def __init__(self, most: int, *, of_address: int | None, of_this_machine: int | None) -> None:
@@ -46,7 +46,7 @@ class Places:
         self._waiting: dict[Holder, None] = {}
 
     def enter(self, holder: Holder, host: str) -> Literal["taken", "full", "full for the address"]:
-        """Give `holder`, which waits, a place, perhaps another's; or none, where nobody who has one waits."""
+        """Give `holder`, which waits, a place, if need be another waiting one's; else return which limit is full."""
         key = network_of(host)
         address = self._addresses.get(key, _Address())
         most = self._of_this_machine if is_this_machine(key) else self._of_address
@@ -62,7 +62,7 @@ class Places:
         return "taken"
 
     def reclaim_one(self) -> bool:
-        """Have the one that waits longest give way; whether one did."""
+        """Take the place of the connection that has waited longest; return whether there was one."""
         return self._make_room(self._waiting)
 
     def _make_room(self, waiting: dict[Holder, None]) -> bool:
@@ -73,19 +73,19 @@ class Places:
         return False
 
     def wait(self, holder: Holder) -> None:
-        """`holder` has no request under way from now on; no change where it had none. Safe without a place."""
+        """Mark `holder` as waiting, with no request in progress; no change if it was. Safe without a place."""
         if holder in self._at:
             self._waiting.setdefault(holder)
             self._addresses[self._at[holder]].waiting.setdefault(holder)
 
     def work(self, holder: Holder) -> None:
-        """`holder` has a request under way. Safe without a place."""
+        """Mark `holder` as having a request in progress. Safe without a place."""
         if holder in self._at:
             self._waiting.pop(holder, None)
             self._addresses[self._at[holder]].waiting.pop(holder, None)
 
     def leave(self, holder: Holder) -> None:
-        """Take the place back; safe without one."""
+        """Release the place of `holder`; safe without one."""
         self.work(holder)
         key = self._at.pop(holder, None)
         if key is not None:
@@ -104,7 +104,7 @@ class Places:
 
 
 def network_of(host: str) -> str:
-    """What counts as one address: an IPv4 address, or the first 64 bits of an IPv6 one."""
+    """Return the network that counts as one address: an IPv4 address, or the first 64 bits of an IPv6 one."""
     try:
         address = ipaddress.ip_address(host.partition("%")[0])
     except ValueError:

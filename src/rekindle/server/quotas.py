@@ -1,7 +1,7 @@
-"""What one tenant may have of words, so that none takes another's room: its part of sessions and kept responses.
+"""Quotas of one tenant for coordination sessions and stored responses, so that none takes another's space.
 
-Both lie within `--disk-bytes`, next to the KV, which gives way to them; each has a share there that all tenants have
-equal parts of. Without a store they are in memory.
+Both count towards `--disk-bytes`, next to the KV, which yields space to them; each has a share there that is divided
+equally among tenants. Without a store they are in memory.
 """
 
 from __future__ import annotations
@@ -11,16 +11,16 @@ from rekindle.config import WORDS_SHARE, ServerSettings
 from rekindle.engine.api import Engine
 from rekindle.server.responses.kept import MAX_BYTES
 
-MEMORY_BYTES = 128 << 20  # for sessions, and again for responses, where there is no disk
+MEMORY_BYTES = 128 << 20  # for sessions, and the same for responses, without a disk
 
 
 def session_quota(engine: Engine, settings: ServerSettings) -> Quota:
-    """What a namespace may have of coordination sessions."""
+    """Return the quota of a namespace for coordination sessions."""
     return Quota(num_bytes=_part(engine, engine.settings.store.session_bytes, settings))
 
 
 def response_bytes(engine: Engine, settings: ServerSettings) -> int:
-    """Packed bytes of kept responses that a namespace may have."""
+    """Return the packed bytes of stored responses that a namespace may have."""
     return min(MAX_BYTES, _part(engine, engine.settings.store.response_bytes, settings))
 
 

@@ -1,8 +1,8 @@
-"""serve --record: what clients asked and what they were answered, written to a file of a day as it happens.
+"""serve --record: requests and their answers, written to the file of a day as they end.
 
-Owns the thread that writes (the format is `dayfile`'s) and what happens when the disk does not want to: requests go on
-unrecorded, health says so, and the file is tried again later. The file holds what people wrote, for its owner alone,
-and never keys. One that has grown too large is put aside as NAME.1, in place of the one put aside before.
+Owns the writing thread (`dayfile` owns the format) and the handling of disk failures: requests are served unrecorded,
+health reports it, and the file is retried later. The file holds what people wrote, readable by its owner only, and
+never keys. A file that has grown too large is renamed to NAME.1, replacing an earlier one.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ from rekindle.text.messages import Message
 from rekindle.worker import Death, Worker
 
 logger = logging.getLogger("rekindle.server")
-FILE_NAME = "day.jsonl"  # in a directory that was named
-MAX_QUEUED = 256  # requests that wait for the disk; more are left out
-MAX_QUEUED_BYTES = 64 << 20  # of their bodies and replies; a larger one waits alone
+FILE_NAME = "day.jsonl"  # if the path is a directory
+MAX_QUEUED = 256  # requests waiting for the disk; more are dropped
+MAX_QUEUED_BYTES = 64 << 20  # of their bodies and replies; a larger request waits alone
 RETRY_S = 30.0
 JOIN_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
 class EndedRequest:
-    """A request that ended, and when it came (wall clock). `said` is the reply, None where there is none.
+    """An ended request and its arrival time (wall clock). `reply` None: there was none.
 
-    `num_bytes`: how large its body was as it came.
+    `num_bytes`: the size of its raw body.
     """
 
     at: float
@@ -49,21 +49,21 @@ class EndedRequest:
 
     @property
     def size(self) -> int:
-        """Of body and reply, as far as is known without spelling them."""
+        """Approximate size of body and reply, known without serializing them."""
         if self.reply is None:
             return self.num_bytes
-        said = (self.reply.content, self.reply.reasoning or "", *(call.arguments for call in self.reply.tool_calls))
-        return self.num_bytes + sum(map(len, said))
+        texts = (self.reply.content, self.reply.reasoning or "", *(call.arguments for call in self.reply.tool_calls))
+        return self.num_bytes + sum(map(len, texts))
 
 
 def record_path(path: Path) -> Path:
-    """The file that is written where `path` is named: the usual one in a directory."""
+    """Return the file to record to; for a directory, the default file in it."""
     path = path.expanduser().absolute()
     return path / FILE_NAME if path.is_dir() else path
 
 
 def check_record(path: Path) -> None:
-    """ConfigError unless `path` can be recorded to; makes directories that are missing, and leaves no new file."""
+    """Raise ConfigError unless `path` is writable; creates missing directories, but no file."""
     path = record_path(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -82,7 +82,7 @@ def _unwritable(path: Path, error: OSError) -> ConfigError:
 
 
 class Recorder:
-    """An observer that writes a day. Start it, close it."""
+    """An observer that records a day. Start it before use and close it after."""
 
     def __init__(
         self,
@@ -102,13 +102,13 @@ class Recorder:
         self.worker = Worker("recorder", self._run, on_death=self._died)
         self._writer: DayWriter | None = None
         self._retry_at = 0.0
-        self._lock = threading.Lock()  # over the three below: the event loop queues and loses requests, too
+        self._lock = threading.Lock()  # guards the three below, which the event loop changes, too
         self._queued_bytes = 0
         self._problem: str | None = None
         self._num_lost = 0
 
     def start(self) -> None:
-        """Open the file; a ConfigError says why it cannot be written."""
+        """Open the file and start the thread; ConfigError if the file cannot be written."""
         try:
             self._open(at_s=0.0)
         except OSError as error:
@@ -116,19 +116,19 @@ class Recorder:
         self.worker.start()
 
     def close(self) -> None:
-        """Write what waits and close the file; again, or without a start, is safe."""
+        """Write pending requests and close the file; safe to repeat, and without a start."""
         if self.worker.is_alive:
-            with contextlib.suppress(queue.Full):  # the disk hangs: what waits for it is lost
+            with contextlib.suppress(queue.Full):  # the disk hangs: pending requests are lost
                 self._queue.put(None, timeout=JOIN_S)
             self.worker.join(JOIN_S)
 
     @property
     def num_pending(self) -> int:
-        """Requests that are neither written nor lost yet."""
+        """Number of requests that are neither written nor lost yet."""
         return self._queue.unfinished_tasks
 
     def problems(self) -> tuple[str, ...]:
-        """What keeps requests from being recorded right now."""
+        """Describe what currently keeps requests from being recorded."""
         with self._lock:
             problem, num_lost = self._problem, self._num_lost
         if problem is None:
@@ -140,7 +140,7 @@ class Recorder:
         return RecordingWatch(self, caller, endpoint, body, num_bytes=num_bytes)
 
     def add(self, ended: EndedRequest) -> None:
-        """Queue a request for the disk; one too many, or too large beside the others, is left out. Returns at once."""
+        """Queue a request for the disk, or drop it if the queue is full. Returns at once."""
         with self._lock:
             fits = not self._queued_bytes or self._queued_bytes + ended.size <= MAX_QUEUED_BYTES
             self._queued_bytes += ended.size if fits else 0
@@ -160,7 +160,7 @@ class Recorder:
         self._drop_writer()
 
     def _lose_rest(self, death: Death) -> None:
-        """What waits is not recorded, nor is what comes. Any thread."""
+        """Drop pending requests and record the death as the problem. Safe on any thread."""
         with contextlib.suppress(queue.Empty):
             while True:
                 ended = self._queue.get_nowait()
@@ -184,7 +184,7 @@ class Recorder:
                 self._retry_at = self.monotonic() + RETRY_S
                 self._failed(str(error))
             except BaseException:
-                # Border: a body that cannot be written down costs its line, never the recording.
+                # Border: a body that cannot be serialized loses its line, not the recording.
                 logger.exception("a request could not be recorded")
             finally:
                 self._left(ended)
@@ -210,7 +210,7 @@ class Recorder:
             problem, num_lost = self._problem, self._num_lost
             self._problem, self._num_lost = None, 0
         if problem is not None:
-            logger.warning("recording to %s goes on; %d requests are missing", self.path, num_lost)
+            logger.warning("recording to %s resumed; %d requests are missing", self.path, num_lost)
 
     def _open(self, *, at_s: float | None = None) -> None:
         self._writer = DayWriter(self.path, Header(self.clock(), self._model), at_s=at_s)
@@ -226,11 +226,11 @@ class Recorder:
             self._num_lost += 1
             is_new, self._problem = self._problem is None, why
         if is_new:
-            logger.warning("recording to %s failed: %s; requests go on unrecorded", self.path, why)
+            logger.warning("recording to %s failed: %s; requests are served unrecorded", self.path, why)
 
 
 class RecordingWatch:
-    """Gathers one request; its line tells of choice 0."""
+    """Collects one request; its line has the reply of choice 0."""
 
     def __init__(
         self, recorder: Recorder, caller: Caller, endpoint: str, body: Mapping[str, Any], *, num_bytes: int
@@ -240,8 +240,8 @@ class RecordingWatch:
         self._at, self._began = recorder.clock(), recorder.monotonic()
         self._first_token_s: float | None = None
         self._ending: int | None = None
-        self._is_recorded = not body  # of what could not be read there is nothing to tell
-        # Tenants may use the same names: their sessions stay apart.
+        self._is_recorded = not body  # an unreadable body is not recorded
+        # Tenants may use the same agent ids: keep their sessions separate.
         session = f"{caller.namespace}/{caller.agent}" if caller.agent and caller.namespace != "default" else ""
         self._request = RecordedRequest(
             at_s=0.0,
@@ -261,7 +261,7 @@ class RecordingWatch:
             self._ending = choice
 
     def finished(self, number: int, report: Report, reason: FinishReason, *, reply: Message) -> None:
-        """Hand the line over when choice 0 is whole."""
+        """Record the request when choice 0 is complete."""
         if self._ending == 0:
             usage = {
                 "prompt_tokens": report.prompt_tokens,
@@ -271,7 +271,7 @@ class RecordingWatch:
             self._record(reply, finish_reason=reason, usage=usage)
 
     def failed(self, number: int | None, error: Exception) -> None:
-        """Hand over a line that says what was answered instead."""
+        """Record the error that was answered instead."""
         problem = problem_of(error)
         self._record(None, status=problem.status, error=problem.message)
 

@@ -1,7 +1,7 @@
-"""GET /openapi.json: what this server takes and gives, described by the models it validates with.
+"""GET /openapi.json: the OpenAPI description, built from the models that validate bodies.
 
-Owns what no route says of itself: bodies that are parsed by hand, headers that name the agent, the shape of errors, ids
-in paths. There is no page that would load scripts from elsewhere.
+Owns what routes do not declare: bodies that are parsed by hand, headers that name the agent, the shape of errors, ids
+in paths. There is no documentation page, which would load scripts from elsewhere.
 """
 
 from __future__ import annotations
@@ -34,23 +34,23 @@ from rekindle.server.responses.models import ResponseAnswer, ResponseEvent
 PATH = "/openapi.json"
 SCHEMAS = "#/components/schemas/"
 ABOUT = (
-    "Inference for agents whose KV memory lasts. Speaks OpenAI and Anthropic. What was reused stands in `rekindle` and "
+    "Inference for agents whose KV memory lasts. Speaks OpenAI and Anthropic. Responses report reuse in `rekindle` and "
     "in headers."
 )
-# Path, body, answer, event of a stream, what it does.
+# Path, body, answer, event of a stream, summary.
 GENERATING: tuple[tuple[str, type[BaseModel], type[BaseModel], type[BaseModel], str], ...] = (
     (chat_route.PATH, ChatBody, ChatCompletion, ChatChunk, "Reply to a conversation"),
     (completion_route.PATH, CompletionBody, TextCompletion, TextCompletion, "Continue prompts"),
-    (routes.PATH, ResponseBody, ResponseAnswer, ResponseEvent, "Reply to items, and keep the response"),
+    (routes.PATH, ResponseBody, ResponseAnswer, ResponseEvent, "Reply to items, and store the response"),
     (messages.PATH, MessagesBody, MessageAnswer, MessageEvent, "Reply to a conversation, as Anthropic does"),
 )
-# Other bodies that routes read by hand.
+# Other bodies that routes parse by hand.
 BODIES: tuple[tuple[str, type[BaseModel]], ...] = (
     (warm.WARM, warm.WarmBody),
     (messages.COUNT_PATH, CountBody),
     (info.TOKENIZE, info.TokenizeBody),
 )
-# Of streams that routes describe themselves.
+# Events of streams that routes describe themselves.
 EVENTS: tuple[type[BaseModel], ...] = (RunEvent,)
 AGENT_ID = {"type": "string", "minLength": 1, "maxLength": MAX_ID_BYTES}
 AGENT_HEADER = {
@@ -58,15 +58,15 @@ AGENT_HEADER = {
     "in": "header",
     "required": False,
     "schema": {**AGENT_ID, "pattern": r"^[A-Za-z0-9_.-]+$"},
-    "description": "whose memory to continue; percent-encoded UTF-8",
+    "description": "the agent whose memory to continue; percent-encoded UTF-8",
 }
 _METHODS = ("get", "put", "post", "delete", "patch")
 
 
 def schema_router(app: FastAPI, *, max_choices: int) -> APIRouter:
-    """The route of the description; made when it is first asked for, when all routes stand.
+    """Create the route of the description, which is built on the first request, when all routes exist.
 
-    `max_choices`: how many replies to one prompt the engine gives.
+    `max_choices`: how many replies to one prompt the engine allows.
     """
     router = Router()
     described: dict[str, Any] = {}
@@ -81,13 +81,13 @@ def schema_router(app: FastAPI, *, max_choices: int) -> APIRouter:
 
 
 def describe(app: FastAPI, *, max_choices: int) -> dict[str, Any]:
-    """The OpenAPI description of all routes of `app`."""
+    """Build the OpenAPI description of all routes of `app`."""
     schema = get_openapi(title="Rekindle", version=__version__, description=ABOUT, routes=app.routes)
     _add_models(schema)
     for several in (ChatBody, CompletionBody):
         n = schema["components"]["schemas"][several.__name__]["properties"]["n"]
         n["anyOf"][0]["maximum"] = min(max_choices, MAX_CHOICES)
-        n["description"] = "replies to one prompt, no more than conversations are kept of an agent (--max-branches)"
+        n["description"] = "replies to one prompt, at most as many as branches are kept per agent (--max-branches)"
     for path, body, answer, event, summary in GENERATING:
         if path in schema["paths"]:
             schema["paths"][path]["post"] |= _generating(body, answer, event, summary)
@@ -97,7 +97,7 @@ def describe(app: FastAPI, *, max_choices: int) -> dict[str, Any]:
         operation.setdefault("summary", f"{method} {path}")
         _add_path_parameters(path, operation)
         responses = operation["responses"]
-        responses.pop("422", None)  # what is wrong is a 400 here
+        responses.pop("422", None)  # invalid requests are a 400 here
         error = AnthropicErrorReply if path.startswith(messages.PATH) else ErrorReply
         responses["default"] = {"description": "Refused or failed", "content": _json(error)}
     return schema
@@ -148,7 +148,7 @@ def _operations(schema: Mapping[str, Any]) -> Iterator[tuple[str, str, dict[str,
 
 
 def _add_path_parameters(path: str, operation: dict[str, Any]) -> None:
-    """Ids are read from the raw path, so that a slash in one is no slash of the path; routes do not declare them."""
+    """Add ids in the path, which routes do not declare: they read the raw path, so that an id may hold a slash."""
     parameters = operation.setdefault("parameters", [])
     known = {parameter["name"] for parameter in parameters}
     for name in re.findall(r"{(\w+)}", path):

@@ -1,7 +1,7 @@
-"""The running server: its port, banner, signals, and a stop that loses nothing.
+"""The running server: its port, banner, signals, and a graceful shutdown.
 
-The port is taken before the model is loaded: who cannot have it should not wait for that, and early clients wait.
-SIGTERM and SIGINT let running answers end for a moment, while new requests are turned away, then return to the caller,
+The port is opened before the model is loaded, so that a taken port fails at once and early clients wait. After SIGTERM
+or SIGINT running answers get a moment to finish while new requests are refused; then control returns to the caller,
 which flushes and closes the engine. A second signal cuts running answers off at once.
 """
 
@@ -33,14 +33,14 @@ from rekindle.server.gate.limits import ShutdownGate
 from rekindle.store.shards import SHARD_BYTES
 
 INDENT = " " * 11
-NO_SUCH_FAMILY = (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT)  # "localhost" where there is no IPv6
-BACKLOG = 2048  # connections that may wait to be accepted, as uvicorn has it
-CLOSE_S = 2  # for answers that are cut off to end, and for connections to close after
+NO_SUCH_FAMILY = (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT)  # for "localhost" without IPv6
+BACKLOG = 2048  # connections that may wait to be accepted, as in uvicorn
+CLOSE_S = 2  # for cut-off answers to end, and then for connections to close
 TICK_S = 0.05
 
 
 def banner(engine: Engine, settings: Settings, url: str) -> str:
-    """What is served, in which formats and why, how much memory, who is warm, and where."""
+    """Describe the model, KV formats and why, memory, warm agents, and the URL."""
     spec, stats = engine.spec, engine.stats()
     formats = ", ".join(f"{name} on {count} layers" for name, count in spec.layout.formats().items())
     per_token = spec.layout.block_bytes / spec.layout.block_tokens
@@ -64,14 +64,14 @@ def banner(engine: Engine, settings: Settings, url: str) -> str:
 
 
 def url_of(host: str, port: int) -> str:
-    """A URL to copy; a wildcard address is spelled as this machine's own."""
+    """Return a URL to copy; a wildcard address is replaced by this machine's name."""
     if host in ("0.0.0.0", "::"):
         host = socket.gethostname()
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
 def open_listeners(settings: ServerSettings) -> list[socket.socket]:
-    """Sockets that listen on every address of the host, on one port; ConfigError if it cannot be had."""
+    """Open sockets that listen on every address of the host, on one port; ConfigError if that fails."""
     listeners: list[socket.socket] = []
     port = settings.port
     try:
@@ -93,7 +93,7 @@ def open_listeners(settings: ServerSettings) -> list[socket.socket]:
 def _listener(family: int, address: tuple[Any, ...]) -> socket.socket:
     listener = socket.socket(family, socket.SOCK_STREAM)
     try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # else a restart waits for old connections
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # otherwise a restart waits for old connections
         if family == socket.AF_INET6:
             listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
         listener.bind(address)
@@ -111,7 +111,7 @@ def _reason(error: OSError) -> str:
 
 
 class _Server(uvicorn.Server):
-    """Says when it has started, and stops in two steps: first the door, then the connections."""
+    """Reports when it has started, and stops in two steps: first the gate, then the connections."""
 
     def __init__(
         self, config: uvicorn.Config, *, on_started: Callable[[], None], gate: ShutdownGate, stop_s: float
@@ -137,11 +137,11 @@ class _Server(uvicorn.Server):
         self._gate.cut()
         await self._empty(CLOSE_S)
         await super().shutdown(sockets)
-        if self.force_exit:  # uvicorn leaves this out then, and the application's own end would be cut off
+        if self.force_exit:  # uvicorn skips this then, and the application would not be closed
             await self.lifespan.shutdown()
 
     async def _empty(self, most_s: float, *, until: Callable[[], bool] = lambda: False) -> None:
-        """Wait for those inside to leave."""
+        """Wait for requests in progress to end."""
         loop = asyncio.get_running_loop()
         end = loop.time() + most_s
         while self._gate.num_inside and loop.time() < end and not until():
@@ -150,8 +150,7 @@ class _Server(uvicorn.Server):
 
 @contextmanager
 def _signals_end_quietly() -> Iterator[list[int]]:
-    """uvicorn raises the signals that stopped it once more, the last one first; it has done its work by then. They are
-    listed."""
+    """Collect the signals that stopped uvicorn: it raises them again at its end, the last one first."""
     kinds = (signal.SIGTERM, signal.SIGINT)
     seen: list[int] = []
     before = {kind: signal.signal(kind, lambda number, _: seen.append(number)) for kind in kinds}
@@ -163,7 +162,7 @@ def _signals_end_quietly() -> Iterator[list[int]]:
 
 
 def _store_files(engine: Engine) -> int:
-    """Files of blocks that the store may come to have open."""
+    """Return how many block files the store may open."""
     store = engine.stats().store
     return 0 if store is None else store["disk_bytes"] // SHARD_BYTES + len(engine.spec.layout.parts)
 
@@ -171,7 +170,7 @@ def _store_files(engine: Engine) -> int:
 def run_server(
     engine: Engine, settings: Settings, say: Callable[[str], None], *, listeners: list[socket.socket]
 ) -> int | None:
-    """Serve a started engine until a signal, and return which; None where something else stopped it.
+    """Serve a started engine until a signal, and return it; None if something else stopped the server.
 
     `say` gets the banner once requests are answered. Closes `listeners`.
     """
