@@ -281,7 +281,7 @@ def test_kept_responses_are_shown_listed_and_deleted(scripted: Served) -> None:
     ):
         with pytest.raises(openai.NotFoundError, match=first.id):
             wrong()
-    with pytest.raises(openai.BadRequestError, match="which it goes on from") as caught:
+    with pytest.raises(openai.BadRequestError, match="which it continues") as caught:
         ask(scripted, "talk", previous_response_id=second.id)
     assert (caught.value.param, caught.value.code) == ("previous_response_id", "previous_response_not_found")
 

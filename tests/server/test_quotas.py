@@ -11,7 +11,7 @@ import pytest
 from rekindle import Engine
 from rekindle.config import MiB, ServerSettings, Settings
 from rekindle.server.quotas import MEMORY_BYTES, response_bytes, session_quota
-from rekindle.server.responses.kept import MAX_BYTES
+from rekindle.server.responses.stored import MAX_BYTES
 from tests.server.conftest import Served, serving
 from tests.server.coordinating import SESSIONS, Session
 

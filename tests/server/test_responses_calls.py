@@ -20,8 +20,8 @@ from rekindle.server.errors import Problem
 from rekindle.server.gate.caller import Caller
 from rekindle.server.responses.calls import ResponseCall, parse_response
 from rekindle.server.responses.items import Item, sealed
-from rekindle.server.responses.kept import StoredResponse
 from rekindle.server.responses.reply import ResponseReply
+from rekindle.server.responses.stored import StoredResponse
 from rekindle.text.messages import Message, ToolCall
 from rekindle.text.replies import ReplyFormat, ThinkingFormat
 from rekindle.text.replies.envelope import EnvelopeForm
@@ -35,8 +35,8 @@ EVENT: TypeAdapter[Any] = TypeAdapter(official.ResponseStreamEvent)
 HI = {"role": "user", "content": "Hi."}
 
 
-class Shelf:
-    """Kept responses in a dictionary."""
+class Lookup:
+    """Stored responses in a dictionary."""
 
     def __init__(self, *kept: StoredResponse) -> None:
         self._kept = kept
@@ -53,7 +53,7 @@ class Shelf:
 
 
 def parse(given: Any = "Hello!", *kept: StoredResponse, **parameters: Any) -> ResponseCall:
-    return parse_response({"input": given, **parameters}, ADA, Shelf(*kept))
+    return parse_response({"input": given, **parameters}, ADA, Lookup(*kept))
 
 
 def messages(given: Any, *kept: StoredResponse, **parameters: Any) -> tuple[Message, ...]:
@@ -169,7 +169,7 @@ def test_what_cannot_change_the_answer_is_ignored(harmless: dict[str, Any]) -> N
 )
 def test_what_would_change_the_answer_is_refused_by_name(wrong: dict[str, Any], param: str) -> None:
     with pytest.raises(BadRequest) as caught:
-        parse_response({"input": "Hello!", **wrong}, ADA, Shelf())
+        parse_response({"input": "Hello!", **wrong}, ADA, Lookup())
     assert caught.value.param == param
     assert param.partition("[")[0].partition(".")[0] in str(caught.value)
 
@@ -246,7 +246,7 @@ def test_a_fork_goes_on_from_whoever_remembers() -> None:
     first = kept(parse("Hi."), "Ho.")
     body = {"input": "On.", "previous_response_id": "resp_1"}
     for caller, parent in ((ADA, "eve"), (Caller(agent="bo"), "ada"), (Caller(agent="ada"), None), (Caller(), None)):
-        assert parse_response(body, caller, Shelf(first)).request.parent == parent
+        assert parse_response(body, caller, Lookup(first)).request.parent == parent
 
 
 def test_who_echoes_thoughts_is_known_where_the_server_does_it() -> None:

@@ -14,7 +14,7 @@ import pytest
 
 from rekindle.config import RESPONSES_FILE
 from rekindle.server.responses.items import message_item
-from rekindle.server.responses.kept import StoredResponse, StoredResponses
+from rekindle.server.responses.stored import StoredResponse, StoredResponses
 
 NUM_HURTS = int(os.environ.get("HURTS", "60"))
 COLUMNS = {

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from rekindle.config import RESPONSES_FILE
-from rekindle.server.responses import kept
+from rekindle.server.responses import stored
 from rekindle.server.responses.items import PREFIXES
 from rekindle.server.responses.tools import LEFT_OUT
 from tests.server.conftest import Served
@@ -40,9 +40,9 @@ def test_the_examples_run(served: Served, capsys: pytest.CaptureFixture[str]) ->
 
 
 def test_its_figures_and_names_are_those_of_the_code() -> None:
-    assert f"at most {kept.MAX_KEPT:,} of a namespace" in DOC
-    assert f"never more than {kept.MAX_BYTES >> 30} GiB packed" in DOC
-    assert f"{kept.KEPT_S / 86400:.0f} days" in DOC
+    assert f"at most {stored.MAX_RESPONSES:,} of a namespace" in DOC
+    assert f"never more than {stored.MAX_BYTES >> 30} GiB packed" in DOC
+    assert f"{stored.RETENTION_S / 86400:.0f} days" in DOC
     assert RESPONSES_FILE in DOC
     for name in (*PREFIXES, "web_search", "image_generation", "tool_search"):
         assert f"`{name}`" in DOC

@@ -21,7 +21,7 @@ from rekindle.config import RESPONSES_FILE
 from rekindle.errors import StoreError
 from rekindle.server.errors import HttpError
 from rekindle.server.responses.items import message_item
-from rekindle.server.responses.kept import MAX_UNSAVED_BYTES, StoredResponse, StoredResponses
+from rekindle.server.responses.stored import MAX_UNSAVED_BYTES, StoredResponse, StoredResponses
 from tests.engine.dying import Panic, Unspeakable
 
 DAY_S = 86400.0
@@ -112,7 +112,7 @@ def test_a_conversation_is_a_chain(opened: Callable[..., StoredResponses]) -> No
     assert responses.delete("default", "b")
     assert not responses.delete("default", "b")
     assert not responses.delete("other", "a")
-    with pytest.raises(HttpError, match="'b', which it goes on from") as caught:
+    with pytest.raises(HttpError, match="'b', which it continues") as caught:
         responses.chain("default", "c")
     assert caught.value.problem.status == 400
     assert [each.id for each in responses.chain("default", "other")] == ["a", "other"]
@@ -166,7 +166,7 @@ def test_an_agents_responses_are_forgotten_and_nobody_elses(opened: Callable[...
 
 def test_the_oldest_go_and_a_chain_that_is_used_stays_whole(opened: Callable[..., StoredResponses]) -> None:
     clock = Clock()
-    responses = opened(clock=clock, max_kept=4)
+    responses = opened(clock=clock, max_responses=4)
     for name, previous in (("a", None), ("b", "a"), ("x", None), ("c", "b"), ("d", "c")):
         clock.now += 1
         responses.keep(kept(name, previous))
@@ -195,7 +195,7 @@ def test_bytes_are_bounded(opened: Callable[..., StoredResponses]) -> None:
 
 def test_one_tenants_responses_take_no_room_from_anothers(opened: Callable[..., StoredResponses]) -> None:
     clock = Clock()
-    responses = opened(clock=clock, max_kept=3, max_bytes=4_000)
+    responses = opened(clock=clock, max_responses=3, max_bytes=4_000)
     responses.keep(kept("mine", namespace="b"))
     for number in range(12):
         clock.now += 1

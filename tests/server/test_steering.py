@@ -14,7 +14,7 @@ from rekindle.server.anthropic.habits import TemplateHabits
 from rekindle.server.gate.caller import Caller
 from rekindle.server.openai.calls import parse_chat
 from rekindle.server.responses.calls import parse_response
-from rekindle.server.responses.kept import StoredResponses
+from rekindle.server.responses.stored import StoredResponses
 from rekindle.text.messages import Message
 from rekindle.text.replies import ReplyFormat
 from rekindle.text.replies.envelope import EnvelopeForm

@@ -20,7 +20,7 @@ from tests.store.confined import become_nobody, run_apart
 
 IDS = list(range(40))
 FILES: dict[str, Callable[[Path], SqliteFile]] = {
-    "responses": lambda path: open_records(path, max_kept=9, max_bytes=1 << 20, kept_s=9.0),
+    "responses": lambda path: open_records(path, max_responses=9, max_bytes=1 << 20, retention_s=9.0),
     "sessions": SessionRecords.open,
 }
 TABLES = {"responses": "content", "sessions": "event"}

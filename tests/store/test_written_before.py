@@ -12,7 +12,7 @@ import pytest
 
 from rekindle.agents.log.records import Kept, SessionRecords
 from rekindle.config import RESPONSES_FILE, SESSIONS_FILE
-from rekindle.server.responses.kept import StoredResponses
+from rekindle.server.responses.stored import StoredResponses
 from tests.data.written_by_0_1 import write as written
 from tests.store.chains import Chain, open_store, warm_tokens
 

@@ -29,7 +29,7 @@ from rekindle.server.gate.caller import Caller, named_by
 from rekindle.server.openai.calls import parse_chat, parse_completion
 from rekindle.server.responses.calls import parse_response
 from rekindle.server.responses.items import Item, ItemReader, messages_of
-from rekindle.server.responses.kept import StoredResponse
+from rekindle.server.responses.stored import StoredResponse
 from rekindle.text.messages import Message, map_strings, normalise_messages, sound
 from rekindle.text.prompt import PromptEncoder
 from rekindle.text.replies import find_reply_format

@@ -43,8 +43,8 @@ from rekindle.server.openai.completion_route import CompletionRoute
 from rekindle.server.page.page import page_router
 from rekindle.server.quotas import response_bytes, session_quota
 from rekindle.server.recording import Recorder
-from rekindle.server.responses.kept import StoredResponses
 from rekindle.server.responses.routes import ResponseRoute, responses_router
+from rekindle.server.responses.stored import StoredResponses
 from rekindle.server.schema import schema_router
 from rekindle.text.length import PromptBound
 
@@ -156,7 +156,7 @@ def _add_generating(
 ) -> None:
     chat = ChatRoute(engine, served, observer, clock=clock, ping_s=ping_s)
     completions = CompletionRoute(engine, served, observer, clock=clock, ping_s=ping_s)
-    responses = ResponseRoute(engine, served, observer, kept=app.responses, clock=clock, ping_s=ping_s)
+    responses = ResponseRoute(engine, served, observer, responses=app.responses, clock=clock, ping_s=ping_s)
     messages = MessagesRoute(engine, served, observer, ping_s=ping_s)
     for path, route in (
         ("/v1/chat/completions", chat.__call__),

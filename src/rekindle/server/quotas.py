@@ -9,7 +9,7 @@ from __future__ import annotations
 from rekindle.agents.log.usage import Quota
 from rekindle.config import WORDS_SHARE, ServerSettings
 from rekindle.engine.api import Engine
-from rekindle.server.responses.kept import MAX_BYTES
+from rekindle.server.responses.stored import MAX_BYTES
 
 MEMORY_BYTES = 128 << 20  # for sessions, and the same for responses, without a disk
 

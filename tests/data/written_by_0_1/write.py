@@ -15,7 +15,7 @@ from rekindle.agents.log.records import Memory, SessionRecords
 from rekindle.agents.machine.types import Entry, Participant, Plan, Prelude, RoundBegun, Told, TurnEnded
 from rekindle.config import RESPONSES_FILE, SESSIONS_FILE
 from rekindle.server.responses.items import message_item
-from rekindle.server.responses.kept import StoredResponse, StoredResponses
+from rekindle.server.responses.stored import StoredResponse, StoredResponses
 from tests.store.chains import Chain, open_store, save
 
 SHARED = list(range(40))

@@ -19,7 +19,7 @@ from rekindle.errors import NotFound, StoreError
 from rekindle.server.border import in_thread
 from rekindle.server.coordination.running import Sessions
 from rekindle.server.observers.history import History
-from rekindle.server.responses.kept import StoredResponses
+from rekindle.server.responses.stored import StoredResponses
 
 T = TypeVar("T")
 MAX_UNFINISHED = 4096  # agents of which something is left; those that began first are listed no longer

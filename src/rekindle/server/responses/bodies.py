@@ -1,4 +1,4 @@
-"""What a body of POST /v1/responses may hold, as a model that validates and describes it.
+"""The body of POST /v1/responses, as a model that validates and describes it.
 
 Owns names and types, and which of OpenAI's parameters cannot change an answer here.
 """
@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema
 from rekindle.server.answers.extension import RekindleOptions
 from rekindle.server.answers.validation import Items
 
-# They name, bill, route, or bound tools that run elsewhere; no answer depends on them.
+# Naming, billing, routing, or bounds for tools that run elsewhere; no answer depends on them.
 HARMLESS = frozenset(
     "client_metadata max_tool_calls prompt_cache_key prompt_cache_options prompt_cache_retention safety_identifier "
     "service_tier user".split()
@@ -26,7 +26,7 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "truncation": ("disabled",),
 }
 ENCRYPTED = "reasoning.encrypted_content"
-# What could be included of tools and media that no answer here has.
+# Includable parts of tools and media that no answer here has.
 NOTHING_TO_INCLUDE = frozenset(
     "code_interpreter_call.outputs computer_call_output.output.image_url file_search_call.results "
     "message.input_image.image_url web_search_call.action.sources web_search_call.results".split()
@@ -77,15 +77,15 @@ class _Body(BaseModel):
 
 
 class ResponseStreamOptions(_Body):
-    """`include_obfuscation` pads events elsewhere; there is nothing to pad here."""
+    """`include_obfuscation` is accepted and ignored: events are not padded here."""
 
     include_obfuscation: bool = False
 
 
 class Reasoning(_Body):
-    """How much is thought, for the chat template. Thoughts are given whole: there is nothing to choose of summaries.
+    """Reasoning effort, for the chat template. Reasoning is returned whole, so the choice of summary has no effect.
 
-    Which earlier thoughts the model sees again is the template's to say, so a context of the turn alone is refused.
+    The template decides which earlier reasoning the model sees again, so a context of the turn alone is refused.
     """
 
     effort: str | None = None
@@ -114,8 +114,8 @@ class ResponseBody(_Body):
     model: str | None = Field(default=None, description="the served name, the path it was loaded from, or `default`")
     input: Input | None = None
     instructions: str | None = Field(default=None, description="a system message of this response alone")
-    previous_response_id: str | None = Field(default=None, description="a kept response to go on from")
-    store: bool | None = Field(default=None, description="keep the response; true unless said otherwise")
+    previous_response_id: str | None = Field(default=None, description="a stored response to continue")
+    store: bool | None = Field(default=None, description="store the response; the default is true")
     tools: Tools | None = None
     tool_choice: Annotated[Any, WithJsonSchema({"description": "auto, none, required, or a function"})] = None
     parallel_tool_calls: bool | None = None

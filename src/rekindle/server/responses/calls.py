@@ -1,7 +1,7 @@
-"""From a body of the responses API to what the engine is asked.
+"""Turns a body of the responses API into a request to the engine.
 
 A parameter that would change the answer and is not implemented is refused by name; a short list that cannot change it
-is ignored. null means "not given", but only of a parameter that is known.
+is ignored. null means "not given", but only for a known parameter.
 """
 
 from __future__ import annotations
@@ -21,28 +21,28 @@ from rekindle.server.answers.validation import short, validated
 from rekindle.server.gate.caller import Caller
 from rekindle.server.responses.bodies import ENCRYPTED, HARMLESS, NEUTRAL, NOTHING_TO_INCLUDE, Reasoning, ResponseBody
 from rekindle.server.responses.items import Item, ItemReader, check_outputs, messages_of
-from rekindle.server.responses.kept import StoredResponse
+from rekindle.server.responses.stored import StoredResponse
 from rekindle.server.responses.tools import OfferedTools, read_choice, read_tools
 from rekindle.text.messages import Message, check_json, check_text
 
 SAMPLING = ("temperature", "top_p", "top_k", "min_p", "seed", "min_tokens", "ignore_eos")
 
 
-class Shelf(Protocol):
-    """Where kept responses are found; a reader of a log has none."""
+class ResponseLookup(Protocol):
+    """Finds stored responses: the server's, or those of a request log."""
 
     def chain(self, namespace: str, id: str) -> list[StoredResponse]:
-        """The conversation up to and with a response."""
+        """The conversation up to and including a response."""
 
     def item(self, namespace: str, id: str) -> Item | None:
-        """The kept item of an id."""
+        """The stored item of an id."""
 
 
 @dataclass(frozen=True, slots=True)
 class ResponseCall:
-    """A parsed body: what to generate, how to read the reply, and what the answer repeats of the question.
+    """A parsed body: what to generate, how to parse the reply, and which request fields the answer repeats.
 
-    `items`: those of this request, to be kept with the response. `seals`: thoughts go out as `encrypted_content`, too.
+    `items`: those of this request, stored with the response. `seals`: reasoning is also sent as `encrypted_content`.
     """
 
     request: GenerationRequest
@@ -59,17 +59,17 @@ class ResponseCall:
 
     @property
     def read_tools(self) -> Sequence[Any]:
-        """Definitions of the tools whose calls are read in the reply."""
+        """Definitions of the tools whose calls are parsed in the reply."""
         return self.tools.shown if self.tool_choice.kind != "none" else ()
 
 
-def parse_response(body: Any, caller: Caller, shelf: Shelf) -> ResponseCall:
-    """The call a JSON body makes; BadRequest names the parameter to change. Looks up what the body refers to."""
+def parse_response(body: Any, caller: Caller, lookup: ResponseLookup) -> ResponseCall:
+    """Parse a JSON body and look up what it refers to; BadRequest names the parameter to change."""
     asked = validated(ResponseBody, body, harmless=HARMLESS, neutral=NEUTRAL)
     options, reasoning = asked.rekindle or RekindleOptions(), asked.reasoning or Reasoning()
-    chain = shelf.chain(caller.namespace, asked.previous_response_id) if asked.previous_response_id else []
-    items = ItemReader(cache(lambda id: shelf.item(caller.namespace, id))).read(asked.input)
-    history = [item for kept in chain for item in kept.all_items]
+    chain = lookup.chain(caller.namespace, asked.previous_response_id) if asked.previous_response_id else []
+    items = ItemReader(cache(lambda id: lookup.item(caller.namespace, id))).read(asked.input)
+    history = [item for stored in chain for item in stored.all_items]
     check_outputs(history, items)
     messages = _messages(asked, [*history, *items])
     tools = read_tools(asked.tools)
@@ -105,7 +105,7 @@ def parse_response(body: Any, caller: Caller, shelf: Shelf) -> ResponseCall:
 
 
 def _parent(caller: Caller, chain: Sequence[StoredResponse]) -> str | None:
-    """Who remembers the conversation that a named caller goes on from, where that is somebody else."""
+    """The agent that remembers the conversation a named caller continues, if that is another agent."""
     holder = chain[-1].agent if chain and caller.agent is not None else None
     return None if holder == caller.agent else holder
 
@@ -129,13 +129,13 @@ def _template_kwargs(asked: ResponseBody, reasoning: Reasoning) -> dict[str, Any
 
 
 def _params(asked: ResponseBody) -> SamplingParams:
-    """Parameters that were not given keep the defaults of `SamplingParams`, where these are written."""
+    """Parameters that were not given keep the defaults of `SamplingParams`."""
     given = asked.model_dump(include=set(SAMPLING), exclude_none=True)
     return SamplingParams(max_tokens=asked.max_output_tokens, **given)
 
 
 def _seals(asked: ResponseBody) -> bool:
-    """Whether thoughts are asked for in the form that stateless clients give back."""
+    """Whether reasoning is requested in the form that stateless clients send back."""
     wanted = set(asked.include or ())
     strange = sorted(wanted - NOTHING_TO_INCLUDE - {ENCRYPTED})
     if strange:
@@ -144,13 +144,13 @@ def _seals(asked: ResponseBody) -> bool:
     return ENCRYPTED in wanted
 
 
-def _told(tool: dict[str, Any]) -> dict[str, Any]:
-    """A tool with everything that clients look for; schemas are shown to the model and not enforced."""
+def _repeated_tool(tool: dict[str, Any]) -> dict[str, Any]:
+    """A tool with every field that clients look for; schemas are shown to the model and not enforced."""
     return {"parameters": None, **tool, "strict": False} if tool.get("type") == "function" else tool
 
 
 def _check_repeated(value: Any, name: str) -> None:
-    """BadRequest where the answer could not repeat this as JSON: broken Unicode, or numbers that JSON cannot spell."""
+    """BadRequest if the answer could not repeat this as JSON: broken Unicode, or numbers that JSON does not have."""
     check_json(value, name)
     try:
         json.dumps(value, allow_nan=False)
@@ -159,7 +159,7 @@ def _check_repeated(value: Any, name: str) -> None:
 
 
 def _echo(asked: ResponseBody, request: GenerationRequest, reasoning: Reasoning) -> dict[str, Any]:
-    """What OpenAI's responses repeat of their requests."""
+    """The request fields that OpenAI's responses repeat."""
     return {
         "instructions": asked.instructions,
         "max_output_tokens": asked.max_output_tokens,
@@ -171,7 +171,7 @@ def _echo(asked: ResponseBody, request: GenerationRequest, reasoning: Reasoning)
         "temperature": request.params.temperature,
         "text": {"format": {"type": "text"}},
         "tool_choice": asked.tool_choice or "auto",
-        "tools": [_told(tool) for tool in asked.tools or ()],
+        "tools": [_repeated_tool(tool) for tool in asked.tools or ()],
         "top_p": request.params.top_p,
         "truncation": "disabled",
     }

@@ -1,7 +1,8 @@
-"""Items of the responses API: what callers send, in the one form that is kept, and the conversation they make.
+"""Items of the responses API: what callers send, in the one form that is stored, and the conversation they make.
 
-Owns which items are taken, what is kept of each, and how items join to messages: a reply is one message, however many
-items tell of its thoughts, text and calls. What cannot be served is refused by its index. Knows no HTTP and no store.
+Owns which items are accepted, what is stored of each, and how items join to messages: a reply is one message, however
+many items hold its reasoning, text and calls. What cannot be served is refused by its index. Knows no HTTP and no
+store.
 """
 
 from __future__ import annotations
@@ -24,17 +25,17 @@ _SEALED = "rekindle-thoughts-1:"
 
 
 def new_item_id(kind: str) -> str:
-    """A fresh id in OpenAI's spelling."""
+    """A fresh id in OpenAI's format."""
     return f"{PREFIXES[kind]}_{uuid.uuid4().hex}"
 
 
-def sealed(thought: str) -> str:
-    """Thoughts as `encrypted_content`, for clients that give nothing else back: wrapped up, not secret."""
-    return _SEALED + base64.b64encode(thought.encode("utf-8", "replace")).decode()
+def sealed(reasoning: str) -> str:
+    """Reasoning as `encrypted_content`, for clients that send nothing else back: encoded, not secret."""
+    return _SEALED + base64.b64encode(reasoning.encode("utf-8", "replace")).decode()
 
 
 def opened(text: str) -> str | None:
-    """What `sealed` wrapped up; None for what it did not make, as what another provider encrypted."""
+    """The text that `sealed` encoded; None for anything else, such as content another provider encrypted."""
     if not text.startswith(_SEALED):
         return None
     try:
@@ -44,18 +45,18 @@ def opened(text: str) -> str | None:
 
 
 def full_name(name: str, namespace: str | None) -> str:
-    """How the model knows a function: with the namespace that it stands in."""
+    """The name by which the model knows a function, including its namespace."""
     return name if not namespace else f"{namespace}__{name}"
 
 
 @dataclass(frozen=True, slots=True)
 class ItemReader:
-    """Reads the items of one request. `find` gives the kept item of an id, None where there is none."""
+    """Reads the items of one request. `find` returns the stored item of an id, or None."""
 
     find: Callable[[str], Item | None]
 
     def read(self, given: str | Sequence[Mapping[str, Any]] | None) -> list[Item]:
-        """Every item in the form that is kept; BadRequest names the first that cannot be served."""
+        """Return every item in the form that is stored; BadRequest names the first that cannot be served."""
         if isinstance(given, str):
             given = [{"role": "user", "content": given}]
         return [self._item(item, f"input[{index}]") for index, item in enumerate(given or ())]
@@ -79,19 +80,19 @@ class ItemReader:
 
     def _reasoning(self, item: Mapping[str, Any], where: str) -> Item:
         content, encrypted = item.get("content"), item.get("encrypted_content")
-        kept = self.find(item["id"]) if isinstance(item.get("id"), str) else None
+        stored = self.find(item["id"]) if isinstance(item.get("id"), str) else None
         if content:
             if not isinstance(content, list) or any(not isinstance(part, Mapping) for part in content):
                 raise BadRequest(f"{where}.content must be a list of parts", param=f"{where}.content")
             texts = [part.get("text") for part in content]
             if any(not isinstance(text, str) for text in texts):
                 raise BadRequest(f"{where}.content: every part needs its text", param=f"{where}.content")
-            thought = check_text("".join(texts), f"{where}.content")
+            text = check_text("".join(texts), f"{where}.content")
         elif isinstance(encrypted, str) and (inside := opened(encrypted)) is not None:
-            thought = check_text(inside, f"{where}.encrypted_content")
-        else:  # of what was encrypted elsewhere, nothing is known
-            thought = thought_of(kept) if kept is not None and kept["type"] == "reasoning" else ""
-        return reasoning_item(_id(item, "reasoning"), thought)
+            text = check_text(inside, f"{where}.encrypted_content")
+        else:  # content encrypted elsewhere cannot be read
+            text = reasoning_of(stored) if stored is not None and stored["type"] == "reasoning" else ""
+        return reasoning_item(_id(item, "reasoning"), text)
 
     def _referenced(self, item: Mapping[str, Any], where: str) -> Item:
         wanted = item.get("id")
@@ -147,32 +148,32 @@ def _output(item: Mapping[str, Any], where: str) -> Item:
 
 
 def message_item(id: str, text: str, status: str = "completed") -> Item:
-    """Text of a reply."""
+    """A message item: text of a reply."""
     part = {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
     return {"id": id, "type": "message", "status": status, "role": "assistant", "content": [part]}
 
 
-def reasoning_item(id: str, thought: str, status: str = "completed") -> Item:
-    """Thoughts of a reply."""
-    content = [{"type": "reasoning_text", "text": thought}]
+def reasoning_item(id: str, text: str, status: str = "completed") -> Item:
+    """A reasoning item of a reply."""
+    content = [{"type": "reasoning_text", "text": text}]
     return {"id": id, "type": "reasoning", "status": status, "summary": [], "content": content}
 
 
 def call_item(
     id: str, call_id: str, name: str, arguments: str, *, namespace: str | None = None, status: str = "completed"
 ) -> Item:
-    """A call of a reply."""
+    """A function call of a reply."""
     item = {"id": id, "type": "function_call", "status": status, "call_id": call_id, "name": name}
     return {**item, "arguments": arguments, **({"namespace": namespace} if namespace else {})}
 
 
-def thought_of(item: Item) -> str:
-    """The thoughts that a kept reasoning item holds."""
+def reasoning_of(item: Item) -> str:
+    """The text of a stored reasoning item."""
     return "".join(part["text"] for part in item["content"])
 
 
 def check_outputs(history: Iterable[Item], items: Sequence[Item]) -> None:
-    """BadRequest where an output answers no call before it: the conversation is not whole."""
+    """BadRequest if an output answers no earlier call: the conversation is incomplete."""
     called = {item["call_id"] for item in history if item["type"] == "function_call"}
     for index, item in enumerate(items):
         if item["type"] == "function_call":
@@ -188,21 +189,21 @@ def check_outputs(history: Iterable[Item], items: Sequence[Item]) -> None:
 
 @dataclass(slots=True)
 class _Turn:
-    """A reply as it is put together. Text goes on in one message where a call or a thought stood between."""
+    """A reply under construction. Text before and after a call or reasoning joins into one message."""
 
-    thoughts: list[str] = field(default_factory=list)
+    reasoning: list[str] = field(default_factory=list)
     texts: list[str] = field(default_factory=list)
     calls: list[ToolCall] = field(default_factory=list)
     last: str = ""
 
-    def goes_on(self, item: Item) -> bool:
-        """Whether `item` is of the same reply: two messages in a row are two replies."""
+    def continues(self, item: Item) -> bool:
+        """Whether `item` belongs to the same reply: two messages in a row are two replies."""
         return item["type"] != "message" or self.last != "message"
 
     def take(self, item: Item) -> None:
         self.last = item["type"]
         if self.last == "reasoning":
-            self.thoughts.append(thought_of(item))
+            self.reasoning.append(reasoning_of(item))
         elif self.last == "message":
             self.texts.append(item["content"][0]["text"])
         else:
@@ -210,24 +211,24 @@ class _Turn:
             self.calls.append(ToolCall(item["call_id"], name, item["arguments"]))
 
     def message(self) -> Message:
-        thought = "".join(self.thoughts)
-        return Message("assistant", "".join(self.texts), tool_calls=tuple(self.calls), reasoning=thought or None)
+        reasoning = "".join(self.reasoning)
+        return Message("assistant", "".join(self.texts), tool_calls=tuple(self.calls), reasoning=reasoning or None)
 
 
-def _is_said(item: Item) -> bool:
+def _is_of_reply(item: Item) -> bool:
     return item["type"] in ("reasoning", "function_call") or item.get("role") == "assistant"
 
 
 def messages_of(items: Iterable[Item], instructions: str | None) -> tuple[Message, ...]:
-    """The conversation that kept items make; `instructions` and system messages at its head are one system message."""
+    """Join stored items to a conversation; `instructions` and system messages at its head are one system message."""
     head = [instructions] if instructions else []
     messages: list[Message] = []
     turn: _Turn | None = None
     for item in items:
-        if turn is not None and not (_is_said(item) and turn.goes_on(item)):
+        if turn is not None and not (_is_of_reply(item) and turn.continues(item)):
             messages.append(turn.message())
             turn = None
-        if _is_said(item):
+        if _is_of_reply(item):
             turn = turn or _Turn()
             turn.take(item)
         elif item["type"] == "function_call_output":

@@ -1,8 +1,8 @@
-"""Whether rows of the file of kept responses are as they were written, and what becomes of those that are not.
+"""Verifies the rows of the file of stored responses and deletes those that were changed.
 
-A response's row says whose it is, so it is held against a MAC over all that names it; what decides only when it goes
-(`depth`, `last_use`, `num_bytes`) is not hashed, as it changes with every use. Its content has a MAC of its own. Rows
-of `item` need none: what they lead to is looked for in the content.
+A response's row names its owner, so a MAC covers all columns that identify it; columns that only decide when it is
+deleted (`depth`, `last_use`, `num_bytes`) are not covered, as they change with every use. Its content has a separate
+MAC. Rows of `item` need none: the item they lead to is looked up in the content.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class ResponseMacs:
         self.content = TableMac(key, "content", "ib")
 
     def vouch(self, connection: sqlite3.Connection) -> None:
-        """Give the rows of a file of format 1 their MACs."""
+        """Add MACs to the rows of a file of format 1."""
         for table in ("response", "content"):
             connection.execute(f"ALTER TABLE {table} ADD COLUMN mac BLOB NOT NULL DEFAULT x''")
         rows = [(self.response.of(row), row[0]) for row in connection.execute(_ROWS).fetchall()]
@@ -35,11 +35,11 @@ class ResponseMacs:
             connection.execute("UPDATE content SET mac = ? WHERE number = ?", (self.content.of(row), number))
 
     def has_damaged(self, connection: sqlite3.Connection) -> bool:
-        """Whether the row of some response does not verify; 30 ms for 10,000."""
+        """Whether the row of any response does not verify; 30 ms for 10,000."""
         return not all(map(self.response.holds, connection.execute(_ROWS)))
 
     def repair(self, connection: sqlite3.Connection) -> None:
-        """Make the indexes anew and delete what does not verify, inside a transaction; sqlite3.Error where the tables
+        """Rebuild the indexes and delete what does not verify, inside a transaction; sqlite3.Error if the tables
         themselves are damaged."""
         connection.execute("REINDEX")
         if self.has_damaged(connection):
@@ -49,7 +49,7 @@ class ResponseMacs:
     def drop_damaged(self, connection: sqlite3.Connection) -> None:
         """Delete responses whose rows do not verify, inside a transaction."""
         damaged = [(row[0],) for row in connection.execute(_ROWS).fetchall() if not self.response.holds(row)]
-        logger.error("%d kept responses are damaged and count as not there: check the disk", len(damaged))
+        logger.error("%d stored responses are damaged and count as missing: check the disk", len(damaged))
         for table in ("response", "content", "item"):
             connection.executemany(f"DELETE FROM {table} WHERE number = ?", damaged)
         connection.execute("DELETE FROM response WHERE number NOT IN (SELECT number FROM content)")
@@ -57,10 +57,9 @@ class ResponseMacs:
 
 
 def drop_strays(connection: sqlite3.Connection) -> None:
-    """Delete contents and items of responses that are not there, and items of another namespace than theirs.
+    """Delete contents and items of missing responses, and items whose namespace differs from their response's.
 
-    An item whose key was changed is out of order, so nothing that looks for it by its key can delete it: the table is
-    written anew.
+    An item whose key was changed is out of order, so no lookup by its key can delete it: the table is rewritten.
     """
     connection.execute("DELETE FROM content WHERE number NOT IN (SELECT number FROM response)")
     rows = connection.execute(

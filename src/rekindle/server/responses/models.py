@@ -1,4 +1,4 @@
-"""What responses look like, for the description of the server: tests hold real ones against these."""
+"""Models of responses, for the OpenAPI description: tests validate real responses against them."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from rekindle.server.answers.extension import RekindleReport
 ItemStatus = Literal["in_progress", "completed", "incomplete"]
 
 
-class _Said(BaseModel):
+class _Object(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
 
 
-class OutputText(_Said):
+class OutputText(_Object):
     """Text of a message."""
 
     type: Literal["output_text"]
@@ -24,15 +24,15 @@ class OutputText(_Said):
     logprobs: list[Any] = Field(max_length=0)
 
 
-class ReasoningText(_Said):
-    """Text of thoughts."""
+class ReasoningText(_Object):
+    """Text of the reasoning."""
 
     type: Literal["reasoning_text"]
     text: str
 
 
-class MessageItem(_Said):
-    """What was said."""
+class MessageItem(_Object):
+    """A message of the reply."""
 
     id: str
     type: Literal["message"]
@@ -41,8 +41,8 @@ class MessageItem(_Said):
     content: list[OutputText]
 
 
-class ReasoningItem(_Said):
-    """What was thought; `encrypted_content` where it was asked for."""
+class ReasoningItem(_Object):
+    """Reasoning of the reply; `encrypted_content` if it was requested."""
 
     id: str
     type: Literal["reasoning"]
@@ -52,8 +52,8 @@ class ReasoningItem(_Said):
     encrypted_content: str | None = None
 
 
-class CallItem(_Said):
-    """A call; its arguments are verbatim as generated where the model writes JSON."""
+class CallItem(_Object):
+    """A call; its arguments are verbatim as generated if the model writes JSON."""
 
     id: str
     type: Literal["function_call"]
@@ -64,20 +64,20 @@ class CallItem(_Said):
     arguments: str
 
 
-class InputDetails(_Said):
-    """Of the input, how much was not computed, and how much was and is kept."""
+class InputDetails(_Object):
+    """Input tokens that were reused, and those that were computed and stored in the cache."""
 
     cached_tokens: int
     cache_write_tokens: int
 
 
-class OutputDetails(_Said):
-    """Of the output, how much was thought, marks included."""
+class OutputDetails(_Object):
+    """Output tokens of reasoning, including its markers."""
 
     reasoning_tokens: int
 
 
-class ResponseUsage(_Said):
+class ResponseUsage(_Object):
     """Tokens of input and output."""
 
     input_tokens: int
@@ -88,28 +88,28 @@ class ResponseUsage(_Said):
 
 
 class ResponseReport(RekindleReport):
-    """`left_out_tools`: kinds of tools that the model does not know of. `not_stored`: why a response that was to be
-    kept is not durable, and `store` therefore false."""
+    """`left_out_tools`: kinds of tools that the model is not shown. `not_stored`: why a response that was to be
+    stored is not durable, and `store` therefore false."""
 
     left_out_tools: list[str] | None = None
     not_stored: str | None = None
 
 
-class IncompleteDetails(_Said):
-    """Why it is not whole."""
+class IncompleteDetails(_Object):
+    """Why the response is incomplete."""
 
     reason: Literal["max_output_tokens"]
 
 
-class FailedResponse(_Said):
-    """Why there is none."""
+class FailedResponse(_Object):
+    """Why the response failed."""
 
     code: str
     message: str
 
 
-class ResponseAnswer(_Said):
-    """A response; what it repeats of its request is as it was sent, or the default."""
+class ResponseAnswer(_Object):
+    """A response; the request fields it repeats have the values sent, or their defaults."""
 
     id: str
     object: Literal["response"]

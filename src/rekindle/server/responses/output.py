@@ -1,7 +1,7 @@
-"""The output of a response as it grows: items, and the events that tell of each step.
+"""The output of a response as it grows: its items, and the events for each step.
 
-Owns which item a piece of the reply belongs to and the order of events around it: an item is added, its parts are, they
-grow, and all are done before the next begins. Numbers of events are the reply's business.
+Owns which item a delta of the reply belongs to and the order of events around it: an item is added, then its parts;
+they grow, and all are done before the next item begins. The reply numbers the events.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ Events = list[dict[str, Any]]
 
 
 class Output:
-    """Items of one reply. `seals`: thoughts are given as `encrypted_content`, too."""
+    """Items of one reply. `seals`: reasoning is also sent as `encrypted_content`."""
 
     def __init__(self, functions: Mapping[str, Function], *, seals: bool) -> None:
         self.items: list[Item] = []
         self._functions = functions
         self._seals = seals
-        self._texts: list[str] = []  # of the item that grows
+        self._texts: list[str] = []  # of the growing item
         self._is_growing = False
 
     def take(self, event: Event) -> Events:
-        """What a piece of the reply makes of it."""
+        """Add a delta of the reply; return its events."""
         match event:
             case ReasoningDelta(text=text) if text:
                 return [*self._at("reasoning"), self._grown("response.reasoning_text.delta", text, part=True)]
@@ -47,12 +47,12 @@ class Output:
         return []
 
     def finish(self, status: Status) -> Events:
-        """The reply is over; one without anything is an empty message."""
+        """End the reply; an empty one becomes an empty message."""
         begun = [] if self.items else self._at("message")
         return [*begun, *self.close(status)]
 
     def close(self, status: Status) -> Events:
-        """End the item that grows, if one does."""
+        """End the growing item, if there is one."""
         if not self._is_growing:
             return []
         self._is_growing = False
@@ -72,10 +72,10 @@ class Output:
             ]
         if item["type"] == "reasoning" and self._seals:
             item["encrypted_content"] = sealed(text)
-        return [*done, self._told("response.output_item.done", item)]
+        return [*done, self._item_event("response.output_item.done", item)]
 
     def _at(self, kind: Literal["reasoning", "message"]) -> Events:
-        """Begin an item of this kind with one empty part, unless one grows already."""
+        """Begin an item of this kind with one empty part, unless one is already growing."""
         if self._is_growing and self.items[-1]["type"] == kind:
             return []
         make = message_item if kind == "message" else reasoning_item
@@ -90,14 +90,14 @@ class Output:
         self.items.append(item)
         self._texts = []
         self._is_growing = True
-        return [self._told("response.output_item.added", item)]
+        return [self._item_event("response.output_item.added", item)]
 
-    def _told(self, kind: str, item: Item) -> dict[str, Any]:
+    def _item_event(self, kind: str, item: Item) -> dict[str, Any]:
         return {"type": kind, "output_index": len(self.items) - 1, "item": deepcopy(item)}
 
     def _grown(self, kind: str, text: str, *, part: bool = False) -> dict[str, Any]:
         self._texts.append(text)
         return self._step(kind, delta=text, **({"content_index": 0} if part else {}))
 
-    def _step(self, kind: str, **said: Any) -> dict[str, Any]:
-        return {"type": kind, "item_id": self.items[-1]["id"], "output_index": len(self.items) - 1, **said}
+    def _step(self, kind: str, **fields: Any) -> dict[str, Any]:
+        return {"type": kind, "item_id": self.items[-1]["id"], "output_index": len(self.items) - 1, **fields}

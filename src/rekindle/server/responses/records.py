@@ -1,11 +1,11 @@
-"""The file of kept responses: its tables, how a response is packed, and which go first.
+"""The file of stored responses: its tables, how a response is packed, and which are deleted first.
 
     response(number, namespace, id, agent, previous, depth, last_use, num_bytes, mac)    a row each, small
-    content(number, packed, mac)                                                        what it says
+    content(number, packed, mac)                                                        its content
     item(namespace, id, number)                                                    which response holds an item
 
-Whoever goes on from a response uses all of its chain, so a chain's rows share one `last_use`; of equal ones the
-deepest goes first. So no response outlives one that it goes on from, unless somebody deletes that. One lock over one
+Continuing a response uses its whole chain, so a chain's rows share one `last_use`; among equal ones the deepest is
+deleted first. So no response outlives the one it continues, unless a caller deletes that one. One lock over one
 connection; every method may be called from any thread and raises StoreError if the disk refuses.
 """
 
@@ -31,9 +31,9 @@ from rekindle.store.sqlite_file import MEMORY, SqliteFile, connect, opened, tran
 logger = logging.getLogger("rekindle.server")
 T = TypeVar("T")
 FORMAT = 2
-QUICKLY_CHECKED_BYTES = 64 << 20  # SQLite looks through so much in a tenth of a second
+QUICKLY_CHECKED_BYTES = 64 << 20  # SQLite checks this much in a tenth of a second
 LEVEL = 1  # of compression: text shrinks to a quarter for a few milliseconds a megabyte
-BUSY_S = 10.0  # that another process may have the file
+BUSY_S = 10.0  # longest wait for another process that holds the file
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS response(
     number INTEGER PRIMARY KEY, namespace TEXT NOT NULL, id TEXT NOT NULL, agent TEXT, previous TEXT,
@@ -57,7 +57,7 @@ UPDATE response SET last_use = max(last_use, :now) WHERE namespace = :namespace 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A response to be written: whose it is, what it went on from, the ids of its items, and all of it packed."""
+    """A response to write: its owner, the response it continues, the ids of its items, and its packed content."""
 
     namespace: str
     id: str
@@ -74,11 +74,11 @@ class Entry:
         return cls(namespace, response["id"], agent, response["previous_response_id"], ids, content)
 
 
-def open_records(path: Path | None, *, max_kept: int, max_bytes: int, kept_s: float) -> Records:
-    """The file at `path`, made where there is none; a damaged one is set aside. None: in memory.
+def open_records(path: Path | None, *, max_responses: int, max_bytes: int, retention_s: float) -> Records:
+    """Open the file at `path`, or create it; a damaged one is set aside. None: in memory.
 
-    Rows that do not verify (`macs`) are deleted. StoreError if it cannot be used, StoreRefused where that is the disk's
-    doing.
+    Rows that do not verify (`macs`) are deleted. Raises StoreError if the file cannot be used, StoreRefused if the disk
+    is the cause.
     """
 
     def prepared(connection: sqlite3.Connection, secret: bytes) -> Records:
@@ -92,18 +92,18 @@ def open_records(path: Path | None, *, max_kept: int, max_bytes: int, kept_s: fl
         if macs.has_damaged(connection):
             with transaction(connection):
                 macs.drop_damaged(connection)
-        return Records(connection, macs, max_kept=max_kept, max_bytes=max_bytes, kept_s=kept_s)
+        return Records(connection, macs, max_responses=max_responses, max_bytes=max_bytes, retention_s=retention_s)
 
     return opened(path, prepared, busy_s=BUSY_S)
 
 
 def _bring_up(connection: sqlite3.Connection, path: Path | None, macs: ResponseMacs) -> None:
-    """Make the tables of a new file, or bring an older one up to this format, in one transaction."""
+    """Create the tables of a new file, or upgrade an older one to this format, in one transaction."""
     (version,) = connection.execute("PRAGMA user_version").fetchone()
     if version not in range(FORMAT + 1):
         raise StoreError(f"{path} has format {version}, this version of Rekindle knows {FORMAT}: move it away")
     if version == FORMAT:
-        return  # a full disk takes no transaction, and one is not needed to read
+        return  # a full disk refuses transactions, and reading needs none
     with transaction(connection):
         for statement in _SCHEMA.split(";"):
             connection.execute(statement)
@@ -113,11 +113,11 @@ def _bring_up(connection: sqlite3.Connection, path: Path | None, macs: ResponseM
 
 
 def _check(connection: sqlite3.Connection, macs: ResponseMacs) -> None:
-    """Repair a file whose indexes are not those of its rows; sqlite3.DatabaseError where it is damaged beyond that."""
+    """Repair a file whose indexes do not match its rows; sqlite3.DatabaseError if it is damaged beyond that."""
     (found,) = connection.execute("PRAGMA integrity_check(1)").fetchone()
     if found == "ok":
         return
-    logger.error("the file of kept responses is damaged and is repaired: %s; check the disk", found)
+    logger.error("the file of stored responses is damaged and is repaired: %s; check the disk", found)
     with transaction(connection):
         macs.repair(connection)
         (found,) = connection.execute("PRAGMA integrity_check(1)").fetchone()
@@ -132,7 +132,7 @@ def _new_columns(macs: ResponseMacs) -> list[Any]:
 
 
 def _columns(connection: sqlite3.Connection) -> list[Any]:
-    """Names and types of the columns of every table, as the schema in the file has them."""
+    """Names and types of the columns of every table, from the schema in the file."""
     return [connection.execute(f"PRAGMA table_info({table})").fetchall() for table in ("response", "content", "item")]
 
 
@@ -140,31 +140,37 @@ class Records(SqliteFile):
     """The open file. Bounds: responses of a namespace, their packed bytes, seconds since a response was last used."""
 
     def __init__(
-        self, connection: sqlite3.Connection, macs: ResponseMacs, *, max_kept: int, max_bytes: int, kept_s: float
+        self,
+        connection: sqlite3.Connection,
+        macs: ResponseMacs,
+        *,
+        max_responses: int,
+        max_bytes: int,
+        retention_s: float,
     ) -> None:
-        super().__init__(connection, "kept responses", damage=(zlib.error, ValueError))
+        super().__init__(connection, "stored responses", damage=(zlib.error, ValueError))
         self._macs = macs
-        self._max_kept = max_kept
+        self._max_responses = max_responses
         self._max_bytes = max_bytes
-        self._kept_s = kept_s
-        self._reported: set[int] = set()  # numbers of damaged rows that the log has
-        self._has_traces = True  # of what was deleted by now, perhaps: the file is not rewritten each time
+        self._retention_s = retention_s
+        self._reported: set[int] = set()  # numbers of damaged rows already logged
+        self._has_traces = True  # whether the file may hold traces of deleted responses; it is not rewritten each time
 
     def find(self, namespace: str, id: str, *, now: float) -> tuple[str | None, dict[str, Any], list[Item]] | None:
-        """Agent, response and items of an id; None where there is none, or it is too old."""
+        """Return agent, response and items of an id; None if there is none or it is too old."""
 
         def look(connection: sqlite3.Connection) -> tuple[str | None, dict[str, Any], list[Item]] | None:
             row = connection.execute(
                 "SELECT number, namespace, id, agent, previous, response.mac, packed, content.mac "
                 "FROM response JOIN content USING(number) WHERE namespace = ? AND id = ? AND last_use >= ?",
-                (namespace, id, now - self._kept_s),
+                (namespace, id, now - self._retention_s),
             ).fetchone()
             if row is None:
                 return None
             if not (self._macs.response.holds(row) and self._macs.content.holds((row[0], *row[6:]))):
                 if row[0] not in self._reported:
                     self._reported.add(row[0])
-                    logger.error("response %s is damaged and counts as not there: check the disk", id)
+                    logger.error("response %s is damaged and counts as missing: check the disk", id)
                 return None
             response, items = json.loads(zlib.decompress(row[6]))
             return row[3], response, items
@@ -172,7 +178,7 @@ class Records(SqliteFile):
         return self._repaired(self.reading, look)
 
     def holder(self, namespace: str, item: str) -> str | None:
-        """The response that holds an item; None where none does."""
+        """Return the id of the response that holds an item, or None."""
 
         def look(connection: sqlite3.Connection) -> str | None:
             row = connection.execute(
@@ -185,7 +191,7 @@ class Records(SqliteFile):
         return self._repaired(self.reading, look)
 
     def save(self, entries: Sequence[Entry], now: float) -> None:
-        """Write responses in the order they came, and let go of what is too much; all of it or nothing."""
+        """Write responses in the order they came and delete what exceeds the bounds; all of it or nothing."""
 
         def write(connection: sqlite3.Connection) -> None:
             for entry in entries:
@@ -197,14 +203,14 @@ class Records(SqliteFile):
     def _repaired(
         self, begin: Callable[[], AbstractContextManager[sqlite3.Connection]], work: Callable[[sqlite3.Connection], T]
     ) -> T:
-        """What `work` returns; where it meets damage, the file is repaired and it is done once more."""
+        """Run `work`; if it meets damage, repair the file and run it once more."""
         try:
             with begin() as connection:
                 return work(connection)
         except StoreError as error:
             if error.__cause__ is None or kind_of(error.__cause__) == "other":
                 raise
-            logger.error("the file of kept responses is damaged and is repaired: %s; check the disk", error.__cause__)
+            logger.error("the file of stored responses is damaged and is repaired: %s; check the disk", error.__cause__)
         with self.writing() as connection:
             self._has_traces = True
             self._macs.repair(connection)
@@ -224,7 +230,7 @@ class Records(SqliteFile):
         named = (number, entry.namespace, entry.id, entry.agent, entry.previous)
         connection.execute("UPDATE response SET mac = ? WHERE number = ?", (self._macs.response.of(named), number))
         content = (number, entry.content)
-        # What has this number already is nobody's: its number was changed.
+        # A row that already has this number belongs to no response: its number was changed.
         vouched = (*content, self._macs.content.of(content))
         connection.execute("INSERT OR REPLACE INTO content VALUES(?, ?, ?)", vouched)
         items = [(entry.namespace, item, number) for item in entry.items]
@@ -234,21 +240,21 @@ class Records(SqliteFile):
             connection.execute(_USE_CHAIN, chain)
 
     def _make_room(self, connection: sqlite3.Connection, namespaces: Iterable[str], now: float) -> None:
-        """Let go of what is too old, and in each of these namespaces of its own oldest, while there is too much."""
-        old = connection.execute("SELECT number FROM response WHERE last_use < ?", (now - self._kept_s,))
+        """Delete responses that are too old, then the oldest of each of these namespaces that exceeds its bounds."""
+        old = connection.execute("SELECT number FROM response WHERE last_use < ?", (now - self._retention_s,))
         self._delete(connection, [number for (number,) in old])
         for namespace in namespaces:
             count = "SELECT count(*), total(num_bytes) FROM response WHERE namespace = ?"
-            num_kept, num_bytes = connection.execute(count, (namespace,)).fetchone()
+            num_stored, num_bytes = connection.execute(count, (namespace,)).fetchone()
             order = (
                 "SELECT number, num_bytes FROM response WHERE namespace = ? ORDER BY last_use, depth DESC, number DESC"
             )
             gone = []
             for number, size in connection.execute(order, (namespace,)):
-                if num_kept <= self._max_kept and num_bytes <= self._max_bytes:
+                if num_stored <= self._max_responses and num_bytes <= self._max_bytes:
                     break
                 gone.append(number)
-                num_kept, num_bytes = num_kept - 1, num_bytes - size
+                num_stored, num_bytes = num_stored - 1, num_bytes - size
             self._delete(connection, gone)
 
     def _delete(self, connection: sqlite3.Connection, numbers: Sequence[int]) -> None:
@@ -257,7 +263,7 @@ class Records(SqliteFile):
             connection.executemany(f"DELETE FROM {table} WHERE number = ?", [(number,) for number in numbers])
 
     def delete(self, namespace: str, id: str) -> bool:
-        """Delete one response; whether there was one."""
+        """Delete one response; return whether there was one."""
 
         def remove(connection: sqlite3.Connection) -> bool:
             rows = connection.execute("SELECT number FROM response WHERE namespace = ? AND id = ?", (namespace, id))
@@ -270,8 +276,8 @@ class Records(SqliteFile):
     def forget(self, namespace: str, agent: str) -> int:
         """Delete an agent's responses and rewrite the file: moved cells leave copies in it that no deletion finds.
 
-        A row that does not verify may be the agent's, too: it goes. StoreError also where something is left: then it is
-        to be called again.
+        A row that does not verify may also be the agent's, so it is deleted. Raises StoreError also if something is
+        left: then call it again.
         """
 
         def remove(connection: sqlite3.Connection) -> int:
@@ -280,7 +286,7 @@ class Records(SqliteFile):
                 self._has_traces = True
             rows = connection.execute(
                 "SELECT number FROM response NOT INDEXED WHERE namespace = ? AND agent = ?", (namespace, agent)
-            )  # an index that was damaged might miss one
+            )  # a damaged index might miss one
             numbers = [number for (number,) in rows]
             self._delete(connection, numbers)
             drop_strays(connection)
@@ -291,18 +297,20 @@ class Records(SqliteFile):
             with self.reading() as connection:
                 connection.execute("VACUUM")
                 if connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0]:
-                    raise StoreError("the log of kept responses could not be emptied, somebody reads it: ask again")
+                    raise StoreError(
+                        "the log of stored responses could not be emptied, another process reads it: try again"
+                    )
             self._has_traces = False
         return num_deleted
 
     def check(self) -> None:
-        """Assert that every row has its content and its depth, and that there are no more than there may be."""
+        """Assert that every row has its content and its depth, and that each namespace is within its bound."""
         with self.reading() as connection:
             rows = connection.execute(
                 "SELECT number, namespace, id, previous, depth, last_use FROM response"
             ).fetchall()
             for namespace, count in Counter(row[1] for row in rows).items():
-                assert count <= self._max_kept, (namespace, count)
+                assert count <= self._max_responses, (namespace, count)
             numbers = {row[0] for row in rows}
             for table in ("content", "item"):
                 strange = {n for (n,) in connection.execute(f"SELECT number FROM {table}")} - numbers

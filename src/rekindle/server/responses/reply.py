@@ -1,6 +1,6 @@
-"""A response as OpenAI's responses API spells it, whole and in events, out of deltas.
+"""Builds a response of OpenAI's responses API from deltas, whole and as events.
 
-Owns the response object, the numbers of events, and what is said of a response that could not be kept. Knows no HTTP.
+Owns the response object, the numbers of events, and how a response that could not be stored is reported. Knows no HTTP.
 """
 
 from __future__ import annotations
@@ -34,67 +34,67 @@ class ResponseReply:
     ) -> None:
         self._stamp = stamp
         self._call = call
-        self._reading = ReplyParser(Choice(0, generation), form, tools=call.read_tools, parallel=call.parallel)
+        self._parser = ReplyParser(Choice(0, generation), form, tools=call.read_tools, parallel=call.parallel)
         self._output = Output(call.tools.functions, seals=call.seals)
         self._num_events = 0
         self._has_begun = False
         self._finished: dict[str, Any] | None = None
 
     def opened(self, progress: Progress) -> Events:
-        """The response is under way; how far its prompt is has no event."""
+        """Report that the response is in progress; prompt progress has no event."""
         return self._numbered(self._begun())
 
     def beat(self, progress: Progress | None) -> bytes:
-        """A comment, which clients pass over."""
+        """A comment, which clients ignore."""
         return comment(progress_text(progress) if progress is not None else "waiting")
 
     def take(self, index: int, delta: Delta) -> Events:
-        """What a delta adds to the output; the last one ends it."""
+        """Add a delta and return its events; the last delta ends the output."""
         events = self._begun()
-        for event in self._reading.take(delta):
+        for event in self._parser.take(delta):
             events += self._output.take(event)
-        if self._reading.reason is not None:
+        if self._parser.reason is not None:
             events += self._output.finish("incomplete" if self._is_cut else "completed")
         return self._numbered(events)
 
     def has_ended(self, index: int) -> bool:
         """Whether the one call that was wanted is complete."""
-        return self._reading.has_ended
+        return self._parser.has_ended
 
     def message(self, index: int) -> Message:
-        """Text, thoughts and calls."""
-        return self._reading.parsed.message()
+        """The reply's text, reasoning and calls."""
+        return self._parser.parsed.message()
 
     def ending(self) -> Events:
-        """The whole response."""
+        """The last event, with the whole response."""
         response = self.whole()
         return self._numbered([{"type": f"response.{response['status']}", "response": response}])
 
     def broken(self, problem: Problem) -> Events:
         """The error, then the failed response: some clients look for the one, some for the other."""
         error = problem.body()["error"]
-        told = {"type": "error", "code": error["code"], "message": error["message"], "param": error["param"]}
+        event = {"type": "error", "code": error["code"], "message": error["message"], "param": error["param"]}
         response = self._described("failed") | {"error": {"code": _code(problem), "message": error["message"]}}
-        return self._numbered([told | {"error": error}, {"type": "response.failed", "response": response}])
+        return self._numbered([event | {"error": error}, {"type": "response.failed", "response": response}])
 
     def whole(self) -> dict[str, Any]:
         """The response."""
         if self._finished is None:
             described = self._described("incomplete" if self._is_cut else "completed")
-            report = self._reading.choice.described(return_ids=self._call.return_ids)
+            report = self._parser.choice.described(return_ids=self._call.return_ids)
             if self._call.tools.left_out:
                 report["left_out_tools"] = list(self._call.tools.left_out)
             self._finished = described | {"usage": self._usage(), "rekindle": report}
         return self._finished
 
     def not_stored(self, why: str) -> None:
-        """Say in the answer that the response, which was to be kept, is not."""
+        """Record in the answer why the response could not be stored."""
         whole = self.whole()
         self._finished = whole | {"store": False, "rekindle": whole["rekindle"] | {"not_stored": why}}
 
     @property
     def _is_cut(self) -> bool:
-        return self._reading.reason == "length"
+        return self._parser.reason == "length"
 
     def _begun(self) -> Events:
         if self._has_begun:
@@ -104,7 +104,7 @@ class ResponseReply:
         return [{"type": f"response.{name}", "response": response} for name in ("created", "in_progress")]
 
     def _described(self, status: str) -> dict[str, Any]:
-        """The response object; its usage is known when it is whole."""
+        """The response object; its usage is added when it is complete."""
         return {
             "id": self._stamp.id,
             "object": "response",
@@ -120,15 +120,15 @@ class ResponseReply:
         }
 
     def _usage(self) -> dict[str, Any]:
-        """Honest to the token: reused ones are part of the input, and what is computed is kept, unless reuse is off."""
-        report = self._reading.choice.report
+        """Exact token counts: reused tokens are part of the input, and computed ones are stored unless reuse is off."""
+        report = self._parser.choice.report
         assert report is not None, self._stamp.id
         written = 0 if report.reuse == "off" else report.computed_tokens
         return {
             "input_tokens": report.prompt_tokens,
             "input_tokens_details": {"cached_tokens": report.reused_tokens, "cache_write_tokens": written},
             "output_tokens": report.completion_tokens,
-            "output_tokens_details": {"reasoning_tokens": self._reading.num_reasoning_tokens},
+            "output_tokens_details": {"reasoning_tokens": self._parser.num_reasoning_tokens},
             "total_tokens": report.prompt_tokens + report.completion_tokens,
         }
 
@@ -139,7 +139,7 @@ class ResponseReply:
 
 
 def _code(problem: Problem) -> str:
-    """What OpenAI calls it in a response that failed."""
+    """OpenAI's code for a problem in a failed response."""
     if problem.code == "context_length_exceeded":
         return problem.code
     if problem.status == 429:

@@ -1,7 +1,7 @@
-"""Routes under /v1/responses: the life of a response from body to last byte, and of one that is kept.
+"""Routes under /v1/responses: answering a request from body to last byte, and reading or deleting stored responses.
 
-A response is durable before the end of its answer goes out, or the answer says that it is not: `store` is false then.
-Kept responses are looked up in worker threads: a disk may be slow, the event loop may not.
+A response is durable before the end of its answer is sent; otherwise the answer has `store` false. Stored responses are
+looked up in worker threads: a disk may be slow, the event loop may not.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ from rekindle.server.gate.caller import Caller, access_of
 from rekindle.server.models import ServedModel
 from rekindle.server.observers.observer import Observer
 from rekindle.server.responses.calls import ResponseCall, parse_response
-from rekindle.server.responses.kept import StoredResponse, StoredResponses
 from rekindle.server.responses.reply import ResponseReply
+from rekindle.server.responses.stored import StoredResponse, StoredResponses
 
 PATH = "/v1/responses"
 PARAMS = {"messages": "input", "max_tokens": "max_output_tokens"}
-KEEP_S = 15.0  # that an answer waits for a disk that hangs
-PAGE = 20  # input items of a page, unless the caller says otherwise
+KEEP_S = 15.0  # longest wait of an answer for a disk that hangs
+PAGE = 20  # default input items of a page
 
 
 class ResponseRoute:
-    """Answers requests for responses, read as the model's template writes replies, and has them kept."""
+    """Answers requests for responses, parses replies in the model's reply format, and stores them."""
 
     def __init__(
         self,
@@ -46,20 +46,20 @@ class ResponseRoute:
         model: ServedModel,
         observer: Observer,
         *,
-        kept: StoredResponses,
+        responses: StoredResponses,
         clock: Callable[[], float],
         ping_s: float,
     ) -> None:
         self._engine = engine
         self._model = model
         self._observer = observer
-        self._kept = kept
+        self._responses = responses
         self._clock = clock
         self._ping_s = ping_s
 
     async def __call__(self, request: Request) -> Response:
         """Answer whole or as a stream."""
-        ticket = self._kept.ticket()
+        ticket = self._responses.ticket()
         submitted, watch = await accepted(request, self._observer, PATH, self._submit, always_off_loop=True)
         caller, call, generation = submitted
         stamp = Stamp(f"resp_{uuid.uuid4().hex}", int(self._clock()), self._model.name)
@@ -67,23 +67,23 @@ class ResponseRoute:
 
         async def keep() -> None:
             if call.store:
-                kept = StoredResponse(caller.namespace, caller.agent, reply.whole(), call.items)
-                if (why := await _failure(self._kept.keep(kept, ticket=ticket))) is not None:
+                stored = StoredResponse(caller.namespace, caller.agent, reply.whole(), call.items)
+                if (why := await _failure(self._responses.keep(stored, ticket=ticket))) is not None:
                     reply.not_stored(why)
 
         answer = Answer(reply, [generation], watch, params=PARAMS, ping_s=self._ping_s, settle=keep)
         return await (answer.stream(request) if call.stream else answer.whole(request))
 
     def _submit(self, body: Any, caller: Caller) -> tuple[Caller, ResponseCall, Generation]:
-        call = parse_response(body, caller, self._kept)
+        call = parse_response(body, caller, self._responses)
         self._model.require(call.model)
-        asked = steered(call.request, self._engine.reply_format, call.tool_choice, tool_names=call.tools.functions)
-        (generation,) = submit_all(self._engine, [asked], 1)
+        request = steered(call.request, self._engine.reply_format, call.tool_choice, tool_names=call.tools.functions)
+        (generation,) = submit_all(self._engine, [request], 1)
         return caller, call, generation
 
 
 async def _failure(durable: Future[None]) -> str | None:
-    """Wait until a response is durable; why it is not, None where it is."""
+    """Wait until a response is durable; return None, or why it is not."""
     written = asyncio.wrap_future(durable)
     await asyncio.wait([written], timeout=KEEP_S)
     if not written.done():
@@ -93,7 +93,7 @@ async def _failure(durable: Future[None]) -> str | None:
 
 
 class ItemList(BaseModel):
-    """A page of items; the ids are null where it is empty."""
+    """A page of items; the ids are null if it is empty."""
 
     object: Literal["list"] = "list"
     data: list[dict[str, Any]]
@@ -102,21 +102,21 @@ class ItemList(BaseModel):
     has_more: bool
 
 
-def responses_router(kept: StoredResponses) -> APIRouter:
-    """Routes of kept responses, each within the namespace of its key. Plain functions: they run in worker threads."""
+def responses_router(responses: StoredResponses) -> APIRouter:
+    """Routes of stored responses, each within the namespace of its key. Plain functions: they run in worker threads."""
     router = Router(prefix=PATH, tags=["responses"])
 
     @router.get("/{id}")
     def show_response(request: Request, id: str, stream: bool = False) -> dict[str, Any]:
-        """A kept response, as it was answered."""
+        """A stored response, as it was answered."""
         if stream:
             raise invalid(400, "stream: a response is not streamed twice; ask without", param="stream")
-        return _found(kept, request, id).response
+        return _found(responses, request, id).response
 
     @router.delete("/{id}")
     def delete_response(request: Request, id: str) -> dict[str, Any]:
-        """Keep a response no longer; who goes on from a later one of its conversation is told that it is gone."""
-        if not kept.delete(access_of(request).namespace, id):
+        """Delete a stored response; continuing a later one of its conversation then fails with an error."""
+        if not responses.delete(access_of(request).namespace, id):
             raise _missing(id)
         return {"id": id, "object": "response", "deleted": True}
 
@@ -128,17 +128,17 @@ def responses_router(kept: StoredResponses) -> APIRouter:
         limit: Annotated[int, Query(ge=1, le=100)] = PAGE,
         order: Literal["asc", "desc"] = "desc",
     ) -> dict[str, Any]:
-        """The items that a response answers, those of the responses before it included; the last ones first."""
-        _found(kept, request, id)
-        *before, asked = kept.chain(access_of(request).namespace, id)
-        items = [item for each in before for item in each.all_items] + list(asked.items)
+        """The items that a response answers, including those of the responses before it; the last ones first."""
+        _found(responses, request, id)
+        *before, last = responses.chain(access_of(request).namespace, id)
+        items = [item for each in before for item in each.all_items] + list(last.items)
         return _page(items if order == "asc" else items[::-1], after=after, limit=limit)
 
     return router
 
 
-def _found(kept: StoredResponses, request: Request, id: str) -> StoredResponse:
-    found = kept.find(access_of(request).namespace, id)
+def _found(responses: StoredResponses, request: Request, id: str) -> StoredResponse:
+    found = responses.find(access_of(request).namespace, id)
     if found is None:
         raise _missing(id)
     return found

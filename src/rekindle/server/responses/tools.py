@@ -1,7 +1,7 @@
-"""Tools of the responses API: functions, flat or in a namespace, as chat templates are told of them.
+"""Tools of the responses API: functions, flat or in a namespace, in the form that chat templates take.
 
-Owns the names that the model knows functions by, and which tools are left out: those that a server of OpenAI's would
-run, which clients offer unasked. The model is not told of them, and the answer names them. Other kinds are refused.
+Owns the names that the model knows functions by, and which tools are left out: those that OpenAI's servers would run,
+which clients offer by default. They are not shown to the model, and the answer lists them. Other kinds are refused.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from rekindle.server.answers.steering import ToolChoice, parse_tool_choice
 from rekindle.server.answers.validation import short
 from rekindle.server.responses.items import full_name
 
-# Coding agents offer these with every request, whoever serves it.
+# Coding agents offer these with every request, to any server.
 LEFT_OUT = frozenset("image_generation tool_search web_search web_search_2025_08_26 web_search_preview".split())
-# Of a function, what the model is to see; the rest steers a server of OpenAI's.
+# Fields of a function that the model sees; the rest steers OpenAI's servers.
 SHOWN = ("name", "description", "parameters")
 Function = tuple[str | None, str]  # namespace, name
 
 
 @dataclass(frozen=True, slots=True)
 class OfferedTools:
-    """`shown`: for the template; `functions`: by the name that the model knows; `left_out`: kinds of the others."""
+    """`shown`: for the template; `functions`: by the name the model knows; `left_out`: kinds of the other tools."""
 
     shown: tuple[dict[str, Any], ...] = ()
     functions: Mapping[str, Function] = field(default_factory=dict)
@@ -32,7 +32,7 @@ class OfferedTools:
 
 
 def read_tools(given: Sequence[Mapping[str, Any]] | None) -> OfferedTools:
-    """The tools of a request; BadRequest names the first that cannot be offered."""
+    """Parse the tools of a request; BadRequest names the first that cannot be offered."""
     shown: list[dict[str, Any]] = []
     functions: dict[str, Function] = {}
     left_out: dict[str, None] = {}
@@ -55,7 +55,7 @@ def read_tools(given: Sequence[Mapping[str, Any]] | None) -> OfferedTools:
 
 
 def _flat(given: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, Mapping[str, Any], str | None]]:
-    """Every tool with its place and the namespace around it."""
+    """Yield every tool with its place in the request and its namespace."""
     for index, tool in enumerate(given):
         where = f"tools[{index}]"
         if tool.get("type") != "namespace":
@@ -71,7 +71,7 @@ def _flat(given: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, Mapping[str
 
 
 def read_choice(given: Any, offered: OfferedTools) -> ToolChoice:
-    """Which tool is to be called. Some of the tools alone may be allowed where that is one that is required, or all."""
+    """Parse `tool_choice`. `allowed_tools` may list all tools, or a single required one; BadRequest otherwise."""
     match given:
         case {"type": "allowed_tools", "mode": "auto" | "required" as mode, "tools": list() as allowed}:
             names = {str(each.get("name")) for each in allowed if isinstance(each, Mapping)}

@@ -1,10 +1,10 @@
-"""Responses that are kept, so that callers can go on from them: in a file beside the store, or in memory without one.
+"""Stored responses, for callers to continue: in a file next to the store, or in memory without one.
 
-Owns the file `responses.db` and its thread. A response is kept with the items that were new in its request, and names
-the one it went on from: a conversation is a chain. It is known as soon as `keep` returns and durable once what that
-returned is done; all that waits is written in one transaction. What a disk refuses stays in memory while there is room,
-and is written when the disk takes it; nobody was promised more. Gone on from, the whole chain counts as used: whoever
-goes on from a response finds all before it, too.
+Owns the file `responses.db` and its thread. A response is stored with the items that were new in its request and the id
+of the response it continues: a conversation is a chain. It can be found as soon as `keep` returns and is durable once
+the returned future is done; everything pending is written in one transaction. What a disk refuses stays in memory while
+there is room, and is written when the disk accepts it; its caller got an error. Continuing a response counts as a use
+of its whole chain, so every earlier response stays available.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from rekindle.server.responses.records import Entry, Records, open_records
 from rekindle.worker import Death, Worker
 
 logger = logging.getLogger("rekindle.server")
-KEPT_S = 30 * 86400.0
-MAX_KEPT = 10_000  # of a namespace
+RETENTION_S = 30 * 86400.0
+MAX_RESPONSES = 10_000  # of a namespace
 MAX_BYTES = 1 << 30  # of a namespace, packed
-MAX_UNSAVED = 256  # responses that wait for a disk that refuses
+MAX_UNSAVED = 256  # responses waiting for a disk that refuses
 MAX_UNSAVED_BYTES = 32 << 20  # of those, packed
-MAX_FORGOTTEN = 4096  # agents whose running requests are known to be of a forgotten one
+MAX_FORGOTTEN = 4096  # deleted agents remembered, so that their running requests are not stored
 RETRY_S = 30.0
 JOIN_S = 10.0
 Key = tuple[str, str]  # namespace, id
@@ -40,7 +40,7 @@ _FORGOTTEN = "its agent was deleted meanwhile"
 
 @dataclass(frozen=True, slots=True)
 class StoredResponse:
-    """A response as it was answered, whose it is, and the items that came with its request."""
+    """A response as it was answered, its owner, and the items that came with its request."""
 
     namespace: str
     agent: str | None
@@ -54,30 +54,30 @@ class StoredResponse:
 
     @property
     def previous(self) -> str | None:
-        """The response it went on from."""
+        """The id of the response it continues."""
         previous: str | None = self.response["previous_response_id"]
         return previous
 
     @property
     def all_items(self) -> list[Item]:
-        """What this response adds to the conversation: what was asked, and what was said."""
+        """The items this response adds to the conversation: those of its request, then its output."""
         return [*self.items, *self.response["output"]]
 
 
 @dataclass(frozen=True, slots=True)
 class _Unsaved:
-    """A response that is not in the file. `durable` is done once it is, or with the error for which it was not;
-    `entry` is what was to be written then."""
+    """A response that is not in the file yet. `durable` is done once it is, or holds the error that prevented it;
+    `entry` is then what was to be written."""
 
-    kept: StoredResponse
+    stored: StoredResponse
     durable: Future[None]
     entry: Entry | None = None
 
 
 class StoredResponses:
-    """Every kept response of all namespaces. Start it, close it; `path` None: in memory. Any thread may use it.
+    """Every stored response of all namespaces. Start it, close it; `path` None: in memory. Any thread may use it.
 
-    `max_kept` responses of `max_bytes`, packed, are kept of each namespace, those used last. `records`: the open file.
+    Each namespace keeps at most `max_responses` of `max_bytes`, packed: the last used ones. `records`: the open file.
     """
 
     def __init__(
@@ -85,18 +85,18 @@ class StoredResponses:
         path: Path | None,
         *,
         clock: Callable[[], float] = time.time,
-        max_kept: int = MAX_KEPT,
+        max_responses: int = MAX_RESPONSES,
         max_bytes: int = MAX_BYTES,
-        kept_s: float = KEPT_S,
+        retention_s: float = RETENTION_S,
     ) -> None:
         self.path = path
         self._clock = clock
-        self._bounds = (max_kept, max_bytes, kept_s)
+        self._bounds = (max_responses, max_bytes, retention_s)
         self.records: Records | None = None
-        self._disk = threading.Lock()  # held by whoever writes: taken before the condition, never by `keep`
-        self._changed = threading.Condition()  # over what follows
+        self._disk = threading.Lock()  # held while writing: acquired before the condition, never by `keep`
+        self._changed = threading.Condition()  # guards the fields below
         self._unsaved: OrderedDict[Key, _Unsaved] = OrderedDict()
-        self._forgotten: dict[Key, int] = {}  # namespace, agent -> number of its last forgetting
+        self._forgotten: dict[Key, int] = {}  # namespace, agent -> number of its last deletion
         self._num_forgotten = 0
         self._is_closing = False
         self._problem: str | None = None
@@ -104,7 +104,7 @@ class StoredResponses:
         self.worker = Worker("responses", self._run, on_death=self._died)
 
     def start(self) -> None:
-        """Open the file; a StoreError says why it cannot be. Where its disk refuses, that is tried again later."""
+        """Open the file; a StoreError says why that is impossible. If its disk refuses, opening is retried later."""
         try:
             self.records = self._opened()
         except StoreRefused as error:
@@ -112,11 +112,11 @@ class StoredResponses:
         self.worker.start()
 
     def _opened(self) -> Records:
-        max_kept, max_bytes, kept_s = self._bounds
-        return open_records(self.path, max_kept=max_kept, max_bytes=max_bytes, kept_s=kept_s)
+        max_responses, max_bytes, retention_s = self._bounds
+        return open_records(self.path, max_responses=max_responses, max_bytes=max_bytes, retention_s=retention_s)
 
     def close(self) -> None:
-        """Write what waits and close the file; again, or without a start, is safe."""
+        """Write what is pending and close the file; safe to repeat, or without a start."""
         with self._changed:
             self._is_closing = True
             self._changed.notify_all()
@@ -132,11 +132,11 @@ class StoredResponses:
     @property
     def _open(self) -> Records:
         if self.records is None:
-            raise StoreError(f"kept responses cannot be read: {self._problem or 'they are closed'}")
+            raise StoreError(f"stored responses cannot be read: {self._problem or 'they are closed'}")
         return self.records
 
     def problems(self) -> tuple[str, ...]:
-        """What keeps responses from being kept right now."""
+        """Why responses cannot be stored right now; empty if they can."""
         with self._changed:
             problem, num_waiting, num_lost = self._problem, len(self._unsaved), self._num_lost
         if problem is None:
@@ -145,19 +145,19 @@ class StoredResponses:
         return (f"responses cannot be kept in {self.path}: {problem}; {what}: check free space and permissions",)
 
     def ticket(self) -> int:
-        """Taken when a request comes: it tells whether its agent has been forgotten by the time it is answered."""
+        """A number to take when a request arrives: `keep` uses it to detect that the agent was deleted meanwhile."""
         with self._changed:
             return self._num_forgotten
 
-    def keep(self, kept: StoredResponse, *, ticket: int | None = None) -> Future[None]:
-        """Take a response in, unless its agent was forgotten since the ticket was taken; returns at once.
+    def keep(self, stored: StoredResponse, *, ticket: int | None = None) -> Future[None]:
+        """Store a response, unless its agent was deleted since the ticket was taken; returns at once.
 
         The future is done when the response is durable (without a file: known), or has the StoreError that says why it
-        is not. It is found meanwhile, and after an error for as long as memory has room for it.
+        is not. The response can be found meanwhile, and after an error for as long as memory has room for it.
         """
-        unsaved = _Unsaved(kept, Future())
+        unsaved = _Unsaved(stored, Future())
         with self._changed:
-            forgotten = self._forgotten.get((kept.namespace, kept.agent or ""), 0)
+            forgotten = self._forgotten.get((stored.namespace, stored.agent or ""), 0)
             if ticket is not None and forgotten > ticket:
                 unsaved.durable.set_exception(StoreError(_FORGOTTEN))
             elif self._is_closing:
@@ -165,29 +165,29 @@ class StoredResponses:
             elif self.worker.death is not None:
                 unsaved.durable.set_exception(StoreError(self.worker.death.summary))
             else:
-                self._unsaved[kept.namespace, kept.id] = unsaved
+                self._unsaved[stored.namespace, stored.id] = unsaved
                 self._changed.notify_all()
         return unsaved.durable
 
     def find(self, namespace: str, id: str) -> StoredResponse | None:
-        """A kept response of this namespace, None where there is none. StoreError if the disk refuses."""
-        if not id.isascii():  # none has such an id, and half a surrogate pair cannot be looked up
+        """Return a stored response of this namespace, or None. StoreError if the disk refuses."""
+        if not id.isascii():  # no response has such an id, and half a surrogate pair cannot be looked up
             return None
         with self._changed:
             waiting = self._unsaved.get((namespace, id))
         if waiting is not None:
-            return waiting.kept
+            return waiting.stored
         found = self._open.find(namespace, id, now=self._clock())
         return None if found is None else StoredResponse(namespace, *found)
 
     def chain(self, namespace: str, id: str) -> list[StoredResponse]:
-        """The conversation up to and with a response, its first one first; a 400 where one of them is not kept."""
+        """Return the conversation up to and including a response, oldest first; a 400 if one of them is not stored."""
         chain: list[StoredResponse] = []
         wanted: str | None = id
         while wanted is not None:
             found = self.find(namespace, wanted)
             if found is None:
-                which = "it" if not chain else f"{wanted[:100]!r}, which it goes on from,"
+                which = "it" if not chain else f"{wanted[:100]!r}, which it continues,"
                 message = (
                     f"previous response {id[:100]!r} not found: {which} is not kept here (never was, deleted, or too "
                     "old): send the whole conversation as input"
@@ -198,22 +198,22 @@ class StoredResponses:
         return chain[::-1]
 
     def item(self, namespace: str, id: str) -> Item | None:
-        """The kept item of an id, None where there is none. StoreError if the disk refuses."""
+        """Return the stored item of an id, or None. StoreError if the disk refuses."""
         if not id.isascii():
             return None
         with self._changed:
-            waiting = [each.kept for (space, _), each in self._unsaved.items() if space == namespace]
-        for kept in waiting:
-            for item in reversed(kept.all_items):
+            waiting = [each.stored for (space, _), each in self._unsaved.items() if space == namespace]
+        for stored in waiting:
+            for item in reversed(stored.all_items):
                 if item["id"] == id:
                     return item
         holder = self._open.holder(namespace, id)
-        kept_by = None if holder is None else self.find(namespace, holder)
-        items = [] if kept_by is None else [item for item in kept_by.all_items if item["id"] == id]
+        held_by = None if holder is None else self.find(namespace, holder)
+        items = [] if held_by is None else [item for item in held_by.all_items if item["id"] == id]
         return items[-1] if items else None
 
     def delete(self, namespace: str, id: str) -> bool:
-        """Keep a response no longer; whether there was one. StoreError if the disk refuses."""
+        """Delete a response; return whether there was one. StoreError if the disk refuses."""
         with self._disk:
             try:
                 was_there = self._open.delete(namespace, id)
@@ -224,18 +224,19 @@ class StoredResponses:
                 return self._drop([(namespace, id)], StoreError("it was deleted meanwhile")) > 0 or was_there
 
     def check_open(self) -> None:
-        """StoreError where nothing can be deleted, since the file could not be opened."""
+        """Raise StoreError if the file could not be opened, so that nothing can be deleted."""
         _ = self._open
 
     def forget(self, namespace: str, agent: str) -> int:
-        """Keep none of an agent's responses any longer, and leave no trace in the file; how many there were.
+        """Delete an agent's responses without a trace in the file; return how many there were.
 
-        One that is still being generated will not be kept either. A disk that refuses (StoreError) forgets nothing.
+        A response still being generated will not be stored either. On StoreError, nothing was deleted.
         """
         with self._disk:
             num_written = self._open.forget(namespace, agent)
             with self._changed:
-                theirs = [key for key, each in self._unsaved.items() if (key[0], each.kept.agent) == (namespace, agent)]
+                unsaved = self._unsaved.items()
+                theirs = [key for key, each in unsaved if (key[0], each.stored.agent) == (namespace, agent)]
                 self._drop(theirs, StoreError(_FORGOTTEN))
                 self._num_forgotten += 1
                 self._forgotten[namespace, agent] = self._num_forgotten
@@ -244,16 +245,16 @@ class StoredResponses:
             return num_written + len(theirs)
 
     def flush(self, timeout_s: float = JOIN_S) -> bool:
-        """Wait until every response is on disk; False if that took longer."""
+        """Wait until every response is on disk; False if `timeout_s` passed first."""
         with self._changed:
             return self._changed.wait_for(lambda: not self._unsaved, timeout_s)
 
     def check(self) -> None:
-        """Assert that the file holds what it should, no more than it may."""
+        """Assert the invariants of the file."""
         self._open.check()
 
     def _drop(self, keys: Sequence[Key], why: StoreError) -> int:
-        """Have these wait no longer; how many of them did. The condition is held."""
+        """Drop pending responses; return how many of these were pending. The condition is held."""
         found = [each for key in keys if (each := self._unsaved.pop(key, None)) is not None]
         self._refuse(found, why)
         return len(found)
@@ -264,12 +265,12 @@ class StoredResponses:
                 if not (self._unsaved or self._is_closing or self._problem is not None):
                     self._changed.wait()
                 elif not self._is_closing and all(each.durable.done() for each in self._unsaved.values()):
-                    self._changed.wait(RETRY_S)  # all of them were refused
+                    self._changed.wait(RETRY_S)  # the disk refused all of them
                 is_last = self._is_closing
             try:
                 self._save()
             except BaseException as error:
-                # Border: a worker. What it stumbles over costs those responses, in the end, and no other.
+                # Border: a worker. An error fails only the pending responses.
                 logger.exception("a response could not be kept")
                 self._failed(refusal := StoreError(f"a response could not be kept: {error!r}"), {})
                 with self._changed:
@@ -278,14 +279,14 @@ class StoredResponses:
                 return
 
     def _died(self, death: Death) -> None:
-        """What waits stays in memory and ends with the server; its caller gets an error."""
+        """Fail the futures of pending responses, which stay in memory until the server stops."""
         with self._changed:
             self._problem = str(death)
             self._refuse(self._unsaved.values(), StoreError(death.summary))
             self._changed.notify_all()
 
     def _save(self) -> None:
-        """Write what waits. It waits until it is written: a reader finds it in one of the two places, or in both."""
+        """Write the pending responses. They stay pending until written, so a reader always finds them."""
         with self._disk:
             entries = self._entries()
             try:
@@ -306,10 +307,10 @@ class StoredResponses:
             logger.warning("responses are kept in %s again; %d are lost", self.path, self._num_lost)
 
     def _entries(self) -> dict[Key, Entry]:
-        """All that waits, packed; what cannot be is refused."""
+        """Pack the pending responses; refuse those that cannot be packed."""
         with self._changed:
             waiting = dict(self._unsaved)
-        packed = {key: each.entry or _packed(each.kept) for key, each in waiting.items()}
+        packed = {key: each.entry or _packed(each.stored) for key, each in waiting.items()}
         entries = {key: entry for key, entry in packed.items() if entry is not None}
         with self._changed:
             self._drop([key for key in packed if key not in entries], StoreError("it is nested too deeply"))
@@ -318,7 +319,7 @@ class StoredResponses:
         return {key: entries[key] for key in packed if key in entries}
 
     def _failed(self, error: StoreError, entries: Mapping[Key, Entry]) -> None:
-        """These are not durable, and their callers get an error; they stay in memory as far as it has room."""
+        """Give the callers of these the error: they are not durable. They stay in memory as far as it has room."""
         with self._changed:
             is_new, self._problem = self._problem is None, str(error)
             num_bytes = sum(len(entry.content) for entry in entries.values())
@@ -338,10 +339,10 @@ class StoredResponses:
                 each.durable.set_exception(error)
 
 
-def _packed(kept: StoredResponse) -> Entry | None:
-    """A response as it is written; None for one that is nested too deeply to be."""
+def _packed(stored: StoredResponse) -> Entry | None:
+    """Pack a response for writing; None if it is nested too deeply."""
     try:
-        return Entry.packed(kept.namespace, kept.agent, kept.response, kept.items)
+        return Entry.packed(stored.namespace, stored.agent, stored.response, stored.items)
     except (ValueError, RecursionError) as error:
-        logger.warning("response %s cannot be kept: %s", kept.id, error)
+        logger.warning("response %s cannot be kept: %s", stored.id, error)
         return None
