@@ -89,7 +89,7 @@ def test_what_the_store_refuses_changes_nothing(served: Served, verb: str) -> No
 
 
 REST: dict[str, tuple[Callable[[Served], SqliteFile], str, str]] = {
-    "responses": (of_responses, "response", "its kept responses"),
+    "responses": (of_responses, "response", "its stored responses"),
     "sessions": (of_sessions, "memory", "what it remembers of sessions"),
 }
 

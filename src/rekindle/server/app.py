@@ -20,7 +20,7 @@ from rekindle.engine.api import Engine
 from rekindle.engine.intake.fairness import FairWorkers
 from rekindle.errors import RekindleError
 from rekindle.server.agents.deletions import Deletions
-from rekindle.server.agents.routes import SpelledPaths, agents_router
+from rekindle.server.agents.routes import RawPaths, agents_router
 from rekindle.server.agents.warm import warming_router
 from rekindle.server.anthropic.route import MessagesRoute
 from rekindle.server.border import Route
@@ -138,7 +138,7 @@ def create_app(
     for kind in (RekindleError, HTTPException, RequestValidationError, Exception):
         app.add_exception_handler(kind, on_error)
     # The middleware added last is the outermost.
-    app.add_middleware(SpelledPaths)
+    app.add_middleware(RawPaths)
     app.add_middleware(Limits, settings=settings, gate=app.gate, bound=app.bound)
     app.add_middleware(TenantRequests, settings=settings)
     app.add_middleware(Guard, settings=settings)

@@ -1,1 +1,1 @@
-"""Agents over HTTP: looked at, computed ahead, changed, deleted."""
+"""Agents over HTTP: inspected, computed ahead, changed, deleted."""

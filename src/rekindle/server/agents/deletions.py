@@ -1,8 +1,8 @@
-"""Deleting and purging an agent everywhere: its memory in the engine, what it remembers of sessions, kept responses.
+"""Deletes or purges an agent everywhere: its memory in the engine, what it remembers of sessions, stored responses.
 
-They lie in three files, so the order is what keeps them together. What can be known to refuse is asked first. The
-engine comes next, and where it refuses nothing else has changed. What is left after it, because another file refuses,
-is said, and the agent stays listed (until the server ends) and can be deleted again until all of it is gone.
+These are in three files, so the order keeps them consistent. Refusals that can be known in advance are checked first.
+The engine comes next; if it refuses, nothing else has changed. If another file then refuses, the error names what is
+left, and the agent stays listed (until the server stops) and can be deleted again until all of it is gone.
 """
 
 from __future__ import annotations
@@ -22,61 +22,61 @@ from rekindle.server.observers.history import History
 from rekindle.server.responses.stored import StoredResponses
 
 T = TypeVar("T")
-MAX_UNFINISHED = 4096  # agents of which something is left; those that began first are listed no longer
+MAX_UNFINISHED = 4096  # partly deleted agents; beyond it the oldest are no longer listed
 
 
 @dataclass(frozen=True, slots=True)
 class Forgotten:
-    """What went with an agent's memory: kept responses; and sessions in which it goes on speaking."""
+    """What was deleted with an agent's memory: stored responses; and sessions in which it still takes part."""
 
     num_responses: int
     sessions: tuple[str, ...]
 
 
 class Deletions:
-    """Deletes agents of one server; for one event loop. `clock` is the wall's."""
+    """Deletes agents of one server; for one event loop. `clock` is wall time."""
 
     def __init__(
         self,
         engine: Engine,
         history: History,
-        kept: StoredResponses,
+        responses: StoredResponses,
         sessions: Sessions,
         *,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._engine = engine
         self._history = history
-        self._kept = kept
+        self._responses = responses
         self._sessions = sessions
         self._clock = clock
         self._unfinished: OrderedDict[tuple[str, str], AgentInfo] = OrderedDict()
 
     def unfinished(self, namespace: str | None) -> list[AgentInfo]:
-        """Agents without a memory of which something else is left; None: of all namespaces. Any thread."""
+        """Agents whose memory is deleted while something else is left; None: of all namespaces. Any thread."""
         found = list(self._unfinished.values())
         return [each for each in found if namespace in (None, each.namespace)]
 
     async def delete(self, namespace: str, agent: str) -> Forgotten:
-        """Forget an agent; raises NotFound, and StoreError, which says what is left."""
+        """Delete an agent; raises NotFound, and StoreError, which names what is left."""
         _, forgotten = await self._carry_out(namespace, agent, self._engine.delete)
         return forgotten
 
     async def purge(self, namespace: str, agent: str) -> tuple[PurgeReport, Forgotten]:
-        """The same, with proof. Where only the rest was left, the report's figures are 0."""
+        """Delete an agent and prove it. If its memory was already deleted, the report's figures are 0."""
         report, forgotten = await self._carry_out(namespace, agent, self._engine.purge)
         return report or PurgeReport(agent, 0, 0, 0, 0, 0), forgotten
 
     async def _carry_out(self, namespace: str, agent: str, forget: Callable[..., T]) -> tuple[T | None, Forgotten]:
         key, report, is_known = (namespace, agent), None, True
-        self._kept.check_open()
+        self._responses.check_open()
         await self._sessions.check_forgettable(agent)
         try:
             report = await in_thread(forget, agent, namespace=namespace)
         except NotFound:
             is_known = key in self._unfinished
         if is_known:
-            self._note(key)  # until the rest has gone, also where the caller leaves
+            self._note(key)  # until the rest is deleted, even if the caller disconnects
         forgotten = await self._forget_rest(namespace, agent)
         self._unfinished.pop(key, None)
         if not is_known and not forgotten.num_responses:
@@ -99,9 +99,9 @@ class Deletions:
         except StoreError as error:
             left.append(f"what it remembers of sessions ({error})")
         try:
-            num_responses = await in_thread(self._kept.forget, namespace, agent)
+            num_responses = await in_thread(self._responses.forget, namespace, agent)
         except StoreError as error:
-            left.append(f"its kept responses ({error})")
+            left.append(f"its stored responses ({error})")
         if left:
             raise StoreError(
                 f"the memory of {agent!r} is deleted, and there is left: {'; '.join(left)}: delete it again, and all "

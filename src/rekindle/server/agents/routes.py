@@ -1,6 +1,6 @@
-"""Agents over HTTP: what can be seen and done of their memories, each within the namespace of its key.
+"""Routes that show and change agents' memories, each within the namespace of its key.
 
-An id is percent-encoded in URLs and looked at as it was spelled, so that a slash inside of one stays inside.
+An id is percent-encoded in URLs and decoded after routing, so that it may contain a slash.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ from rekindle.server.gate.caller import ALL, Namespace, decode_agent_id
 from rekindle.server.observers.history import History
 
 PREFIX = "/v1/agents"
-SPELLED = (f"{PREFIX}/", "/v1/coordination/")
+RAW_PREFIXES = (f"{PREFIX}/", "/v1/coordination/")
 
 
-class SpelledPaths:
-    """ASGI middleware: paths with names in them are matched as they were sent; bodies are JSON in any case."""
+class RawPaths:
+    """ASGI middleware: paths that contain names are routed percent-encoded, as sent; bodies are always JSON."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Put the path as it was sent where routes look for it, and take the body's type away."""
-        if scope["type"] == "http" and scope["path"].startswith(SPELLED):
+        """Replace the decoded path by the raw one, and remove the body's content type."""
+        if scope["type"] == "http" and scope["path"].startswith(RAW_PREFIXES):
             scope["path"] = scope["raw_path"].decode("latin-1")
-            # curl -d calls everything a form.
+            # curl -d sends every body as a form.
             scope["headers"] = [(name, value) for name, value in scope["headers"] if name != b"content-type"]
         await self._app(scope, receive, send)
 
@@ -49,19 +49,19 @@ Agent = Annotated[str, Depends(_agent)]
 
 
 class Body(BaseModel):
-    """A body of ours: no more than is named."""
+    """A request body; unknown fields are refused."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
 
 class PinBody(Body):
-    """For how long; null or nothing: until it is unpinned."""
+    """How long to pin; null or absent: until it is unpinned."""
 
     ttl_s: float | None = Field(default=None, gt=0, allow_inf_nan=False)
 
 
 class ForkBody(Body):
-    """The id of the agent that is to remember the same, as it is, not percent-encoded."""
+    """The id of the new agent, verbatim, not percent-encoded."""
 
     target: str
 
@@ -73,7 +73,7 @@ class RewindBody(Body):
 
 
 class AgentEntry(BaseModel):
-    """What an agent remembers: tokens of its longest branch, how many are durable, and where they lie."""
+    """What an agent remembers: tokens of its longest branch, how many are durable, and on which tier they are."""
 
     model_config = ConfigDict(extra="allow")
     id: str
@@ -86,11 +86,11 @@ class AgentEntry(BaseModel):
     warm_tokens: int
     last_use: float = Field(description="Unix seconds")
     pinned: bool
-    pinned_until: float | None = Field(description="Unix seconds; null: for ever, or not pinned")
+    pinned_until: float | None = Field(description="Unix seconds; null: without a limit, or not pinned")
 
 
 class BranchEntry(BaseModel):
-    """One stored conversation: its tokens, how many are durable, where they lie, and who else stands on them."""
+    """One stored conversation: its tokens, how many are durable, on which tier, and which agents share them."""
 
     model_config = ConfigDict(extra="allow")
     number: int
@@ -98,7 +98,7 @@ class BranchEntry(BaseModel):
     saved_tokens: int
     hot_tokens: int
     warm_tokens: int
-    shared_tokens: int = Field(description="from the beginning on, also another agent's")
+    shared_tokens: int = Field(description="length of the prefix shared with other agents")
     shared_with: list[str] = Field(description="ids of those agents; `unnamed` stands for all without one")
     num_turns: int = Field(description="requests that ended in it")
 
@@ -110,18 +110,18 @@ class AgentDetail(AgentEntry):
 
 
 class AgentList(BaseModel):
-    """Agents, the last used first."""
+    """Agents, most recently used first."""
 
     object: str = "list"
     data: list[AgentEntry]
 
 
 def described(info: AgentInfo, **more: Any) -> dict[str, Any]:
-    """An agent as JSON; "for ever" is null, which JSON can spell."""
+    """An agent as JSON; a pin without a limit has `pinned_until` null, as JSON has no infinity."""
     fields = asdict(info)
     until = fields.pop("pinned_until")
     finite = until if until is not None and math.isfinite(until) else None
-    if not fields.get("branch_infos"):  # looked up for one agent, not for lists
+    if not fields.get("branch_infos"):  # known for a single agent, not in lists
         fields.pop("branch_infos", None)
     return {
         "id": fields.pop("agent"),
@@ -150,9 +150,9 @@ def _shown(engine: Engine, agent: str, namespace: str, **more: Any) -> dict[str,
 def _looking(router: APIRouter, engine: Engine, history: History, deletions: Deletions) -> None:
     @router.get("", response_model=AgentList)
     def list_agents(namespace: Namespace) -> dict[str, Any]:
-        """Every named agent of the namespace, the last used first; with namespace=* those of all.
+        """Every named agent of the namespace, most recently used first; with namespace=* those of all namespaces.
 
-        One that was deleted in part, because the disk refused the rest, has no tokens and no branches.
+        An agent that was partly deleted, because the disk refused the rest, has no tokens and no branches.
         """
         space = None if namespace == ALL else namespace
         found = engine.agents(space)
@@ -175,7 +175,7 @@ def _looking(router: APIRouter, engine: Engine, history: History, deletions: Del
     def why(agent: Agent, namespace: Namespace) -> dict[str, Any]:
         """The agent's last requests, the newest first: what was reused, from where, how long it took and why.
 
-        Also of one that remembers nothing (its requests failed, or asked for no reuse).
+        Includes agents that remember nothing (their requests failed, or disabled reuse).
         """
         entries = history.of(namespace, agent)
         if not entries:
@@ -186,19 +186,19 @@ def _looking(router: APIRouter, engine: Engine, history: History, deletions: Del
 def _keeping(router: APIRouter, engine: Engine) -> None:
     @router.post("/{id}/evict", response_model=AgentEntry)
     def evict_agent(agent: Agent, namespace: Namespace) -> dict[str, Any]:
-        """Make an agent durable and drop its blocks from memory, as far as nobody shares them."""
+        """Make an agent durable and drop its blocks from memory, except those that other agents share."""
         num_blocks = engine.evict(agent, namespace=namespace)
         return _shown(engine, agent, namespace, evicted_blocks=num_blocks)
 
     @router.post("/{id}/pin", response_model=AgentEntry)
     def pin_agent(agent: Agent, namespace: Namespace, body: PinBody | None = None) -> dict[str, Any]:
-        """Keep an agent on disk whatever else needs room, for a time or for ever."""
+        """Keep an agent on disk whatever else needs room, for a time or without a limit."""
         engine.pin(agent, ttl_s=body.ttl_s if body else None, namespace=namespace)
         return _shown(engine, agent, namespace)
 
     @router.delete("/{id}/pin", response_model=AgentEntry)
     def unpin_agent(agent: Agent, namespace: Namespace) -> dict[str, Any]:
-        """Let an agent go the way of all others again."""
+        """Unpin an agent, so that it can be evicted again."""
         engine.unpin(agent, namespace=namespace)
         return _shown(engine, agent, namespace)
 
@@ -206,19 +206,19 @@ def _keeping(router: APIRouter, engine: Engine) -> None:
 def _changing(router: APIRouter, engine: Engine) -> None:
     @router.post("/{id}/fork", response_model=AgentEntry)
     def fork_agent(agent: Agent, namespace: Namespace, body: ForkBody) -> dict[str, Any]:
-        """Give another agent all that this one remembers; nothing is copied. Answers with the new one."""
+        """Give another agent all that this one remembers, without copying KV. Answers with the new agent."""
         target = check_agent_id(body.target, where="target")
         engine.fork(agent, target, namespace=namespace)
         return _shown(engine, target, namespace)
 
     @router.post("/{id}/rewind")
     def rewind_agent(agent: Agent, namespace: Namespace, body: RewindBody) -> dict[str, Any]:
-        """Take back an agent's last turns; says how many tokens it still remembers. With 0 it is forgotten."""
+        """Remove an agent's last turns; answers with how many tokens it still remembers. With 0 it is forgotten."""
         num_tokens = engine.rewind(agent, body.turns, namespace=namespace)
         return {"id": agent, "object": "agent", "num_tokens": num_tokens}
 
 
-def _besides(forgotten: Forgotten) -> dict[str, Any]:
+def _rest(forgotten: Forgotten) -> dict[str, Any]:
     return {"responses_deleted": forgotten.num_responses, "sessions": list(forgotten.sessions)}
 
 
@@ -227,17 +227,17 @@ def _ending(router: APIRouter, deletions: Deletions) -> None:
     async def purge_agent(agent: Agent, namespace: Namespace) -> dict[str, Any]:
         """Delete an agent and prove it: its bytes on disk and in memory are overwritten with zeros and read back.
 
-        What stays is said: blocks that others stand on, and sessions that it takes part in, with what was said there.
+        The answer lists what stays: blocks that others share, and sessions that it takes part in, with their messages.
         """
         purged, forgotten = await deletions.purge(namespace, agent)
         report = asdict(purged)
-        return {"id": report.pop("agent"), "object": "agent", "purged": True, **report, **_besides(forgotten)}
+        return {"id": report.pop("agent"), "object": "agent", "purged": True, **report, **_rest(forgotten)}
 
     @router.delete("/{id}")
     async def delete_agent(agent: Agent, namespace: Namespace) -> dict[str, Any]:
-        """Forget an agent on every tier; what others use stays theirs.
+        """Delete an agent on every tier; blocks that others share stay.
 
-        A 503 has changed nothing, or says what is left: the agent is listed then, and deleted when asked again.
+        A 503 has changed nothing, or says what is left: the agent is then still listed and can be deleted again.
         """
         await deletions.delete(namespace, agent)
         return {"id": agent, "object": "agent", "deleted": True}

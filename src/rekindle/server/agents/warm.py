@@ -1,6 +1,6 @@
-"""POST /v1/agents/ID/warm and /prefetch: an agent made ready before it is asked.
+"""POST /v1/agents/ID/warm and /prefetch: prepare an agent before its next request.
 
-Warming computes a conversation and remembers it without a reply; prefetching brings what is on disk into memory and
+Warming prefills a conversation and remembers it without a reply; prefetching loads KV from disk into memory and
 computes nothing. Both answer with the report that a request would have.
 """
 
@@ -34,7 +34,7 @@ WARM = f"{PREFIX}/{{id}}/warm"
 
 
 class WarmBody(Body):
-    """What will be asked, as far as it is known: a conversation whose last message is not the user's goes on anyhow."""
+    """The next request, as far as it is known; its last message need not be the user's."""
 
     messages: Messages
     model: str | None = Field(default=None, description="the served name, the path it was loaded from, or `default`")
@@ -43,7 +43,7 @@ class WarmBody(Body):
 
 
 class Warmed(BaseModel):
-    """What of a conversation was there already, and what was computed."""
+    """How much of a conversation was cached, and how much was computed."""
 
     id: str
     object: str = "agent"
@@ -51,23 +51,23 @@ class Warmed(BaseModel):
 
 
 class _WarmReply(DataEvents):
-    """The answer to a warm-up: a report, no words."""
+    """The answer to a warm-up: a report without text."""
 
     def __init__(self, agent: str, generation: Generation) -> None:
         self._agent = agent
         self._choice = Choice(0, generation)
 
     def take(self, index: int, delta: Delta) -> list[dict[str, Any]]:
-        """Nothing is said."""
+        """Note the delta; there are no events."""
         self._choice.add(delta)
         return []
 
     def has_ended(self, index: int) -> bool:
-        """Never before the generation has."""
+        """Always False: the generation decides."""
         return False
 
     def message(self, index: int) -> Message:
-        """Nothing."""
+        """An empty message."""
         return Message("assistant", "")
 
     def ending(self) -> list[dict[str, Any]]:
@@ -80,16 +80,16 @@ class _WarmReply(DataEvents):
 
 
 def warming_router(engine: Engine, model: ServedModel, observer: Observer, *, ping_s: float) -> APIRouter:
-    """Both routes. A warm-up is observed like a request, waits like one, and ends when its client leaves."""
+    """Both routes. A warm-up is observed and queued like a request, and ends when its client disconnects."""
     router = Router(prefix=PREFIX, tags=["agents"])
 
     @router.post("/{id}/warm", response_model=Warmed)
     async def warm_agent(request: Request, agent: Agent, namespace: Namespace) -> Response:
-        """Compute a conversation and remember it, so that the agent's next request waits for its new words only."""
+        """Prefill a conversation and remember it, so that the agent's next request computes only its new tokens."""
         caller = replace(unnamed(request), agent=agent, namespace=namespace)
 
         def submit(body: Any, caller: Caller) -> Generation:
-            return engine.submit(_asked(body, caller, model))
+            return engine.submit(_request(body, caller, model))
 
         generation, watch = await accepted(request, observer, WARM, submit, caller=caller)
         answer = Answer(_WarmReply(agent, generation), [generation], watch, params={}, ping_s=ping_s)
@@ -97,14 +97,14 @@ def warming_router(engine: Engine, model: ServedModel, observer: Observer, *, pi
 
     @router.post("/{id}/prefetch", response_model=Warmed)
     def prefetch_agent(agent: Agent, namespace: Namespace) -> dict[str, Any]:
-        """Bring an agent's latest conversation from disk into memory, as far as memory goes; nothing is computed."""
+        """Load an agent's latest conversation from disk into memory, as far as memory allows; nothing is computed."""
         report = engine.prefetch(agent, namespace=namespace)
         return {"id": agent, "object": "agent", "rekindle": report.as_dict()}
 
     return router
 
 
-def _asked(body: Any, caller: Caller, model: ServedModel) -> GenerationRequest:
+def _request(body: Any, caller: Caller, model: ServedModel) -> GenerationRequest:
     given = validated(WarmBody, body, harmless=frozenset(), neutral={})
     model.require(given.model)
     return GenerationRequest(

@@ -1,1 +1,1 @@
-"""The page at `/`: who remembers what, a chat with any agent, sessions live. Plain files, no build step."""
+"""The page at `/`: agents and what they remember, a chat with any agent, live sessions. Plain files, no build step."""

@@ -1,8 +1,8 @@
-"""GET /overview: all that the page draws of a namespace's agents, in one answer.
+"""GET /overview: everything the page draws of a namespace's agents, in one answer.
 
-Owns nothing: memory is told by the engine, requests by the history. It is bounded, for it is asked for every other
-second, and stands outside of /v1/, whose requests are counted against a tenant's limit. The operator's figures are not
-in it: it needs the tenant's key only.
+Owns nothing: memory comes from the engine, requests from the history. It is bounded, as the page polls it every other
+second, and is outside /v1/, whose requests count against a tenant's limit. It needs only the tenant's key, so it does
+not contain the operator's figures.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from rekindle.server.models import ServedModel
 from rekindle.server.observers.history import History
 from rekindle.server.page.details import Details
 
-MOST_AGENTS = 30  # with branches and requests, the last used first; the others are counted
+MOST_AGENTS = 30  # with branches and requests, most recently used first; the others are only counted
 REQUEST_FIELDS = (
     "at endpoint outcome source prompt_tokens reused_tokens hot_tokens warm_tokens computed_tokens completion_tokens "
     "reuse finish_reason error"
@@ -42,7 +42,7 @@ class OverviewRequest(BaseModel):
 
 
 class OverviewAgent(AgentDetail):
-    """An agent, its branches, its last requests and the last that computed what could have been reused."""
+    """An agent, its branches, its last requests and the last that recomputed what could have been reused."""
 
     requests: list[OverviewRequest]
     last_miss: dict[str, Any] | None = Field(description="a request with `explanation` and `advice`")
@@ -77,13 +77,13 @@ def overview_router(engine: Engine, model: ServedModel, history: History) -> API
             "namespace": namespace,
             "block_tokens": engine.spec.layout.block_tokens,
             "num_agents": len(infos),
-            "agents": [_told(info, history.of(namespace, info.agent)) for info in shown],
+            "agents": [_agent(info, history.of(namespace, info.agent)) for info in shown],
         }
 
     return router
 
 
-def _told(info: AgentInfo, entries: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def _agent(info: AgentInfo, entries: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     miss = next((entry for entry in entries if is_miss(entry)), None)
     return {
         "branch_infos": [],
@@ -94,14 +94,14 @@ def _told(info: AgentInfo, entries: Sequence[Mapping[str, Any]]) -> dict[str, An
 
 
 def is_miss(entry: Mapping[str, Any]) -> bool:
-    """Whether a request of the history computed what might have been reused, and says why."""
+    """Whether a request of the history recomputed what might have been reused and has an explanation."""
     return entry.get("explanation") is not None and (
         entry["outcome"] in MISSES or entry["explanation"]["cause"] == "evicted"
     )
 
 
 def explained(entry: Mapping[str, Any]) -> dict[str, Any]:
-    """The explanation of a request, and what to do about it."""
+    """The explanation of a request, with advice."""
     explanation = entry["explanation"]
     return {"explanation": explanation, "advice": ADVICE[explanation["cause"]]}
 

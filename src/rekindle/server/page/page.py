@@ -1,7 +1,7 @@
-"""The files of the page at `/`, as they lie in this package, and what a browser may do with them.
+"""Serves the files of the page at `/` from this package, with headers that restrict the browser.
 
-They are open to whoever may reach the server: the page itself asks for a key where one is needed. A browser takes
-scripts, styles and data from this server only, runs no text as HTML or script, and shows the page in no foreign frame.
+They need no key: the page itself asks for one if it is needed. A browser loads scripts, styles and data from this
+server only, runs no text as HTML or script, and does not show the page in a foreign frame.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ POLICY = (
 )
 HEADERS = {
     "Content-Security-Policy": POLICY,
-    "Cache-Control": "no-cache",  # asked for again each time, sent again only where it has changed
+    "Cache-Control": "no-cache",  # revalidated each time, sent again only if it changed
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cross-Origin-Resource-Policy": "same-origin",
     "Referrer-Policy": "same-origin",
@@ -44,14 +44,14 @@ HEADERS = {
 
 @dataclass(frozen=True, slots=True)
 class _File:
-    """One file as it is sent; `tag` names its content."""
+    """One file as it is sent; `tag` identifies its content."""
 
     content: bytes
     kind: str
     tag: str
 
     def response(self, request: Request) -> Response:
-        """The file, or 304 where the browser has just this one."""
+        """The file, or 304 if the browser already has it."""
         headers = {**HEADERS, "ETag": self.tag}
         if self.tag in request.headers.get("if-none-match", ""):
             return Response(status_code=304, headers=headers)
@@ -59,7 +59,7 @@ class _File:
 
 
 def page_router(engine: Engine, model: ServedModel, history: History) -> APIRouter:
-    """The page, its files, and the one route that is there for it."""
+    """The page, its files, and the one route that serves it data."""
     router = Router()
     found = _files()
 
@@ -78,7 +78,7 @@ def page_router(engine: Engine, model: ServedModel, history: History) -> APIRout
 
 
 def _files() -> dict[str, _File]:
-    """All files of the page by their names: some 80 KB, read once."""
+    """All files of the page by name: some 80 KB, read once."""
     found = {}
     for entry in (files("rekindle.server.page") / "static").iterdir():
         kind = TYPES.get(PurePath(entry.name).suffix)
