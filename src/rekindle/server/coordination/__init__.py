@@ -1,1 +1,1 @@
-"""Sessions of several agents over HTTP: bodies, routes, events as they happen."""
+"""Coordination sessions over HTTP: bodies, routes, events as they happen."""

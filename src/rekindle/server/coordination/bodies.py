@@ -1,6 +1,6 @@
-"""What the routes of sessions take: shapes and sizes. What a session makes of it is the session's own business.
+"""Request bodies of the routes of sessions: shapes and sizes. What they mean is up to the session.
 
-An agent here is one of a session; `agent` is the identity under which it lives on, as `/v1/agents` shows it.
+An agent here is one of a session; `agent` is its permanent identity, as `/v1/agents` shows it.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from rekindle.model.params import MAX_STOPS, SamplingParams
 from rekindle.server.answers.validation import Items
 
 LONGEST_LINE = 1_000
-LONGEST_TEXT = 4_000_000  # characters: more than any context holds, and a bound for what is kept of a session
-COUNTS: dict[str, JsonValue] = {"minItems": 2, "maxItems": MOST_AGENTS}  # judged with the plan, in better words
+LONGEST_TEXT = 4_000_000  # characters: more than any context holds, and a bound for what is stored of a session
+COUNTS: dict[str, JsonValue] = {"minItems": 2, "maxItems": MOST_AGENTS}  # checked with the plan, in better words
 
 
 Name = Annotated[str, Field(min_length=1, max_length=MOST_NAME_CHARS)]
@@ -30,7 +30,7 @@ Names = Annotated[list[Name], Field(min_length=1, max_length=MOST_AGENTS)]
 
 
 class _Body(BaseModel):
-    """No more than is named; null means "not given"."""
+    """Unknown fields are refused; null means "not given"."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
@@ -48,23 +48,23 @@ class SamplingOptions(_Body):
     repetition_penalty: float | None = None
     seed: int | None = None
     stop: str | Annotated[list[str], Field(max_length=MAX_STOPS)] | None = Field(
-        default=None, description="beside what ends a turn anyhow: to go on as somebody else"
+        default=None, description="in addition to the built-in stop: a turn ends before it speaks as another agent"
     )
     min_tokens: int | None = None
     ignore_eos: bool | None = None
 
 
 class AgentBody(_Body):
-    """One who takes part."""
+    """An agent of the session."""
 
     name: Name = Field(description="what the others call it")
-    persona: Text = Field(default="", description="what only it is told of itself; may hold long documents")
-    role: Line = Field(default="", description="one line that everybody is told")
+    persona: Text = Field(default="", description="instructions that only it sees; may hold long documents")
+    role: Line = Field(default="", description="one line that all agents see")
     agent: str | None = Field(
         default=None,
         min_length=1,
         max_length=MAX_ID_BYTES,
-        description="the identity under which it lives on, with its KV, when the session is deleted; null: it does not",
+        description="the identity that it and its KV keep when the session is deleted; null: it is deleted too",
     )
 
 
@@ -72,40 +72,40 @@ class SessionBody(_Body):
     """POST /v1/coordination/sessions."""
 
     agents: Items[AgentBody] = Field(json_schema_extra=COUNTS)
-    topology: Topology = Field(default="round_robin", description="who speaks when a round or turn names nobody")
-    title: Line = Field(default="", description="for people; no agent is told")
-    setting: Text = Field(default="", description="what everybody is told first, computed once for all")
-    opening: Text = Field(default="", description="the host's first words")
-    host: Name = Field(default=HOST, description="in whose name words from outside are said")
+    topology: Topology = Field(default="round_robin", description="who speaks when a round or turn names no speaker")
+    title: Line = Field(default="", description="for people; no agent sees it")
+    setting: Text = Field(default="", description="the text that all agents see first, computed once for all")
+    opening: Text = Field(default="", description="the host's first message")
+    host: Name = Field(default=HOST, description="the sender of messages from outside")
     moderator: Name | None = Field(default=None, description="who picks the next speaker; of `moderated` sessions")
-    sampling: SamplingOptions | None = Field(default=None, description="for every turn that brings no own")
+    sampling: SamplingOptions | None = Field(default=None, description="for every turn without its own")
     listen: Literal["now", "later"] = Field(
-        default="now", description="when others take in what is said: while and after it is, or when they speak"
+        default="now", description="when agents prefill what others say: while and after it is said, or when they speak"
     )
 
 
-class _Spoken(_Body):
-    sampling: SamplingOptions | None = Field(default=None, description="for this run, before what the session says")
+class _RunBody(_Body):
+    sampling: SamplingOptions | None = Field(default=None, description="for this run, instead of the session's")
 
 
-class TurnBody(_Spoken):
+class TurnBody(_RunBody):
     """One turn."""
 
-    speaker: Name | None = Field(default=None, description="null: who is next in this topology")
-    to: Name | Names | None = Field(default=None, description="who alone hears it; null: everybody")
+    speaker: Name | None = Field(default=None, description="null: the next one in this topology")
+    to: Name | Names | None = Field(default=None, description="the only agents that hear it; null: all")
 
 
-class RoundBody(_Spoken):
+class RoundBody(_RunBody):
     """One round."""
 
     speakers: Names | None = Field(
-        default=None, description="in this order, or to be picked from; null: those of the topology"
+        default=None, description="in this order, or for the moderator to pick from; null: those of the topology"
     )
-    to: Name | Names | None = Field(default=None, description="who alone hears it; null: everybody")
+    to: Name | Names | None = Field(default=None, description="the only agents that hear it; null: all")
 
 
-class VoteBody(_Spoken):
-    """A question; without one, a vote that was broken off goes on."""
+class VoteBody(_RunBody):
+    """A question; without one, an interrupted vote is resumed."""
 
     question: Text | None = None
     options: Items[Line] | None = None
@@ -114,28 +114,28 @@ class VoteBody(_Spoken):
     max_rounds: int | None = Field(default=None, ge=1, le=100, description="of a consensus")
     threshold: float | None = Field(default=None, description="of a consensus: the share of votes that must agree")
     is_open: bool | None = Field(default=None, description="true: all voters hear every ballot")
-    voters: Names | None = Field(default=None, description="null: everybody")
+    voters: Names | None = Field(default=None, description="null: all agents")
 
 
 class MessageBody(_Body):
-    """Words put in: of the host, of anybody who is no agent of the session, or given to an agent as its own."""
+    """A message from outside: in the name of the host, of somebody outside the session, or of one of its agents."""
 
     text: Text
     by: Name | None = Field(default=None, alias="from", description="null: the host")
-    to: Name | Names | None = Field(default=None, description="who alone hears it; null: everybody")
+    to: Name | Names | None = Field(default=None, description="the only agents that hear it; null: all")
 
 
 class WhisperBody(MessageBody):
-    """Words that only some hear."""
+    """A message that only some agents hear."""
 
     to: Name | Names
 
 
 class InterruptBody(MessageBody):
-    """Words that cut a speaker short."""
+    """A message that interrupts a speaker."""
 
     stop: Literal["nothing", "turn", "round"] = Field(
-        default="turn", description="what ends: the turns that run, or all of the round that is left"
+        default="turn", description="what ends: the running turns, or the rest of the round"
     )
 
 
@@ -143,23 +143,23 @@ class ForkBody(_Body):
     """The name of the new agent, which remembers and has heard all that this one has."""
 
     target: Name
-    persona: Text = Field(default="", description="what only it is told of itself, from now on")
+    persona: Text = Field(default="", description="instructions that only it sees, from now on")
 
 
 class RewindBody(_Body):
-    """How many of its own turns it forgets, with all it heard since."""
+    """How many of its own turns the agent forgets, with all it heard since."""
 
     turns: int = Field(default=1, ge=1, le=1_000_000)
 
 
 class MergeBody(_Body):
-    """Whose words and memories this one takes in, as far as it has not heard them."""
+    """The agent whose messages and memories this one receives, as far as it has not heard them."""
 
     source: Name
 
 
 def plan_of(body: SessionBody) -> Plan:
-    """The plan that a body describes; BadRequest names the field to change."""
+    """Return the plan that a body describes; BadRequest names the field to change."""
     for at, each in enumerate(body.agents):
         if each.agent is not None:
             check_agent_id(each.agent, where=f"agents[{at}].agent")
@@ -177,7 +177,7 @@ def plan_of(body: SessionBody) -> Plan:
 
 
 def sampling_of(options: SamplingOptions | None) -> dict[str, Any] | None:
-    """Fields of `SamplingParams`, checked; None where nothing was given."""
+    """Return fields of `SamplingParams`, checked; None if no options were given."""
     if options is None:
         return None
     given: dict[str, Any] = options.model_dump(exclude_none=True)
@@ -191,24 +191,22 @@ def sampling_of(options: SamplingOptions | None) -> dict[str, Any] | None:
 
 
 def question_of(body: VoteBody) -> Question | None:
-    """The question that is put; None: one that was put before is gone on with."""
+    """Return the question to put; None: resume the one put before."""
     details = body.model_dump(
         include={"mode", "coordinator", "max_rounds", "threshold", "is_open"}, exclude_none=True, exclude_unset=True
     )
     if body.question is None:
         stray = next(iter(details), "options" if body.options else "voters" if body.voters else None)
         if stray is not None:
-            raise BadRequest(
-                f"{stray} needs a question; an empty body goes on with an unfinished vote", param="question"
-            )
+            raise BadRequest(f"{stray} needs a question; an empty body resumes an unfinished vote", param="question")
         return None
     if body.options is None:
-        raise BadRequest("options: say between what is decided", param="options")
+        raise BadRequest("options: list what to choose from", param="options")
     return Question(body.question, tuple(body.options), **details)
 
 
 def audience_of(to: str | list[str] | None) -> Audience:
-    """Who hears it, given as one name or several."""
+    """The agents that hear a message, given as one name or several."""
     if to is None:
         return None
     return (to,) if isinstance(to, str) else tuple(to)

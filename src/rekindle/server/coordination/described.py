@@ -9,13 +9,13 @@ from rekindle.agents.machine.types import Participant, Plan, Turn, Utterance
 from rekindle.agents.sessions.events import SessionInfo, Standing
 
 
-def said(utterance: Utterance) -> dict[str, Any]:
-    """Something that was said."""
+def message_entry(utterance: Utterance) -> dict[str, Any]:
+    """A message of a session."""
     return asdict(utterance)
 
 
 def listed(info: SessionInfo) -> dict[str, Any]:
-    """A session among others: without what may be long."""
+    """A session as a list entry: without fields that may be long."""
     return {
         "id": info.id,
         "object": "coordination.session",
@@ -36,7 +36,7 @@ def listed(info: SessionInfo) -> dict[str, Any]:
 
 
 def detailed(info: SessionInfo) -> dict[str, Any]:
-    """A session with all that is known of it."""
+    """A session with every field."""
     return {
         **listed(info),
         "plan": as_body(info.plan),
@@ -47,7 +47,7 @@ def detailed(info: SessionInfo) -> dict[str, Any]:
 
 
 def as_body(plan: Plan) -> dict[str, Any]:
-    """The body that makes a session with this plan; what only a bench compares is no part of one."""
+    """The body that creates a session with this plan; without `layout` and `reuse`, which only benchmarks vary."""
     fields = asdict(plan)
     del fields["layout"], fields["reuse"]
     return {"agents": fields.pop("participants"), **fields, "sampling": dict(plan.sampling)}

@@ -1,6 +1,6 @@
-"""What turns have reused and how long they took, for who asks later than they were spoken.
+"""What recent turns reused and how long they took, for later requests.
 
-StoredResponse in memory, of the last turns since the server started; a transcript is complete without.
+Held in memory, for the last turns since the server started; transcripts do not depend on it.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ class Figures:
         self._turns: dict[tuple[str, str, int], dict[str, Any]] = {}
 
     def note(self, namespace: str, session: str, complete: SessionEvent) -> None:
-        """Keep those of a turn that is complete; the oldest ones give way."""
+        """Store the figures of a complete turn; beyond the bound the oldest are dropped."""
         self._turns[namespace, session, complete.data["turn"]] = {name: complete.data[name] for name in FIELDS}
         if len(self._turns) > self._most:
             del self._turns[next(iter(self._turns))]
 
     def of(self, namespace: str, session: str, turn: int | None) -> dict[str, Any]:
-        """Those of a turn; all of them None where they are not known, or nothing was spoken in a turn."""
+        """The figures of a turn; all None if they are unknown, or if the message was not part of a turn."""
         return UNKNOWN if turn is None else self._turns.get((namespace, session, turn), UNKNOWN)
 
     def forget(self, namespace: str, session: str) -> None:
-        """The session is gone."""
+        """Drop the figures of a deleted session."""
         for key in [key for key in self._turns if key[:2] == (namespace, session)]:
             del self._turns[key]

@@ -1,4 +1,4 @@
-"""What the routes of sessions answer, as JSON; tests hold real answers against these.
+"""Models of the answers of the routes of sessions; tests validate real answers against them.
 
 A name is one of a session's agents; times are Unix seconds.
 """
@@ -12,43 +12,43 @@ from pydantic import BaseModel, ConfigDict, Field
 from rekindle.agents.machine.types import MOST_AGENTS, Purpose, Topology
 
 
-class _Told(BaseModel):
-    """More may be told of it in time."""
+class _Extensible(BaseModel):
+    """An object that may get more fields later."""
 
     model_config = ConfigDict(extra="allow")
 
 
-class TurnEntry(_Told):
+class TurnEntry(_Extensible):
     """A turn that has begun."""
 
     turn: int
     speaker: str
-    to: list[str] | None = Field(description="who alone hears it; null: everybody")
+    to: list[str] | None = Field(description="the only agents that hear it; null: all")
     purpose: Purpose
     round: int | None
 
 
-class SessionAgent(_Told):
-    """One who takes part, and what it remembers as far as that is known."""
+class SessionAgent(_Extensible):
+    """An agent of the session, and how much it remembers, if known."""
 
     name: str
     role: str
     agent: str = Field(description="its identity under /v1/agents")
-    is_permanent: bool = Field(description="whether it lives on when the session is deleted")
+    is_permanent: bool = Field(description="whether it stays when the session is deleted")
     num_tokens: int | None = Field(description="that it remembers; null: not known yet")
-    taken_in_tokens: int = Field(description="computed for it while others spoke, all in all")
+    taken_in_tokens: int = Field(description="prefilled for it while others spoke, in total")
 
 
-class LayoutEntry(_Told):
-    """Whether prompts of the served model only grow at their end. `lost_share`: of a prompt, if they do not."""
+class LayoutEntry(_Extensible):
+    """Whether prompts of the served model only grow at their end; if not, `lost_share` of each is recomputed."""
 
     extends: bool
     lost_share: float
     why: str | None
 
 
-class SessionEntry(_Told):
-    """A session, as it is listed."""
+class SessionEntry(_Extensible):
+    """A session as a list entry."""
 
     id: str
     object: str = "coordination.session"
@@ -63,12 +63,12 @@ class SessionEntry(_Told):
     num_turns: int
     is_unfinished: bool = Field(description="a round or vote has begun and not ended")
     is_voting: bool = Field(description="it is a vote")
-    running: list[TurnEntry] = Field(description="turns that are being spoken right now")
+    running: list[TurnEntry] = Field(description="turns that are running now")
     expected: list[str] = Field(description="who speaks next, as far as that is known")
 
 
 class SessionDetail(SessionEntry):
-    """A session with all that is known of it. `plan` is the body that makes another one like it."""
+    """A session with every field. `plan` is the body that creates another one like it."""
 
     plan: dict[str, Any]
     agents: list[SessionAgent]
@@ -77,26 +77,26 @@ class SessionDetail(SessionEntry):
 
 
 class SessionList(BaseModel):
-    """Sessions, the newest first."""
+    """Sessions, newest first."""
 
     object: Literal["list"] = "list"
     data: list[SessionEntry]
 
 
-class MessageEntry(_Told):
-    """Something that was said. `turn` null: it was put in from outside; `cut`: its speaker was interrupted."""
+class MessageEntry(_Extensible):
+    """A message. `turn` null: it came from outside; `cut`: its speaker was interrupted."""
 
     number: int
     by: str
     text: str
-    to: list[str] | None = Field(description="who alone heard it; null: everybody")
+    to: list[str] | None = Field(description="the only agents that heard it; null: all")
     turn: int | None
     purpose: Purpose
     cut: bool
 
 
 class ListedMessage(MessageEntry):
-    """Something that was said, with the figures of its turn; null: from outside, or no longer known."""
+    """A message with the figures of its turn; null: from outside, or no longer known."""
 
     rekindle: dict[str, Any] | None = Field(description="the report of the turn's request")
     gap_ms: float | None
@@ -105,14 +105,14 @@ class ListedMessage(MessageEntry):
 
 
 class MessageList(BaseModel):
-    """What was said, in order."""
+    """Messages in order."""
 
     object: Literal["list"] = "list"
     data: list[ListedMessage]
 
 
 class Deleted(BaseModel):
-    """It is gone."""
+    """A session was deleted."""
 
     id: str
     object: str = "coordination.session"
@@ -120,16 +120,16 @@ class Deleted(BaseModel):
 
 
 class Run(BaseModel):
-    """What came of a turn, round or vote: the data of its events, in their order."""
+    """The result of a turn, round or vote: the data of its events, in order."""
 
     session: str
     object: str = "coordination.run"
     turns: list[dict[str, Any]] = Field(description="of turn_complete")
     failed: list[dict[str, Any]] = Field(description="of turn_failed")
-    messages: list[dict[str, Any]] = Field(description="of message: what was told from outside or by the host")
+    messages: list[dict[str, Any]] = Field(description="of message: messages from outside or from the host")
     rounds: list[dict[str, Any]] = Field(description="of round_complete; a vote may need several")
     decision: dict[str, Any] | None = Field(description="of a vote")
-    error: dict[str, Any] | None = Field(description="why it ended early; what had been said by then stands")
+    error: dict[str, Any] | None = Field(description="why it ended early; messages sent by then stay")
 
 
 class RunEvent(BaseModel):
@@ -141,12 +141,12 @@ class RunEvent(BaseModel):
     data: dict[str, Any]
 
 
-class Comparison(_Told):
+class Comparison(_Extensible):
     """What two agents of a session have in common; `parts_at` null: the other one has heard more."""
 
     agents: list[str]
-    shared_entries: int = Field(description="things said that both took in, from the beginning on")
-    shared_tokens: int = Field(description="of their prompts, from the beginning on")
+    shared_entries: int = Field(description="messages that both have seen, from the beginning")
+    shared_tokens: int = Field(description="of their prompts, from the beginning")
     num_tokens: dict[str, int]
     parts_at: dict[str, dict[str, Any] | None]
     last_words: dict[str, str | None]

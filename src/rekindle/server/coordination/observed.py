@@ -1,7 +1,7 @@
-"""Turns of sessions told to those who follow requests: the log, the metrics, each agent's history; figures are kept.
+"""Reports turns of sessions to the observers of requests (log, metrics, each agent's history) and stores their figures.
 
-A turn is a request of its speaker's memory, and fails with the status that a request would. Only the run is followed,
-not whoever watches it.
+A turn counts as a request of its speaker and fails with the status that a request would. Only the run is reported, not
+its watchers.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ ENDPOINT = "/v1/coordination/sessions"
 async def observed(
     events: AsyncGenerator[SessionEvent, None], observer: Observer, figures: Figures, namespace: str, session: str
 ) -> AsyncGenerator[SessionEvent, None]:
-    """The same events; each turn is followed from its start to its end, or to the end of the run and for its reason."""
+    """Pass events on; report each turn from its start to its end, or as failed with the error that ended the run."""
     watches: dict[int, RequestWatch] = {}
     why: RekindleError = Cancelled("the run ended before the turn did")
     try:

@@ -1,7 +1,7 @@
 """Routes under /v1/coordination/sessions, each within the namespace of its key.
 
-They run on the event loop, where the coordinator lives. A session's id is made here; names of agents are
-percent-encoded in URLs as ids of agents are, and looked at as they were spelled.
+They run on the event loop, as the coordinator does. Session ids are made here; names of agents are percent-encoded in
+URLs, like ids of agents, and decoded after routing.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from rekindle.server.coordination.bodies import (
     question_of,
     sampling_of,
 )
-from rekindle.server.coordination.described import detailed, listed, said
+from rekindle.server.coordination.described import detailed, listed, message_entry
 from rekindle.server.coordination.models import (
     Comparison,
     Deleted,
@@ -52,7 +52,7 @@ from rekindle.server.observers.observer import Observer
 
 T = TypeVar("T")
 PREFIX = "/v1/coordination/sessions"
-MOST_NUMBER = (1 << 53) - 1  # that JSON can spell everywhere
+MOST_NUMBER = (1 << 53) - 1  # the largest integer that every JSON parser represents exactly
 Stop = Literal["nothing", "turn", "round"]
 _EVENTS = {"text/event-stream": {"schema": {"$ref": f"#/components/schemas/{RunEvent.__name__}"}}}
 STREAM: dict[str, Any] = {
@@ -77,8 +77,8 @@ SessionId = Annotated[str, Path(description="the session's id")]
 
 
 @contextmanager
-def _spelled(**params: str) -> Iterator[None]:
-    """Within this context errors name fields as bodies spell them."""
+def _params_renamed(**params: str) -> Iterator[None]:
+    """Rename the parameters of errors to the fields of the body."""
     try:
         yield
     except BadRequest as error:
@@ -86,12 +86,12 @@ def _spelled(**params: str) -> Iterator[None]:
         raise
 
 
-def sessions_router(sessions: Sessions, ears: StreamSettings, observer: Observer) -> APIRouter:
-    """All routes of sessions; `observer` follows the turns that are spoken."""
+def sessions_router(sessions: Sessions, streams: StreamSettings, observer: Observer) -> APIRouter:
+    """All routes of sessions; turns are reported to `observer`."""
     router = Router(prefix=PREFIX, tags=["coordination"])
     _keeping(router, sessions)
-    _running(router, sessions, ears, observer)
-    _telling(router, sessions, ears)
+    _running(router, sessions, streams, observer)
+    _messaging(router, sessions, streams)
     _changing(router, sessions)
     return router
 
@@ -99,33 +99,33 @@ def sessions_router(sessions: Sessions, ears: StreamSettings, observer: Observer
 def _keeping(router: APIRouter, sessions: Sessions) -> None:
     @router.post("", response_model=SessionDetail)
     async def create_session(space: Space, body: SessionBody) -> dict[str, Any]:
-        """Begin a session of 2 to 30 agents; nobody speaks yet. Permanent agents bring what they remember."""
+        """Create a session of 2 to 30 agents; no agent speaks yet. Permanent agents bring what they remember."""
         coordinator = await sessions.coordinator()
-        with _spelled(participants="agents"):
+        with _params_renamed(participants="agents"):
             return detailed(await coordinator.create(space, plan_of(body), id=f"sess_{uuid.uuid4().hex}"))
 
     @router.get("", response_model=SessionList)
     async def list_sessions(space: Space) -> dict[str, Any]:
-        """Every session of the namespace, the newest first."""
+        """Every session of the namespace, newest first."""
         found = await (await sessions.coordinator()).listed(space)
         return {"object": "list", "data": [listed(info) for info in reversed(found)]}
 
     @router.get("/{id}", response_model=SessionDetail)
     async def show_session(space: Space, id: SessionId) -> dict[str, Any]:
-        """One session: who takes part, who speaks, what was decided, and the plan that makes another one like it."""
+        """One session: its agents, who is speaking, its decisions, and the plan that creates another one like it."""
         coordinator = await sessions.coordinator()
         await coordinator.fetch(space, id)
         return detailed(coordinator.show(space, id))
 
     @router.delete("/{id}", response_model=Deleted)
     async def delete_session(space: Space, id: SessionId) -> dict[str, Any]:
-        """Forget a session. Its ephemeral agents go with it; permanent ones keep their KV and what they remember."""
+        """Delete a session and its ephemeral agents; permanent agents keep their KV and what they remember."""
         await (await sessions.coordinator()).delete(space, id)
         sessions.figures.forget(space, id)
         return {"id": id, "object": "coordination.session", "deleted": True}
 
 
-def _running(router: APIRouter, sessions: Sessions, ears: StreamSettings, observer: Observer) -> None:
+def _running(router: APIRouter, sessions: Sessions, streams: StreamSettings, observer: Observer) -> None:
     async def followed(
         play: Callable[[Sessions, str, str, T], Awaitable[Events]], space: str, id: str, body: T
     ) -> Events:
@@ -133,33 +133,33 @@ def _running(router: APIRouter, sessions: Sessions, ears: StreamSettings, observ
 
     @router.post("/{id}/turn", response_model=Run)
     async def run_turn(request: Request, space: Space, id: SessionId, body: TurnBody | None = None) -> dict[str, Any]:
-        """Have one agent speak, and wait for the end. A turn that was broken off is spoken first."""
-        return await whole(request, id, await followed(_turn, space, id, body), ears)
+        """Have one agent speak, and wait for the end. An interrupted turn is resumed first."""
+        return await whole(request, id, await followed(_turn, space, id, body), streams)
 
     @router.post("/{id}/turn/stream", **STREAM)
     async def stream_turn(request: Request, space: Space, id: SessionId, body: TurnBody | None = None) -> Response:
-        """Have one agent speak, and follow it word by word."""
-        return await streamed(request, await followed(_turn, space, id, body), ears)
+        """Have one agent speak, and stream it token by token."""
+        return await streamed(request, await followed(_turn, space, id, body), streams)
 
     @router.post("/{id}/round", response_model=Run)
     async def run_round(request: Request, space: Space, id: SessionId, body: RoundBody | None = None) -> dict[str, Any]:
-        """Have all speak whom the topology names, or these, and wait for the end. One that was broken off goes on."""
-        return await whole(request, id, await followed(_round, space, id, body), ears)
+        """Have the topology's speakers, or these, speak, and wait for the end. An interrupted round is resumed."""
+        return await whole(request, id, await followed(_round, space, id, body), streams)
 
     @router.post("/{id}/round/stream", **STREAM)
     async def stream_round(request: Request, space: Space, id: SessionId, body: RoundBody | None = None) -> Response:
-        """Have all speak whom the topology names, or these, and follow it word by word."""
-        return await streamed(request, await followed(_round, space, id, body), ears)
+        """Have the topology's speakers, or these, speak, and stream it token by token."""
+        return await streamed(request, await followed(_round, space, id, body), streams)
 
     @router.post("/{id}/vote", response_model=Run)
     async def run_vote(request: Request, space: Space, id: SessionId, body: VoteBody | None = None) -> dict[str, Any]:
-        """Put a question to the agents and wait for the decision. Without a question a broken off vote goes on."""
-        return await whole(request, id, await followed(_vote, space, id, body), ears)
+        """Put a question to the agents and wait for the decision. Without a question, resume an interrupted vote."""
+        return await whole(request, id, await followed(_vote, space, id, body), streams)
 
     @router.post("/{id}/vote/stream", **STREAM)
     async def stream_vote(request: Request, space: Space, id: SessionId, body: VoteBody | None = None) -> Response:
-        """Put a question to the agents and follow the ballots word by word."""
-        return await streamed(request, await followed(_vote, space, id, body), ears)
+        """Put a question to the agents and stream the ballots token by token."""
+        return await streamed(request, await followed(_vote, space, id, body), streams)
 
 
 async def _turn(sessions: Sessions, namespace: str, id: str, body: TurnBody | None) -> Events:
@@ -177,76 +177,76 @@ async def _round(sessions: Sessions, namespace: str, id: str, body: RoundBody | 
 async def _vote(sessions: Sessions, namespace: str, id: str, body: VoteBody | None) -> Events:
     asked, coordinator = body or VoteBody(), await sessions.coordinator()
     voters, sampling = names_of(asked.voters), sampling_of(asked.sampling)
-    with _spelled(text="question"):
+    with _params_renamed(text="question"):
         return coordinator.vote(namespace, id, question_of(asked), voters=voters, sampling=sampling)
 
 
-def _telling(router: APIRouter, sessions: Sessions, ears: StreamSettings) -> None:
-    async def tell(namespace: str, id: str, body: MessageBody, *, stop: Stop = "nothing") -> dict[str, Any]:
+def _messaging(router: APIRouter, sessions: Sessions, streams: StreamSettings) -> None:
+    async def send(namespace: str, id: str, body: MessageBody, *, stop: Stop = "nothing") -> dict[str, Any]:
         coordinator = await sessions.coordinator()
-        with _spelled(by="from"):
-            told = await coordinator.tell(namespace, id, body.text, by=body.by, to=audience_of(body.to), stop=stop)
-        return said(told)
+        with _params_renamed(by="from"):
+            message = await coordinator.tell(namespace, id, body.text, by=body.by, to=audience_of(body.to), stop=stop)
+        return message_entry(message)
 
     @router.get("/{id}/messages", response_model=MessageList)
     async def list_messages(
         space: Space,
         id: SessionId,
-        hears: Annotated[str | None, Query(description="only what reached this agent, its own words included")] = None,
+        hears: Annotated[str | None, Query(description="only messages that this agent heard, or sent")] = None,
         after: Annotated[int, Query(ge=-1, le=MOST_NUMBER, description="only later numbers than this")] = -1,
     ) -> dict[str, Any]:
-        """What was said, in order: by agents, by the host, from outside."""
+        """The messages in order: from agents, from the host, from outside."""
         coordinator = await sessions.coordinator()
         await coordinator.fetch(space, id)
         found = coordinator.messages(space, id, hears=hears, after=after + 1)
         figures = sessions.figures
-        return {"object": "list", "data": [said(each) | figures.of(space, id, each.turn) for each in found]}
+        return {"object": "list", "data": [message_entry(each) | figures.of(space, id, each.turn) for each in found]}
 
     @router.post("/{id}/messages", response_model=MessageEntry)
     async def put_message(space: Space, id: SessionId, body: MessageBody) -> dict[str, Any]:
-        """Put words in. Who is speaking hears them after its own words; nobody is made to answer."""
-        return await tell(space, id, body)
+        """Send a message. A speaking agent hears it after its own turn; no agent has to answer."""
+        return await send(space, id, body)
 
     @router.post("/{id}/whisper", response_model=MessageEntry)
     async def whisper(space: Space, id: SessionId, body: WhisperBody) -> dict[str, Any]:
-        """Put words in that only some hear; nobody else ever learns of them."""
-        return await tell(space, id, body)
+        """Send a message that only some agents hear; the others never see it."""
+        return await send(space, id, body)
 
     @router.post("/{id}/interrupt", response_model=MessageEntry)
     async def interrupt(space: Space, id: SessionId, body: InterruptBody) -> dict[str, Any]:
-        """Cut short who is speaking (what it said stands), or all of the round that is left, and say something."""
-        return await tell(space, id, body, stop=body.stop)
+        """Interrupt the running turns (what was said so far stays), or the rest of the round, and send a message."""
+        return await send(space, id, body, stop=body.stop)
 
     @router.get("/{id}/events", **STREAM)
     async def follow(request: Request, space: Space, id: SessionId) -> Response:
-        """What happens in the session from now on, whoever has it happen: for any number of watchers."""
+        """Stream the session's events from now on, whichever client causes them; for any number of watchers."""
         coordinator = await sessions.coordinator()
         await coordinator.fetch(space, id)
-        return await listened(request, coordinator.events(space, id), ears)
+        return await listened(request, coordinator.events(space, id), streams)
 
 
 def _changing(router: APIRouter, sessions: Sessions) -> None:
     @router.post("/{id}/agents/{name}/fork", response_model=SessionDetail)
     async def fork(space: Space, id: SessionId, agent: Agent, body: ForkBody) -> dict[str, Any]:
-        """Have another agent join that remembers and has heard all that this one has; no KV is copied."""
+        """Add an agent that remembers and has heard all that this one has; no KV is copied."""
         coordinator = await sessions.coordinator()
         return detailed(await coordinator.fork(space, id, agent, body.target, persona=body.persona))
 
     @router.post("/{id}/agents/{name}/rewind", response_model=SessionDetail)
     async def rewind(space: Space, id: SessionId, agent: Agent, body: RewindBody | None = None) -> dict[str, Any]:
-        """Have an agent forget its last turns and what it heard since; others keep what they heard of it."""
+        """Make an agent forget its last turns and what it heard since; others keep what they heard of it."""
         coordinator = await sessions.coordinator()
         return detailed(await coordinator.rewind(space, id, agent, (body or RewindBody()).turns))
 
     @router.post("/{id}/agents/{name}/merge", response_model=SessionDetail)
     async def merge(space: Space, id: SessionId, agent: Agent, body: MergeBody) -> dict[str, Any]:
-        """Have an agent take in what another said and heard that it did not."""
+        """Give an agent the messages that another sent and heard and it did not."""
         return detailed(await (await sessions.coordinator()).merge(space, id, body.source, agent))
 
     @router.get("/{id}/compare", response_model=Comparison)
     async def compare(
         space: Space, id: SessionId, agents: Annotated[str, Query(description="two names, separated by a comma")]
     ) -> dict[str, Any]:
-        """Where what two agents took in parts, and how much of their prompts they share."""
+        """Where the messages of two agents diverge, and how much of their prompts they share."""
         names = [name.strip() for name in agents.split(",")]
         return await (await sessions.coordinator()).compare(space, id, names)

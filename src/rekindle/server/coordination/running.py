@@ -1,8 +1,7 @@
-"""The service of sessions in a server: opened when somebody first asks for it, closed with the application.
+"""The coordination service of a server: opened at the first request for sessions, closed with the application.
 
-Whoever holds no sessions pays nothing, and two servers over one file get along until both are asked: the second answers
-503 and goes on with everything else. It tries again with each request. On a disk that is full or may not be written,
-sessions are held in memory.
+A server without sessions pays nothing. Two servers can share one file until both use sessions: the second answers 503,
+retries with each request, and serves everything else. On a full or read-only disk, sessions are held in memory.
 """
 
 from __future__ import annotations
@@ -23,8 +22,8 @@ logger = logging.getLogger(__name__)
 
 
 class Sessions:
-    """Gives out the one coordinator over an engine; for one event loop. `figures` are those of turns by now,
-    `records` the open file."""
+    """Opens the one coordinator of an engine; for one event loop. `figures`: those of recent turns; `records`: the
+    open file."""
 
     def __init__(self, engine: Engine, *, clock: Callable[[], float], quota: Quota) -> None:
         self._engine = engine
@@ -35,10 +34,10 @@ class Sessions:
         self._coordinator: Coordinator | None = None
         self.figures = Figures()
         self._problem: str | None = None
-        self._refused: str | None = None  # why sessions are in memory that were to be in a file
+        self._refused: str | None = None  # why sessions are in memory instead of a file
 
     async def coordinator(self) -> Coordinator:
-        """The coordinator, started; StoreError where the file of sessions cannot be had."""
+        """Return the started coordinator; StoreError if the file of sessions cannot be opened."""
         async with self._opening:
             if self._coordinator is None:
                 try:
@@ -63,7 +62,7 @@ class Sessions:
         return coordinator
 
     def _records_or_memory(self) -> SessionRecords:
-        """The file of sessions; where its disk refuses, sessions in memory, which is said."""
+        """Open the file of sessions; if its disk refuses, hold sessions in memory and log that."""
         try:
             return SessionRecords.open(self._engine.settings.store.sessions_path())
         except StoreRefused as error:
@@ -72,7 +71,7 @@ class Sessions:
             return SessionRecords.open(None)
 
     async def check_forgettable(self, agent: str) -> None:
-        """StoreError, in words for who wants the agent deleted, where `forget` cannot do it: nothing is forgotten."""
+        """Raise StoreError, worded for the request that deletes the agent, if `forget` would fail. Deletes nothing."""
         try:
             await self._with_memories(agent)
         except StoreError as error:
@@ -80,10 +79,10 @@ class Sessions:
             raise StoreError(message) from error
 
     async def forget(self, namespace: str, agent: str) -> tuple[str, ...]:
-        """Have an agent bring nothing of earlier sessions into later ones; ids of those that it takes part in.
+        """Forget what an agent remembers of sessions; return the ids of those that it takes part in.
 
-        Another server's sessions are its own, which is said in the log. StoreError where the file refuses: done again,
-        it goes on.
+        If another server has the file, its sessions are unchanged and a warning is logged. StoreError if the file
+        refuses: calling again continues.
         """
         coordinator = await self._with_memories(agent)
         if coordinator is None:
@@ -93,7 +92,7 @@ class Sessions:
         return tuple(each.id for each in found if agent in {one.agent for one in each.agents.values()})
 
     async def _with_memories(self, agent: str) -> Coordinator | None:
-        """Whoever knows what agents remember; None where nobody of this server does. StoreError."""
+        """Return the coordinator if this server has a file of sessions, else None. Raises StoreError."""
         if self._coordinator is None and not await in_thread(self._has_file):
             return None
         try:
@@ -109,16 +108,16 @@ class Sessions:
         path = self._engine.settings.store.sessions_path()
         try:
             return path is not None and path.exists()
-        except OSError:  # it may be, and cannot be looked for
+        except OSError:  # it may exist, but cannot be looked up
             return True
 
     def problems(self) -> tuple[str, ...]:
-        """What a person should know."""
+        """Problems to report to the operator."""
         damage = None if self.records is None else self.records.file_error
         return tuple(each for each in (self._problem, self._refused, damage) if each is not None)
 
     async def close(self) -> None:
-        """End what runs, so that it can be gone on with, and let go of the file. Closing twice is safe."""
+        """Stop running turns, so that they can be resumed, and close the file. Closing twice is safe."""
         async with self._opening:
             coordinator, self._coordinator = self._coordinator, None
             records, self.records = self.records, None

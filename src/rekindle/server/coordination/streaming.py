@@ -1,7 +1,7 @@
-"""A run of a session as it happens: events pumped out of the service, signs of life, and a client that hangs up.
+"""Streams a run of a session: events from the service, pings, and the client's disconnect.
 
-Owns the rule that leaving ends the run: the turn that was being spoken stops within a step and stays begun, so that it
-can be gone on with. A stop of the server does the same.
+Owns the rule that a disconnect ends the run: the running turn stops within a step and stays unfinished, so that it can
+be resumed. Stopping the server does the same.
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ from rekindle.worker import MEANT_FOR_THE_LOOP, failure_of
 
 Events = AsyncGenerator[SessionEvent, None]
 Arrived = asyncio.Queue[SessionEvent | Exception | None]
-MOST_AHEAD = 64  # events that a slow reader may be behind here; then the session's own bound counts
+MOST_AHEAD = 64  # events buffered here for a slow reader; beyond that the session's own bound applies
 BEAT = comment("waiting")
-CUT = Problem(503, "server_error", "the server is stopping: what was begun goes on later", None, "stopping", 5)
+CUT = Problem(503, "server_error", "the server is stopping: what was begun can be resumed", None, "stopping", 5)
 
 
 @dataclass(frozen=True, slots=True)
 class StreamSettings:
-    """How to notice that nobody waits any more, and how often to show those who do that the connection lives."""
+    """`gate` reports disconnects and the server's stop; `ping_s` is the interval of pings while there are no events."""
 
-    door: ShutdownGate
+    gate: ShutdownGate
     ping_s: float
 
 
 @dataclass(slots=True)
-class Told:
-    """What of a run a client that does not stream is told, as it comes together."""
+class RunResult:
+    """The answer of a run to a client that does not stream, collected from its events."""
 
     session: str
     turns: list[dict[str, Any]] = field(default_factory=list)
@@ -48,21 +48,21 @@ class Told:
     decision: dict[str, Any] | None = None
     error: dict[str, Any] | None = None
 
-    def add(self, told: SessionEvent) -> None:
-        """Note an event; those of which others tell all in the end are left out."""
-        match told.kind:
+    def add(self, item: SessionEvent) -> None:
+        """Note an event, unless later events repeat its content."""
+        match item.kind:
             case "turn_complete":
-                self.turns.append(told.data)
+                self.turns.append(item.data)
             case "turn_failed":
-                self.failed.append(told.data)
+                self.failed.append(item.data)
             case "message":
-                self.messages.append(told.data)
+                self.messages.append(item.data)
             case "round_complete":
-                self.rounds.append(told.data)
+                self.rounds.append(item.data)
             case "decision":
-                self.decision = told.data
+                self.decision = item.data
             case "error":
-                self.error = told.data
+                self.error = item.data
 
     def as_dict(self) -> dict[str, Any]:
         """The answer."""
@@ -78,32 +78,33 @@ class Told:
         }
 
 
-async def whole(request: Request, session: str, events: Events, ears: StreamSettings) -> dict[str, Any]:
-    """Run to the end and say what came of it. An error ends it with its status unless something was said before."""
-    told = Told(session)
-    async with aclosing(_watched(request, events, ears)) as items:
+async def whole(request: Request, session: str, events: Events, settings: StreamSettings) -> dict[str, Any]:
+    """Run to the end and return the result. An error sets the status only if no turn was completed before it."""
+    result = RunResult(session)
+    async with aclosing(_watched(request, events, settings)) as items:
         try:
             async for item in items:
                 if item is not None:
-                    told.add(item)
+                    result.add(item)
         except RekindleError as error:
-            if not told.turns:
+            if not result.turns:
                 raise
-            told.error = _broken(error)
-    return told.as_dict()
+            result.error = _broken(error)
+    return result.as_dict()
 
 
-async def streamed(request: Request, events: Events, ears: StreamSettings) -> EventStream:
+async def streamed(request: Request, events: Events, settings: StreamSettings) -> EventStream:
     """The run as server-sent events; the head waits for the first, or a ping, so that a refusal has its status."""
-    return await _opened(_watched(request, events, ears, first_s=ears.ping_s, beat_s=ears.ping_s))
+    return await _opened(_watched(request, events, settings, first_s=settings.ping_s, beat_s=settings.ping_s))
 
 
-async def listened(request: Request, events: Events, ears: StreamSettings) -> EventStream:
-    """What happens from now on, until the listener leaves; the head goes out as soon as nothing can be missed.
+async def listened(request: Request, events: Events, settings: StreamSettings) -> EventStream:
+    """Events from now on, until the listener disconnects; the head is sent as soon as no event can be missed.
 
-    A server that stops waits for runs, but not for who only listens.
+    A stopping server waits for runs, but not for listeners.
     """
-    return await _opened(_watched(request, events, ears, first_s=0.0, beat_s=ears.ping_s, leaves="when closed"))
+    watched = _watched(request, events, settings, first_s=0.0, beat_s=settings.ping_s, ends="when closed")
+    return await _opened(watched)
 
 
 async def _opened(items: AsyncGenerator[SessionEvent | None, None]) -> EventStream:
@@ -112,10 +113,10 @@ async def _opened(items: AsyncGenerator[SessionEvent | None, None]) -> EventStre
     except BaseException:
         await items.aclose()
         raise
-    return EventStream(_spelled(first, items), headers={})
+    return EventStream(_encoded(first, items), headers={})
 
 
-async def _spelled(
+async def _encoded(
     first: SessionEvent | None, items: AsyncGenerator[SessionEvent | None, None]
 ) -> AsyncGenerator[bytes, None]:
     async with aclosing(items):
@@ -124,33 +125,33 @@ async def _spelled(
             async for item in items:
                 yield BEAT if item is None else event(item.data, item.kind)
         except RekindleError as error:
-            # The head is out already: the error travels as an event.
+            # The head has been sent: the error becomes an event.
             yield event(_broken(error), "error")
 
 
 def _broken(error: RekindleError) -> dict[str, Any]:
-    told: dict[str, Any] = problem_of(error).body()["error"]
-    return told
+    body: dict[str, Any] = problem_of(error).body()["error"]
+    return body
 
 
 async def _watched(
     request: Request,
     events: Events,
-    ears: StreamSettings,
+    settings: StreamSettings,
     *,
     first_s: float | None = None,
     beat_s: float | None = None,
-    leaves: Literal["when cut", "when closed"] = "when cut",
+    ends: Literal["when cut", "when closed"] = "when cut",
 ) -> AsyncGenerator[SessionEvent | None, None]:
-    """Events as they come; None says that `beat_s` passed without one, or `first_s` without any.
+    """Yield events as they come; None means that `beat_s` passed without one, or `first_s` without any.
 
-    All of it ends when the client leaves, or has to: at the latest when the door cuts off who is inside. The request's
-    body must have been read: what comes after is the disconnect.
+    It ends when the client disconnects or the shutdown gate cuts it off; with `ends` "when closed", already when the
+    gate closes. The request's body must have been read: the next message is then the disconnect.
     """
     arrived: Arrived = asyncio.Queue(MOST_AHEAD)
-    work = [_pumped(events, arrived), _left(request, ears, arrived)]
-    if leaves == "when closed":
-        work.append(_closed(ears, arrived))
+    work = [_pumped(events, arrived), _left(request, settings, arrived)]
+    if ends == "when closed":
+        work.append(_closed(settings, arrived))
     tasks = [asyncio.create_task(each) for each in work]
     try:
         wait_s = first_s
@@ -182,17 +183,17 @@ async def _pumped(events: Events, arrived: Arrived) -> None:
     except MEANT_FOR_THE_LOOP:
         raise
     except BaseException as error:
-        # Border: the error belongs to whoever reads the events.
+        # Border: the error is passed to the reader of the events.
         await arrived.put(failure_of(error))
     await arrived.put(None)
 
 
-async def _left(request: Request, ears: StreamSettings, arrived: Arrived) -> None:
-    while (await ears.door.listen(request.receive))["type"] != "http.disconnect":
+async def _left(request: Request, settings: StreamSettings, arrived: Arrived) -> None:
+    while (await settings.gate.listen(request.receive))["type"] != "http.disconnect":
         pass
-    await arrived.put(HttpError(CUT))  # if it was not the server who ended it, nobody reads this
+    await arrived.put(HttpError(CUT))  # read only if the server ended it; a client that disconnected does not
 
 
-async def _closed(ears: StreamSettings, arrived: Arrived) -> None:
-    await ears.door.closed()
+async def _closed(settings: StreamSettings, arrived: Arrived) -> None:
+    await settings.gate.closed()
     await arrived.put(HttpError(CUT))
