@@ -1,4 +1,4 @@
-"""Every setting. Each component is handed only its own part. Knows no torch and no HTTP."""
+"""Every setting. Each component receives only its own part. Knows no torch and no HTTP."""
 
 from rekindle.config.catalog import ENV_PREFIX, SETTINGS, KnownSetting
 from rekindle.config.hosts import is_loopback

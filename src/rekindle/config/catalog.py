@@ -1,4 +1,4 @@
-"""All settings by their flat names, as flags, variables, files and documents know them."""
+"""All settings by the flat names that flags, variables, files and documents use."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ SECTIONS: dict[str, tuple[str, type]] = {
 
 @dataclass(frozen=True, slots=True)
 class KnownSetting:
-    """One setting: `section` and `field` say where it stands in `Settings`, `kind` is its type without None."""
+    """One setting: `section` and `field` locate it in `Settings`, `kind` is its type without None."""
 
     name: str
     section: str
@@ -43,28 +43,28 @@ class KnownSetting:
 
     @property
     def group(self) -> str:
-        """The title that it stands under."""
+        """The title of its section."""
         return SECTIONS[self.section][0]
 
     @property
     def flag(self) -> str | None:
-        """How the command line spells it; None where it has no flag."""
+        """Its command line flag, or None."""
         return f"--{self.name.replace('_', '-')}" if self.about.given == "flag" else None
 
     @property
     def variable(self) -> str:
-        """How the environment spells it."""
+        """Its environment variable."""
         return f"{ENV_PREFIX}{self.name.upper()}"
 
     @property
     def choices(self) -> tuple[str, ...]:
-        """The few values it may have; empty where they are many."""
+        """The values it may have; empty if they are not enumerated."""
         words = get_args(self.kind) if get_origin(self.kind) is Literal else self.about.bounds.choices
         return tuple(map(str, words))
 
     @property
     def unit(self) -> str:
-        """What one writes for it: `size`, `seconds`, `text`, `path`, `int`, ..."""
+        """What the user writes for it: `size`, `seconds`, `text`, `path`, `int`, ..."""
         if self.name.endswith("_bytes"):
             return "size"
         if self.name.endswith("_s"):
@@ -75,7 +75,7 @@ class KnownSetting:
 
     @property
     def default_text(self) -> str:
-        """The default as one would write it, or what having none means."""
+        """The default as the user would write it, or the meaning of having no value."""
         value = self.default
         if value is None or value == () or value == {}:
             return self.about.unset

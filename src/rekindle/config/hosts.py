@@ -1,4 +1,4 @@
-"""Names of hosts, as settings and headers spell them."""
+"""Host names in settings and headers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def is_loopback(host: str) -> bool:
 
 
 def is_host(text: str) -> bool:
-    """Whether `text` is a name or address, with a port or without, as a Host header spells it; IPv6 in brackets."""
+    """Whether `text` is a valid Host header: a name or address, with or without a port; IPv6 in brackets."""
     try:
         parts = urlsplit(f"//{text}")
         has_port = parts.port is not None

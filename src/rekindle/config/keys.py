@@ -1,7 +1,7 @@
-"""API keys and the namespaces they open, as people write them.
+"""Parses API keys and the namespaces they open.
 
-A table `[api_keys]` of the TOML file (`team = "key"`), or `team=key,other=key` in the environment: never a flag, which
-every user of the machine could read.
+They are a table `[api_keys]` of the TOML file (`team = "key"`), or `team=key,other=key` in the environment: never a
+flag, which every user of the machine could read.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
 def parse_api_keys(value: Any) -> dict[str, str]:
-    """Namespace -> key of a table, or of `name=key,name=key`; ConfigError, which quotes no key."""
+    """Return namespace -> key, from a table or from `name=key,name=key`; a ConfigError quotes no key."""
     if isinstance(value, Mapping):
         pairs = list(value.items())
     elif isinstance(value, str):
@@ -40,7 +40,7 @@ def _pair(text: str) -> tuple[str, str]:
 
 
 def check_keys(api_key: str | None, api_keys: Mapping[str, str], admin_key: str | None) -> None:
-    """Refuse names that are none, keys that no header can carry, and one key for two purposes."""
+    """Refuse invalid names, keys that no header can carry, and one key for two purposes."""
     for name in api_keys:
         if _NAME.fullmatch(name) is None:
             raise ConfigError(f"api_keys: {name!r} is no name: 1 to 64 letters, digits, '.', '_', '-'")

@@ -1,6 +1,6 @@
-"""The settings as keyword arguments of Python, for type checkers: names and types of `parts`, which a test compares.
+"""The settings as Python keyword arguments, for type checkers: names and types of `parts`; a test compares them.
 
-Sizes may be spelled ("4GiB"), paths be text, lists of names one text with commas. None is as not given.
+Sizes may be text ("4GiB"), paths may be text, lists of names may be one text with commas. None means "not given".
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Literal, TypedDict
 
 
 class SettingsBesideModel(TypedDict, total=False):
-    """Every setting but the model, by the name that flags and files have; `store` is a directory, or "off"."""
+    """Every setting except the model, named as in flags and files; `store` is a directory, or "off"."""
 
     revision: str | None
     dtype: Literal["auto", "bf16", "fp32"]

@@ -1,4 +1,4 @@
-"""How flags, REKINDLE_* variables and a TOML file become one frozen `Settings`.
+"""Loads one frozen `Settings` from flags, REKINDLE_* variables and a TOML file.
 
 A flag wins over a variable, a variable over the file, the file over the default. All three use the same flat names
 (`hot_bytes`, `REKINDLE_HOT_BYTES`, `--hot-bytes`); unknown ones are refused.
@@ -47,9 +47,9 @@ class Settings:
         *,
         defaults: Mapping[str, Any] | None = None,
     ) -> Settings:
-        """Settings of these flags (None: not given), variables (others than REKINDLE_* are not looked at) and file.
+        """Load settings from these flags (None: not given), REKINDLE_* variables (others are ignored) and file.
 
-        `defaults` are those of the caller, where they differ from the ones written here.
+        `defaults` override the defaults of `parts`.
         """
         variables = {
             name.removeprefix(ENV_PREFIX).lower(): value
@@ -57,7 +57,7 @@ class Settings:
             if name.startswith(ENV_PREFIX)
         }
         named = variables.pop("config", None)
-        variables.pop("debug", None)  # of the command line alone: see cli/border
+        variables.pop("debug", None)  # only for the command line: see cli/border
         if config_path is None and named:
             config_path = Path(named)
         given = {name: value for name, value in (flags or {}).items() if value is not None}
@@ -106,12 +106,12 @@ def _parse(source: str, name: str, value: Any) -> tuple[str, str, Any]:
 
 
 def _at(source: str) -> str:
-    """Where a setting stands; what was given directly, by flag or keyword, says so itself."""
+    """The prefix of an error that names a setting's source; empty for a flag or keyword."""
     return f"{source}: " if source else ""
 
 
 def _convert(wanted: Any, value: Any) -> Any:
-    """`value` (a string, or what TOML and Python bring) as the field's type; ValueError says what would do."""
+    """Convert `value` (a string, or a TOML or Python value) to the field's type; ValueError says what is valid."""
     if get_origin(wanted) is Mapping:
         return parse_api_keys(value)
     if get_origin(wanted) is tuple:
@@ -154,7 +154,7 @@ def _short(value: Any) -> str:
 
 
 def _text(wanted: type[str] | type[Path], value: Any) -> str | Path:
-    if not isinstance(value, str | Path):  # in Python a model may be named by its path
+    if not isinstance(value, str | Path):  # in Python a model may be given as a Path
         kind = "a table" if isinstance(value, Mapping) else "a list" if isinstance(value, list) else repr(value)
         raise ValueError(f"must be a text, not {kind}")
     if wanted is Path and (not str(value) or "\0" in str(value)):
@@ -163,7 +163,7 @@ def _text(wanted: type[str] | type[Path], value: Any) -> str | Path:
 
 
 def _several(value: Any) -> tuple[str, ...]:
-    """Names of a list, or of one text that separates them by commas."""
+    """Parse names from a list, or from one text with commas between them."""
     if isinstance(value, str):
         return tuple(name for part in value.split(",") if (name := part.strip()))
     if isinstance(value, list | tuple) and all(isinstance(each, str) for each in value):

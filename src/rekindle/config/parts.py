@@ -1,4 +1,4 @@
-"""The settings of each component: names, defaults, what they mean, what they may be. Each stands here, once."""
+"""The settings of each component: names, defaults, meanings, bounds. Each is defined here, once."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from rekindle.config.setting import Bounds, above, at_least, check_numbers, need
 MiB = 1 << 20
 SESSIONS_FILE = "sessions.db"
 RESPONSES_FILE = "responses.db"
-# What is taken where nothing is set: of the free memory, of the free space and what a store has of it already.
+# Defaults where nothing is set: shares of free memory, and of free disk space plus what the store already uses.
 HOT_SHARE, MOST_HOT_BYTES = 1 / 4, 4096 * MiB
 DISK_SHARE, MOST_DISK_BYTES = 1 / 5, 50 * 10**9
-WORDS_SHARE = 1 / 8  # of the disk, for coordination sessions, and again for kept responses
+WORDS_SHARE = 1 / 8  # of the disk, for coordination sessions, and again for stored responses
 NORMALISATIONS = ("attribution", "dates", "tools")
 
 
@@ -43,7 +43,7 @@ class ModelSettings:
         None,
         "threads of the model",
         unset="all cores",
-        bounds=at_least(1, 1024),  # a system that has no more threads to give ends the process
+        bounds=at_least(1, 1024),  # a system that runs out of threads kills the process
     )
 
     def __post_init__(self) -> None:
@@ -64,11 +64,11 @@ class CacheSettings:
     min_reuse_tokens: int = setting(16, "fewest tokens worth reusing", bounds=at_least(1))
     min_reuse_ratio: float = setting(0.0, "least share of a prompt worth reusing", bounds=at_least(0, 1))
     max_branches: int = setting(
-        8, "conversations kept of one agent", detail="`n` of a request cannot be more.", bounds=at_least(1)
+        8, "conversations kept per agent", detail="`n` of a request cannot be more.", bounds=at_least(1)
     )
     eviction: Literal["lru", "fifo", "lfu", "aged-lfu", "adaptive"] = setting(
         "lru",
-        "what leaves hot memory first",
+        "what is evicted from hot memory first",
         detail="`adaptive` tries four rules on a sample of the traffic and follows the best: it finds more where "
         "memory is small.",
     )
@@ -84,8 +84,8 @@ class PromptSettings:
 
     normalise: str = setting(
         "attribution",
-        f"take out what clients change on every call: {', '.join(NORMALISATIONS)}, or off",
-        detail="Several are separated by commas. `tools` puts the tools in order instead of taking something out.",
+        f"remove what clients change on every call: {', '.join(NORMALISATIONS)}, or off",
+        detail="Several are separated by commas. `tools` sorts the tools instead of removing something.",
     )
     anticipate: Literal["on", "off"] = setting("on", "compute in idle time what the template renders next")
 
@@ -95,7 +95,7 @@ class PromptSettings:
         need(not unknown, f"normalise: {', '.join(map(repr, unknown))} is unknown: write off, or some of {known}")
 
     def kinds(self) -> frozenset[str]:
-        """The kinds asked for; none with `off`."""
+        """The requested kinds; empty with `off`."""
         if self.normalise.strip() == "off":
             return frozenset()
         return frozenset(kind.strip() for kind in self.normalise.split(","))
@@ -103,7 +103,7 @@ class PromptSettings:
 
 @dataclass(frozen=True, slots=True)
 class StoreSettings:
-    """The warm tier; with `enabled` false there is none."""
+    """The warm tier; there is none if `enabled` is false."""
 
     dir: Path | None = setting(
         None,
@@ -116,17 +116,17 @@ class StoreSettings:
     disk_bytes: int | None = setting(
         None, "disk for warm KV", unset="a fifth of what is free, at most 50GB", bounds=at_least(1)
     )
-    agent_ttl_s: float | None = setting(None, "forget agents unused for so long", unset="never", bounds=at_least(1))
-    anonymous_ttl_s: float = setting(3600.0, "forget unnamed conversations unused for so long", bounds=at_least(1))
+    agent_ttl_s: float | None = setting(None, "forget agents unused for this long", unset="never", bounds=at_least(1))
+    anonymous_ttl_s: float = setting(3600.0, "forget unnamed conversations unused for this long", bounds=at_least(1))
     stale_ttl_s: float = setting(
         30 * 86400.0,
-        "forget other models' stores in this directory unused for so long",
+        "forget other models' stores in this directory unused for this long",
         detail="This happens at start.",
         bounds=at_least(0),
     )
     namespace_share: float = setting(
         1.0,
-        "share of disk and hot memory above which a tenant gives way before others",
+        "share of disk and hot memory above which a tenant is evicted before others",
         detail="1: no quota.",
         bounds=above(0, 1),
     )
@@ -139,7 +139,7 @@ class StoreSettings:
     )
     response_bytes: int | None = setting(
         None,
-        "part of disk_bytes for kept responses; tenants share it equally",
+        "part of disk_bytes for stored responses; tenants share it equally",
         unset="an eighth of disk_bytes",
         bounds=at_least(1),
     )
@@ -155,7 +155,7 @@ class StoreSettings:
         )
 
     def directory(self) -> Path:
-        """`dir`, or where this system keeps a user's caches."""
+        """`dir`, or this system's directory for user caches."""
         if self.dir is not None:
             return self.dir.expanduser().absolute()
         from platformdirs import user_cache_path
@@ -163,7 +163,7 @@ class StoreSettings:
         return user_cache_path("rekindle")
 
     def sessions_path(self) -> Path | None:
-        """The file of sessions: words are data, so they lie beside the KV only where `dir` is given; None: nowhere."""
+        """The file of sessions: text is user data, so it is next to the KV only if `dir` is given; None: no file."""
         if not self.enabled:
             return None
         if self.dir is not None:
@@ -175,7 +175,7 @@ class StoreSettings:
 
 @dataclass(frozen=True, slots=True)
 class EngineSettings:
-    """Scheduling. `max_running` places and hot memory are shared by the namespaces that ask (`engine/core/shares`)."""
+    """Scheduling. `max_running` places and hot memory are shared by the active namespaces (`engine/core/shares`)."""
 
     max_context: int | None = setting(
         None,
@@ -188,7 +188,7 @@ class EngineSettings:
     max_waiting: int = setting(
         1024,
         "requests that may wait; more are refused with 503",
-        detail="A tenant that has less than its share of them may still wait. What listeners of sessions take in does "
+        detail="A tenant that has less than its share of them may still wait. Prefill for listeners of sessions does "
         "not count, and turns that begin together count as one.",
         bounds=at_least(1),
     )
@@ -196,7 +196,7 @@ class EngineSettings:
         None, "stop a request that is not done by then; it fails with 503", unset="never", bounds=above(0)
     )
     max_stall_s: float = setting(0.25, "longest pause of a running stream for another's prompt", bounds=above(0))
-    max_step_s: float = setting(1.0, "longest step when nobody else waits", detail="Not below `max_stall_s`.")
+    max_step_s: float = setting(1.0, "longest step when no other request waits", detail="Not below `max_stall_s`.")
     max_chunk_tokens: int | None = setting(
         None, "prompt tokens in one step", unset="bounded by time alone", bounds=at_least(1)
     )
@@ -214,7 +214,7 @@ class EngineSettings:
 
 @dataclass(frozen=True, slots=True)
 class ServerSettings:
-    """Where to listen, who may come in, and how much of it."""
+    """Where to listen, who may connect, and the limits."""
 
     host: str = setting(
         "127.0.0.1", "address to listen on; off loopback a key (REKINDLE_API_KEY) or `open` is required"
@@ -223,8 +223,8 @@ class ServerSettings:
     open: bool = setting(False, "serve other machines without a key")
     public_host: tuple[str, ...] = setting(
         (),
-        "name that a proxy in front is reached by, for Host and Origin; may be given again",
-        detail="With a port or without. See [proxy.md](proxy.md).",
+        "name under which a proxy in front is reached, for Host and Origin; may be given again",
+        detail="With or without a port. See [proxy.md](proxy.md).",
         unset="none",
     )
     api_key: str | None = setting(None, "key of the namespace `default`", unset="none", given="secret")
@@ -235,7 +235,7 @@ class ServerSettings:
         given="secret",
     )
     admin_key: str | None = setting(
-        None, "key for what concerns all namespaces: figures, `?namespace=`", unset="none", given="secret"
+        None, "key for all namespaces: figures, `?namespace=`", unset="none", given="secret"
     )
     served_model_name: str | None = setting(None, "name in /v1/models and in answers", unset="the model's")
     requests_per_minute: int | None = setting(
@@ -256,7 +256,7 @@ class ServerSettings:
         30.0, "longest wait for a request's head, and for more of its body", bounds=above(0)
     )
     stop_s: float = setting(5.0, "how long a stop waits for running answers", bounds=at_least(0))
-    ping_s: float = setting(5.0, "how often a stream that has nothing to say yet shows a sign of life", bounds=above(0))
+    ping_s: float = setting(5.0, "how often a stream without new output sends a ping", bounds=above(0))
     record: Path | None = setting(
         None,
         "write every request to this file or directory, to replay the day",
@@ -292,9 +292,9 @@ class ServerSettings:
 
     @property
     def needs_key(self) -> bool:
-        """Whether nobody comes in without a key."""
+        """Whether a key is required."""
         return self.api_key is not None or bool(self.api_keys)
 
     def namespaces(self) -> tuple[str, ...]:
-        """Every namespace somebody may be in; `default` is one of them always."""
+        """Every configured namespace; always includes `default`."""
         return (DEFAULT_NAMESPACE, *(name for name in self.api_keys if name != DEFAULT_NAMESPACE))

@@ -1,6 +1,6 @@
-"""What is known of a setting beside its type and default, kept with its field: what it means, and what it may be.
+"""Metadata of a setting, stored with its field: its meaning and its bounds.
 
-Help texts, docs/settings.md and the checks of a part are all made from it.
+Help texts, docs/settings.md and the checks of a part are all derived from it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ KEY = "setting"
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """Which numbers a setting takes; `least` and `most` are allowed themselves, `above` is not."""
+    """Which numbers a setting takes; `least` and `most` are inclusive, `above` is exclusive."""
 
     least: float | None = None
     above: float | None = None
@@ -26,7 +26,7 @@ class Bounds:
     choices: tuple[int, ...] = ()
 
     def __str__(self) -> str:
-        """As documents say it; empty where every number is good."""
+        """The bounds as documents show them; empty if there are none."""
         if self.choices:
             return listed([str(choice) for choice in self.choices])
         if self.least is not None and self.most is not None:
@@ -35,7 +35,7 @@ class Bounds:
         return ", ".join(f"{word} {bound}" for word, bound in named if bound is not None)
 
     def check(self, name: str, value: float) -> None:
-        """ConfigError where `value` lies outside."""
+        """Raise ConfigError if `value` is out of bounds."""
         need(not self.choices or value in self.choices, f"{name} must be {self}, not {value}")
         need(self.least is None or value >= self.least, f"{name} must be at least {self.least}, not {value}")
         need(self.above is None or value > self.above, f"{name} must be above {self.above}, not {value}")
@@ -44,10 +44,10 @@ class Bounds:
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """`help` is one line, without the default; `detail` are sentences that documents add to it.
+    """`help` is one line, without the default; `detail` holds sentences that documents add to it.
 
-    `unset` says what no value means. `name` is the flat name where it is not the field's. With `given` "file" there is
-    no flag; a "secret", which every user of the machine could read in one, is not printed either.
+    `unset` describes having no value. `name` is the flat name if it differs from the field's. With `given` "file" there
+    is no flag; a "secret" has none either, as every user of the machine could read it, and is not printed.
     """
 
     help: str
@@ -68,7 +68,7 @@ def setting(
     name: str | None = None,
     given: Literal["flag", "file", "secret"] = "flag",
 ) -> T:
-    """A field of a part with its `Setting`."""
+    """Return a field of a part with its `Setting`."""
     known = {KEY: Setting(help, detail, unset, bounds, name, given)}
     options: Any = {"default_factory": default.copy} if isinstance(default, dict) else {"default": default}
     made: T = field(**options, repr=given != "secret", metadata=known)
@@ -76,12 +76,12 @@ def setting(
 
 
 def at_least(least: float, most: float | None = None) -> Bounds:
-    """From `least` up, to `most` where it is given."""
+    """From `least` up, to `most` if given."""
     return Bounds(least=least, most=most)
 
 
 def above(bound: float, most: float | None = None) -> Bounds:
-    """More than `bound`, and no more than `most` where it is given."""
+    """More than `bound`, and no more than `most` if given."""
     return Bounds(above=bound, most=most)
 
 
@@ -92,13 +92,13 @@ def listed(words: list[str]) -> str:
 
 
 def need(holds: bool, message: str) -> None:
-    """ConfigError with this message unless `holds`."""
+    """Raise ConfigError with this message unless `holds`."""
     if not holds:
         raise ConfigError(message)
 
 
 def check_numbers(part: Any) -> None:
-    """Refuse numbers of a part that lie outside their bounds, times that never come, and more than files can hold.
+    """Refuse numbers of a part that are out of bounds, not finite, or too large for files to hold.
 
     None means "decided later" and passes.
     """

@@ -1,4 +1,4 @@
-"""Sizes as people write them."""
+"""Parses sizes such as `4GiB`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from fractions import Fraction
 
 from rekindle.errors import ConfigError
 
-MOST = (1 << 63) - 1  # of every whole number: what files, counters and SQLite hold
+MOST = (1 << 63) - 1  # the largest integer that files, counters and SQLite hold
 MOST_DIGITS = 40
 UNITS = {"": 1, "b": 1} | {
     f"{letter}{suffix}": base**power
@@ -17,7 +17,7 @@ UNITS = {"": 1, "b": 1} | {
 
 
 def parse_size(value: int | str) -> int:
-    """Bytes of `4096`, `"512MB"` (powers of 1000) or `"1.5GiB"` (powers of 1024)."""
+    """Return the bytes of `4096`, `"512MB"` (powers of 1000) or `"1.5GiB"` (powers of 1024)."""
     if isinstance(value, int) and not isinstance(value, bool):
         return value
     match = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([a-z]*)\s*", value.lower()) if isinstance(value, str) else None
