@@ -78,7 +78,7 @@ def test_what_can_be_done_to_an_agent(running: tuple[Client, dict[str, str]]) ->
     assert "until 20" in said("show", "cy", **env)
     said("pin", "cy", **env)
     assert shown("cy", env)["pinned"] and shown("cy", env)["pinned_until"] is None
-    assert "for ever" in said("show", "cy", **env)
+    assert "forever" in said("show", "cy", **env)
     said("unpin", "cy", **env)
     assert not shown("cy", env)["pinned"]
     said("evict", "cy", **env)

@@ -133,7 +133,7 @@ def test_the_clock() -> None:
     now = 1.8e9
     assert probes.probe_clock(None, now).verdict == "ok"
     assert probes.probe_clock(now - 1, now).verdict == "ok"
-    assert probes.probe_clock(now + 7200, now).said == "stands 2 h before the last use in the store"
+    assert probes.probe_clock(now + 7200, now).said == "is 2 h before the last use in the store"
     assert probes.probe_clock(None, 1000.0).verdict == "fail"
 
 

@@ -226,9 +226,9 @@ def test_turns_that_are_spoken_together_are_shown_one_after_the_other() -> None:
         "Carla: ",
         "  could not speak: no room",
     ]
-    assert stage.totals.said() == (
-        "2 turns, 6 tokens said; of 200 tokens of prompts 198 reused, 2 computed; 10 taken in while others spoke; "
-        "median gap 12 ms"
+    assert stage.totals.summary() == (
+        "2 turns, 6 tokens generated; of 200 tokens of prompts 198 reused, 2 computed; "
+        "10 prefilled while others spoke; median gap 12 ms"
     )
 
 

@@ -11,7 +11,7 @@ from click.testing import Result
 from typer.testing import CliRunner
 
 from rekindle.cli import app
-from rekindle.cli.why import ADVICE, marked, told
+from rekindle.cli.why import ADVICE, marked, request_lines
 from rekindle.config import ServerSettings
 from rekindle.harness.client import ServerProcess, free_port
 from rekindle.matching.explain import Cause
@@ -120,7 +120,9 @@ def test_what_was_normalised_is_said_with_what_it_would_have_cost(item: dict[str
         "prompt_tokens": 9, "reused_tokens": 8, "hot_tokens": 8, "warm_tokens": 0, "computed_tokens": 1,
         "completion_tokens": 1, "timings": {}, "explanation": None, "normalised": [item],
     }  # fmt: skip
-    lines = list(told(request, 1.0))
+    lines = list(request_lines(request, 1.0))
     assert lines[-1] == line
     assert lines[1] == "  reused 8 of 9 tokens: 8 hot, 0 warm, of its parent"
-    assert list(told({name: value for name, value in request.items() if name != "normalised"}, 1.0)) == lines[:-1]
+    assert (
+        list(request_lines({name: value for name, value in request.items() if name != "normalised"}, 1.0)) == lines[:-1]
+    )

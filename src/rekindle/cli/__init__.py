@@ -1,6 +1,6 @@
-"""The command line. This module and `border` need nothing but Python, so they can say what is not installed.
+"""The command line. This module and `border` need nothing but Python, so they can name missing packages.
 
-`main` imports all the rest, so that ctrl-C while that goes on ends as it does later.
+`main` imports the rest, so that ctrl-C during imports ends the command as it does later.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ def main() -> None:
     code = 130
     try:
         code = _code()
-    except KeyboardInterrupt:  # while the border itself was imported, or once more while it ended
+    except KeyboardInterrupt:  # while `border` was being imported, or a second one while it ended
         sys.stderr.write("rekindle: interrupted\n")
     finally:
-        # Python kills itself with SIGINT at its end where ctrl-C came in the middle of an exec of source, as
-        # dataclasses do on import; a later exec that succeeds takes that back.
+        # Python kills itself with SIGINT at exit if ctrl-C came during an exec of source, as dataclasses do on import;
+        # a later successful exec resets that.
         exec("")
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # all is done: the code stands
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # the exit code is final
     sys.exit(code)
 
 
@@ -44,7 +44,7 @@ def _code() -> int:
 
         try:
             app()
-        except SystemExit as end:  # typer makes one of a ctrl-C outside of commands, and says nothing
+        except SystemExit as end:  # typer turns a ctrl-C outside of commands into one, silently
             if isinstance(getattr(end.__context__, "__cause__", None), KeyboardInterrupt):
                 raise KeyboardInterrupt from None
             raise

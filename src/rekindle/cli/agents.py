@@ -1,4 +1,4 @@
-"""agents: what is remembered, and what can be done to it; over a running server, else on the stopped store."""
+"""agents: show and change what agents remember, over a running server, else in the store of a stopped one."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class _ListByDefault(TyperGroup):
     """`rekindle agents` alone, or with options only, is `rekindle agents list`."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Put the missing command in."""
+        """Insert the missing command."""
         if not args or (args[0].startswith("-") and args[0] != "--help"):
             args = ["list", *args]
         return super().parse_args(ctx, args)
@@ -41,7 +41,7 @@ def group() -> None:
 @agents.command("list", cls=GroupedCommand)
 @with_settings(only=("store",))
 def list_agents(settings: Settings, url: UrlOption = None, as_json: JsonOption = False) -> int:
-    """All agents, the last used first; read from the store where no server runs."""
+    """All agents, most recently used first; read from the store if no server runs."""
     remote = Remote.of(settings.server, url)
     try:
         found, where = remote.ask("GET", "/v1/agents")["data"], remote.url
@@ -65,18 +65,18 @@ def _row(info: Mapping[str, Any], now: float) -> Sequence[str]:
 
 
 def _pinned(info: Mapping[str, Any]) -> str:
-    if "pinned" not in info:  # read off a stopped store
+    if "pinned" not in info:  # read from the store of a stopped server
         return "?"
     if not info["pinned"]:
         return "-"
     until = info["pinned_until"]
-    return "for ever" if until is None else time.strftime("until %Y-%m-%d %H:%M", time.localtime(until))
+    return "forever" if until is None else time.strftime("until %Y-%m-%d %H:%M", time.localtime(until))
 
 
 @agents.command(cls=GroupedCommand)
 @with_settings(only=("store",))
 def show(settings: Settings, agent: AgentArgument, url: UrlOption = None, as_json: JsonOption = False) -> int:
-    """One agent, with its branches where a server runs, else read from the store."""
+    """One agent, with its branches if a server runs, else read from the store."""
     remote = Remote.of(settings.server, url)
     try:
         info = ask_of_agent(remote, "GET", agent)
@@ -90,7 +90,7 @@ def show(settings: Settings, agent: AgentArgument, url: UrlOption = None, as_jso
         typer.echo(
             "\n".join(f"{name.lower():<10} {text}" for name, text in zip(HEAD, _row(info, time.time()), strict=True))
         )
-        for branch in info.get("branch_infos", ()):  # a server knows them
+        for branch in info.get("branch_infos", ()):  # only from a server
             typer.echo(_branch(branch))
     return 0
 
@@ -107,22 +107,22 @@ def _branch(branch: Mapping[str, Any]) -> str:
 def pin(
     settings: Settings,
     agent: AgentArgument,
-    ttl: Annotated[str | None, typer.Option("--ttl", help="for so long: 90s, 8h, 30d [for ever]")] = None,
+    ttl: Annotated[str | None, typer.Option("--ttl", help="how long: 90s, 8h, 30d [forever]")] = None,
     url: UrlOption = None,
     as_json: JsonOption = False,
 ) -> int:
-    """Keep an agent's memory on disk, whatever else leaves."""
+    """Keep an agent's memory on disk, whatever else is evicted."""
     ttl_s = None if ttl is None else parse_duration(ttl)
     answer = ask_of_agent(Remote.of(settings.server, url), "POST", agent, "pin", body={"ttl_s": ttl_s})
     return _say(
-        answer, as_json, f"{show_id(agent)} is pinned {'for ever' if ttl_s is None else f'for {show_duration(ttl_s)}'}"
+        answer, as_json, f"{show_id(agent)} is pinned {'forever' if ttl_s is None else f'for {show_duration(ttl_s)}'}"
     )
 
 
 @agents.command(cls=GroupedCommand)
 @with_settings(only=())
 def unpin(settings: Settings, agent: AgentArgument, url: UrlOption = None, as_json: JsonOption = False) -> int:
-    """Let an agent's memory leave again when room is needed."""
+    """Let an agent's memory be evicted again when room is needed."""
     answer = ask_of_agent(Remote.of(settings.server, url), "DELETE", agent, "pin")
     return _say(answer, as_json, f"{show_id(agent)} is not pinned")
 
@@ -146,7 +146,7 @@ def fork(
     url: UrlOption = None,
     as_json: JsonOption = False,
 ) -> int:
-    """Give a new agent everything this one remembers; no KV is copied."""
+    """Give a new agent everything this one remembers, without copying KV."""
     answer = ask_of_agent(Remote.of(settings.server, url), "POST", agent, "fork", body={"target": target})
     return _say(answer, as_json, f"{show_id(target)} remembers what {show_id(agent)} does")
 
@@ -180,11 +180,11 @@ def delete(settings: Settings, agent: AgentArgument, url: UrlOption = None, as_j
 def purge(
     settings: Settings,
     agent: AgentArgument,
-    namespace: Annotated[str, typer.Option("--namespace", help="whose agent, where no server runs")] = "default",
+    namespace: Annotated[str, typer.Option("--namespace", help="whose agent, if no server runs")] = "default",
     url: UrlOption = None,
     as_json: JsonOption = False,
 ) -> int:
-    """Forget an agent, overwrite its bytes, read them back as zeros; on the store itself where no server runs."""
+    """Forget an agent, overwrite its bytes, read them back as zeros; in the store itself if no server runs."""
     remote = Remote.of(settings.server, url)
     try:
         answer = ask_of_agent(remote, "POST", agent, "purge")
@@ -201,12 +201,12 @@ def _proof(agent: str, answer: Mapping[str, Any]) -> str:
     if answer["hot_blocks_zeroed"]:
         lines.append(f"{answer['hot_blocks_zeroed']:,} blocks in memory were overwritten")
     if answer["blocks_shared"]:
-        lines.append(f"{answer['blocks_shared']:,} blocks stay: other agents stand on them")
+        lines.append(f"{answer['blocks_shared']:,} blocks stay: other agents share them")
     if answer.get("sessions"):
-        lines.append(f"what was said stays in {len(answer['sessions']):,} sessions that it takes part in")
+        lines.append(f"its messages stay in {len(answer['sessions']):,} sessions that it takes part in")
     return "; ".join(lines)
 
 
-def _say(answer: Any, as_json: bool, said: str) -> int:
-    typer.echo(json.dumps(answer) if as_json else said)
+def _say(answer: Any, as_json: bool, text: str) -> int:
+    typer.echo(json.dumps(answer) if as_json else text)
     return 0

@@ -1,4 +1,4 @@
-"""analyze: what of a request log could have been reused, what a batch of prompts shares. No server, no weights."""
+"""analyze: how much of a request log could be reused, or what a batch of prompts shares. No server, no weights."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ def analyze(
             metavar="LOG.jsonl|PROMPTS.txt", help="bodies sent to OpenAI's or Anthropic's API, or prompts, one a line"
         ),
     ],
-    model: Annotated[str | None, typer.Option(help="whose tokenizer and template count: directory or hub name")] = None,
+    model: Annotated[str | None, typer.Option(help="whose tokenizer and template: directory or hub name")] = None,
     revision: Annotated[str | None, typer.Option(help=SETTINGS["revision"].about.help)] = None,
     rows: Annotated[int, typer.Option(min=1, help="rows of the long tables")] = 10,
     out: Annotated[Path | None, typer.Option(help="write everything here as one JSON document")] = None,
     plot: Annotated[Path | None, typer.Option(help="PNG of where the tokens went")] = None,
-    separator: Annotated[str | None, typer.Option(help="what parts prompts, as '\\n\\n' [ends of lines]")] = None,
+    separator: Annotated[str | None, typer.Option(help="separator of prompts, as '\\n\\n' [ends of lines]")] = None,
     min_length: Annotated[int, typer.Option(min=1, help="tokens that prompts must share for it to count")] = 1,
 ) -> None:
-    """What share of a log's prompt tokens could be reused, and which lines burn the rest; or what a batch shares."""
+    """What share of a log's prompt tokens could be reused, and which lines prevent that; or what a batch shares."""
 
     def run() -> int:
         from rekindle.analyze.run import AnalyzeOptions, run_analyze

@@ -1,4 +1,4 @@
-"""bench: what is measured on this machine, or of a server."""
+"""bench: measurements of this machine, or of a server."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def bench_engine(
     baseline: Annotated[Literal["transformers", "none"], typer.Option(help="the other arm")] = "transformers",
     out: Annotated[Path | None, typer.Option(help="append JSON lines here instead of printing them")] = None,
 ) -> int:
-    """First tokens cold, hot and warm, decoding, saving and memory, beside plain transformers."""
+    """First tokens cold, hot and warm, decoding, saving and memory, compared with plain transformers."""
     from rekindle.bench.engine_bench import EngineBench, run_engine_bench
 
     need_reuse(settings)
@@ -46,7 +46,7 @@ def bench_recall(
     seed: Annotated[int, typer.Option(help="of the facts")] = 10_000,
     out: Annotated[Path | None, typer.Option(help="append JSON lines here, too")] = None,
 ) -> int:
-    """What the bundled model knows of facts it was told: with native KV, 4 bits in memory, 4 bits after a restart."""
+    """How well the bundled model recalls facts: with native KV, 4 bits in memory, 4 bits after a restart."""
     from rekindle.bench.recall import RecallBench, run_recall
 
     need_reuse(settings)
@@ -60,7 +60,7 @@ def bench_day(
     scale: Annotated[str, typer.Option(help="small (about 100 requests) or full (about 350)")] = "small",
     context: Annotated[int | None, typer.Option(help="most tokens of a prompt with its reply [by scale]")] = None,
 ) -> None:
-    """Make up a day of agents, with a pause, a kill, midnight and a restart, for `bench replay`."""
+    """Generate a day of agents, with a pause, a kill, midnight and a restart, for `bench replay`."""
 
     def run() -> int:
         from rekindle.bench.day import DayPlan, run_day
@@ -77,7 +77,7 @@ def bench_replay(
     restart_cmd: Annotated[str | None, typer.Option(help="shell command: stop the server, start it again")] = None,
     kill_cmd: Annotated[str | None, typer.Option(help="the same with SIGKILL [--restart-cmd]")] = None,
     speed: Annotated[float, typer.Option(help="how many times faster than recorded people think; inf: at once")] = 100,
-    mode: Annotated[Literal["live", "recorded"], typer.Option(help="whose replies stand in the prompts")] = "live",
+    mode: Annotated[Literal["live", "recorded"], typer.Option(help="whose replies the prompts contain")] = "live",
     model: Annotated[str | None, typer.Option(help="the name to ask for [the first the server lists]")] = None,
     api_key_env: Annotated[str | None, typer.Option(help="variable that holds the API key")] = None,
     cold_check: Annotated[int, typer.Option(min=0, help="replies to compare with cold ones afterwards")] = 0,
@@ -86,7 +86,7 @@ def bench_replay(
     out: Annotated[Path | None, typer.Option(help="append JSON lines here; arms in it are shown, too")] = None,
     plot: Annotated[Path | None, typer.Option(help="PNG of the seconds waited over the day")] = None,
 ) -> None:
-    """Ask a recorded day again, of any OpenAI-compatible server: the seconds waited, the tokens computed."""
+    """Replay a recorded day against any OpenAI-compatible server: the seconds waited, the tokens computed."""
 
     def run() -> int:
         from rekindle.bench.replay import Pace
@@ -144,6 +144,6 @@ def bench_noisy(
 
 
 def need_reuse(settings: Settings) -> None:
-    """ConfigError where what is to be measured is switched off."""
+    """Raise ConfigError if reuse, which is to be measured, is off."""
     if settings.cache.reuse == "off":
         raise ConfigError("what is measured here is reuse: --reuse off leaves nothing to measure")

@@ -1,9 +1,9 @@
-"""The outermost border of the command line: whatever happens becomes one line and an exit code, never a traceback.
+"""The outermost border of the command line: every error becomes one line and an exit code, never a traceback.
 
     0    done            2    for the caller to change: a setting, a request, a model, a directory, a missing package
-    1    it failed       130  ctrl-C        141  nobody reads the output any more
+    1    it failed       130  ctrl-C        141  the reader of the output is gone
 
-`REKINDLE_DEBUG=1` shows the traceback of what is a defect of ours. Needs nothing but Python.
+`REKINDLE_DEBUG=1` shows the traceback of a defect of ours. Needs nothing but Python.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ from rekindle.errors import (
 
 FAILED, REFUSED, INTERRUPTED, UNREAD = 1, 2, 130, 141
 DEBUG = "REKINDLE_DEBUG"
-_COMMAND_LINE = ("typer", "click")  # their exceptions are usage and exits, which they show themselves
+_COMMAND_LINE = ("typer", "click")  # their exceptions are usage errors and exits, which they show themselves
 _EXTRAS = {"matplotlib": "bench"}
 
 
 def code_of(run: Callable[[], int]) -> int:
-    """The exit code of a command, and a line on stderr where it did not end well."""
+    """Run a command and return its exit code; if it fails, write one line to stderr."""
     try:
         return run()
     except (ConfigError, ModelRefused, BadRequest) as error:
         return _say(REFUSED, str(error))
-    except (StoreLocked, StoreRefused) as error:  # these pass without a change of the command
+    except (StoreLocked, StoreRefused) as error:  # temporary: the same command may work later
         return _say(FAILED, str(error))
     except StoreError as error:
         return _say(REFUSED, str(error))
@@ -57,7 +57,7 @@ def code_of(run: Callable[[], int]) -> int:
 
 
 def flush_output() -> None:
-    """Write what is left to be written; a reader that has left is no trouble."""
+    """Flush stdout and stderr; a reader that is gone is no error."""
     try:
         for stream in (sys.stdout, sys.stderr):
             if stream is not None and not stream.closed:
@@ -70,13 +70,13 @@ def _say(code: int, message: str) -> int:
     try:
         sys.stderr.write(f"rekindle: {message}\n")
         sys.stderr.flush()
-    except (OSError, AttributeError):  # nobody reads it, or there is no such stream
+    except (OSError, AttributeError):  # the reader is gone, or there is no such stream
         _discard_output()
     return code
 
 
 def _discard_output() -> None:
-    """Python flushes its streams once more when it ends, and would complain."""
+    """Redirect broken streams to /dev/null: Python flushes them at exit and would report an error."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     for stream in (sys.stdout, sys.stderr):
         try:

@@ -1,4 +1,4 @@
-"""cache: the stores of all models in one directory: what is there, whether it is sound, what may go."""
+"""cache: the stores of all models in one directory: what they hold, whether they are sound, which to remove."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def group() -> None:
 @cache.command(cls=GroupedCommand)
 @with_settings(only=("store", "disk_bytes"))
 def stats(settings: Settings, as_json: JsonOption = False) -> int:
-    """What each model's store holds, may hold, and who uses it."""
+    """What each model's store holds, its budget, and which process uses it."""
     directory = settings.store.directory()
     stores = admin.list_stores(directory)
     free = OsFileSystem().free_bytes(nearest(directory))
@@ -75,7 +75,7 @@ def _row(store: admin.StoreInfo, budget: int, now: float) -> tuple[str, ...]:
 @cache.command(cls=GroupedCommand)
 @with_settings(only=("store",))
 def check(settings: Settings, which: WhichArgument = None, as_json: JsonOption = False) -> int:
-    """Verify every record; list what is damaged and what each agent loses by it; 1 if anything is."""
+    """Verify every record; list what is damaged and what each agent loses by it; exit code 1 if anything is damaged."""
     directory = settings.store.directory()
     stores = _chosen(directory, which)
     with _progress(as_json) as advance:
@@ -105,13 +105,13 @@ def _checked(store: admin.StoreInfo, report: admin.CheckReport) -> Iterator[str]
         of = "" if namespace == "default" else f" of {namespace}"
         yield f"  {show_id(agent)}{of}, branch {branch}: {tokens_left:,} tokens are left, the rest is computed again"
     if report.damaged:
-        yield "  nothing has to be done: damaged blocks count as not there and are saved anew when they are needed"
+        yield "  nothing has to be done: damaged blocks count as missing and are saved again when they are needed"
 
 
 @cache.command(cls=GroupedCommand)
 @with_settings(only=("store",))
 def rebuild(settings: Settings, which: WhichArgument = None, as_json: JsonOption = False) -> int:
-    """Make the index anew from the records; agents keep their names as far as the old index still tells them."""
+    """Rebuild the index from the records; agents keep their names as far as the old index still has them."""
     directory = settings.store.directory()
     stores = _chosen(directory, which)
     reports = [admin.rebuild_store(directory, store.fingerprint, settings.server.namespaces()) for store in stores]
@@ -134,12 +134,12 @@ def rebuild(settings: Settings, which: WhichArgument = None, as_json: JsonOption
 def gc(
     settings: Settings,
     older_than: Annotated[
-        str | None, typer.Option("--older-than", help="unused for so long: 90s, 8h, 30d [--stale-ttl-s]")
+        str | None, typer.Option("--older-than", help="unused for this long: 90s, 8h, 30d [--stale-ttl-s]")
     ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="say what would go, remove nothing")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="list what would be removed, remove nothing")] = False,
     as_json: JsonOption = False,
 ) -> int:
-    """Remove stores of models that were not served for long; never one in use."""
+    """Remove stores of models that were not served for a long time; never one in use."""
     directory = settings.store.directory()
     age_s = settings.store.stale_ttl_s if older_than is None else parse_duration(older_than)
     gone = (admin.stale_stores if dry_run else admin.collect_stale)(directory, None, age_s)
@@ -170,7 +170,7 @@ def _chosen(directory: Path, which: str | None) -> list[admin.StoreInfo]:
 
 @contextmanager
 def _progress(quiet: bool) -> Iterator[Callable[[int, int], None]]:
-    """A bar on stderr, driven by (blocks done, blocks in all)."""
+    """A progress bar on stderr, driven by (blocks done, blocks in total)."""
     columns = (TextColumn("verifying"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True, disable=quiet) as progress:
         task = progress.add_task("", total=None)

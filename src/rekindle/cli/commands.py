@@ -1,4 +1,4 @@
-"""Which commands there are; each knows the rest itself and imports it when it is called."""
+"""The list of commands; each imports what it needs when it is called."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""What `rekindle doctor` finds out about the store's directory: whose it is, what the disk can do, and how fast.
+"""Probes of `rekindle doctor` for the store's directory: its owner, what the disk supports, and how fast it is.
 
-Durability, holes and speed are tried on a file of the doctor's own, in a directory that is removed afterwards: beside
-the stores, or in the nearest directory that exists where the store's is not there yet.
+Durability, holes and speed are tried on a scratch file in a directory that is removed afterwards: next to the stores,
+or in the nearest existing directory if the store's does not exist yet.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ IN_MEMORY = ("tmpfs", "ramfs")
 
 @dataclass(frozen=True, slots=True)
 class DiskSpeed:
-    """Bytes a second, made durable and read back; `cached` where the page cache could not be dropped before reading."""
+    """Bytes a second, made durable and read back; `cached` if the page cache could not be dropped before reading."""
 
     written: float
     read: float
@@ -42,21 +42,21 @@ class DiskSpeed:
 
 
 def nearest(directory: Path) -> Path:
-    """The directory, or the closest one above it that exists."""
+    """Return the directory, or its closest parent that exists."""
     while not directory.exists():
         directory = directory.parent
     return directory
 
 
 def probe_directory(directory: Path) -> Finding:
-    """Whether the store can be made or used, by us and by nobody else."""
+    """Whether the store can be created or used by this user, and by no other."""
     where = nearest(directory)
     if not where.is_dir():
         return Finding("store", "fail", f"{where} is no directory", "remove it, or choose another with --store")
     if not os.access(where, os.R_OK | os.W_OK | os.X_OK):
         return Finding("store", "fail", f"{where} is not ours to write", "chown it, or choose another with --store")
     if where != directory:
-        return Finding("store", "ok", f"{directory} is not there yet: the first start makes it in {where}")
+        return Finding("store", "ok", f"{directory} does not exist yet: the first start creates it in {where}")
     status = directory.stat()
     if status.st_uid != os.geteuid():
         return Finding(
@@ -64,53 +64,53 @@ def probe_directory(directory: Path) -> Finding:
         )
     mode = stat.S_IMODE(status.st_mode)
     if mode & 0o077:
-        said = f"{directory} is open to other users (mode {mode:03o}); what agents said can be read off it"
-        return Finding("store", "warn", said, f"chmod 700 {directory}")
+        text = f"{directory} is open to other users (mode {mode:03o}); they can read agents' conversations"
+        return Finding("store", "warn", text, f"chmod 700 {directory}")
     return Finding("store", "ok", f"{directory} (mode {mode:03o})")
 
 
 def probe_stores(directory: Path) -> Iterator[Finding]:
-    """What the directory holds of each model, and who uses it."""
+    """What the directory holds of each model, and which process uses it."""
     for store in list_stores(directory):
         held = f", in use by {store.in_use_by}" if store.in_use_by else ""
-        said = f"{store.num_agents:,} agents in {show_bytes(store.bytes)}{held}"
-        yield Finding(f"store of {store.model or store.fingerprint[:12]}", "ok", said)
+        text = f"{store.num_agents:,} agents in {show_bytes(store.bytes)}{held}"
+        yield Finding(f"store of {store.model or store.fingerprint[:12]}", "ok", text)
 
 
 def probe_lock(directory: Path, fingerprint: bytes, *, is_served: bool) -> Finding | None:
-    """Who has the store this model would use; None if nobody. That is fine where our server runs on the port."""
+    """Which process holds the store this model would use; None if none does. That is ok if our server has the port."""
     for store in list_stores(directory):
         if store.fingerprint == fingerprint.hex() and store.in_use_by is not None:
-            said = f"this model's store is in use by {store.in_use_by}"
+            text = f"this model's store is in use by {store.in_use_by}"
             if is_served:
-                return Finding("lock", "ok", said)
+                return Finding("lock", "ok", text)
             return Finding(
-                "lock", "warn", said, "stop it before you serve here, or give the second server its own --store"
+                "lock", "warn", text, "stop it before you serve here, or give the second server its own --store"
             )
     return None
 
 
 def probe_space(settings: StoreSettings) -> Finding:
-    """Free space against what the store may take; space taken already is not wanted again."""
+    """Compare free space with the store's budget; space the store already uses counts as available."""
     directory = settings.directory()
     free, used = OsFileSystem().free_bytes(nearest(directory)), taken_bytes(directory)
     most = budget(settings.disk_bytes, free_bytes=free, used_bytes=used)
-    said = f"{show_bytes(free)} free, the store takes {show_bytes(used)} and may take {show_bytes(most)}"
+    text = f"{show_bytes(free)} free, the store takes {show_bytes(used)} and may take {show_bytes(most)}"
     if most > free + used:
-        return Finding("space", "warn", said, "the disk will be full first: lower --disk-bytes, or free some space")
+        return Finding("space", "warn", text, "the disk will be full first: lower --disk-bytes, or free some space")
     if free < SPEED_BYTES:
-        return Finding("space", "fail", said, "free some space: turns cannot be saved")
-    return Finding("space", "ok", said)
+        return Finding("space", "fail", text, "free some space: turns cannot be saved")
+    return Finding("space", "ok", text)
 
 
 def taken_bytes(directory: Path) -> int:
-    """Bytes that all files below the directory really take."""
+    """Bytes allocated to all files below the directory."""
     statuses = (path.lstat() for path in directory.rglob("*"))
     return sum(status.st_blocks * 512 for status in statuses if stat.S_ISREG(status.st_mode))
 
 
 def probe_file_system(directory: Path) -> Iterator[Finding]:
-    """The kind of file system where the system tells it, and what it does when data are synced and holes punched."""
+    """The kind of file system, if known, and what it does when data is synced and holes are punched."""
     where = nearest(directory)
     kind = kind_of_mount(where, Path("/proc/self/mounts"))
     if kind is not None and kind.startswith(NETWORK):
@@ -126,12 +126,12 @@ def probe_file_system(directory: Path) -> Iterator[Finding]:
             yield from _try_file(Path(scratch) / "probe")
     except OSError as error:
         yield Finding(
-            "durability", "fail", f"a file in {where}: {error.strerror or error}", "mend the disk, or --store"
+            "durability", "fail", f"a file in {where}: {error.strerror or error}", "repair the disk, or change --store"
         )
 
 
 def kind_of_mount(where: Path, mounts: Path) -> str | None:
-    """The type of the mount that `where` lies on; None where the system does not tell."""
+    """The type of the mount that contains `where`; None if unknown."""
     if not mounts.is_file():
         return None
     rows = [line.split(" ")[1:3] for line in mounts.read_text().splitlines()]
@@ -149,7 +149,7 @@ def _try_file(path: Path) -> Iterator[Finding]:
             fs.sync_data(fd)
         except OSError as error:
             why = error.strerror or str(error)
-            yield Finding("durability", "fail", f"syncing fails: {why}", "what is said would be lost: use another disk")
+            yield Finding("durability", "fail", f"syncing fails: {why}", "conversations may be lost: use another disk")
         else:
             took = time.perf_counter() - began
             yield Finding("durability", "ok", f"synced {show_bytes(HOLE_BYTES)} in {1e3 * took:.0f} ms")
@@ -169,13 +169,13 @@ def _try_hole(fs: OsFileSystem, fd: int) -> Finding:
             "holes", "fail", "punched ranges keep their bytes", "deleted text stays on this disk: use another"
         )
     if os.fstat(fd).st_blocks >= before:
-        said = "not supported: deleted blocks are overwritten with zeros and keep their space for new ones"
-        return Finding("holes", "warn", said, "harmless, but the store does not shrink; ext4, xfs, btrfs and APFS can")
+        text = "not supported: deleted blocks are overwritten with zeros and keep their space for new ones"
+        return Finding("holes", "warn", text, "harmless, but the store does not shrink; ext4, xfs, btrfs and APFS can")
     return Finding("holes", "ok", "punched; the space of deleted blocks comes back")
 
 
 def measure_disk(directory: Path, record_bytes: int) -> DiskSpeed | None:
-    """Write 64 MiB in records, make them durable, read them back; None where there is no room for that."""
+    """Write 64 MiB in records, make them durable, read them back; None if there is no room for that."""
     fs, where = OsFileSystem(), nearest(directory)
     count = SPEED_BYTES // record_bytes
     record = np.random.default_rng(0).integers(0, 256, record_bytes, dtype=np.uint8)  # nothing to compress
@@ -211,20 +211,20 @@ def record_bytes(layout: KVLayout) -> int:
 
 
 def judge_speed(speed: DiskSpeed | None, layout: KVLayout, prefill_rate: float | None) -> Finding:
-    """What the speed means for 1,000 tokens of this model, beside computing them (`prefill_rate` tokens a second)."""
+    """Compare loading 1,000 tokens of this model with computing them at `prefill_rate` tokens a second."""
     if speed is None:
         return Finding("disk speed", "warn", "there is no room to measure it", "free 64 MiB in the store's directory")
     per_1000 = 1000 / layout.block_tokens * record_bytes(layout)
     save, load = per_1000 / speed.written, per_1000 / speed.read
     cached = " (cached)" if speed.cached else ""
-    said = (
+    text = (
         f"writes {speed.written / 1e6:,.0f} MB/s durably, reads {speed.read / 1e6:,.0f} MB/s{cached}: "
         f"1,000 tokens are saved in {save:.3f} s and loaded in {load:.3f} s"
     )
     if prefill_rate is None:
-        return Finding("disk speed", "ok", said)
+        return Finding("disk speed", "ok", text)
     compute = 1000 / prefill_rate
-    said += f", computing them takes {compute:.2f} s"
+    text += f", computing them takes {compute:.2f} s"
     if load > compute:
-        return Finding("disk speed", "warn", said, "loading is slower than computing: use a faster disk for --store")
-    return Finding("disk speed", "ok", f"{said}, {compute / load:,.0f} times as long as loading")
+        return Finding("disk speed", "warn", text, "loading is slower than computing: use a faster disk for --store")
+    return Finding("disk speed", "ok", f"{text}, {compute / load:,.0f} times as long as loading")

@@ -1,4 +1,4 @@
-"""doctor: would `rekindle serve` with these settings work here, and well? Asks the probes and prints what they find."""
+"""doctor: check whether `rekindle serve` would work here with these settings. Runs the probes and prints findings."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def doctor(
     settings: Settings,
     as_json: Annotated[bool, typer.Option("--json", help="print the findings as JSON")] = False,
 ) -> int:
-    """Look at versions, devices, the model, the store's disk and the port, and say what to do; 1 if something fails."""
+    """Check versions, devices, the model, the store's disk and the port, and give advice; 1 if something fails."""
     console = Console(highlight=False, soft_wrap=True)
     found = []
     for finding in examine(settings):
@@ -55,7 +55,7 @@ def doctor(
 
 
 def line(finding: Finding) -> Text:
-    """A finding for a person: verdict, topic, what was found; below it what to do."""
+    """A finding as text: verdict, topic, result; below it the advice."""
     text = Text(f"{finding.verdict:<6}", STYLES[finding.verdict])
     text.append(f"{finding.topic}: {finding.said}", "default")
     if finding.advice:
@@ -64,7 +64,7 @@ def line(finding: Finding) -> Text:
 
 
 def examine(settings: Settings) -> Iterator[Finding]:
-    """All findings, each as soon as it is known."""
+    """Yield all findings, each as soon as it is known."""
     broken = False
     for finding in probe_versions():
         broken = broken or is_missing(finding)

@@ -1,4 +1,4 @@
-"""eval: what KV formats cost a model in quality."""
+"""eval: the loss of quality that KV formats cost a model."""
 
 from __future__ import annotations
 

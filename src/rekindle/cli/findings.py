@@ -1,4 +1,4 @@
-"""What a probe of `rekindle doctor` says: one line each, with what to do where something is not as it should be."""
+"""The finding of a probe of `rekindle doctor`: one line, with advice if something is wrong."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ Verdict = Literal["ok", "warn", "fail"]
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that was looked at. `advice` is empty where nothing is to be done."""
+    """The result of one check. `advice` is empty if there is nothing to do."""
 
     topic: str
     verdict: Verdict

@@ -1,4 +1,4 @@
-"""What `rekindle doctor` finds out about the model and its device; all is proved anew, whatever was proved before."""
+"""Probes of `rekindle doctor` for the model and its device; earlier proofs are ignored and everything is run again."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ HEADS_PER_KV = 2
 BOUNDS = {torch.bfloat16: 0.02, torch.float32: 1e-5, torch.float64: 1e-10}
 MOST_LOST = 0.0085  # normalised squared error of Gaussian data in Q4H is 0.0081 at most
 PREFILL_TOKENS = (64, 256)  # the first ones warm up
-# What is tried where no model is at hand: 4 bits beside native, with a window and without.
+# Tried if no model could be loaded: 4 bits and native, with and without a window.
 USUAL_DTYPE = torch.bfloat16
 USUAL_LAYERS = (
     LayerSpec(0, 2, 64, 64, None, "q4h", "q4h"),
@@ -49,7 +49,7 @@ class KernelResult:
     """One kind of layer on the device, against the CPU.
 
     `error`: largest difference of attention from the definition in fp64, over the largest magnitude; `bytes_differ`:
-    bytes stored otherwise than on the CPU; `lost`: normalised squared error of what is stored.
+    stored bytes that differ from the CPU's; `lost`: normalised squared error of the stored vectors.
     """
 
     error: float
@@ -58,7 +58,7 @@ class KernelResult:
 
 
 def load_for_doctor(settings: Settings) -> LoadedModel:
-    """The model, with trial forward and self-test run now. Formats decided earlier hold; nothing is written down."""
+    """Load the model, running trial forward and self-test now. Earlier format decisions are used; nothing is saved."""
     with tempfile.TemporaryDirectory() as scratch:
         if settings.store.enabled:
             for known in settings.store.directory().glob("*.json"):
@@ -73,11 +73,11 @@ def load_for_doctor(settings: Settings) -> LoadedModel:
 
 
 def probe_model(settings: Settings) -> tuple[list[Finding], LoadedModel | None]:
-    """Whether the model can be served and what may be promised of it; the model if so."""
+    """Check whether the model can be served and what is guaranteed for it; also return the model if it can."""
     try:
         loaded = load_for_doctor(settings)
     except (ModelRefused, ConfigError) as error:
-        return [Finding("model", "fail", str(error), "name another MODEL, or mend this one as said")], None
+        return [Finding("model", "fail", str(error), "name another MODEL, or fix this one as described")], None
     spec = loaded.spec
     formats = ", ".join(f"{name} on {count} layers" for name, count in spec.layout.formats().items())
     findings = [
@@ -92,17 +92,17 @@ def probe_model(settings: Settings) -> tuple[list[Finding], LoadedModel | None]:
 
 
 def _promise(loaded: LoadedModel) -> Finding:
-    said = next((note for note in loaded.notes if note.startswith("self-test:")), loaded.promise)
-    said = said.removeprefix("self-test: ")
+    text = next((note for note in loaded.notes if note.startswith("self-test:")), loaded.promise)
+    text = text.removeprefix("self-test: ")
     if loaded.promise == "none":
         return Finding(
-            "self-test", "fail", said, "paths differ more than the format does: try --dtype fp32 or --kv fp32"
+            "self-test", "fail", text, "paths differ more than the format does: try --dtype fp32 or --kv fp32"
         )
-    return Finding("self-test", "ok", said)
+    return Finding("self-test", "ok", text)
 
 
 def probe_kernels(layers: Sequence[LayerSpec], dtype: torch.dtype, device: str, block_tokens: int) -> Iterator[Finding]:
-    """Encode and attend on the device, one finding for every kind of layer."""
+    """Encode and attend on the device; yield one finding for every kind of layer."""
     dtype = torch.float32 if dtype == torch.float16 else dtype
     kinds = {(x.num_kv_heads, x.k_dim, x.v_dim, x.window, x.k_format, x.v_format): x for x in layers}
     for layer in kinds.values():
@@ -111,24 +111,24 @@ def probe_kernels(layers: Sequence[LayerSpec], dtype: torch.dtype, device: str, 
         )
         try:
             yield judge(name, compare_kernels(layer, dtype, device, block_tokens), dtype, device)
-        except (RuntimeError, TypeError) as error:  # how torch says that a device lacks something
-            said = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-            yield Finding(name, "fail", f"{device} cannot run them: {said}", "use --device cpu")
+        except (RuntimeError, TypeError) as error:  # torch raises these if a device lacks an operation
+            text = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+            yield Finding(name, "fail", f"{device} cannot run them: {text}", "use --device cpu")
 
 
 def judge(name: str, result: KernelResult, dtype: torch.dtype, device: str) -> Finding:
-    said = (
+    text = (
         f"{device} against the definition on the CPU: largest error {result.error:.1e} (allowed {BOUNDS[dtype]:.0e}), "
         f"{result.bytes_differ} stored bytes differ"
     )
     if not result.error <= BOUNDS[dtype]:
-        return Finding(name, "fail", said, "attention is wrong here: use --device cpu, and tell us about this device")
+        return Finding(name, "fail", text, "attention is wrong here: use --device cpu, and report this device")
     if not result.lost <= MOST_LOST:
-        said += f", {result.lost:.2%} of the signal lost"
-        return Finding(name, "fail", said, "KV is stored wrong here: use --device cpu, and tell us about this device")
+        text += f", {result.lost:.2%} of the signal lost"
+        return Finding(name, "fail", text, "KV is stored wrong here: use --device cpu, and report this device")
     if result.bytes_differ:
-        return Finding(name, "warn", said, "what another device stored is read right, but computed on with other bits")
-    return Finding(name, "ok", said)
+        return Finding(name, "warn", text, "KV stored on another device is read correctly, but new KV has other bits")
+    return Finding(name, "ok", text)
 
 
 def compare_kernels(layer: LayerSpec, dtype: torch.dtype, device: str, block_tokens: int) -> KernelResult:
@@ -158,7 +158,7 @@ def compare_kernels(layer: LayerSpec, dtype: torch.dtype, device: str, block_tok
 
 
 def _lost(arena: KVArena, layer: LayerSpec, blocks: Sequence[int], given: tuple[torch.Tensor, str]) -> float:
-    """Normalised squared error of what the arena holds of these vectors [tokens, heads, dim]."""
+    """Normalised squared error of these vectors [tokens, heads, dim] as stored in the arena."""
     vectors, which = given
     view = arena.layer(layer.index)
     stored = stored_vectors(view.k if which == "k" else view.v, blocks)[:, :NUM_TOKENS].transpose(0, 1)
@@ -172,7 +172,7 @@ def _bytes_differ(first: KVArena, second: KVArena) -> int:
 
 
 def prefill_rate(loaded: LoadedModel) -> float:
-    """Prompt tokens computed a second, in one step after a warming one; small prompts, so a careful figure."""
+    """Measure prompt tokens computed per second, in one step after a warm-up; small prompts, so a low estimate."""
     layout, longest = loaded.spec.layout, min(sum(PREFILL_TOKENS), loaded.spec.max_context)
     (table,), num_blocks = interleaved_tables(layout.block_tokens, [longest])
     runner = ModelRunner(loaded, KVArena(layout, num_blocks, loaded.model.device))

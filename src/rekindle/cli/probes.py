@@ -1,6 +1,6 @@
-"""What `rekindle doctor` finds out about this machine: versions, devices, memory, the clock, the port.
+"""Probes of `rekindle doctor` for this machine: versions, devices, memory, the clock, the port.
 
-Every probe returns findings and raises nothing that belongs in one. Nothing here loads a model or touches the store.
+Every probe reports failures as findings instead of raising. Nothing here loads a model or touches the store.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from rekindle.config import CacheSettings, ServerSettings
 from rekindle.errors import RekindleError
 
 SMALL_HOT_BYTES = 256 << 20
-BUILT_AFTER = 1735689600  # 2025-01-01: a clock before it was never set
+BUILT_AFTER = 1735689600  # 2025-01-01: an earlier clock was never set
 CLOCK_SLACK_S = 5.0
-ANSWER_S = 5.0  # a server of ours answers a health check at once
+ANSWER_S = 5.0  # our server answers a health check at once
 OURS = "our server runs on"
-IMPORTED_AS = {"pyyaml": "yaml"}  # whose module has another name than the package
+IMPORTED_AS = {"pyyaml": "yaml"}  # packages whose module has another name
 MISSING, BROKEN = "is missing", "cannot be imported"
 
 
 def probe_versions() -> Iterator[Finding]:
-    """Python, and every package that serving needs, against the ranges of our own metadata."""
+    """Check Python and every package that serving needs against the ranges in our metadata."""
     python = importlib.metadata.metadata("rekindle")["Requires-Python"] or ""
     found = [in_range("python", platform.python_version(), python)]
     for requirement in importlib.metadata.requires("rekindle") or ():
@@ -42,7 +42,7 @@ def probe_versions() -> Iterator[Finding]:
         if condition and "serve" not in condition:
             continue
         match = re.fullmatch(r"([\w.-]+)\s*(.*)", needed.strip())
-        assert match is not None, f"our own metadata say {requirement!r}"
+        assert match is not None, f"our metadata requires {requirement!r}"
         found.append(package(match[1], match[2]))
     good = [f"{finding.topic} {finding.said}" for finding in found if finding.verdict == "ok"]
     if good:
@@ -67,7 +67,7 @@ def package(name: str, wanted: str) -> Finding:
 
 
 def in_range(name: str, version: str, wanted: str) -> Finding:
-    """`wanted` is comma-separated bounds of the forms >=X and <X, which are all that our metadata have."""
+    """`wanted` is comma-separated bounds of the forms >=X and <X, the only ones our metadata has."""
     for bound in filter(None, wanted.split(",")):
         sign, number = re.findall(r"(>=|<)\s*([\d.]+)", bound)[0]
         newer = _release(version) >= _release(number)
@@ -79,7 +79,7 @@ def in_range(name: str, version: str, wanted: str) -> Finding:
 
 
 def _release(version: str) -> tuple[int, ...]:
-    """The numbers a version begins with, without trailing zeros: 2.13.0+cpu -> (2, 13)."""
+    """The leading numbers of a version, without trailing zeros: 2.13.0+cpu -> (2, 13)."""
     match = re.match(r"\d+(?:\.\d+)*", version)
     numbers = [int(part) for part in match[0].split(".")] if match else []
     while numbers and numbers[-1] == 0:
@@ -88,7 +88,7 @@ def _release(version: str) -> tuple[int, ...]:
 
 
 def probe_devices(chosen: str) -> Iterator[Finding]:
-    """The processor and every accelerator torch finds; the chosen one must be usable."""
+    """Report the processor and every accelerator torch finds; the chosen one must be usable."""
     import torch
 
     from rekindle.errors import ConfigError
@@ -106,46 +106,44 @@ def probe_devices(chosen: str) -> Iterator[Finding]:
     try:
         check_device(chosen)
     except ConfigError as error:
-        yield Finding("device", "fail", str(error), "choose another with --device, or mend the driver")
+        yield Finding("device", "fail", str(error), "choose another with --device, or repair the driver")
     else:
         yield Finding("device", "ok", f"{chosen} is used")
 
 
 def probe_memory(settings: CacheSettings, device: str) -> Finding:
-    """Whether the memory for hot KV is there."""
+    """Check whether there is memory for hot KV."""
     from rekindle.engine.capacity import free_bytes, hot_budget
 
     free, wanted = free_bytes(device), hot_budget(settings, device)
-    said = f"hot KV takes {show_bytes(wanted)} of {show_bytes(free)} free"
+    text = f"hot KV takes {show_bytes(wanted)} of {show_bytes(free)} free"
     if wanted > free:
-        return Finding("memory", "fail", said, f"give less: --hot-bytes {free // 2 >> 20}MiB")
+        return Finding("memory", "fail", text, f"give less: --hot-bytes {free // 2 >> 20}MiB")
     if settings.hot_bytes is None and wanted < SMALL_HOT_BYTES:
-        return Finding("memory", "warn", said, "few agents stay hot: free memory, or set --hot-bytes")
+        return Finding("memory", "warn", text, "few agents stay hot: free memory, or set --hot-bytes")
     if wanted > 0.8 * free:
-        return Finding("memory", "warn", said, "little is left for the weights and the rest: lower --hot-bytes")
-    return Finding("memory", "ok", said)
+        return Finding("memory", "warn", text, "little is left for the weights and the rest: lower --hot-bytes")
+    return Finding("memory", "ok", text)
 
 
 def probe_clock(newest: float | None, now: float) -> Finding:
-    """Whether wall time is sane; `newest` is the latest moment anything was stored."""
+    """Check whether wall time is sane; `newest` is the time of the latest write to the store."""
     if now < BUILT_AFTER:
         return Finding("clock", "fail", f"says {time.strftime('%Y-%m-%d', time.gmtime(now))}", "set the clock")
     if newest is not None and newest > now + CLOCK_SLACK_S:
-        behind = show_duration(newest - now)
-        return Finding(
-            "clock", "warn", f"stands {behind} before the last use in the store", "set it: last uses count as now"
-        )
+        lag = show_duration(newest - now)
+        return Finding("clock", "warn", f"is {lag} before the last use in the store", "set it: last uses count as now")
     return Finding("clock", "ok", time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(now)))
 
 
 def newest_change(directory: Path) -> float | None:
-    """When a file below the directory was last written; None if there is none."""
+    """The time of the latest write to a file below the directory; None if there is no file."""
     times = [path.lstat().st_mtime for path in directory.rglob("*") if path.is_file()] if directory.is_dir() else []
     return max(times, default=None)
 
 
 def probe_port(settings: ServerSettings) -> Finding:
-    """Whether the port is free, and else who has it."""
+    """Check whether the port is free, or who uses it."""
     address = f"{settings.host}:{settings.port}"
     family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
     try:
@@ -159,15 +157,15 @@ def probe_port(settings: ServerSettings) -> Finding:
 
 
 def _who_listens(settings: ServerSettings, address: str) -> Finding:
-    """Whether it is a server of ours, and how that one is."""
+    """Check whether our server has the port, and its health."""
     answer = None
     with contextlib.suppress(RekindleError):
         answer = Remote.of(settings, timeout_s=ANSWER_S).ask("GET", "/health/ready")
     if not isinstance(answer, dict) or not {"status", "problems"} <= set(answer):
         return Finding("port", "fail", f"{address} belongs to another program", "stop it, or choose another --port")
-    busy = f", with {answer['running']} requests" if "running" in answer else ""  # said to those with its key
-    said = f"{OURS} {address}{busy}"
+    busy = f", with {answer['running']} requests" if "running" in answer else ""  # only with its key
+    text = f"{OURS} {address}{busy}"
     if answer["status"] == "ok":
-        return Finding("port", "ok", said)
+        return Finding("port", "ok", text)
     problems = "; ".join(answer.get("problems", ())) or "look at its log"
-    return Finding("port", "warn", f"{said}, but it is {answer['status']}", problems)
+    return Finding("port", "warn", f"{text}, but it is {answer['status']}", problems)

@@ -1,6 +1,6 @@
-"""A running server as the commands speak to it: JSON over HTTP, and what to do where none answers.
+"""A client of a running server for the commands: JSON over HTTP, and advice if no server answers.
 
-Owns where the server is (`--url`, else the settings' host and port), and the errors of speaking to it.
+Owns the server's address (`--url`, else the settings' host and port) and the errors of its requests.
 """
 
 from __future__ import annotations
@@ -34,22 +34,22 @@ class Remote:
         self._timeout_s = timeout_s
         self.url = url.rstrip("/").removesuffix("/v1")
         self._headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {key}"} if key else {})
-        # A proxy is for other machines.
+        # Proxies apply to other machines only.
         proxies = [urllib.request.ProxyHandler({})] if is_loopback(parts.hostname) else []
         self._opener = urllib.request.build_opener(*proxies)
 
     @classmethod
     def of(cls, settings: ServerSettings, url: str | None = None, *, timeout_s: float = TIMEOUT_S) -> Remote:
-        """The server at `url`, else where these settings would have it listen; the key is that of the settings."""
+        """The server at `url`, else at the address in these settings; the key is that of the settings."""
         host = ANY_ADDRESS.get(settings.host, settings.host)
         url = url or f"http://{f'[{host}]' if ':' in host else host}:{settings.port}"
         return cls(url, settings.api_key, timeout_s=timeout_s)
 
     def ask(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> Any:
-        """The JSON answer.
+        """Send a request and return the JSON answer.
 
-        Unreachable where nobody answers, NotFound for a 404, ConfigError where the key is refused, RekindleError with
-        what the server says for the rest.
+        Raises Unreachable if no server answers, NotFound for a 404, ConfigError if the key is refused, and
+        RekindleError with the server's message otherwise.
         """
         data = None if body is None else json.dumps(body).encode()
         request = urllib.request.Request(self.url + path, data=data, headers=self._headers, method=method)

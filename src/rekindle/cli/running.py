@@ -1,4 +1,4 @@
-"""run: a scene from a YAML file, played here in the terminal, without a server."""
+"""run: play a scenario from a YAML file in the terminal, without a server."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ def run(
     given: Annotated[list[str] | None, typer.Option("--set", help="NAME=VALUE of the scenario's variables")] = None,
     seed: Annotated[int | None, typer.Option("--seed", help="of sampling [the scenario's]")] = None,
     max_tokens: Annotated[int | None, typer.Option("--max-tokens", help="of a reply [the scenario's]")] = None,
-    transcript: Annotated[Path | None, typer.Option("--transcript", help="write what happened as Markdown")] = None,
+    transcript: Annotated[Path | None, typer.Option("--transcript", help="write a transcript as Markdown")] = None,
     plain: Annotated[bool, typer.Option("--plain", help="no colours, as in a pipe")] = False,
-    keep: Annotated[bool, typer.Option("--keep", help="leave the session in the store when it is over")] = False,
+    keep: Annotated[bool, typer.Option("--keep", help="keep the session in the store when it is over")] = False,
 ) -> int:
     """Play a scenario: agents talk, whisper, vote and play by a YAML file; without one, list those that are shipped."""
     from rekindle.agents.scenes.scenario import find, load
@@ -103,7 +103,7 @@ def _play(scene: Scenario, settings: Settings, shown: Console, path: Path | None
         raise
     finally:
         if path is not None:
-            path.write_text(written.text(stage.totals.said()), encoding="utf-8")
+            path.write_text(written.text(stage.totals.summary()), encoding="utf-8")
     return 0
 
 
@@ -121,7 +121,7 @@ def _check_transcript(path: Path) -> None:
 async def _follow(
     play: Play, coordinator: Coordinator, followers: Sequence[Callable[[SessionEvent], None]], *, keep: bool
 ) -> None:
-    """Play it to its end; a cancel ends the running turn within a step, and leaves the session as it stands."""
+    """Play the scene to its end; cancelling ends the running turn within a step and keeps the session."""
     await coordinator.start()
     try:
         async with aclosing(play.run()) as events:
@@ -135,7 +135,7 @@ async def _follow(
 
 
 def _stopped(play: Play | None, settings: Settings) -> str:
-    """Where it stopped, and what is left of it."""
+    """Where the scene stopped, and what is stored of it."""
     if play is None or play.session is None:
         return "stopped before the scene began"
     where = f"in phase {play.phase.name!r}" if play.phase is not None else "at the end"
@@ -143,6 +143,6 @@ def _stopped(play: Play | None, settings: Settings) -> str:
         return f"stopped {where}; with --store off nothing is kept"
     return (
         f"stopped {where}. What was said is kept as session {play.session}, and its agents remember it: a server on "
-        f"the same store goes on with it (POST /v1/coordination/sessions/{play.session}/round) or deletes it (DELETE "
+        f"the same store can resume it (POST /v1/coordination/sessions/{play.session}/round) or delete it (DELETE "
         f"/v1/coordination/sessions/{play.session})"
     )

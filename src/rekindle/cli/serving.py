@@ -19,14 +19,14 @@ from rekindle.config import Settings
 
 STOPPING = (signal.SIGTERM, signal.SIGINT)
 SWITCH_S = 0.0002
-DEMO_SERVER = frozenset({"host", "port", "served_model_name", "open"})  # what the demo's servers are told
+DEMO_SERVER = frozenset({"host", "port", "served_model_name", "open"})  # settings passed to the demo's servers
 
 
 @contextmanager
 def lasting_heap() -> Iterator[None]:
-    """Make what start-up leaves behind no matter of the garbage collector.
+    """Exclude the objects created at start-up from garbage collection.
 
-    Modules and weights are some 420,000 objects that stay: full collections of them take 0.4 s of a start and 0.2 s of
+    Modules and weights are some 420,000 permanent objects: full collections of them take 0.4 s of a start and 0.2 s of
     the first request after it.
     """
     gc.disable()
@@ -40,21 +40,23 @@ def lasting_heap() -> Iterator[None]:
 
 @with_settings()
 def serve(settings: Settings) -> int:
-    """Serve a model over HTTP until a signal; what was said is on disk when it stops."""
+    """Serve a model over HTTP until a signal; all conversations are on disk when it stops."""
     from rekindle.server.log_output import logging_to
 
     with logging_to(settings.server, sys.stderr):
         try:
             stopped_by = _serve(settings)
         except KeyboardInterrupt:
-            typer.echo("rekindle: stopped before the model was loaded: nothing was asked, nothing is lost", err=True)
+            typer.echo(
+                "rekindle: stopped before the model was loaded: no request was served, nothing is lost", err=True
+            )
             return INTERRUPTED
         typer.echo(f"stopped: {_left(settings)}")
     return INTERRUPTED if stopped_by == signal.SIGINT else 0
 
 
 def _serve(settings: Settings) -> int | None:
-    """Serve until a signal, and return which."""
+    """Serve until a signal; return its number."""
     with ExitStack() as stack:
         with lasting_heap():
             from rekindle.engine.api import Engine
@@ -75,8 +77,11 @@ def _serve(settings: Settings) -> int | None:
 
 @contextmanager
 def _switching_often() -> Iterator[None]:
-    """A step of the engine takes the interpreter's lock hundreds of times. While another thread computes in Python, a
-    request of 30,000 messages for one, each time waits for Python's switch interval: 5 ms by default."""
+    """Shorten Python's switch interval, 5 ms by default.
+
+    A step of the engine takes the interpreter's lock hundreds of times. While another thread runs Python code, such as
+    for a request of 30,000 messages, each time waits for that interval.
+    """
     before = sys.getswitchinterval()
     sys.setswitchinterval(SWITCH_S)
     try:
@@ -96,13 +101,13 @@ def _signals_as_before() -> Iterator[None]:
 
 
 def _save_undisturbed() -> None:
-    """One more signal does not keep a server that stops from saving, which ends by itself in bounded time."""
+    """Ignore further signals: a stopping server saves first, which takes bounded time."""
     for kind in STOPPING:
         signal.signal(kind, lambda *_: None)
 
 
 def _left(settings: Settings) -> str:
-    """What a stopped server leaves on the disk."""
+    """What a stopped server has saved on disk."""
     from rekindle.store import admin
 
     if not settings.store.enabled or settings.cache.reuse == "off":
@@ -116,7 +121,7 @@ def _left(settings: Settings) -> str:
 @with_settings(unused=SERVER_FLAGS)
 def chat(
     settings: Settings,
-    agent: Annotated[str, typer.Option("--agent", help="whose memory to go on with")] = "me",
+    agent: Annotated[str, typer.Option("--agent", help="whose memory to use")] = "me",
 ) -> int:
     """Talk to the model here, without a server; /quit or the end of input ends it."""
     from rekindle.bench.chat import chat_loop
@@ -130,7 +135,7 @@ def chat(
 @with_settings(unused=SERVER_FLAGS - DEMO_SERVER, defaults={"port": 0})
 def demo(
     settings: Settings,
-    seed: Annotated[int, typer.Option("--seed", help="of the facts the agents are told")] = 7,
+    seed: Annotated[int, typer.Option("--seed", help="of the facts given to the agents")] = 7,
 ) -> int:
     """Four agents, a kill -9 between their turns, and a verdict: 0 if every reply and 90 % of the memory survived."""
     from rekindle.demo.run import run_demo

@@ -1,7 +1,7 @@
-"""How settings become flags.
+"""Turns settings into flags.
 
-Owns how a setting of `config` looks as a flag, and which flags a command cannot honour and refuses; variables and files
-are written for all commands: there they are passed over.
+Owns the form of a setting of `config` as a flag, and which flags a command refuses because it cannot honour them.
+Variables and files are written for all commands: settings that a command does not use are ignored there.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ FLAGS = {known.name: known for known in SETTINGS.values() if known.flag and know
 FLAG_GROUPS = tuple(dict.fromkeys(known.group for known in SETTINGS.values()))
 SEVERAL = frozenset(name for name, known in FLAGS.items() if known.unit == "name")  # flags that may be given again
 SERVER_FLAGS = frozenset(name for name, known in SETTINGS.items() if known.section == "server" and known.flag)
-BENCH_UNUSED = SERVER_FLAGS | {"store"}  # benchmarks start with empty stores of their own, in the temporary directory
+BENCH_UNUSED = SERVER_FLAGS | {"store"}  # benchmarks create empty stores in the temporary directory
 Command = Callable[..., int]
 
 
@@ -64,7 +64,7 @@ def _setting_flags() -> list[inspect.Parameter]:
 
 
 def help_of(known: KnownSetting) -> str:
-    """One line: what it means, which numbers it may be, its default."""
+    """One line: meaning, bounds, default."""
     bounds = known.about.bounds
     between = f" ({bounds})" if bounds.most is not None else ""
     return f"{known.about.help}{between} [{known.default_text}]"
@@ -90,8 +90,8 @@ def with_settings(
 ) -> Callable[[Command], Callable[..., None]]:
     """Give a command every setting as a flag. It is called with `Settings` and its own keyword parameters.
 
-    `only` these flags exist (None: all), for commands that load no model. `unused` are flags that mean nothing to it:
-    given, they are refused. `defaults` differ from those of `config`.
+    `only`: the flags it has (None: all), for commands that load no model. `unused`: flags that it has no use for and
+    refuses. `defaults` override those of `config`.
     """
 
     def decorate(command: Command) -> Callable[..., None]:

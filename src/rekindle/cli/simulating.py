@@ -1,4 +1,4 @@
-"""simulate: what memories of many sizes would have held of a trace. Needs no server and no weights."""
+"""simulate: how much of a trace caches of many sizes would have held. Needs no server and no weights."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ BLOCK_TOKENS = f"tokens of a block [found; {SETTINGS['block_tokens'].default_tex
 
 def simulate(
     path: Annotated[Path, typer.Argument(metavar="TRACE", help="Mooncake's format, a recorded day or a request log")],
-    policies: Annotated[str, typer.Option(help="who leaves, e.g. lru,lfu [all]")] = "",
+    policies: Annotated[str, typer.Option(help="eviction policies, e.g. lru,lfu [all]")] = "",
     capacities: Annotated[str, typer.Option(help="blocks, tokens (10M), shares (25%) or unlimited [six shares]")] = "",
-    ttl: Annotated[str, typer.Option(help="also forget what was unused so long, e.g. 60s,5m [never]")] = "",
+    ttl: Annotated[str, typer.Option(help="also forget what was unused this long, e.g. 60s,5m [never]")] = "",
     disk: Annotated[str, typer.Option(help="a disk of this size below, as --capacities [none]")] = "",
-    order: Annotated[Literal["leaves", "free"], typer.Option(help="free: parents may leave first, too")] = "leaves",
+    order: Annotated[Literal["leaves", "free"], typer.Option(help="free: parents may be evicted first")] = "leaves",
     block_tokens: Annotated[int | None, typer.Option(min=1, help=BLOCK_TOKENS)] = None,
-    model: Annotated[str | None, typer.Option(help="whose tokenizer and template count, for logs")] = None,
+    model: Annotated[str | None, typer.Option(help="whose tokenizer and template to use, for logs")] = None,
     revision: Annotated[str | None, typer.Option(help=SETTINGS["revision"].about.help)] = None,
     out: Annotated[Path | None, typer.Option(help="append JSON lines here")] = None,
     plot: Annotated[Path | None, typer.Option(help="PNG of what was found by capacity")] = None,
 ) -> None:
-    """What share of a trace's prompts each memory would have held, policy by policy, and the most possible."""
+    """What share of a trace's prompts a cache of each size would have held, by policy, and the upper bound."""
 
     def run() -> int:
         from rekindle.simulate.capacities import DEFAULT

@@ -1,7 +1,7 @@
-"""A scene on the terminal: who speaks, words as they come, what each turn reused, how votes and games go.
+"""Shows a scene on the terminal: speakers, text as it streams, what each turn reused, votes and games.
 
-Of turns that are spoken together one is shown as it comes, the others whole when theirs come to an end. Where the
-output is no terminal the same is printed without colours. Owns nothing but what waits to be shown.
+Of concurrent turns, one is shown as it streams, the others whole when they end. If the output is not a terminal, the
+same is printed without colours. Owns only the text waiting to be shown.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ DOES = {"speak": "", "pick": " picks", "ballot": " votes"}
 
 @dataclass(slots=True)
 class Shown:
-    """A turn that has begun: what was said and not printed, and how it ended."""
+    """A turn that has begun: its text not yet printed, and how it ended."""
 
     speaker: str
     purpose: str
     to: list[str] | None
     waiting: str = ""
-    is_open: bool = False  # its heading stands on the screen
+    is_open: bool = False  # its heading has been printed
     end: Mapping[str, Any] | None = None
     error: str | None = None
 
 
 @dataclass(slots=True)
 class Totals:
-    """What all turns took."""
+    """Figures of all turns."""
 
     num_turns: int = 0
     num_tokens: int = 0
@@ -56,22 +56,22 @@ class Totals:
         if end["gap_ms"] is not None:
             self.gaps_ms = [*(self.gaps_ms or ()), end["gap_ms"]]
 
-    def said(self) -> str:
-        """One line."""
+    def summary(self) -> str:
+        """The totals in one line."""
         prompts = self.reused_tokens + self.computed_tokens
         parts = [
-            f"{self.num_turns:,} turns, {self.num_tokens:,} tokens said",
+            f"{self.num_turns:,} turns, {self.num_tokens:,} tokens generated",
             f"of {prompts:,} tokens of prompts {self.reused_tokens:,} reused, {self.computed_tokens:,} computed",
         ]
         if self.taken_in_tokens:
-            parts.append(f"{self.taken_in_tokens:,} taken in while others spoke")
+            parts.append(f"{self.taken_in_tokens:,} prefilled while others spoke")
         if self.gaps_ms:
             parts.append(f"median gap {median(self.gaps_ms):.0f} ms")
         return "; ".join(parts)
 
 
 class Stage:
-    """Shows the events of one play, in order."""
+    """Shows the events of one scene, in order."""
 
     def __init__(self, scenario: Scenario, console: Console) -> None:
         self.totals = Totals()
@@ -82,7 +82,7 @@ class Stage:
         self._turns: dict[int, Shown] = {}
 
     def show(self, event: SessionEvent) -> None:
-        """Print what there is to say of an event, now or when it is its turn."""
+        """Print an event, now or once earlier turns are printed."""
         data = event.data
         match event.kind:
             case "scene":
@@ -93,17 +93,17 @@ class Stage:
                 self._message(data["utterance"])
             case "turn_start":
                 self._turns[data["turn"]] = Shown(data["speaker"], data["purpose"], data["to"])
-                self._go_on()
+                self._print_turns()
             case "token":
                 self._turns[data["turn"]].waiting += data["text"]
-                self._go_on()
+                self._print_turns()
             case "turn_complete":
                 self.totals.add(data)
                 self._turns[data["turn"]].end = data
-                self._go_on()
+                self._print_turns()
             case "turn_failed":
                 self._turns[data["turn"]].error = data["error"]
-                self._go_on()
+                self._print_turns()
             case "decision":
                 self._print(f"[bold]→ {escape(decision_line(data))}[/]")
             case "scores":
@@ -114,7 +114,7 @@ class Stage:
                 self._print(f"[red]{escape(data['message'])}[/]")
 
     def stop(self) -> None:
-        """End the line that is being printed."""
+        """End the current line."""
         if any(turn.is_open for turn in self._turns.values()):
             self._console.print()
         self._turns.clear()
@@ -132,8 +132,8 @@ class Stage:
         style = f"bold {self._colours[by]}" if by in self._colours else "bold"
         return f"[{style}]{escape(by)}[/]{DOES[purpose]}{escape(audience(to) if purpose == 'speak' else '')}:"
 
-    def _go_on(self) -> None:
-        """Print what can be: all of the first turn that has not ended, and before it those that have."""
+    def _print_turns(self) -> None:
+        """Print turns in order: those that have ended, then the text so far of the first that has not."""
         for number, turn in list(self._turns.items()):
             if not turn.is_open:
                 self._console.print(self._heading(turn.speaker, turn.purpose, turn.to), end=" ", highlight=False)
@@ -146,8 +146,8 @@ class Stage:
             if turn.end is None and turn.error is None:
                 return
             self._console.print()
-            said = figures(turn.end) if turn.end is not None else f"could not speak: {turn.error}"
-            self._print(f"  [dim]{escape(said)}[/]")
+            line = figures(turn.end) if turn.end is not None else f"could not speak: {turn.error}"
+            self._print(f"  [dim]{escape(line)}[/]")
             del self._turns[number]
 
     def _outcome(self, verdicts: list[dict[str, Any]]) -> None:
@@ -156,7 +156,7 @@ class Stage:
         for verdict in verdicts:
             sign = "" if not verdict["of"] else "[green]✓[/] " if verdict["holds"] else "[red]✗[/] "
             self._print(f"{sign}{escape(verdict['text'])}")
-        self._print(f"\n[dim]{escape(self.totals.said())}[/]")
+        self._print(f"\n[dim]{escape(self.totals.summary())}[/]")
 
     def _print(self, text: str) -> None:
         self._console.print(text, highlight=False, soft_wrap=True)
@@ -167,7 +167,7 @@ def _style(turn: Shown) -> str:
 
 
 def audience(to: list[str] | None) -> str:
-    """To whom something is said, where that is not everybody."""
+    """The addressees of a message, if not all agents."""
     if to is None:
         return ""
     if not to:
@@ -176,7 +176,7 @@ def audience(to: list[str] | None) -> str:
 
 
 def figures(end: Mapping[str, Any]) -> str:
-    """What a turn took: the share of its prompt that was reused, the time to its first token, the gap before it."""
+    """Figures of a turn: the share of its prompt that was reused, the time to its first token, the gap before it."""
     report = end["rekindle"]
     parts = []
     if report is not None and report["prompt_tokens"]:
@@ -192,7 +192,7 @@ def figures(end: Mapping[str, Any]) -> str:
 
 
 def decision_line(decision: Mapping[str, Any]) -> str:
-    """What came of a vote, with the last count, ties and abstentions."""
+    """The outcome of a vote, with the last count, ties and abstentions."""
     question = decision["question"]
     if question["mode"] == "moves":
         made = (f"{each['voter']}: {each['ranking'][0] if each['ranking'] else '–'}" for each in decision["ballots"])
@@ -209,6 +209,6 @@ def decision_line(decision: Mapping[str, Any]) -> str:
 
 
 def scores_line(data: Mapping[str, Any]) -> str:
-    """Points of a round of a game, and in all."""
+    """Points of a round of a game, and in total."""
     shown = (f"{name} +{more} = {data['scores'][name]}" for name, more in data["points"].items())
     return f"round {data['round']}: {', '.join(shown)}"

@@ -1,4 +1,4 @@
-"""The store while no server runs: who is in it, and one agent's purge. All models' stores of the directory count."""
+"""The store while no server runs: its agents, and purging one. Covers the stores of all models in the directory."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from rekindle.store.values import SequenceRecord
 
 
 def agents_in(settings: StoreSettings, unreachable: Unreachable) -> list[dict[str, Any]]:
-    """What a server would say of every agent, the last used first; StoreLocked, with its words, where one has it."""
+    """Describe every agent as a server would, most recently used first; StoreLocked if a process uses a store."""
     found = []
     for store in _unlocked(settings.directory(), unreachable):
         branches = defaultdict(list)
@@ -45,7 +45,7 @@ def _described(model: str, records: list[SequenceRecord]) -> dict[str, Any]:
 
 
 def agent_in(settings: StoreSettings, agent: str, unreachable: Unreachable) -> dict[str, Any]:
-    """The agent with this id that was used last; NotFound names ids that are near."""
+    """Return the most recently used agent with this id; NotFound suggests similar ids."""
     known = agents_in(settings, unreachable)
     for info in known:
         if info["id"] == agent:
@@ -54,12 +54,12 @@ def agent_in(settings: StoreSettings, agent: str, unreachable: Unreachable) -> d
 
 
 def purge_in(settings: StoreSettings, namespace: str, agent: str, unreachable: Unreachable) -> dict[str, Any]:
-    """Purge an agent from every model's store that knows it; the sum of the proofs."""
+    """Purge an agent from every model's store that has it; return the sum of the proofs."""
     directory, proofs, known = settings.directory(), [], set()
     for store in _unlocked(directory, unreachable):
         here = {(record.namespace, record.agent) for record in admin.agents_of(directory, store.fingerprint)}
         known |= here
-        marked = breakpoint_prefix(agent)  # what its requests marked may be all that is left of it
+        marked = breakpoint_prefix(agent)  # perhaps only breakpoints of its requests are left
         if any(space == namespace and (name == agent or name.startswith(marked)) for space, name in here):
             proofs.append(admin.purge_agent(directory, store.fingerprint, namespace, agent))
     if not proofs:

@@ -1,4 +1,4 @@
-"""A scene as Markdown: what was said to whom, votes, games and how it came out, with the figures of each turn."""
+"""A scene as Markdown: messages and their addressees, votes, games and the outcome, with the figures of each turn."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rekindle.cli.stage import DOES, audience, decision_line, figures, scores_li
 
 
 class Transcript:
-    """Takes the events of one play in; what is incomplete when it stops is not in it."""
+    """Collects the events of one scene; turns that are incomplete when it stops are not included."""
 
     def __init__(self, scenario: Scenario) -> None:
         self._parts = [f"# {scenario.title}", scenario.about]
@@ -20,17 +20,17 @@ class Transcript:
             self._parts.append(f"- {each.name}{role}")
 
     def add(self, event: SessionEvent) -> None:
-        """Note an event, where there is something to read in it."""
+        """Note an event, if it has content for a reader."""
         data = event.data
         match event.kind:
             case "phase":
                 self._parts.append(f"## {data['name']}")
             case "message":
-                said = data["utterance"]
-                self._parts.append(_said(said["by"], "speak", said["to"], said["text"]))
+                message = data["utterance"]
+                self._parts.append(_entry(message["by"], "speak", message["to"], message["text"]))
             case "turn_complete":
-                said = _said(data["speaker"], data["purpose"], data["to"], data["text"])
-                self._parts.append(f"{said}\n\n<sub>{figures(data)}</sub>")
+                entry = _entry(data["speaker"], data["purpose"], data["to"], data["text"])
+                self._parts.append(f"{entry}\n\n<sub>{figures(data)}</sub>")
             case "turn_failed":
                 self._parts.append(f"*{data['speaker']} could not speak: {data['error']}*")
             case "decision":
@@ -52,6 +52,6 @@ class Transcript:
             self._parts.append(f"- {sign}{verdict['text']}")
 
 
-def _said(by: str, purpose: str, to: list[str] | None, text: str) -> str:
+def _entry(by: str, purpose: str, to: list[str] | None, text: str) -> str:
     heading = f"**{by}**{DOES[purpose]}{audience(to) if purpose == 'speak' else ''}:"
     return f"{heading} {text}"

@@ -1,4 +1,4 @@
-"""Sizes, durations, moments, ids and tables as people write and read them on the command line."""
+"""Parses and formats sizes, durations, times, ids and tables for the command line."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _NAMES = ((86400, "d"), (3600, "h"), (60, "min"), (1, "s"))
 
 
 def parse_duration(text: str) -> float:
-    """Seconds of `90`, `90s`, `15m`, `8h`, `1.5d` or `2w`; ConfigError for anything else."""
+    """Return the seconds of `90`, `90s`, `15m`, `8h`, `1.5d` or `2w`; ConfigError for anything else."""
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([smhdw]?)\s*", text.lower())
     if match is None:
         raise ConfigError(f"{text!r} is not a duration: write 90s, 15m, 8h or 30d")
@@ -20,7 +20,7 @@ def parse_duration(text: str) -> float:
 
 
 def show_duration(seconds: float) -> str:
-    """`8 h`, `30 d`: the largest unit of which there is at least one, rounded down."""
+    """`8 h`, `30 d`: in the largest unit that fits at least once, rounded down."""
     for size, name in _NAMES:
         if seconds >= size:
             return f"{int(seconds / size)} {name}"
@@ -43,12 +43,12 @@ def show_bytes(count: float) -> str:
 
 
 def show_id(agent: str) -> str:
-    """An id with whatever a terminal would act on spelled out."""
+    """An id with control characters escaped."""
     return "".join(character if character.isprintable() else f"\\x{ord(character):02x}" for character in agent)
 
 
 def show_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Rows under their heads, the first column to the left, the others to the right; nothing is ever cut short."""
+    """Rows under their heads, the first column left-aligned, the others right-aligned; nothing is truncated."""
     widths = [max(len(row[column]) for row in (head, *rows)) for column in range(len(head))]
     lines = []
     for row in (head, *rows):

@@ -1,4 +1,4 @@
-"""why: the last requests of an agent, what each reused, where its prompt first differed, and what to do about it."""
+"""why: an agent's last requests: what each reused, where its prompt first differed, and advice."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ NORMALISED = {
 
 @with_settings(only=())
 def why(settings: Settings, agent: AgentArgument, url: UrlOption = None, as_json: JsonOption = False) -> int:
-    """Say what an agent's last requests reused, and why not more; 2 if there is no such agent."""
+    """Show what an agent's last requests reused, and why not more; exit code 2 if there is no such agent."""
     remote = Remote.of(settings.server, url)
     answer = ask_of_agent(remote, "GET", agent, "why")
     if as_json:
@@ -38,16 +38,16 @@ def why(settings: Settings, agent: AgentArgument, url: UrlOption = None, as_json
         return 0
     requests = answer["data"]
     if not requests:
-        typer.echo(f"{show_id(agent)} has asked for nothing since the server started")
+        typer.echo(f"{show_id(agent)} has sent no request since the server started")
     for number, request in enumerate(requests):
-        typer.echo(("\n" if number else "") + "\n".join(told(request, time.time())))
+        typer.echo(("\n" if number else "") + "\n".join(request_lines(request, time.time())))
     return 0
 
 
 def ask_of_agent(
     remote: Remote, method: str, agent: str, *rest: str, body: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
-    """The answer to a question about one agent; NotFound names ids that are near."""
+    """Send a request about one agent and return the answer; NotFound suggests similar ids."""
     try:
         answer: dict[str, Any] = remote.ask(method, agent_path(agent, *rest), body)
     except NotFound:
@@ -57,7 +57,7 @@ def ask_of_agent(
 
 
 def near(agent: str, known: list[str]) -> str:
-    """Which ids come near, or what there is."""
+    """Suggest similar ids, or say how many agents there are."""
     found = (
         difflib.get_close_matches(agent, known, n=3) or [each for each in known if agent.lower() in each.lower()][:3]
     )
@@ -66,7 +66,7 @@ def near(agent: str, known: list[str]) -> str:
     return f"there are {len(known):,}: rekindle agents lists them" if known else "there is no agent yet"
 
 
-def told(request: Mapping[str, Any], now: float) -> Iterator[str]:
+def request_lines(request: Mapping[str, Any], now: float) -> Iterator[str]:
     """The lines about one request."""
     moment = time.strftime("%H:%M:%S", time.localtime(request["at"]))
     head = f"{moment} ({show_ago(request['at'], now)})"
@@ -80,7 +80,7 @@ def told(request: Mapping[str, Any], now: float) -> Iterator[str]:
         yield f"  {_timings(request['timings'])}"
     yield from map(_normalised, request.get("normalised", ()))
     if request["reuse"] == "off":
-        yield "  reuse was off, as the request wanted"
+        yield "  reuse was off, as the request specified"
     elif request["explanation"] is not None:
         yield from _explained(request["explanation"])
 
@@ -121,7 +121,7 @@ def _explained(explanation: Mapping[str, Any]) -> Iterator[str]:
 
 
 def marked(stored: str, sent: str) -> tuple[str, str]:
-    """Both texts on one line each, with the first words that differ in [[ ]]."""
+    """Both texts on one line each, with the first difference in [[ ]]."""
     one, other = (re.findall(r"\w+|\s+|[^\w\s]", text) for text in (stored, sent))
     opcodes = difflib.SequenceMatcher(None, one, other, autojunk=False).get_opcodes()
     for kind, begin, end, other_begin, other_end in opcodes:
