@@ -155,7 +155,7 @@ def test_an_error_in_the_middle_says_what_is_left(scene: Path, tmp_path: Path) -
     assert result.exit_code == 2, result.output
     assert "phases[1].say: the template fails: ZeroDivisionError" in result.stderr
     (left,) = sessions(store)
-    assert f"stopped in phase 'sum'. What was said is kept as session {left}" in result.stdout
+    assert f"stopped in phase 'sum'. The conversation is saved as session {left}" in result.stdout
     assert f"(DELETE /v1/coordination/sessions/{left})" in result.stdout
     assert "**Bo**: " in written.read_text()
     result = run(str(scene), "--plain", "--store", "off", *SMALL)
@@ -181,7 +181,7 @@ def test_an_interrupt_ends_cleanly_and_says_what_is_left(scene: Path, tmp_path: 
     assert process.returncode == 130, errors
     assert "Traceback" not in errors
     (left,) = sessions(store)
-    assert f"stopped in phase 'talk'. What was said is kept as session {left}" in rest
+    assert f"stopped in phase 'talk'. The conversation is saved as session {left}" in rest
     assert "**Bo**: " in written.read_text()
 
 

@@ -44,7 +44,7 @@ def bench_recall(
     settings: Settings,
     cases: Annotated[int, typer.Option(min=1, help="questions at each distance")] = 20,
     seed: Annotated[int, typer.Option(help="of the facts")] = 10_000,
-    out: Annotated[Path | None, typer.Option(help="append JSON lines here, too")] = None,
+    out: Annotated[Path | None, typer.Option(help="also append JSON lines here")] = None,
 ) -> int:
     """How well the bundled model recalls facts: with native KV, 4 bits in memory, 4 bits after a restart."""
     from rekindle.bench.recall import RecallBench, run_recall
@@ -56,7 +56,7 @@ def bench_recall(
 @bench.command("day")
 def bench_day(
     path: Annotated[Path, typer.Argument(metavar="OUT.jsonl", help="the file to write")],
-    seed: Annotated[int, typer.Option(help="of everything that is said and when")] = 0,
+    seed: Annotated[int, typer.Option(help="of the texts and their times")] = 0,
     scale: Annotated[str, typer.Option(help="small (about 100 requests) or full (about 350)")] = "small",
     context: Annotated[int | None, typer.Option(help="most tokens of a prompt with its reply [by scale]")] = None,
 ) -> None:
@@ -137,7 +137,7 @@ def bench_noisy(
     only: Annotated[list[str] | None, typer.Option(help="arms; may be repeated [all]")] = None,
     out: Annotated[Path | None, typer.Option(help="append JSON lines here instead of printing them")] = None,
 ) -> int:
-    """One tenant sends the worst bodies there are, another asks for one token: its waits, and the server's memory."""
+    """One tenant sends the worst possible bodies, another requests one token: its waits, and the server's memory."""
     from rekindle.bench.noisy import NoisyBench, run_noisy
 
     return run_noisy(settings, NoisyBench(seconds, mebibytes, tuple(only) if only else None, out), console())

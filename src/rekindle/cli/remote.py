@@ -25,7 +25,7 @@ class Unreachable(RekindleError):
 
 
 class Remote:
-    """One server. `path` parts are percent-encoded by `at`."""
+    """One server. Ids in paths are percent-encoded by `agent_path`."""
 
     def __init__(self, url: str, key: str | None, *, timeout_s: float = TIMEOUT_S) -> None:
         parts = urlsplit(url)

@@ -42,7 +42,7 @@ def run(
     plain: Annotated[bool, typer.Option("--plain", help="no colours, as in a pipe")] = False,
     keep: Annotated[bool, typer.Option("--keep", help="keep the session in the store when it is over")] = False,
 ) -> int:
-    """Play a scenario: agents talk, whisper, vote and play by a YAML file; without one, list those that are shipped."""
+    """Play a scenario: agents talk, whisper, vote and play by a YAML file; without one, list the shipped ones."""
     from rekindle.agents.scenes.scenario import find, load
 
     if scenario is None:
@@ -142,7 +142,7 @@ def _stopped(play: Play | None, settings: Settings) -> str:
     if not settings.store.enabled:
         return f"stopped {where}; with --store off nothing is kept"
     return (
-        f"stopped {where}. What was said is kept as session {play.session}, and its agents remember it: a server on "
-        f"the same store can resume it (POST /v1/coordination/sessions/{play.session}/round) or delete it (DELETE "
+        f"stopped {where}. The conversation is saved as session {play.session}, and its agents remember it: a server "
+        f"on the same store can resume it (POST /v1/coordination/sessions/{play.session}/round) or delete it (DELETE "
         f"/v1/coordination/sessions/{play.session})"
     )

@@ -7,7 +7,7 @@ from fractions import Fraction
 
 from rekindle.errors import ConfigError
 
-MOST = (1 << 63) - 1  # the largest integer that files, counters and SQLite hold
+MOST = (1 << 63) - 1  # for every integer setting: what files, counters and SQLite hold
 MOST_DIGITS = 40
 UNITS = {"": 1, "b": 1} | {
     f"{letter}{suffix}": base**power

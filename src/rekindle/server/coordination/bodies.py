@@ -105,7 +105,7 @@ class RoundBody(_RunBody):
 
 
 class VoteBody(_RunBody):
-    """A question; without one, an interrupted vote is resumed."""
+    """A question; without one, an unfinished vote is resumed."""
 
     question: Text | None = None
     options: Items[Line] | None = None
@@ -118,7 +118,7 @@ class VoteBody(_RunBody):
 
 
 class MessageBody(_Body):
-    """A message from outside: in the name of the host, of somebody outside the session, or of one of its agents."""
+    """A message from outside: in the name of the host, of anyone outside the session, or of one of its agents."""
 
     text: Text
     by: Name | None = Field(default=None, alias="from", description="null: the host")

@@ -46,8 +46,8 @@ def _follow(event: SessionEvent, watches: dict[int, RequestWatch], observer: Obs
         watches[turn] = observer.began(Caller(namespace, spoken.agent, False), ENDPOINT, {})
     elif event.kind == "turn_complete" and spoken is not None and turn in watches:
         assert spoken.report is not None and spoken.finish is not None and spoken.request is not None, event
-        said = Message("assistant", event.data["text"])
-        watches.pop(turn).finished(spoken.request, spoken.report, spoken.finish, reply=said)
+        reply = Message("assistant", event.data["text"])
+        watches.pop(turn).finished(spoken.request, spoken.report, spoken.finish, reply=reply)
     elif event.kind == "turn_failed" and spoken is not None and turn in watches:
         assert spoken.error is not None, event
         watches.pop(turn).failed(spoken.request, spoken.error)

@@ -133,7 +133,7 @@ def _running(router: APIRouter, sessions: Sessions, streams: StreamSettings, obs
 
     @router.post("/{id}/turn", response_model=Run)
     async def run_turn(request: Request, space: Space, id: SessionId, body: TurnBody | None = None) -> dict[str, Any]:
-        """Have one agent speak, and wait for the end. An interrupted turn is resumed first."""
+        """Have one agent speak, and wait for the end. An unfinished turn is resumed first."""
         return await whole(request, id, await followed(_turn, space, id, body), streams)
 
     @router.post("/{id}/turn/stream", **STREAM)
@@ -143,7 +143,7 @@ def _running(router: APIRouter, sessions: Sessions, streams: StreamSettings, obs
 
     @router.post("/{id}/round", response_model=Run)
     async def run_round(request: Request, space: Space, id: SessionId, body: RoundBody | None = None) -> dict[str, Any]:
-        """Have the topology's speakers, or these, speak, and wait for the end. An interrupted round is resumed."""
+        """Have the topology's speakers, or these, speak, and wait for the end. An unfinished round is resumed."""
         return await whole(request, id, await followed(_round, space, id, body), streams)
 
     @router.post("/{id}/round/stream", **STREAM)
@@ -153,7 +153,7 @@ def _running(router: APIRouter, sessions: Sessions, streams: StreamSettings, obs
 
     @router.post("/{id}/vote", response_model=Run)
     async def run_vote(request: Request, space: Space, id: SessionId, body: VoteBody | None = None) -> dict[str, Any]:
-        """Put a question to the agents and wait for the decision. Without a question, resume an interrupted vote."""
+        """Put a question to the agents and wait for the decision. Without a question, resume an unfinished vote."""
         return await whole(request, id, await followed(_vote, space, id, body), streams)
 
     @router.post("/{id}/vote/stream", **STREAM)

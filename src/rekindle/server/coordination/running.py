@@ -92,7 +92,7 @@ class Sessions:
         return tuple(each.id for each in found if agent in {one.agent for one in each.agents.values()})
 
     async def _with_memories(self, agent: str) -> Coordinator | None:
-        """Return the coordinator if this server has a file of sessions, else None. Raises StoreError."""
+        """Return the coordinator; None if there is no file of sessions, or another server has it. StoreError."""
         if self._coordinator is None and not await in_thread(self._has_file):
             return None
         try:

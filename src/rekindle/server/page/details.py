@@ -24,7 +24,7 @@ class _Known:
 
     branches: tuple[BranchInfo, ...]
     info: AgentInfo
-    everybody: Sequence[AgentInfo]
+    all_infos: Sequence[AgentInfo]
 
 
 class Details:
@@ -48,7 +48,7 @@ class Details:
             self._namespaces[namespace] = known
             changed = [info for info in infos if info.agent not in known or known[info.agent].info != info]
             unchanged = [info for info in infos if info.agent in known and known[info.agent].info == info]
-            stale = [info for info in unchanged if known[info.agent].everybody != infos]
+            stale = [info for info in unchanged if known[info.agent].all_infos != infos]
             deadline = self._clock() + LOOK_S
             for info in (*changed, *stale):
                 known[info.agent] = _Known(self._branches(info), info, infos)

@@ -1,1 +1,1 @@
-"""OpenAI's responses API: items in, items out, and responses that are kept to be gone on from."""
+"""OpenAI's responses API: items in, items out, and stored responses that can be continued."""

@@ -98,7 +98,7 @@ class ItemReader:
         wanted = item.get("id")
         found = self.find(wanted) if isinstance(wanted, str) else None
         if found is None:
-            message = f"{where}: item {str(wanted)[:100]!r} is not kept here: send the item itself"
+            message = f"{where}: item {str(wanted)[:100]!r} is not stored here: send the item itself"
             raise BadRequest(message, param=f"{where}.id")
         return found
 
@@ -181,7 +181,7 @@ def check_outputs(history: Iterable[Item], items: Sequence[Item]) -> None:
         elif item["type"] == "function_call_output" and item["call_id"] not in called:
             where = f"input[{index}]"
             message = (
-                f"{where}: no function call with call_id {item['call_id'][:100]!r} stands before its output: send the "
+                f"{where}: no function call with call_id {item['call_id'][:100]!r} comes before its output: send the "
                 "call's item, too, or previous_response_id"
             )
             raise BadRequest(message, param=f"{where}.call_id")

@@ -68,7 +68,7 @@ class Entry:
 
     @classmethod
     def packed(cls, namespace: str, agent: str | None, response: dict[str, Any], items: Sequence[Item]) -> Entry:
-        """Pack a response and the items of its request; RecursionError where it is nested too deeply."""
+        """Pack a response and the items of its request; RecursionError if it is nested too deeply."""
         content = zlib.compress(json.dumps([response, list(items)], separators=(",", ":")).encode(), LEVEL)
         ids = tuple(item["id"] for item in (*items, *response["output"]))
         return cls(namespace, response["id"], agent, response["previous_response_id"], ids, content)

@@ -145,7 +145,7 @@ def _found(responses: StoredResponses, request: Request, id: str) -> StoredRespo
 
 
 def _missing(id: str) -> NotFound:
-    return NotFound(f"no response {id[:100]!r} is kept here", param="id")
+    return NotFound(f"no response {id[:100]!r} is stored here", param="id")
 
 
 def _page(items: list[dict[str, Any]], *, after: str | None, limit: int) -> dict[str, Any]:

@@ -142,7 +142,7 @@ class StoredResponses:
         if problem is None:
             return ()
         what = f"{num_waiting} wait in memory and end with the server, {num_lost} are lost"
-        return (f"responses cannot be kept in {self.path}: {problem}; {what}: check free space and permissions",)
+        return (f"responses cannot be stored in {self.path}: {problem}; {what}: check free space and permissions",)
 
     def ticket(self) -> int:
         """A number to take when a request arrives: `keep` uses it to detect that the agent was deleted meanwhile."""
@@ -189,7 +189,7 @@ class StoredResponses:
             if found is None:
                 which = "it" if not chain else f"{wanted[:100]!r}, which it continues,"
                 message = (
-                    f"previous response {id[:100]!r} not found: {which} is not kept here (never was, deleted, or too "
+                    f"previous response {id[:100]!r} not found: {which} is not stored here (never was, deleted, or too "
                     "old): send the whole conversation as input"
                 )
                 raise invalid(400, message, param="previous_response_id", code="previous_response_not_found")
@@ -271,8 +271,8 @@ class StoredResponses:
                 self._save()
             except BaseException as error:
                 # Border: a worker. An error fails only the pending responses.
-                logger.exception("a response could not be kept")
-                self._failed(refusal := StoreError(f"a response could not be kept: {error!r}"), {})
+                logger.exception("a response could not be stored")
+                self._failed(refusal := StoreError(f"a response could not be stored: {error!r}"), {})
                 with self._changed:
                     self._refuse(self._unsaved.values(), refusal)
             if is_last:
@@ -304,7 +304,7 @@ class StoredResponses:
             if not each.durable.done():
                 each.durable.set_result(None)
         if problem is not None:
-            logger.warning("responses are kept in %s again; %d are lost", self.path, self._num_lost)
+            logger.warning("responses are stored in %s again; %d are lost", self.path, self._num_lost)
 
     def _entries(self) -> dict[Key, Entry]:
         """Pack the pending responses; refuse those that cannot be packed."""
@@ -329,7 +329,7 @@ class StoredResponses:
                     num_bytes -= len(entry.content)
             self._refuse([self._unsaved[key] for key in entries.keys() & self._unsaved.keys()], error)
         if is_new:
-            logger.warning("responses cannot be kept in %s: %s; the last ones wait in memory", self.path, error)
+            logger.warning("responses cannot be stored in %s: %s; the last ones wait in memory", self.path, error)
 
     @staticmethod
     def _refuse(those: Iterable[_Unsaved], error: StoreError) -> None:
@@ -344,5 +344,5 @@ def _packed(stored: StoredResponse) -> Entry | None:
     try:
         return Entry.packed(stored.namespace, stored.agent, stored.response, stored.items)
     except (ValueError, RecursionError) as error:
-        logger.warning("response %s cannot be kept: %s", stored.id, error)
+        logger.warning("response %s cannot be stored: %s", stored.id, error)
         return None
