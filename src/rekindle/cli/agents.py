@@ -133,7 +133,9 @@ def evict(settings: Settings, agent: AgentArgument, url: UrlOption = None, as_js
     """Move an agent from memory to disk now."""
     answer = ask_of_agent(Remote.of(settings.server, url), "POST", agent, "evict")
     return _say(
-        answer, as_json, f"{show_id(agent)}: {answer['evicted_blocks']:,} blocks left memory; it is warm on disk"
+        answer,
+        as_json,
+        f"{show_id(agent)}: {answer['evicted_blocks']:,} blocks evicted from memory; it is warm on disk",
     )
 
 
