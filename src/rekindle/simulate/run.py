@@ -34,7 +34,7 @@ EXPIRING = "ttl"  # evicts by deadline: without a time to live it is least recen
 
 @dataclass(frozen=True, slots=True)
 class SimulateOptions:
-    """What to simulate, and outputs in addition to the console. Empty sequences: the most informative policies and sizes."""
+    """What to simulate, and further outputs. Empty sequences: the most informative policies and sizes."""
 
     policies: Sequence[str] = ()
     capacities: Sequence[str] = DEFAULT
