@@ -101,7 +101,7 @@ def test_distinct_ids_are_those_that_the_trie_keeps(shape: Shape) -> None:
 
 def test_chains_are_named_as_the_pool_names_them() -> None:
     chains = Chains.random(np.random.default_rng(0), 70, 4)
-    for name, parent, ids in zip(chains.names, chains.parents, chains.ids, strict=True):
+    for name, parent, ids in zip(chains.hashes, chains.parents, chains.ids, strict=True):
         assert block_hash(parent, ids) == name
 
 

@@ -84,7 +84,7 @@ class ContentsMachine(RuleBasedStateMachine):
         blocks = {name: block for block, (name, _, _) in self.known.items()}
         for block in range(NUM_BLOCKS):
             name, parent, ids = self.known.get(block, (None, None, ()))
-            assert (self.contents.name(block), self.contents.parent(block)) == (name, parent)
+            assert (self.contents.hash(block), self.contents.parent(block)) == (name, parent)
             assert tuple(self.contents.ids(block)) == ids and (block in self.contents) == (name is not None)
             assert self.contents.above(block) == (-1 if parent is None else blocks.get(parent, -1))
         for name, parent, ids in self.known.values():
