@@ -18,7 +18,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from rekindle.agents.machine.contexts import SILENCE
 from rekindle.agents.machine.coordination import Coordination
 from rekindle.agents.machine.decisions import Decision, Mode, Question
-from rekindle.agents.machine.rounds import Asked
+from rekindle.agents.machine.rounds import RoundRequest
 from rekindle.agents.machine.types import (
     TOPOLOGIES,
     Audience,
@@ -29,6 +29,7 @@ from rekindle.agents.machine.types import (
     Forked,
     Hear,
     Merged,
+    MessagePosted,
     Participant,
     Plan,
     Prelude,
@@ -37,7 +38,6 @@ from rekindle.agents.machine.types import (
     RoundComplete,
     RoundDropped,
     Speak,
-    Told,
     Topology,
     Turn,
     TurnEnded,
@@ -270,7 +270,7 @@ class SessionMachine(RuleBasedStateMachine):
         mark = next(self.marks)
         text = follows.format(by=by) + f"It is {mark}."
         is_possible = bool(by) and {*(to or ())} <= {*self.memories}  # who is no participant speaks from outside
-        done = self.send(Told(by, text, to), is_possible)
+        done = self.send(MessagePosted(by, text, to), is_possible)
         if done is not None:
             key = ("number", self.num_utterances)
             (heard,) = done
@@ -300,12 +300,12 @@ class SessionMachine(RuleBasedStateMachine):
         to = to and tuple(name for name in to if name in self.memories)
         if (topology or self.plan.topology) == "moderated" and self.plan.moderator is None:
             topology = "round_robin"
-        self.play(self.session.next_round(Asked(here or None, to, topology)))
+        self.play(self.session.next_round(RoundRequest(here or None, to, topology)))
 
     @precondition(lambda self: self.round is None)
     @rule(speaker=st.none() | somebody, topology=st.sampled_from(TOPOLOGIES))
     def begin_turn(self, speaker: str | None, topology: Topology) -> None:
-        asked = Asked((speaker,) if speaker in self.memories and speaker else None, None, topology)
+        asked = RoundRequest((speaker,) if speaker in self.memories and speaker else None, None, topology)
         if topology == "moderated" and self.plan.moderator is None:
             return
         try:
@@ -365,7 +365,7 @@ class SessionMachine(RuleBasedStateMachine):
         memory = self.memories[turn.speaker]
         self.end(turn, key)
         memory.own.add(key)
-        then = (Told("Host", f"Enough: {next(self.marks)}."),) if how == "cut" else ()
+        then = (MessagePosted("Host", f"Enough: {next(self.marks)}."),) if how == "cut" else ()
         done = self.send(TurnEnded(turn.number, said, thought, how == "cut", then), is_possible=True)
         assert done is not None
         self.follow(done)

@@ -21,13 +21,13 @@ from rekindle.agents.machine.types import (
     Event,
     Forked,
     Merged,
+    MessagePosted,
     Participant,
     Plan,
     Prelude,
     Rewound,
     RoundBegun,
     RoundDropped,
-    Told,
     TurnEnded,
     TurnFailed,
     VoteBegun,
@@ -41,7 +41,7 @@ PLAN = Plan(
 )
 PRELUDE = Prelude("You are Ada.", (Entry("heard", "Hi.", "Ben", True, None, 3, 4), Entry("said", "Ho.", thought="Hm.")))
 EVENTS: tuple[Event, ...] = (
-    Told("Host", "Hello.", ("Ada",)),
+    MessagePosted("Host", "Hello.", ("Ada",)),
     RoundBegun(("Ada", "Ben"), True, None, ("Ben", "Ada")),
     TurnEnded(1, "Said.", "Thought.", cut=True),
     TurnFailed(2, "no room"),
@@ -105,7 +105,7 @@ def test_sessions_are_there_when_the_file_is_opened_again(path: Path) -> None:
     again = SessionRecords.open(path)
     (card,) = again.cards()
     assert card == Card(number, "team", "s", frozenset({"ada"}))
-    kept = again.kept(card.number)
+    kept = again.session(card.number)
     assert (kept.namespace, kept.id, kept.created, kept.last_use) == ("team", "s", 5.0, 7.0)
     assert (kept.plan, kept.preludes, kept.events) == (PLAN, {"Ada": PRELUDE}, EVENTS)
     again.check()
@@ -163,7 +163,7 @@ def test_what_was_forgotten_is_not_brought_back_by_an_older_session(records: Ses
 
 def test_nothing_of_what_was_forgotten_is_left_in_the_file(records: SessionRecords, path: Path) -> None:
     number = records.create("team", "s", PLAN, {"Ada": PRELUDE}, now=5.0)
-    records.append(number, 0, [Told("Host", "under the old oak")], now=6.0)
+    records.append(number, 0, [MessagePosted("Host", "under the old oak")], now=6.0)
     records.delete(number, "team", [Memory("ada", 6.0, Prelude("", (Entry("heard", "under the old oak"),)))])
     assert b"old oak" in path.read_bytes()
     records.forget("team", "ada")
@@ -196,7 +196,7 @@ def test_damaged_file_is_set_aside(path: Path, at: int, caplog: pytest.LogCaptur
     for number in range(2):
         records = SessionRecords.open(path)
         row = records.create("team", "s", PLAN, {}, now=5.0)
-        records.append(row, 0, [Told("Host", "x" * 20_000)], now=6.0)
+        records.append(row, 0, [MessagePosted("Host", "x" * 20_000)], now=6.0)
         records.close()
         _overwrite(path, at, b"\xff" * 4000)
         with caplog.at_level(logging.ERROR):
@@ -228,7 +228,7 @@ def readable(records: SessionRecords) -> list[str]:
     found = []
     for card in records.cards():
         with contextlib.suppress(ValueError):
-            found.append(records.kept(card.number).id)
+            found.append(records.session(card.number).id)
     return found
 
 

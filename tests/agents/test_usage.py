@@ -8,7 +8,7 @@ import pytest
 
 from rekindle.agents.log.records import Memory, SessionRecords
 from rekindle.agents.log.usage import Quota, Used
-from rekindle.agents.machine.types import Entry, Participant, Plan, Prelude, Told
+from rekindle.agents.machine.types import Entry, MessagePosted, Participant, Plan, Prelude
 from rekindle.errors import QuotaExceeded
 
 PLAN = Plan((Participant("Ada", "Ä" * 100, agent="ada"), Participant("Ben")))
@@ -22,7 +22,7 @@ def test_it_is_what_the_file_says_whatever_is_written_and_after_a_restart(tmp_pa
     other = records.create("b", "s0", PLAN, {}, 1.0)
     assert records.usage.of("b").num_bytes < records.usage.of("a").num_bytes / 2
     before = records.usage.of("a")
-    records.append(numbers[0], 0, [Told("Host", "ö" * 500, None), Told("Host", "x", None)], 2.0)
+    records.append(numbers[0], 0, [MessagePosted("Host", "ö" * 500, None), MessagePosted("Host", "x", None)], 2.0)
     assert records.usage.of("a").num_bytes >= before.num_bytes + 1001
     records.check()
     records.delete(numbers[1], "a", [Memory("ada", 5.0, PRELUDE), Memory("ben", 5.0, None)])

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from rekindle.agents.log.records import Kept, SessionRecords
+from rekindle.agents.log.records import SavedSession, SessionRecords
 from rekindle.config import RESPONSES_FILE, SESSIONS_FILE
 from rekindle.server.responses.stored import StoredResponses
 from tests.data.written_by_0_1 import write as written
@@ -53,7 +53,9 @@ def test_responses_of_0_1_are_kept(directory: Path) -> None:
 def test_sessions_of_0_1_are_there(directory: Path) -> None:
     with closing(SessionRecords.open(directory / SESSIONS_FILE)) as sessions:
         (card,) = sessions.cards()
-        kept = sessions.kept(card.number)
-        assert kept == Kept(card.number, "team", "garden", 4.0, 5.0, written.PLAN, written.PRELUDES, written.EVENTS)
+        kept = sessions.session(card.number)
+        assert kept == SavedSession(
+            card.number, "team", "garden", 4.0, 5.0, written.PLAN, written.PRELUDES, written.EVENTS
+        )
         assert sessions.remembered("team", "ada") == written.MEMORY
         sessions.check()

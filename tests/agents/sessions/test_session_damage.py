@@ -18,9 +18,9 @@ import numpy as np
 import pytest
 
 from rekindle import Engine
-from rekindle.agents.log.records import Kept, Memory, SessionRecords
+from rekindle.agents.log.records import Memory, SavedSession, SessionRecords
 from rekindle.agents.log.usage import Used
-from rekindle.agents.machine.types import Entry, Participant, Plan, Prelude, Rewound, Told, Utterance
+from rekindle.agents.machine.types import Entry, MessagePosted, Participant, Plan, Prelude, Rewound, Utterance
 from rekindle.agents.sessions.coordinator import Coordinator
 from rekindle.errors import Conflict, NotFound, RekindleError, StoreError
 from tests.agents.sessions.held import held
@@ -278,22 +278,22 @@ def test_a_file_of_format_2_is_taken_over(tmp_path: Path) -> None:
                 (6, "team2", "torn"),
             ]
             ada, ben = Participant("Ada", "Ä", agent="ada"), Participant("Ben")
-            kept = Kept(
+            kept = SavedSession(
                 *(3, "team1", "a", 5.0, 6.5),
                 Plan((ada, ben), sampling=(("max_tokens", 3),)),
                 {"Ada": Prelude("You are Ada.", (Entry("heard", "Hi.", "Ben"),))},
-                (Told("Host", "Hello.", ("Ada",)), Rewound("Ada", 2)),
+                (MessagePosted("Host", "Hello.", ("Ada",)), Rewound("Ada", 2)),
             )
-            assert records.kept(3) == kept
-            assert records.events(4) == (Told("Host", "Ho."),)
+            assert records.session(3) == kept
+            assert records.events(4) == (MessagePosted("Host", "Ho."),)
             with pytest.raises(ValueError, match="missing"):
-                records.kept(6)
+                records.session(6)
             assert records.remembered("team1", "ada") == Memory("ada", 4.5, Prelude("You are Ada.", ()), 2)
             assert records.remembered("team1", "bob") == Memory("bob", 0.0, None, 4)
             with pytest.raises(Conflict, match=r"cannot be read.*choose another id"):
                 records.create("team2", "broken", PLAN, {}, 9.0)
     with closing(SessionRecords.open(path)) as records:
-        records.append(3, 2, [Told("Host", "More.")], 9.0)
+        records.append(3, 2, [MessagePosted("Host", "More.")], 9.0)
         assert records.create("team1", "b", PLAN, {}, 9.0) == 8, "the numbers of deleted sessions are not given again"
         records.delete(6, "team2", [])
         records.check()
@@ -327,15 +327,15 @@ def damage(records: SessionRecords, statement: str, *given: Any) -> None:
 
 def test_an_end_that_is_cut_off_is_noticed(records: SessionRecords) -> None:
     number = records.create("team1", "a", PLAN, {}, 1.0)
-    records.append(number, 0, [Told("Host", "Hi."), Told("Host", "Ho.")], 2.0)
+    records.append(number, 0, [MessagePosted("Host", "Hi."), MessagePosted("Host", "Ho.")], 2.0)
     damage(records, "DELETE FROM event WHERE session = ? AND number = 1", number)
     with pytest.raises(ValueError, match="missing"):
-        records.kept(number)
+        records.session(number)
     damage(records, "UPDATE session SET num_events = 1 WHERE number = ?", number)
     with pytest.raises(ValueError, match="damaged"):
-        records.kept(number)
+        records.session(number)
     with pytest.raises(StoreError, match="damaged"):
-        records.append(number, 1, [Told("Host", "Ho.")], 3.0)
+        records.append(number, 1, [MessagePosted("Host", "Ho.")], 3.0)
 
 
 def test_a_damaged_session_stays_in_the_file_and_takes_no_name(
@@ -344,7 +344,7 @@ def test_a_damaged_session_stays_in_the_file_and_takes_no_name(
     path = tmp_path / "sessions.db"
     with closing(SessionRecords.open(path)) as records:
         numbers = [records.create("team1", name, PLAN, {}, 1.0) for name in ("a", "b", "c")]
-        records.append(numbers[1], 0, [Told("Host", "Hi.")], 2.0)
+        records.append(numbers[1], 0, [MessagePosted("Host", "Hi.")], 2.0)
         damage(records, "UPDATE session SET namespace = 'team2' WHERE number = ?", numbers[0])
         damage(records, "UPDATE event SET body = replace(body, 'Hi', 'Ho') WHERE session = ?", numbers[1])
         with pytest.raises(Conflict, match=r"'b' is in the file, but cannot be read \(events are damaged.*another id"):
@@ -353,11 +353,11 @@ def test_a_damaged_session_stays_in_the_file_and_takes_no_name(
         assert [card.id for card in records.cards()] == ["b", "c"]
         assert records.usage.of("team2") == Used(0, 0), "what is damaged is nobody's"
         again = records.create("team2", "a", PLAN, {}, 1.0), records.create("team1", "a", PLAN, {}, 1.0)
-        assert records.kept(again[1]).events == ()
+        assert records.session(again[1]).events == ()
         with records.reading() as connection:
             rows = connection.execute("SELECT number FROM session").fetchall()
         assert [number for (number,) in rows] == [*numbers, *again]
-    assert caplog.text.count("damaged, they stay in it") == 1 and f"session {numbers[0]}" in caplog.text
+    assert caplog.text.count("damaged: they stay in the file") == 1 and f"session {numbers[0]}" in caplog.text
 
 
 @pytest.mark.parametrize("column", ["at = at + 1", "prelude = replace(prelude, 'oak', 'elm')", "forgotten = 9"])
@@ -369,7 +369,7 @@ def test_a_damaged_memory_is_not_there_and_is_replaced(
     records.delete(numbers[0], "team1", memories[:1])
     damage(records, f"UPDATE memory SET {column}")
     assert records.remembered("team1", "ada") is records.remembered("team1", "ada") is None
-    assert caplog.text.count("is damaged, it counts as not there") == 1
+    assert caplog.text.count("is damaged and is ignored") == 1
     records.delete(numbers[1], "team1", memories[1:])
     assert records.remembered("team1", "ada") == memories[1], "older, but the only one"
     records.check()
@@ -394,7 +394,7 @@ def test_without_its_secret_a_file_shows_nothing_and_works(tmp_path: Path, caplo
     written_with = secret.read_bytes()
     secret.unlink()
     with closing(SessionRecords.open(path)) as records:
-        assert records.cards() == [] and "lies with the `secret`" in caplog.text
+        assert records.cards() == [] and "`secret` next to the file" in caplog.text
         records.create("team1", "a", PLAN, {}, 1.0)
     secret.write_bytes(written_with)
     with closing(SessionRecords.open(path)) as records:
@@ -416,7 +416,7 @@ def test_a_page_that_breaks_while_the_file_is_open_is_reported_and_cured_by_a_re
             connection.execute("PRAGMA shrink_memory")
         for _ in range(2):
             with pytest.raises(StoreError, match="malformed"):
-                records.kept(1)
+                records.session(1)
             with pytest.raises(StoreError, match="malformed"):
                 records.create("team1", "new", PLAN, {}, 1.0)
         assert records.file_error is not None and "a damaged file is set aside" in records.file_error
@@ -434,7 +434,7 @@ def test_keys_out_of_order_cost_no_other_session(tmp_path: Path) -> None:
     with closing(SessionRecords.open(path)) as records:
         numbers = [records.create("team1", f"s{at}", PLAN, {}, 1.0) for at in range(9)]
         for number in numbers:
-            records.append(number, 0, [Told("Host", f"Hi {number}.")], 2.0)
+            records.append(number, 0, [MessagePosted("Host", f"Hi {number}.")], 2.0)
     content = path.read_bytes()
     place = content.index(b"Told" + b'{"by":"Host","text":"Hi 5."')  # after its key: session, number 0, time
     key = content.rindex(b"\x05", 0, place)
@@ -444,10 +444,10 @@ def test_keys_out_of_order_cost_no_other_session(tmp_path: Path) -> None:
             readable = []
             for card in records.cards():
                 with contextlib.suppress(ValueError):
-                    readable.append(records.kept(card.number).id)
+                    readable.append(records.session(card.number).id)
             assert readable[:8] == [f"s{at}" for at in range(9) if at != 4]
             for at in range(len(readable), len(readable) + 20):
                 number = records.create("team1", f"n{at}", PLAN, {}, 1.0)
-                records.append(number, 0, [Told("Host", "Ho.")], 2.0)
+                records.append(number, 0, [MessagePosted("Host", "Ho.")], 2.0)
     with closing(SessionRecords.open(path)) as records:
-        assert all(records.kept(card.number) for card in records.cards() if card.id != "s4")
+        assert all(records.session(card.number) for card in records.cards() if card.id != "s4")

@@ -12,7 +12,7 @@ from contextlib import closing
 from pathlib import Path
 
 from rekindle.agents.log.records import Memory, SessionRecords
-from rekindle.agents.machine.types import Entry, Participant, Plan, Prelude, RoundBegun, Told, TurnEnded
+from rekindle.agents.machine.types import Entry, MessagePosted, Participant, Plan, Prelude, RoundBegun, TurnEnded
 from rekindle.config import RESPONSES_FILE, SESSIONS_FILE
 from rekindle.server.responses.items import message_item
 from rekindle.server.responses.stored import StoredResponse, StoredResponses
@@ -36,7 +36,7 @@ FIRST, SECOND = (
 )
 PLAN = Plan((Participant("Ada", "Kurz & gut.", agent="ada"), Participant("Ben")), sampling=(("max_tokens", 3),))
 PRELUDES = {"Ada": Prelude("You are Ada.", (Entry("heard", "Hi.", "Ben"),))}
-EVENTS = (Told("Host", "Hello, “Ada”."), RoundBegun(("Ada", "Ben")), TurnEnded(1, "Said.", "Thought."))
+EVENTS = (MessagePosted("Host", "Hello, “Ada”."), RoundBegun(("Ada", "Ben")), TurnEnded(1, "Said.", "Thought."))
 MEMORY = Memory("ada", 3.0, Prelude("", (Entry("heard", "Of a session that was deleted."),)))
 
 

@@ -1,1 +1,1 @@
-"""What happened in coordination sessions, as rows of a file that verify themselves, and what it may take."""
+"""The file of coordination sessions: their events as rows authenticated by MACs, and quotas on its size."""

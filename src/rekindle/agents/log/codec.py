@@ -1,7 +1,7 @@
-"""Values of a session as JSON and back.
+"""Encode values of a session as JSON, and decode them.
 
-Reading checks what it reads against the types' own annotations: a row that holds anything else raises ValueError, it
-never becomes half a value.
+Decoding validates against the types' annotations: a row that does not match raises ValueError, never yields a partial
+value.
 """
 
 from __future__ import annotations
@@ -11,22 +11,23 @@ import types
 from dataclasses import asdict, fields, is_dataclass
 from typing import Any, Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
-from rekindle.agents.machine.types import Event
+from rekindle.agents.machine.types import Event, MessagePosted
 from rekindle.errors import BadRequest, RekindleError
 
 T = TypeVar("T")
 _HINTS: dict[type[Any], dict[str, Any]] = {}
-EVENTS: dict[str, type[Any]] = {kind.__name__: kind for kind in get_args(Event)}
+_STORED_KINDS: dict[type[Any], str] = {kind: kind.__name__ for kind in get_args(Event)} | {MessagePosted: "Told"}
+EVENTS: dict[str, type[Any]] = {stored: kind for kind, stored in _STORED_KINDS.items()}
 
 
 def packed(value: Any) -> str:
-    """A value, or values by name, as JSON text."""
+    """Encode a value, or a dict of values, as JSON text."""
     plain = {name: asdict(each) for name, each in value.items()} if isinstance(value, dict) else asdict(value)
     return json.dumps(plain, ensure_ascii=False, separators=(",", ":"))
 
 
 def unpacked(kind: type[T], text: str | bytes) -> T:
-    """The value of a type that `packed` wrote; ValueError where the text is no such value."""
+    """Decode what `packed` wrote; ValueError if the text is no value of type `kind`."""
     try:
         return cast(T, _read(kind, json.loads(text)))
     except RecursionError as error:
@@ -34,19 +35,19 @@ def unpacked(kind: type[T], text: str | bytes) -> T:
 
 
 def packed_event(event: Event) -> tuple[str, str]:
-    """Which kind of event it is, and the rest."""
-    return type(event).__name__, packed(event)
+    """Encode an event as its kind and its JSON body."""
+    return _STORED_KINDS[type(event)], packed(event)
 
 
 def unpacked_event(kind: str, text: str) -> Event:
-    """The event that `packed_event` wrote; ValueError for any other."""
+    """Decode what `packed_event` wrote; ValueError for anything else."""
     if kind not in EVENTS:
         raise ValueError(f"{kind!r} is no kind of event")
     return cast(Event, unpacked(EVENTS[kind], text))
 
 
 def check_readable(value: Any) -> None:
-    """Raise BadRequest, with the field's name, where what is to be kept could not be read back."""
+    """Raise BadRequest, with the field's name, if a value could not be read back from the file."""
     for name, hint in _hints(type(value)).items():
         try:
             _read(hint, json.loads(json.dumps(_plain(getattr(value, name)))))
@@ -55,7 +56,7 @@ def check_readable(value: Any) -> None:
 
 
 def _plain(value: Any) -> Any:
-    """What `asdict` makes of a field."""
+    """Convert a field as `asdict` does."""
     if is_dataclass(value) and not isinstance(value, type):
         return asdict(value)
     return [_plain(each) for each in value] if isinstance(value, list | tuple) else value
@@ -68,7 +69,7 @@ def _hints(kind: type[Any]) -> dict[str, Any]:
 
 
 def _read(kind: Any, value: Any) -> Any:
-    """A JSON value as what an annotation says; ValueError."""
+    """Convert a JSON value to the annotated type; ValueError if it does not match."""
     if kind is Any:
         return _frozen(value)
     if isinstance(kind, type) and is_dataclass(kind):
@@ -130,5 +131,5 @@ def _read_one_of(kinds: tuple[Any, ...], value: Any) -> Any:
 
 
 def _frozen(value: Any) -> Any:
-    """Lists as tuples, as they were before they became JSON."""
+    """Convert lists back to the tuples they were before encoding."""
     return tuple(map(_frozen, value)) if isinstance(value, list) else value

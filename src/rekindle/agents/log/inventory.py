@@ -1,8 +1,8 @@
-"""Which sessions the file has, as far as their rows verify, and how much of it each namespace has.
+"""Index of the sessions in the file whose rows verify, and of the bytes each namespace uses.
 
-Made by reading every row of `session` and `memory` when the file is opened, in step with it by `records`. A row that
-does not verify stays in the file, is nobody's, and takes no name: it is logged, once for all of them. Events are held
-against their MACs where they are read.
+Built by reading every row of `session` and `memory` when the file is opened, then kept in sync by `records`. A row that
+does not verify stays in the file, belongs to no namespace and takes no name; all such rows share one log line. Events
+are verified against their MACs when they are read.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _EVENTS = "SELECT session, sum(length(CAST(body AS BLOB)) + ?) FROM event GROUP 
 
 @dataclass(frozen=True, slots=True)
 class Card:
-    """A session in the file: `number` names its rows, `agents` are those of its agents that outlive it."""
+    """A session in the file: `number` identifies its rows, `agents` are its permanent agents."""
 
     number: int
     namespace: str
@@ -31,24 +31,24 @@ class Card:
 
     @classmethod
     def of(cls, number: int, namespace: str, id: str, plan: Plan) -> Card:
-        """The card of a session with this plan: one that joins it later is forked, and ends with it."""
+        """Return the card of a session with this plan: agents that join later are forks, and not permanent."""
         permanent = (each.agent for each in plan.participants if each.agent is not None)
         return cls(number, namespace, id, frozenset(permanent))
 
 
 class Inventory:
-    """What an open file has. `damaged_memories`: (namespace, agent) of rows that do not verify, as far as they say."""
+    """The contents of an open file. `damaged_memories`: (namespace, agent) as read from rows that do not verify."""
 
     def __init__(self) -> None:
         self.usage = Usage()
         self.damaged_memories: set[tuple[object, object]] = set()
         self._cards: dict[int, Card] = {}
-        self._unreadable: set[int] = set()  # sessions that take a name, whose plan no version of today reads
+        self._unreadable: set[int] = set()  # sessions that hold a name but whose plan cannot be decoded
         self._numbers: dict[tuple[str, str], int] = {}
 
     @classmethod
     def of_file(cls, connection: sqlite3.Connection, macs: SessionMacs) -> Inventory:
-        """Read all that is in a file but what was said; logs what is damaged. O(its size), 1 s a GB."""
+        """Read everything but event contents from a file; log what is damaged. O(file size), 1 s per GB."""
         found = cls()
         events = dict(connection.execute(_EVENTS, (EVENT_BYTES,)).fetchall())
         damaged = []
@@ -72,36 +72,36 @@ class Inventory:
                 found.damaged_memories.add((row[0], row[1]))
         if damaged:
             logger.error(
-                "%d rows of the file of sessions are damaged, they stay in it and count as not there; the first: %s. "
-                "Check the disk, and that the file lies with the `secret` that it was written with.",
+                "%d rows of the session file are damaged: they stay in the file but are ignored; the first: %s. "
+                "Check the disk, and that the `secret` next to the file is the one it was written with.",
                 len(damaged),
                 damaged[0],
             )
         return found
 
     def cards(self) -> list[Card]:
-        """Every session that can be read, the oldest first."""
+        """Return every readable session, oldest first."""
         return [card for number, card in list(self._cards.items()) if number not in self._unreadable]
 
     def number(self, namespace: str, id: str) -> int | None:
-        """The session of this name, one that cannot be read included; None: the name is free."""
+        """Return the number of the session with this id, readable or not; None if the id is free."""
         return self._numbers.get((namespace, id))
 
     def last(self, namespace: str, agent: str) -> int:
-        """The newest session in which a permanent agent takes part, as far as is known; 0: there is none."""
+        """Return the number of the newest session a permanent agent may take part in; 0 if there is none."""
         cards = [card for card in list(self._cards.values()) if card.namespace == namespace]
         return max(
             (each.number for each in cards if agent in each.agents or each.number in self._unreadable), default=0
         )
 
     def add(self, card: Card, num_bytes: int) -> None:
-        """There is a new session, of so many bytes."""
+        """Add a new session of `num_bytes`."""
         self._cards[card.number] = card
         self._numbers[card.namespace, card.id] = card.number
         self.usage.set_session(card.number, card.namespace, num_bytes)
 
     def drop(self, number: int) -> None:
-        """A session is gone; safe where there is none."""
+        """Remove a session; safe if there is none."""
         card = self._cards.pop(number, None)
         if card is not None:
             del self._numbers[card.namespace, card.id]
@@ -109,6 +109,6 @@ class Inventory:
         self.usage.drop_session(number)
 
     def check(self, other: Inventory) -> None:
-        """Assert that both are equal, `other` being read afresh."""
+        """Assert that this equals `other`, freshly read from the file."""
         assert self._cards == other._cards and self._numbers == other._numbers
         self.usage.check(other.usage)

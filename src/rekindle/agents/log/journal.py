@@ -1,8 +1,8 @@
-"""The rows of one session, on their way to the file: written as things happened, on the one thread that writes.
+"""Write the events of one session to the file, in order, on the single writing thread.
 
-    write ──▶ a future: only when it is done anybody may be told
-    one that fails, or is cancelled ──▶ nothing is written any more, for the file would have a gap, until
-    reread ──▶ go_on: as many rows as there are
+    write ──▶ a future: the event may be published only when it is done
+    a write fails or is cancelled ──▶ nothing more is written, since the file would have a gap, until
+    reread ──▶ resume: with the rows that the file has
 
 For one event loop.
 """
@@ -23,12 +23,12 @@ Durable = asyncio.Future[None]
 
 
 def failure(durable: Durable) -> BaseException | None:
-    """What kept a row from being written, of which it is known by now."""
+    """Return why a finished write failed; None if it succeeded."""
     return StoreError("the write was cancelled") if durable.cancelled() else durable.exception()
 
 
 async def written(durable: Durable | None) -> None:
-    """Wait for a row; StoreError where it is not written. Whoever stops waiting stops nothing else."""
+    """Wait for a row; StoreError if it is not written. Cancelling the wait does not cancel the write."""
     if durable is not None:
         await asyncio.wait([durable])
         if (error := failure(durable)) is not None:
@@ -36,7 +36,7 @@ async def written(durable: Durable | None) -> None:
 
 
 class Journal:
-    """`number` names the session's rows, of which there are `num_rows`. `failed`: why none are written any more."""
+    """The rows of session `number`, of which there are `num_rows`. `failed`: why no more are written."""
 
     def __init__(self, records: SessionRecords, writer: Executor, number: int, num_rows: int) -> None:
         self.failed: StoreError | None = None
@@ -45,15 +45,15 @@ class Journal:
         self._writer = writer
         self._number = number
         self._num_handed = num_rows
-        self._num_written = num_rows  # known to the writing thread
+        self._num_written = num_rows  # used on the writing thread
 
     @property
     def is_settled(self) -> bool:
-        """Whether all that was handed over is in the file."""
+        """Whether all events passed to `write` are in the file."""
         return self.failed is None and (self.last is None or self.last.done())
 
     def write(self, event: Event, now: float) -> Durable:
-        """Have the next row written."""
+        """Submit the next row."""
         if self.failed is not None:
             raise self.failed
         number, self._num_handed = self._num_handed, self._num_handed + 1
@@ -70,7 +70,7 @@ class Journal:
             self._records.append(self._number, number, [event], now)
             self._num_written += 1
         except BaseException as error:
-            # Border: whatever it is, nothing may be written behind it.
+            # Border: whatever the error, nothing may be written after it.
             self.failed = error if isinstance(error, StoreError) else StoreError(f"an event cannot be kept: {error!r}")
             logger.error("an event of session %d cannot be written: %s", self._number, error)
             raise self.failed from error
@@ -81,14 +81,14 @@ class Journal:
             self.failed = self.failed or error
 
     async def reread(self) -> tuple[Event, ...]:
-        """All that is in the file, behind what is still being written; StoreError."""
+        """Read all events from the file, after pending writes; StoreError if they cannot be read."""
         loop = asyncio.get_running_loop()
         try:
             return await loop.run_in_executor(self._writer, contained(self._records.events), self._number)
         except ValueError as error:
             raise StoreError(f"session {self._number} cannot be read: {error}") from error
 
-    def go_on(self, num_rows: int) -> None:
-        """After a failure, with as many rows as there are."""
+    def resume(self, num_rows: int) -> None:
+        """Resume after a failure, with the number of rows the file has."""
         self._num_handed = self._num_written = num_rows
         self.failed = self.last = None

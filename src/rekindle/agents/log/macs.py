@@ -1,11 +1,11 @@
-"""Whether rows of the file of sessions are as they were written.
+"""MACs that verify that rows of the session file are as they were written.
 
-A session's row has two MACs: `mac` over all that says whose it is and how it was set up, and `progress` over what
-changes with each event, so that nothing is hashed anew but three numbers. `progress` counts the events: an end that was
-cut off is noticed, not only a gap. What agents remember has one MAC a row, as an event has.
+A session's row has two MACs: `mac` over its identity and setup, and `progress` over what changes with each event, so
+that an event rehashes only three numbers. `progress` includes the number of events, so truncation is detected as well
+as gaps. Rows of `event` and `memory` have one MAC each.
 
-No MAC says that a row is the newest one: a page of yesterday that takes the place of today's is noticed only where the
-rows that it holds no longer fit those of other pages.
+A MAC does not prove that a row is the newest version: a stale page in place of the current one is detected only if its
+rows no longer fit those of other pages.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from typing import Any
 
 from rekindle.store.row_macs import TableMac, row_key
 
-# Columns as they are read and hashed, the MAC last.
+# Columns in the order they are read and hashed, the MAC last.
 SESSION = "number, namespace, id, created, plan, preludes, mac"
 PROGRESS = "number, last_use, num_events, progress"
 EVENT = "session, number, at, kind, body, mac"
 MEMORY = "namespace, agent, at, prelude, forgotten, mac"
-NO_MAC = b""  # of a row that cannot be vouched for
+NO_MAC = b""  # of a row that cannot be authenticated
 
 
 class SessionMacs:
-    """The MACs of one file, under the secret that lies in its directory."""
+    """The MACs of one file, keyed by the secret in its directory."""
 
     def __init__(self, secret: bytes) -> None:
         key = row_key(secret, "sessions")
@@ -36,7 +36,7 @@ class SessionMacs:
         self.memory = TableMac(key, "memory", "ttfni")
 
     def vouch(self, connection: sqlite3.Connection) -> None:
-        """Give the rows of a file of format 2 their MACs, one session at a time; those of no use stay without."""
+        """Add MACs to the rows of a file of format 2, one session at a time; malformed rows get none."""
         for (number,) in connection.execute("SELECT number FROM session").fetchall():
             rows = connection.execute(f"SELECT {EVENT} FROM event WHERE session = ? ORDER BY number", (number,))
             macs = [(mac_or_none(self.event, row), number, row[1]) for row in rows.fetchall() if type(row[1]) is int]
@@ -55,7 +55,7 @@ class SessionMacs:
 
 
 def mac_or_none(mac: TableMac, row: Sequence[Any]) -> bytes:
-    """The MAC of a row, NO_MAC where its columns are of other kinds."""
+    """Return the MAC of a row, NO_MAC if its columns have the wrong types."""
     try:
         return mac.of(row)
     except (TypeError, ValueError, struct.error):

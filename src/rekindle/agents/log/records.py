@@ -1,9 +1,9 @@
-"""The file of sessions: how each was set up, what happened in it, and what agents that outlive one remember.
+"""The session file: the setup and events of each session, and the memories of permanent agents.
 
-A session is the fold of its events, so nothing else is kept of it. What returned is durable: each call is a transaction
-that is synced. One process at a time has the file. One lock over one connection; every method may be called from any
-thread and raises StoreError if the disk refuses. `database` says how the rows look, `macs` what holds them to what was
-written: a row that does not verify is never shown to anybody.
+A session is the fold of its events, so nothing else of it is stored. When a call returns, its changes are durable: each
+is a synced transaction. One process at a time has the file open. One lock guards one connection; every method may be
+called from any thread and raises StoreError if the disk fails. `database` defines the rows, `macs` verifies them: a row
+that does not verify is never shown.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
-    """A session as it was kept: `number` names its rows, `plan`, `preludes` and `events` make it what it is."""
+class SavedSession:
+    """A session as read from the file: `number` identifies its rows; its state follows from the last three fields."""
 
     number: int
     namespace: str
@@ -44,9 +44,9 @@ class Kept:
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """What an agent has of its sessions until `at`; `prelude` None: nothing.
+    """What a permanent agent remembers of its sessions until `at`; `prelude` None: nothing.
 
-    `forgotten`: sessions up to this number bring nothing, it was made to forget them.
+    `forgotten`: it was made to forget sessions up to this number.
     """
 
     agent: str
@@ -56,24 +56,24 @@ class Memory:
 
 
 class SessionRecords(SqliteFile):
-    """The open file. `usage`: how much of it each namespace has."""
+    """The open file. `usage`: sessions and bytes per namespace."""
 
     def __init__(self, connection: sqlite3.Connection, macs: SessionMacs) -> None:
-        """Raises sqlite3.DatabaseError where the file is damaged."""
-        super().__init__(connection, "the file of sessions")
+        """Raises sqlite3.DatabaseError if the file is damaged."""
+        super().__init__(connection, "the session file")
         self._macs = macs
-        self._creating = threading.Lock()  # from asking whether a name is free until it is taken
-        self._has_traces = False  # of what was to be forgotten
+        self._creating = threading.Lock()  # from checking that an id is free until it is taken
+        self._has_traces = False  # of forgotten memories in the file's free pages
         self._inventory = Inventory.of_file(connection, macs)
         self.usage = self._inventory.usage
 
     @classmethod
     def open(cls, path: Path | None) -> Self:
-        """The file at `path`, made where there is none; None: in memory. Raises StoreLocked, StoreError."""
+        """Open the file at `path`, creating it if missing; None: in memory. Raises StoreLocked, StoreError."""
         return opened(path, cls)
 
     def create(self, namespace: str, id: str, plan: Plan, preludes: Mapping[str, Prelude], now: float) -> int:
-        """Write a new session; return the number of its rows. Conflict where there is one of this id."""
+        """Write a new session; return its number. Conflict if the id is taken."""
         set_up, brought = packed(plan), packed(dict(preludes))
         num_bytes = SESSION_BYTES + len(set_up.encode()) + len(brought.encode())
         with self._creating:
@@ -92,7 +92,7 @@ class SessionRecords(SqliteFile):
             assert number is not None
             macs = self._macs.session.of((number, *row)), self._macs.progress.of((number, now, 0))
             connection.execute("UPDATE session SET mac = ?, progress = ? WHERE number = ?", (*macs, number))
-            connection.execute("DELETE FROM event WHERE session = ?", (number,))  # damaged ones, of other sessions
+            connection.execute("DELETE FROM event WHERE session = ?", (number,))  # stray rows of a damaged session
         return number
 
     def _check_free(self, namespace: str, id: str) -> None:
@@ -100,16 +100,16 @@ class SessionRecords(SqliteFile):
         if number is None:
             return
         try:
-            self.kept(number)
+            self.session(number)
         except ValueError as error:
             message = f"the session {id!r} is in the file, but cannot be read ({error}): choose another id"
             raise Conflict(message, param="id") from error
         raise Conflict(f"there is a session {id!r} already: choose another id", param="id")
 
     def append(self, number: int, first: int, events: Sequence[Event], now: float) -> None:
-        """Write what happened next, `first` being the number of the first of these events; all of it or nothing.
+        """Append events atomically, `first` being the number of the first one.
 
-        NotFound where the session has been deleted.
+        NotFound if the session has been deleted.
         """
         rows = [(number, at, now, *packed_event(event)) for at, event in enumerate(events, first)]
         with self.writing() as connection:
@@ -132,7 +132,7 @@ class SessionRecords(SqliteFile):
         self.usage.grow(number, sum(EVENT_BYTES + len(body.encode()) for *_, body in rows))
 
     def _progress(self, connection: sqlite3.Connection, number: int) -> tuple[float, int] | None:
-        """When a session was used last, and how many events it has; None: it is gone. ValueError where damaged."""
+        """Return a session's last use and its number of events; None if it is deleted. ValueError if damaged."""
         row = connection.execute(f"SELECT {PROGRESS} FROM session WHERE number = ?", (number,)).fetchone()
         if row is None:
             return None
@@ -141,11 +141,11 @@ class SessionRecords(SqliteFile):
         return row[1], row[2]
 
     def cards(self) -> list[Card]:
-        """Every session that can be read, the oldest first; those that cannot stay in the file."""
+        """Return every readable session, oldest first; unreadable ones stay in the file."""
         return self._inventory.cards()
 
-    def kept(self, number: int) -> Kept:
-        """All of one session; ValueError where a row of it cannot be read, or it is not there."""
+    def session(self, number: int) -> SavedSession:
+        """Read one session; ValueError if a row of it cannot be read or it does not exist."""
         with self.reading() as connection:
             row = connection.execute(f"SELECT {SESSION} FROM session WHERE number = ?", (number,)).fetchone()
             progress = self._progress(connection, number)
@@ -155,10 +155,12 @@ class SessionRecords(SqliteFile):
             raise ValueError("its row is damaged: check the disk")
         _, namespace, name, created, plan, preludes, _ = row
         brought = unpacked(dict[str, Prelude], preludes)
-        return Kept(number, namespace, name, created, progress[0], unpacked(Plan, plan), brought, self.events(number))
+        return SavedSession(
+            number, namespace, name, created, progress[0], unpacked(Plan, plan), brought, self.events(number)
+        )
 
     def events(self, number: int) -> tuple[Event, ...]:
-        """What happened in one session, in order; ValueError where a row is damaged or missing, or is no event."""
+        """Return the events of one session in order; ValueError if a row is damaged, missing or no event."""
         with self.reading() as connection:
             progress = self._progress(connection, number)
             rows = connection.execute(
@@ -173,7 +175,7 @@ class SessionRecords(SqliteFile):
         return tuple(unpacked_event(row[3], row[4]) for row in rows)
 
     def delete(self, number: int, namespace: str, memories: Sequence[Memory]) -> None:
-        """Delete a session; what its agents remember stays, where it is the latest they have and not forgotten."""
+        """Delete a session; store its agents' memories if they are their latest and not forgotten."""
         with self.writing() as connection:
             connection.execute("DELETE FROM event WHERE session = ?", (number,))
             connection.execute("DELETE FROM session WHERE number = ?", (number,))
@@ -189,23 +191,23 @@ class SessionRecords(SqliteFile):
         self._shorten()
 
     def _put(self, connection: sqlite3.Connection, namespace: str, memory: Memory) -> None:
-        kept = None if memory.prelude is None else packed(memory.prelude)
-        row = (namespace, memory.agent, memory.at, kept, memory.forgotten)
+        prelude = None if memory.prelude is None else packed(memory.prelude)
+        row = (namespace, memory.agent, memory.at, prelude, memory.forgotten)
         connection.execute("INSERT OR REPLACE INTO memory VALUES(?, ?, ?, ?, ?, ?)", (*row, self._macs.memory.of(row)))
 
     def _row(self, connection: sqlite3.Connection, namespace: str, agent: str) -> tuple[Any, ...] | None:
-        """The row of an agent's memory; None where there is none that verifies, of which a damaged one is logged."""
+        """Return the row of an agent's memory; None if there is none or it is damaged, which is logged."""
         query = f"SELECT {MEMORY} FROM memory WHERE namespace = ? AND agent = ?"
         row: tuple[Any, ...] | None = connection.execute(query, (namespace, agent)).fetchone()
         if row is None or self._macs.memory.holds(row):
             return row
         if (namespace, agent) not in self._inventory.damaged_memories:
             self._inventory.damaged_memories.add((namespace, agent))
-            logger.error("what %s of %s remembers is damaged, it counts as not there: check the disk", agent, namespace)
+            logger.error("what %s of %s remembers is damaged and is ignored: check the disk", agent, namespace)
         return None
 
     def _memory(self, connection: sqlite3.Connection, namespace: str, agent: str) -> Memory | None:
-        """What an agent has, without its prelude."""
+        """Return an agent's memory without its prelude."""
         row = self._row(connection, namespace, agent)
         return None if row is None else Memory(agent, row[2], None, row[4])
 
@@ -215,7 +217,7 @@ class SessionRecords(SqliteFile):
         self.usage.set_memory(namespace, agent, 0 if row is None or row[3] is None else len(row[3].encode()))
 
     def remembered(self, namespace: str, agent: str) -> Memory | None:
-        """What an agent kept of deleted sessions; StoreError where that cannot be read, None where it is damaged."""
+        """Return an agent's memory of deleted sessions; StoreError if it cannot be decoded, None if it is damaged."""
         with self.reading() as connection:
             row = self._row(connection, namespace, agent)
         if row is None:
@@ -226,14 +228,14 @@ class SessionRecords(SqliteFile):
             raise StoreError(f"what {agent!r} remembers of earlier sessions cannot be read: {error}") from error
 
     def forget(self, namespace: str, agent: str) -> bool:
-        """Have an agent bring nothing of the sessions there are into later ones; False: there was nothing to forget.
+        """Make an agent bring nothing of existing sessions into later ones; False if there was nothing to forget.
 
-        Where it had kept something of deleted ones, the file is rewritten without; asked again, until that was done.
-        Damaged memories may be the agent's, too: they go.
+        If it had a memory of deleted sessions, the file is vacuumed to erase it; if that fails, the next call retries.
+        Damaged memories might be the agent's too, so they are deleted.
         """
         last = self._inventory.last(namespace, agent)
         with self.writing() as connection:
-            kept = (
+            num_forgotten = (
                 self._drop_damaged(connection)
                 + connection.execute(
                     "DELETE FROM memory WHERE namespace = ? AND agent = ? AND prelude IS NOT NULL", (namespace, agent)
@@ -241,7 +243,7 @@ class SessionRecords(SqliteFile):
             )
             if last:
                 self._put(connection, namespace, Memory(agent, 0.0, None, last))
-            self._has_traces = self._has_traces or kept > 0
+            self._has_traces = self._has_traces or num_forgotten > 0
         self._inventory.damaged_memories.clear()
         self._count_memory(namespace, agent)
         if self._has_traces:
@@ -249,10 +251,10 @@ class SessionRecords(SqliteFile):
                 connection.execute("VACUUM")
             self._shorten()
             self._has_traces = False
-        return kept > 0 or last > 0
+        return num_forgotten > 0 or last > 0
 
     def _drop_damaged(self, connection: sqlite3.Connection) -> int:
-        """Delete the memories that were found damaged; how many."""
+        """Delete the memories found damaged; return how many."""
         if not self._inventory.damaged_memories:
             return 0
         query = f"SELECT {MEMORY}, CAST(namespace AS BLOB), CAST(agent AS BLOB) FROM memory"
@@ -262,12 +264,12 @@ class SessionRecords(SqliteFile):
         return len(gone)
 
     def _shorten(self) -> None:
-        """Leave nothing of what was deleted in the log."""
+        """Truncate the write-ahead log, so that it holds nothing deleted."""
         with self.reading() as connection:
             connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
 
     def check(self) -> None:
-        """Assert that the file is whole, that what is known of it is in it, and that no event is nobody's."""
+        """Assert that the file is intact, that the inventory matches it, and that no event lacks a session."""
         with self.reading() as connection:
             assert connection.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
             self._inventory.check(Inventory.of_file(connection, self._macs))

@@ -1,8 +1,8 @@
-"""How much each namespace has in the file of sessions, and how much it may have.
+"""Usage of the session file per namespace, and quotas.
 
-Counts what is said and set up: the text of plans, preludes and events, and for each row what it costs besides. Kept in
-memory, made from the file at open by `inventory`, in step with it by `records`, which alone writes it. Rows that do not
-verify are nobody's. Any thread may ask.
+Counts the text of plans, preludes and events, plus a fixed overhead per row. Held in memory: built by `inventory` when
+the file is opened, kept in sync by `records`, the only writer. Rows that do not verify are not counted. Any thread may
+read it.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from dataclasses import dataclass
 
 from rekindle.errors import QuotaExceeded
 
-SESSION_BYTES = 256  # of a row, its keys and its place in the index, besides its text
+SESSION_BYTES = 256  # overhead of a row in addition to its text: keys and index entry
 EVENT_BYTES = 64
-MOST_SESSIONS = 10_000  # of a namespace
+MOST_SESSIONS = 10_000  # per namespace
 
 
 @dataclass(frozen=True, slots=True)
 class Used:
-    """Sessions of a namespace, and bytes with what its agents remember of deleted ones."""
+    """Sessions and bytes of a namespace, including its agents' memories of deleted sessions."""
 
     num_sessions: int
     num_bytes: int
@@ -27,13 +27,13 @@ class Used:
 
 @dataclass(frozen=True, slots=True)
 class Quota:
-    """What one namespace may have; `num_bytes` None: any number."""
+    """Limits of one namespace; `num_bytes` None: unlimited."""
 
     num_sessions: int = MOST_SESSIONS
     num_bytes: int | None = None
 
     def check(self, namespace: str, used: Used, *, sessions: int = 0, num_bytes: int = 0) -> None:
-        """Raise QuotaExceeded where so many sessions and bytes more are too much."""
+        """Raise QuotaExceeded if `used` plus this many sessions and bytes exceeds the quota."""
         what = f"namespace {namespace!r} has {used.num_sessions} sessions of {_size(used.num_bytes)}"
         advice = "delete some, or agents that remember deleted ones"
         if used.num_sessions + sessions > self.num_sessions:
@@ -54,41 +54,41 @@ class Usage:
         self._num_bytes: Counter[str] = Counter()
 
     def of(self, namespace: str) -> Used:
-        """What a namespace has."""
+        """Return the usage of a namespace."""
         return Used(self._num_sessions[namespace], self._num_bytes[namespace])
 
     def size(self, number: int) -> int:
-        """Bytes of one session; 0 where there is none."""
+        """Return the bytes of one session; 0 if there is none."""
         return self._sessions.get(number, ("", 0))[1]
 
     def set_session(self, number: int, namespace: str, num_bytes: int) -> None:
-        """A session has so many bytes from now on."""
+        """Set the size of a session, new or known."""
         self.drop_session(number)
         self._sessions[number] = namespace, num_bytes
         self._num_sessions[namespace] += 1
         self._num_bytes[namespace] += num_bytes
 
     def grow(self, number: int, num_bytes: int) -> None:
-        """A session has so many bytes more."""
+        """Add `num_bytes` to a session."""
         namespace, before = self._sessions[number]
         self._sessions[number] = namespace, before + num_bytes
         self._num_bytes[namespace] += num_bytes
 
     def drop_session(self, number: int) -> None:
-        """A session is gone; safe where there is none."""
+        """Remove a session; safe if there is none."""
         namespace, num_bytes = self._sessions.pop(number, (None, 0))
         if namespace is not None:
             self._num_sessions[namespace] -= 1
             self._num_bytes[namespace] -= num_bytes
 
     def set_memory(self, namespace: str, agent: str, num_bytes: int) -> None:
-        """What an agent remembers of deleted sessions has so many bytes from now on."""
+        """Set the size of an agent's memory of deleted sessions."""
         self._num_bytes[namespace] += num_bytes - self._memories.pop((namespace, agent), 0)
         if num_bytes:
             self._memories[namespace, agent] = num_bytes
 
     def check(self, other: Usage) -> None:
-        """Assert that both are equal, `other` being counted afresh."""
+        """Assert that this equals `other`, freshly counted."""
         assert self._sessions == other._sessions and self._memories == other._memories
         assert +self._num_bytes == +other._num_bytes and +self._num_sessions == +other._num_sessions
 

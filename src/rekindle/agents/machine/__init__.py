@@ -1,1 +1,1 @@
-"""The rules of a conversation between agents: events in, directives out. Pure: no file, no clock, no engine."""
+"""Rules of a conversation between agents: events in, directives out. Pure: no files, no clock, no engine."""

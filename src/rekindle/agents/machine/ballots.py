@@ -1,8 +1,8 @@
-"""Which of some options a reply names. Knows words only: no votes, no session.
+"""Find which of a set of options a reply names. Works on text only: knows no votes and no session.
 
-A name counts where it stands as a word of its own, whatever its case; of names that begin at one place the longest.
-Places that say clearly what is meant, a line "Vote: X" or a first line of nothing but an option, win over mentions in
-prose, and where no place is clear nothing is guessed: several names are none.
+An option matches as a whole word, case-insensitively; where several options match at one position, the longest wins.
+Explicit statements (a line "Vote: X", or a first line that holds only an option) win over mentions in prose. Nothing is
+guessed: if the text stays ambiguous between several options, it names none.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 
 ABSTAIN = "abstain"
 
-# No letter or digit; `\w` would take the underscores of emphasis for parts of a word.
+# A letter or digit; `\w` would also match the underscores of emphasis.
 _WORD = r"[^\W_]"
 _BEFORE = rf"(?<!{_WORD})(?<!{_WORD}[-'])"
 _AFTER = rf"(?!{_WORD})(?!-{_WORD})(?!'(?!s(?!{_WORD})){_WORD})"
@@ -22,7 +22,7 @@ _STATEMENT = re.compile(
     r"[*_\s]*(?:is[*_\s]*)?[:=](?P<rest>.*)$"
 )
 _NUMBERED = re.compile(r"^[\W_]*\d{1,2}[.)]\s+(?=\S)")
-# What may follow a name that leads a line for it to be meant: an end, or the reason why.
+# What may follow an option at the start of a line for it to count: an end, or the reason.
 _MEANT = re.compile(r"\s*[.;!?(:–—]|[\s,*_]*(?:because|since|as|not|over|rather|instead|for)\b")
 _CHOOSING = re.compile(
     r"(?:\bi(?:'ll|'d| will| would)? (?:vote|choose|pick|go|play|support)"
@@ -38,13 +38,13 @@ _MOST_REASON = 240
 
 
 def folded(text: str) -> str:
-    """Return `text` as names are compared: one case, one form of each sign, single spaces."""
+    """Return `text` normalized for comparing names: one case, NFKC, single spaces."""
     text = unicodedata.normalize("NFKC", text).translate({0x2019: "'", 0x2010: "-"}).casefold()
     return " ".join(text.split())
 
 
 def choice(options: Sequence[str], text: str) -> str | None:
-    """Return the one option that `text` means; None where it abstains, names none or leaves open which."""
+    """Return the option that `text` chooses; None if it abstains, names none or is ambiguous."""
     names = _Names(options)
     lines = _lines(text)
     prose = names.prose(text)
@@ -53,7 +53,7 @@ def choice(options: Sequence[str], text: str) -> str | None:
 
 
 def ranking(options: Sequence[str], text: str) -> tuple[str, ...]:
-    """Return the options that `text` lists, in its order, each once; of several lists the first."""
+    """Return the options that `text` lists, in its order, without duplicates; only the first of several lists."""
     names = _Names(options)
     listed = names.listed(_lines(text))
     if not listed:
@@ -64,7 +64,7 @@ def ranking(options: Sequence[str], text: str) -> tuple[str, ...]:
 
 
 def reason(options: Sequence[str], text: str) -> str:
-    """Return what `text` says beside naming an option, on one line, cut after a word if it is long."""
+    """Return what `text` says apart from naming an option, on one line, cut at a word boundary if it is long."""
     names = _Names(options)
     kept = []
     for raw in text.splitlines():
@@ -81,7 +81,7 @@ def _lines(text: str) -> list[str]:
 
 
 class _Names:
-    """The names to look for, "abstain" among them; all texts are folded."""
+    """The names to look for, including "abstain"; all texts passed in are folded."""
 
     def __init__(self, options: Iterable[str]) -> None:
         self.options = {folded(option): option for option in options}
@@ -92,14 +92,14 @@ class _Names:
         return self._pattern.findall(line)
 
     def is_list(self, line: str) -> bool:
-        """Whether there are names in it and nothing else."""
+        """Whether the line holds names and nothing else."""
         if not self._pattern.search(line):
             return False
         rest = self._pattern.sub(" ", self._unnumbered(line))
         return set(re.findall(r"\w+", rest.replace("_", " "))) <= _BETWEEN
 
     def stated(self, lines: Sequence[str]) -> set[str]:
-        """What places say that are there to say it; `_SPOILED` for one that names nothing known."""
+        """Return the names in explicit statements, and `_SPOILED` for a statement that names no known option."""
         stated: set[str] = set()
         for number, line in enumerate(lines):
             if number == 0 and (leading := self._leading(line)):
@@ -132,7 +132,7 @@ class _Names:
         return listed
 
     def prose(self, text: str) -> str:
-        """All of it, less the articles and pronouns that an option of one capital letter would be taken for."""
+        """Return `text` folded, without the articles and pronouns that look like an option of one capital letter."""
         for option in self.options.values():
             if len(option) == 1 and option.isupper():
                 text = re.sub(rf"\b{re.escape(option.lower())}\b", " ", text)
@@ -147,20 +147,20 @@ class _Names:
         return {first.group()}
 
     def _places(self, prose: str) -> list[tuple[str, str]]:
-        """Each name with what stands before it."""
+        """Return each name with the text before it."""
         return [
             (place.group(), prose[max(0, place.start() - _LOOK_BACK) : place.start()])
             for place in self._pattern.finditer(prose)
         ]
 
     def _unnumbered(self, line: str) -> str:
-        """The line without its number in a list, unless the number is the only name in it."""
+        """Strip the line's list number, unless that number is the only name in it."""
         rest = _NUMBERED.sub("", line)
         return rest if self._pattern.search(rest) else line
 
 
 def _whole(name: str) -> str:
-    """A name as a pattern; of a number no part of another: 5 is not in 1.5."""
+    """Return a pattern for a name; a number does not match inside another: 5 is not in 1.5."""
     before = r"(?<!\d\.)" if name[0].isdigit() else ""
     after = r"(?!\.\d)" if name[-1].isdigit() else ""
     return f"{before}{re.escape(name)}{after}"

@@ -1,12 +1,12 @@
 """A session as a pure state machine: events in, directives out. No engine, no clock, no files.
 
-    Told ──────────────▶ Hear
+    MessagePosted ─────▶ Hear
     RoundBegun ────────▶ Speak … TurnEnded ──▶ Hear, Speak … ──▶ RoundComplete
     VoteBegun ─▶ Hear ─▶ Speak … (a round of ballots, as often as the question needs) ──▶ Decided
 
 Owns what was said, who takes part, whose turn it is and what was decided. A session is the fold of its events: the same
-events give the same state, numbers included, so whoever keeps the events keeps the session. An event that is refused
-(BadRequest, NotFound, Conflict) has changed nothing.
+events give the same state, numbers included, so storing the events stores the session. A refused event (BadRequest,
+NotFound, Conflict) changes nothing.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 from rekindle.agents.machine import prompt_layout
 from rekindle.agents.machine.decisions import Decision
 from rekindle.agents.machine.participants import check_plan, forked
-from rekindle.agents.machine.rounds import Asked, Round, Vote, next_round, next_turn
+from rekindle.agents.machine.rounds import Round, RoundRequest, Vote, next_round, next_turn
 from rekindle.agents.machine.transcript import Transcript
 from rekindle.agents.machine.turn_order import Floor
 from rekindle.agents.machine.types import (
@@ -30,13 +30,13 @@ from rekindle.agents.machine.types import (
     Forked,
     Hear,
     Merged,
+    MessagePosted,
     Participant,
     Plan,
     Prelude,
     Rewound,
     RoundBegun,
     RoundDropped,
-    Told,
     Turn,
     TurnEnded,
     TurnFailed,
@@ -47,11 +47,11 @@ from rekindle.errors import BadRequest, Conflict, NotFound
 from rekindle.text.messages import Message
 
 NO_PRELUDES: Mapping[str, Prelude] = {}
-ANY = Asked()
+ANY = RoundRequest()
 
 
 class Coordination:
-    """One session; `preludes` are what participants bring along, by name. Raises BadRequest for a plan that is none."""
+    """One session; `preludes` by participant name come from earlier sessions. Raises BadRequest for an invalid plan."""
 
     def __init__(self, plan: Plan, preludes: Mapping[str, Prelude] = NO_PRELUDES) -> None:
         check_plan(plan)
@@ -69,21 +69,21 @@ class Coordination:
             self._contexts.add(name, _earlier(prelude) if prelude else ())
         self._transcript.open(plan, {name for name in preludes if name in self.participants})
 
-    # What can be asked of it.
+    # Queries.
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Who takes part, and the host."""
+        """The participants and the host."""
         return (*self.participants, self.plan.host)
 
     @property
     def num_rounds(self) -> int:
-        """Rounds that have begun, rounds of ballots included."""
+        """Number of rounds that have begun, including rounds of ballots."""
         return self._floor.num_rounds
 
     @property
     def num_turns(self) -> int:
-        """Turns that have been given out."""
+        """Number of turns that have been assigned."""
         return self._floor.num_turns
 
     @property
@@ -98,72 +98,72 @@ class Coordination:
 
     @property
     def voting(self) -> Vote | None:
-        """The vote that is under way."""
+        """The vote under way, if any."""
         return self._vote
 
     def context(self, name: str) -> tuple[Entry, ...]:
-        """What a participant has taken in, in its own order; it only grows, but for a rewind."""
+        """Return a participant's context in its own order; it only grows, except on a rewind."""
         return self._contexts.of(self._known(name))
 
     def system(self, name: str) -> str:
-        """How a participant's prompt begins."""
+        """Return a participant's system prompt."""
         return self._systems[self._known(name)]
 
     def prompt(self, name: str, *, partial: Entry | None = None, cue: bool = True) -> tuple[Message, ...]:
-        """The prompt of a participant; `partial` is being said right now. `cue`: it is to speak, not only to listen."""
+        """Return a participant's prompt; `partial` is being said right now. `cue`: it will speak, not only listen."""
         prompt = prompt_layout.messages(self.system(name), self.context(name), partial=partial)
         if cue and self.plan.layout == "trailing_cue":
             return prompt_layout.with_trailing_cue(prompt, name, self.plan.host)
         return prompt
 
     def stops(self, name: str) -> tuple[str, ...]:
-        """Strings that end a reply of a participant."""
+        """Return the stop strings for a participant's replies."""
         return prompt_layout.stops((self.plan.host, *self.participants), self._known(name))
 
     def heard_by(self, name: str) -> list[Utterance]:
-        """What reached a participant, its own words included, in the order it was said."""
+        """Return the utterances that reached a participant, including its own, in the order they were said."""
         return self._transcript.heard_by(self._known(name))
 
     def begun(self) -> list[Turn]:
-        """Turns that have begun and not ended; after an interruption they are spoken again, from the same base."""
+        """Return turns that have begun and not ended; after a stop they are generated again from the same context."""
         return self._floor.begun()
 
     def expected(self) -> tuple[str, ...]:
-        """Who speaks next, as far as that is known."""
+        """Return who speaks next, as far as that is known."""
         return self._floor.expected()
 
-    def next_round(self, asked: Asked = ANY) -> RoundBegun:
-        """What a round is in this topology, or in the one asked for."""
-        return next_round(self.plan, self._floor.seats, self._known_in(asked))
+    def next_round(self, request: RoundRequest = ANY) -> RoundBegun:
+        """Return the event that begins a round in this topology, or in the requested one."""
+        return next_round(self.plan, self._floor.seats, self._known_in(request))
 
-    def next_turn(self, asked: Asked = ANY) -> RoundBegun:
-        """What one turn is; BadRequest where the speaker has to be named."""
-        return next_turn(self.plan, self._floor.seats, self._known_in(asked))
+    def next_turn(self, request: RoundRequest = ANY) -> RoundBegun:
+        """Return the event that begins a single turn; BadRequest if the speaker has to be named."""
+        return next_turn(self.plan, self._floor.seats, self._known_in(request))
 
-    def check_told(self, event: Told) -> None:
-        """Raise what telling this would."""
+    def check_message(self, event: MessagePosted) -> None:
+        """Raise what posting this message would raise."""
         for name in event.to or ():
             self._known(name)
-        self._transcript.check_told(event)
+        self._transcript.check_message(event)
 
     def check_fork(self, event: Forked) -> Participant:
-        """Who would join; raises what forking would."""
+        """Return the participant that would join; raises what forking would raise."""
         return forked(self.participants, self.plan.host, self._require_silent(event.source), event)
 
-    # What happens to it.
+    # Events.
 
     def apply(self, event: Event) -> list[Directive]:
-        """Take an event in; what is to be done now."""
+        """Apply an event and return the directives to carry out now."""
         done: list[Directive] = []
         match event:
-            case Told():
-                self.check_told(event)
-                done.append(self._transcript.tell(event))
+            case MessagePosted():
+                self.check_message(event)
+                done.append(self._transcript.post(event))
             case RoundBegun():
                 self._floor.begin(event, done)
             case TurnEnded() | TurnFailed():
-                for told in event.then:
-                    self.check_told(told)
+                for message in event.then:
+                    self.check_message(message)
                 ended = self._floor.end_turn(event, done)
                 if ended is not None and self._vote is not None:
                     self._count(self._vote, ended, done)
@@ -218,9 +218,9 @@ class Coordination:
         words = f"{joined.name} joins, and remembers all that {event.source} does."
         done.append(self._host_says(words, None))
         persona = f" {event.persona.strip()}" if event.persona.strip() else ""
-        told = f"From now on you are {joined.name}, no longer {event.source}.{persona}"
-        done.append(self._host_says(told, (joined.name,)))
-        self._contexts.came_in(joined.name)
+        identity = f"From now on you are {joined.name}, no longer {event.source}.{persona}"
+        done.append(self._host_says(identity, (joined.name,)))
+        self._contexts.mark_joined(joined.name)
 
     def _host_says(self, text: str, to: Audience) -> Hear:
         return self._transcript.publish(self.plan.host, text, to)
@@ -230,10 +230,10 @@ class Coordination:
             raise NotFound(f"nobody here is called {name!r}: {', '.join(self.participants)} are", param="name")
         return name
 
-    def _known_in(self, asked: Asked) -> Asked:
-        for name in (*(asked.speakers or ()), *(asked.to or ())):
+    def _known_in(self, request: RoundRequest) -> RoundRequest:
+        for name in (*(request.speakers or ()), *(request.to or ())):
             self._known(name)
-        return asked
+        return request
 
     def _require_silent(self, name: str) -> Participant:
         if self._contexts.is_speaking(self._known(name)):
@@ -241,13 +241,13 @@ class Coordination:
         return self.participants[name]
 
     def snapshot(self) -> tuple[Any, ...]:
-        """All of the state as plain values, to be compared."""
+        """Return all state as plain values, for comparison."""
         vote = None if self._vote is None else self._vote.snapshot()
         said = (tuple(self.utterances), tuple(self.decisions), self._contexts.snapshot())
         return (*said, tuple(self.participants.values()), self._floor.snapshot(), vote)
 
     def check(self) -> None:
-        """Assert what must hold between events."""
+        """Assert the invariants that hold between events."""
         self._floor.check()
         self._contexts.check()
         for name in self.participants:
@@ -259,5 +259,5 @@ class Coordination:
 
 
 def _earlier(prelude: Prelude) -> tuple[Entry, ...]:
-    """Entries of other sessions: their numbers mean nothing here."""
+    """Return the entries of earlier sessions without their numbers, which mean nothing here."""
     return tuple(Entry(each.kind, each.text, each.by, each.private, each.thought) for each in prelude.entries)

@@ -1,4 +1,4 @@
-"""Deciding together: what voters are told, what their words mean, and what comes of it. Pure: no engine, no session."""
+"""Group decisions: instructions to voters, parsing of ballots, and counting. Pure: no engine, no session."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ _MOST_OPTIONS = 26
 class Question:
     """What is to be decided, and how.
 
-    `majority`: most first choices; `ranked`: instant runoff over rankings; `consensus`: asked again, with the tally and
-    the reasons told in between, until `threshold` of those who vote agree or `max_rounds` are over; `coordinator`: all
-    vote, then the coordinator, told the tally, decides; `moves`: everybody's choice stands, as in a game.
-    `is_open`: ballots are heard by all voters, else only the tally is told, in consensus and to a coordinator with the
-    reasons, unnamed. Options are kept without surplus space.
+    `majority`: most first choices; `ranked`: instant runoff over rankings; `consensus`: repeated, with the tally and
+    the reasons announced in between, until `threshold` of those who vote agree or `max_rounds` are over; `coordinator`:
+    all vote, then the coordinator decides, given the tally; `moves`: everybody's choice stands, as in a game.
+    `is_open`: all voters hear the ballots; otherwise only the tally is announced, with anonymous reasons in consensus
+    and to a coordinator. Surplus whitespace is removed from options.
     """
 
     text: str
@@ -62,7 +62,7 @@ class Question:
 
 @dataclass(frozen=True, slots=True)
 class Ballot:
-    """What one voter said and what it counts as: the options it names, best first; none: it abstains."""
+    """One voter's reply and its parsed ranking: the options it names, best first; empty if it abstains."""
 
     voter: str
     text: str
@@ -71,18 +71,17 @@ class Ballot:
 
 @dataclass(frozen=True, slots=True)
 class Count:
-    """One count: votes by option, in the question's order; options that left before it are not in it."""
+    """One count: votes by option, in the question's order, without options eliminated earlier."""
 
     votes: tuple[tuple[str, int], ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What came of a vote. `outcome` None: nothing was decided; `tied` says between which.
+    """The result of a vote. `outcome` None: nothing was decided; `tied` holds the options that tied.
 
-    `counts`: one for each round of ballots (consensus; coordinator: the voters', then its own) or of the runoff
-    (ranked). `ballots`: of the last round; coordinator: the voters', then its own. `abstained`: whose of these count
-    as nothing.
+    `counts`: one per round of ballots (consensus; coordinator: the voters', then its own) or per runoff count (ranked).
+    `ballots`: of the last round; coordinator: the voters', then its own. `abstained`: the voters whose ballot is empty.
     """
 
     question: Question
@@ -96,14 +95,14 @@ class Decision:
 
 @dataclass(frozen=True, slots=True)
 class Again:
-    """No decision yet: these voters are asked (again) after they were told this."""
+    """No decision yet: make this announcement, then have these voters vote (again)."""
 
     announcement: str
     voters: tuple[str, ...]
 
 
 def instructions(question: Question) -> str:
-    """What voters are told when the question is put. It comes last: small models answer what they read last."""
+    """Return the instructions to voters. The question comes last: small models answer what they read last."""
     if question.mode == "ranked":
         how = "Answer with these options only, the best first, separated by commas"
     elif question.mode == "consensus":
@@ -114,9 +113,9 @@ def instructions(question: Question) -> str:
 
 
 def read_ballot(question: Question, voter: str, text: str) -> Ballot:
-    """What a reply counts as. Any text is read; one that leaves open what it means is spoiled and abstains."""
+    """Parse a reply into a ballot. Any text is accepted; an ambiguous one is spoiled and counts as abstaining."""
     words = text
-    if folded(voter) not in map(folded, question.options):  # who answers as in a script does not vote for itself
+    if folded(voter) not in map(folded, question.options):  # drop a script-style "Name:" prefix
         words = re.sub(rf"^[\W_]*{re.escape(voter)}[\W_]*?:", "", words, count=1, flags=re.IGNORECASE)
     if question.mode == "ranked":
         return Ballot(voter, text, ranking(question.options, words))
@@ -125,12 +124,12 @@ def read_ballot(question: Question, voter: str, text: str) -> Ballot:
 
 
 def judge(question: Question, rounds: Sequence[Sequence[Ballot]]) -> Decision | Again:
-    """What comes of the ballots so far, `rounds` in order, each whole; the coordinator's own is a round of one.
+    """Evaluate the ballots so far; `rounds` in order, each complete, the coordinator's own being a round of one.
 
-    An even vote decides nothing. In a runoff (instant runoff voting, Ware 1871) who has more than half of the ballots
-    that still name somebody has won; else options without a vote leave, or the one with the fewest; of several with the
-    fewest the one with fewer in the count before, and so on back, and of those equal throughout the one that the
-    question names last. Where all that are left have equally many, it is tied.
+    A tie decides nothing. In a runoff (instant runoff voting, Ware 1871) an option wins with more than half of the
+    ballots that still name a remaining option. Otherwise options without votes are eliminated, or else the one with the
+    fewest: ties are broken by fewer votes in the previous count, then the one before, and finally by the last position
+    in the question. If all remaining options have equally many votes, they are tied.
     """
     assert rounds, "nobody has voted yet"
     for ballots in rounds:
@@ -149,9 +148,9 @@ def judge(question: Question, rounds: Sequence[Sequence[Ballot]]) -> Decision | 
 
 
 def announcement(decision: Decision) -> str:
-    """What the host says of a decision, tally, ties and abstentions included.
+    """Return the host's announcement of a decision, including tally, ties and abstentions.
 
-    Of secret ballots it tells only how many there were; moves are told by name.
+    For secret ballots it gives only numbers; moves are announced by name.
     """
     question = decision.question
     if question.mode == "moves":
@@ -177,9 +176,9 @@ def _outcome(decision: Decision) -> str:
     return f"No decision{rounds}{tied}"
 
 
-def _count(question: Question, ballots: Sequence[Ballot], left: Collection[str] = ()) -> Count:
-    """Give each ballot to the first option it names that has not `left`."""
-    votes = {option: 0 for option in question.options if option not in left}
+def _count(question: Question, ballots: Sequence[Ballot], eliminated: Collection[str] = ()) -> Count:
+    """Count each ballot for the first option it names that is not `eliminated`."""
+    votes = {option: 0 for option in question.options if option not in eliminated}
     for ballot in ballots:
         for option in ballot.ranking:
             if option in votes:
@@ -189,7 +188,7 @@ def _count(question: Question, ballots: Sequence[Ballot], left: Collection[str] 
 
 
 def _leading(count: Count) -> tuple[str | None, tuple[str, ...]]:
-    """Return who is ahead, or nobody and those who are equally far ahead; nobody of nobody without a vote."""
+    """Return the leading option and (); (None, the tied options) on a tie; (None, ()) without votes."""
     most = max(votes for _, votes in count.votes)
     ahead = tuple(option for option, votes in count.votes if votes == most)
     if most == 0:
@@ -219,16 +218,16 @@ def _decision(
 
 def _runoff(question: Question, rounds: Sequence[Sequence[Ballot]]) -> Decision:
     counts: list[Count] = []
-    left: set[str] = set()
+    eliminated: set[str] = set()
     while True:
-        counts.append(_count(question, rounds[-1], left))
+        counts.append(_count(question, rounds[-1], eliminated))
         votes = dict(counts[-1].votes)
         outcome, tied = _leading(counts[-1])
         if outcome is not None and 2 * votes[outcome] > sum(votes.values()):
             return _decision(question, rounds, outcome, (), counts=counts)
         if outcome is None and len(tied) in (0, len(votes)):
             return _decision(question, rounds, None, tied, counts=counts)
-        left |= {option for option in votes if votes[option] == 0} or {_last(votes, counts)}
+        eliminated |= {option for option in votes if votes[option] == 0} or {_last(votes, counts)}
 
 
 def _last(votes: dict[str, int], counts: Sequence[Count]) -> str:
@@ -242,12 +241,12 @@ def _consensus(question: Question, rounds: Sequence[Sequence[Ballot]]) -> Decisi
     outcome, tied = _leading(count)
     if outcome is not None:
         votes = dict(count.votes)
-        if votes[outcome] >= question.threshold * sum(votes.values()) - 1e-9:  # 0.7 of ten are seven
+        if votes[outcome] >= question.threshold * sum(votes.values()) - 1e-9:  # 7 of 10 reach 0.7 despite rounding
             return _decision(question, rounds, outcome, ())
     if len(rounds) >= question.max_rounds:
         return _decision(question, rounds, None, tied)
-    told = f"No agreement in round {len(rounds)} of {question.max_rounds}. {_told(question, ballots)}"
-    return Again(f"{told}\n\n{instructions(question)}", tuple(ballot.voter for ballot in ballots))
+    result = f"No agreement in round {len(rounds)} of {question.max_rounds}. {_summary(question, ballots)}"
+    return Again(f"{result}\n\n{instructions(question)}", tuple(ballot.voter for ballot in ballots))
 
 
 def _coordinated(question: Question, rounds: Sequence[Sequence[Ballot]]) -> Decision | Again:
@@ -255,7 +254,7 @@ def _coordinated(question: Question, rounds: Sequence[Sequence[Ballot]]) -> Deci
     voters, *own = rounds
     if not own:
         who = question.coordinator
-        return Again(f"{_told(question, voters)} {who}, you decide.\n\n{instructions(question)}", (who,))
+        return Again(f"{_summary(question, voters)} {who}, you decide.\n\n{instructions(question)}", (who,))
     (ballot,) = own[-1]
     ballots = (*voters, ballot)
     abstained = tuple(dict.fromkeys(_abstaining(ballots)))
@@ -267,19 +266,19 @@ def _abstaining(ballots: Sequence[Ballot]) -> tuple[str, ...]:
     return tuple(ballot.voter for ballot in ballots if not ballot.ranking)
 
 
-def _told(question: Question, ballots: Sequence[Ballot]) -> str:
-    """The tally and, where the ballots were not heard, the reasons in them, nobody named."""
+def _summary(question: Question, ballots: Sequence[Ballot]) -> str:
+    """Return the tally and, if the ballots were secret, the reasons in them without names."""
     abstained = _abstentions(_abstaining(ballots), named=question.is_open)
-    told = f"Votes: {_tally(_count(question, ballots))}{abstained}."
+    votes = f"Votes: {_tally(_count(question, ballots))}{abstained}."
     if question.is_open:
-        return told
+        return votes
     reasons = [
         f"For {option}: {why}"
         for option in question.options
         for why in sorted(reason(question.options, each.text) for each in ballots if each.ranking[:1] == (option,))
         if why
     ]
-    return " ".join([told, *reasons])
+    return " ".join([votes, *reasons])
 
 
 def _tally(count: Count) -> str:

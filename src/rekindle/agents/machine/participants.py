@@ -1,7 +1,7 @@
-"""Who may take part: plans checked, forks made, names found in words.
+"""Participants: check plans and names, make forks, find names in text.
 
-What `check_plan` and `check_name` refuse was never accepted: events of old sessions are held to it too. Names that only
-look alike are refused where they are new (`check_new_plan`, `check_look`).
+`check_plan` and `check_name` also apply to events of stored sessions: what they refuse was never accepted. Names that
+only look alike are refused for new names only (`check_new_plan`, `check_look`).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ MOST_NAME_CHARS = 64
 
 
 def check_plan(plan: Plan) -> None:
-    """Raise BadRequest where a session cannot be held like this."""
+    """Raise BadRequest for an invalid plan."""
     names = [each.name for each in plan.participants]
     if not 2 <= len(names) <= MOST_AGENTS:
         raise BadRequest(f"a session has 2 to {MOST_AGENTS} agents, not {len(names)}", param="agents")
@@ -37,7 +37,7 @@ def check_plan(plan: Plan) -> None:
 
 
 def check_new_plan(plan: Plan) -> None:
-    """The same for a session that begins, whose names must also look apart; an older one may go on as it is."""
+    """Check the plan of a new session, whose names must also look different; stored sessions are exempt from that."""
     check_plan(plan)
     names = [each.name for each in plan.participants]
     for at, name in enumerate(names):
@@ -46,7 +46,7 @@ def check_new_plan(plan: Plan) -> None:
 
 
 def check_look(name: str, taken: Sequence[str], *, param: str) -> None:
-    """Raise BadRequest for a new name that people would take for another one."""
+    """Raise BadRequest for a new name that could be mistaken for another one."""
     scripts = mixed_scripts(name)
     if scripts:
         mixed = " and ".join(each.capitalize() for each in scripts)
@@ -58,7 +58,7 @@ def check_look(name: str, taken: Sequence[str], *, param: str) -> None:
 
 
 def check_name(name: str, taken: Sequence[str], *, param: str) -> None:
-    """Raise BadRequest for a name that could not be told from others, or from words."""
+    """Raise BadRequest for a name that is taken, or that cannot be distinguished from other text."""
     if not name.strip() or name != name.strip() or len(name) > MOST_NAME_CHARS:
         message = f"a name has 1 to {MOST_NAME_CHARS} characters, and no blanks around them"
         raise BadRequest(message, param=param)
@@ -75,7 +75,7 @@ def _alike(name: str) -> str:
 
 
 def forked(participants: Mapping[str, Participant], host: str, source: Participant, event: Forked) -> Participant:
-    """The new participant; it lives as long as the session."""
+    """Return the new participant; it lives as long as the session."""
     if len(participants) >= MOST_AGENTS:
         raise BadRequest(f"a session has at most {MOST_AGENTS} agents", param="name")
     check_name(event.target, (*participants, host), param="name")
@@ -83,5 +83,5 @@ def forked(participants: Mapping[str, Participant], host: str, source: Participa
 
 
 def named(text: str, names: Sequence[str]) -> str | None:
-    """The name that a text means, else the one that it mentions first; of names within each other the longest."""
+    """Return the name that a text chooses, else the first one it mentions; of overlapping names the longest."""
     return choice(names, text) or next(iter(ranking(names, text)), None)

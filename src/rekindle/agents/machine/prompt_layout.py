@@ -1,8 +1,8 @@
-"""A participant's context as a prompt that only grows at its end.
+"""Render a participant's context as a prompt that only grows at its end.
 
-What was heard in a row is one user message, whose paragraphs name their speakers; own words are the assistant's. So the
-roles alternate strictly, which every template takes, and there is no cue where history grows: the template's own prompt
-for a reply is the cue. Each prompt therefore begins with the one before and the reply to it.
+Consecutive entries heard form one user message, whose paragraphs name their speakers; own words are assistant messages.
+So roles strictly alternate, which every template accepts, and history contains no cue: the template's own generation
+prompt is the cue. Each prompt therefore begins with the previous one and the reply to it.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ from rekindle.text.messages import Message
 
 HOW = 'What others say reaches you as "Name: words". Answer with your own words only, without a name in front of them.'
 MOST_STOPS = 8  # that a request may have
-_BREAKS = "\n\r\x0b\x0c\x85\u2028\u2029"  # where a reader may see a new line begin
-_BLANKS = rf"[^\S{_BREAKS}]*"  # none of these: a run of them would be looked at from each of its places
+_BREAKS = "\n\r\x0b\x0c\x85\u2028\u2029"  # characters that may start a new line
+_BLANKS = rf"[^\S{_BREAKS}]*"  # without breaks: a run of breaks would be rescanned from each of them
 _ALONE = r"(?: \(to you alone\))?"
 
 
 def opening(plan: Plan, participant: Participant) -> str:
-    """The system prompt: what all are told, so that it is computed once, and then who this one is."""
+    """Return the system prompt: first the part common to all, so that it is computed once, then its own part."""
     return "\n\n".join(part for part in (_common(plan), _own(participant)) if part)
 
 
 def reopening(plan: Plan, participant: Participant) -> str:
-    """What somebody is told who comes in with memories: its system prompt stays as it was."""
+    """Return the opening for a participant with memories: its system prompt stays as it was."""
     parts = ("A new conversation begins.", plan.setting.strip(), _present(plan), _own(participant), first_words(plan))
     return "\n\n".join(part for part in parts if part)
 
@@ -45,14 +45,14 @@ def _own(participant: Participant) -> str:
 
 
 def first_words(plan: Plan) -> str:
-    """How the host opens."""
+    """Return the host's opening words."""
     return plan.opening.strip() or "Let us begin."
 
 
 def spoken(text: str, name: str, names: Iterable[str]) -> str:
-    """What others hear of a reply: without its own name in front, and up to where it speaks for others.
+    """Return what others hear of a reply: without its own name in front, and cut where it starts to speak for others.
 
-    Words put into another's mouth would be taken for that one's.
+    Words in another's name would be mistaken for that participant's.
     """
     text = re.sub(rf"^\s*{re.escape(name)}\s*:\s*", "", text)
     others = "|".join(re.escape(each) for each in names if each != name)
@@ -62,33 +62,33 @@ def spoken(text: str, name: str, names: Iterable[str]) -> str:
 
 
 def quoted(text: str, names: Iterable[str]) -> str:
-    """Words from outside, in which no line looks like somebody speaking."""
+    """Return text from outside with "> " before each line that looks like a participant speaking."""
     known = "|".join(re.escape(each) for each in names)
     return re.sub(rf"(?i)(\A|[{_BREAKS}])(?={_BLANKS}(?:{known}){_ALONE}{_BLANKS}:)", r"\1> ", text.strip())
 
 
 def stops(names: Iterable[str], name: str) -> tuple[str, ...]:
-    """Where a reply ends because it goes on as somebody else; `spoken` cuts what more names would have stopped."""
+    """Return stop strings for a reply that continues as another name; `spoken` cuts at names beyond MOST_STOPS."""
     return tuple(f"\n{other}:" for other in names if other != name)[:MOST_STOPS]
 
 
 def messages(system: str, context: Sequence[Entry], *, partial: Entry | None = None) -> tuple[Message, ...]:
-    """The prompt of somebody with this context; `partial` is what is being said right now, at the open end."""
-    told = [Message("system", system)] if system else []
+    """Return the prompt for a context; `partial` is what is being said right now, at the open end."""
+    prompt = [Message("system", system)] if system else []
     heard: list[str] = []
     for entry in [*context, *([partial] if partial is not None else [])]:
         if entry.kind == "said":
-            told += [Message("user", "\n\n".join(heard)), Message("assistant", entry.text, reasoning=entry.thought)]
+            prompt += [Message("user", "\n\n".join(heard)), Message("assistant", entry.text, reasoning=entry.thought)]
             heard = []
         else:
             heard.append(_paragraph(entry))
     if heard:
-        told.append(Message("user", "\n\n".join(heard)))
-    return tuple(told)
+        prompt.append(Message("user", "\n\n".join(heard)))
+    return tuple(prompt)
 
 
 def with_trailing_cue(prompt: Sequence[Message], name: str, host: str) -> tuple[Message, ...]:
-    """The other layout, to be compared with: a cue behind the history, that is gone in the next prompt."""
+    """Return the layout for comparison: a cue after the history that is gone in the next prompt."""
     *earlier, last = prompt
     cue = f"{host}: It is {name}'s turn. Answer as {name}."
     return (*earlier, Message(last.role, f"{last.content}\n\n{cue}"))

@@ -1,4 +1,4 @@
-"""Whose turn it is: seats, the turns of one round, the ballots of one vote."""
+"""Turn order: seats, the turns of one round, the ballots of one vote."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from rekindle.errors import BadRequest
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
-    """What is asked of a round or a turn beside what the topology says; `topology` None: the session's own.
+class RoundRequest:
+    """Options of a round or turn in addition to the topology; `topology` None: the session's own.
 
-    `speakers` bound who speaks, or who may be picked; `to` bounds who hears it, `()` being nobody but the speaker.
+    `speakers` limits who speaks, or who may be picked; `to` limits who hears it, `()` being nobody but the speaker.
     """
 
     speakers: tuple[str, ...] | None = None
@@ -25,7 +25,7 @@ class Asked:
 
 
 class Seats:
-    """The order in which participants sit, whose turn it would be, and who has been silent for how long."""
+    """Seating order of the participants, who is next, and how long each has been silent."""
 
     def __init__(self, names: tuple[str, ...]) -> None:
         self.names = names
@@ -35,39 +35,39 @@ class Seats:
 
     @property
     def next(self) -> str:
-        """Whose turn it is, going round."""
+        """The next speaker in seating order."""
         return self.names[self._next]
 
     def after(self, name: str) -> str:
-        """Who sits behind somebody."""
+        """Return who sits after `name`."""
         return self.names[(self.names.index(name) + 1) % len(self.names)]
 
     def going_round(self) -> tuple[str, ...]:
-        """Everybody once, from the one whose turn it is."""
+        """Return everybody once, starting with the next speaker."""
         return self.names[self._next :] + self.names[: self._next]
 
     def spoke(self, name: str) -> None:
-        """It has had its turn."""
+        """Record that `name` has had its turn."""
         self._num_spoken += 1
         self._last_spoke[name] = self._num_spoken
         self._next = (self.names.index(name) + 1) % len(self.names)
 
     def join(self, name: str) -> None:
-        """Somebody sits down behind all others."""
+        """Add a participant to the last seat."""
         self.names = (*self.names, name)
 
     def longest_silent(self, names: Sequence[str]) -> str:
-        """Of these, who has not spoken for the longest time."""
+        """Return which of these has not spoken for the longest time."""
         return min(names, key=lambda name: self._last_spoke.get(name, 0))
 
     def snapshot(self) -> tuple[Any, ...]:
-        """The state as plain values."""
+        """Return the state as plain values."""
         return self.names, self._next, tuple(sorted(self._last_spoke.items()))
 
 
 @dataclass(slots=True)
 class Round:
-    """One round under way. Of one that is spoken `together` the words are published in the order of the seats."""
+    """One round under way. The turns of a `together` round are published in seating order."""
 
     number: int
     together: bool
@@ -80,7 +80,7 @@ class Round:
     unpublished: list[Turn] = field(default_factory=list)
 
     def begin(self) -> list[Turn]:
-        """The turns that begin now."""
+        """Return the turns that begin now."""
         if not self.together and self.speaking:
             return []
         begun = self.waiting if self.together else self.waiting[:1]
@@ -90,7 +90,7 @@ class Round:
         return begun
 
     def end(self, turn: Turn, event: TurnEnded | TurnFailed) -> list[tuple[Turn, TurnEnded | TurnFailed]]:
-        """Note a turn's end; those that are published now, each behind all that sit before it."""
+        """Record a turn's end; return the turns to publish now, each after all turns before it in the order."""
         del self.speaking[turn.number]
         self.ended.append((turn, event))
         events = {each.number: words for each, words in self.ended}
@@ -101,13 +101,13 @@ class Round:
         return published
 
     def drop(self) -> list[tuple[Turn, TurnEnded]]:
-        """What was said and is not published yet."""
+        """Return the ended turns that have not been published yet."""
         events = {each.number: words for each, words in self.ended}
         left = [(turn, events.get(turn.number)) for turn in self.unpublished]
         return [(turn, words) for turn, words in left if isinstance(words, TurnEnded)]
 
     def expected(self, moderator: str | None) -> tuple[str, ...] | None:
-        """Who speaks after those who speak now; None: that is not for this round to say."""
+        """Return who speaks after the current speakers; None if this round does not determine that."""
         if self.waiting:
             return (self.waiting[0].speaker,)
         if any(turn.purpose == "pick" for turn in self.speaking.values()):
@@ -117,14 +117,14 @@ class Round:
         return None
 
     def snapshot(self) -> tuple[Any, ...]:
-        """The state as plain values."""
+        """Return the state as plain values."""
         speaking, ended = tuple(self.speaking.values()), tuple(self.ended)
-        asked = (self.number, self.together, self.to, self.picks_left, self.candidates)
-        return (*asked, tuple(self.waiting), speaking, ended, tuple(self.unpublished))
+        fixed = (self.number, self.together, self.to, self.picks_left, self.candidates)
+        return (*fixed, tuple(self.waiting), speaking, ended, tuple(self.unpublished))
 
 
 class Vote:
-    """A vote under way: its ballots, round by round."""
+    """A vote under way: its ballots by round."""
 
     def __init__(self, question: Question, voters: tuple[str, ...]) -> None:
         self.question = question
@@ -132,16 +132,16 @@ class Vote:
         self._rounds: list[tuple[Ballot, ...]] = []
 
     def audience(self, everybody: tuple[str, ...]) -> Audience:
-        """Who hears of it: all voters and the coordinator; None where that is everybody."""
+        """Return who hears of the vote: all voters and the coordinator; None if that is everybody."""
         hear = set(self.voters) | ({self.question.coordinator} if self.question.coordinator else set())
         return None if hear >= set(everybody) else tuple(name for name in everybody if name in hear)
 
     def instructions(self) -> str:
-        """What voters are told."""
+        """Return the instructions to voters."""
         return decisions.instructions(self.question)
 
     def count(self, ended: Sequence[tuple[Turn, TurnEnded | TurnFailed]]) -> Decision | Again:
-        """Add a round of ballots, in the order of their turns; who failed has said nothing."""
+        """Add a round of ballots in the order of their turns; a failed turn counts as an empty ballot."""
         self._rounds.append(
             tuple(
                 decisions.read_ballot(self.question, turn.speaker, words.text if isinstance(words, TurnEnded) else "")
@@ -151,41 +151,41 @@ class Vote:
         return decisions.judge(self.question, self._rounds)
 
     def announcement(self, decision: Decision) -> str:
-        """What everybody is told of it."""
+        """Return the announcement of the result."""
         return decisions.announcement(decision)
 
     def snapshot(self) -> tuple[Any, ...]:
-        """The state as plain values."""
+        """Return the state as plain values."""
         return self.question, self.voters, tuple(self._rounds)
 
 
-def next_round(plan: Plan, seats: Seats, asked: Asked) -> RoundBegun:
-    """What a round is in a topology: who speaks, to whom, and whether to the same state."""
-    topology, speakers = asked.topology or plan.topology, asked.speakers
+def next_round(plan: Plan, seats: Seats, request: RoundRequest) -> RoundBegun:
+    """Return a round in a topology: who speaks, to whom, and whether all speak from the same state."""
+    topology, speakers = request.topology or plan.topology, request.speakers
     if topology == "moderated":
         candidates = tuple(name for name in speakers or seats.names if name != plan.moderator)
-        return RoundBegun(speakers or (), to=asked.to, picks=len(candidates))
+        return RoundBegun(speakers or (), to=request.to, picks=len(candidates))
     if speakers is None:
         speakers = seats.going_round() if topology in ("round_robin", "whisper") else seats.names
-    if topology == "whisper" and asked.to is None:
-        return RoundBegun(speakers, addressees=tuple(_behind(seats, speakers, name) for name in speakers))
-    return RoundBegun(speakers, together=topology == "broadcast", to=asked.to)
+    if topology == "whisper" and request.to is None:
+        return RoundBegun(speakers, addressees=tuple(_addressee(seats, speakers, name) for name in speakers))
+    return RoundBegun(speakers, together=topology == "broadcast", to=request.to)
 
 
-def next_turn(plan: Plan, seats: Seats, asked: Asked) -> RoundBegun:
-    """What one turn is in a topology; of `asked.speakers` the first speaks, or one of them is picked."""
-    topology = asked.topology or plan.topology
+def next_turn(plan: Plan, seats: Seats, request: RoundRequest) -> RoundBegun:
+    """Return a single turn in a topology; the first of `request.speakers` speaks, or one of them is picked."""
+    topology = request.topology or plan.topology
     if topology == "moderated":
-        alone = asked.speakers is not None and len(asked.speakers) == 1
-        return RoundBegun(asked.speakers or (), to=asked.to, picks=0 if alone else 1)
-    if asked.speakers is None and topology == "turn_by_turn":
+        alone = request.speakers is not None and len(request.speakers) == 1
+        return RoundBegun(request.speakers or (), to=request.to, picks=0 if alone else 1)
+    if request.speakers is None and topology == "turn_by_turn":
         raise BadRequest("in a turn-by-turn session the speaker has to be named", param="agent")
-    speaker = asked.speakers[0] if asked.speakers else seats.next
-    return replace(next_round(plan, seats, replace(asked, speakers=(speaker,))), together=False)
+    speaker = request.speakers[0] if request.speakers else seats.next
+    return replace(next_round(plan, seats, replace(request, speakers=(speaker,))), together=False)
 
 
-def _behind(seats: Seats, speakers: tuple[str, ...], name: str) -> str:
-    """Whom somebody whispers to: the next of those who speak, or the next at the table."""
+def _addressee(seats: Seats, speakers: tuple[str, ...], name: str) -> str:
+    """Return whom `name` whispers to: the next of the speakers, or the next in seating order."""
     if len(speakers) > 1 and name in speakers:
         return speakers[(speakers.index(name) + 1) % len(speakers)]
     return seats.after(name)

@@ -1,6 +1,6 @@
-"""What was said, and who took it in.
+"""What was said, and who heard it.
 
-Owns the numbers of utterances and that each reaches exactly those it is for.
+Owns the numbers of utterances, and ensures that each reaches exactly its audience.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from rekindle.agents.machine.types import (
     Entry,
     Hear,
     Merged,
+    MessagePosted,
     Participant,
     Plan,
-    Told,
     Turn,
     TurnEnded,
     Utterance,
@@ -32,7 +32,7 @@ class Transcript:
         self.utterances: list[Utterance] = []
         self.contexts = Contexts()
         self._host = host
-        self._inherited: dict[str, tuple[list[Utterance], int]] = {}  # what a fork's source had heard, of how many
+        self._inherited: dict[str, tuple[list[Utterance], int]] = {}  # what a fork's source had heard, out of how many
         self._participants = participants
 
     @property
@@ -40,37 +40,37 @@ class Transcript:
         return (*self._participants, self._host)
 
     def open(self, plan: Plan, returning: Collection[str]) -> None:
-        """The host's first words; who returns with memories is told with them where it is."""
+        """Add the host's opening; those in `returning`, who have memories, hear a full introduction instead."""
         first = Utterance(0, plan.host, prompt_layout.first_words(plan))
         self.utterances.append(first)
         for name, each in self._participants.items():
             text = prompt_layout.reopening(plan, each) if name in returning else first.text
-            self.contexts.take_in(name, Entry("heard", text, plan.host, number=0), plan.host)
-            self.contexts.came_in(name)
+            self.contexts.append(name, Entry("heard", text, plan.host, number=0), plan.host)
+            self.contexts.mark_joined(name)
 
-    def check_told(self, event: Told) -> None:
-        """Refuse words that cannot be put in, or not by this one."""
+    def check_message(self, event: MessagePosted) -> None:
+        """Raise BadRequest for an empty text or an invalid sender."""
         if not event.text.strip():
             raise BadRequest("text is empty: say something", param="text")
         if event.by not in self._names:
             check_name(event.by, self._names, param="by")
 
-    def tell(self, event: Told) -> Hear:
-        """Words from outside, checked; given to a participant they are its own, as if it had spoken."""
+    def post(self, event: MessagePosted) -> Hear:
+        """Add a checked message from outside; in a participant's name it counts as if that one had spoken."""
         if event.by not in self._participants:
             return self.publish(event.by, prompt_layout.quoted(event.text, self._names), event.to)
         text = prompt_layout.spoken(event.text, event.by, self._names) or SILENCE
         said = Entry("said", text, event.by, number=len(self.utterances))
-        self.contexts.take_in(event.by, said, self._host)
+        self.contexts.append(event.by, said, self._host)
         return self.publish(event.by, text, event.to)
 
-    def say(self, turn: Turn, event: TurnEnded) -> Hear:
-        """What a turn brought. Of a reply of which nothing is left nobody hears."""
+    def publish_turn(self, turn: Turn, event: TurnEnded) -> Hear:
+        """Publish what a turn said. Nobody hears a reply that is empty after cleaning."""
         text = prompt_layout.spoken(event.text, turn.speaker, self._names)
         return self.publish(turn.speaker, text, turn.to, turn=turn, cut=event.cut)
 
     def publish(self, by: str, text: str, to: Audience, *, turn: Turn | None = None, cut: bool = False) -> Hear:
-        """Number it, and let everybody take it in whom it is for."""
+        """Number an utterance and append it to the contexts of its audience."""
         number, at = len(self.utterances), turn.number if turn else None
         utterance = Utterance(number, by, text, to, at, turn.purpose if turn else "speak", cut)
         self.utterances.append(utterance)
@@ -79,11 +79,11 @@ class Transcript:
         for name in listeners:
             alone = to is not None and len(listeners) == 1
             heard = Entry("heard", text, by, alone, number=number, turn=at)
-            self.contexts.take_in(name, heard, self._host)
+            self.contexts.append(name, heard, self._host)
         return Hear(utterance, listeners)
 
     def merge(self, event: Merged) -> None:
-        """Let one take in what another said and heard that it did not."""
+        """Append to one context what another participant said and heard and this one does not cover."""
         if event.source == event.target:
             raise BadRequest("source and target are the same", param="source")
         for entry in self.contexts.missing(event.source, event.target):
@@ -91,15 +91,15 @@ class Transcript:
             text = prompt_layout.spoken(entry.text, event.source, self._names) if is_own else entry.text
             if text and not (is_own and text == SILENCE):
                 heard = Entry("heard", text, entry.by, True, number=entry.number, turn=entry.turn)
-                self.contexts.take_in(event.target, heard, self._host)
+                self.contexts.append(event.target, heard, self._host)
 
     def fork(self, source: str, target: str) -> None:
-        """Let a new participant have taken in, and heard, all that another has."""
+        """Give a new participant the context and the history of another."""
         self._inherited[target] = self.heard_by(source), len(self.utterances)
         self.contexts.add(target, self.contexts.of(source))
 
     def heard_by(self, name: str) -> list[Utterance]:
-        """What reached a participant, its own words included, by number."""
+        """Return the utterances that reached a participant, including its own, by number."""
         before, num_before = self._inherited.get(name, ([], 0))
         since = self.utterances[num_before:]
         return before + [each for each in since if each.by == name or _reaches(each, name)]

@@ -1,6 +1,6 @@
 """Who has the floor: the round under way, turn by turn.
 
-Owns turn and round numbers, the seats, and that a speaker's context stands still while it speaks.
+Owns turn and round numbers and the seats; keeps a speaker's context unchanged while it speaks.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from rekindle.errors import BadRequest, Conflict
 
 
 class Floor:
-    """The turns of one session. What is to be done is added to the lists that callers hand in."""
+    """The turns of one session. Directives are appended to the lists that callers pass in."""
 
     def __init__(self, plan: Plan, transcript: Transcript, known: Callable[[str], str]) -> None:
         self.num_rounds = 0
@@ -41,11 +41,11 @@ class Floor:
         self._known = known
 
     def begun(self) -> list[Turn]:
-        """Turns that have begun and not ended."""
+        """Return turns that have begun and not ended."""
         return [] if self.round is None else list(self.round.speaking.values())
 
     def expected(self) -> tuple[str, ...]:
-        """Who speaks next, as far as that is known."""
+        """Return who speaks next, as far as that is known."""
         moderator = self._plan.moderator
         if self.round is not None and (coming := self.round.expected(moderator)) is not None:
             return coming
@@ -57,7 +57,7 @@ class Floor:
         return (self.seats.after(running[-1].speaker) if running else self.seats.next,)
 
     def begin(self, event: RoundBegun, done: list[Directive]) -> None:
-        """Begin a round; BadRequest, NotFound, Conflict where there can be none."""
+        """Begin a round; BadRequest, NotFound or Conflict if that is not possible."""
         if self.round is not None:
             raise Conflict("a round is under way: let it end, or interrupt it with stop=round")
         self._check(event)
@@ -73,12 +73,12 @@ class Floor:
         self._line_up(zip(event.speakers, to, strict=True), "speak", done)
 
     def begin_ballots(self, voters: Iterable[str], to: Audience, hear: Audience, done: list[Directive]) -> None:
-        """Have these vote together, each heard by `to` only."""
+        """Begin a round of simultaneous ballots, each heard by `to` only."""
         self._new_round(True, hear)
         self._line_up(((voter, to) for voter in voters), "ballot", done)
 
     def end_turn(self, event: TurnEnded | TurnFailed, done: list[Directive]) -> Round | None:
-        """End a turn, and go on to the next; the round that ended with it, if one did. Conflict if it is not spoken."""
+        """End a turn and start the next; return the round if it ended. Conflict if the turn is not under way."""
         turn = self.round.speaking.get(event.turn) if self.round is not None else None
         if turn is None or self.round is None:
             raise Conflict(f"turn {event.turn} is not being spoken", param="turn")
@@ -90,12 +90,12 @@ class Floor:
             if ended.purpose == "speak":
                 self.seats.spoke(ended.speaker)
             if isinstance(words, TurnEnded):
-                done.append(self._transcript.say(ended, words))
-        done.extend(self._transcript.tell(told) for told in event.then)
-        return self._go_on(turn, event, done)
+                done.append(self._transcript.publish_turn(ended, words))
+        done.extend(self._transcript.post(message) for message in event.then)
+        return self._advance(turn, event, done)
 
     def drop(self, done: list[Directive]) -> None:
-        """Give up what is left of the round; what was said of it is published."""
+        """Drop the rest of the round; publish what was already said in it."""
         current, self.round = self.round, None
         if current is None:
             raise Conflict("no round is under way: there is nothing to stop")
@@ -104,7 +104,7 @@ class Floor:
         for ended, words in current.drop():
             if ended.purpose == "speak":
                 self.seats.spoke(ended.speaker)
-            done.append(self._transcript.say(ended, words))
+            done.append(self._transcript.publish_turn(ended, words))
 
     def _check(self, event: RoundBegun) -> None:
         for name in (*event.speakers, *event.addressees, *(event.to or ())):
@@ -126,7 +126,7 @@ class Floor:
         return self.round
 
     def _line_up(self, turns: Iterable[tuple[str, Audience]], purpose: Purpose, done: list[Directive]) -> None:
-        """Number these turns and begin the first of them, or all where they are together."""
+        """Number these turns and begin the first, or all of them in a `together` round."""
         assert self.round is not None
         for speaker, to in turns:
             self.num_turns += 1
@@ -138,8 +138,8 @@ class Floor:
             self._transcript.contexts.begin(turn.speaker, self._plan.host)
             done.append(Speak(turn))
 
-    def _go_on(self, turn: Turn, event: TurnEnded | TurnFailed, done: list[Directive]) -> Round | None:
-        """After a turn: the next one, the one that was picked, or the end of the round."""
+    def _advance(self, turn: Turn, event: TurnEnded | TurnFailed, done: list[Directive]) -> Round | None:
+        """After a turn, begin the next or the picked one, or end the round and return it."""
         current = self.round
         assert current is not None
         if turn.purpose == "pick":
@@ -165,12 +165,12 @@ class Floor:
         self._line_up([(moderator, ())], "pick", done)
 
     def snapshot(self) -> tuple[Any, ...]:
-        """The state as plain values, to be compared."""
+        """Return the state as plain values, for comparison."""
         current = None if self.round is None else self.round.snapshot()
         return current, self.seats.snapshot(), self.num_rounds, self.num_turns
 
     def check(self) -> None:
-        """Assert that exactly those who have begun are marked as speaking, and that a round has somebody speak."""
+        """Assert that exactly the begun turns are marked as speaking, and that a round under way has a speaker."""
         speaking = {turn.speaker for turn in self.begun()}
         for name in self.seats.names:
             is_marked = self._transcript.contexts.is_speaking(name)

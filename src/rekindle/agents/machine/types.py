@@ -1,6 +1,6 @@
-"""The values of a session: who takes part, what was said to whom, what is asked of the machine and what it answers.
+"""Values of a session: participants, utterances, the events applied to the machine and the directives it returns.
 
-All frozen and made of plain values, so that they can be kept as JSON. `None` as an audience means everybody.
+All frozen and made of plain values, so that they can be stored as JSON. `None` as an audience means everybody.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ HOST = "Host"
 
 @dataclass(frozen=True, slots=True)
 class Participant:
-    """One agent of a session. `agent`: the identity under which it lives on when the session ends (None: it does not).
+    """One agent of a session. `agent`: the identity under which it outlives the session (None: it does not).
 
-    `role` is one line that everybody is told, `persona` what only it is told.
+    `role` is one line shown to everybody, `persona` is shown to this agent only.
     """
 
     name: str
@@ -33,11 +33,11 @@ class Participant:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """How a session is set up. `setting` is what everybody is told first, `opening` the host's first words.
+    """How a session is set up. `setting` is shown to everybody first, `opening` is the host's first words.
 
-    `moderator` names who picks the next speaker where the topology is moderated. `sampling` are fields of
-    `SamplingParams` for every turn. `listen`: when others take in what is said: `now`, while and after it is said, or
-    `later`, when they speak themselves. `layout`: `extend`, or `trailing_cue` for comparison.
+    `moderator` picks the next speaker in a moderated topology. `sampling` holds fields of `SamplingParams` for every
+    turn. `listen`: when others prefill what is said: `now`, while and after it is said, or `later`, in their own next
+    turn. `layout`: `extend`, or `trailing_cue` for comparison.
     """
 
     participants: tuple[Participant, ...]
@@ -55,9 +55,9 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class Utterance:
-    """Something that was said: `number` counts up, `to` is who hears it beside the speaker.
+    """Something that was said: `number` counts up, `to` is who hears it in addition to the speaker.
 
-    `turn` None: it was put in from outside. `cut`: the speaker was interrupted.
+    `turn` None: it was posted from outside. `cut`: the speaker was interrupted.
     """
 
     number: int
@@ -71,10 +71,10 @@ class Utterance:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One thing in a participant's context, in the order in which it was taken in.
+    """One item of a participant's context.
 
-    `said`: its own words, verbatim as generated, with what it thought; `heard`: somebody else's, `private` where nobody
-    but it heard them; `cue`: the host's nudge where nobody else spoke since it did.
+    `said`: its own words, verbatim as generated, with its reasoning in `thought`; `heard`: somebody else's, `private`
+    if only this participant heard them; `cue`: the host's nudge when nobody else spoke since its own last turn.
     """
 
     kind: Literal["said", "heard", "cue"]
@@ -82,13 +82,13 @@ class Entry:
     by: str = ""
     private: bool = False
     thought: str | None = None
-    number: int | None = None  # of the utterance, where it has one when it is taken in
+    number: int | None = None  # of the utterance, if it has one when the entry is added
     turn: int | None = None  # in which it was said
 
 
 @dataclass(frozen=True, slots=True)
 class Prelude:
-    """What a participant brings from earlier sessions: how its first prompt began, and all it took in since."""
+    """What a participant brings from earlier sessions: its system prompt and its context."""
 
     system: str
     entries: tuple[Entry, ...]
@@ -96,7 +96,7 @@ class Prelude:
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """A turn that has begun or is to come: who speaks, to whom, what for, in which round."""
+    """A turn, begun or planned: who speaks, to whom, for what purpose, in which round."""
 
     number: int
     speaker: str
@@ -105,12 +105,12 @@ class Turn:
     round: int | None = None
 
 
-# Events: what happened. A session is the fold of its events, so these are what is kept.
+# Events: what happened. A session is the fold of its events, so these are what is stored.
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
-    """Words from outside, of the host or anybody who is no participant, or given to a participant to say."""
+class MessagePosted:
+    """A message from outside: by the host or another non-participant, or in a participant's name."""
 
     by: str
     text: str
@@ -119,10 +119,10 @@ class Told:
 
 @dataclass(frozen=True, slots=True)
 class RoundBegun:
-    """A round in which these speak, one after the other or `together` to the same state.
+    """A round in which these speak, one after the other or `together` from the same state.
 
-    `to` bounds who hears it; `addressees` names for each speaker whom alone it speaks to. `picks`: so many turns are
-    given out by the moderator, one after the other, to some of `speakers` (none named: to anybody).
+    `to` limits who hears it; `addressees` gives each speaker its only listener. `picks`: the number of turns that the
+    moderator assigns, one after the other, among `speakers` (empty: among all).
     """
 
     speakers: tuple[str, ...] = ()
@@ -134,35 +134,35 @@ class RoundBegun:
 
 @dataclass(frozen=True, slots=True)
 class TurnEnded:
-    """A turn came to its end: `text` verbatim as generated, `thought` beside it.
+    """A turn ended: `text` verbatim as generated, `thought` its reasoning.
 
-    `then` is told before anybody else speaks: the words of those who interrupted it.
+    `then` is posted before anybody else speaks: the messages that interrupted it.
     """
 
     turn: int
     text: str
     thought: str | None = None
     cut: bool = False
-    then: tuple[Told, ...] = ()
+    then: tuple[MessagePosted, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class TurnFailed:
-    """A turn cannot be had; nothing was said. `then` is told before anybody else speaks."""
+    """A turn failed; nothing was said. `then` is posted before anybody else speaks."""
 
     turn: int
     reason: str
-    then: tuple[Told, ...] = ()
+    then: tuple[MessagePosted, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class RoundDropped:
-    """What is left of the round is not to be played."""
+    """The rest of the round is dropped."""
 
 
 @dataclass(frozen=True, slots=True)
 class Forked:
-    """A new participant that remembers and has heard all that another has."""
+    """A new participant with the context and history of another."""
 
     source: str
     target: str
@@ -171,7 +171,7 @@ class Forked:
 
 @dataclass(frozen=True, slots=True)
 class Rewound:
-    """A participant forgets its last turns and all it took in since they began; others keep what they heard."""
+    """A participant forgets its last turns and all entries since they began; others keep what they heard."""
 
     name: str
     turns: int = 1
@@ -179,7 +179,7 @@ class Rewound:
 
 @dataclass(frozen=True, slots=True)
 class Merged:
-    """A participant takes in what another said and heard that it did not."""
+    """A participant's context gains what another said and heard and it did not."""
 
     source: str
     target: str
@@ -187,28 +187,28 @@ class Merged:
 
 @dataclass(frozen=True, slots=True)
 class VoteBegun:
-    """A question is put to the voters, who answer together, as often as the question's mode needs."""
+    """A question is put to the voters, who answer simultaneously, in as many rounds as its mode needs."""
 
     question: Question
     voters: tuple[str, ...]
 
 
-Event = Told | RoundBegun | TurnEnded | TurnFailed | RoundDropped | Forked | Rewound | Merged | VoteBegun
+Event = MessagePosted | RoundBegun | TurnEnded | TurnFailed | RoundDropped | Forked | Rewound | Merged | VoteBegun
 
 
-# Directives: what is to be done now.
+# Directives: what to do now.
 
 
 @dataclass(frozen=True, slots=True)
 class Speak:
-    """Have the turn's speaker speak from its context as it is now."""
+    """Generate this turn from its speaker's current context."""
 
     turn: Turn
 
 
 @dataclass(frozen=True, slots=True)
 class Hear:
-    """These contexts have grown by this utterance."""
+    """An utterance was added to these listeners' contexts."""
 
     utterance: Utterance
     listeners: tuple[str, ...]
@@ -223,7 +223,7 @@ class RoundComplete:
 
 @dataclass(frozen=True, slots=True)
 class Decided:
-    """A vote came to its end."""
+    """A vote ended."""
 
     decision: Decision
 

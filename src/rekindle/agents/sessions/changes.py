@@ -10,7 +10,7 @@ import contextlib
 
 from rekindle.agents.log.journal import written
 from rekindle.agents.machine.participants import check_look
-from rekindle.agents.machine.types import Event, Forked, Hear, RoundDropped, Told, Utterance
+from rekindle.agents.machine.types import Event, Forked, Hear, MessagePosted, RoundDropped, Utterance
 from rekindle.agents.sessions.events import of_utterance
 from rekindle.agents.sessions.interruptions import Answer
 from rekindle.agents.sessions.session import ActiveRun, Session, agent_of
@@ -33,7 +33,7 @@ async def happen(session: Session, event: Event) -> list[Utterance]:
     return heard
 
 
-async def put_in(session: Session, told: Told, pending: Answer | None) -> Utterance:
+async def put_in(session: Session, told: MessagePosted, pending: Answer | None) -> Utterance:
     """Say something; `pending`: behind the turns that were cut for it, if one of them ends while it is played."""
     if pending is not None and (done := await pending) is not None:
         await written(done.durable)
@@ -42,7 +42,7 @@ async def put_in(session: Session, told: Told, pending: Answer | None) -> Uttera
     return said
 
 
-async def give_up(session: Session, run: ActiveRun | None, told: Told) -> Utterance:
+async def give_up(session: Session, run: ActiveRun | None, told: MessagePosted) -> Utterance:
     """Have nobody speak any more of what `run` plays, or was left unfinished, and say why; a later run goes on."""
     if run is not None:
         await run.drop()

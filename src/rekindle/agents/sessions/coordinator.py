@@ -29,16 +29,16 @@ from rekindle.agents.log.usage import Quota
 from rekindle.agents.machine.coordination import Coordination
 from rekindle.agents.machine.decisions import Question
 from rekindle.agents.machine.participants import check_look
-from rekindle.agents.machine.rounds import Asked
+from rekindle.agents.machine.rounds import RoundRequest
 from rekindle.agents.machine.types import (
     Audience,
     Event,
     Forked,
     Merged,
+    MessagePosted,
     Plan,
     Rewound,
     Speak,
-    Told,
     Topology,
     Utterance,
     VoteBegun,
@@ -163,7 +163,7 @@ class Coordinator:
             if machine.is_unfinished and speaker in (None, *(turn.speaker for turn in machine.begun())):
                 check_no_vote(machine)
                 return None
-            return machine.next_turn(Asked(None if speaker is None else (speaker,), to, topology))
+            return machine.next_turn(RoundRequest(None if speaker is None else (speaker,), to, topology))
 
         return self._played(namespace, id, begun, sampling)
 
@@ -183,7 +183,7 @@ class Coordinator:
             if machine.is_unfinished and speakers is None:
                 check_no_vote(machine)
                 return None
-            return machine.next_round(Asked(None if speakers is None else tuple(speakers), to, topology))
+            return machine.next_round(RoundRequest(None if speakers is None else tuple(speakers), to, topology))
 
         return self._played(namespace, id, begun, sampling)
 
@@ -252,8 +252,8 @@ class Coordinator:
         session = await self.registry.fetch(namespace, id)
         check_text(text, "text")
         check_text(by or "", "by")
-        told, run = Told(session.machine.plan.host if by is None else by, text, to), session.run
-        session.machine.check_told(told)
+        told, run = MessagePosted(session.machine.plan.host if by is None else by, text, to), session.run
+        session.machine.check_message(told)
         if told.by not in session.machine.names:
             check_look(told.by, session.machine.names, param="by")
         self.registry.check_room(namespace, num_bytes=len(text.encode()))

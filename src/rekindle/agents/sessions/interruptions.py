@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from rekindle.agents.log.journal import Durable
-from rekindle.agents.machine.types import Directive, Hear, Told, Utterance
+from rekindle.agents.machine.types import Directive, Hear, MessagePosted, Utterance
 from rekindle.agents.sessions.turn import Voice
 from rekindle.errors import RekindleError
 
@@ -30,7 +30,7 @@ Answer = asyncio.Future[PutIn | None]  # None: what was played ended before, and
 class Interruption:
     """Words, and the `voices` that were cut for them and have not ended."""
 
-    told: Told
+    told: MessagePosted
     voices: set[Voice]
     answer: Answer
 
@@ -41,7 +41,7 @@ class Interruptions:
     def __init__(self) -> None:
         self._waiting: list[Interruption] = []
 
-    def add(self, told: Told, voices: Iterable[Voice]) -> Answer:
+    def add(self, told: MessagePosted, voices: Iterable[Voice]) -> Answer:
         """Have this told behind the last of these; what will come of it."""
         each = Interruption(told, set(voices), asyncio.get_running_loop().create_future())
         self._waiting.append(each)
@@ -54,7 +54,7 @@ class Interruptions:
         for each in self._waiting:
             each.voices.discard(voice)
 
-    def take(self, check: Callable[[Told], None]) -> list[Interruption]:
+    def take(self, check: Callable[[MessagePosted], None]) -> list[Interruption]:
         """Those whose words come now; what `check` refuses by now is refused to whoever wanted it."""
         due: list[Interruption] = []
         for each in [each for each in self._waiting if not each.voices]:

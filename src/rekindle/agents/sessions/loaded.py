@@ -117,7 +117,7 @@ class LoadedSessions:
     def _loaded(self, card: Card) -> Session:
         """Read a session, on any thread; NotFound for one that cannot be had again."""
         try:
-            kept = self._desk.records.kept(card.number)
+            kept = self._desk.records.session(card.number)
         except ValueError as error:
             logger.error("session %s of %s cannot be read, it stays in the file: %s", card.id, card.namespace, error)
             raise no_session(card.id) from error

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 from rekindle.agents.log.codec import check_readable, packed
 from rekindle.agents.log.inventory import Card
-from rekindle.agents.log.records import Kept, Memory
+from rekindle.agents.log.records import Memory, SavedSession
 from rekindle.agents.log.usage import SESSION_BYTES
 from rekindle.agents.machine.participants import check_new_plan
 from rekindle.agents.machine.types import Plan, Prelude
@@ -86,7 +86,7 @@ class Registry:
             sessions = await self.sessions.with_agents(namespace, permanent)
             now, held = self._desk.clock(), held_by(plan, sessions)
             number, preludes = await self._in_writer(self._write_new, namespace, id, plan, held, now)
-            session = Session(self._desk, Kept(number, namespace, id, now, now, plan, preludes, ()))
+            session = Session(self._desk, SavedSession(number, namespace, id, now, now, plan, preludes, ()))
             self.sessions.add(Card.of(number, namespace, id, plan), session)
         if self._is_closed:
             session.close(Cancelled("the service of sessions is closed"))

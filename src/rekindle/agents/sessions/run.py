@@ -25,10 +25,10 @@ from rekindle.agents.machine.types import (
     Directive,
     Event,
     Hear,
+    MessagePosted,
     RoundComplete,
     RoundDropped,
     Speak,
-    Told,
     Turn,
     TurnEnded,
     TurnFailed,
@@ -104,7 +104,7 @@ class Run:
         if self._is_left:
             raise Cancelled("it was stopped; what was begun can be gone on with")
 
-    def interrupt(self, told: Told) -> Answer:
+    def interrupt(self, told: MessagePosted) -> Answer:
         """Have everybody who speaks end with what was said by now, this be told, and the next ones speak."""
         self._cut()
         return self._interruptions.add(told, self._voices.values())
@@ -187,7 +187,7 @@ class Run:
         if isinstance(event, TurnEnded):
             self._ended[voice.turn.number] = voice
         told = [of_failure(voice.turn, event.reason, self._spoken(voice))] if isinstance(event, TurnFailed) else []
-        behind = self._interruptions.take(self._session.machine.check_told)
+        behind = self._interruptions.take(self._session.machine.check_message)
         done = self._commit(replace(event, then=tuple(each.told for each in behind)), *told)
         self._interruptions.told(behind, done)
 

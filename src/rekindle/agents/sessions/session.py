@@ -20,10 +20,20 @@ from typing import Protocol
 from rekindle.agent_ids import check_agent_id
 from rekindle.agents.log.codec import check_readable
 from rekindle.agents.log.journal import Durable, Journal, failure, written
-from rekindle.agents.log.records import Kept, SessionRecords
+from rekindle.agents.log.records import SavedSession, SessionRecords
 from rekindle.agents.log.usage import Quota
 from rekindle.agents.machine.coordination import Coordination
-from rekindle.agents.machine.types import Directive, Entry, Event, Hear, Merged, Participant, Rewound, Told, Utterance
+from rekindle.agents.machine.types import (
+    Directive,
+    Entry,
+    Event,
+    Hear,
+    Merged,
+    MessagePosted,
+    Participant,
+    Rewound,
+    Utterance,
+)
 from rekindle.agents.sessions.events import SessionEvent, Standing
 from rekindle.agents.sessions.interruptions import Answer
 from rekindle.agents.sessions.listeners import Listening
@@ -86,7 +96,7 @@ class ActiveRun(Protocol):
         """Report what somebody else did, in its place among the run's own events; False: the run is over."""
         ...
 
-    def interrupt(self, told: Told) -> Answer:
+    def interrupt(self, told: MessagePosted) -> Answer:
         """End the turns of all who speak with what was said by now, and put this in after them."""
         ...
 
@@ -106,7 +116,7 @@ class Session:
     takes its events to the file.
     """
 
-    def __init__(self, desk: SessionContext, kept: Kept) -> None:
+    def __init__(self, desk: SessionContext, kept: SavedSession) -> None:
         """Raises RekindleError where the events do not fit together."""
         self.namespace = kept.namespace
         self.id = kept.id
@@ -199,7 +209,7 @@ class Session:
                 events = await self.journal.reread()
                 self.machine = _folded(replace(self._kept, events=events))
                 self.shown = Shown.of(self.machine)
-                self.journal.go_on(len(events))
+                self.journal.resume(len(events))
                 self.fall_behind()
 
     async def written(self) -> None:
@@ -292,7 +302,7 @@ class Session:
         self.listening.check()
 
 
-def _folded(kept: Kept) -> Coordination:
+def _folded(kept: SavedSession) -> Coordination:
     machine = Coordination(kept.plan, kept.preludes)
     for number, event in enumerate(kept.events):
         try:
