@@ -1,1 +1,1 @@
-"""Scenarios: documents that say who talks with whom in which phases, and how one is played."""
+"""Scenarios: documents that define who talks with whom in which phases, and the player that runs them."""

@@ -1,7 +1,7 @@
-"""A YAML document that is read with its mistakes collected, each with its line and its path inside the document.
+"""Read a YAML document and collect its mistakes, each with its line and its path inside the document.
 
-Owns how values are read from YAML nodes: types, bounds, known keys, names given twice (which YAML lets pass). Reading
-something wrong notes a problem and gives a harmless value, so that one pass finds all mistakes. Knows no scenario.
+Owns how values are read from YAML nodes: types, bounds, known keys, duplicate keys (which YAML accepts). Reading an
+invalid value records a problem and returns a harmless value, so that one pass finds all mistakes. Knows no scenario.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ MOST_DEEP = 50
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One mistake: `line` counts from 1 (None: of the whole document), `place` as in `phases[1].decide.options`."""
+    """One mistake: `line` counts from 1 (None: the whole document), `place` as in `phases[1].decide.options`."""
 
     line: int | None
     place: str
@@ -30,14 +30,14 @@ class Problem:
 
 
 class Reading:
-    """What one reading of a document has found: its problems, and the values that its texts may name."""
+    """State of one pass over a document: the problems found, and the variables its texts may use."""
 
     def __init__(self) -> None:
         self.problems: list[Problem] = []
         self.variables: dict[str, Any] = {}
 
     def parse(self, text: str) -> Field | None:
-        """The document's outermost value; None (and a problem) where it is no YAML, or several documents, or none."""
+        """Return the document's root value; None (and a problem) unless the text is exactly one YAML document."""
         try:
             line = _too_deep(text)
             if line is not None:
@@ -46,9 +46,9 @@ class Reading:
             node = yaml.compose(text, Loader=yaml.SafeLoader)
         except yaml.MarkedYAMLError as error:
             mark = error.problem_mark or error.context_mark
-            said = ", ".join(part for part in (error.context, error.problem) if part)
-            said = f"this is not YAML: {said} (texts with : ? # {{ or [ in them may need quotes)"
-            self.problems.append(Problem(mark.line + 1 if mark else None, "", said))
+            reason = ", ".join(part for part in (error.context, error.problem) if part)
+            message = f"this is not YAML: {reason} (texts with : ? # {{ or [ in them may need quotes)"
+            self.problems.append(Problem(mark.line + 1 if mark else None, "", message))
             return None
         except yaml.YAMLError as error:  # a character that YAML does not have
             self.problems.append(Problem(None, "", f"this is not YAML: {' '.join(str(error).split())}"))
@@ -60,7 +60,7 @@ class Reading:
 
 
 class Field:
-    """A value of the document and its place."""
+    """A value of the document and its path."""
 
     def __init__(self, reading: Reading, node: yaml.Node, place: str) -> None:
         self._reading = reading
@@ -68,22 +68,22 @@ class Field:
         self.place = place
 
     def wrong(self, message: str) -> None:
-        """Note a mistake at this place."""
+        """Record a mistake at this place."""
         mark = self._node.start_mark
         self._reading.problems.append(Problem(mark.line + 1 if mark else None, self.place, message))
 
     @property
     def is_list(self) -> bool:
-        """Whether it is written as a list."""
+        """Whether the value is a list."""
         return isinstance(self._node, yaml.SequenceNode)
 
     @property
     def is_mapping(self) -> bool:
-        """Whether it is written as names with values."""
+        """Whether the value is a mapping."""
         return isinstance(self._node, yaml.MappingNode)
 
     def pairs(self) -> dict[str, Field]:
-        """Names with values, whatever the names are; nothing where it is something else."""
+        """Return a mapping with any keys; empty (and a problem) for anything else."""
         if not isinstance(self._node, yaml.MappingNode):
             self.wrong(f"must be names with values, not {self._kind()}")
             return {}
@@ -100,7 +100,7 @@ class Field:
         return found
 
     def entries(self, known: Iterable[str], required: Iterable[str] = ()) -> dict[str, Field]:
-        """Names with values, of which each is known and the required ones are there."""
+        """Return the known keys of a mapping; record unknown and missing required ones."""
         known = tuple(known)
         pairs = self.pairs()
         for name, field in pairs.items():
@@ -113,14 +113,14 @@ class Field:
         return {name: field for name, field in pairs.items() if name in known}
 
     def items(self) -> list[Field]:
-        """The values of a list; nothing where it is something else."""
+        """Return the values of a list; empty (and a problem) for anything else."""
         if not isinstance(self._node, yaml.SequenceNode):
             self.wrong(f"must be a list, not {self._kind()}")
             return []
         return [Field(self._reading, item, f"{self.place}[{at}]") for at, item in enumerate(self._node.value)]
 
     def at(self, path: str) -> Field:
-        """The value at a path below this one, as far as the document has it."""
+        """Return the value at a path below this one, or the deepest existing one on the way."""
         found = self
         for part in path.split("."):
             name, _, index = part.removesuffix("]").partition("[")
@@ -130,11 +130,11 @@ class Field:
         return found
 
     def items_or_one(self) -> list[Field]:
-        """The values of a list, or the one value that stands in its place."""
+        """Return the values of a list, or a single value given in its place."""
         return self.items() if self.is_list else [self]
 
     def scalar(self) -> Scalar | None:
-        """A text, number or yes/no as YAML reads it; None (and a problem) for anything else."""
+        """Return a string, number or boolean as YAML reads it; None (and a problem) for anything else."""
         value: Any = None
         if isinstance(self._node, yaml.ScalarNode):
             value = _construct(self._node)
@@ -144,14 +144,14 @@ class Field:
         return value
 
     def raw(self) -> str:
-        """A text as written; numbers and `yes` are texts, too, where one is wanted. "" (and a problem) otherwise."""
+        """Return a scalar as written, numbers and `yes` included; "" (and a problem) for anything else."""
         if not isinstance(self._node, yaml.ScalarNode) or self._node.tag == NOTHING:
             self.wrong(f"must be a text, not {self._kind()}")
             return ""
         return str(self._node.value)
 
     def text(self) -> str:
-        """A text with the variables in it filled in."""
+        """Return a text with its variables filled in."""
         raw = self.raw()
         if not self._check(raw, Allowed(self._reading.variables)):
             return ""
@@ -162,7 +162,7 @@ class Field:
             return ""
 
     def template(self, allowed: Allowed) -> Template:
-        """A text whose variables, and what is `allowed` besides, are filled in when it is said."""
+        """Return a text in which the `allowed` names are filled in when it is said."""
         raw = self.raw()
         self._check(raw, allowed)
         return Template(raw, self.place)
@@ -174,14 +174,14 @@ class Field:
         return not found
 
     def filled(self) -> str:
-        """A text that is not empty."""
+        """Return a text; record a problem if it is empty."""
         text = self.text()
         if isinstance(self._node, yaml.ScalarNode) and self._node.tag != NOTHING and not self._node.value.strip():
             self.wrong("is empty")
         return text
 
     def whole(self, least: int, most: int) -> int:
-        """A whole number within bounds; a template may give it."""
+        """Return an integer within bounds; it may come from a template."""
         text = self.text()
         try:
             number = int(text)
@@ -195,7 +195,7 @@ class Field:
         return number
 
     def number(self) -> float:
-        """A number; a template may give it."""
+        """Return a number; it may come from a template."""
         text = self.text()
         try:
             return float(text)
@@ -205,7 +205,7 @@ class Field:
             return 0.0
 
     def flag(self) -> bool:
-        """true or false."""
+        """Return a boolean."""
         value = self.scalar()
         if isinstance(value, bool):
             return value
@@ -214,7 +214,7 @@ class Field:
         return False
 
     def one_of(self, known: Collection[str], what: str) -> str:
-        """One of these, by its exact name; the first of them (and a problem) for anything else."""
+        """Return one of `known`, matched exactly; the first of them (and a problem) for anything else."""
         given = self.text()
         if given in known:
             return given
@@ -223,7 +223,7 @@ class Field:
         return next(iter(known), "")
 
     def some_of(self, known: Collection[str], what: str) -> tuple[str, ...]:
-        """A list of some of these, none twice."""
+        """Return a list of some of `known`, without duplicates."""
         found: list[str] = []
         for item in self.items():
             name = item.text()
@@ -246,7 +246,7 @@ class Field:
 
 
 def _too_deep(text: str) -> int | None:
-    """The line where values lie in each other deeper than any document needs, before anything recurses into them."""
+    """Return the line where nesting exceeds MOST_DEEP, before anything recurses into it; None if it never does."""
     depth = 0
     for event in yaml.parse(text, Loader=yaml.SafeLoader):
         if isinstance(event, yaml.CollectionStartEvent):
@@ -263,7 +263,7 @@ def _construct(node: yaml.ScalarNode) -> Any:
     loader = yaml.SafeLoader("")
     try:
         return loader.construct_object(node)
-    except (yaml.YAMLError, ValueError):  # a date that is none, for one
+    except (yaml.YAMLError, ValueError):  # an invalid date, for example
         return None
     finally:
         loader.dispose()

@@ -1,4 +1,4 @@
-"""Games in a scene: everybody makes a move, unseen by the others, and a table says what each gets for it."""
+"""Games in a scene: all players move simultaneously, and a table gives each player's points."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rekindle.agents.scenes.templating import Allowed, Template
 from rekindle.errors import BadRequest
 
 MOST_ROUNDS = 100
-MOST_ENTRIES = 1_000  # of a table
+MOST_ENTRIES = 1_000  # per table
 FIELDS = ("question", "moves", "payoffs", "rounds", "default")
 
 Moves = tuple[str, ...]
@@ -22,7 +22,7 @@ Moves = tuple[str, ...]
 class Game:
     """`payoffs`: for each combination of moves, in the order of the players, the points of each.
 
-    `default` is what counts for somebody whose answer names no move; without one nobody gets points in that round.
+    `default` is the move of a player whose answer names none; without a default nobody gets points in that round.
     """
 
     question: Template
@@ -31,23 +31,23 @@ class Game:
     rounds: int = 1
     default: str | None = None
 
-    def asked(self, values: Mapping[str, Any]) -> Question:
-        """The question of a round."""
+    def rendered_question(self, values: Mapping[str, Any]) -> Question:
+        """Return the question of a round."""
         return Question(self.question.render(values), self.moves, "moves")
 
     def points(self, made: Sequence[str | None]) -> tuple[float, ...]:
-        """What each gets for these moves; nothing where somebody made none."""
+        """Return each player's points for these moves; all zero if a move is missing."""
         moves = tuple(move for move in made if move is not None)
         return self.payoffs[moves] if len(moves) == len(made) else (0.0,) * len(made)
 
 
 def number(points: float) -> int | float:
-    """Points as they are shown: 3, not 3.0."""
+    """Return points as displayed: 3, not 3.0."""
     return int(points) if points == int(points) else points
 
 
 def read_game(field: Field, players: Sequence[str], allowed: Allowed) -> Game | None:
-    """A phase's game; None where it is too broken to go on with."""
+    """Read a phase's game; None if it is too broken to continue."""
     given = field.entries(FIELDS, ("question", "moves", "payoffs"))
     if "moves" not in given or "payoffs" not in given or "question" not in given:
         return None
@@ -82,7 +82,7 @@ def _read_moves(field: Field) -> Moves | None:
 def _read_payoffs(
     field: Field, players: Sequence[str], moves: Moves, made: Moves, payoffs: dict[Moves, tuple[float, ...]]
 ) -> None:
-    """Fill `payoffs` from nested names: the first player's move, in it the second's, and so on, then the points."""
+    """Fill `payoffs` from nested mappings: the first player's move, then the second's, and so on, then the points."""
     if len(made) == len(players):
         points = tuple(item.number() for item in field.items())
         if field.is_list and len(points) != len(players):

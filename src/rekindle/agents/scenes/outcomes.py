@@ -1,4 +1,4 @@
-"""How a scene comes out: rules that look back on decisions, points and words, and what is said if they hold."""
+"""Outcomes of a scene: rules over its decisions, points and words, and the text to show if they hold."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ FIELDS = ("text", "otherwise", "said", "decided", "scored")
 
 @dataclass(frozen=True, slots=True)
 class Said:
-    """Whether somebody (None: anybody) said these words in a phase (None: in any), whatever their case; or `never`."""
+    """Check that an agent (None: any) said this in a phase (None: any), case-insensitively; or `never` did."""
 
     contains: str
     agent: str | None = None
@@ -22,7 +22,7 @@ class Said:
     never: bool = False
 
     def holds(self, story: Story) -> bool:
-        """Whether it is so."""
+        """Whether the check holds."""
         return self.never != any(
             self.contains.casefold() in line.text.casefold()
             for line in story.lines
@@ -32,13 +32,13 @@ class Said:
 
 @dataclass(frozen=True, slots=True)
 class Decided:
-    """Whether a phase's vote decided for this option (None: for any)."""
+    """Check that a phase's vote decided for this option (None: for any)."""
 
     phase: str
     option: str | None = None
 
     def holds(self, story: Story) -> bool:
-        """Whether it is so."""
+        """Whether the check holds."""
         found = story.decisions.get(self.phase)
         outcome = None if found is None else found.outcome
         return outcome is not None and self.option in (None, outcome)
@@ -46,7 +46,7 @@ class Decided:
 
 @dataclass(frozen=True, slots=True)
 class Scored:
-    """Whether somebody has points within bounds, or more than somebody else."""
+    """Check that an agent's points are within bounds, or more than another agent's."""
 
     agent: str
     at_least: float | None = None
@@ -54,7 +54,7 @@ class Scored:
     more_than: str | None = None
 
     def holds(self, story: Story) -> bool:
-        """Whether it is so."""
+        """Whether the check holds."""
         score = story.scores[self.agent]
         return (
             (self.at_least is None or score >= self.at_least)
@@ -68,9 +68,9 @@ Check = Said | Decided | Scored
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """`text` is said where all checks hold (also where there are none), else `otherwise`.
+    """`text` is shown if all checks hold (also if there are none), else `otherwise`.
 
-    Both may name `held` and `of`: how many of the checks hold, of how many.
+    Both may use `held` and `of`: the number of checks that hold, and of all checks.
     """
 
     text: Template
@@ -78,7 +78,7 @@ class Rule:
     checks: tuple[Check, ...] = ()
 
     def verdict(self, story: Story) -> Verdict | None:
-        """What comes of it; None where nothing is said."""
+        """Evaluate the rule; None if it shows no text."""
         held = sum(check.holds(story) for check in self.checks)
         holds = held == len(self.checks)
         template = self.text if holds else self.otherwise
@@ -89,7 +89,7 @@ class Rule:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What is said at the end by one rule; `of` 0: there was nothing to check."""
+    """Result of one rule; `of` 0: it has no checks."""
 
     text: str
     holds: bool
@@ -99,7 +99,7 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """What rules may look back on: agents, phases, and the options of those phases that decide."""
+    """What rules may refer to: agents, phases, and the options of phases with a vote."""
 
     agents: Sequence[str]
     phases: Sequence[str]
@@ -107,7 +107,7 @@ class Known:
 
 
 def read_rules(field: Field, known: Known, allowed: Allowed) -> tuple[Rule, ...]:
-    """The rules of a document."""
+    """Read the rules of a document."""
     return tuple(_read_rule(item, known, allowed) for item in field.items())
 
 

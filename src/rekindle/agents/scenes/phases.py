@@ -1,7 +1,7 @@
-"""The phases of a scene: who takes part, what the host says, who speaks, whispers, is asked, votes and plays.
+"""Phases of a scene: who takes part, what the host says, and who whispers, answers, speaks, votes and plays.
 
-Owns their values and how they are read. Within a phase things come in this order: say, whisper, ask, turns, rounds,
-then decide or game.
+Owns their values and how they are read. The order within a phase: say, whisper, ask, turns, rounds, then decide or
+game.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ MOST_ROUNDS = 1_000
 FIELDS = ("name", "agents", "topology", "say", "whisper", "ask", "turns", "rounds", "decide", "game")
 QUESTION_FIELDS = ("question", "options", "mode", "coordinator", "max_rounds", "threshold", "open")
 MODES = tuple(mode for mode in get_args(Mode) if mode != "moves")
-ANY = Question("What?", ("yes", "no"))  # stands where one could not be read
+ANY = Question("What?", ("yes", "no"))  # placeholder for one that could not be read
 
 
 @dataclass(frozen=True, slots=True)
 class Whisper:
-    """Words for one alone; without `text` the whisperer finds its own."""
+    """A private message to one agent; without `text` the whisperer generates it."""
 
     by: str
     to: str
@@ -36,7 +36,7 @@ class Whisper:
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """The host asks one, who answers; before all, or where it is `private` so that nobody else hears either."""
+    """The host asks one agent, who answers; if `private`, nobody else hears the question or the answer."""
 
     to: str
     text: Template
@@ -45,7 +45,7 @@ class Ask:
 
 @dataclass(frozen=True, slots=True)
 class Vote:
-    """A vote; the text of `question` is its template's, rendered when it is put."""
+    """A vote; the text of `question` comes from the template, rendered when the question is put."""
 
     text: Template
     question: Question
@@ -53,7 +53,7 @@ class Vote:
 
 @dataclass(frozen=True, slots=True)
 class Phase:
-    """One phase. `audience`: who takes part, None for everybody. A turn of None is the moderator's to give."""
+    """One phase. `audience`: who takes part, None for everybody. The moderator assigns a turn of None."""
 
     name: str
     agents: tuple[str, ...]
@@ -70,7 +70,7 @@ class Phase:
 
 @dataclass(frozen=True, slots=True)
 class PhaseContext:
-    """What phases are read against: the agents, the scene's topology and moderator, what texts may name."""
+    """What phases are validated against: agents, topology, moderator, and names that texts may use."""
 
     agents: tuple[str, ...]
     topology: Topology
@@ -78,12 +78,12 @@ class PhaseContext:
     names: tuple[str, ...]
 
 
-def read_phases(field: Field, stage: PhaseContext) -> tuple[Phase, ...]:
-    """All phases; what one decides, the texts of those after it may name."""
+def read_phases(field: Field, context: PhaseContext) -> tuple[Phase, ...]:
+    """Read all phases; texts may use the decisions of earlier phases."""
     phases: list[Phase] = []
     for item in field.items():
         deciding = [phase.name for phase in phases if phase.vote is not None]
-        phase = _read_phase(item, stage, allowed(stage, deciding))
+        phase = _read_phase(item, context, allowed(context, deciding))
         if phase.name and phase.name in {each.name for each in phases}:
             item.wrong(f"there are two phases named {phase.name!r}")
         phases.append(phase)
@@ -92,31 +92,32 @@ def read_phases(field: Field, stage: PhaseContext) -> tuple[Phase, ...]:
     return tuple(phases)
 
 
-def allowed(stage: PhaseContext, deciding: Sequence[str]) -> Allowed:
-    """What a text may name when these phases have been decided."""
-    members = {"decisions": deciding, "scores": stage.agents, "words": stage.agents}
-    return Allowed((*stage.names, "agents"), members)
+def allowed(context: PhaseContext, deciding: Sequence[str]) -> Allowed:
+    """Return what a text may use once these phases have been decided."""
+    members = {"decisions": deciding, "scores": context.agents, "words": context.agents}
+    return Allowed((*context.names, "agents"), members)
 
 
-def _read_phase(field: Field, stage: PhaseContext, known: Allowed) -> Phase:
+def _read_phase(field: Field, context: PhaseContext, known: Allowed) -> Phase:
     given = field.entries(FIELDS, ("name",))
-    agents = given["agents"].some_of(stage.agents, "agent") if "agents" in given else stage.agents
+    agents = given["agents"].some_of(context.agents, "agent") if "agents" in given else context.agents
     if "agents" in given and given["agents"].is_list and not agents:
         given["agents"].wrong("is empty: leave it out for everybody")
-    topology = stage.topology
+    topology = context.topology
     if "topology" in given:
         topology = _known(given["topology"].one_of(TOPOLOGIES, "topology"))
-    is_said = stage.topology == "moderated" and stage.moderator is None  # of the scene as a whole
-    if topology == "moderated" and stage.moderator not in agents and not is_said:
+    is_reported = context.topology == "moderated" and context.moderator is None  # for the scene as a whole
+    if topology == "moderated" and context.moderator not in agents and not is_reported:
         (given.get("topology") or field).wrong("a moderated phase needs the scene's moderator among its agents")
     if "decide" in given and "game" in given:
         given["game"].wrong("a phase has a game or a decision: make it two phases")
-    if topology == "moderated" and len(agents) < len(stage.agents) and "turns" in given and not given["turns"].is_list:
+    is_counted = "turns" in given and not given["turns"].is_list
+    if topology == "moderated" and len(agents) < len(context.agents) and is_counted:
         given["turns"].wrong("a moderator picks among all: name the speakers, or give rounds, where not all take part")
     phase = Phase(
         given["name"].filled() if "name" in given else "",
         agents,
-        None if agents == stage.agents else agents,
+        None if agents == context.agents else agents,
         topology,
         given["say"].template(known) if "say" in given else None,
         tuple(_read_whisper(item, agents, known) for item in given["whisper"].items()) if "whisper" in given else (),
@@ -154,7 +155,7 @@ def _read_ask(field: Field, agents: Sequence[str], known: Allowed) -> Ask:
 
 
 def _read_turns(field: Field, agents: Sequence[str], topology: Topology) -> tuple[str | None, ...]:
-    """The names of speakers; given a number, so many going round, or (None) whom the moderator picks."""
+    """Read the speakers; a number means that many turns in seating order, or (None) picked by the moderator."""
     if field.is_list:
         return tuple(item.one_of(agents, "agent of this phase") for item in field.items())
     if topology == "turn_by_turn":

@@ -1,11 +1,11 @@
-"""A scene played in one session: its phases one after the other, what happens told as it happens.
+"""Play a scene in one session: run its phases in order and yield events as they happen.
 
-Owns where the play stands. Knows neither terminal nor HTTP: whoever iterates it shows it. Beside the session's own
-events (docs/coordination.md) it tells:
+Owns the progress of the play. Knows neither terminal nor HTTP: the caller displays the events. In addition to the
+session's own events (docs/coordination.md) it emits:
 
     scene {session, layout}            the session has begun; `layout`: whether prompts only grow
     phase {name, agents}               a phase begins
-    message {utterance}                the host says something, or a whisper is given
+    message {utterance}                a message of the host, or a scripted whisper
     scores {phase, round, moves, points, scores}    after each round of a game
     outcome {verdicts: [{text, holds, held, of}]}   all phases are over
 """
@@ -32,7 +32,7 @@ NOBODY: Audience = ()
 
 
 class Play:
-    """One scene in a session of its own, which is made when the play begins and stays when it ends."""
+    """One scene in its own session, which is created when the play begins and remains when it ends."""
 
     def __init__(self, scenario: Scenario, coordinator: Coordinator, *, namespace: str = "default") -> None:
         self.scenario = scenario
@@ -41,10 +41,10 @@ class Play:
         self.phase: Phase | None = None
         self.story = Story(scenario.variables, (each.name for each in scenario.plan.participants))
         self._coordinator = coordinator
-        self._decided: Decision | None = None  # by the vote that was put last; None: not yet, or it was dropped
+        self._decided: Decision | None = None  # by the last vote; None: not yet, or it was dropped
 
     async def run(self) -> Events:
-        """Play it, once. Leaving early stops the turn within a step and leaves the session as it is."""
+        """Play the scene, once. Closing the iterator early stops the turn within a step and keeps the session."""
         info = await self._coordinator.create(self.namespace, self.scenario.plan)
         self.session = info.id
         yield SessionEvent("scene", {"session": info.id, "layout": asdict(info.layout)})
@@ -60,26 +60,26 @@ class Play:
                         yield event
         self.phase = None
         verdicts = [rule.verdict(self.story) for rule in self.scenario.outcome]
-        told = [asdict(verdict) for verdict in verdicts if verdict is not None]
-        yield SessionEvent("outcome", {"verdicts": told})
+        shown = [asdict(verdict) for verdict in verdicts if verdict is not None]
+        yield SessionEvent("outcome", {"verdicts": shown})
 
     async def end(self) -> None:
-        """Delete the session; permanent agents keep what they remember. Without a session nothing happens."""
+        """Delete the session; permanent agents keep their memories. Does nothing without a session."""
         if self.session is not None:
             await self._coordinator.delete(self.namespace, self.session)
             self.session = None
 
     def _steps(self, phase: Phase) -> Iterator[Events]:
-        """What happens in a phase, each made when the one before is over, so that texts know what came of it."""
+        """Yield the steps of a phase, each created after the previous one ends, so that texts can use its result."""
         if phase.say is not None:
-            yield self._tell(phase.say, None, phase.audience)
+            yield self._post(phase.say, None, phase.audience)
         for whisper in phase.whispers:
             if whisper.text is not None:
-                yield self._tell(whisper.text, whisper.by, (whisper.to,))
+                yield self._post(whisper.text, whisper.by, (whisper.to,))
             else:
                 yield self._turn(phase, whisper.by, (whisper.to,))
         for ask in phase.asks:
-            yield self._tell(ask.text, None, (ask.to,) if ask.private else phase.audience)
+            yield self._post(ask.text, None, (ask.to,) if ask.private else phase.audience)
             yield self._turn(phase, ask.to, NOBODY if ask.private else phase.audience)
         for speaker in phase.turns:
             yield self._turn(phase, speaker, phase.audience)
@@ -88,19 +88,19 @@ class Play:
         if phase.vote is not None:
             question = replace(phase.vote.question, text=phase.vote.text.render(self.story.values()))
             yield self._put(phase, question)
-            self.story.decided(phase.name, self._came_of(question))
+            self.story.decided(phase.name, self._result(question))
         if phase.game is not None:
             yield from self._game(phase, phase.game)
 
     def _game(self, phase: Phase, game: Game) -> Iterator[Events]:
         self.story.moves = {}
         for at in range(1, game.rounds + 1):
-            question = game.asked(self.story.values(round=at, rounds=game.rounds, moves=self.story.moves))
+            question = game.rendered_question(self.story.values(round=at, rounds=game.rounds, moves=self.story.moves))
             yield self._put(phase, question)
-            points = self.story.moved(game, phase.agents, self._came_of(question))
+            points = self.story.moved(game, phase.agents, self._result(question))
             yield _once(SessionEvent("scores", {"phase": phase.name, "round": at, **self._scored(points)}))
 
-    async def _tell(self, text: Template, by: str | None, to: Audience) -> Events:
+    async def _post(self, text: Template, by: str | None, to: Audience) -> Events:
         words = text.render(self.story.values())
         yield of_utterance(await self._coordinator.tell(self.namespace, self._id, words, by=by, to=to))
 
@@ -108,9 +108,9 @@ class Play:
         return self._coordinator.turn(self.namespace, self._id, speaker=speaker, to=to, topology=phase.topology)
 
     def _round(self, phase: Phase) -> Events:
-        """In a whispering phase each speaks to its neighbour alone; else all who take part hear.
+        """Play a round: in a whisper phase each speaks to its neighbour only, otherwise to the phase's audience.
 
-        Speakers are named, so that each round begins with the first of them, whoever spoke before.
+        Speakers are given explicitly, so that each round begins with the first one, regardless of who spoke last.
         """
         to = None if phase.topology == "whisper" else phase.audience
         speakers = None if phase.topology == "moderated" and phase.audience is None else phase.agents
@@ -120,8 +120,8 @@ class Play:
         self._decided = None
         return self._coordinator.vote(self.namespace, self._id, question, voters=phase.agents)
 
-    def _came_of(self, question: Question) -> Decision:
-        """What the vote decided; one that somebody had dropped decides nothing."""
+    def _result(self, question: Question) -> Decision:
+        """Return the vote's decision; a dropped vote decides nothing."""
         return self._decided or Decision(question, None, (), (), (), ())
 
     def _scored(self, points: Mapping[str, float]) -> dict[str, Any]:
@@ -130,10 +130,7 @@ class Play:
         return {"moves": dict(self.story.moves), "points": shown, "scores": totals}
 
     def _note(self, phase: Phase, event: SessionEvent) -> None:
-        """Keep what an agent has said, a given whisper included; ballots and picks are no words of the scene.
-
-        And what a vote has decided.
-        """
+        """Record decisions and what agents say, including scripted whispers but not ballots and picks."""
         if event.kind == "decision":
             self._decided = _decision(event.data)
         for by, text in _words(event):
@@ -150,14 +147,14 @@ async def _once(event: SessionEvent) -> Events:
     yield event
 
 
-def _decision(told: Mapping[str, Any]) -> Decision:
-    """A decision as its event tells it."""
+def _decision(data: Mapping[str, Any]) -> Decision:
+    """Rebuild a decision from its event's data."""
     nested = {
-        "question": Question(**told["question"]),
-        "counts": tuple(Count(**each) for each in told["counts"]),
-        "ballots": tuple(Ballot(**each) for each in told["ballots"]),
+        "question": Question(**data["question"]),
+        "counts": tuple(Count(**each) for each in data["counts"]),
+        "ballots": tuple(Ballot(**each) for each in data["ballots"]),
     }
-    return Decision(**{**told, **nested})
+    return Decision(**{**data, **nested})
 
 
 def _words(event: SessionEvent) -> Iterator[tuple[str, str]]:

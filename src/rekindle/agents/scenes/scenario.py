@@ -1,8 +1,8 @@
-"""Scenes written in YAML: agents, phases and how they come out (docs/scenarios.md).
+"""Scenes written in YAML: agents, phases and outcomes (docs/scenarios.md).
 
-Owns the format as a whole, the scenes that are shipped, and the error that tells all mistakes of a file at once, each
-with its line and its path inside the document. Knows neither engine nor terminal. Variables are filled in when a file
-is read; what texts may name besides (decisions, scores, words), when they are said.
+Owns the format as a whole, the shipped scenes, and the error that reports all mistakes of a file at once, each with its
+line and its path inside the document. Knows neither engine nor terminal. Variables are filled in when a file is read;
+other names in texts (decisions, scores, words), when the texts are said.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ SAMPLING_FIELDS = tuple(item.name for item in fields(SamplingParams) if item.nam
 
 
 class ScenarioInvalid(RekindleError):
-    """A file is no scene; `problems` are all its mistakes, in the order in which they stand there."""
+    """A file is not a valid scene; `problems` are all its mistakes, ordered by line."""
 
     def __init__(self, path: Path, problems: Sequence[Problem]) -> None:
         self.problems = tuple(sorted(problems, key=lambda each: each.line or 0))
@@ -48,7 +48,7 @@ def _line(path: Path, problem: Problem) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """One scene, its variables filled in. `models` says which models play it well."""
+    """One scene, its variables filled in. `models` describes which models play it well."""
 
     name: str
     title: str
@@ -60,14 +60,14 @@ class Scenario:
     outcome: tuple[Rule, ...] = ()
 
     def with_sampling(self, **given: Any) -> Scenario:
-        """The same scene with other sampling: fields of SamplingParams; None leaves one as it is. BadRequest."""
+        """Return the scene with these SamplingParams fields changed, except those that are None; BadRequest."""
         changed = {**dict(self.plan.sampling), **{name: value for name, value in given.items() if value is not None}}
         SamplingParams(**changed)
         return replace(self, plan=replace(self.plan, sampling=tuple(changed.items())))
 
 
 def find(name: str) -> Path:
-    """The file that is meant: a path, or the name of a shipped scene; NotFound where it is neither."""
+    """Return the file for a path or the name of a shipped scene; NotFound if `name` is neither."""
     path = Path(name).expanduser()
     if path.is_file():
         return path
@@ -80,14 +80,14 @@ def find(name: str) -> Path:
 
 
 def shipped() -> list[Path]:
-    """The files of the scenes that come with the package."""
+    """Return the files of the scenes that come with the package."""
     return sorted(SHIPPED.glob("*.yaml"))
 
 
 def load(path: Path, given: Mapping[str, str] | None = None) -> Scenario:
-    """Read a scene; `given` are values for its variables, as text.
+    """Read a scene; `given` holds values for its variables, as text.
 
-    ScenarioInvalid where the file is no scene, BadRequest for a variable it does not have or that is of another kind.
+    ScenarioInvalid if the file is not a valid scene, BadRequest for an unknown variable or a value of the wrong type.
     """
     try:
         text = path.read_text(encoding="utf-8")
@@ -109,14 +109,14 @@ def _read(reading: Reading, root: Field, folder: Path, given: Mapping[str, str])
     texts: dict[str, str] = {name: entries[name].text() for name in names if name in entries}
     plan = _read_plan(root, entries, folder, texts)
     agents = tuple(each.name for each in plan.participants)
-    stage = PhaseContext(agents, plan.topology, plan.moderator, tuple(variables))
-    phases = read_phases(entries["phases"], stage) if "phases" in entries else ()
+    context = PhaseContext(agents, plan.topology, plan.moderator, tuple(variables))
+    phases = read_phases(entries["phases"], context) if "phases" in entries else ()
     rules: tuple[Rule, ...] = ()
     if "outcome" in entries:
         deciding = [phase.name for phase in phases if phase.vote is not None]
         options = {phase.name: phase.vote.question.options for phase in phases if phase.vote is not None}
         known = Known(agents, [phase.name for phase in phases], options)
-        rules = read_rules(entries["outcome"], known, allowed(stage, deciding))
+        rules = read_rules(entries["outcome"], known, allowed(context, deciding))
     return Scenario(
         entries["name"].filled() if "name" in entries else "",
         plan.title,
@@ -142,7 +142,7 @@ def _read_variables(field: Field) -> dict[str, Scalar]:
 
 
 def _values(variables: Mapping[str, Scalar], given: Mapping[str, str]) -> dict[str, Scalar]:
-    """The given values, each of the kind of its default; BadRequest where it is none or there is no such variable."""
+    """Convert given values to the types of their defaults; BadRequest for a wrong type or an unknown variable."""
     found: dict[str, Scalar] = {}
     for name, text in given.items():
         if name not in variables:
@@ -188,7 +188,7 @@ def _read_plan(root: Field, entries: Mapping[str, Field], folder: Path, texts: M
 
 
 def _blamed(root: Field, param: str) -> Field:
-    """Where to change what is wrong with a plan as a whole."""
+    """Return the field to change for an error of the plan as a whole."""
     found = root.at(param)
     return root.at("topology") if found.place == "" and param == "moderator" else found
 
@@ -232,7 +232,7 @@ def _read_agent(field: Field, folder: Path) -> Participant:
 
 
 def _read_knowledge(field: Field, folder: Path) -> str:
-    """A text, a list of facts, or documents in files beside the scenario."""
+    """Read a text, a list of facts, or documents from files in the scenario's folder."""
     facts: list[str] = []
     documents: list[str] = []
     for item in field.items_or_one():
@@ -251,7 +251,7 @@ def _read_document(field: Field, folder: Path) -> str:
         return ""
     path = (folder / name).resolve()
     if not path.is_relative_to(folder.resolve()):
-        field.wrong(f"{name} lies outside of the scenario's folder: put it beside it")
+        field.wrong(f"{name} lies outside of the scenario's folder: move it there")
         return ""
     try:
         return path.read_text(encoding="utf-8").strip()

@@ -1,6 +1,6 @@
-"""What has happened in a scene so far: words, decisions, moves and points; what its texts may name of it.
+"""History of a scene so far: words, decisions, moves and points, and the values its texts may use.
 
-Owns scores and what rules look back on. Knows no session: whoever plays the scene reports to it.
+Owns the scores and the data that rules evaluate. Knows no session: the player reports to it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from rekindle.agents.scenes.games import Game, number
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """Something an agent said in a phase, to whomever."""
+    """Something an agent said in a phase, to any audience."""
 
     phase: str
     by: str
@@ -23,7 +23,7 @@ class Line:
 
 
 class Story:
-    """Told phase by phase; `values` is what a text may name now."""
+    """Updated phase by phase; `values` returns what a text may use now."""
 
     def __init__(self, variables: Mapping[str, Any], agents: Iterable[str]) -> None:
         self._variables = dict(variables)
@@ -33,15 +33,15 @@ class Story:
         self.moves: dict[str, str | None] = {}
 
     def said(self, phase: str, by: str, text: str) -> None:
-        """An agent has spoken."""
+        """Record what an agent said."""
         self.lines.append(Line(phase, by, text))
 
     def decided(self, phase: str, decision: Decision) -> None:
-        """A phase's vote has come to its end."""
+        """Record the decision of a phase's vote."""
         self.decisions[phase] = decision
 
     def moved(self, game: Game, players: tuple[str, ...], decision: Decision) -> dict[str, float]:
-        """A round of a game was played: the points of this round, which are added to the scores."""
+        """Record a round of a game: add its points to the scores and return them."""
         made = {ballot.voter: ballot.ranking[0] for ballot in decision.ballots if ballot.ranking}
         self.moves = {name: made.get(name, game.default) for name in players}
         points = dict(zip(players, game.points(tuple(self.moves.values())), strict=True))
@@ -50,7 +50,7 @@ class Story:
         return points
 
     def values(self, **more: Any) -> dict[str, Any]:
-        """Variables, `decisions`, `scores`, `words` (each agent's last) and `agents`."""
+        """Return variables, `decisions`, `scores`, `words` (each agent's last) and `agents`."""
         words = dict.fromkeys(self.scores, "")
         words |= {line.by: line.text for line in self.lines}
         return {
@@ -64,7 +64,7 @@ class Story:
 
 
 def _shown(decision: Decision) -> dict[str, Any]:
-    """A decision as texts see it: `tally` is the last count."""
+    """Return a decision as texts see it: `tally` is the last count."""
     return {
         "outcome": decision.outcome,
         "tally": dict(decision.counts[-1].votes) if decision.counts else {},

@@ -1,7 +1,7 @@
-"""Texts with {{ names }} in them: checked before they are used, rendered in a sandbox.
+"""Texts with {{ names }}: checked before use, rendered in a sandbox.
 
-Owns the Jinja environment and which names a text may use. A name that nobody gave a value is an error, when the text is
-checked and when it is rendered; never an empty place.
+Owns the Jinja environment and which names a text may use. An undefined name is an error, both when the text is checked
+and when it is rendered, never an empty string.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _ENVIRONMENT = bounded.BoundedEnvironment(undefined=jinja2.StrictUndefined, trim
 
 @dataclass(frozen=True, slots=True)
 class Allowed:
-    """The names a text may use, and for some of them, as `decisions`, which members it may take: `decisions.first`."""
+    """Names a text may use, and the allowed members of some, such as `decisions.first`."""
 
     names: Collection[str]
     members: Mapping[str, Collection[str]] = field(default_factory=dict)
@@ -31,13 +31,13 @@ class Allowed:
 
 @dataclass(frozen=True, slots=True)
 class Template:
-    """A text that is rendered when it is said; `place` names it in errors."""
+    """A text rendered when it is said; `place` identifies it in errors."""
 
     source: str
     place: str
 
     def render(self, values: Mapping[str, Any]) -> str:
-        """Raises BadRequest with the place where the text fails on these values."""
+        """Return the text with these values; BadRequest, with its place, if that fails."""
         try:
             return render(self.source, values).strip()
         except BadRequest as error:
@@ -45,7 +45,7 @@ class Template:
 
 
 def render(source: str, values: Mapping[str, Any]) -> str:
-    """The text with these values in it; BadRequest where that fails."""
+    """Return the text with these values; BadRequest if that fails."""
     try:
         return bounded.render(_ENVIRONMENT.compiled(source), values)
     except jinja2.TemplateError as error:
@@ -55,7 +55,7 @@ def render(source: str, values: Mapping[str, Any]) -> str:
 
 
 def check(source: str, allowed: Allowed) -> list[str]:
-    """What is wrong with a text: that it is no template, or which names in it nobody gives a value."""
+    """Return the errors of a text: invalid template syntax, or names that are not allowed."""
     try:
         _ENVIRONMENT.compiled(source)
         tree = _ENVIRONMENT.parse(source)
@@ -74,7 +74,7 @@ def check(source: str, allowed: Allowed) -> list[str]:
 
 
 def _members(tree: jinja2.nodes.Template) -> list[tuple[str, str]]:
-    """Every `owner.member` and `owner['member']` of a text."""
+    """Return every `owner.member` and `owner['member']` in a text."""
     found = []
     for node in tree.find_all(jinja2.nodes.Getattr):
         if isinstance(node.node, jinja2.nodes.Name):
