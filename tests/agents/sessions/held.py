@@ -79,7 +79,7 @@ def stored_texts(engine: Engine, agent: str) -> list[str]:
 def busy_disk(coordinator: Coordinator) -> Iterator[None]:
     """Within this context nothing becomes durable."""
     released = Event()
-    coordinator.desk.writer.submit(released.wait)
+    coordinator.shared.writer.submit(released.wait)
     try:
         yield
     finally:

@@ -47,7 +47,7 @@ def path(engine: Engine, tmp_path: Path) -> Path:
         async with held(engine, path) as coordinator:
             for number in range(NUM_SESSIONS):
                 await coordinator.create(SPACE, plan_of("Ada", "Ben", listen="later"), id=f"s{number}")
-                await coordinator.tell(SPACE, f"s{number}", f"This is number {number}.")
+                await coordinator.post_message(SPACE, f"s{number}", f"This is number {number}.")
 
     asyncio.run(fill())
     return path
@@ -72,7 +72,7 @@ def test_what_is_not_used_leaves_memory_and_what_is_busy_stays(engine: Engine, p
     async def run() -> None:
         with closing(SessionRecords.open(path)) as records, collected_by_hand():
             coordinator = Coordinator(engine, records)
-            few = LoadedSessions(coordinator.desk, most_held=MOST)
+            few = LoadedSessions(coordinator.shared, most_held=MOST)
             for card in records.cards():
                 few.know(card)
             busy = await few.fetch(SPACE, "s0")
@@ -105,7 +105,7 @@ def test_sessions_are_held_by_their_bytes_too(engine: Engine, path: Path) -> Non
     async def run() -> None:
         with closing(SessionRecords.open(path)) as records:
             coordinator = Coordinator(engine, records)
-            few = LoadedSessions(coordinator.desk, most_held_bytes=2 * max(map(records.usage.size, range(1, 13))))
+            few = LoadedSessions(coordinator.shared, most_held_bytes=2 * max(map(records.usage.size, range(1, 13))))
             for card in records.cards():
                 few.know(card)
             for number in range(NUM_SESSIONS):
@@ -123,7 +123,7 @@ def test_a_session_that_left_memory_is_played_as_if_it_had_not(engine: Engine, p
                 loaded(coordinator).most_held = 1
                 first = await told(coordinator.round(SPACE, "s1"))
                 await coordinator.settle(SPACE, "s1")
-                await coordinator.tell(SPACE, "s2", "Go on.")
+                await coordinator.post_message(SPACE, "s2", "Go on.")
                 gc.collect()  # a run refers to itself
                 assert [each.id for each in loaded(coordinator).live()] == ["s2"]
                 second = await told(coordinator.round(SPACE, "s1"))
@@ -141,7 +141,7 @@ def test_permanent_agents_bring_what_they_have_in_sessions_that_are_not_in_memor
     async def run() -> None:
         async with held(engine, path) as coordinator:
             await coordinator.create(SPACE, plan, id="old")
-            await coordinator.tell(SPACE, "old", "The key is in the attic.")
+            await coordinator.post_message(SPACE, "old", "The key is in the attic.")
         async with held(engine, path) as coordinator:
             assert loaded(coordinator).num_held() == 0
             await coordinator.create(SPACE, plan, id="new")

@@ -165,7 +165,7 @@ def test_a_vote_that_is_dropped_decides_nothing(engine: Engine, tmp_path: Path) 
                 is_later = play.phase is not None and play.phase.name in ("second", "game")
                 if is_later and event.kind == "turn_start" and event.data["speaker"] == "Ada":
                     assert play.session is not None
-                    await coordinator.tell("default", play.session, "Stop.", stop="round")
+                    await coordinator.post_message("default", play.session, "Stop.", stop="round")
         await coordinator.close()
         return play, events
 

@@ -93,7 +93,7 @@ def test_reuse_is_whole_but_for_what_is_new(engine: Engine) -> None:
 def test_whisper_reaches_one_prompt_only(engine: Engine) -> None:
     async def play(coordinator: Coordinator) -> None:
         info = await coordinator.create(SPACE, plan_of(), id="secret")
-        await coordinator.tell(SPACE, "secret", "The key is under the blue pot.", to=("Ben",))
+        await coordinator.post_message(SPACE, "secret", "The key is under the blue pot.", to=("Ben",))
         for _ in range(2):
             await told(coordinator.round(SPACE, info.id))
         await coordinator.settle(SPACE, "secret")
@@ -191,7 +191,7 @@ def test_watchers_see_what_others_have_played(engine: Engine) -> None:
         info = await coordinator.create(SPACE, plan_of())
         seen = asyncio.create_task(told(coordinator.events(SPACE, info.id)))
         events = await told(coordinator.round(SPACE, info.id))
-        said = await coordinator.tell(SPACE, info.id, "Well done.")
+        said = await coordinator.post_message(SPACE, info.id, "Well done.")
         await coordinator.delete(SPACE, info.id)
         watched = await seen
         assert watched[: len(events)] == events
@@ -211,7 +211,7 @@ def test_one_thing_at_a_time(engine: Engine) -> None:
                 await anext(other)
         with pytest.raises(Conflict, match="Ada is speaking"):
             await coordinator.rewind(SPACE, info.id, "Ada")
-        said = await coordinator.tell(SPACE, info.id, "By the way, it rains.")
+        said = await coordinator.post_message(SPACE, info.id, "By the way, it rains.")
         events = await told(running)
         assert [each["utterance"]["number"] for each in of_kind(events, "message")] == [said.number]
         assert len(of_kind(events, "turn_complete")) == 3

@@ -37,12 +37,12 @@ REFUSED = "CREATE TRIGGER full BEFORE {} BEGIN SELECT RAISE(ABORT, 'the disk is 
 
 @contextmanager
 def _full_disk(coordinator: Coordinator, what: str = "INSERT ON event") -> Iterator[None]:
-    with coordinator.desk.records.reading() as connection:
+    with coordinator.shared.records.reading() as connection:
         connection.execute(REFUSED.format(what))
     try:
         yield
     finally:
-        with coordinator.desk.records.reading() as connection:
+        with coordinator.shared.records.reading() as connection:
             connection.execute("DROP TRIGGER full")
 
 
@@ -60,7 +60,7 @@ def test_what_was_asked_for_is_done_though_the_caller_is_gone(engine: Engine, tm
             asked = [
                 asyncio.create_task(each)
                 for each in (
-                    coordinator.tell(SPACE, info.id, "It rains."),
+                    coordinator.post_message(SPACE, info.id, "It rains."),
                     coordinator.rewind(SPACE, info.id, "Ada"),
                     coordinator.merge(SPACE, info.id, "Ben", "Ada"),
                     coordinator.fork(SPACE, info.id, "Cleo", "Dan"),
@@ -129,11 +129,11 @@ def test_many_go_on_at_once_after_a_failed_write(engine: Engine, tmp_path: Path)
     async def play(coordinator: Coordinator) -> None:
         await coordinator.create(SPACE, plan_of(), id="full")
         with _full_disk(coordinator), pytest.raises(StoreError, match="the disk is full"):
-            await coordinator.tell(SPACE, "full", "Nobody hears this.")
+            await coordinator.post_message(SPACE, "full", "Nobody hears this.")
         assert _texts(coordinator, "full") == ["Let us begin."]
         words = [f"Word {number}." for number in range(5)]
         with busy_disk(coordinator):
-            asked = [asyncio.create_task(coordinator.tell(SPACE, "full", each)) for each in words]
+            asked = [asyncio.create_task(coordinator.post_message(SPACE, "full", each)) for each in words]
             run = asyncio.create_task(told(coordinator.round(SPACE, "full")))
             await asyncio.sleep(0)
         assert [each.text for each in await asyncio.gather(*asked)] == words
@@ -150,7 +150,7 @@ def test_watcher_who_does_not_keep_up_is_let_go(engine: Engine) -> None:
         session = coordinator.registry.found(SPACE, info.id)
         slow, quick = session.watch(), session.watch()
         for number in range(2 * MOST_UNREAD):
-            session.tell(SessionEvent("token", {"number": number}))
+            session.publish(SessionEvent("token", {"number": number}))
             assert quick.get_nowait() == SessionEvent("token", {"number": number})
         read = [slow.get_nowait() for _ in range(slow.qsize())]
         assert read == [*(SessionEvent("token", {"number": number}) for number in range(MOST_UNREAD)), None]
@@ -198,7 +198,7 @@ def _with_ada(other: str) -> Plan:
 def test_session_that_is_being_deleted_takes_nothing_more(engine: Engine, tmp_path: Path) -> None:
     async def play(coordinator: Coordinator) -> None:
         await coordinator.create(SPACE, _with_ada("Ben"), id="first")
-        await coordinator.tell(SPACE, "first", "The treasure lies under the oak.")
+        await coordinator.post_message(SPACE, "first", "The treasure lies under the oak.")
         await told(coordinator.round(SPACE, "first"))
         session = coordinator.registry.found(SPACE, "first")
         with busy_disk(coordinator):
@@ -207,7 +207,7 @@ def test_session_that_is_being_deleted_takes_nothing_more(engine: Engine, tmp_pa
             creating = asyncio.create_task(coordinator.create(SPACE, _with_ada("Cleo"), id="second"))
             await until(lambda: coordinator.registry.creating.locked())
             for attempt in (
-                coordinator.tell(SPACE, "first", "Who is there?"),
+                coordinator.post_message(SPACE, "first", "Who is there?"),
                 coordinator.delete(SPACE, "first"),
                 anext(coordinator.round(SPACE, "first")),
             ):
@@ -286,7 +286,7 @@ def test_what_is_not_durable_is_not_shown(engine: Engine) -> None:
         await coordinator.create(SPACE, plan_of(), id="soon")
         session = coordinator.registry.found(SPACE, "soon")
         with busy_disk(coordinator):
-            saying = asyncio.create_task(coordinator.tell(SPACE, "soon", "It rains."))
+            saying = asyncio.create_task(coordinator.post_message(SPACE, "soon", "It rains."))
             forking = asyncio.create_task(coordinator.fork(SPACE, "soon", "Ada", "Dan"))
             await until(lambda: "Dan" in session.machine.participants)
             comparing = asyncio.create_task(coordinator.compare(SPACE, "soon", ("Ada", "Ben")))
@@ -331,11 +331,11 @@ def test_a_panic_on_the_writing_thread_fails_what_was_asked(engine: Engine, kind
             info = await coordinator.create(SPACE, plan_of())
             records.kind = kind
             with pytest.raises(StoreError, match="out of the depths"):
-                await coordinator.tell(SPACE, info.id, "Hello!")
+                await coordinator.post_message(SPACE, info.id, "Hello!")
             with pytest.raises(RequestFailed, match="out of the depths"):
                 await coordinator.forget(SPACE, "ada")
             records.kind = None
-            await coordinator.tell(SPACE, info.id, "Hello again!")
+            await coordinator.post_message(SPACE, info.id, "Hello again!")
             assert _texts(coordinator, info.id)[-1] == "Hello again!"
             await coordinator.close()
 
@@ -349,8 +349,8 @@ def test_turns_that_a_dead_thread_leaves_are_spoken_after_the_restart(tmp_path: 
         await coordinator.create(SPACE, plan_of(), id="left")
         with pytest.raises(Unavailable, match="engine thread has ended"):
             async for event in coordinator.round(SPACE, "left", sampling={"max_tokens": 60}):
-                if event.kind == "token" and not coordinator.desk.engine.deaths():
-                    died(poison(coordinator.desk.engine, "engine"))
+                if event.kind == "token" and not coordinator.shared.engine.deaths():
+                    died(poison(coordinator.shared.engine, "engine"))
         with pytest.raises(Unavailable):
             await told(coordinator.round(SPACE, "left"))
 

@@ -79,7 +79,7 @@ def test_what_is_unfinished_is_gone_on_with_or_dropped(engine: Engine) -> None:
         ):
             with pytest.raises(Conflict, match="under way"):
                 await told(other)
-        await coordinator.tell(SPACE, info.id, "Stop.", stop="round")
+        await coordinator.post_message(SPACE, info.id, "Stop.", stop="round")
         assert not coordinator.show(SPACE, info.id).is_unfinished
         events = await told(coordinator.round(SPACE, info.id, speakers=("Ben",)))
         assert [each["speaker"] for each in of_kind(events, "turn_complete")] == ["Ben"]
@@ -114,7 +114,7 @@ def test_interrupted_turn_ends_there_and_the_next_speaks(engine: Engine) -> None
                 events.append(event)
                 heard = [each["speaker"] for each in of_kind(events, "token")]
                 if event.kind == "token" and heard.count(event.data["speaker"]) == 3:
-                    await coordinator.tell(SPACE, info.id, "Enough!", stop="turn")
+                    await coordinator.post_message(SPACE, info.id, "Enough!", stop="turn")
         turns = of_kind(events, "turn_complete")
         assert [(each["speaker"], each["cut"]) for each in turns] == [("Ada", True), ("Ben", True)]
         assert all(0 < each["num_tokens"] < 400 for each in turns)
@@ -136,7 +136,7 @@ def test_who_interrupts_comes_after_who_was_interrupted(engine: Engine, tmp_path
                 if event.kind == "token":
                     break
             with busy_disk(coordinator):
-                asked = asyncio.create_task(coordinator.tell(SPACE, info.id, "Enough!", stop="turn"))
+                asked = asyncio.create_task(coordinator.post_message(SPACE, info.id, "Enough!", stop="turn"))
                 await until(lambda: [turn.speaker for turn in session.machine.begun()] == ["Ben"])
                 assert not asked.done()
             assert (await asked).number == 2
@@ -160,11 +160,11 @@ def test_words_that_cannot_be_told_cut_nobody(engine: Engine) -> None:
         async with aclosing(coordinator.round(SPACE, info.id)) as running:
             await anext(running)
             with pytest.raises(NotFound, match="Zed"):
-                await coordinator.tell(SPACE, info.id, "Stop.", to=("Zed",), stop="round")
+                await coordinator.post_message(SPACE, info.id, "Stop.", to=("Zed",), stop="round")
             with pytest.raises(BadRequest, match="say something"):
-                await coordinator.tell(SPACE, info.id, " ", stop="round")
+                await coordinator.post_message(SPACE, info.id, " ", stop="round")
             with pytest.raises(BadRequest, match="a name"):
-                await coordinator.tell(SPACE, info.id, "Stop.", by=" Zed", stop="turn")
+                await coordinator.post_message(SPACE, info.id, "Stop.", by=" Zed", stop="turn")
             turns = of_kind([event async for event in running], "turn_complete")
         assert [each["cut"] for each in turns] == [False] * 3
 
@@ -187,7 +187,7 @@ def test_later_round_is_not_stopped(engine: Engine) -> None:
 
         again = asyncio.create_task(at_once_again())
         await asyncio.sleep(0)  # it waits before the other does
-        await coordinator.tell(SPACE, info.id, "We have to go.", stop="round")
+        await coordinator.post_message(SPACE, info.id, "We have to go.", stop="round")
         await running
         assert len(await again) == 3
 
@@ -204,8 +204,8 @@ def test_interrupted_in_a_vote_that_is_dropped(engine: Engine) -> None:
         voting = asyncio.create_task(told(coordinator.vote(SPACE, info.id, question, sampling=dict(LONG))))
         await until(lambda: session.run is not None)
         said = await asyncio.gather(
-            coordinator.tell(SPACE, info.id, "Wait.", stop="turn"),
-            coordinator.tell(SPACE, info.id, "No vote today.", stop="round"),
+            coordinator.post_message(SPACE, info.id, "Wait.", stop="turn"),
+            coordinator.post_message(SPACE, info.id, "No vote today.", stop="round"),
         )
         await voting
         numbers = {each.number: each.text for each in coordinator.messages(SPACE, info.id)}
@@ -223,7 +223,7 @@ def test_stopped_round_keeps_what_was_said(engine: Engine) -> None:
             async for event in watched:
                 if event.kind == "token":
                     break
-        said = await coordinator.tell(SPACE, info.id, "We have to go.", stop="round")
+        said = await coordinator.post_message(SPACE, info.id, "We have to go.", stop="round")
         (turn,) = of_kind(await running, "turn_complete")
         assert turn["cut"] and turn["speaker"] == "Ada" and turn["number"] < said.number
         info = coordinator.show(SPACE, info.id)
@@ -253,7 +253,7 @@ def test_session_that_cannot_be_written_goes_back_to_what_is_kept(engine: Engine
 
     async def play(coordinator: Coordinator) -> None:
         info = await coordinator.create(SPACE, plan_of("Ada", "Ben"))
-        records = coordinator.desk.records
+        records = coordinator.shared.records
         full = "CREATE TRIGGER full BEFORE INSERT ON event WHEN NEW.kind = 'TurnEnded' AND NEW.number > 1 BEGIN {} END"
         with records.reading() as connection:
             connection.execute(full.format("SELECT RAISE(ABORT, 'the disk is full');"))

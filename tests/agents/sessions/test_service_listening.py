@@ -27,9 +27,9 @@ def test_turn_that_begins_holds_who_listens(engine: Engine) -> None:
         busy = dict(listening.busy)
         assert len(busy) == 3
         listening.hold()
-        assert all(each.cancel_asked for each in busy.values()) and list(listening.behind) == list(busy)
+        assert all(each.cancel_asked for each in busy.values()) and list(listening.pending) == list(busy)
         await listening.settle()
-        assert not listening.busy and list(listening.behind) == list(busy), "nothing begins meanwhile"
+        assert not listening.busy and list(listening.pending) == list(busy), "nothing begins meanwhile"
         coordinator.registry.found(SPACE, info.id).catch_up()
         await listening.settle()
         num_tokens = dict(listening.num_tokens)
@@ -79,7 +79,7 @@ def test_gap_is_measured_between_rounds_but_for_a_pause(engine: Engine) -> None:
 def test_what_is_being_said_is_heard_in_scripts_without_blanks(engine: Engine) -> None:
     def heard(text: str) -> Entry | None:
         voice = Voice(Turn(1, "Ada"), Generation(), 0.0, None, 0, time.perf_counter, engine.reply_format)
-        voice.said.take(TextDelta(text))
+        voice.reply.take(TextDelta(text))
         return voice.heard_by("Ben", ("Ada", "Ben"))
 
     assert heard("天") is None

@@ -27,7 +27,7 @@ def _knows(coordinator: Coordinator, id: str) -> bool:
 
 
 async def _say(coordinator: Coordinator, id: str, text: str) -> None:
-    await coordinator.tell(SPACE, id, text)
+    await coordinator.post_message(SPACE, id, text)
 
 
 @pytest.mark.parametrize("end", ["goes on", "is deleted", "is deleted first"])

@@ -87,7 +87,7 @@ def test_permanent_agent_remembers_over_sessions(engine: Engine, tmp_path: Path)
 
     async def first(coordinator: Coordinator) -> None:
         await coordinator.create(SPACE, _with_ada("Ben"), id="first")
-        await coordinator.tell(SPACE, "first", "The treasure lies under the oak. " * 8, to=("Ada",))
+        await coordinator.post_message(SPACE, "first", "The treasure lies under the oak. " * 8, to=("Ada",))
         await told(coordinator.round(SPACE, "first"))
         await coordinator.delete(SPACE, "first")
 

@@ -48,7 +48,7 @@ def test_listeners_take_no_place_of_who_asks(narrow: Engine) -> None:
         listening = coordinator.registry.found(SPACE, info.id).listening
         async with aclosing(coordinator.turn(SPACE, info.id)) as events:
             with busy_intake(narrow):
-                await coordinator.tell(SPACE, info.id, "It rains.")
+                await coordinator.post_message(SPACE, info.id, "It rains.")
                 assert len(listening.busy) == MOST_AT_ONCE > MAX_WAITING
                 assert (await anext(events)).kind == "turn_start"
                 asked, refused = narrow.submit(HELLO), narrow.submit(HELLO)
@@ -57,7 +57,7 @@ def test_listeners_take_no_place_of_who_asks(narrow: Engine) -> None:
             (turn,) = of_kind([event async for event in events], "turn_complete")
         assert turn["speaker"] == CREW[0] and (await asked.aresult()).finish_reason == "length"
         await coordinator.settle(SPACE, info.id)
-        assert listening.num_failed == 0 and not listening.behind, "all have taken in what was said"
+        assert listening.num_failed == 0 and not listening.pending, "all have taken in what was said"
 
     holding(narrow, play)
 

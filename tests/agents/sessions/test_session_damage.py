@@ -52,7 +52,7 @@ async def fill(coordinator: Coordinator) -> None:
         for name in (*IDS, "gone"):
             await coordinator.create(space, PLAN, id=name)
             for text in words(space, name):
-                await coordinator.tell(space, name, text)
+                await coordinator.post_message(space, name, text)
         await coordinator.delete(space, "gone")
 
 
@@ -115,7 +115,7 @@ async def use(coordinator: Coordinator, known: Pictures, name: str) -> None:
         await coordinator.create(space, PLAN, id=name)
         check_brought(coordinator.registry.found(space, name).machine.context("Ada"), space)
         for text in words(space, name):
-            await coordinator.tell(space, name, text)
+            await coordinator.post_message(space, name, text)
         known[space, name] = await picture(coordinator, space, name)
 
 
@@ -124,7 +124,7 @@ async def end(coordinator: Coordinator, names: set[str]) -> None:
     for space in SPACES:
         assert names <= {info.id for info in coordinator.sessions(space)}, "what was saved after the restart is lost"
         for info in coordinator.sessions(space):
-            await coordinator.tell(space, info.id, "Farewell.")
+            await coordinator.post_message(space, info.id, "Farewell.")
             await coordinator.delete(space, info.id)
         await coordinator.forget(space, "ada")
         await coordinator.create(space, PLAN, id="again")

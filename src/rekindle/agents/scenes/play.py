@@ -102,7 +102,7 @@ class Play:
 
     async def _post(self, text: Template, by: str | None, to: Audience) -> Events:
         words = text.render(self.story.values())
-        yield of_utterance(await self._coordinator.tell(self.namespace, self._id, words, by=by, to=to))
+        yield of_utterance(await self._coordinator.post_message(self.namespace, self._id, words, by=by, to=to))
 
     def _turn(self, phase: Phase, speaker: str | None, to: Audience) -> Events:
         return self._coordinator.turn(self.namespace, self._id, speaker=speaker, to=to, topology=phase.topology)

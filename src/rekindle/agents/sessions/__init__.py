@@ -1,1 +1,1 @@
-"""Coordination sessions that are held: played through the engine, watched, changed from outside."""
+"""Live coordination sessions: run on the engine, watched, and changed from outside."""

@@ -1,6 +1,6 @@
-"""What somebody does to a session from outside: puts words in, gives up a round, has agents forked.
+"""Changes to a session from outside: post messages, drop rounds, fork agents.
 
-What was asked for is done to its end, whether or not whoever asked still waits: callers run it as a task of its own.
+A change must run to completion even if the caller is cancelled: callers run it as a separate task.
 """
 
 from __future__ import annotations
@@ -18,43 +18,43 @@ from rekindle.errors import NotFound
 from rekindle.worker import contained
 
 
-async def happen(session: Session, event: Event) -> list[Utterance]:
-    """Let something happen that has nobody speak; what was said with it, once it is durable."""
+async def apply_event(session: Session, event: Event) -> list[Utterance]:
+    """Apply an event that starts no turn; return its utterances once they are durable."""
     await session.reload()
     directives, durable = session.commit(event)
     heard = [each.utterance for each in directives if isinstance(each, Hear)]
     run = session.run
-    left = [each for each in heard if run is None or not run.announce(of_utterance(each), durable)]
+    unannounced = [each for each in heard if run is None or not run.announce(of_utterance(each), durable)]
     await written(durable)
     if session.run is None:
         session.catch_up()
-    for each in left:
-        session.tell(of_utterance(each))
+    for each in unannounced:
+        session.publish(of_utterance(each))
     return heard
 
 
-async def put_in(session: Session, told: MessagePosted, pending: Answer | None) -> Utterance:
-    """Say something; `pending`: behind the turns that were cut for it, if one of them ends while it is played."""
+async def post(session: Session, message: MessagePosted, pending: Answer | None) -> Utterance:
+    """Post a message; `pending`: after the turns interrupted for it, if the run is still active when they end."""
     if pending is not None and (done := await pending) is not None:
         await written(done.durable)
         return done.utterance
-    (said,) = await happen(session, told)
+    (said,) = await apply_event(session, message)
     return said
 
 
-async def give_up(session: Session, run: ActiveRun | None, told: MessagePosted) -> Utterance:
-    """Have nobody speak any more of what `run` plays, or was left unfinished, and say why; a later run goes on."""
+async def drop_round(session: Session, run: ActiveRun | None, message: MessagePosted) -> Utterance:
+    """Drop the round that `run` plays, or an unfinished one, then post `message`; a run begun since continues."""
     if run is not None:
         await run.drop()
     await session.reload()
     if session.run is None and session.machine.is_unfinished:
-        await happen(session, RoundDropped())
-    (said,) = await happen(session, told)
+        await apply_event(session, RoundDropped())
+    (said,) = await apply_event(session, message)
     return said
 
 
 async def fork(session: Session, event: Forked) -> None:
-    """Have somebody join with the KV of another; where it cannot be, nothing of it stays."""
+    """Add a participant with the KV of another; on failure everything is undone."""
     async with session.changing:
         await session.reload()
         session.machine.check_fork(event)
@@ -62,22 +62,22 @@ async def fork(session: Session, event: Forked) -> None:
         target = agent_of(session.id, event.target, None)
         await asyncio.to_thread(contained(_fork_kv), session, session.agent(event.source), target)
         try:
-            await happen(session, event)
+            await apply_event(session, event)
         except BaseException:
-            await session.listening.stop()  # it may have begun to take in what it heard
+            await session.listening.stop()  # it may have begun to prefill what it heard
             await asyncio.to_thread(contained(_forget_kv), session, target)
-            session.fall_behind()
+            session.mark_pending()
             if session.run is None:
                 session.catch_up()
             raise
 
 
 def _fork_kv(session: Session, source: str, target: str) -> None:
-    _forget_kv(session, target)  # what a process may have left that ended in the middle of this
-    with contextlib.suppress(NotFound):  # it never came to computing anything
-        session.desk.engine.fork(source, target, namespace=session.namespace)
+    _forget_kv(session, target)  # leftovers of a process that died during a fork
+    with contextlib.suppress(NotFound):  # nothing was ever computed for it
+        session.shared.engine.fork(source, target, namespace=session.namespace)
 
 
 def _forget_kv(session: Session, agent: str) -> None:
     with contextlib.suppress(NotFound):
-        session.desk.engine.delete(agent, namespace=session.namespace)
+        session.shared.engine.delete(agent, namespace=session.namespace)

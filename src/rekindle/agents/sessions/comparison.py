@@ -1,7 +1,7 @@
-"""Prompts held against each other: of two agents of a session, and of one agent from turn to turn.
+"""Compare prompts: of two agents of a session, and of one agent from turn to turn.
 
-Says where a template keeps prompts from going on where the last one ended, by rendering a sample session through the
-layout that real ones have.
+Finds where a template prevents a prompt from extending the previous one, by rendering a sample session with the layout
+of real ones.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from rekindle.text.vocabulary import agreeing
 
 NUM_ROUNDS = 5
 _REPLY = "We should look at what was said before, and then say in one sentence what is still open to us."
-_THOUGHT = "What was said before is known; one sentence is enough."
+_REASONING = "What was said before is known; one sentence is enough."
 _SAMPLE = Plan((Participant("Ada", "You are careful."), Participant("Ben"), Participant("Cleo")), setting="They talk.")
 
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """What an agent has taken in at a moment, and its prompt."""
+    """Snapshot of an agent's context and prompt."""
 
     name: str
     context: tuple[Entry, ...]
@@ -41,12 +41,12 @@ class Picture:
 
     @classmethod
     def of(cls, machine: Coordination, name: str) -> Picture:
-        """As it is now."""
+        """Return a snapshot of the current state."""
         return cls(name, machine.context(name), machine.prompt(name, cue=False))
 
 
 def compared(engine: Engine, one: Picture, other: Picture) -> dict[str, Any]:
-    """Where two contexts part, how many tokens their prompts share, and what each said last; encodes two prompts."""
+    """Return where two contexts diverge, their shared tokens and each agent's last words; encodes two prompts."""
     names = (one.name, other.name)
     prompts = [engine.encoder.encode(_rendered(engine, each.prompt)) for each in (one, other)]
     contexts = [each.context for each in (one, other)]
@@ -83,9 +83,9 @@ def _described(entry: Entry) -> dict[str, Any]:
 
 
 def measured_extension(engine: Engine) -> Extension:
-    """What the model's template does to the prompts of a session that grows; some thirty renderings."""
-    begun = _thinking_aloud(engine.reply_format)
-    thought = _THOUGHT if begun else None
+    """Measure whether the model's template extends prompts as a session grows; about 30 renderings."""
+    begun = _reasoning_start(engine.reply_format)
+    reasoning = _REASONING if begun else None
     machine = Coordination(_SAMPLE)
     stored: dict[str, tuple[bytes, ...]] = {}
     lost, why = 0.0, None
@@ -100,24 +100,24 @@ def measured_extension(engine: Engine) -> Extension:
                     lost = num_lost / len(prompt.key)
                     why = _why(engine, before, len(before) - num_lost) if lost else why
                 stored[turn.speaker] = tuple(_replied(engine, prompt, begun))
-                done = machine.apply(TurnEnded(turn.number, _REPLY, thought))
+                done = machine.apply(TurnEnded(turn.number, _REPLY, reasoning))
     except BadRequest as error:
         return Extension(False, 1.0, f"the template refuses such a conversation: {error}")
     return Extension(why is None, round(lost, 4), why)
 
 
-def _thinking_aloud(form: ReplyFormat) -> str:
-    """How a reply begins of a model that thinks, as structured text; empty where it does not."""
+def _reasoning_start(form: ReplyFormat) -> str:
+    """Return how a reasoning model's reply begins, as structured text; empty for other models."""
     if isinstance(form.tools, ChannelForm):
-        return f"{form.tools.header(ANALYSIS)}{_THOUGHT}"
+        return f"{form.tools.header(ANALYSIS)}{_REASONING}"
     thinking = form.leading_reasoning
-    return "" if thinking is None else f"{thinking.open}{thinking.lead}{_THOUGHT}"
+    return "" if thinking is None else f"{thinking.open}{thinking.lead}{_REASONING}"
 
 
 def _replied(engine: Engine, prompt: RenderedPrompt, begun: str) -> Iterator[bytes]:
-    """The prompt with a reply behind it as the model may write it, thoughts (`begun`) first where it has any.
+    """Yield the keys of the prompt followed by a reply, after its reasoning (`begun`) if any.
 
-    Some begin with a blank: their templates put one between the cue and what was said.
+    One variant begins with a blank: some templates put one between the generation prompt and the text.
     """
     form = engine.reply_format
     written = f"{begun}{form.bridged(begun, _REPLY)}".removeprefix(opened_by(form, engine.encoder, prompt))
@@ -126,7 +126,7 @@ def _replied(engine: Engine, prompt: RenderedPrompt, begun: str) -> Iterator[byt
 
 
 def _why(engine: Engine, stored: bytes, at: int) -> str:
-    """What of a stored prompt and reply is rendered otherwise the next time."""
+    """Describe which part of a stored prompt and reply is rendered differently the next time."""
     rest = engine.encoder.readable(stored[at:]).strip()
     quoted = rest[:60] + ("…" if len(rest) > 60 else "")
     where = "the last reply" if stored.count(_REPLY.encode(), at) <= 1 else "what was said earlier"

@@ -1,17 +1,16 @@
-"""The service of sessions: one per event loop, over one engine and one file.
+"""Session service: one per event loop, over one engine and one file.
 
     coordinator = Coordinator(engine, SessionRecords.open(path))
     await coordinator.start()
     info = await coordinator.create("default", Plan((Participant("Ada"), Participant("Ben"))))
     async for event in coordinator.round("default", info.id): ...
 
-Owns which sessions there are, that one thing at a time is played in each, and what permanent agents carry from one
-session into the next. Methods that are no coroutines return at once, what they return is a picture of this moment;
-coroutines do what was asked for to its end, whether or not whoever asked is cancelled meanwhile. All of them belong to
-the event loop on which `start` ran. What is not durable is shown to nobody, but for the words of who is speaking.
+Owns the set of sessions, at most one run at a time in each, and the memories that permanent agents carry between
+sessions. Plain methods return a snapshot immediately; coroutines run to completion even if the caller is cancelled. All
+must be called on the event loop on which `start` ran. Only durable state is shown, except for the text being generated.
 
-`turn`, `round` and `vote` raise what is wrong from their first step on. Leaving them early stops the speakers within a
-step and leaves their turns begun; `turn` and `round` go on with what is unfinished, so does `vote` without a question.
+`turn`, `round` and `vote` raise errors on their first step. Closing them early stops the speakers within a step and
+keeps their turns begun; `turn` and `round` resume unfinished turns, as does `vote` without a question.
 """
 
 from __future__ import annotations
@@ -62,11 +61,11 @@ Events = AsyncGenerator[SessionEvent, None]
 
 
 class Coordinator:
-    """The sessions over `engine` that `records` keeps. `clock` is the wall's, `timer` measures gaps.
+    """The sessions stored in `records`, run on `engine`. `clock` gives wall time, `timer` measures gaps.
 
-    `quota` is what each namespace may have; what would be more raises QuotaExceeded.
+    `quota` limits each namespace; exceeding it raises QuotaExceeded.
 
-    Closing it closes neither engine nor records. `registry` holds the sessions, `desk` is what they share.
+    Closing it closes neither engine nor records. `registry` holds the sessions, `shared` their common context.
     """
 
     def __init__(
@@ -79,73 +78,73 @@ class Coordinator:
         quota: Quota = NO_QUOTA,
     ) -> None:
         writer = ThreadPoolExecutor(1, thread_name_prefix="rekindle-sessions")
-        self.desk = SessionContext(engine, records, writer, clock, timer, quota)
-        self.registry = Registry(self.desk)
+        self.shared = SessionContext(engine, records, writer, clock, timer, quota)
+        self.registry = Registry(self.shared)
 
     async def start(self) -> None:
-        """Learn which sessions there are; each is read from the file when it is first asked for."""
+        """Load the index of sessions; each session is read from the file on first use."""
         await self.registry.load()
 
     async def close(self) -> None:
-        """Stop whoever speaks or listens; turns stay begun. All that was told is durable. Closing twice is safe."""
+        """Stop speakers and listeners; turns stay begun. All published events are durable. Closing twice is safe."""
         await self.registry.close()
 
     # Sessions.
 
     async def create(self, namespace: str, plan: Plan, *, id: str | None = None) -> SessionInfo:
-        """Begin a session; nobody speaks yet. Its permanent agents bring what they remember.
+        """Begin a session; nobody speaks yet. Its permanent agents bring their memories.
 
-        Raises BadRequest for a plan that is none, Conflict where the id is taken.
+        Raises BadRequest for an invalid plan, Conflict if the id is taken.
         """
         name = uuid.uuid4().hex[:12] if id is None else id
-        return self.registry.info(await self.registry.whole(self.registry.create(namespace, plan, name)))
+        return self.registry.info(await self.registry.run_to_completion(self.registry.create(namespace, plan, name)))
 
     def sessions(self, namespace: str) -> list[SessionInfo]:
-        """Every session of a namespace, the oldest first."""
+        """Return every session of a namespace, oldest first."""
         return [self.registry.info(session) for session in self.registry.of(namespace)]
 
     async def listed(self, namespace: str) -> list[SessionInfo]:
-        """The same, without keeping the event loop waiting for the file."""
+        """Do the same as `sessions` without blocking the event loop on the file."""
         return [self.registry.info(session) async for session in self.registry.fetched(namespace)]
 
     async def fetch(self, namespace: str, id: str) -> None:
-        """Have a session in memory, so that what is asked of it next need not wait for the file; raises NotFound."""
+        """Load a session into memory, so that the next call need not wait for the file; raises NotFound."""
         await self.registry.fetch(namespace, id)
 
     def show(self, namespace: str, id: str) -> SessionInfo:
-        """One session; raises NotFound."""
+        """Return one session; raises NotFound."""
         return self.registry.info(self.registry.found(namespace, id))
 
     async def delete(self, namespace: str, id: str) -> None:
-        """Forget a session, stopping what is played in it: ephemeral agents' KV, then what was said.
+        """Stop and delete a session: the KV of its ephemeral agents, then its record.
 
-        Permanent agents keep their KV and what they remember. Raises NotFound, StoreError.
+        Permanent agents keep their KV and memories. Raises NotFound, StoreError.
         """
-        await self.registry.whole(self.registry.delete(namespace, id))
+        await self.registry.run_to_completion(self.registry.delete(namespace, id))
 
     async def forget(self, namespace: str, agent: str) -> None:
-        """Have a permanent agent bring nothing of earlier sessions into later ones; those that are held go on.
+        """Make a permanent agent bring nothing of earlier sessions into later ones; existing sessions continue.
 
-        Raises StoreError, and then it is to be called again.
+        Raises StoreError: call it again then.
         """
-        await self.registry.whole(self.registry.forget(namespace, agent))
+        await self.registry.run_to_completion(self.registry.forget(namespace, agent))
 
     def messages(self, namespace: str, id: str, *, hears: str | None = None, after: int = 0) -> list[Utterance]:
-        """What was said, from number `after` on; with `hears` what reached that agent, its own words included."""
+        """Return utterances from number `after` on; with `hears`, those that reached that agent, including its own."""
         said = self.registry.found(namespace, id).said(hears)
         return [each for each in said if each.number >= after]
 
     async def compare(self, namespace: str, id: str, names: Sequence[str]) -> dict[str, Any]:
-        """Where the contexts of two agents part, and how many tokens their prompts share."""
+        """Return where the contexts of two agents diverge, and how many tokens their prompts share."""
         if len(names) != 2:
             raise BadRequest(f"name two agents to be compared, not {len(names)}", param="agents")
         session = await self.registry.fetch(namespace, id)
         await session.reload()
         one, other = (Picture.of(session.machine, name) for name in names)
         await session.written()
-        return await asyncio.to_thread(contained(compared), self.desk.engine, one, other)
+        return await asyncio.to_thread(contained(compared), self.shared.engine, one, other)
 
-    # What is played.
+    # Runs.
 
     def turn(
         self,
@@ -157,7 +156,7 @@ class Coordinator:
         sampling: Sampling = None,
         topology: Topology | None = None,
     ) -> Events:
-        """Have one agent speak, or go on with what is unfinished; `to` bounds who hears it."""
+        """Have one agent speak, or resume unfinished turns; `to` limits who hears it."""
 
         def begun(machine: Coordination) -> Event | None:
             if machine.is_unfinished and speaker in (None, *(turn.speaker for turn in machine.begun())):
@@ -177,7 +176,7 @@ class Coordinator:
         sampling: Sampling = None,
         topology: Topology | None = None,
     ) -> Events:
-        """Have a round played as the topology says, or go on with what is unfinished."""
+        """Play a round of the topology, or resume an unfinished one."""
 
         def begun(machine: Coordination) -> Event | None:
             if machine.is_unfinished and speakers is None:
@@ -196,7 +195,7 @@ class Coordinator:
         voters: Sequence[str] | None = None,
         sampling: Sampling = None,
     ) -> Events:
-        """Put a question to the voters (None: everybody); without a question go on with an unfinished vote."""
+        """Put a question to the voters (None: everybody); without a question, resume an unfinished vote."""
 
         def begun(machine: Coordination) -> Event | None:
             if question is not None:
@@ -212,9 +211,9 @@ class Coordinator:
     async def _played(
         self, namespace: str, id: str, begun: Callable[[Coordination], Event | None], sampling: Sampling
     ) -> Events:
-        """What happens until the machine wants nothing more; `begun` says with what event it begins.
+        """Yield events until the machine has no more directives; `begun` returns the event to begin with.
 
-        None: with the turns that have begun and not ended.
+        None: resume the turns that have begun and not ended.
         """
         session = await self.registry.ready(namespace, id)
         self.registry.check_room(namespace, num_bytes=1)
@@ -225,16 +224,16 @@ class Coordinator:
         else:
             run.begin(*session.commit(event))
         try:
-            while (told := await run.told.get()) is not None:
-                yield told
+            while (each := await run.events.get()) is not None:
+                yield each
             await run.wait()
             run.result()
         finally:
             await run.stop()
 
-    # What is said and done from outside.
+    # Changes from outside.
 
-    async def tell(
+    async def post_message(
         self,
         namespace: str,
         id: str,
@@ -244,60 +243,60 @@ class Coordinator:
         to: Audience = None,
         stop: Literal["nothing", "turn", "round"] = "nothing",
     ) -> Utterance:
-        """Say something, as the host unless it is `by` somebody; a participant's words become its own.
+        """Post a message, by the host unless `by` is given; in a participant's name it counts as its own words.
 
-        `stop`: "turn" has whoever is speaking now end there, and all hear it before anybody else speaks; "round" has
-        nobody speak after it either. Durable when it returns.
+        `stop`: "turn" interrupts the current speakers, and all hear the message before anybody else speaks; "round"
+        also drops the rest of the round. Durable when it returns.
         """
         session = await self.registry.fetch(namespace, id)
         check_text(text, "text")
         check_text(by or "", "by")
-        told, run = MessagePosted(session.machine.plan.host if by is None else by, text, to), session.run
-        session.machine.check_message(told)
-        if told.by not in session.machine.names:
-            check_look(told.by, session.machine.names, param="by")
+        message, run = MessagePosted(session.machine.plan.host if by is None else by, text, to), session.run
+        session.machine.check_message(message)
+        if message.by not in session.machine.names:
+            check_look(message.by, session.machine.names, param="by")
         self.registry.check_room(namespace, num_bytes=len(text.encode()))
         if stop == "round":
-            return await self.registry.whole(changes.give_up(session, run, told))
-        pending = run.interrupt(told) if stop == "turn" and run is not None else None
-        return await self.registry.whole(changes.put_in(session, told, pending))
+            return await self.registry.run_to_completion(changes.drop_round(session, run, message))
+        pending = run.interrupt(message) if stop == "turn" and run is not None else None
+        return await self.registry.run_to_completion(changes.post(session, message, pending))
 
     async def fork(self, namespace: str, id: str, source: str, target: str, *, persona: str = "") -> SessionInfo:
-        """Add an agent that remembers all that another does, its KV included; it lives as long as the session."""
+        """Add an agent with the context and KV of another; it lives as long as the session."""
         session = await self.registry.fetch(namespace, id)
         check_json([target, persona], "name")
         check_agents(id, [(target, None)])
         self.registry.check_room(namespace, num_bytes=len(persona.encode()))
-        await self.registry.whole(changes.fork(session, Forked(source, target, persona)))
+        await self.registry.run_to_completion(changes.fork(session, Forked(source, target, persona)))
         return self.registry.info(session)
 
     async def rewind(self, namespace: str, id: str, name: str, turns: int = 1) -> SessionInfo:
-        """Have an agent forget its last turns and what it heard since; others keep what they heard."""
+        """Make an agent forget its last turns and what it heard since; others keep what they heard."""
         return await self._changed(namespace, id, Rewound(name, turns))
 
     async def merge(self, namespace: str, id: str, source: str, target: str) -> SessionInfo:
-        """Have `target` take in what `source` said and heard that it did not."""
+        """Add to the context of `target` what `source` said and heard and it did not."""
         return await self._changed(namespace, id, Merged(source, target))
 
     async def _changed(self, namespace: str, id: str, event: Event) -> SessionInfo:
         session = await self.registry.fetch(namespace, id)
-        await self.registry.whole(changes.happen(session, event))
+        await self.registry.run_to_completion(changes.apply_event(session, event))
         return self.registry.info(session)
 
     async def events(self, namespace: str, id: str) -> Events:
-        """What happens in a session from now on, whoever has it played; ends when the session does."""
+        """Yield all events of a session from now on; ends when the session is deleted."""
         session = await self.registry.fetch(namespace, id)
         queue = session.watch()
         try:
-            while (told := await queue.get()) is not None:
-                yield told
+            while (each := await queue.get()) is not None:
+                yield each
         finally:
             session.unwatch(queue)
 
     async def settle(self, namespace: str, id: str) -> None:
-        """Wait until everybody has taken in what can be taken in now."""
+        """Wait until all listeners have prefilled what they can for now."""
         await (await self.registry.fetch(namespace, id)).listening.settle()
 
     def check(self) -> None:
-        """Assert what must hold of every session and of the file."""
+        """Assert the invariants of every session and of the file."""
         self.registry.check()

@@ -1,4 +1,4 @@
-"""What whoever follows a session is told: what happens in it, and how it stands. All of it plain values."""
+"""Session events and session state, as published to clients. All plain values."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rekindle.errors import RekindleError
 
 @dataclass(frozen=True, slots=True)
 class Spoken:
-    """The engine's side of a turn: whose memory it goes on from, and how it ended, once it has.
+    """The engine's side of a turn: the memory it continues, and how it ended, once it has.
 
     `error`: why it said nothing.
     """
@@ -28,7 +28,7 @@ class Spoken:
 
 @dataclass(frozen=True, slots=True)
 class SessionEvent:
-    """Something that happened; `data` can be written as JSON. `spoken`: of a turn that begins or ends."""
+    """An event; `data` is JSON-serializable. `spoken`: set when a turn begins or ends."""
 
     kind: str
     data: dict[str, Any]
@@ -37,20 +37,20 @@ class SessionEvent:
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """An agent of a session: the id of its memory in the engine, and its tokens as far as known by now."""
+    """An agent of a session: the id of its memory in the engine, and its token count if known."""
 
     name: str
     agent: str
     is_permanent: bool
     num_tokens: int | None
-    taken_in_tokens: int  # computed for it by listening, all in all
+    taken_in_tokens: int  # total computed for it while listening
 
 
 @dataclass(frozen=True, slots=True)
 class Extension:
-    """Whether the model's template lets a prompt go on where the last one and its reply ended.
+    """Whether the model's template lets a prompt extend the previous one and its reply.
 
-    `lost_share` of each prompt that it does not is computed again; `why` says what the template does.
+    If not, `lost_share` of each prompt is recomputed; `why` says what the template does.
     """
 
     extends: bool
@@ -60,9 +60,9 @@ class Extension:
 
 @dataclass(frozen=True, slots=True)
 class SessionInfo:
-    """How a session stands. `running`: turns being spoken now; `expected`: who speaks next, as far as that is known.
+    """State of a session. `running`: turns being generated; `expected`: who speaks next, as far as that is known.
 
-    `is_unfinished`: a round or a vote (`is_voting`) has begun and not ended, whether somebody is speaking or not.
+    `is_unfinished`: a round or a vote (`is_voting`) has begun and not ended, whether or not a run is active.
     """
 
     id: str
@@ -84,22 +84,22 @@ class SessionInfo:
 
 
 def of_utterance(utterance: Utterance) -> SessionEvent:
-    """Words that no turn brought: of the host, or from outside."""
+    """Return the event of an utterance outside a turn: by the host, or posted."""
     return SessionEvent("message", {"utterance": asdict(utterance)})
 
 
 def of_start(turn: Turn, agent: str) -> SessionEvent:
-    """A turn begins, of somebody whose memory is called `agent`."""
+    """Return the event of a turn that begins; `agent` is the id of the speaker's memory."""
     to = None if turn.to is None else list(turn.to)
-    told = {"turn": turn.number, "speaker": turn.speaker, "to": to, "purpose": turn.purpose, "round": turn.round}
-    return SessionEvent("turn_start", told, Spoken(agent))
+    data = {"turn": turn.number, "speaker": turn.speaker, "to": to, "purpose": turn.purpose, "round": turn.round}
+    return SessionEvent("turn_start", data, Spoken(agent))
 
 
 def of_failure(turn: Turn, reason: str, spoken: Spoken) -> SessionEvent:
-    """A turn cannot be had."""
+    """Return the event of a failed turn."""
     return SessionEvent("turn_failed", {"turn": turn.number, "speaker": turn.speaker, "error": reason}, spoken)
 
 
 def of_decision(decision: Decision) -> SessionEvent:
-    """A vote came to its end."""
+    """Return the event of a vote that ended."""
     return SessionEvent("decision", asdict(decision))

@@ -1,11 +1,11 @@
-"""Taking in what others say, before it is one's turn to speak.
+"""Prefill what listeners hear, before their own turn.
 
-    somebody speaks ──▶ whoever speaks next absorbs the words said so far, every few tokens, one piece at a time
-    the next speaks ──▶ the others take the words in for good, a few at a time, the one who speaks soonest first
+    somebody speaks ──▶ the next speaker absorbs the text so far, every few tokens, one piece at a time
+    the next speaks ──▶ the others prefill the finished text, a few at a time, the one who speaks soonest first
 
-Owns who is behind with what it heard, and what was computed for whom. What is absorbed lies in memory only, until a
-turn stands on it; what is taken in is durable like a turn. Both are prompts with an open end, so whatever is said next
-goes on from them. A failure costs nothing but time: it is logged and counted, and the turn computes what is missing.
+Owns which listeners have entries to prefill, and what was computed for each. Absorbed blocks live in memory only, until
+a turn builds on them; prefilled ones are durable like a turn. Both are prompts with an open end, so any later text
+continues them. A failure costs only time: it is logged and counted, and the turn computes what is missing.
 """
 
 from __future__ import annotations
@@ -24,16 +24,14 @@ from rekindle.errors import Cancelled, RekindleError
 from rekindle.text.messages import Message
 
 logger = logging.getLogger(__name__)
-MOST_AT_ONCE = 4  # more would keep the intake from preparing the next turn
-PIECE_TOKENS = 8  # said since the last piece was absorbed; a step for fewer costs as much
+MOST_AT_ONCE = 4  # more would delay the intake in preparing the next turn
+PIECE_TOKENS = 8  # generated since the last absorbed piece; a step for fewer costs as much
 
 
 class Listening:
-    """The listeners of one session. `prompt` renders what a participant has heard, `agent` names its memory.
+    """The listeners of one session. `prompt` renders a participant's context, `agent` returns the id of its memory.
 
-    `owner` gives the session, which stays in memory as long as somebody takes something in.
-
-    For one event loop. Every participant begins behind.
+    `owner` returns the session, which stays in memory while anything is being prefilled. For one event loop.
     """
 
     def __init__(
@@ -47,60 +45,60 @@ class Listening:
     ) -> None:
         self.computed: Counter[str] = Counter()  # tokens, since its last turn
         self.computed_ever: Counter[str] = Counter()
-        self.num_tokens: dict[str, int] = {}  # of the prompt that was taken in last
+        self.num_tokens: dict[str, int] = {}  # of the last prompt that was prefilled
         self.num_failed = 0
         self._engine = engine
         self._namespace = namespace
         self._prompt = prompt
         self._agent = agent
         self._owner = owner
-        self.behind: dict[str, None] = {}  # who has heard what it has not taken in
-        self.busy: dict[str, Generation] = {}  # who takes in
+        self.pending: dict[str, None] = {}  # participants with entries to prefill, in order
+        self.busy: dict[str, Generation] = {}  # participants being prefilled
         self._absorbing: Generation | None = None
-        self._num_absorbed = -PIECE_TOKENS  # said when the last piece began
+        self._num_absorbed = -PIECE_TOKENS  # tokens generated when the last piece began
         self._tasks: set[asyncio.Task[None]] = set()
         self._is_open = False
         self._skipped: frozenset[str] = frozenset()
 
     @property
     def is_idle(self) -> bool:
-        """Whether nobody is taking anything in."""
+        """Whether nothing is being prefilled or absorbed."""
         return not self._tasks
 
     def heard(self, names: Iterable[str]) -> None:
-        """There is something new for these."""
+        """Mark participants that have new entries to prefill."""
         for name in names:
-            self.behind[name] = None
+            self.pending[name] = None
 
     def hold(self) -> None:
-        """Begin nothing new, and break off what was begun: somebody's turn begins, and nothing is to be in its way.
+        """Start nothing new and cancel what is running: a turn begins, and nothing may delay it.
 
-        What was computed stays. Who was taking in is behind again, and goes on from there.
+        Computed KV stays. Cancelled participants are pending again, and continue from there.
         """
         self._is_open = False
         self._num_absorbed = -PIECE_TOKENS
         if self._absorbing is not None:
             self._absorbing.cancel()
-        self.behind = {name: None for name, each in self.busy.items() if not each.cancel_asked} | self.behind
+        self.pending = {name: None for name, each in self.busy.items() if not each.cancel_asked} | self.pending
         for generation in self.busy.values():
             generation.cancel()
 
     def begins(self, name: str) -> int:
-        """It is to speak, and takes in the rest with its turn; the tokens computed for it since its last one."""
-        self.behind.pop(name, None)
+        """Stop tracking a participant that is about to speak; return the tokens computed for it since its last turn."""
+        self.pending.pop(name, None)
         return self.computed.pop(name, 0)
 
     def catch_up(self, order: Iterable[str], *, but: Iterable[str] = ()) -> None:
-        """Let those who are behind take in what they have heard, in this order; some wait for a later time."""
+        """Prefill pending participants in this order; those in `but` wait for a later call."""
         self._is_open = True
         self._skipped = frozenset(but)
-        self.behind = {name: None for name in order if name in self.behind} | self.behind
+        self.pending = {name: None for name in order if name in self.pending} | self.pending
         self._begin_more()
 
     def _begin_more(self) -> None:
-        waiting = [name for name in self.behind if name not in self._skipped and name not in self.busy]
+        waiting = [name for name in self.pending if name not in self._skipped and name not in self.busy]
         for name in waiting[: MOST_AT_ONCE - len(self.busy) if self._is_open else 0]:
-            del self.behind[name]
+            del self.pending[name]
             try:
                 generation = self._submit(name, None, "prefill")
             except RekindleError as error:
@@ -110,14 +108,14 @@ class Listening:
             self._follow(name, generation)
 
     def is_due(self, name: str, num_said: int) -> bool:
-        """Whether it may absorb a piece, and there is enough for one, when `num_said` tokens are said."""
+        """Whether `name` is free to absorb, and `num_said` generated tokens are enough for a new piece."""
         is_free = self._absorbing is None and name not in self.busy
         return is_free and num_said >= self._num_absorbed + PIECE_TOKENS
 
     def overhear(self, name: str, partial: Entry | None, num_said: int) -> None:
-        """Have `name` absorb what it has heard, and what is being said, of which there are `num_said` tokens.
+        """Have `name` absorb its context and the turn being generated, of which there are `num_said` tokens.
 
-        Nothing happens while it is at it, or where too little is new.
+        Does nothing while it is still absorbing, or if too little is new.
         """
         if not self.is_due(name, num_said):
             return
@@ -138,7 +136,7 @@ class Listening:
                 task=task,
                 open_end=True,
                 echoes_thoughts=True,
-                waits_aside=True,  # there are few, and nobody who asks for something is to be refused for them
+                waits_aside=True,  # there are few, and no client request may be refused because of them
             )
         )
 
@@ -148,7 +146,7 @@ class Listening:
         task.add_done_callback(self._tasks.discard)
 
     async def _await(self, name: str, generation: Generation, owner: object) -> None:
-        """Take the result in; `owner` stays in memory until then."""
+        """Wait for the result and record it; holds `owner` in memory until then."""
         try:
             result = await generation.aresult()
             is_whole = result.finish_reason != "cancelled"
@@ -171,20 +169,20 @@ class Listening:
 
     def _failed(self, name: str, error: RekindleError) -> None:
         self.num_failed += 1
-        logger.warning("%s could not take in what was said: %s", self._agent(name), error)
+        logger.warning("%s could not prefill what was said: %s", self._agent(name), error)
 
     async def settle(self) -> None:
-        """Wait until nothing is being taken in, and whoever may is no longer behind."""
+        """Wait until nothing is being prefilled, and none that may be is pending."""
         while self._tasks:
             await asyncio.wait(self._tasks)
 
     async def stop(self) -> None:
-        """Stop taking in; what had begun has ended when this returns."""
+        """Stop prefilling; everything started has ended when this returns."""
         self.hold()
-        self.behind.clear()
+        self.pending.clear()
         await self.settle()
 
     def check(self) -> None:
-        """Assert that no more is being taken in than may be, and that each of it is waited for."""
+        """Assert that at most MOST_AT_ONCE prefills run, and that each has a task."""
         assert len(self.busy) <= MOST_AT_ONCE, self.busy
         assert len(self.busy) + (self._absorbing is not None) <= len(self._tasks), self._tasks

@@ -1,11 +1,11 @@
-"""Which sessions there are, and which of them are in memory: those in use, and the ones used last.
+"""All sessions, and which of them are in memory: those in use and the most recently used.
 
-    cards     every session: its rows' number, its permanent agents. A few hundred bytes each
-    held      sessions that stay in memory: MOST_HELD and MOST_HELD_BYTES of text, and whichever are busy
-    live      sessions that somebody has, held or not: nobody ever gets a second one of the same rows
+    cards     every session: its number in the file, its permanent agents. A few hundred bytes each
+    held      sessions kept in memory: up to MOST_HELD and MOST_HELD_BYTES of text, plus any that are busy
+    live      sessions referenced anywhere, held or not: there are never two objects for the same rows
 
-A session that is not in memory is read from the file when it is asked for. One that cannot be had again stays in the
-file, is logged, and is asked for in vain. For one event loop.
+A session that is not in memory is read from the file on request. One that cannot be restored stays in the file, is
+logged, and is reported as not found. For one event loop.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from rekindle.worker import contained
 
 logger = logging.getLogger(__name__)
 MOST_HELD = 64
-MOST_HELD_BYTES = 64 << 20  # as they are in the file; in memory they take a few times as much
+MOST_HELD_BYTES = 64 << 20  # size in the file; in memory they take a few times as much
 Key = tuple[str, str]  # namespace, id
 
 
@@ -31,9 +31,9 @@ class LoadedSessions:
     """The sessions of one coordinator."""
 
     def __init__(
-        self, desk: SessionContext, *, most_held: int = MOST_HELD, most_held_bytes: int = MOST_HELD_BYTES
+        self, shared: SessionContext, *, most_held: int = MOST_HELD, most_held_bytes: int = MOST_HELD_BYTES
     ) -> None:
-        self._desk = desk
+        self._shared = shared
         self.most_held = most_held
         self._most_held_bytes = most_held_bytes
         self._cards: dict[Key, Card] = {}
@@ -41,28 +41,28 @@ class LoadedSessions:
         self._live: WeakValueDictionary[Key, Session] = WeakValueDictionary()
 
     def know(self, card: Card) -> None:
-        """There is a session of this card in the file."""
+        """Add the card of a session in the file."""
         self._cards[card.namespace, card.id] = card
 
     def add(self, card: Card, session: Session) -> None:
-        """A new session has begun."""
+        """Add a new session."""
         self.know(card)
         self._hold(session)
 
     def cards(self, namespace: str) -> list[Card]:
-        """Every session of a namespace, the oldest first."""
+        """Return the cards of a namespace, oldest first."""
         return [card for (space, _), card in self._cards.items() if space == namespace]
 
     def live(self) -> list[Session]:
-        """Every session that is in memory."""
+        """Return every session in memory."""
         return list(self._live.values())
 
     def num_held(self) -> int:
-        """How many sessions stay in memory."""
+        """Return the number of held sessions."""
         return len(self._held)
 
     def get(self, namespace: str, id: str) -> Session:
-        """A session, read from the file at once where it is not in memory; NotFound, StoreError."""
+        """Return a session, read synchronously if it is not in memory; NotFound, StoreError."""
         card = self._card(namespace, id)
         session = self._live.get((namespace, id))
         if session is None:
@@ -75,7 +75,7 @@ class LoadedSessions:
         return session
 
     async def fetch(self, namespace: str, id: str) -> Session:
-        """The same, without keeping the event loop waiting for the file; at once where it is in memory."""
+        """Return a session without blocking the event loop on the file; immediately if it is in memory."""
         card = self._card(namespace, id)
         if (namespace, id) not in self._live:
             try:
@@ -89,7 +89,7 @@ class LoadedSessions:
         return self.get(namespace, id)
 
     async def with_agents(self, namespace: str, agents: Collection[str]) -> list[Session]:
-        """The sessions in which some of these permanent agents take part; those that cannot be had are left out."""
+        """Return the sessions in which any of these permanent agents takes part; skip those that cannot be restored."""
         found = []
         for card in self.cards(namespace):
             if not card.agents.isdisjoint(agents):
@@ -100,7 +100,7 @@ class LoadedSessions:
         return found
 
     def remove(self, session: Session) -> None:
-        """The session is gone, unless its id is another's by now."""
+        """Remove a session, unless its id belongs to another one by now."""
         key = session.namespace, session.id
         card = self._cards.get(key)
         if card is not None and card.number == session.number:
@@ -115,14 +115,14 @@ class LoadedSessions:
         return card
 
     def _loaded(self, card: Card) -> Session:
-        """Read a session, on any thread; NotFound for one that cannot be had again."""
+        """Read a session, on any thread; NotFound if it cannot be restored."""
         try:
-            kept = self._desk.records.session(card.number)
+            saved = self._shared.records.session(card.number)
         except ValueError as error:
             logger.error("session %s of %s cannot be read, it stays in the file: %s", card.id, card.namespace, error)
             raise no_session(card.id) from error
         try:
-            return Session(self._desk, kept)
+            return Session(self._shared, saved)
         except RekindleError as error:
             logger.error("session %s of %s cannot be resumed: %s", card.id, card.namespace, error)
             raise no_session(card.id) from error
@@ -133,11 +133,11 @@ class LoadedSessions:
             del self._cards[key]
 
     def _hold(self, session: Session) -> None:
-        """It was used last; let go of what was used longest ago and is not busy, while too much is held."""
+        """Mark a session as most recently used; release the least recently used idle ones while over the bounds."""
         key = session.namespace, session.id
         self._live[key] = self._held[key] = session
         self._held.move_to_end(key)
-        size = self._desk.records.usage.size
+        size = self._shared.records.usage.size
         num_bytes = sum(size(each.number) for each in self._held.values())
         for other, each in list(self._held.items())[:-1]:
             if len(self._held) <= self.most_held and num_bytes <= self._most_held_bytes:
@@ -147,7 +147,7 @@ class LoadedSessions:
                 num_bytes -= size(each.number)
 
     def check(self) -> None:
-        """Assert that what is held is live, known and sound, and that only what is busy is held beyond the bounds."""
+        """Assert that held sessions are live and have cards, and that every live session is valid."""
         for key, session in self._held.items():
             assert self._live.get(key) is session
             assert self._cards[key].number == session.number, key
@@ -156,5 +156,5 @@ class LoadedSessions:
 
 
 def no_session(id: str) -> NotFound:
-    """Nobody has such a session here."""
+    """Return the error for an unknown session."""
     return NotFound(f"no session {id!r}", param="id")

@@ -1,4 +1,4 @@
-"""What is told of a run, in order: nothing before it is durable, nor what came after it."""
+"""Publish the events of a run in order, each only once it and all before it are durable."""
 
 from __future__ import annotations
 
@@ -10,26 +10,26 @@ from rekindle.agents.sessions.events import SessionEvent
 
 
 class Outbox:
-    """`tell` is called with each event when its time has come; once something is lost, with nothing more."""
+    """Calls `emit` with each event in order; stops for good once a write has failed."""
 
-    def __init__(self, tell: Callable[[SessionEvent], None]) -> None:
-        self._tell = tell
+    def __init__(self, emit: Callable[[SessionEvent], None]) -> None:
+        self._emit = emit
         self._items: asyncio.Queue[tuple[SessionEvent, Durable | None] | None] = asyncio.Queue()
         self._is_closed = False
 
     def put(self, event: SessionEvent, durable: Durable | None) -> bool:
-        """Have it told; False where nothing is told any more."""
+        """Queue an event; False if the outbox is closed."""
         if not self._is_closed:
             self._items.put_nowait((event, durable))
         return not self._is_closed
 
     def close(self) -> None:
-        """What is in it is the last."""
+        """Accept no more events."""
         self._is_closed = True
         self._items.put_nowait(None)
 
-    async def empty(self) -> None:
-        """Tell all that comes, until it is closed."""
+    async def drain(self) -> None:
+        """Emit queued events until the outbox is closed and empty."""
         is_lost = False
         while (item := await self._items.get()) is not None:
             event, durable = item
@@ -37,4 +37,4 @@ class Outbox:
                 await asyncio.wait([durable])
             is_lost = is_lost or (durable is not None and failure(durable) is not None)
             if not is_lost:
-                self._tell(event)
+                self._emit(event)

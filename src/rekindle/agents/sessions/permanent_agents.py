@@ -1,7 +1,7 @@
-"""What outlives a session: the contexts of permanent agents. What does not: the KV of the others.
+"""Memories of permanent agents, which outlive sessions, and the KV of the others, which does not.
 
-A permanent agent comes into a session with what it has taken in by then in the session that it was used in last, or
-with what it kept of that one when it was deleted.
+A permanent agent joins a session with its current context in the session it was used in last, or with the memory saved
+when that session was deleted.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from rekindle.errors import BadRequest, NotFound
 
 
 def held_by(plan: Plan, sessions: Sequence[Session]) -> list[tuple[int, Memory]]:
-    """What the permanent agents of a plan have in `sessions`, which are the namespace's, with their numbers."""
+    """Return (session number, memory) of a plan's permanent agents in `sessions` of their namespace."""
     identities = [each.agent for each in plan.participants if each.agent is not None]
     found = ((session.number, _memory(session, agent)) for agent in identities for session in sessions)
     return [(number, memory) for number, memory in found if memory is not None]
@@ -27,27 +27,27 @@ def held_by(plan: Plan, sessions: Sequence[Session]) -> list[tuple[int, Memory]]
 def brought(
     plan: Plan, held: Sequence[tuple[int, Memory]], records: SessionRecords, namespace: str
 ) -> dict[str, Prelude]:
-    """What the permanent agents of a plan bring into it, by name; `held` is what they have in sessions. Reads the file.
+    """Return the preludes of a plan's permanent agents by name, from `held` and saved memories. Reads the file.
 
-    Of sessions that had begun when it was made to forget them it brings nothing, whatever was said in them since.
+    An agent brings nothing from sessions it was made to forget, even if they continued afterwards.
     """
     preludes: dict[str, Prelude] = {}
     for each in plan.participants:
         if each.agent is None:
             continue
-        kept = records.remembered(namespace, each.agent) or Memory(each.agent, 0.0, None)
-        memories = [memory for number, memory in held if memory.agent == each.agent and number > kept.forgotten]
-        if kept.prelude is not None:
-            memories.append(kept)
+        saved = records.remembered(namespace, each.agent) or Memory(each.agent, 0.0, None)
+        memories = [memory for number, memory in held if memory.agent == each.agent and number > saved.forgotten]
+        if saved.prelude is not None:
+            memories.append(saved)
         if memories and (prelude := max(memories, key=lambda memory: memory.at).prelude) is not None:
             preludes[each.name] = prelude
     return preludes
 
 
 def check_apart(id: str, plan: Plan, sessions: Sequence[Card]) -> None:
-    """Raise BadRequest where a permanent agent would be one that belongs to a session, and ends with it.
+    """Raise BadRequest if the id of a permanent agent would collide with that of an ephemeral agent of a session.
 
-    Agents of a session are called by its id, "/" and a name; `sessions` are the others of the namespace.
+    The id of an ephemeral agent is the session's id, "/" and a name; `sessions` are the others of the namespace.
     """
     taken = {id, *(session.id for session in sessions)}
     for at, each in enumerate(plan.participants):
@@ -61,8 +61,8 @@ def check_apart(id: str, plan: Plan, sessions: Sequence[Card]) -> None:
                 raise BadRequest(f"{agent!r} is a permanent agent: choose another id than {id!r}", param="id")
 
 
-def kept_of(session: Session) -> list[Memory]:
-    """What the permanent agents of a session keep when it is deleted."""
+def memories_of(session: Session) -> list[Memory]:
+    """Return the memories that a session's permanent agents keep when it is deleted."""
     identities = [each.agent for each in session.machine.participants.values() if each.agent is not None]
     return [memory for agent in identities if (memory := _memory(session, agent)) is not None]
 
@@ -80,8 +80,8 @@ def _prelude(machine: Coordination, name: str) -> Prelude:
 
 
 def forget_kv(session: Session) -> None:
-    """Have the engine forget the agents that live no longer than their session; raises StoreError."""
+    """Delete the KV of a session's ephemeral agents; raises StoreError."""
     for name, each in session.machine.participants.items():
         if each.agent is None:
-            with contextlib.suppress(NotFound):  # it never came to computing anything
-                session.desk.engine.delete(session.agent(name), namespace=session.namespace)
+            with contextlib.suppress(NotFound):  # nothing was ever computed for it
+                session.shared.engine.delete(session.agent(name), namespace=session.namespace)

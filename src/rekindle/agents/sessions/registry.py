@@ -1,6 +1,6 @@
-"""How sessions come and go, and that one thing at a time is played in each.
+"""Create, find and delete sessions, and allow at most one run at a time in each.
 
-Which there are and which are in memory `loaded` knows. What is said in them is others' business.
+`loaded` knows which sessions exist and which are in memory. Their content is handled elsewhere.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from rekindle.agents.machine.types import Plan, Prelude
 from rekindle.agents.sessions.comparison import measured_extension
 from rekindle.agents.sessions.events import Extension, SessionInfo
 from rekindle.agents.sessions.loaded import LoadedSessions, no_session
-from rekindle.agents.sessions.permanent_agents import brought, check_apart, forget_kv, held_by, kept_of
+from rekindle.agents.sessions.permanent_agents import brought, check_apart, forget_kv, held_by, memories_of
 from rekindle.agents.sessions.session import Session, SessionContext, check_agents
 from rekindle.agents.sessions.turn import sampling_of
 from rekindle.errors import BadRequest, Cancelled, Conflict, NotFound, StoreError
@@ -35,24 +35,24 @@ _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
 class Registry:
-    """The sessions of one coordinator. `creating` is held while one is made."""
+    """The sessions of one coordinator. `creating` is locked while one is created."""
 
-    def __init__(self, desk: SessionContext) -> None:
-        self._desk = desk
-        self.sessions = LoadedSessions(desk)
+    def __init__(self, shared: SessionContext) -> None:
+        self._shared = shared
+        self.sessions = LoadedSessions(shared)
         self._extension: Extension | None = None
         self.creating = asyncio.Lock()
         self._tasks: set[asyncio.Task[Any]] = set()
         self._is_closed = False
 
     async def load(self) -> None:
-        """Learn which sessions there are; each is read when it is first asked for."""
-        for card in await self._in_writer(self._desk.records.cards):
+        """Load the index of sessions; each session is read on first use."""
+        for card in await self._in_writer(self._shared.records.cards):
             self.sessions.know(card)
-        self._extension = await asyncio.to_thread(contained(measured_extension), self._desk.engine)
+        self._extension = await asyncio.to_thread(contained(measured_extension), self._shared.engine)
 
     async def close(self) -> None:
-        """Stop whoever speaks or listens, let what was asked for come to its end, and the writing thread finish."""
+        """Stop speakers and listeners, wait for pending requests, and shut down the writing thread."""
         self._is_closed = True
         sessions = self.sessions.live()
         for session in sessions:
@@ -62,11 +62,11 @@ class Registry:
             await asyncio.wait(self._tasks)
         for session in self.sessions.live():
             session.end_watching()
-        await asyncio.to_thread(self._desk.writer.shutdown)
+        await asyncio.to_thread(self._shared.writer.shutdown)
 
-    async def whole(self, work: Coroutine[Any, Any, T]) -> T:
-        """What `work` returns; it goes on to its end where the caller is cancelled."""
-        task = asyncio.create_task(work)
+    async def run_to_completion(self, coro: Coroutine[Any, Any, T]) -> T:
+        """Run `coro` to completion even if the caller is cancelled."""
+        task = asyncio.create_task(coro)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         try:
@@ -76,21 +76,21 @@ class Registry:
             raise
 
     async def _in_writer(self, work: Callable[..., Any], *args: Any) -> Any:
-        return await asyncio.get_running_loop().run_in_executor(self._desk.writer, contained(work), *args)
+        return await asyncio.get_running_loop().run_in_executor(self._shared.writer, contained(work), *args)
 
     async def create(self, namespace: str, plan: Plan, id: str) -> Session:
-        """Begin a session, durably; BadRequest, Conflict where the id is taken, StoreError."""
-        async with self.creating:  # so that each is checked against those before it
+        """Begin a session durably; BadRequest, Conflict if the id is taken, StoreError."""
+        async with self.creating:  # so that each is checked against earlier ones
             self._check_new(namespace, plan, id)
             permanent = [each.agent for each in plan.participants if each.agent is not None]
             sessions = await self.sessions.with_agents(namespace, permanent)
-            now, held = self._desk.clock(), held_by(plan, sessions)
+            now, held = self._shared.clock(), held_by(plan, sessions)
             number, preludes = await self._in_writer(self._write_new, namespace, id, plan, held, now)
-            session = Session(self._desk, SavedSession(number, namespace, id, now, now, plan, preludes, ()))
+            session = Session(self._shared, SavedSession(number, namespace, id, now, now, plan, preludes, ()))
             self.sessions.add(Card.of(number, namespace, id, plan), session)
         if self._is_closed:
             session.close(Cancelled("the service of sessions is closed"))
-        session.fall_behind()
+        session.mark_pending()
         session.catch_up()
         return session
 
@@ -108,25 +108,25 @@ class Registry:
         check_apart(id, plan, self.sessions.cards(namespace))
 
     def check_room(self, namespace: str, *, sessions: int = 0, num_bytes: int = 0) -> None:
-        """Raise QuotaExceeded where a namespace may not have so much more."""
-        used = self._desk.records.usage.of(namespace)
-        self._desk.quota.check(namespace, used, sessions=sessions, num_bytes=num_bytes)
+        """Raise QuotaExceeded if a namespace may not have this much more."""
+        used = self._shared.records.usage.of(namespace)
+        self._shared.quota.check(namespace, used, sessions=sessions, num_bytes=num_bytes)
 
     def _write_new(
         self, namespace: str, id: str, plan: Plan, held: list[tuple[int, Memory]], now: float
     ) -> tuple[int, dict[str, Prelude]]:
-        """On the writing thread, as forgetting is: what is forgotten meanwhile is forgotten of this session, too."""
-        preludes = brought(plan, held, self._desk.records, namespace)
+        """Runs on the writing thread, as `forget` does, so that a concurrent forget applies to this session too."""
+        preludes = brought(plan, held, self._shared.records, namespace)
         num_bytes = SESSION_BYTES + len(packed(plan).encode()) + len(packed(preludes).encode())
         self.check_room(namespace, sessions=1, num_bytes=num_bytes)
-        return self._desk.records.create(namespace, id, plan, preludes, now), preludes
+        return self._shared.records.create(namespace, id, plan, preludes, now), preludes
 
     async def forget(self, namespace: str, agent: str) -> None:
-        """Have a permanent agent bring nothing of what was until now into later sessions; StoreError."""
-        await self._in_writer(self._desk.records.forget, namespace, agent)
+        """Make a permanent agent bring nothing from before now into later sessions; StoreError."""
+        await self._in_writer(self._shared.records.forget, namespace, agent)
 
     async def delete(self, namespace: str, id: str) -> None:
-        """Forget a session, KV first; from now on nobody finds it, unless the disk refuses (StoreError)."""
+        """Delete a session, KV first; it cannot be found from now on, unless the disk fails (StoreError)."""
         session = await self.fetch(namespace, id)
         session.close(no_session(id))
         try:
@@ -142,10 +142,10 @@ class Registry:
         session.end_watching()
 
     def _delete(self, session: Session) -> None:
-        """On the writing thread. What agents would remember beyond their namespace's bound is lost, which is logged."""
-        records, most = self._desk.records, self._desk.quota.num_bytes
+        """Runs on the writing thread. Memories beyond the namespace's quota are dropped and logged."""
+        records, most = self._shared.records, self._shared.quota.num_bytes
         fit, used = [], records.usage.of(session.namespace).num_bytes - records.usage.size(session.number)
-        for memory in kept_of(session):
+        for memory in memories_of(session):
             used += 0 if memory.prelude is None else len(packed(memory.prelude).encode())
             if most is None or used <= most:
                 fit.append(memory)
@@ -154,20 +154,20 @@ class Registry:
         records.delete(session.number, session.namespace, fit)
 
     async def _reload(self, session: Session) -> None:
-        """Before it is deleted, so that nobody remembers what was not durable; one that cannot be read goes, too."""
+        """Reload before deleting, so that memories hold only durable state; an unreadable session is deleted too."""
         try:
             await session.reload()
         except StoreError as error:
             logger.warning("session %s of %s is deleted as it was last known: %s", session.id, session.namespace, error)
 
     def of(self, namespace: str) -> Iterator[Session]:
-        """The sessions of a namespace, the oldest first, each read when it is its turn."""
+        """Yield the sessions of a namespace, oldest first, reading each on demand."""
         for card in self.sessions.cards(namespace):
             with contextlib.suppress(NotFound, Cancelled):  # it is being deleted
                 yield self.found(namespace, card.id)
 
     async def fetched(self, namespace: str) -> AsyncIterator[Session]:
-        """The same, without keeping the event loop waiting for the file."""
+        """Yield the same sessions without blocking the event loop on the file."""
         for card in self.sessions.cards(namespace):
             try:
                 yield await self.fetch(namespace, card.id)
@@ -175,15 +175,15 @@ class Registry:
                 continue
 
     def found(self, namespace: str, id: str) -> Session:
-        """One session, read at once where it is not in memory; NotFound, StoreError."""
+        """Return one session, read synchronously if it is not in memory; NotFound, StoreError."""
         return _open(self.sessions.get(namespace, id))
 
     async def fetch(self, namespace: str, id: str) -> Session:
-        """The same, without keeping the event loop waiting for the file."""
+        """Return one session without blocking the event loop on the file."""
         return _open(await self.sessions.fetch(namespace, id))
 
     async def ready(self, namespace: str, id: str) -> Session:
-        """One session in which nothing is being played, as it is in the file; NotFound, Conflict, StoreError."""
+        """Return one session without an active run, as it is in the file; NotFound, Conflict, StoreError."""
         session = await self.fetch(namespace, id)
         await session.reload()
         _open(session)
@@ -192,7 +192,7 @@ class Registry:
         return session
 
     def info(self, session: Session) -> SessionInfo:
-        """How a session stands: what was said and done as far as it is durable, who speaks as it is now."""
+        """Return the state of a session: its durable content, and who is speaking now."""
         machine, shown, extension = session.machine, session.shown, self._extension
         assert extension is not None, "the coordinator has not been started"
         return SessionInfo(
@@ -215,15 +215,15 @@ class Registry:
         )
 
     def check(self) -> None:
-        """Assert what must hold of every session and of the file."""
+        """Assert the invariants of every session and of the file."""
         self.sessions.check()
-        self._desk.records.check()
+        self._shared.records.check()
 
 
 def _log_failure(task: asyncio.Task[Any]) -> None:
-    """Of what nobody waits for any more."""
+    """Log the failure of a task whose caller was cancelled."""
     if not task.cancelled() and (error := task.exception()) is not None:
-        logger.warning("what was asked for of a session failed when nobody waited for it any more: %s", error)
+        logger.warning("a request to a session failed after its caller was cancelled: %s", error)
 
 
 def _open(session: Session) -> Session:

@@ -1,14 +1,14 @@
-"""A run: somebody has a turn, a round or a vote played, and what happens is told as it does.
+"""A run: play a turn, a round or a vote, and publish events as they happen.
 
-The gap between two speakers is what this is about. When the last delta of a turn has come, the machine is told and the
-next turn's request goes out, all within one step of the event loop; the turn is written meanwhile, and told when it is
-durable. What is told keeps its order: what comes after a turn's end waits for that.
+Designed to minimize the gap between two speakers. On the last delta of a turn, its event is applied to the machine and
+the next turn's request is submitted within one step of the event loop; meanwhile the turn is written, and published
+when it is durable. Events keep their order: those after a turn's end wait for it.
 
-    deltas ─▶ voices ─▶ machine ─▶ voices …      now
-                  └────▶ outbox ─▶ whoever asked, and watchers      durable first, in order
+    deltas ─▶ voices ─▶ machine ─▶ voices …      immediately
+                  └────▶ outbox ─▶ caller and watchers      in order, once durable
 
-A run that is stopped leaves its turns begun: they are spoken again from the same base. Who interrupts has its words put
-in behind the last of the turns that were cut for them.
+A stopped run leaves its turns begun: they are generated again from the same context. An interrupting message is posted
+after the last of the turns it cut short.
 """
 
 from __future__ import annotations
@@ -47,28 +47,28 @@ PAUSE_S = 1.0  # after the last turn: a run that begins later follows a pause, n
 
 
 class Run:
-    """Plays what the machine wants until it wants nothing more. `begin` once; `told` ends with None."""
+    """Carries out directives until the machine has no more. `begin` once; `events` ends with None."""
 
     def __init__(self, session: Session, params: SamplingParams) -> None:
-        self.told: asyncio.Queue[SessionEvent | None] = asyncio.Queue()
+        self.events: asyncio.Queue[SessionEvent | None] = asyncio.Queue()
         self.failure: RekindleError | None = None
         self._session = session
         self._params = params
         self._voices: dict[asyncio.Task[TurnEnded | TurnFailed | None], Voice] = {}
-        self._ended: dict[int, Voice] = {}  # said, and not published yet
+        self._ended: dict[int, Voice] = {}  # ended, not published yet
         self._tallies: dict[int, Tally] = {}
         self._interruptions = Interruptions()
-        self._outbox = Outbox(self._tell)
-        self._is_left = False
+        self._outbox = Outbox(self._emit)
+        self._is_stopped = False
         self._is_dropped = False
         self._task: asyncio.Task[None] | None = None
 
     def begin(self, directives: Sequence[Directive], durable: Durable | None) -> None:
-        """Start with what is to be done. From now on to the end the session has this run."""
+        """Start with these directives. Until it ends, this is the session's run."""
         assert self._session.run is None, "one thing at a time is played"
         self._session.run = self
         spoke_last_at = self._session.spoke_last_at
-        if spoke_last_at is not None and self._session.desk.timer() - spoke_last_at > PAUSE_S:
+        if spoke_last_at is not None and self._session.shared.timer() - spoke_last_at > PAUSE_S:
             self._session.spoke_last_at = None
         if durable is not None:
             durable.add_done_callback(self._written)
@@ -81,55 +81,55 @@ class Run:
         self._task = asyncio.create_task(self._play())
 
     def announce(self, event: SessionEvent, durable: Durable) -> bool:
-        """Tell of something that somebody else did, in its place among what is told; False: the run is over."""
+        """Publish an outside event in order among the run's own events; False: the run is over."""
         durable.add_done_callback(self._written)
         return self._outbox.put(event, durable)
 
     async def stop(self) -> None:
         """Cancel within a step and wait for the end; turns stay begun. Stopping twice, or at the end, is safe."""
-        self._leave()
+        self._stop_voices()
         await self.wait()
 
     async def wait(self) -> None:
-        """Wait for the end, whatever it is."""
+        """Wait for the end, without raising its error."""
         if self._task is not None:
             await asyncio.wait([self._task])
 
     def result(self) -> None:
-        """Raise what ended it before the machine wanted nothing more."""
+        """Raise the error that ended the run early, if any."""
         if self._task is not None and self._task.done():
             self._task.result()
         if self.failure is not None:
             raise self.failure
-        if self._is_left:
-            raise Cancelled("it was stopped; what was begun can be gone on with")
+        if self._is_stopped:
+            raise Cancelled("the run was stopped; unfinished turns can be resumed")
 
-    def interrupt(self, told: MessagePosted) -> Answer:
-        """Have everybody who speaks end with what was said by now, this be told, and the next ones speak."""
+    def interrupt(self, message: MessagePosted) -> Answer:
+        """End all current turns with the text so far, post `message`, and continue with the next turns."""
         self._cut()
-        return self._interruptions.add(told, self._voices.values())
+        return self._interruptions.add(message, self._voices.values())
 
     def _cut(self) -> None:
         for voice in self._voices.values():
             voice.interrupt()
 
     async def drop(self) -> None:
-        """Have everybody who speaks end with what was said by now, and nobody speak after them."""
+        """End all current turns with the text so far, and start no more."""
         self._is_dropped = True
         self._cut()
         await self.wait()
 
-    def _leave(self) -> None:
-        self._is_left = True
+    def _stop_voices(self) -> None:
+        self._is_stopped = True
         for voice in self._voices.values():
             voice.stop()
 
     def _fail(self, error: RekindleError) -> None:
         self.failure = self.failure or error
-        self._leave()
+        self._stop_voices()
 
     def _defect(self, error: BaseException) -> None:
-        """Border: it ends this run, and nothing else."""
+        """Border: an unexpected error ends this run and nothing else."""
         logger.error("what was played in session %s ended", self._session.id, exc_info=error)
         failed = RequestFailed(f"what was played ended unexpectedly: {error!r}")
         failed.__cause__ = error
@@ -137,7 +137,7 @@ class Run:
 
     async def _play(self) -> None:
         session = self._session
-        teller = asyncio.create_task(self._outbox.empty())
+        drain = asyncio.create_task(self._outbox.drain())
         try:
             await self._listen_to_voices()
         except MEANT_FOR_THE_LOOP:
@@ -146,10 +146,10 @@ class Run:
             self._defect(error)
         finally:
             try:
-                await self._wind_up(teller)
+                await self._wind_up(drain)
             finally:
                 session.run = None
-                self.told.put_nowait(None)
+                self.events.put_nowait(None)
                 self._interruptions.end()
         session.catch_up()
 
@@ -158,48 +158,48 @@ class Run:
             ended, _ = await asyncio.wait(self._voices, return_when=asyncio.FIRST_COMPLETED)
             for task in [task for task in self._voices if task in ended]:
                 self._end(task, self._voices.pop(task))
-        if self._is_dropped and not self._is_left and self._session.machine.is_unfinished:
+        if self._is_dropped and not self._is_stopped and self._session.machine.is_unfinished:
             self._commit(RoundDropped())
 
-    async def _wind_up(self, teller: asyncio.Task[None]) -> None:
+    async def _wind_up(self, drain: asyncio.Task[None]) -> None:
         for voice in self._voices.values():
             voice.stop()
         await asyncio.gather(*self._voices, return_exceptions=True)
         self._outbox.close()
-        await teller
+        await drain
         if self.failure is not None:
-            self._session.tell(SessionEvent("error", {"message": str(self.failure)}))
+            self._session.publish(SessionEvent("error", {"message": str(self.failure)}))
 
     def _end(self, task: asyncio.Task[TurnEnded | TurnFailed | None], voice: Voice) -> None:
-        """One has ended: the machine says what comes next."""
+        """Handle the end of a turn: apply its event and carry out what follows."""
         self._interruptions.ended(voice)
         try:
             event = task.result()
         except RekindleError as error:
             self._fail(error)
             return
-        if self._is_left or (self._is_dropped and voice.turn.purpose != "speak"):
-            return  # it stays begun, or is dropped with its round: a vote that is cut short decides nothing
+        if self._is_stopped or (self._is_dropped and voice.turn.purpose != "speak"):
+            return  # it stays begun, or is dropped with its round: an interrupted vote decides nothing
         if event is None:
-            self._fail(Cancelled("the engine stopped it; what was begun can be gone on with"))
+            self._fail(Cancelled("the engine stopped the turn; unfinished turns can be resumed"))
             return
         self._session.spoke_last_at = voice.last_at or self._session.spoke_last_at
         if isinstance(event, TurnEnded):
             self._ended[voice.turn.number] = voice
-        told = [of_failure(voice.turn, event.reason, self._spoken(voice))] if isinstance(event, TurnFailed) else []
-        behind = self._interruptions.take(self._session.machine.check_message)
-        done = self._commit(replace(event, then=tuple(each.told for each in behind)), *told)
-        self._interruptions.told(behind, done)
+        failures = [of_failure(voice.turn, event.reason, self._spoken(voice))] if isinstance(event, TurnFailed) else []
+        due = self._interruptions.take(self._session.machine.check_message)
+        done = self._commit(replace(event, then=tuple(each.message for each in due)), *failures)
+        self._interruptions.resolve(due, done)
 
-    def _commit(self, event: Event, *told: SessionEvent) -> tuple[list[Directive], Durable] | None:
-        """Let it happen, tell this of it, and do what is to be done then; None: the run has failed."""
+    def _commit(self, event: Event, *published: SessionEvent) -> tuple[list[Directive], Durable] | None:
+        """Apply an event, publish these for it, and carry out its directives; None: the run has failed."""
         try:
             done, durable = self._session.commit(event)
         except RekindleError as error:
             self._fail(error)
             return None
         durable.add_done_callback(self._written)
-        for each in told:
+        for each in published:
             self._outbox.put(each, durable)
         self._carry_out(done, durable)
         return done, durable
@@ -210,18 +210,18 @@ class Run:
             self._fail(error)
 
     def _carry_out(self, directives: Sequence[Directive], durable: Durable | None) -> None:
-        """Whoever is to speak begins first: all else can wait."""
+        """Start speakers first: everything else can wait."""
         for directive in directives:
             if isinstance(directive, Speak):
                 self._speak(directive.turn)
         for directive in directives:
-            for told in self._described(directive):
-                self._outbox.put(told, durable)
+            for event in self._described(directive):
+                self._outbox.put(event, durable)
 
     def _described(self, directive: Directive) -> list[SessionEvent]:
         match directive:
             case Speak():
-                if self._is_left or self._is_dropped:
+                if self._is_stopped or self._is_dropped:
                     return []
                 return [of_start(directive.turn, self._session.speaker(directive.turn.speaker).agent)]
             case Decided():
@@ -238,7 +238,7 @@ class Run:
             return [of_utterance(utterance)]
         voice = self._ended.pop(utterance.turn, None)
         if voice is None:
-            return [of_utterance(utterance)]  # said in a run that was left before it was its turn to be told
+            return [of_utterance(utterance)]  # ended in a run that was stopped before its turn could be published
         self._tallies.setdefault(voice.turn.round or 0, Tally()).add(voice)
         return [SessionEvent("turn_complete", voice.described(utterance), self._spoken(voice))]
 
@@ -247,30 +247,30 @@ class Run:
 
     def _speak(self, turn: Turn) -> None:
         session = self._session
-        if self._is_left or self._is_dropped:
+        if self._is_stopped or self._is_dropped:
             return
         session.listening.hold()
-        taken_in = session.listening.begins(turn.speaker)
+        taken_in_tokens = session.listening.begins(turn.speaker)
         request = request_of(session.speaker(turn.speaker), turn, session.machine.prompt(turn.speaker), self._params)
         voice = Voice.begin(
-            session.desk.engine,
-            replace(request, waits_aside=bool(self._voices)),  # who begin together wait as one, however few may
+            session.shared.engine,
+            replace(request, waits_aside=bool(self._voices)),  # turns that begin together count as one waiting request
             turn,
-            timer=session.desk.timer,
+            timer=session.shared.timer,
             spoke_last_at=session.spoke_last_at,
-            taken_in_tokens=taken_in,
+            taken_in_tokens=taken_in_tokens,
         )
         self._voices[asyncio.create_task(self._follow(voice))] = voice
 
     async def _follow(self, voice: Voice) -> TurnEnded | TurnFailed | None:
-        """Read a turn to its end; what that means for the session."""
+        """Stream a turn to its end; return the event to apply, or None if it stays begun."""
         try:
             async for delta in voice.generation:
                 is_first = voice.first_at is None
                 text = voice.take(delta)
                 if text:
-                    told = {"turn": voice.turn.number, "speaker": voice.turn.speaker, "text": text}
-                    self._outbox.put(SessionEvent("token", told), None)
+                    data = {"turn": voice.turn.number, "speaker": voice.turn.speaker, "text": text}
+                    self._outbox.put(SessionEvent("token", data), None)
                 if delta.finish_reason is None and self._session.listens:
                     self._let_listen(voice, is_first=is_first)
         except RekindleError as error:
@@ -281,7 +281,7 @@ class Run:
         return voice.ended()
 
     def _let_listen(self, voice: Voice, *, is_first: bool) -> None:
-        """Whoever speaks next absorbs what is being said; at the first token the others take in what was said."""
+        """Have the next speaker absorb the text so far; at the first token, have the others prefill what they heard."""
         session = self._session
         speaking = {each.turn.speaker for each in self._voices.values()}
         coming = [name for name in session.machine.expected() if name not in speaking][:1]
@@ -291,12 +291,12 @@ class Run:
             partial = voice.heard_by(coming[0], session.machine.participants)
             session.listening.overhear(coming[0], partial, voice.num_tokens)
 
-    def _tell(self, event: SessionEvent) -> None:
-        self.told.put_nowait(event)
-        self._session.tell(event)
+    def _emit(self, event: SessionEvent) -> None:
+        self.events.put_nowait(event)
+        self._session.publish(event)
 
 
 def check_no_vote(machine: Coordination) -> None:
-    """Raise Conflict where what is unfinished is a vote."""
+    """Raise Conflict if a vote is unfinished."""
     if machine.voting is not None:
-        raise Conflict("a vote is unfinished: go on with it by a vote without a question, or interrupt it")
+        raise Conflict("a vote is unfinished: resume it with a vote without a question, or interrupt it")

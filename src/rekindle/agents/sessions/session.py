@@ -1,10 +1,10 @@
-"""One session that is held: its machine, its rows in the file, its listeners, and who watches it.
+"""One live session: its machine, its journal, its listeners and its watchers.
 
-    event ──▶ machine ──▶ directives, at once
-       └────▶ journal ──▶ a future: only then anybody may be told of it
+    event ──▶ machine ──▶ directives, immediately
+       └────▶ journal ──▶ a future: the event may be published only when it is done
 
-Owns the order of events: as they were applied, so they are written. Where one cannot be written the session goes back
-to what is in the file (`reload`). A session that is closed takes nothing more. For one event loop.
+Owns the order of events: they are written as they were applied. If a write fails, the session reverts to the state in
+the file (`reload`). A closed session accepts no more events. For one event loop.
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ from rekindle.engine.types import Reuse
 from rekindle.errors import RekindleError, StoreError
 from rekindle.text.messages import Message
 
-MOST_UNREAD = 4096  # events that a watcher may be behind
+MOST_UNREAD = 4096  # events that a watcher may have queued
 
 
 def agent_of(session: str, name: str, identity: str | None) -> str:
-    """The id of an agent's memory: its own where it outlives the session, else the session's and its name."""
+    """Return the id of an agent's memory: its identity if permanent, else the session's id and the agent's name."""
     if identity is not None:
         return identity
     escaped = name.replace("%", "%25").replace("/", "%2F")
@@ -55,7 +55,7 @@ def agent_of(session: str, name: str, identity: str | None) -> str:
 
 
 def check_agents(session: str, named: Iterable[tuple[str, str | None]]) -> None:
-    """Refuse names, each with an identity or none, that cannot be an agent's id."""
+    """Raise BadRequest for (name, identity or None) pairs that do not give a valid agent id."""
     for name, identity in named:
         check_agent_id(agent_of(session, name, identity), where="agents")
 
@@ -74,7 +74,7 @@ class SessionContext:
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """How much of a session is durable: what anybody may be shown of what was said and done in it."""
+    """How much of a session is durable, and so may be shown."""
 
     num_utterances: int
     num_decisions: int
@@ -84,24 +84,24 @@ class Shown:
 
     @classmethod
     def of(cls, machine: Coordination) -> Shown:
-        """All of it."""
+        """Return the counts of everything in the machine."""
         said, decided = len(machine.utterances), len(machine.decisions)
         return cls(said, decided, len(machine.participants), machine.num_rounds, machine.num_turns)
 
 
 class ActiveRun(Protocol):
-    """What is being played in a session, as those may deal with it who did not begin it."""
+    """The run in progress, as seen by those who did not start it."""
 
     def announce(self, event: SessionEvent, durable: Durable) -> bool:
-        """Report what somebody else did, in its place among the run's own events; False: the run is over."""
+        """Publish an outside event in order among the run's own events; False: the run is over."""
         ...
 
-    def interrupt(self, told: MessagePosted) -> Answer:
-        """End the turns of all who speak with what was said by now, and put this in after them."""
+    def interrupt(self, message: MessagePosted) -> Answer:
+        """End all current turns with the text so far, and post `message` after them."""
         ...
 
     async def drop(self) -> None:
-        """End the turns of all who speak, and have nobody speak after them."""
+        """End all current turns with the text so far, and start no more."""
         ...
 
     async def stop(self) -> None:
@@ -110,34 +110,34 @@ class ActiveRun(Protocol):
 
 
 class Session:
-    """A session made of what was kept of it. `shown`: how much of it is durable; `closed`: why it takes nothing more.
+    """A session restored from its saved form. `shown`: how much is durable; `closed`: why it accepts no more events.
 
-    `changing` is held by whoever changes who takes part; `spoke_last_at` is when the last turn said its last; `journal`
-    takes its events to the file.
+    `changing` is locked while participants change; `spoke_last_at` is when the last turn's last delta came; `journal`
+    writes its events to the file.
     """
 
-    def __init__(self, desk: SessionContext, kept: SavedSession) -> None:
-        """Raises RekindleError where the events do not fit together."""
-        self.namespace = kept.namespace
-        self.id = kept.id
-        self.created = kept.created
-        self.last_use = kept.last_use
-        self.number = kept.number
-        self.desk = desk
-        self.machine = _folded(kept)
+    def __init__(self, shared: SessionContext, saved: SavedSession) -> None:
+        """Raises RekindleError if the events are inconsistent."""
+        self.namespace = saved.namespace
+        self.id = saved.id
+        self.created = saved.created
+        self.last_use = saved.last_use
+        self.number = saved.number
+        self.shared = shared
+        self.machine = _folded(saved)
         self.shown = Shown.of(self.machine)
         self.listening = self._listeners()
-        self.run: ActiveRun | None = None  # what is being played
+        self.run: ActiveRun | None = None  # the run in progress
         self.spoke_last_at: float | None = None
         self.closed: RekindleError | None = None
         self.changing = asyncio.Lock()
-        self._kept = kept
-        self.journal = Journal(desk.records, desk.writer, kept.number, len(kept.events))
+        self._saved = saved
+        self.journal = Journal(shared.records, shared.writer, saved.number, len(saved.events))
         self._reloading = asyncio.Lock()
         self._watchers: set[asyncio.Queue[SessionEvent | None]] = set()
 
     def _listeners(self) -> Listening:
-        me = weakref.ref(self)  # a session that nobody has is to leave memory at once
+        me = weakref.ref(self)  # an unreferenced session must be freed immediately
 
         def held() -> Session:
             session = me()
@@ -150,32 +150,32 @@ class Session:
         def agent(name: str) -> str:
             return held().agent(name)
 
-        return Listening(self.desk.engine, self.namespace, prompt=prompt, agent=agent, owner=held)
+        return Listening(self.shared.engine, self.namespace, prompt=prompt, agent=agent, owner=held)
 
     @property
     def is_idle(self) -> bool:
-        """Whether nothing is lost if it leaves memory: it can be read from the file as it is."""
+        """Whether it can be dropped from memory without loss: the file has all of its state."""
         is_quiet = self.run is None and not self._watchers and not self.changing.locked()
         return is_quiet and self.listening.is_idle and self.journal.is_settled
 
     def agent(self, name: str) -> str:
-        """The id of a participant's memory in the engine."""
+        """Return the id of a participant's memory in the engine."""
         return agent_of(self.id, name, self.machine.participants[name].agent)
 
     def speaker(self, name: str) -> Speaker:
-        """A participant as the engine needs it."""
+        """Return a participant as the engine needs it."""
         reuse: Reuse | None = None if self.machine.plan.reuse == "on" else "off"
         return Speaker(self.namespace, self.agent(name), self.machine.stops(name), reuse)
 
     @property
     def listens(self) -> bool:
-        """Whether others take in at once what is said."""
+        """Whether listeners prefill what is said as it is said."""
         return self.machine.plan.listen == "now" and self.machine.plan.reuse == "on"
 
     def commit(self, event: Event) -> tuple[list[Directive], Durable]:
-        """Let an event happen; what is to be done now, and when it is durable (StoreError where it cannot be).
+        """Apply and write an event; return its directives and a future of its durability (StoreError if it fails).
 
-        Raises what the machine does, BadRequest for an event that could not be read back: then nothing has happened.
+        Raises what the machine raises, BadRequest for an event that could not be read back; then nothing has changed.
         """
         if (refusal := self.closed or self.journal.failed) is not None:
             raise refusal
@@ -185,11 +185,11 @@ class Session:
             if isinstance(each, Hear):
                 self.listening.heard(each.listeners)
         if isinstance(event, Merged):
-            self._fall_behind([event.target])
+            self._mark_pending([event.target])
         elif isinstance(event, Rewound):
             self.listening.num_tokens.pop(event.name, None)
-            self._fall_behind([event.name])
-        self.last_use = self.desk.clock()
+            self._mark_pending([event.name])
+        self.last_use = self.shared.clock()
         durable = self.journal.write(event, self.last_use)
         durable.add_done_callback(partial(self._show, Shown.of(self.machine)))
         return done, durable
@@ -199,50 +199,50 @@ class Session:
             self.shown = shown
 
     async def reload(self) -> None:
-        """After a failed write: be what is in the file again, which ends what is played.
+        """After a failed write, revert to the state in the file, ending the run.
 
-        Raises StoreError while that cannot be read.
+        Raises StoreError if the file cannot be read.
         """
         async with self._reloading:
             if self.journal.failed is not None:
                 await self.stop()
                 events = await self.journal.reread()
-                self.machine = _folded(replace(self._kept, events=events))
+                self.machine = _folded(replace(self._saved, events=events))
                 self.shown = Shown.of(self.machine)
                 self.journal.resume(len(events))
-                self.fall_behind()
+                self.mark_pending()
 
     async def written(self) -> None:
-        """Wait until all that has happened by now is durable; StoreError where it cannot be."""
+        """Wait until all events so far are durable; StoreError if a write fails."""
         await written(self.journal.last)
 
     def said(self, hears: str | None = None) -> list[Utterance]:
-        """All that was said and is durable, by number; with `hears` what reached that participant."""
+        """Return the durable utterances by number; with `hears`, those that reached that participant."""
         said = self.machine.utterances if hears is None else self.machine.heard_by(hears)
         return [each for each in said if each.number < self.shown.num_utterances]
 
     def participants(self) -> dict[str, Participant]:
-        """Who takes part, in order."""
+        """Return the durable participants, in order."""
         return dict(list(self.machine.participants.items())[: self.shown.num_participants])
 
     def close(self, why: RekindleError) -> None:
-        """Nothing may happen any more."""
+        """Refuse further events with `why`."""
         self.closed = why
 
     def reopen(self) -> None:
-        """It goes on after all."""
+        """Undo `close`: accept events again."""
         self.closed = None
-        self.fall_behind()
+        self.mark_pending()
         self.catch_up()
 
     async def stop(self) -> None:
-        """Have whoever speaks or listens end; turns stay begun."""
+        """Stop speakers and listeners; turns stay begun."""
         if self.run is not None:
             await self.run.stop()
         await self.listening.stop()
 
-    def tell(self, event: SessionEvent) -> None:
-        """Let everybody know who watches; who does not keep up is let go."""
+    def publish(self, event: SessionEvent) -> None:
+        """Send an event to all watchers; disconnect those that do not keep up."""
         for queue in list(self._watchers):
             if queue.qsize() >= MOST_UNREAD:
                 self._watchers.discard(queue)
@@ -251,39 +251,39 @@ class Session:
                 queue.put_nowait(event)
 
     def watch(self) -> asyncio.Queue[SessionEvent | None]:
-        """A queue of what happens from now on; None ends it."""
+        """Return a queue of all events from now on; None ends it."""
         queue: asyncio.Queue[SessionEvent | None] = asyncio.Queue()
         self._watchers.add(queue)
         return queue
 
     def unwatch(self, queue: asyncio.Queue[SessionEvent | None]) -> None:
-        """This one does not look any more."""
+        """Remove a watcher's queue."""
         self._watchers.discard(queue)
 
     def end_watching(self) -> None:
-        """Nothing will happen any more."""
+        """End and remove all watchers' queues."""
         for queue in self._watchers:
             queue.put_nowait(None)
         self._watchers.clear()
 
     def catch_up(self, *, but: Sequence[str] = ()) -> None:
-        """Have listeners take in what they heard; who speaks soonest goes first."""
+        """Have listeners prefill what they heard; who speaks soonest goes first."""
         if self.listens and self.closed is None and self.journal.failed is None:
             names = list(self.machine.participants)
             soonest = self.machine.expected()
             first = names.index(soonest[0]) if soonest else 0
             self.listening.catch_up([*soonest, *names[first:], *names[:first]], but=but)
 
-    def fall_behind(self) -> None:
-        """Nobody has taken in what it heard."""
-        self._fall_behind(self.machine.participants)
+    def mark_pending(self) -> None:
+        """Mark every participant as having entries to prefill."""
+        self._mark_pending(self.machine.participants)
 
-    def _fall_behind(self, names: Iterable[str]) -> None:
+    def _mark_pending(self, names: Iterable[str]) -> None:
         context = self.machine.context
         self.listening.heard([name for name in names if context(name)[-1].kind != "said"])
 
     def standing(self) -> dict[str, Standing]:
-        """The agents, by name."""
+        """Return the agents by name."""
         listening = self.listening
         return {
             name: Standing(
@@ -297,16 +297,16 @@ class Session:
         }
 
     def check(self) -> None:
-        """Assert what must hold of the machine and the listeners."""
+        """Assert the invariants of the machine and the listeners."""
         self.machine.check()
         self.listening.check()
 
 
-def _folded(kept: SavedSession) -> Coordination:
-    machine = Coordination(kept.plan, kept.preludes)
-    for number, event in enumerate(kept.events):
+def _folded(saved: SavedSession) -> Coordination:
+    machine = Coordination(saved.plan, saved.preludes)
+    for number, event in enumerate(saved.events):
         try:
             machine.apply(event)
         except RekindleError as error:
-            raise StoreError(f"event {number} of session {kept.id} does not fit those before it: {error}") from error
+            raise StoreError(f"event {number} of session {saved.id} does not fit those before it: {error}") from error
     return machine

@@ -1,7 +1,7 @@
-"""One turn being spoken: the request for it, and what came of it so far.
+"""One turn being generated: its request, and its output so far.
 
-Owns what is text and what is thought of a reply, and when its first and its last delta came. Calls of tools are read as
-text: whoever speaks here has none.
+Owns the split of a reply into text and reasoning, and the times of its first and last delta. Tool calls are read as
+text: participants have no tools.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from rekindle.model.params import MAX_STOPS, SamplingParams
 from rekindle.text.messages import Message
 from rekindle.text.replies import ParsedReply, ReplyFormat, ReplyStream, TextDelta
 
-MAX_TOKENS = 512  # of a reply for which nothing else was asked: conversations of agents have no reader to stop them
+MAX_TOKENS = 512  # default per reply: conversations of agents have no reader to stop them
 UNSAID = "interrupted before anything was said"
-OPEN_CHARS = 16  # of what is being said, that may yet be the beginning of something else
-_LAST_WORD = re.compile(r"\S+\Z")  # which may go on
+OPEN_CHARS = 16  # at the end of a partial text: they may be the start of something longer
+_LAST_WORD = re.compile(r"\S+\Z")  # which may continue
 
 
 @dataclass(frozen=True, slots=True)
 class Speaker:
-    """Who speaks, as the engine needs it: the memory it goes on from, and where its replies end."""
+    """A speaker as the engine needs it: the memory it continues, and where its replies end."""
 
     namespace: str
     agent: str
@@ -40,7 +40,7 @@ class Speaker:
 
 
 def sampling_of(*given: Mapping[str, Any]) -> SamplingParams:
-    """Fields of `SamplingParams`, the later ones going before; BadRequest where one is unknown or wrong."""
+    """Merge fields of `SamplingParams`, later ones taking precedence; BadRequest if one is unknown or invalid."""
     asked: dict[str, Any] = {"max_tokens": MAX_TOKENS}
     for each in given:
         asked |= each
@@ -52,7 +52,7 @@ def sampling_of(*given: Mapping[str, Any]) -> SamplingParams:
 
 
 def request_of(speaker: Speaker, turn: Turn, prompt: tuple[Message, ...], params: SamplingParams) -> GenerationRequest:
-    """What is asked of the engine. A seed is another one in each turn, else all would draw the same numbers."""
+    """Return the engine request of a turn. The seed varies by turn, else all would draw the same numbers."""
     stop = tuple(dict.fromkeys((*params.stop, *speaker.stops)))[:MAX_STOPS]
     seed = None if params.seed is None else (params.seed + turn.number) % (1 << 62)
     return GenerationRequest(
@@ -62,18 +62,18 @@ def request_of(speaker: Speaker, turn: Turn, prompt: tuple[Message, ...], params
         params=replace(params, stop=stop, seed=seed),
         reuse=speaker.reuse,
         structured=True,
-        echoes_thoughts=True,  # the layout sends thoughts back, to templates that take them
+        echoes_thoughts=True,  # the layout sends reasoning back, to templates that accept it
     )
 
 
 @dataclass(slots=True, eq=False)
 class Voice:
-    """A turn while it is spoken; times are those of `timer`, in seconds. `cut`: somebody wants it to end."""
+    """A turn being generated; times are those of `timer`, in seconds. `cut`: it was interrupted."""
 
     turn: Turn
     generation: Generation
     begun_at: float
-    spoke_last_at: float | None  # when the turn before said its last
+    spoke_last_at: float | None  # when the last delta of the previous turn came
     taken_in_tokens: int
     timer: Callable[[], float]
     form: ReplyFormat
@@ -83,8 +83,8 @@ class Voice:
     num_tokens: int = 0
     report: Report | None = None
     finish: FinishReason | None = None
-    error: RekindleError | None = None  # why it says nothing
-    said: ParsedReply = field(default_factory=ParsedReply)
+    error: RekindleError | None = None  # why it said nothing
+    reply: ParsedReply = field(default_factory=ParsedReply)
     _stream: ReplyStream | None = None
 
     @classmethod
@@ -98,33 +98,33 @@ class Voice:
         spoke_last_at: float | None,
         taken_in_tokens: int,
     ) -> Voice:
-        """Have the engine begin."""
+        """Submit the request to the engine."""
         generation = engine.submit(request)
         return cls(turn, generation, timer(), spoke_last_at, taken_in_tokens, timer, engine.reply_format)
 
     def take(self, delta: Delta) -> str:
-        """Note what a delta brings; the text of it that is nobody's thought."""
+        """Record a delta; return its text without reasoning."""
         self.last_at = self.timer()
         if self.first_at is None:
             self.first_at = self.last_at
         self.num_tokens += len(delta.token_ids)
         self.report = delta.report or self.report
         self.finish = delta.finish_reason or self.finish
-        if self._stream is None:  # now it is known what the prompt has begun of the reply
+        if self._stream is None:  # only now is it known how much of the reply the prompt has begun
             self._stream = ReplyStream(self.form, tools=False, opening=self.generation.opening)
         events = self._stream.push(delta.text)
         if delta.finish_reason is not None:
             events = events + self._stream.finish()
         for event in events:
-            self.said.take(event)
+            self.reply.take(event)
         return "".join(event.text for event in events if isinstance(event, TextDelta))
 
     def heard_by(self, listener: str, names: Iterable[str]) -> Entry | None:
-        """What a listener has heard by now, without the last word, which may go on; None: nothing.
+        """Return what a listener has heard so far, without the last word, which may continue; None: nothing.
 
-        Scripts without blanks lose their last few characters.
+        Scripts without blanks lose their last OPEN_CHARS characters.
         """
-        to, text = self.turn.to, self.said.text
+        to, text = self.turn.to, self.reply.text
         if self.turn.purpose != "speak" or not (to is None or listener in to):
             return None
         whole = text[:-OPEN_CHARS] + _LAST_WORD.sub("", text[-OPEN_CHARS:])
@@ -133,25 +133,25 @@ class Voice:
         return Entry("heard", words, self.turn.speaker, is_alone) if words else None
 
     def stop(self) -> None:
-        """Have it end within a step."""
+        """End it within a step."""
         self.generation.cancel()
 
     def interrupt(self) -> None:
-        """Have it end within a step with what it has said by then."""
+        """End it within a step, keeping the text so far."""
         self.cut = True
         self.generation.cancel()
 
     def ended(self) -> TurnEnded | TurnFailed | None:
-        """What its end means for the session; None: it was left and may be spoken again."""
+        """Return the event of its end; None: it was stopped and may be generated again."""
         if self.finish == "cancelled" and not self.cut:
             return None
-        if self.finish == "cancelled" and not self.said.text.strip():
+        if self.finish == "cancelled" and not self.reply.text.strip():
             return self._unsaid(Cancelled(UNSAID))
         cut = self.cut and self.finish == "cancelled"
-        return TurnEnded(self.turn.number, self.said.text, self.said.reasoning or None, cut)
+        return TurnEnded(self.turn.number, self.reply.text, self.reply.reasoning or None, cut)
 
     def failed(self, error: RekindleError) -> TurnFailed | None:
-        """What an error means for the session; None: the turn is left. Raises what is no fault of this turn."""
+        """Return the event of an error; None: the turn stays begun. Raises errors that are not this turn's fault."""
         if isinstance(error, Cancelled):
             return self._unsaid(Cancelled(UNSAID)) if self.cut else None
         if isinstance(error, Overloaded | StoreError | Unavailable):
@@ -163,18 +163,18 @@ class Voice:
         return TurnFailed(self.turn.number, str(error))
 
     def spoken(self, agent: str) -> Spoken:
-        """How it ended, for those who follow requests; `agent` names the speaker's memory."""
+        """Return how it ended, for request observers; `agent` is the id of the speaker's memory."""
         return Spoken(agent, self.generation.id, self.report, self.finish, self.error)
 
     @property
     def gap_ms(self) -> float | None:
-        """From the last delta of the turn before to the first of this one; None where there was none, or a pause."""
+        """Time from the previous turn's last delta to this one's first; None if there was none, or after a pause."""
         if self.first_at is None or self.spoke_last_at is None:
             return None
         return (self.first_at - self.spoke_last_at) * 1000
 
     def described(self, utterance: Utterance) -> dict[str, Any]:
-        """All of a turn that has ended, and been published as `utterance`."""
+        """Return the event data of an ended turn, published as `utterance`."""
         first_ms = None if self.first_at is None else (self.first_at - self.begun_at) * 1000
         return {
             "turn": self.turn.number,
@@ -182,7 +182,7 @@ class Voice:
             "purpose": self.turn.purpose,
             "round": self.turn.round,
             "text": utterance.text,
-            "thought": self.said.reasoning or None,
+            "thought": self.reply.reasoning or None,
             "number": utterance.number,
             "to": None if utterance.to is None else list(utterance.to),
             "cut": utterance.cut,
@@ -196,7 +196,7 @@ class Voice:
 
 @dataclass(slots=True)
 class Tally:
-    """What the turns of one round were like."""
+    """Totals over the turns of one round."""
 
     num_turns: int = 0
     prompt_tokens: int = 0
@@ -204,7 +204,7 @@ class Tally:
     gaps_ms: list[float] = field(default_factory=list)
 
     def add(self, voice: Voice) -> None:
-        """Count a turn that has ended."""
+        """Add a turn that has ended."""
         self.num_turns += 1
         if voice.report is not None:
             self.prompt_tokens += voice.report.prompt_tokens
@@ -213,7 +213,7 @@ class Tally:
             self.gaps_ms.append(voice.gap_ms)
 
     def as_dict(self) -> dict[str, Any]:
-        """Its figures."""
+        """Return the totals as event data."""
         return {
             "num_turns": self.num_turns,
             "prompt_tokens": self.prompt_tokens,

@@ -185,7 +185,9 @@ def _messaging(router: APIRouter, sessions: Sessions, streams: StreamSettings) -
     async def send(namespace: str, id: str, body: MessageBody, *, stop: Stop = "nothing") -> dict[str, Any]:
         coordinator = await sessions.coordinator()
         with _params_renamed(by="from"):
-            message = await coordinator.tell(namespace, id, body.text, by=body.by, to=audience_of(body.to), stop=stop)
+            message = await coordinator.post_message(
+                namespace, id, body.text, by=body.by, to=audience_of(body.to), stop=stop
+            )
         return message_entry(message)
 
     @router.get("/{id}/messages", response_model=MessageList)
