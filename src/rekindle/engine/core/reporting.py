@@ -77,7 +77,7 @@ def _log(request: Request, elapsed_s: float) -> None:
         request.num_computed,
         request.num_prompt,
         rate,
-        f"about {left / rate:.0f} s" if rate > 0 else "it is not known how long is",
+        f"about {left / rate:.0f} s" if rate > 0 else "an unknown time",
     )
 
 
