@@ -48,7 +48,7 @@ def _product(module: Any, name: str, expert: int, rows: torch.Tensor) -> torch.T
 
 
 def use_padded_experts(model: Any) -> bool:
-    """Switch a mixture model to these experts if it supports a choice of experts; return whether it did."""
+    """Switch a mixture model to these experts if it supports that; return whether it does."""
     has_experts = any(hasattr(module, "has_post_expert_norm") for module in model.modules())
     if not has_experts or not model._can_set_experts_implementation():
         return False
