@@ -95,7 +95,7 @@ class PoolBench:
         """Measure the pool's bytes per block, without and with the block's ids; both have the same target."""
         ids, target = 4 * self._block_tokens, self._aim(BLOCK_BYTES)
         each, reported = num_bytes / self._num_blocks, pool.nbytes / self._num_blocks
-        yield self._part.row(f"block beside {ids} bytes of ids", "bytes", [each - ids], target, said=reported - ids)
+        yield self._part.row(f"block without {ids} bytes of ids", "bytes", [each - ids], target, said=reported - ids)
         yield self._part.row("block with its ids", "bytes", [each], target, said=reported)
 
     def _aim(self, value: float) -> Target | None:

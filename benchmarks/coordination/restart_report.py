@@ -189,7 +189,7 @@ def measurements(done: Endured) -> Iterator[Measurement]:
     if alone := tuple(each.alone_ms for each in restarts if each.alone_ms is not None):
         yield Measurement(f"first token of the turn alone, {FIRST}", arm, "ms", alone)
     compared = [*(each.compared for each in restarts), done.compared]
-    yield Measurement("messages told", arm, "messages", tuple(float(each.received) for each in compared))
+    yield Measurement("messages received", arm, "messages", tuple(float(each.received) for each in compared))
     yield Measurement("messages found", arm, "messages", tuple(float(each.found) for each in compared))
     for what in ("lost", "changed", "doubled"):
         numbers = [list(getattr(each, what)) for each in compared]

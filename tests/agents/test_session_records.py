@@ -204,7 +204,7 @@ def test_damaged_file_is_set_aside(path: Path, at: int, caplog: pytest.LogCaptur
         assert again.cards() == []
         again.close()
         aside = path.with_name(f"{path.name}.damaged{number or ''}")
-        assert aside.exists() and f"it is now {aside.name}" in caplog.text
+        assert aside.exists() and f"renamed to {aside.name}" in caplog.text
 
 
 UNREADABLE = (

@@ -44,10 +44,10 @@ def test_every_part_is_measured(tmp_path: Path) -> None:
     assert "targets met" in result.output
     by_measure = {line["measure"]: line for line in lines}
     for size in (16, 64):
-        beside = by_measure[f"pool, blocks of {size}: block beside {4 * size} bytes of ids"]
+        without = by_measure[f"pool, blocks of {size}: block without {4 * size} bytes of ids"]
         whole = by_measure[f"pool, blocks of {size}: block with its ids"]
-        assert whole["values"][0] == pytest.approx(beside["values"][0] + 4 * size)
-        assert {line["detail"]["target"] for line in (beside, whole)} == {"≤ 300"}
+        assert whole["values"][0] == pytest.approx(without["values"][0] + 4 * size)
+        assert {line["detail"]["target"] for line in (without, whole)} == {"≤ 300"}
     assert not any("target" in line["detail"] for line in lines if "adaptive" in line["measure"])
     assert "…" not in result.output, "a row is wider than a terminal"
 

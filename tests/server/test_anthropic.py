@@ -27,7 +27,7 @@ MODEL = "claude-opus-5-5"
 OWN = ("temperature", "top_k", "top_p", "rekindle")  # the client itself no longer names them
 BEGUN = '<tool_call>\n{"name": "'  # the model goes on from here
 REST = "".join(FORCED[BEGUN])
-ParsedReply = list[Any]
+History = list[Any]
 
 
 @pytest.fixture(scope="module")
@@ -43,11 +43,11 @@ def client(served: Served, agent: str | None = None) -> anthropic.Anthropic:
     return anthropic.Anthropic(base_url=served.url, api_key="unused", default_headers=headers, max_retries=0)
 
 
-def say(word: str, *, length: int = 12) -> ParsedReply:
+def say(word: str, *, length: int = 12) -> History:
     return [{"role": "user", "content": f"{word} please. {FILLER * length}"}]
 
 
-def ask(served: Served, said: ParsedReply, agent: str | None = None, *, stream: bool = False, **parameters: Any) -> Any:
+def ask(served: Served, said: History, agent: str | None = None, *, stream: bool = False, **parameters: Any) -> Any:
     """The whole message, asked for at once or put together by the client out of its stream."""
     given = {"model": MODEL, "max_tokens": 64, "messages": said, "temperature": 0, **parameters}
     extra = {name: given.pop(name) for name in [*given] if name in OWN}
@@ -304,7 +304,7 @@ def agents_body(call: int) -> dict[str, Any]:
     """What a coding agent sends of its own accord, at its n-th call: of no use here, and no reason to refuse it."""
     kept = {"type": "ephemeral", "ttl": "1h", "scope": "global"}
     attribution = f"x-anthropic-billing-header: cc_version=2.1.{call}; cc_entrypoint=cli; cch={call * 7919:05x};"
-    history: ParsedReply = [
+    history: History = [
         {
             "role": "user",
             "content": [

@@ -58,11 +58,11 @@ def half_closed(served: Served, sent: bytes) -> bytes:
 def parsed(raw: bytes) -> tuple[int, bytes]:
     """Status and body of one answer, read as any client reads it."""
 
-    class ParsedReply:
+    class Received:
         def makefile(self, *_: object) -> io.BytesIO:
             return io.BytesIO(raw)
 
-    response = http.client.HTTPResponse(ParsedReply())  # type: ignore[arg-type]
+    response = http.client.HTTPResponse(Received())  # type: ignore[arg-type]
     response.begin()
     return response.status, response.read()
 

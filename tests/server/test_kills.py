@@ -29,7 +29,7 @@ from rekindle.store.warm import WarmStore
 NUM_KILLS = int(os.environ.get("SERVER_KILLS", "12"))
 NUM_AGENTS = 2
 AFTER_S = 1.5  # the last of the random moments after the first durable turn
-ParsedReply = list[dict[str, str]]
+History = list[dict[str, str]]
 
 
 def settings_of(store: Path, port: int) -> Settings:
@@ -43,10 +43,10 @@ def serve(store: Path, port: int) -> None:
         run_server(engine, settings, lambda banner: None, listeners=listeners)
 
 
-def talk(client: Client, agent: str, seed: int, durable: dict[str, ParsedReply], first: threading.Event) -> None:
+def talk(client: Client, agent: str, seed: int, durable: dict[str, History], first: threading.Event) -> None:
     """Turn after turn until the server is gone; a prompt is durable once its agent's tokens are all saved."""
     r = random.Random(seed)
-    said: ParsedReply = [{"role": "system", "content": conversations.story(random.Random(0), 30)}]
+    said: History = [{"role": "system", "content": conversations.story(random.Random(0), 30)}]
     memory = conversations.Memory("Nadia", "archivist")
     try:
         while True:
@@ -61,9 +61,9 @@ def talk(client: Client, agent: str, seed: int, durable: dict[str, ParsedReply],
         return
 
 
-def kill_while_talking(store: Path, number: int, moment_s: float) -> dict[str, ParsedReply]:
+def kill_while_talking(store: Path, number: int, moment_s: float) -> dict[str, History]:
     """Serve until a turn is durable and a moment more, SIGKILL; the prompts that were durable by then."""
-    port, durable, first = free_port(), dict[str, ParsedReply](), threading.Event()
+    port, durable, first = free_port(), dict[str, History](), threading.Event()
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["rekindle.engine.api", "rekindle.server.serve"])
     process = context.Process(target=serve, args=(store, port), daemon=True)

@@ -17,7 +17,7 @@ from tests.server.scripted import LOOK, SCRIPTS, serving, write_scripted_model
 TOOLS = [{"type": "function", "function": {"name": name, "parameters": {"type": "object"}}} for name in ("look", "add")]
 NAMED = {"type": "function", "function": {"name": "look"}}
 FILLER = "There is a long letter on the table. "
-ParsedReply = list[dict[str, Any]]
+History = list[dict[str, Any]]
 
 
 @pytest.fixture(scope="module")
@@ -28,11 +28,11 @@ def scripted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
         yield served
 
 
-def say(word: str, *, length: int = 12) -> ParsedReply:
+def say(word: str, *, length: int = 12) -> History:
     return [{"role": "user", "content": f"{word} please. {FILLER * length}"}]
 
 
-def ask(served: Served, said: ParsedReply, agent: str | None = None, **parameters: Any) -> Any:
+def ask(served: Served, said: History, agent: str | None = None, **parameters: Any) -> Any:
     given = {"model": "default", "temperature": 0, "max_tokens": 64, **parameters}
     return served.client(agent).chat.completions.create(messages=said, **given)
 

@@ -3,7 +3,7 @@
 from rekindle.config.catalog import ENV_PREFIX, SETTINGS, KnownSetting
 from rekindle.config.hosts import is_loopback
 from rekindle.config.keys import DEFAULT_NAMESPACE
-from rekindle.config.keywords import SettingsBesideModel, SettingsKeywords
+from rekindle.config.keywords import SettingsKeywords, SettingsWithoutModel
 from rekindle.config.loading import Settings
 from rekindle.config.parts import (
     DISK_SHARE,
@@ -44,8 +44,8 @@ __all__ = [
     "PromptSettings",
     "ServerSettings",
     "Settings",
-    "SettingsBesideModel",
     "SettingsKeywords",
+    "SettingsWithoutModel",
     "StoreSettings",
     "is_loopback",
     "parse_size",

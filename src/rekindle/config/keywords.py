@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Literal, TypedDict
 
 
-class SettingsBesideModel(TypedDict, total=False):
+class SettingsWithoutModel(TypedDict, total=False):
     """Every setting except the model, named as in flags and files; `store` is a directory, or "off"."""
 
     revision: str | None
@@ -67,7 +67,7 @@ class SettingsBesideModel(TypedDict, total=False):
     log_level: Literal["debug", "info", "warning", "error"]
 
 
-class SettingsKeywords(SettingsBesideModel, total=False):
+class SettingsKeywords(SettingsWithoutModel, total=False):
     """Every setting; `model` is a directory or a hub name, None the bundled one."""
 
     model: str | Path | None

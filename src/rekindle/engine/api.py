@@ -18,7 +18,7 @@ from typing import Self, Unpack
 
 from rekindle.agent_ids import check_agent_id
 from rekindle.cache.blocks.token_ids import Ids
-from rekindle.config import Settings, SettingsBesideModel, SettingsKeywords
+from rekindle.config import Settings, SettingsKeywords, SettingsWithoutModel
 from rekindle.engine import agent_admin
 from rekindle.engine.agent import Agent
 from rekindle.engine.calls import (
@@ -80,7 +80,7 @@ class Engine:
         self._parts: Components | None = None
 
     @classmethod
-    def from_pretrained(cls, model: str | Path | None = None, **settings: Unpack[SettingsBesideModel]) -> Engine:
+    def from_pretrained(cls, model: str | Path | None = None, **settings: Unpack[SettingsWithoutModel]) -> Engine:
         """Load a model (None: the bundled one) with settings as keyword arguments, and start it.
 
         Raises ConfigError, ModelRefused, StoreError.

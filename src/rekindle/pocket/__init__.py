@@ -12,8 +12,9 @@ from rekindle.errors import ConfigError
 
 NAME = "pocket"
 ABOUT = (
-    "pocket, the bundled model: 7 million parameters, 4,096 tokens of context. It repeats facts its conversation told "
-    "it (places, codes, owners) over short distances; it knows nothing else, cannot reason and often mixes facts up."
+    "pocket, the bundled model: 7 million parameters, 4,096 tokens of context. It repeats facts from its "
+    "conversation (places, codes, owners) over short distances; it knows nothing else, cannot reason and often mixes "
+    "facts up."
 )
 
 
