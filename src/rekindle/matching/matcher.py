@@ -141,7 +141,7 @@ class Matcher:
             self._agents.pop((namespace, agent), None)
 
     def is_findable(self, namespace: str, agent: str | None, branch: int) -> bool:
-        """Whether a branch is found by its text; one that is known but went over the index's budget is not."""
+        """Whether a branch can be found by its text; a known one over the index's budget cannot."""
         known = self._agents.get((namespace, agent), {}).get(branch)
         return known is not None and known in self.index
 

@@ -78,7 +78,7 @@ def stale_stores(
     clock: Callable[[], float] = time.time,
     fs: FileSystem | None = None,
 ) -> list[StoreInfo]:
-    """What `collect_stale` would remove."""
+    """The stores that `collect_stale` would remove."""
     return stale.stale_stores(directory, keep, older_than_s, now=clock(), fs=fs or OsFileSystem())
 
 

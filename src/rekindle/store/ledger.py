@@ -197,7 +197,7 @@ class Ledger:
         self._order.limit_namespaces(share)
 
     def evict(self, num_blocks: int, keep: Iterable[bytes], now: float) -> list[Shortened]:
-        """Evict up to `num_blocks` blocks, leaves first, never one of `keep`; return the shortened branches.
+        """Evict up to `num_blocks` blocks, children before parents, never one of `keep`; return shortened branches.
 
         A sequence that ended in an evicted block then ends in its parent.
         """

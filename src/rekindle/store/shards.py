@@ -122,7 +122,7 @@ class Shards:
             start, count = (part, slot), 1
 
     def erase(self, part: int, slot: int) -> None:
-        """Overwrite the slot with zeros up to the end of its file; durable after `sync`. For use if `punch` failed."""
+        """Zero the slot up to the end of its file; durable after `sync`. For when `punch` had no effect."""
         fd, offset = self._place(part, slot)
         num_bytes = min(self.formats[part].record_bytes, self._fs.size(fd) - offset)
         if num_bytes > 0:

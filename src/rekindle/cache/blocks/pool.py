@@ -297,7 +297,7 @@ class BlockPool:
         return num_expired
 
     def set_quota(self, root: BlockHash, most: int | None) -> None:
-        """Evict a root's leaves first while it has more than `most` blocks; None lifts the quota.
+        """Evict first from a root that has more than `most` blocks; None lifts the quota.
 
         Set it before the first block of a namespace: existing blocks do not count.
         """

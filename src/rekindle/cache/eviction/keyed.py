@@ -105,7 +105,7 @@ class KeyedOrder(Generic[K]):
         return None if number is None else self._free_number(number)
 
     def set_quota(self, group: int, most: int | None) -> None:
-        """Evict a group's leaves first while it has more than `most` keys, held ones included; None lifts the quota."""
+        """Evict first from a group that has more than `most` keys, held ones included; None lifts the quota."""
         self._order.set_quota(group, most)
 
     def check(self) -> None:

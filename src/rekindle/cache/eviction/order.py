@@ -178,7 +178,7 @@ class EvictionOrder(Slots):
         return slot
 
     def set_quota(self, group: int, most: int | None) -> None:
-        """Evict a group's leaves first while it has more than `most` slots, held included; None lifts the quota."""
+        """Evict first from a group that has more than `most` slots, held ones included; None lifts the quota."""
         if self._quotas is None:
             self._quotas = Quotas(self._key_of, len(self._state), self._len)
         self._quotas.limit(group, most, self._all)
