@@ -129,8 +129,9 @@ class BlockTable:
     def seal(self, ids: Ids, root: BlockHash) -> Published | None:
         """Publish the tail at the end of a turn, release reserved blocks, and return the tail.
 
-        `ids` are those of all stored positions, published before. None if they end with a full block, if the last
-        positions are part of a longer published block (so nothing new was computed), or after a collision.
+        `ids` are those of all stored positions, published before. None if they end with a full block, after a
+        collision, or if the tail's block is published as another tail already: as a longer one (so nothing new was
+        computed), or as a shorter one, by a fork that was truncated and sealed first; the rest is then recomputed.
         """
         ids = token_ids(ids)
         if len(ids) != self.num_tokens:
