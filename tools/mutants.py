@@ -99,14 +99,14 @@ MUTANTS = (
     one(
         "a preempted request is preempted again before it made progress",
         "engine/core/shares.py",
-        "    return not request.num_preemptions or request.num_gained",
-        "    return True or request.num_gained",
+        "    return not sequence.num_preemptions or sequence.num_gained",
+        "    return True or sequence.num_gained",
         f"{PLACES}::test_who_was_preempted_gets_ahead_before_it_is_again",
     ),
     one(
         "no turns if namespaces outnumber the slots",
         "engine/core/shares.py",
-        "    return request.num_gained >= request.block_tokens\n",
+        "    return request.sequence.num_gained >= request.sequence.block_tokens\n",
         "    return False\n",
         f"{PLACES}::test_namespaces_that_outnumber_the_places_take_turns_of_a_block",
     ),
@@ -302,7 +302,7 @@ MUTANTS = (
     one(
         "a namespace that takes all of hot memory",
         "engine/blocks/prefix_cache.py",
-        "        self._bound(request.root)\n",
+        "        self._bound(sequence.root)\n",
         "",
         "tests/engine/test_evicting.py::test_a_namespace_beyond_its_share_gives_way_before_others",
     ),

@@ -57,7 +57,7 @@ class FatalGeneration(Generation):
 class FatalRequest(Request):
     """For the engine."""
 
-    background = property(raising(Panic))  # type: ignore[assignment]
+    sequence = property(raising(Panic))  # type: ignore[assignment]
     generation = property(raising(Panic))  # type: ignore[assignment]
 
     def __init__(self) -> None:

@@ -42,15 +42,17 @@ def test_it_gives_way_within_a_step_and_goes_on_later(loaded: LoadedModel) -> No
     rig, ids = make_rig(loaded), some_ids(400)
     idle = rig.idle_work(ids)
     rig.step()
-    assert (idle.state, idle.num_computed) == (State.RUNNING, CHUNK), "a step of it is shorter than beside others"
+    assert (idle.state, idle.sequence.num_computed) == (State.RUNNING, CHUNK), (
+        "a step of it is shorter than beside others"
+    )
     other = rig.request(some_ids(30, seed=2), 3)
     rig.step()
-    assert (idle.state, other.num_generated) == (State.WAITING, 1), "who arrives is next"
-    assert not idle.table.blocks and rig.num_hot(ids) == CHUNK, "its blocks are there and nobody holds them"
+    assert (idle.state, other.sequence.num_generated) == (State.WAITING, 1), "who arrives is next"
+    assert not idle.sequence.table.blocks and rig.num_hot(ids) == CHUNK, "its blocks are there and nobody holds them"
     rig.finish(other)
     assert idle.state is State.WAITING
     rig.step()
-    assert idle.num_computed == 2 * CHUNK, "it went on from where it stopped"
+    assert idle.sequence.num_computed == 2 * CHUNK, "it went on from where it stopped"
     rig.end_idle_work()
     assert rig.num_hot(ids) == 400 and rig.core.background.num_tokens == 400
     assert [turn for turn in rig.turns if turn.agent == "idle"] == []
@@ -63,7 +65,7 @@ def test_while_others_wait_or_load_it_does_not_run(loaded: LoadedModel) -> None:
     rig = make_rig(loaded)
     idle, others = rig.idle_work(some_ids(200)), [rig.request(some_ids(60, seed=s), 9) for s in (2, 3)]
     while any(other.state is not State.FINISHED for other in others):
-        assert idle.num_computed == 0
+        assert idle.sequence.num_computed == 0
         rig.step()
     rig.end_idle_work()
     assert rig.num_hot(some_ids(200)) == 200
@@ -80,7 +82,7 @@ def test_while_blocks_come_from_disk_for_others_it_does_not_run(loaded: LoadedMo
         loading, idle = rig.request([*some_ids(90), 5], 2), rig.idle_work(some_ids(60, seed=2))
         for _ in range(3):
             rig.step()
-        assert (loading.state, idle.num_computed) == (State.LOADING, 0) and not rig.core.has_work
+        assert (loading.state, idle.sequence.num_computed) == (State.LOADING, 0) and not rig.core.has_work
         disk.go.set()
         rig.finish(loading)
         rig.end_idle_work()
@@ -108,7 +110,7 @@ def test_a_request_of_the_agent_ends_it_and_finds_what_is_computed(loaded: Loade
     request = rig.request([*ids, 7], 1)
     assert mine.state is State.FINISHED and theirs.state is State.WAITING
     rig.step()
-    assert request.hot_tokens == CHUNK
+    assert request.sequence.hot_tokens == CHUNK
     rig.finish(request)
     rig.end_idle_work()
     assert rig.num_hot(some_ids(90, seed=3)) == 90
@@ -162,14 +164,14 @@ def test_what_follows_comes_when_the_first_is_done(loaded: LoadedModel) -> None:
     rig = make_rig(loaded)
     first, second = rig.unqueued(some_ids(120), 0), rig.unqueued(some_ids(90, seed=2), 0)
     for request in (first, second):
-        request.task, request.background = "prefill", True
+        request.sequence.task = "idle"
     first.followed_by = second
     rig.core.add(first)
     rig.end_idle_work()
     assert (rig.num_hot(some_ids(120)), rig.num_hot(some_ids(90, seed=2))) == (120, 90)
     again, never = rig.unqueued(some_ids(300, seed=3), 0), rig.unqueued(some_ids(90, seed=4), 0)
     for request in (again, never):
-        request.task, request.background = "prefill", True
+        request.sequence.task = "idle"
     again.followed_by = never
     rig.core.add(again)
     rig.step()

@@ -54,7 +54,7 @@ def test_who_waits_takes_over_when_the_first_is_cancelled_in_the_middle(loaded: 
     rig, prompt = Rig(loaded, max_chunk_tokens=16), np.asarray(some_ids(LONG), dtype=np.uint32)
     first, *others = ask(rig, prompt, 3)
     rig.step()
-    assert first.state is State.RUNNING and first.num_computed == 16 and len(rig.scheduler.running) == 1
+    assert first.state is State.RUNNING and first.sequence.num_computed == 16 and len(rig.scheduler.running) == 1
     first.cancelled.set()
     results = rig.finish(*others)
     assert [result.token_ids for result in results] == [alone(loaded, prompt, 41), alone(loaded, prompt, 42)]

@@ -38,7 +38,7 @@ def test_requests_and_questions_during_and_after_close_are_answered(tmp_path: Pa
                 refused.append(str(error))
 
     threads = [threading.Thread(target=pester, daemon=True) for _ in range(3)]
-    with held(engine, lambda request: request.num_generated > 500):  # else it may be over before the close begins
+    with held(engine, lambda request: request.sequence.num_generated > 500):  # else it may be over before the close
         long_run = engine.submit(GenerationRequest(text="Tell me everything.", agent="ada", params=endless))
         next(iter(long_run))
         for thread in threads:

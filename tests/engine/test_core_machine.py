@@ -70,7 +70,7 @@ class CoreRules:
     ) -> None:
         """Ask in a namespace, and keep what was asked to compare with."""
         request = self.rig.unqueued(ids, new_tokens, reuse)
-        request.namespace, request.root = namespace, self.rig.cache.root(namespace)
+        request.namespace, request.sequence.root = namespace, self.rig.cache.root(namespace)
         self.rig.core.add(request)
         self.started.append((request, ids, new_tokens))
         if reuse != "off":
@@ -101,7 +101,7 @@ class CoreRules:
                 assert result.token_ids == alone(ids, new_tokens)
             else:
                 assert result.token_ids == alone(ids, new_tokens)[: len(result.token_ids)]
-            if request.reuse == "off":
+            if request.sequence.reuse == "off":
                 assert result.report.reused_tokens == 0
         self.started.clear()
         self.rig.end_idle_work()

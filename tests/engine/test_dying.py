@@ -101,7 +101,7 @@ def test_what_waits_for_the_intake_fails_when_it_dies(start: Start) -> None:
 
 def test_what_runs_goes_on_when_the_intake_dies(start: Start) -> None:
     engine = start()
-    with held(engine, lambda request: request.num_generated > 2):
+    with held(engine, lambda request: request.sequence.num_generated > 2):
         running = engine.stream("ada", HELLO, max_tokens=6, ignore_eos=True)
         next(iter(running))
         died(poison(engine, "intake"))
@@ -111,7 +111,7 @@ def test_what_runs_goes_on_when_the_intake_dies(start: Start) -> None:
 def test_what_runs_and_waits_fails_when_the_engine_dies(start: Start) -> None:
     engine = start()
     parts, order = engine.components, Pinned("default", "ada", 0.0)
-    with held(engine, lambda request: request.num_generated > 2):
+    with held(engine, lambda request: request.sequence.num_generated > 2):
         running = engine.stream("ada", HELLO, max_tokens=600, ignore_eos=True)
         next(iter(running))
         go_on = threading.Event()

@@ -185,7 +185,7 @@ def test_sampling_with_a_seed_does_not_depend_on_neighbours(start: Start) -> Non
 
 def test_cancelling_frees_everything(start: Start) -> None:
     engine = start()
-    with held(engine, lambda request: request.num_generated > 1):  # else it may be over before it is cancelled
+    with held(engine, lambda request: request.sequence.num_generated > 1):  # else it may be over before it is cancelled
         generation = engine.stream("ada", [SYSTEM, user("Go on for long.")], ignore_eos=True)
         next(iter(generation))
         generation.cancel()

@@ -48,14 +48,14 @@ def test_a_request_past_its_time_is_stopped_in_the_next_step_and_its_blocks_stay
     rig.core.add(other)
     for _ in range(4):
         rig.step()
-    said = late.num_generated
+    said = late.sequence.num_generated
     assert said > 1
     clock.now += 4.9
     rig.step()
-    assert late.state is State.RUNNING and late.num_generated == said + 1
+    assert late.state is State.RUNNING and late.sequence.num_generated == said + 1
     clock.now += 0.1
     rig.step()
-    assert late.state is State.FINISHED and late.num_generated == said + 1
+    assert late.state is State.FINISHED and late.sequence.num_generated == said + 1
     with pytest.raises(Timeout, match="5 s"):
         late.generation.result()
     assert rig.finish(other)[0].finish_reason == "length"

@@ -43,7 +43,7 @@ def ask(
 ) -> Request:
     """Queue a request of a namespace."""
     request = rig.unqueued(ids, new_tokens, reuse)
-    request.namespace, request.root = namespace, rig.cache.root(namespace)
+    request.namespace, request.sequence.root = namespace, rig.cache.root(namespace)
     rig.core.add(request)
     return request
 
@@ -145,7 +145,7 @@ def test_who_grows_takes_blocks_of_its_own_namespace_not_of_another_within_its_s
         rig.step()
     young = ask(rig, "b", some_ids(60, seed=500), 70)
     finish(rig, [young])
-    assert young.num_preemptions == 0 and sum(each.num_preemptions for each in many) > 0
+    assert young.sequence.num_preemptions == 0 and sum(each.sequence.num_preemptions for each in many) > 0
     assert finish(rig, many) == [alone(loaded, some_ids(60, seed=seed), 60) for seed in range(5)]
 
 
@@ -153,12 +153,12 @@ def test_a_request_that_fills_memory_gives_way_after_a_turn_and_goes_on_where_it
     clock, large, ids = Clock(), some_ids(400, seed=1), some_ids(200, seed=500)
     rig = Rig(loaded, num_blocks=36, clock=clock)
     giant = ask(rig, "a", large, 100)
-    while giant.num_generated < 40:
+    while giant.sequence.num_generated < 40:
         rig.core.step()
     other = ask(rig, "b", ids, NEW)
     assert steps_to_end(rig, other) <= steps_alone(loaded, ids, NEW) + 4
     assert other.generation.result().token_ids == alone(loaded, ids, NEW)
-    assert finish(rig, [giant]) == [alone(loaded, large, 100)] and giant.num_preemptions == 1
+    assert finish(rig, [giant]) == [alone(loaded, large, 100)] and giant.sequence.num_preemptions == 1
     assert rig.core.num_rows <= 400 + 99 + 200 + NEW + 200, "what the other one needed is computed again, not more"
 
 
@@ -214,13 +214,13 @@ def test_who_was_preempted_gets_ahead_before_it_is_again(loaded: LoadedModel) ->
     rig = Rig(loaded, num_blocks=64, settings=replace(BY_SIZE, max_running=2), clock=lambda: 0.0)
     streams = [ask(rig, "a", some_ids(20, seed=seed), 60, "off") for seed in range(2)]
     for seed in range(30):
-        computed = [request.num_before for request in streams]
-        before = [request.num_preemptions for request in streams]
+        computed = [request.sequence.num_before for request in streams]
+        before = [request.sequence.num_preemptions for request in streams]
         steps_to_end(rig, ask(rig, "b", some_ids(SMALL, seed=500 + seed), 1, "off"))
         for request, had, count in zip(streams, computed, before, strict=True):
-            if request.num_preemptions > max(1, count):
-                assert request.num_before >= had + BLOCK_TOKENS
-    assert [request.num_preemptions for request in streams] != [0, 0]
+            if request.sequence.num_preemptions > max(1, count):
+                assert request.sequence.num_before >= had + BLOCK_TOKENS
+    assert [request.sequence.num_preemptions for request in streams] != [0, 0]
 
 
 @pytest.mark.parametrize(("reuse", "most_again"), [("continuation", 0), ("off", 500)])

@@ -46,7 +46,6 @@ def prepared(encoder: PromptEncoder, asked: GenerationRequest, *, max_context: i
         lookup=PromptLookup(encoder, memory, reuse="on"),
         limits=PromptLimits(max_context, encoder.vocab_size, frozenset(), None),
         visible=form.visible,
-        block_tokens=16,
         root=lambda namespace: ROOT,
         new_table=lambda: BlockTable(BlockPool(8, 16)),
         submit=requests.append,
@@ -75,8 +74,8 @@ def test_breakpoints_in_tokens_and_settled_messages() -> None:
     assert [each.ttl_s for each in request.breakpoints] == [300.0, 3600.0]
     last, first = request.breakpoint_tokens
     for num_tokens, text in ((first, CHAT[0].content), (last, CHAT[1].content)):
-        assert encoder.decode(request.prompt_ids[:num_tokens]).endswith(text)
-        assert not encoder.decode(request.prompt_ids[: num_tokens - 1]).endswith(text)
+        assert encoder.decode(request.sequence.prompt_ids[:num_tokens]).endswith(text)
+        assert not encoder.decode(request.sequence.prompt_ids[: num_tokens - 1]).endswith(text)
     (line,) = request.taken_out
     assert (line.kind, line.num_before < first, line.is_new) == ("attribution", True, False)
 
@@ -85,19 +84,19 @@ def test_the_opening_reaches_the_caller_with_the_prompt() -> None:
     encoder = encoder_for("hermes")
     request = prepared(encoder, GenerationRequest(messages=CHAT, reply_prefix="I am"))
     assert request.generation.opening.endswith("I am")
-    assert request.generation.prompt_ids == tuple(request.prompt_ids)
-    assert encoder.decode(request.prompt_ids).endswith("I am")
+    assert request.generation.prompt_ids == tuple(request.sequence.prompt_ids)
+    assert encoder.decode(request.sequence.prompt_ids).endswith("I am")
 
 
 def test_what_has_no_room_is_refused_with_its_size() -> None:
     encoder = encoder_for("hermes")
     request = prepared(encoder, GenerationRequest(messages=CHAT))
-    size = len(request.prompt_ids)
-    assert prepared(encoder, GenerationRequest(messages=CHAT), max_context=size + 3).max_new_tokens == 3
+    size = len(request.sequence.prompt_ids)
+    assert prepared(encoder, GenerationRequest(messages=CHAT), max_context=size + 3).sequence.max_new_tokens == 3
     with pytest.raises(PromptTooLong, match=f"{size} tokens"):
         prepared(encoder, GenerationRequest(messages=CHAT), max_context=size)
     with pytest.raises(BadRequest, match="token ids"):
         prepared(encoder, GenerationRequest(token_ids=(1 << 30,)))
     few = GenerationRequest(messages=CHAT, params=SamplingParams(max_tokens=2))
-    assert prepared(encoder, few).max_new_tokens == 2
-    assert prepared(encoder, GenerationRequest(messages=CHAT, task="prefill")).max_new_tokens == 0
+    assert prepared(encoder, few).sequence.max_new_tokens == 2
+    assert prepared(encoder, GenerationRequest(messages=CHAT, task="prefill")).sequence.max_new_tokens == 0

@@ -26,7 +26,7 @@ def test_it_is_known_from_the_admission_to_the_first_token(loaded: LoadedModel) 
     request = rig.request([*some_ids(50), *some_ids(250, seed=2)], 3)
     assert request.generation.progress is None, "it has not begun"
     seen = []
-    while request.num_generated == 0:
+    while request.sequence.num_generated == 0:
         now[0] += 2.0
         rig.step()
         progress = request.generation.progress
@@ -45,7 +45,7 @@ def test_the_log_tells_every_ten_seconds(loaded: LoadedModel, caplog: pytest.Log
     rig = Rig(loaded, max_chunk_tokens=16, clock=lambda: now[0])
     request = rig.request(some_ids(320), 1)
     with caplog.at_level(logging.INFO, logger="rekindle.engine"):
-        while request.num_generated == 0:
+        while request.sequence.num_generated == 0:
             rig.step()
             now[0] += 2.0
     lines = [record.getMessage() for record in caplog.records]

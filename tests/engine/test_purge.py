@@ -153,7 +153,7 @@ def test_a_request_that_runs_goes_on_and_becomes_the_new_memory(start: Start) ->
     engine, history = start(), [SYSTEM]
     talk(engine, "ada", history, "Hello!")
     alone = engine.chat(None, [*history, user("Go on.")], temperature=0.0, max_tokens=60, reuse="off")
-    with held(engine, lambda request: request.num_generated > 1):  # else it may be over before the purge begins
+    with held(engine, lambda request: request.sequence.num_generated > 1):  # else it may be over before the purge
         running = engine.stream("ada", [*history, user("Go on.")], temperature=0.0, max_tokens=60)
         next(iter(running))
         engine.purge("ada")

@@ -31,7 +31,7 @@ def begun(rig: Rig, num_steps: int = 2) -> Request:
     request = rig.request(IDS, 3)
     for _ in range(num_steps):
         rig.step()
-    assert 0 < request.num_computed < len(IDS)
+    assert 0 < request.sequence.num_computed < len(IDS)
     return request
 
 
@@ -50,7 +50,7 @@ def test_it_goes_on_where_it_stopped(loaded: LoadedModel, tmp_path: Path, how: s
     request, reached = begun(rig), KNOWN + 2 * CHUNK
     stop(request, how)
     rig.step()
-    assert request.state is State.FINISHED and request.num_computed == reached
+    assert request.state is State.FINISHED and request.sequence.num_computed == reached
     if how == "timed out":
         with pytest.raises(Timeout):
             request.generation.result()
@@ -73,7 +73,7 @@ def test_stopped_again_and_again_it_comes_to_its_end(loaded: LoadedModel) -> Non
     rig.generate(IDS[:KNOWN], 1)
     for computed in range(KNOWN + CHUNK, len(IDS), CHUNK):
         request = begun(rig, 1)
-        assert request.num_computed == computed
+        assert request.sequence.num_computed == computed
         stop(request, "cancelled")
         rig.step()
     assert rig.generate(IDS, 3).report.computed_tokens == len(IDS) - computed
@@ -82,7 +82,7 @@ def test_stopped_again_and_again_it_comes_to_its_end(loaded: LoadedModel) -> Non
 
 def cut_off(engine: Engine, agent: str, messages: list[dict[str, str]]) -> int:
     """Ask, and leave when a part of the prompt is computed; return how much."""
-    with held(engine, lambda request: request.num_computed > 5 * CHUNK):  # else it may be over before it is cancelled
+    with held(engine, lambda request: request.sequence.num_computed > 5 * CHUNK):  # else it may be over before that
         generation = engine.stream(agent, messages, temperature=0.0, max_tokens=3)
         while generation.progress is None or not generation.progress.computed_tokens:
             assert not generation.cancel_asked

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,6 +19,7 @@ from rekindle.engine.core.costs import StepCosts
 from rekindle.engine.core.scheduler import LONGEST_WAIT_S, MIN_CHUNK, Chunk, Scheduler
 from rekindle.engine.generation import Generation
 from rekindle.engine.request import NO_MATCH, Request, RequestTimes, State
+from rekindle.engine.sequence import Sequence
 from rekindle.model.params import SamplingParams
 from rekindle.model.sampler import SamplerState
 from rekindle.text.prompt import PromptEncoder
@@ -55,11 +56,15 @@ def maker(directory: Path) -> MakeRequest:
         return Request(
             namespace=namespace,
             agent="a",
-            prompt_ids=np.zeros(num_prompt, dtype=np.uint32),
-            root=BlockHash(b"r" * 32),
-            block_tokens=16,
-            max_new_tokens=max_new_tokens,
-            reuse="continuation",
+            sequence=Sequence(
+                root=BlockHash(b"r" * 32),
+                prompt_ids=np.zeros(num_prompt, dtype=np.uint32),
+                table=BlockTable(pool),
+                reuse="continuation",
+                task="generate",
+                max_new_tokens=max_new_tokens,
+                num_computed=num_computed,
+            ),
             facts=replace(NO_MATCH, num_tokens=reuse),
             canonical_tokens=0,
             num_replies=None,
@@ -67,15 +72,13 @@ def maker(directory: Path) -> MakeRequest:
             stream=TextStream(encoder, ()),
             sampler=sampler,
             times=RequestTimes(submitted=at),
-            table=BlockTable(pool),
             state=state,
-            num_computed=num_computed,
         )
 
     return make
 
 
-def scheduler_of(requests: Sequence[Request], costs: FixedCosts = ROW_MS, *, largest: int = 1 << 20) -> Scheduler:
+def scheduler_of(requests: list[Request], costs: FixedCosts = ROW_MS, *, largest: int = 1 << 20) -> Scheduler:
     """A scheduler whose queues hold these requests by their states."""
     scheduler = Scheduler(EngineSettings(), costs, max_chunk_tokens=largest)
     for request in requests:
@@ -84,7 +87,7 @@ def scheduler_of(requests: Sequence[Request], costs: FixedCosts = ROW_MS, *, lar
     return scheduler
 
 
-def rows(chunks: Sequence[Chunk]) -> list[int]:
+def rows(chunks: list[Chunk]) -> list[int]:
     return [chunk.num_rows for chunk in chunks]
 
 
@@ -128,9 +131,9 @@ def prefilled(scheduler: Scheduler, now: float) -> dict[str, int]:
     """One step: the rows of prompts that it ran, by namespace."""
     ran: dict[str, int] = {}
     for chunk in scheduler.plan(now):
-        if chunk.request.num_left > 1:
+        if chunk.sequence.num_left > 1:
             ran[chunk.request.namespace] = ran.get(chunk.request.namespace, 0) + chunk.num_rows
-        chunk.request.num_computed += chunk.num_rows
+        chunk.sequence.num_computed += chunk.num_rows
         if chunk.finishes:
             scheduler.move(chunk.request, State.FINISHED)
     return ran
@@ -209,9 +212,9 @@ def test_a_step_holds_every_decode_and_what_fits_beside_them(
     assert len({id(chunk.request) for chunk in chunks}) == len(chunks)
     assert bool(beside) == bool(prefills), "a prefill moves in every step"
     for chunk in chunks:
-        assert chunk.start == chunk.request.num_computed
+        assert chunk.start == chunk.sequence.num_computed
         assert chunk.finishes or chunk.num_rows % MIN_CHUNK == 0 < chunk.num_rows
-        assert chunk.start + chunk.num_rows <= chunk.request.num_tokens
+        assert chunk.start + chunk.num_rows <= chunk.sequence.num_tokens
     assert sum(rows(chunks)) <= largest
 
     alone = len(scheduler.running) == 1 and not waiting
@@ -270,18 +273,18 @@ def test_a_preempted_request_is_queued_before_the_others_and_the_youngest_gives_
     scheduler = scheduler_of(waiting)
     assert scheduler.youngest(waiting) is waiting[2]
     preempted = make(10, at=9.0)
-    preempted.num_preemptions = 1
+    preempted.sequence.num_preemptions = 1
     scheduler.move(preempted, State.WAITING)
     assert scheduler.waiting == [preempted, *waiting]
 
 
-def picks_one_by_one(requests: Sequence[Request]) -> list[Request]:
+def picks_one_by_one(requests: list[Request]) -> list[Request]:
     """The order inside one namespace as it is defined: the least to compute of all that are left, or the oldest."""
     left, order = list(requests), []
     while left:
         oldest = len(order) % 4 == 3
         order.append(
-            left[0] if oldest else min(left, key=lambda request: request.num_tokens - request.facts.num_tokens)
+            left[0] if oldest else min(left, key=lambda request: request.sequence.num_tokens - request.facts.num_tokens)
         )
         left.remove(order[-1])
     return order
@@ -321,7 +324,7 @@ def test_where_time_does_not_depend_on_rows_the_chunk_is_the_largest_and_again_t
         count, contexts = sum(rows(chunks)), sum(chunk.num_rows * chunk.start for chunk in chunks)
         took = seconds(count, contexts)
         scheduler.costs.observe(rows=count, row_contexts=contexts, seconds=took)
-        prefill.num_computed = (prefill.num_computed + chunks[-1].num_rows) % 3000
+        prefill.sequence.num_computed = (prefill.sequence.num_computed + chunks[-1].num_rows) % 3000
         return chunks[-1].num_rows, took
 
     def machine(count: int, contexts: int) -> float:

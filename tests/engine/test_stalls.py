@@ -37,17 +37,17 @@ def test_a_stream_gets_a_token_in_every_step_of_a_long_prefill(
 ) -> None:
     rig = make_rig(loaded, row_s)
     stream = rig.request(some_ids(10), 60)
-    while not stream.num_generated:
+    while not stream.sequence.num_generated:
         rig.step()
     before = rig.scheduler.num_stall_misses
     long = rig.request(some_ids(400, seed=2), 1)
     steps = 0
     while long.state is not State.FINISHED:
-        told, computed = stream.num_generated, long.num_computed
+        told, computed = stream.sequence.num_generated, long.sequence.num_computed
         rig.step()
         steps += 1
-        assert stream.num_generated == told + 1
-        assert long.num_computed - computed <= chunk
+        assert stream.sequence.num_generated == told + 1
+        assert long.sequence.num_computed - computed <= chunk
     assert steps == -(-400 // chunk)
     assert rig.scheduler.num_stall_misses - before == misses
     answers = [result.token_ids for result in rig.finish(stream, long)]
@@ -59,4 +59,4 @@ def test_alone_a_prompt_takes_the_long_steps(loaded: LoadedModel) -> None:
     rig = make_rig(loaded, 0.01)
     long = rig.request(some_ids(400, seed=2), 1)
     rig.step()
-    assert long.num_computed == 96
+    assert long.sequence.num_computed == 96

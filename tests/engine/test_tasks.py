@@ -101,7 +101,7 @@ def test_beside_others_it_takes_half_of_what_they_leave(tiny_llama: Path, tmp_pa
     rig.step()
     rig.wait_for_load()
     (result,) = rig.finish(task)
-    assert running.num_generated < 40, "it did not wait for the other's end"
+    assert running.sequence.num_generated < 40, "it did not wait for the other's end"
     assert (result.report.hot_tokens, result.report.warm_tokens) == (0, 5 * BLOCK_TOKENS)
     rig.finish(running)
     assert rig.core.num_preemptions == 0

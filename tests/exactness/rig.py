@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import queue
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ import torch
 
 from rekindle.cache.blocks.hashing import chain_hashes
 from rekindle.cache.blocks.pool import BlockPool
+from rekindle.cache.blocks.token_ids import Ids
 from rekindle.config import EngineSettings, ModelSettings, StoreSettings
 from rekindle.engine.blocks.loads import Load
 from rekindle.engine.blocks.prefix_cache import PrefixCache
@@ -26,6 +27,7 @@ from rekindle.engine.core.costs import StepCosts
 from rekindle.engine.core.scheduler import Scheduler
 from rekindle.engine.generation import Generation
 from rekindle.engine.request import NO_MATCH, FinishedTurn, Request, RequestTimes, State
+from rekindle.engine.sequence import Sequence
 from rekindle.engine.types import ChatResult, Reuse, Task
 from rekindle.kv.arena import KVArena
 from rekindle.model.batch import SequenceStep
@@ -108,27 +110,27 @@ class Rig:
             clock=self.clock,
         )
 
-    def request(
-        self, ids: Sequence[int] | np.ndarray, new_tokens: int, reuse: Reuse = "continuation", **params: Any
-    ) -> Request:
+    def request(self, ids: Ids, new_tokens: int, reuse: Reuse = "continuation", **params: Any) -> Request:
         """Queue a request for `new_tokens` tokens, greedy unless `params` say otherwise."""
         request = self.unqueued(ids, new_tokens, reuse, **params)
         self.core.add(request)
         return request
 
-    def unqueued(
-        self, ids: Sequence[int] | np.ndarray, new_tokens: int, reuse: Reuse = "continuation", **given: Any
-    ) -> Request:
+    def unqueued(self, ids: Ids, new_tokens: int, reuse: Reuse = "continuation", **given: Any) -> Request:
         """A request that nobody knows of yet. Requests on the very same array of ids are prepared together."""
         params = SamplingParams(**{"max_tokens": max(1, new_tokens), "temperature": 0.0, **given})
+        sequence = Sequence(
+            root=self.cache.root("default"),
+            prompt_ids=np.asarray(ids, dtype=np.uint32),
+            table=self.cache.new_table(),
+            reuse=reuse,
+            task="generate",
+            max_new_tokens=new_tokens,
+        )
         return Request(
             namespace="default",
             agent="a",
-            prompt_ids=np.asarray(ids, dtype=np.uint32),
-            root=self.cache.root("default"),
-            block_tokens=self.loaded.spec.layout.block_tokens,
-            max_new_tokens=new_tokens,
-            reuse=reuse,
+            sequence=sequence,
             facts=NO_MATCH,
             canonical_tokens=0,
             num_replies=None,
@@ -136,20 +138,19 @@ class Rig:
             stream=TextStream(self.encoder, ()),
             sampler=SamplerState.create(params, lambda: 0),
             times=RequestTimes(submitted=self.clock()),
-            table=self.cache.new_table(),
         )
 
-    def task(self, ids: Sequence[int] | np.ndarray, task: Task) -> Request:
+    def task(self, ids: Ids, task: Task) -> Request:
         """Queue a request without a reply."""
         request = self.unqueued(ids, 0)
-        request.task = task
+        request.sequence.task = task
         self.core.add(request)
         return request
 
-    def idle_work(self, ids: Sequence[int] | np.ndarray, agent: str = "idle") -> Request:
+    def idle_work(self, ids: Ids, agent: str = "idle") -> Request:
         """Queue the computing of a prompt for idle time."""
         request = self.unqueued(ids, 0)
-        request.task, request.background, request.agent = "prefill", True, agent
+        request.sequence.task, request.agent = "idle", agent
         self.core.add(request)
         return request
 
@@ -190,11 +191,11 @@ class Rig:
             self.step()
         raise AssertionError("requests do not end")
 
-    def generate(self, ids: Sequence[int], new_tokens: int, reuse: Reuse = "continuation") -> ChatResult:
+    def generate(self, ids: Ids, new_tokens: int, reuse: Reuse = "continuation") -> ChatResult:
         """The greedy answer to `ids`."""
         return self.finish(self.request(ids, new_tokens, reuse))[0]
 
-    def stored(self, ids: Sequence[int]) -> list[bytes]:
+    def stored(self, ids: Ids) -> list[bytes]:
         """Bytes of every block of the sequence, part by part; asserts that all of it is in memory."""
         array, size = np.asarray(ids, dtype=np.uint32), self.pool.block_tokens
         root = self.cache.root("default")
@@ -211,10 +212,10 @@ class Rig:
         self.pool.release_all(blocks)
         return read
 
-    def num_hot(self, ids: Sequence[int]) -> int:
+    def num_hot(self, ids: Ids) -> int:
         """How many leading tokens of the sequence are in memory; looking is no use of them."""
         array, root = np.asarray(ids, dtype=np.uint32), self.cache.root("default")
-        return self.cache.num_hot_tokens(root, array, chain_hashes(root, array, self.pool.block_tokens))
+        return self.cache.num_hot_tokens(root, array, tuple(chain_hashes(root, array, self.pool.block_tokens)))
 
     def _read(self, block: int, num_tokens: int) -> bytes:
         parts = []
@@ -247,7 +248,7 @@ class Rig:
         if self.store is not None:
             self.store.close()
 
-    def compute(self, ids: Sequence[int], pieces: Sequence[int]) -> tuple[torch.Tensor, list[bytes]]:
+    def compute(self, ids: Ids, pieces: Iterable[int]) -> tuple[torch.Tensor, list[bytes]]:
         """Teacher-forced logits [len(ids), vocab], run in these pieces on private blocks, and the blocks' bytes."""
         table, size = self.cache.new_table(), self.pool.block_tokens
         assert table.prepare(len(ids)) == []
@@ -263,6 +264,6 @@ class Rig:
         table.release()
         return torch.cat(rows), read
 
-    def logits(self, ids: Sequence[int], pieces: Sequence[int]) -> torch.Tensor:
+    def logits(self, ids: Ids, pieces: Iterable[int]) -> torch.Tensor:
         """As `compute`, without the bytes."""
         return self.compute(ids, pieces)[0]

@@ -102,7 +102,7 @@ def preempted(make_rig: MakeRig, directory: Path, kind: str, dtype: str, kv: str
     rig.step()
     request = rig.request(ids, 30)
     rig.finish(older)
-    assert request.num_preemptions == 1
+    assert request.sequence.num_preemptions == 1
     assert rig.num_hot(ids) < len(ids) - BLOCK_TOKENS
     rig.finish(request)
     return rig

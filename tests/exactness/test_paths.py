@@ -111,7 +111,7 @@ def test_preempted_and_computed_again(make_rig: MakeRig, kind: str, kv: str) -> 
     for prompt, request in zip(prompts, requests, strict=True):  # the older one is done first
         result = rig.finish(request)[0]
         same(rig, prompt, result.token_ids, cold(make_rig, kind, kv, prompt, 28))
-    assert [request.num_preemptions > 0 for request in requests] == [False, True]
+    assert [request.sequence.num_preemptions > 0 for request in requests] == [False, True]
 
 
 @EVERY

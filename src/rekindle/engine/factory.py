@@ -225,7 +225,6 @@ def _preparer(
         lookup=PromptLookup(inputs.encoder, memory, reuse=settings.cache.reuse),
         limits=PromptLimits(inputs.max_context, spec.vocab_size, spec.eos_ids, settings.engine.request_timeout_s),
         visible=inputs.form.visible,
-        block_tokens=settings.cache.block_tokens,
         root=cache.root,
         new_table=cache.new_table,
         submit=submit,

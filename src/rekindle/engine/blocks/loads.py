@@ -1,19 +1,20 @@
 """Blocks on their way from disk to memory.
 
-Owns which blocks are being read, and for which request. A load owns its target blocks and holds their ancestors until
-its reader reports, even if the request has ended. Called by the engine thread; the bytes arrive on the store's threads.
+Owns which blocks are being read, and for which sequence. A load owns its target blocks and holds their ancestors until
+its reader reports, even if the sequence has ended. Called by the engine thread; the bytes arrive on the store's
+threads.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 import numpy as np
 
 from rekindle.cache.blocks.hashing import BlockHash
 from rekindle.cache.blocks.pool import BlockPool
-from rekindle.engine.request import Request
+from rekindle.engine.sequence import Sequence
 from rekindle.kv.arena import KVArena
 from rekindle.store.warm import StoredBlock, WarmStore
 
@@ -22,7 +23,7 @@ from rekindle.store.warm import StoredBlock, WarmStore
 class Load:
     """Blocks on their way from disk. Owns its target blocks, and holds their ancestors, until it reports."""
 
-    request: Request
+    sequence: Sequence
     blocks: tuple[StoredBlock, ...]
     targets: tuple[int, ...]
     held: tuple[int, ...]
@@ -47,7 +48,7 @@ class Loads:
         """Every load that has not reported."""
         return set(self._by_hash.values())
 
-    def start(self, store: WarmStore, request: Request, held: Sequence[int], blocks: Sequence[StoredBlock]) -> bool:
+    def start(self, store: WarmStore, sequence: Sequence, held: list[int], blocks: list[StoredBlock]) -> bool:
         """Reserve target blocks and start the read in the store; False when no block is free."""
         targets: list[int] = []
         for _ in blocks:
@@ -57,7 +58,7 @@ class Loads:
             targets.append(block)
         if not targets:
             return False
-        load = Load(request, tuple(blocks[: len(targets)]), tuple(targets), tuple(held))
+        load = Load(sequence, tuple(blocks[: len(targets)]), tuple(targets), tuple(held))
         for stored in load.blocks:
             self._by_hash[stored.identity.hash] = load
 
@@ -79,10 +80,10 @@ class Loads:
                 block = self._pool.register(target, identity.hash, identity.parent, identity.ids)
             else:
                 block = self._pool.register_tail(target, identity.parent, identity.ids)
-            load.request.loaded.add(identity.hash)
+            load.sequence.loaded.add(identity.hash)
             self._pool.release(block)
         if num_good < len(load.blocks):
-            load.request.tried_loads.add(load.blocks[num_good].identity.hash)
+            load.sequence.tried_loads.add(load.blocks[num_good].identity.hash)
         self._pool.release_all(list(load.held))
 
     def check(self) -> None:

@@ -16,6 +16,7 @@ from rekindle.engine.core.sampling import Replies
 from rekindle.engine.core.scheduler import LONGEST_WAIT_S, Scheduler
 from rekindle.engine.core.shares import Shares, freed_by
 from rekindle.engine.request import Request, State
+from rekindle.engine.sequence import Sequence
 from rekindle.errors import Overloaded
 
 _Key = tuple[int, BlockHash, str]
@@ -23,12 +24,14 @@ _Key = tuple[int, BlockHash, str]
 
 def _key(request: Request) -> _Key:
     """Identify requests that were prepared together: they share the same array of ids."""
-    return id(request.prompt_ids), request.root, request.reuse
+    sequence = request.sequence
+    return id(sequence.prompt_ids), sequence.root, sequence.reuse
 
 
 def has_prompt(request: Request) -> bool:
     """Whether the KV of a request's whole prompt is in its blocks."""
-    return request.state is State.RUNNING and request.table.num_tokens >= request.num_prompt
+    sequence = request.sequence
+    return request.state is State.RUNNING and sequence.table.num_tokens >= sequence.num_prompt
 
 
 class DuplicatePrompts:
@@ -53,7 +56,7 @@ class DuplicatePrompts:
     def of(self, request: Request) -> Request | None:
         """Return a request prepared with this one; None once this one has generated tokens (it has its own blocks)."""
         duplicate = self._by_prompt.get(_key(request))
-        return None if request.num_generated else duplicate
+        return None if request.sequence.num_generated else duplicate
 
 
 class Admission:
@@ -74,7 +77,7 @@ class Admission:
         """Return the hashes of prompt blocks that running requests are about to fill; derived anew every step."""
         hashes: set[BlockHash] = set()
         for request in self._scheduler.running:
-            hashes |= _to_compute(request)
+            hashes |= _to_compute(request.sequence)
         return hashes
 
     def admit(self, now: float) -> None:
@@ -127,12 +130,13 @@ class Admission:
 
     def preempt(self, request: Request) -> None:
         """Take a running request's blocks; they stay cached, and it restarts from them."""
+        sequence = request.sequence
         self.num_preemptions += 1
-        request.num_preemptions += 1
-        request.num_before = max(request.num_before, request.num_computed)
+        sequence.num_preemptions += 1
+        sequence.num_before = max(sequence.num_before, sequence.num_computed)
         request.times.preempted = self._clock()
-        self._cache.suspend(request)
-        request.num_computed = 0
+        self._cache.suspend(sequence)
+        sequence.num_computed = 0
         self._scheduler.move(request, State.WAITING)
 
     def _attach(self, request: Request, computing: set[BlockHash], duplicates: DuplicatePrompts) -> Attached:
@@ -140,10 +144,10 @@ class Admission:
         duplicate = duplicates.of(request)
         if duplicate is None:
             alone = not (self._scheduler.running or self._scheduler.loading or len(self._cache.loads))
-            return self._cache.attach(request, computing, alone=alone)
+            return self._cache.attach(request.sequence, computing, alone=alone)
         if not has_prompt(duplicate):
             return "wait"
-        self._cache.share_prompt(request, duplicate)
+        self._cache.share_prompt(request.sequence, duplicate.sequence)
         return "ready"
 
     def _start(self, request: Request, computing: set[BlockHash], giver: Request | None) -> Attached:
@@ -151,31 +155,32 @@ class Admission:
 
         A request with nothing left to compute ends at once.
         """
-        if request.task == "load" or not request.num_left:
+        sequence = request.sequence
+        if sequence.task == "load" or not sequence.num_left:
             self._begin(request)
             self._replies.finish(request, "stop")
             return "ready"
-        pool, size = self._cache.pool, request.block_tokens
-        needed = -(-(request.num_tokens + 1) // size)
+        pool, size = self._cache.pool, sequence.block_tokens
+        needed = -(-(sequence.num_tokens + 1) // size)
         if needed > pool.num_blocks:
             self._replies.fail(request, Overloaded("the hot memory is too small for this request", retry_after_s=60.0))
             return "ready"
         # A shared tail is copied before it is written: the copy needs one more block.
-        copied = 1 if request.table.num_tokens % size else 0
+        copied = 1 if sequence.table.num_tokens % size else 0
         running = [each for each in self._scheduler.running if each is not giver]
-        wanted = copied + sum(each.num_blocks_ahead for each in [request, *running])
+        wanted = copied + sum(each.sequence.num_blocks_ahead for each in [request, *running])
         freed = 0 if giver is None else freed_by([giver], pool)
         short = wanted > pool.num_free + pool.num_cached + freed
         if short and (self._scheduler.running or self._scheduler.loading):
-            request.table.release()
-            request.num_computed = 0
+            sequence.table.release()
+            sequence.num_computed = 0
             return "short"
         if giver is not None:
             self.preempt(giver)
         self._begin(request)
-        request.num_before = max(request.num_before, request.num_computed)
+        sequence.num_before = max(sequence.num_before, sequence.num_computed)
         self._scheduler.move(request, State.RUNNING)
-        computing |= _to_compute(request)
+        computing |= _to_compute(sequence)
         return "ready"
 
     def _begin(self, request: Request) -> None:
@@ -184,15 +189,15 @@ class Admission:
             request.times.admitted = self._clock()
             request.generation.begin()
             request.resumes = self._replies.resumes(request)
-            if request.task != "load":
-                self.num_prompt_tokens += request.num_prompt
-                self.num_reused_tokens += request.hot_tokens + request.warm_tokens
+            if request.sequence.task != "load":
+                self.num_prompt_tokens += request.sequence.num_prompt
+                self.num_reused_tokens += request.sequence.reused_tokens
         report_progress(request, now=self._clock(), min_reuse_tokens=self._replies.min_reuse_tokens)
 
 
-def _to_compute(request: Request) -> set[BlockHash]:
-    """Return the hashes of the full prompt blocks that a request will compute and publish."""
-    if request.reuse == "off":
+def _to_compute(sequence: Sequence) -> set[BlockHash]:
+    """Return the hashes of the full prompt blocks that a sequence will compute and publish."""
+    if sequence.reuse == "off":
         return set()
-    size = request.block_tokens
-    return {request.hash_at(index) for index in range(request.num_computed // size, request.num_prompt // size)}
+    size = sequence.block_tokens
+    return {sequence.hash_at(index) for index in range(sequence.num_computed // size, sequence.num_prompt // size)}

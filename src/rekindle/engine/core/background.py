@@ -20,6 +20,7 @@ from rekindle.engine.blocks.prefix_cache import PrefixCache
 from rekindle.engine.core.orphan_blocks import OrphanBlocks
 from rekindle.engine.core.scheduler import Chunk, Scheduler
 from rekindle.engine.request import Request, State
+from rekindle.engine.sequence import Sequence
 
 MOST_WAITING = 32
 
@@ -92,16 +93,16 @@ class Background:
         job = self._current
         if job is not None and job.request.state is State.RUNNING:
             self._detach(job)
-            job.request.num_computed = 0
+            job.request.sequence.num_computed = 0
             job.request.state = State.WAITING
             self._current = None
             self._waiting.append(job)
 
-    def load_ended(self, request: Request) -> None:
-        """Requeue a request whose load has ended; it attaches again."""
+    def load_ended(self, sequence: Sequence) -> None:
+        """Requeue the current request if the load was for its sequence; it attaches again."""
         job = self._current
-        if job is not None and job.request is request:
-            request.state = State.WAITING
+        if job is not None and job.request.sequence is sequence:
+            job.request.state = State.WAITING
             self._current = None
             self._waiting.append(job)
 
@@ -113,7 +114,7 @@ class Background:
                 continue
             if job.request.state is State.LOADING:
                 return []
-            if job.request.state is State.RUNNING and job.request.num_left:
+            if job.request.state is State.RUNNING and job.request.sequence.num_left:
                 chunk = self._with_room(job, self._scheduler.chunk_alone(job.request))
                 if chunk is not None:
                     self.num_tokens += chunk.num_rows
@@ -123,19 +124,19 @@ class Background:
 
     def _begin(self, job: _Job) -> _Job | None:
         """Attach a job and make it current; None when too little is left to compute or it has to end."""
-        request, pool = job.request, self._cache.pool
-        answer = self._cache.attach(request, (), alone=False)
+        request, sequence, pool = job.request, job.request.sequence, self._cache.pool
+        answer = self._cache.attach(sequence, (), alone=False)
         if answer == "loading":
             request.state, self._current = State.LOADING, job
             return job
-        if answer != "ready" or request.num_left < self._min_tokens:
+        if answer != "ready" or sequence.num_left < self._min_tokens:
             self._done(job)
             return None
         if job.first is None:
-            job.first = request.num_computed
+            job.first = sequence.num_computed
             self.num_begun += 1
-        job.first = min(job.first, request.num_computed)  # its ancestors may have been evicted since
-        num_loaded = len(request.loaded)
+        job.first = min(job.first, sequence.num_computed)  # its ancestors may have been evicted since
+        num_loaded = len(sequence.loaded)
         half = (pool.num_free + pool.num_cached + num_loaded) // 2
         job.blocks_left = min(job.blocks_left, max(0, half - num_loaded))
         request.state, self._current = State.RUNNING, job
@@ -143,20 +144,20 @@ class Background:
 
     def _with_room(self, job: _Job, chunk: Chunk) -> Chunk | None:
         """Reserve the blocks of a chunk, shortened to the blocks left to its job; None when no row fits."""
-        table, size = job.request.table, job.request.block_tokens
+        table, size = job.request.sequence.table, job.request.sequence.block_tokens
         copied = table.num_tokens % size > 0 and not self._cache.pool.is_private(table.blocks[-1])
         most = (len(table.blocks) + job.blocks_left - copied) * size
         end = min(chunk.start + chunk.num_rows, most)
-        if end <= chunk.start or job.blocks_left < copied or not self._cache.prepare(job.request, end):
+        if end <= chunk.start or job.blocks_left < copied or not self._cache.prepare(job.request.sequence, end):
             return None
         job.blocks_left = most // size - len(table.blocks)
         return Chunk(job.request, chunk.start, end - chunk.start)
 
     def _detach(self, job: _Job) -> None:
         """Release the blocks and note which of them were computed here."""
-        request = job.request
-        hashes = request.table.names[(job.first or 0) // request.block_tokens :]
-        head = self._cache.detach(request)
+        sequence = job.request.sequence
+        hashes = sequence.table.names[(job.first or 0) // sequence.block_tokens :]
+        head = self._cache.detach(sequence)
         if job.first is not None:
             self._orphans.note(job.key, {*hashes, head.hash})
 
@@ -179,7 +180,7 @@ class Background:
         """Assert that each request is in the place of its state, and that only the current one holds blocks."""
         for job in self._waiting:
             assert job.request.state is State.WAITING, f"request {job.request.id} waits and is {job.request.state}"
-            assert not job.request.table.blocks, f"request {job.request.id} waits and holds blocks"
+            assert not job.request.sequence.table.blocks, f"request {job.request.id} waits and holds blocks"
         if self._current is not None:
             assert self._current not in self._waiting, "the current request waits, too"
             assert self._current.request.state is not State.WAITING, "the current request waits"

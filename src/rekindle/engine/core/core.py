@@ -65,20 +65,19 @@ class EngineCore:
 
     def add(self, request: Request) -> None:
         """Queue a request; it starts in one of the next steps. Idle work for its agent is obsolete and ends."""
-        if request.background:
+        if request.sequence.task == "idle":
             self.background.add(request)
         else:
             self.background.cancel(request.namespace, request.agent)
             self.scheduler.add(request)
 
     def finish_load(self, load: Load, num_good: int) -> None:
-        """Publish what a reader loaded; the request attaches again."""
+        """Publish what a reader loaded; its request, or idle work, attaches again if it has not ended."""
         self.cache.loads.finish(load, num_good)
-        request = load.request
-        request.times.load_s += self._clock() - request.times.load_started
-        if request.background:
-            self.background.load_ended(request)
-        elif request.state is State.LOADING:
+        self.background.load_ended(load.sequence)
+        request = next((each for each in self.scheduler.loading if each.sequence is load.sequence), None)
+        if request is not None:
+            request.times.load_s += self._clock() - request.times.load_started
             self.scheduler.move(request, State.WAITING)
 
     @property
@@ -138,7 +137,7 @@ class EngineCore:
         for chunk in chunks:
             if chunk.request.state is not State.RUNNING:
                 continue
-            while not self.cache.prepare(chunk.request, chunk.start + chunk.num_rows):
+            while not self.cache.prepare(chunk.sequence, chunk.start + chunk.num_rows):
                 others = [r for r in self.scheduler.running if r is not chunk.request]
                 if not others:
                     if not len(self.cache.loads):  # else their blocks come free when they report
@@ -179,10 +178,10 @@ class EngineCore:
         """Return logits [finishing chunks, vocab] and the positions in `chunks` whose KV was not finite."""
         steps = [
             SequenceStep(
-                token_ids=chunk.request.token_ids[chunk.start : chunk.start + chunk.num_rows],
+                token_ids=chunk.sequence.token_ids[chunk.start : chunk.start + chunk.num_rows],
                 start=chunk.start,
-                blocks=chunk.request.table.blocks,
-                num_stored=chunk.request.table.num_tokens,
+                blocks=chunk.sequence.table.blocks,
+                num_stored=chunk.sequence.table.num_tokens,
                 logits="last" if chunk.samples else "none",
             )
             for chunk in chunks
@@ -202,13 +201,14 @@ class EngineCore:
             if index in bad:
                 self._replies.fail(request, broken)
             else:
-                request.num_computed = chunk.start + chunk.num_rows
-                self.cache.publish(request)
+                sequence = chunk.sequence
+                sequence.num_computed = chunk.start + chunk.num_rows
+                self.cache.publish(sequence)
                 self._report_progress(request)
                 if wants:
                     finishing.append(request)
                     keep.append(row)
-                elif chunk.finishes and not request.background:
+                elif chunk.finishes and sequence.task != "idle":
                     self._replies.finish(request, "stop")
             row += wants
         if finishing:
@@ -226,4 +226,4 @@ class EngineCore:
         self.cache.check()
         self.background.check()
         for request in [*self.scheduler.waiting, *self.scheduler.loading]:
-            assert not request.table.blocks, f"request {request.id} waits and holds blocks"
+            assert not request.sequence.table.blocks, f"request {request.id} waits and holds blocks"

@@ -23,31 +23,32 @@ def outcome_of(request: Request, min_reuse_tokens: int) -> Outcome:
     text explains (blocks that others computed meanwhile, or that an unfinished request left) counts as DIVERGE; for an
     agent with other memories only if it covers half of the prompt.
     """
-    reused, facts = request.reused_tokens, request.facts
-    if reused < min(min_reuse_tokens, request.num_prompt - 1) or reused == 0:
+    reused, num_prompt, facts = request.sequence.reused_tokens, request.sequence.num_prompt, request.facts
+    if reused < min(min_reuse_tokens, num_prompt - 1) or reused == 0:
         return "miss"
     if facts.relation != "none":
         return facts.relation
-    is_most = facts.source is None and 2 * reused >= request.num_prompt
+    is_most = facts.source is None and 2 * reused >= num_prompt
     return "diverge" if is_most or request.resumes or not facts.has_own else "miss"
 
 
 def source_of(request: Request) -> Source | None:
     """Return whose memory was reused; None if nothing was."""
-    if not request.reused_tokens:
+    if not request.sequence.reused_tokens:
         return None
     return request.facts.source or ("own" if request.resumes else "shared")
 
 
 def progress_of(request: Request, *, now: float, min_reuse_tokens: int) -> Progress:
     """Return how far the prompt of a started request is computed."""
-    reused, admitted = request.reused_tokens, request.times.admitted
+    sequence, admitted = request.sequence, request.times.admitted
+    reused = sequence.reused_tokens
     return Progress(
         outcome=outcome_of(request, min_reuse_tokens),
         source=source_of(request),
-        prompt_tokens=request.num_prompt,
+        prompt_tokens=sequence.num_prompt,
         reused_tokens=reused,
-        computed_tokens=max(0, min(request.num_computed, request.num_prompt) - reused),
+        computed_tokens=max(0, min(sequence.num_computed, sequence.num_prompt) - reused),
         marked_tokens=max(request.breakpoint_tokens, default=0),
         elapsed_s=now - (admitted if admitted is not None else now),
         breakpoint_tokens=request.breakpoint_tokens,
@@ -68,14 +69,15 @@ def report_progress(request: Request, *, now: float, min_reuse_tokens: int) -> N
 
 def _log(request: Request, elapsed_s: float) -> None:
     """Log one line: request, agent, tokens done, rate, and the time left at that rate."""
-    computed = max(0, request.num_computed - request.hot_tokens - request.warm_tokens)
-    left, rate = request.num_prompt - request.num_computed, computed / elapsed_s
+    sequence = request.sequence
+    computed = max(0, sequence.num_computed - sequence.reused_tokens)
+    left, rate = sequence.num_prompt - sequence.num_computed, computed / elapsed_s
     logger.info(
         "request %s of agent %s: %d of %d prompt tokens done, %.0f tokens/s, %s left",
         request.id,
         request.agent,
-        request.num_computed,
-        request.num_prompt,
+        sequence.num_computed,
+        sequence.num_prompt,
         rate,
         f"about {left / rate:.0f} s" if rate > 0 else "an unknown time",
     )
@@ -83,18 +85,19 @@ def _log(request: Request, elapsed_s: float) -> None:
 
 def report_of(request: Request, *, now: float, min_reuse_tokens: int) -> Report:
     """Return what is known so far; final once the first token is out."""
-    reused, outcome = request.reused_tokens, outcome_of(request, min_reuse_tokens)
+    sequence, outcome = request.sequence, outcome_of(request, min_reuse_tokens)
+    reused = sequence.reused_tokens
     return Report(
         outcome=outcome,
         source=source_of(request),
         matched_bytes=request.facts.matched_bytes,
-        prompt_tokens=request.num_prompt,
+        prompt_tokens=sequence.num_prompt,
         reused_tokens=reused,
-        hot_tokens=request.hot_tokens,
-        warm_tokens=request.warm_tokens,
-        computed_tokens=request.num_prompt - reused,
-        completion_tokens=request.num_generated,
-        reuse=request.reuse,
+        hot_tokens=sequence.hot_tokens,
+        warm_tokens=sequence.warm_tokens,
+        computed_tokens=sequence.num_prompt - reused,
+        completion_tokens=sequence.num_generated,
+        reuse=sequence.reuse,
         timings=_timings(request, now),
         explanation=_explanation(request, outcome),
         marked_tokens=max(request.breakpoint_tokens, default=0),
@@ -118,9 +121,10 @@ def _timings(request: Request, now: float) -> Timings:
 
 def _explanation(request: Request, outcome: Outcome) -> Explanation | None:
     """Explain why not more was reused: evicted KV although the text agreed, else where the texts differ."""
-    if request.reuse == "off" or (request.resumes and request.facts.source is None):
+    sequence, facts = request.sequence, request.facts
+    if sequence.reuse == "off" or (request.resumes and facts.source is None):
         return None
-    missing = min(request.facts.num_tokens, request.num_reusable) - request.reused_tokens
-    if missing >= request.block_tokens:
-        return explain_known("evicted", f"{missing} of {request.facts.num_tokens} matched tokens")
-    return request.facts.explanation if outcome in ("diverge", "miss") else None
+    missing = min(facts.num_tokens, sequence.num_reusable) - sequence.reused_tokens
+    if missing >= sequence.block_tokens:
+        return explain_known("evicted", f"{missing} of {facts.num_tokens} matched tokens")
+    return facts.explanation if outcome in ("diverge", "miss") else None

@@ -61,7 +61,8 @@ class Replies:
     def _choose(self, logits: torch.Tensor, requests: Sequence[Request]) -> list[int | RekindleError]:
         """Sample the next token of each request; an error only for the request whose token cannot be drawn."""
         try:
-            return list(sample(logits, [each.sampler for each in requests], [each.history for each in requests]))
+            histories = [each.sequence.history for each in requests]
+            return list(sample(logits, [each.sampler for each in requests], histories))
         except RekindleError as error:
             if len(requests) == 1:
                 return [error]
@@ -71,12 +72,12 @@ class Replies:
         first = request.times.first_token is None
         if first:
             request.times.first_token = self._clock()
-        params = request.sampler.params
+        sequence, params = request.sequence, request.sampler.params
         if token in request.sampler.ends:
             self.finish(request, "stop")
             return
-        request.append(token)
-        if request.num_generated == params.min_tokens:
+        sequence.append(token)
+        if sequence.num_generated == params.min_tokens:
             request.stream.watch_for(params.stop)
         text = request.stream.push(token)
         scores: tuple[TokenLogprob, ...] = ()
@@ -84,7 +85,7 @@ class Replies:
             scores = (score(logits, token, params.logprobs, bytes_of=request.stream.token_bytes),)
         if request.stream.stopped:
             self.finish(request, "stop", Delta(text, (token,), logprobs=scores))
-        elif request.num_generated >= request.max_new_tokens:
+        elif sequence.num_generated >= sequence.max_new_tokens:
             self.finish(request, "length", Delta(text, (token,), logprobs=scores))
         else:
             report = self._report(request) if first else None
@@ -96,7 +97,8 @@ class Replies:
         last = last or Delta("")
         text = last.text + request.stream.finish()
         request.texts.append(text)
-        self._end(request, keep=reason != "cancelled" or request.num_generated > 0, is_whole=reason != "cancelled")
+        is_whole = reason != "cancelled"
+        self._end(request, keep=is_whole or request.sequence.num_generated > 0, is_whole=is_whole)
         report = self._report(request)
         request.generation.put(
             Delta(text, last.token_ids, reason, report, last.logprobs, stop_text=request.stream.stop_text)
@@ -104,7 +106,7 @@ class Replies:
 
     def stop(self, request: Request, error: RekindleError) -> None:
         """End a valid request with an error; its reply so far is remembered as after a cancel."""
-        self._end(request, keep=request.num_generated > 0)
+        self._end(request, keep=request.sequence.num_generated > 0)
         request.generation.put(error)
 
     def fail(self, request: Request, error: RekindleError) -> None:
@@ -114,13 +116,14 @@ class Replies:
 
     def _end(self, request: Request, *, keep: bool, is_whole: bool = False) -> None:
         """Detach a request and remember it; `is_whole`: the reply is whole, so its caller will send it back."""
-        ids, hashes = request.ids[: request.table.num_tokens].copy(), tuple(request.table.names)
-        head = self._cache.detach(request)
+        sequence = request.sequence
+        ids, hashes = sequence.ids[: sequence.table.num_tokens].copy(), tuple(sequence.table.names)
+        head = self._cache.detach(sequence)
         self._scheduler.move(request, State.FINISHED)
-        if request.task == "absorb":
-            computed = hashes[request.reused_tokens // request.block_tokens :]
+        if sequence.task == "absorb":
+            computed = hashes[sequence.reused_tokens // sequence.block_tokens :]
             self._orphans.note((request.namespace, request.agent), {*computed, head.hash})
-        if request.reuse == "off" or request.task in ("absorb", "load"):
+        if sequence.reuse == "off" or sequence.task in ("absorb", "load"):
             return
         if not keep or not len(ids):
             self._note_unfinished(request, hashes)
@@ -129,14 +132,14 @@ class Replies:
             FinishedTurn(
                 namespace=request.namespace,
                 agent=request.agent,
-                root=request.root,
+                root=sequence.root,
                 ids=ids,
                 hashes=hashes,
                 head=head.hash,
                 head_tokens=head.num_tokens,
                 num_replies=request.num_replies,
                 canonical_prompt=request.canonical_tokens,
-                asked=request.asked if is_whole and request.task == "generate" else None,
+                asked=request.asked if is_whole and sequence.task == "generate" else None,
                 text="".join(request.texts),
                 opening=request.generation.opening,
                 breakpoints=request.breakpoints,
@@ -153,8 +156,8 @@ class Replies:
 
     def resumes(self, request: Request) -> bool:
         """Whether an attached request resumes an unfinished one of its agent."""
-        left = self._unfinished.get((request.namespace, request.agent))
-        return left is not None and left in request.hashes[: request.reused_tokens // request.block_tokens]
+        left, sequence = self._unfinished.get((request.namespace, request.agent)), request.sequence
+        return left is not None and left in sequence.hashes[: sequence.reused_tokens // sequence.block_tokens]
 
     def _report(self, request: Request) -> Report:
         return report_of(request, now=self._clock(), min_reuse_tokens=self.min_reuse_tokens)

@@ -14,13 +14,14 @@ few the rows computes as many as it can.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
 from rekindle.config import EngineSettings
 from rekindle.engine.core.costs import StepCosts
 from rekindle.engine.request import Request, State
+from rekindle.engine.sequence import Sequence
 
 MIN_CHUNK = 16
 LATE_SHARE, PROBE_EVERY = 0.25, 8
@@ -37,14 +38,19 @@ class Chunk:
     num_rows: int
 
     @property
+    def sequence(self) -> Sequence:
+        """The request's sequence."""
+        return self.request.sequence
+
+    @property
     def finishes(self) -> bool:
         """Whether it completes the computation."""
-        return self.start + self.num_rows == self.request.num_tokens
+        return self.start + self.num_rows == self.sequence.num_tokens
 
     @property
     def samples(self) -> bool:
         """Whether the next token is sampled after it."""
-        return self.finishes and self.request.task == "generate"
+        return self.finishes and self.sequence.task == "generate"
 
 
 class _Line:
@@ -53,7 +59,7 @@ class _Line:
     The first `num_late` of them have waited too long.
     """
 
-    def __init__(self, by_age: Sequence[Request], work: Callable[[Request], int], *, num_late: int) -> None:
+    def __init__(self, by_age: list[Request], work: Callable[[Request], int], *, num_late: int) -> None:
         self.num_left = len(by_age)
         self._num_late = num_late
         self._by_age = iter(by_age)
@@ -138,7 +144,7 @@ class Scheduler:
     def add(self, request: Request) -> None:
         """Queue a new request, or a preempted one before all others."""
         request.state = State.WAITING
-        if request.num_preemptions:
+        if request.sequence.num_preemptions:
             self.waiting.insert(0, request)
         else:
             self.waiting.append(request)
@@ -187,28 +193,30 @@ class Scheduler:
     def _work(request: Request) -> int:
         """Return the tokens to compute: exact once it runs, before that estimated from the match, or from the computed
         tokens of a preempted request."""
+        sequence = request.sequence
         if request.state is State.RUNNING:
-            return request.num_left
-        reused = request.num_before if request.num_preemptions and request.reuse != "off" else request.facts.num_tokens
-        return request.num_tokens - reused
+            return sequence.num_left
+        resumes = sequence.num_preemptions and sequence.reuse != "off"
+        return sequence.num_tokens - (sequence.num_before if resumes else request.facts.num_tokens)
 
     def plan(self, now: float) -> list[Chunk]:
         """Plan the next step; empty when nothing runs. Decodes come first, in order of arrival."""
-        decoding = [request for request in self.running if request.num_left == 1]
-        prefilling = [request for request in self.running if request.num_left > 1]
-        chunks = [Chunk(request, request.num_computed, 1) for request in decoding]
+        decoding = [request for request in self.running if request.sequence.num_left == 1]
+        prefilling = [request for request in self.running if request.sequence.num_left > 1]
+        chunks = [Chunk(request, request.sequence.num_computed, 1) for request in decoding]
         alone = len(self.running) + len(self.waiting) + len(self.loading) == 1
         bound = self._settings.max_step_s if alone else self._settings.max_stall_s
         rows, contexts = len(chunks), sum(chunk.start for chunk in chunks)
         self._rows.keep({request.namespace for request in prefilling})
         for request in self._picks(prefilling, now, self._rows.of):
             first = len(chunks) == len(decoding)
-            fit = self._fit(request, bound, rows=rows, contexts=contexts, first=first)
-            count = self._chunk(request, fit, room=self._max_chunk_tokens - rows, first=first)
+            sequence = request.sequence
+            fit = self._fit(sequence, bound, rows=rows, contexts=contexts, first=first)
+            count = self._chunk(sequence, fit, room=self._max_chunk_tokens - rows, first=first)
             if count:
-                chunks.append(Chunk(request, request.num_computed, count))
+                chunks.append(Chunk(request, sequence.num_computed, count))
                 rows += count
-                contexts += count * (request.num_computed + count // 2)
+                contexts += count * (sequence.num_computed + count // 2)
                 self._rows.add(request.namespace, count)
         return chunks
 
@@ -217,20 +225,21 @@ class Scheduler:
 
         Unless they complete the request they end with a block, so that stopping there leaves no tail.
         """
-        start, bound = request.num_computed, self._settings.max_stall_s * IDLE_SHARE
-        fit = self._fit(request, bound, rows=0, contexts=0, first=True)
-        count = self._chunk(request, fit, room=self._max_chunk_tokens, first=True)
-        end = (start + count) // request.block_tokens * request.block_tokens
-        return Chunk(request, start, end - start if count < request.num_left and end > start else count)
+        sequence, bound = request.sequence, self._settings.max_stall_s * IDLE_SHARE
+        fit = self._fit(sequence, bound, rows=0, contexts=0, first=True)
+        count = self._chunk(sequence, fit, room=self._max_chunk_tokens, first=True)
+        start, size = sequence.num_computed, sequence.block_tokens
+        end = (start + count) // size * size
+        return Chunk(request, start, end - start if count < sequence.num_left and end > start else count)
 
-    def _fit(self, request: Request, bound: float, *, rows: int, contexts: int, first: bool) -> int:
-        """Return how many rows of a request fit into the bound alongside the given ones.
+    def _fit(self, sequence: Sequence, bound: float, *, rows: int, contexts: int, first: bool) -> int:
+        """Return how many rows of a sequence fit into the bound alongside the given ones.
 
         The first prefill of a step always moves, so that decoding streams cannot starve it.
         """
-        costs, start = self.costs, request.num_computed
+        costs, start = self.costs, sequence.num_computed
         fit = costs.rows_within(seconds=bound, rows=rows, row_contexts=contexts, start=start)
-        if fit >= min(MIN_CHUNK, request.num_left) or not first:
+        if fit >= min(MIN_CHUNK, sequence.num_left) or not first:
             return fit
         self.num_stall_misses += 1
         late = (1 + LATE_SHARE) * costs.predict(rows=rows, row_contexts=contexts)
@@ -238,16 +247,16 @@ class Scheduler:
             return MIN_CHUNK
         return max(MIN_CHUNK, costs.rows_within(seconds=late, rows=rows, row_contexts=contexts, start=start))
 
-    def _chunk(self, request: Request, fit: int, *, room: int, first: bool) -> int:
-        """Return the rows for a prefilling request: all that is left if it fits, else whole multiples of MIN_CHUNK."""
+    def _chunk(self, sequence: Sequence, fit: int, *, room: int, first: bool) -> int:
+        """Return the rows for a prefilling sequence: all that is left if it fits, else whole multiples of MIN_CHUNK."""
         if first:
             room = max(room, MIN_CHUNK)
-        count = min(fit, room, request.num_left)
-        if count >= request.num_left:
-            return request.num_left
+        count = min(fit, room, sequence.num_left)
+        if count >= sequence.num_left:
+            return count
         return max(0, count - count % MIN_CHUNK)
 
-    def youngest(self, requests: Sequence[Request]) -> Request:
+    def youngest(self, requests: list[Request]) -> Request:
         """Return the request submitted last: it is preempted when memory is short."""
         return max(requests, key=lambda request: request.times.submitted)
 

@@ -62,7 +62,7 @@ class Shares:
         if taken[request.namespace] >= share:
             return None
         above = [each for each in self._scheduler.running if taken[each.namespace] > share]
-        above.sort(key=lambda each: (-taken[each.namespace], each.reuse == "off", -each.times.submitted))
+        above.sort(key=lambda each: (-taken[each.namespace], each.sequence.reuse == "off", -each.times.submitted))
         giver = next((each for each in above if _may_yield(each)), None)
         if above or taken[request.namespace]:
             return giver
@@ -100,21 +100,24 @@ class Shares:
     def _held(self, namespace: str) -> frozenset[int]:
         """Return the blocks that a namespace's requests hold; a shared prefix counts once."""
         if namespace not in self._blocks:
+            root = self._cache.root(namespace)
             running = (each for each in self._scheduler.running if each.namespace == namespace)
-            loads = (load for load in self._cache.loads.under_way() if load.request.namespace == namespace)
-            held = frozenset(block for request in running for block in request.table.blocks)
+            loads = (load for load in self._cache.loads.under_way() if load.sequence.root == root)
+            held = frozenset(block for request in running for block in request.sequence.table.blocks)
             self._blocks[namespace] = held.union(*(load.targets for load in loads))
         return self._blocks[namespace]
 
     def _above_share(self) -> Iterator[Request]:
         """Yield running requests of the namespaces above their share of memory, until they are down to it. The only
         request of a namespace has its turn first."""
-        running = sorted(self._scheduler.running, key=lambda each: (each.reuse == "off", -each.times.submitted))
+        running = sorted(
+            self._scheduler.running, key=lambda each: (each.sequence.reuse == "off", -each.times.submitted)
+        )
         for namespace in dict.fromkeys(request.namespace for request in running):
             mine = [request for request in running if request.namespace == namespace]
             left = list(mine)
             for request in mine:
-                held = {block for each in left for block in each.table.blocks}
+                held = {block for each in left for block in each.sequence.table.blocks}
                 if len(held) <= self.num_blocks:
                     break
                 if _had_turn(request) or (len(left) > 1 and _may_yield(request)):
@@ -134,10 +137,10 @@ class Shares:
     def _enough(self, request: Request, givers: Iterator[Request]) -> list[Request]:
         """Return the first givers that make room for the request; empty if all of them together do not."""
         pool, chosen = self._cache.pool, list[Request]()
-        ahead = sum(each.num_blocks_ahead for each in self._scheduler.running)
+        ahead = sum(each.sequence.num_blocks_ahead for each in self._scheduler.running)
         for giver in givers:
             chosen.append(giver)
-            ahead -= giver.num_blocks_ahead
+            ahead -= giver.sequence.num_blocks_ahead
             if _needed(request) + ahead <= pool.num_free + pool.num_cached + freed_by(chosen, pool):
                 return chosen
         return []
@@ -145,20 +148,22 @@ class Shares:
 
 def freed_by(requests: Sequence[Request], pool: BlockPool) -> int:
     """Count the blocks that no request holds once all of these are preempted."""
-    held = Counter(block for request in requests for block in request.table.blocks)
+    held = Counter(block for request in requests for block in request.sequence.table.blocks)
     return sum(count == pool.refs(block) for block, count in held.items())
 
 
 def _needed(request: Request) -> int:
     """Return the blocks a waiting request needs for a block of tokens, plus one for the copy of a shared tail."""
-    return request.num_blocks_ahead + 1
+    return request.sequence.num_blocks_ahead + 1
 
 
 def _had_turn(request: Request) -> bool:
     """Whether a running request has computed a block of tokens since it started, beyond all it had before."""
-    return request.num_gained >= request.block_tokens
+    return request.sequence.num_gained >= request.sequence.block_tokens
 
 
 def _may_yield(request: Request) -> bool:
     """Whether a running request may be preempted: never before, or it has made progress since."""
-    return not request.num_preemptions or request.num_gained >= (request.block_tokens if request.reuse == "off" else 1)
+    sequence = request.sequence
+    least = sequence.block_tokens if sequence.reuse == "off" else 1
+    return not sequence.num_preemptions or sequence.num_gained >= least

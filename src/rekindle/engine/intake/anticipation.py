@@ -24,6 +24,7 @@ from rekindle.engine.generation import Generation
 from rekindle.engine.intake.prompt_ids import prompt_ids
 from rekindle.engine.memory.memory import AgentMemory
 from rekindle.engine.request import NO_MATCH, FinishedTurn, Request, RequestTimes
+from rekindle.engine.sequence import Sequence
 from rekindle.engine.types import GenerationRequest
 from rekindle.model.params import SamplingParams
 from rekindle.model.sampler import SamplerState
@@ -114,7 +115,7 @@ class Anticipation:
         _, turn = self._turns.popitem()
         try:
             requests = [self._request(turn, asked, rendered) for asked, rendered in self._next_prompts(turn)]
-            requests = [request for request in requests if request.num_prompt < self._max_context]
+            requests = [request for request in requests if request.sequence.num_prompt < self._max_context]
             for request, follower in pairwise(requests):
                 request.followed_by = follower
             if requests:
@@ -148,25 +149,20 @@ class Anticipation:
         mode = asked.reuse if asked.reuse != "off" else None
         match = self._memory.matcher.match(asked.namespace, asked.agent, rendered, mode)
         ids, canonical = prompt_ids(self._encoder, match, rendered)
-        table, params = self._new_table(), SamplingParams()
+        sequence = Sequence(
+            root=self._root(turn.namespace), prompt_ids=ids, table=self._new_table(), reuse=match.mode, task="idle"
+        )
         return Request(
             namespace=turn.namespace,
             agent=turn.agent,
-            prompt_ids=ids,
-            root=self._root(turn.namespace),
-            block_tokens=table.pool.block_tokens,
-            max_new_tokens=0,
-            reuse=match.mode,
+            sequence=sequence,
             facts=NO_MATCH,
             canonical_tokens=canonical,
             num_replies=None,
             generation=Generation(),
             stream=TextStream(self._encoder, ()),
-            sampler=SamplerState.create(params, lambda: 0, eos_ids=frozenset()),
+            sampler=SamplerState.create(SamplingParams(), lambda: 0, eos_ids=frozenset()),
             times=RequestTimes(submitted=0.0),
-            table=table,
-            task="prefill",
-            background=True,
         )
 
     def sent_back(self, asked: GenerationRequest, text: str, opening: str) -> Message:

@@ -10,7 +10,7 @@ import math
 import secrets
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -22,6 +22,7 @@ from rekindle.engine.generation import Generation
 from rekindle.engine.intake.prompt_lookup import OnMemory, Prompt, PromptLookup
 from rekindle.engine.intake.rendering import Renderer, Rendering
 from rekindle.engine.request import CachedBreakpoint, Request, RequestTimes, TakenOut
+from rekindle.engine.sequence import Sequence
 from rekindle.engine.types import GenerationRequest, Task
 from rekindle.errors import BadRequest, PromptTooLong
 from rekindle.model.sampler import SamplerState
@@ -70,7 +71,6 @@ class RequestBuilder:
         lookup: PromptLookup,
         limits: PromptLimits,
         visible: frozenset[int],
-        block_tokens: int,
         root: Callable[[str], BlockHash],
         new_table: Callable[[], BlockTable],
         submit: Callable[[Request], None],
@@ -82,7 +82,6 @@ class RequestBuilder:
         self._lookup = lookup
         self._limits = limits
         self._visible = visible
-        self._block_tokens = block_tokens
         self._root = root
         self._new_table = new_table
         self._submit = submit
@@ -93,7 +92,7 @@ class RequestBuilder:
     def prepare(
         self,
         asked: GenerationRequest,
-        generations: Sequence[Generation],
+        generations: Collection[Generation],
         submitted: float,
         *,
         on_memory: OnMemory = lambda work: work(),
@@ -120,7 +119,7 @@ class RequestBuilder:
         )
         on_memory(lambda: self._hand_over(ready, generations))
 
-    def _hand_over(self, ready: _Ready, generations: Sequence[Generation]) -> None:
+    def _hand_over(self, ready: _Ready, generations: Collection[Generation]) -> None:
         """Submit a request for each generation; on the intake thread, like all that depends on their order."""
         asked, prompt, rendering = ready.asked, ready.prompt, ready.rendering
         breakpoints, taken_out = self._marked_and_removed(prompt, rendering)
@@ -128,11 +127,14 @@ class RequestBuilder:
             request = Request(
                 namespace=asked.namespace,
                 agent=prompt.agent,
-                prompt_ids=prompt.ids,
-                root=self._root(asked.namespace),
-                block_tokens=self._block_tokens,
-                max_new_tokens=ready.max_new_tokens,
-                reuse=prompt.reuse,
+                sequence=Sequence(
+                    root=self._root(asked.namespace),
+                    prompt_ids=prompt.ids,
+                    table=self._new_table(),
+                    reuse=prompt.reuse,
+                    task=asked.task,
+                    max_new_tokens=ready.max_new_tokens,
+                ),
                 facts=prompt.facts,
                 generation=generation,
                 canonical_tokens=prompt.canonical_tokens,
@@ -140,8 +142,6 @@ class RequestBuilder:
                 stream=self._stream(asked, ready.ids[-1]),
                 sampler=replace(ready.sampler, seed=ready.sampler.seed + index),
                 times=replace(ready.times),
-                table=self._new_table(),
-                task=asked.task,
                 asked=rendering.asked if len(generations) == 1 and prompt.reuse != "off" else None,
                 breakpoints=breakpoints,
                 taken_out=taken_out,
@@ -226,7 +226,7 @@ class RequestBuilder:
         self._check_ids(token_ids, "token_ids")
         return np.asarray(token_ids, dtype=np.uint32)
 
-    def _check_ids(self, token_ids: Sequence[int], param: str) -> None:
+    def _check_ids(self, token_ids: Collection[int], param: str) -> None:
         if not all(0 <= token < self._limits.vocab_size for token in token_ids):
             raise BadRequest(f"{param}: token ids must lie in 0 to {self._limits.vocab_size - 1}", param=param)
 
