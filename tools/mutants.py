@@ -412,8 +412,8 @@ MUTANTS = (
     one(
         "the anticipated prompt is encoded afresh",
         "engine/intake/anticipation.py",
-        "ids, canonical = prompt_ids(self._encoder, match, rendered)",
-        "ids, canonical = self._encoder.encode(rendered), 0",
+        "ids, _ = prompt_ids(self._encoder, match, rendered)",
+        "ids = self._encoder.encode(rendered)",
         f"{FORESEEN}::test_what_is_foreseen_is_found_behind_a_reply_whose_ids_are_no_encoding",
     ),
     one(

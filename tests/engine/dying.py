@@ -57,7 +57,7 @@ class FatalGeneration(Generation):
 class FatalRequest(Request):
     """For the engine."""
 
-    sequence = property(raising(Panic))  # type: ignore[assignment]
+    namespace = property(raising(Panic))  # type: ignore[assignment]
     generation = property(raising(Panic))  # type: ignore[assignment]
 
     def __init__(self) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
 
 from rekindle.cache.blocks.hashing import BlockHash
 from rekindle.config import EngineSettings
@@ -17,6 +18,7 @@ from rekindle.engine.core.purge import Purge, wipe
 from rekindle.engine.request import State
 from rekindle.errors import RequestFailed
 from rekindle.model.loaded import LoadedModel
+from tests.engine.dying import raising
 from tests.engine.fixed_costs import FixedCosts
 from tests.engine.slow_disk import SlowDisk
 from tests.exactness.rig import BLOCK_TOKENS, Rig, load
@@ -119,7 +121,7 @@ def test_a_request_of_the_agent_ends_it_and_finds_what_is_computed(loaded: Loade
 def test_the_latest_goes_first_and_too_many_are_given_up(loaded: LoadedModel) -> None:
     rig = make_rig(loaded)
     asked = [rig.idle_work(some_ids(32, seed=n), f"agent {n}") for n in range(MOST_WAITING + 2)]
-    assert [request.state for request in asked[:3]] == [State.FINISHED, State.FINISHED, State.WAITING]
+    assert [work.state for work in asked[:3]] == [State.FINISHED, State.FINISHED, State.WAITING]
     rig.step()
     assert asked[-1].state is State.RUNNING
 
@@ -160,18 +162,30 @@ def test_a_purge_takes_what_is_being_computed_for_the_agent(loaded: LoadedModel)
     assert not len(rig.core.background)
 
 
+def test_what_fails_in_its_forward_pass_ends_and_a_purge_finds_its_blocks(loaded: LoadedModel) -> None:
+    rig, ids, nothing = make_rig(loaded), some_ids(400), frozenset[BlockHash]()
+    first, second = rig.idle(ids, "a"), rig.idle(some_ids(90, seed=2), "a")
+    first.followed_by = second
+    rig.core.add(first)
+    rig.step()
+    hook = torch.nn.modules.module.register_module_forward_pre_hook(raising(RuntimeError))
+    rig.step()
+    hook.remove()
+    assert first.state is State.FINISHED and rig.num_hot(ids) == CHUNK
+    rig.end_idle_work()
+    assert second.state is State.FINISHED and rig.num_hot(some_ids(90, seed=2)) == 90
+    wipe(rig.core, Purge(Purged("default", "a"), nothing, nothing, nothing))
+    assert (rig.pool.num_held, rig.pool.num_cached) == (0, 0)
+
+
 def test_what_follows_comes_when_the_first_is_done(loaded: LoadedModel) -> None:
     rig = make_rig(loaded)
-    first, second = rig.unqueued(some_ids(120), 0), rig.unqueued(some_ids(90, seed=2), 0)
-    for request in (first, second):
-        request.sequence.task = "idle"
+    first, second = rig.idle(some_ids(120), "a"), rig.idle(some_ids(90, seed=2), "a")
     first.followed_by = second
     rig.core.add(first)
     rig.end_idle_work()
     assert (rig.num_hot(some_ids(120)), rig.num_hot(some_ids(90, seed=2))) == (120, 90)
-    again, never = rig.unqueued(some_ids(300, seed=3), 0), rig.unqueued(some_ids(90, seed=4), 0)
-    for request in (again, never):
-        request.sequence.task = "idle"
+    again, never = rig.idle(some_ids(300, seed=3), "a"), rig.idle(some_ids(90, seed=4), "a")
     again.followed_by = never
     rig.core.add(again)
     rig.step()

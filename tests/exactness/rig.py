@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -22,6 +22,7 @@ from rekindle.cache.blocks.token_ids import Ids
 from rekindle.config import EngineSettings, ModelSettings, StoreSettings
 from rekindle.engine.blocks.loads import Load
 from rekindle.engine.blocks.prefix_cache import PrefixCache
+from rekindle.engine.core.background import IdleWork
 from rekindle.engine.core.core import EngineCore
 from rekindle.engine.core.costs import StepCosts
 from rekindle.engine.core.scheduler import Scheduler
@@ -119,18 +120,10 @@ class Rig:
     def unqueued(self, ids: Ids, new_tokens: int, reuse: Reuse = "continuation", **given: Any) -> Request:
         """A request that nobody knows of yet. Requests on the very same array of ids are prepared together."""
         params = SamplingParams(**{"max_tokens": max(1, new_tokens), "temperature": 0.0, **given})
-        sequence = Sequence(
-            root=self.cache.root("default"),
-            prompt_ids=np.asarray(ids, dtype=np.uint32),
-            table=self.cache.new_table(),
-            reuse=reuse,
-            task="generate",
-            max_new_tokens=new_tokens,
-        )
         return Request(
             namespace="default",
             agent="a",
-            sequence=sequence,
+            sequence=self._sequence(ids, "generate", new_tokens, reuse),
             facts=NO_MATCH,
             canonical_tokens=0,
             num_replies=None,
@@ -140,6 +133,18 @@ class Rig:
             times=RequestTimes(submitted=self.clock()),
         )
 
+    def _sequence(
+        self, ids: Ids, task: Task | Literal["idle"], new_tokens: int = 0, reuse: Reuse = "continuation"
+    ) -> Sequence:
+        return Sequence(
+            root=self.cache.root("default"),
+            prompt_ids=np.asarray(ids, dtype=np.uint32),
+            table=self.cache.new_table(),
+            reuse=reuse,
+            task=task,
+            max_new_tokens=new_tokens,
+        )
+
     def task(self, ids: Ids, task: Task) -> Request:
         """Queue a request without a reply."""
         request = self.unqueued(ids, 0)
@@ -147,12 +152,15 @@ class Rig:
         self.core.add(request)
         return request
 
-    def idle_work(self, ids: Ids, agent: str = "idle") -> Request:
+    def idle(self, ids: Ids, agent: str) -> IdleWork:
+        """A prompt to compute in idle time, not queued."""
+        return IdleWork("default", agent, self._sequence(ids, "idle"))
+
+    def idle_work(self, ids: Ids, agent: str = "idle") -> IdleWork:
         """Queue the computing of a prompt for idle time."""
-        request = self.unqueued(ids, 0)
-        request.sequence.task, request.agent = "idle", agent
-        self.core.add(request)
-        return request
+        work = self.idle(ids, agent)
+        self.core.add(work)
+        return work
 
     def end_idle_work(self) -> None:
         """With no request left: step until there is no idle work either."""

@@ -104,7 +104,6 @@ class Request:
     sampler: SamplerState
     times: RequestTimes
     deadline: float = math.inf  # of the engine's clock
-    followed_by: Request | None = None
     asked: GenerationRequest | None = None
     breakpoints: tuple[CachedBreakpoint, ...] = ()  # one for each breakpoint
     taken_out: tuple[TakenOut, ...] = ()

@@ -16,7 +16,7 @@ import torch
 from rekindle.engine.blocks.loads import Load
 from rekindle.engine.blocks.prefix_cache import PrefixCache
 from rekindle.engine.core.admission import Admission
-from rekindle.engine.core.background import Background
+from rekindle.engine.core.background import Background, IdleWork
 from rekindle.engine.core.orphan_blocks import OrphanBlocks
 from rekindle.engine.core.reporting import report_progress
 from rekindle.engine.core.sampling import Replies
@@ -63,13 +63,13 @@ class EngineCore:
         self.admission = Admission(cache=cache, scheduler=scheduler, replies=self._replies, clock=clock)
         self.background = Background(cache=cache, scheduler=scheduler, orphans=orphans, min_tokens=min_reuse_tokens)
 
-    def add(self, request: Request) -> None:
-        """Queue a request; it starts in one of the next steps. Idle work for its agent is obsolete and ends."""
-        if request.sequence.task == "idle":
-            self.background.add(request)
+    def add(self, work: Request | IdleWork) -> None:
+        """Queue a request or idle work. With a request the idle work for its agent is obsolete and ends."""
+        if isinstance(work, IdleWork):
+            self.background.add(work)
         else:
-            self.background.cancel(request.namespace, request.agent)
-            self.scheduler.add(request)
+            self.background.cancel(work.namespace, work.agent)
+            self.scheduler.add(work)
 
     def finish_load(self, load: Load, num_good: int) -> None:
         """Publish what a reader loaded; its request, or idle work, attaches again if it has not ended."""
@@ -135,18 +135,20 @@ class EngineCore:
         """Return the chunks whose blocks could be reserved, preempting requests for them (`Shares.pick_victim`)."""
         kept: list[Chunk] = []
         for chunk in chunks:
-            if chunk.request.state is not State.RUNNING:
+            request = chunk.request
+            assert request is not None, "idle work reserves its own blocks"
+            if request.state is not State.RUNNING:
                 continue
             while not self.cache.prepare(chunk.sequence, chunk.start + chunk.num_rows):
-                others = [r for r in self.scheduler.running if r is not chunk.request]
+                others = [r for r in self.scheduler.running if r is not request]
                 if not others:
                     if not len(self.cache.loads):  # else their blocks come free when they report
-                        self._replies.fail(chunk.request, Overloaded("the hot memory is full", retry_after_s=1.0))
+                        self._replies.fail(request, Overloaded("the hot memory is full", retry_after_s=1.0))
                     break
                 victim = Shares(self.scheduler, self.cache).pick_victim()
                 self.admission.preempt(victim)
                 kept = [other for other in kept if other.request is not victim]
-                if victim is chunk.request:
+                if victim is request:
                     break
             else:
                 kept.append(chunk)
@@ -161,8 +163,10 @@ class EngineCore:
             if is_meant_for_thread(error):
                 raise
             if len(chunks) == 1:
-                logger.exception("request %s failed in its forward pass", chunks[0].request.id)
-                self._replies.fail(chunks[0].request, RequestFailed(f"the forward pass failed: {error}"))
+                request = chunks[0].request
+                name = "idle work" if request is None else f"request {request.id}"
+                logger.exception("%s failed in its forward pass", name)
+                self._fail(chunks[0], RequestFailed(f"the forward pass failed: {error}"))
                 return
             for chunk in chunks:
                 self._run([chunk])
@@ -196,23 +200,29 @@ class EngineCore:
         row = 0
         broken = RequestFailed("the model produced KV that is not finite; nothing of it was kept")
         for index, chunk in enumerate(chunks):
-            request = chunk.request
-            wants = chunk.samples
+            request, wants = chunk.request, chunk.samples
             if index in bad:
-                self._replies.fail(request, broken)
+                self._fail(chunk, broken)
             else:
-                sequence = chunk.sequence
-                sequence.num_computed = chunk.start + chunk.num_rows
-                self.cache.publish(sequence)
-                self._report_progress(request)
-                if wants:
-                    finishing.append(request)
-                    keep.append(row)
-                elif chunk.finishes and sequence.task != "idle":
-                    self._replies.finish(request, "stop")
+                chunk.sequence.num_computed = chunk.start + chunk.num_rows
+                self.cache.publish(chunk.sequence)
+                if request is not None:
+                    self._report_progress(request)
+                    if wants:
+                        finishing.append(request)
+                        keep.append(row)
+                    elif chunk.finishes:
+                        self._replies.finish(request, "stop")
             row += wants
         if finishing:
             self._replies.continue_with(logits if len(keep) == row else logits[keep], finishing)
+
+    def _fail(self, chunk: Chunk, error: RekindleError) -> None:
+        """Fail the request of a chunk, or end the idle work."""
+        if chunk.request is None:
+            self.background.fail()
+        else:
+            self._replies.fail(chunk.request, error)
 
     def fail_all(self, error: RekindleError) -> None:
         """Fail everything that runs or waits."""

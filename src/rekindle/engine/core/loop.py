@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 
 from rekindle.engine.blocks.loads import Load
 from rekindle.engine.blocks.save_queue import StoreCommand, refuse
+from rekindle.engine.core.background import IdleWork
 from rekindle.engine.core.core import EngineCore
 from rekindle.engine.request import Request
 from rekindle.errors import RekindleError, RequestFailed
@@ -45,7 +46,7 @@ class _Wake:
     """Wakes the loop: a cancel flag was set, or the thread should stop."""
 
 
-Message = Request | StoreCommand | _LoadReport | _Call | _Wake
+Message = Request | IdleWork | StoreCommand | _LoadReport | _Call | _Wake
 Inbox = queue.SimpleQueue[Message]
 
 
@@ -76,9 +77,9 @@ class EngineLoop:
         """Whether requests run or wait in the engine, not counting idle work and its inbox. Any thread."""
         return self._core is not None and bool(self._core.scheduler.everybody())
 
-    def submit(self, request: Request) -> None:
-        """Submit a request; it gets an error if the loop has ended."""
-        self._put(request)
+    def submit(self, work: Request | IdleWork) -> None:
+        """Submit a request, which gets an error if the loop has ended, or idle work."""
+        self._put(work)
 
     def wake(self) -> None:
         """Make a sleeping loop look at its requests again."""
@@ -190,7 +191,7 @@ class EngineLoop:
 
     @staticmethod
     def _handle(core: EngineCore, message: Message) -> None:
-        if isinstance(message, Request):
+        if isinstance(message, Request | IdleWork):
             core.add(message)
         elif isinstance(message, StoreCommand):
             core.cache.saving.add(message)

@@ -95,8 +95,9 @@ def _overwrite(core: EngineCore) -> int:
 def _last_blocks(core: EngineCore) -> Iterable[tuple[int, int]]:
     """Yield the blocks that running requests may still write, with the number of stored tokens of each."""
     size = core.cache.pool.block_tokens
-    for request in [*core.scheduler.running, *core.background.holders()]:
-        table = request.sequence.table
+    running = (request.sequence for request in core.scheduler.running)
+    for sequence in (*running, *core.background.holders()):
+        table = sequence.table
         for index in range(table.num_tokens // size, len(table.blocks)):
             if core.cache.pool.is_private(table.blocks[index]):
                 yield table.blocks[index], max(0, table.num_tokens - index * size)

@@ -31,16 +31,12 @@ IDLE_SHARE = 0.4  # of `max_stall_s`, for a step of idle work
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """Rows [start, start + num_rows) of a request; at the end of one that gets a reply, the last row gives logits."""
+    """Rows [start, start + num_rows) of a sequence; at the end of one that gets a reply, the last row gives logits."""
 
-    request: Request
+    sequence: Sequence
     start: int
     num_rows: int
-
-    @property
-    def sequence(self) -> Sequence:
-        """The request's sequence."""
-        return self.request.sequence
+    request: Request | None = None  # none: it is idle work
 
     @property
     def finishes(self) -> bool:
@@ -203,7 +199,7 @@ class Scheduler:
         """Plan the next step; empty when nothing runs. Decodes come first, in order of arrival."""
         decoding = [request for request in self.running if request.sequence.num_left == 1]
         prefilling = [request for request in self.running if request.sequence.num_left > 1]
-        chunks = [Chunk(request, request.sequence.num_computed, 1) for request in decoding]
+        chunks = [Chunk(request.sequence, request.sequence.num_computed, 1, request) for request in decoding]
         alone = len(self.running) + len(self.waiting) + len(self.loading) == 1
         bound = self._settings.max_step_s if alone else self._settings.max_stall_s
         rows, contexts = len(chunks), sum(chunk.start for chunk in chunks)
@@ -214,23 +210,23 @@ class Scheduler:
             fit = self._fit(sequence, bound, rows=rows, contexts=contexts, first=first)
             count = self._chunk(sequence, fit, room=self._max_chunk_tokens - rows, first=first)
             if count:
-                chunks.append(Chunk(request, sequence.num_computed, count))
+                chunks.append(Chunk(sequence, sequence.num_computed, count, request))
                 rows += count
                 contexts += count * (sequence.num_computed + count // 2)
                 self._rows.add(request.namespace, count)
         return chunks
 
-    def chunk_alone(self, request: Request) -> Chunk:
+    def chunk_alone(self, sequence: Sequence) -> Chunk:
         """Plan the next rows of idle work, bounded by `IDLE_SHARE` of `max_stall_s`: a new request waits for them.
 
-        Unless they complete the request they end with a block, so that stopping there leaves no tail.
+        Unless they complete the sequence they end with a block, so that stopping there leaves no tail.
         """
-        sequence, bound = request.sequence, self._settings.max_stall_s * IDLE_SHARE
+        bound = self._settings.max_stall_s * IDLE_SHARE
         fit = self._fit(sequence, bound, rows=0, contexts=0, first=True)
         count = self._chunk(sequence, fit, room=self._max_chunk_tokens, first=True)
         start, size = sequence.num_computed, sequence.block_tokens
         end = (start + count) // size * size
-        return Chunk(request, start, end - start if count < sequence.num_left and end > start else count)
+        return Chunk(sequence, start, end - start if count < sequence.num_left and end > start else count)
 
     def _fit(self, sequence: Sequence, bound: float, *, rows: int, contexts: int, first: bool) -> int:
         """Return how many rows of a sequence fit into the bound alongside the given ones.

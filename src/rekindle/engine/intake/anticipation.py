@@ -20,19 +20,16 @@ from itertools import pairwise
 
 from rekindle.cache.blocks.hashing import BlockHash
 from rekindle.cache.blocks.table import BlockTable
-from rekindle.engine.generation import Generation
+from rekindle.engine.core.background import IdleWork
 from rekindle.engine.intake.prompt_ids import prompt_ids
 from rekindle.engine.memory.memory import AgentMemory
-from rekindle.engine.request import NO_MATCH, FinishedTurn, Request, RequestTimes
+from rekindle.engine.request import FinishedTurn
 from rekindle.engine.sequence import Sequence
 from rekindle.engine.types import GenerationRequest
-from rekindle.model.params import SamplingParams
-from rekindle.model.sampler import SamplerState
 from rekindle.text.anticipation import anticipated, likely_probes
 from rekindle.text.messages import Message, arguments_json
 from rekindle.text.prompt import PromptEncoder, RenderedPrompt
 from rekindle.text.replies import ParsedReply, ReplyFormat, ReplyStream
-from rekindle.text.stream import TextStream
 
 MOST_PENDING = 32
 
@@ -54,7 +51,7 @@ class Anticipation:
         form: ReplyFormat,
         new_table: Callable[[], BlockTable],
         root: Callable[[str], BlockHash],
-        submit: Callable[[Request], None],
+        submit: Callable[[IdleWork], None],
         max_context: int,
         is_busy: Callable[[], bool] = lambda: False,
         enabled: bool = True,
@@ -114,12 +111,12 @@ class Anticipation:
             return False
         _, turn = self._turns.popitem()
         try:
-            requests = [self._request(turn, asked, rendered) for asked, rendered in self._next_prompts(turn)]
-            requests = [request for request in requests if request.sequence.num_prompt < self._max_context]
-            for request, follower in pairwise(requests):
-                request.followed_by = follower
-            if requests:
-                self._submit(requests[0])
+            works = [self._idle_work(turn, asked, rendered) for asked, rendered in self._next_prompts(turn)]
+            works = [work for work in works if work.sequence.num_prompt < self._max_context]
+            for work, follower in pairwise(works):
+                work.followed_by = follower
+            if works:
+                self._submit(works[0])
         finally:
             self._settle()
         return True
@@ -142,28 +139,17 @@ class Anticipation:
                 before = rendered.key
                 yield asked, rendered
 
-    def _request(self, turn: FinishedTurn, asked: GenerationRequest, rendered: RenderedPrompt) -> Request:
-        """Build the idle request that computes an anticipated prompt."""
+    def _idle_work(self, turn: FinishedTurn, asked: GenerationRequest, rendered: RenderedPrompt) -> IdleWork:
+        """Build the idle work that computes an anticipated prompt."""
         if asked.agent is not None:
             self._memory.know_agent(asked.namespace, asked.agent)
         mode = asked.reuse if asked.reuse != "off" else None
         match = self._memory.matcher.match(asked.namespace, asked.agent, rendered, mode)
-        ids, canonical = prompt_ids(self._encoder, match, rendered)
+        ids, _ = prompt_ids(self._encoder, match, rendered)
         sequence = Sequence(
             root=self._root(turn.namespace), prompt_ids=ids, table=self._new_table(), reuse=match.mode, task="idle"
         )
-        return Request(
-            namespace=turn.namespace,
-            agent=turn.agent,
-            sequence=sequence,
-            facts=NO_MATCH,
-            canonical_tokens=canonical,
-            num_replies=None,
-            generation=Generation(),
-            stream=TextStream(self._encoder, ()),
-            sampler=SamplerState.create(SamplingParams(), lambda: 0, eos_ids=frozenset()),
-            times=RequestTimes(submitted=0.0),
-        )
+        return IdleWork(turn.namespace, turn.agent, sequence)
 
     def sent_back(self, asked: GenerationRequest, text: str, opening: str) -> Message:
         """Return the reply as its caller will send it back with the history."""
