@@ -58,7 +58,7 @@ class FatalRequest(Request):
     """For the engine."""
 
     namespace = property(raising(Panic))  # type: ignore[assignment]
-    generation = property(raising(Panic))  # type: ignore[assignment]
+    reply = property(raising(Panic))  # type: ignore[assignment]
 
     def __init__(self) -> None:
         """Without all that a request has."""

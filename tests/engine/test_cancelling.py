@@ -39,19 +39,19 @@ def test_while_its_blocks_are_read(loaded: LoadedModel, tmp_path: Path) -> None:
         assert disk.reading.wait(30)
         request.cancelled.set()
         loop.wake()
-        result = request.generation.result()
+        result = request.reply.generation.result()
         assert (result.finish_reason, result.token_ids) == ("cancelled", ())
         assert not disk.go.is_set(), "the answer came while the reader was still reading"
         other = rig.unqueued(some_ids(30, seed=2), 4, "off")
         loop.submit(other)
-        assert other.generation.result().finish_reason == "length", "others go on meanwhile"
+        assert other.reply.generation.result().finish_reason == "length", "others go on meanwhile"
         assert loop.call(lambda core: core.cache.pool.num_held).result(30) == 5
         disk.go.set()
         while loop.call(lambda core: core.cache.pool.num_held).result(30):
             assert not held.wait(0.005)
         again = rig.unqueued([*ids, 5], 1)
         loop.submit(again)
-        assert again.generation.result().report.hot_tokens == len(ids), "what was read is kept"
+        assert again.reply.generation.result().report.hot_tokens == len(ids), "what was read is kept"
     finally:
         disk.go.set()
         loop.stop()

@@ -192,7 +192,7 @@ def test_a_failing_inbox_ends_the_engine(tiny_llama: Any) -> None:
     assert died(loop.worker).reason == REASON
     request = rig.unqueued([5, 6, 7], 4)
     loop.submit(request)
-    assert refused(request.generation)
+    assert refused(request.reply.generation)
     loop.stop()
 
 

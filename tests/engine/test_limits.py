@@ -57,7 +57,7 @@ def test_a_request_past_its_time_is_stopped_in_the_next_step_and_its_blocks_stay
     rig.step()
     assert late.state is State.FINISHED and late.sequence.num_generated == said + 1
     with pytest.raises(Timeout, match="5 s"):
-        late.generation.result()
+        late.reply.generation.result()
     assert rig.finish(other)[0].finish_reason == "length"
     assert [len(turn.ids) for turn in rig.turns] == [len(ids) + said, 20 + 7], "what it said is remembered"
     assert rig.generate(ids, 1).report.reused_tokens == len(ids) - 1
@@ -75,7 +75,7 @@ def test_also_while_it_waits(loaded: LoadedModel) -> None:
     clock.now += 1
     rig.step()
     with pytest.raises(Timeout):
-        waiting.generation.result()
+        waiting.reply.generation.result()
     assert rig.finish(running)[0].finish_reason == "length"
 
 
@@ -95,7 +95,7 @@ def test_also_while_its_blocks_are_read_with_nothing_else_to_wake_the_engine(
         request.deadline = rig.clock() + 0.2
         loop.submit(request)
         with pytest.raises(Timeout):
-            request.generation.result()
+            request.reply.generation.result()
         assert not disk.go.is_set(), "the answer came while the reader was still reading"
     finally:
         disk.go.set()

@@ -63,7 +63,7 @@ def finish(rig: Rig, requests: Sequence[Request]) -> list[tuple[int, ...]]:
     while any(request.state is not State.FINISHED for request in requests):
         rig.core.step()
     rig.core.check()
-    return [request.generation.result().token_ids for request in requests]
+    return [request.reply.generation.result().token_ids for request in requests]
 
 
 def steps_alone(loaded: LoadedModel, ids: Sequence[int], new_tokens: int) -> int:
@@ -120,7 +120,7 @@ def test_all_choices_of_one_prompt_get_their_places(loaded: LoadedModel) -> None
     choices = [ask(rig, "b", prompt, NEW) for _ in range(4)]
     steps = [steps_to_end(rig, choice) for choice in choices]
     assert sum(steps) <= steps_alone(loaded, ids, NEW) + 4, "the prompt is computed once, and they run together"
-    assert {choice.generation.result().token_ids for choice in choices} == {alone(loaded, ids, NEW)}
+    assert {choice.reply.generation.result().token_ids for choice in choices} == {alone(loaded, ids, NEW)}
 
 
 def test_memory_that_one_namespace_fills_has_room_for_another(loaded: LoadedModel) -> None:
@@ -135,7 +135,7 @@ def test_memory_that_one_namespace_fills_has_room_for_another(loaded: LoadedMode
     ids = some_ids(400, seed=500)
     other = ask(rig, "b", ids, NEW)
     assert steps_to_end(rig, other) <= steps_alone(loaded, ids, NEW) + 4
-    assert other.generation.result().token_ids == alone(loaded, ids, NEW)
+    assert other.reply.generation.result().token_ids == alone(loaded, ids, NEW)
 
 
 def test_who_grows_takes_blocks_of_its_own_namespace_not_of_another_within_its_share(loaded: LoadedModel) -> None:
@@ -157,7 +157,7 @@ def test_a_request_that_fills_memory_gives_way_after_a_turn_and_goes_on_where_it
         rig.core.step()
     other = ask(rig, "b", ids, NEW)
     assert steps_to_end(rig, other) <= steps_alone(loaded, ids, NEW) + 4
-    assert other.generation.result().token_ids == alone(loaded, ids, NEW)
+    assert other.reply.generation.result().token_ids == alone(loaded, ids, NEW)
     assert finish(rig, [giant]) == [alone(loaded, large, 100)] and giant.sequence.num_preemptions == 1
     assert rig.core.num_rows <= 400 + 99 + 200 + NEW + 200, "what the other one needed is computed again, not more"
 
@@ -175,7 +175,7 @@ def test_a_request_larger_than_a_share_runs_although_another_namespace_keeps_ask
             break
         if sum(request.state is not State.FINISHED for request in busy) < 8:
             busy.append(ask(rig, "b", some_ids(40, seed=seed), 40))
-    assert giant.generation.result().token_ids == alone(loaded, large, 20)
+    assert giant.reply.generation.result().token_ids == alone(loaded, large, 20)
     finish(rig, busy)
 
 
@@ -207,7 +207,7 @@ def test_namespaces_that_outnumber_the_places_take_turns_of_a_block(loaded: Load
     assert longest <= 2 * (BLOCK_TOKENS + 2), "a turn of each two of the other four"
     assert rig.core.num_rows == 5 * (20 + 39), "nothing is computed twice"
     for seed, request in enumerate(requests):
-        assert request.generation.result().token_ids == alone(loaded, some_ids(20, seed=seed), 40)
+        assert request.reply.generation.result().token_ids == alone(loaded, some_ids(20, seed=seed), 40)
 
 
 def test_who_was_preempted_gets_ahead_before_it_is_again(loaded: LoadedModel) -> None:

@@ -62,7 +62,7 @@ def test_structured_deltas_spell_the_marks_of_the_models_form() -> None:
     assert special.special
     plain = prepared(encoder, GenerationRequest(messages=CHAT))
     shown = prepared(encoder, GenerationRequest(messages=CHAT, structured=True))
-    assert (plain.stream.push(special.id), shown.stream.push(special.id)) == ("", "\ufdd0<|channel|>")
+    assert (plain.reply.stream.push(special.id), shown.reply.stream.push(special.id)) == ("", "\ufdd0<|channel|>")
 
 
 def test_breakpoints_in_tokens_and_settled_messages() -> None:
@@ -83,8 +83,8 @@ def test_breakpoints_in_tokens_and_settled_messages() -> None:
 def test_the_opening_reaches_the_caller_with_the_prompt() -> None:
     encoder = encoder_for("hermes")
     request = prepared(encoder, GenerationRequest(messages=CHAT, reply_prefix="I am"))
-    assert request.generation.opening.endswith("I am")
-    assert request.generation.prompt_ids == tuple(request.sequence.prompt_ids)
+    assert request.reply.generation.opening.endswith("I am")
+    assert request.reply.generation.prompt_ids == tuple(request.sequence.prompt_ids)
     assert encoder.decode(request.sequence.prompt_ids).endswith("I am")
 
 

@@ -24,19 +24,19 @@ def test_it_is_known_from_the_admission_to_the_first_token(loaded: LoadedModel) 
     rig = Rig(loaded, max_chunk_tokens=64, clock=lambda: now[0])
     rig.generate(some_ids(50), 1)
     request = rig.request([*some_ids(50), *some_ids(250, seed=2)], 3)
-    assert request.generation.progress is None, "it has not begun"
+    assert request.reply.generation.progress is None, "it has not begun"
     seen = []
     while request.sequence.num_generated == 0:
         now[0] += 2.0
         rig.step()
-        progress = request.generation.progress
+        progress = request.reply.generation.progress
         assert progress is not None and progress.elapsed_s == now[0] - 102.0
         assert (progress.prompt_tokens, progress.reused_tokens, progress.marked_tokens) == (300, 50, 0)
         seen.append(progress.computed_tokens)
     assert seen == [64, 128, 192, 250]
-    last = request.generation.progress
+    last = request.reply.generation.progress
     report = rig.finish(request)[0].report
-    assert last is not None and request.generation.progress is last, "with the first token it is over"
+    assert last is not None and request.reply.generation.progress is last, "with the first token it is over"
     assert (last.outcome, last.source, last.computed_tokens) == (report.outcome, report.source, report.computed_tokens)
 
 

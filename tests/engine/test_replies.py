@@ -54,11 +54,11 @@ def test_every_delta_brings_the_logprobs_of_its_tokens_also_the_last(loaded: Loa
     whole = rig.finish(rig.request(prompt, 8))[0]
     assert whole.logprobs == () and whole.text[4:6].isascii()
     request = rig.unqueued(prompt, 8, logprobs=0)
-    request.stream.watch_for((whole.text[4:6],))
+    request.reply.stream.watch_for((whole.text[4:6],))
     rig.core.add(request)
     while request.state is not State.FINISHED:
         rig.step()
-    deltas = list(request.generation)
+    deltas = list(request.reply.generation)
     assert deltas[-1].finish_reason == "stop" and deltas[-1].token_ids
     for delta in deltas:
         assert tuple(each.token_id for each in delta.logprobs) == delta.token_ids

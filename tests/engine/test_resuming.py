@@ -53,7 +53,7 @@ def test_it_goes_on_where_it_stopped(loaded: LoadedModel, tmp_path: Path, how: s
     assert request.state is State.FINISHED and request.sequence.num_computed == reached
     if how == "timed out":
         with pytest.raises(Timeout):
-            request.generation.result()
+            request.reply.generation.result()
     assert len(rig.turns) == 1, "it is no turn"
     if where == "disk":
         rig = rig.reopened()

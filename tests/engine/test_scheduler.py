@@ -18,7 +18,7 @@ from rekindle.config import EngineSettings
 from rekindle.engine.core.costs import StepCosts
 from rekindle.engine.core.scheduler import LONGEST_WAIT_S, MIN_CHUNK, Chunk, Scheduler
 from rekindle.engine.generation import Generation
-from rekindle.engine.request import NO_MATCH, Request, RequestTimes, State
+from rekindle.engine.request import NO_MATCH, Reply, Request, RequestTimes, State
 from rekindle.engine.sequence import Sequence
 from rekindle.model.params import SamplingParams
 from rekindle.model.sampler import SamplerState
@@ -68,9 +68,7 @@ def maker(directory: Path) -> MakeRequest:
             facts=replace(NO_MATCH, num_tokens=reuse),
             canonical_tokens=0,
             num_replies=None,
-            generation=Generation(),
-            stream=TextStream(encoder, ()),
-            sampler=sampler,
+            reply=Reply(Generation(), sampler, TextStream(encoder, ())),
             times=RequestTimes(submitted=at),
             state=state,
         )
@@ -131,11 +129,13 @@ def prefilled(scheduler: Scheduler, now: float) -> dict[str, int]:
     """One step: the rows of prompts that it ran, by namespace."""
     ran: dict[str, int] = {}
     for chunk in scheduler.plan(now):
+        request = chunk.request
+        assert request is not None
         if chunk.sequence.num_left > 1:
-            ran[chunk.request.namespace] = ran.get(chunk.request.namespace, 0) + chunk.num_rows
+            ran[request.namespace] = ran.get(request.namespace, 0) + chunk.num_rows
         chunk.sequence.num_computed += chunk.num_rows
         if chunk.finishes:
-            scheduler.move(chunk.request, State.FINISHED)
+            scheduler.move(request, State.FINISHED)
     return ran
 
 
@@ -175,7 +175,7 @@ def test_nobody_waits_longer_than_two_seconds_for_others_to_go_first(make: MakeR
         assert not scheduler.has_room()
         (chunk,) = scheduler.plan(now)
         now += 0.1  # what a turn of the others takes
-        if chunk.request is not unlucky:
+        if chunk.request is not None and chunk.request is not unlucky:
             scheduler.move(chunk.request, State.FINISHED)
     assert started > 15, "others went first, so it is the wait that ended it"
     assert now <= LONGEST_WAIT_S + 0.1 + 0.15

@@ -27,7 +27,7 @@ from rekindle.engine.core.core import EngineCore
 from rekindle.engine.core.costs import StepCosts
 from rekindle.engine.core.scheduler import Scheduler
 from rekindle.engine.generation import Generation
-from rekindle.engine.request import NO_MATCH, FinishedTurn, Request, RequestTimes, State
+from rekindle.engine.request import NO_MATCH, FinishedTurn, Reply, Request, RequestTimes, State
 from rekindle.engine.sequence import Sequence
 from rekindle.engine.types import ChatResult, Reuse, Task
 from rekindle.kv.arena import KVArena
@@ -127,9 +127,7 @@ class Rig:
             facts=NO_MATCH,
             canonical_tokens=0,
             num_replies=None,
-            generation=Generation(),
-            stream=TextStream(self.encoder, ()),
-            sampler=SamplerState.create(params, lambda: 0),
+            reply=Reply(Generation(), SamplerState.create(params, lambda: 0), TextStream(self.encoder, ())),
             times=RequestTimes(submitted=self.clock()),
         )
 
@@ -193,7 +191,7 @@ class Rig:
         """Step until these have ended."""
         for _ in range(100_000):
             if all(request.state is State.FINISHED for request in requests):
-                return [request.generation.result() for request in requests]
+                return [request.reply.generation.result() for request in requests]
             if self._is_idle() and self.scheduler.loading:
                 self.wait_for_load()
             self.step()

@@ -87,6 +87,16 @@ class RequestTimes:
 
 
 @dataclass(slots=True, eq=False)
+class Reply:
+    """What the caller of a request gets: how its tokens are drawn, their text, and where it goes."""
+
+    generation: Generation
+    sampler: SamplerState
+    stream: TextStream
+    texts: list[str] = field(default_factory=list)  # as emitted
+
+
+@dataclass(slots=True, eq=False)
 class Request:
     """One generation in flight. Mutable, owned by the engine thread once submitted; `cancelled` may be set anywhere.
 
@@ -96,12 +106,10 @@ class Request:
     namespace: str
     agent: str
     sequence: Sequence
+    reply: Reply
     facts: MatchFacts
     canonical_tokens: int
     num_replies: int | None
-    generation: Generation
-    stream: TextStream
-    sampler: SamplerState
     times: RequestTimes
     deadline: float = math.inf  # of the engine's clock
     asked: GenerationRequest | None = None
@@ -110,12 +118,11 @@ class Request:
     resumes: bool = False  # it continues an unfinished request of the agent
     cancelled: threading.Event = field(default_factory=threading.Event)
     state: State = State.WAITING
-    texts: list[str] = field(default_factory=list)  # pieces of the reply, as emitted
 
     @property
     def id(self) -> int:
         """Number of the generation, for log lines."""
-        return self.generation.id
+        return self.reply.generation.id
 
     @property
     def breakpoint_tokens(self) -> tuple[int, ...]:

@@ -187,7 +187,7 @@ class Admission:
         """Record the first start of a request, and report its progress."""
         if request.times.admitted is None:
             request.times.admitted = self._clock()
-            request.generation.begin()
+            request.reply.generation.begin()
             request.resumes = self._replies.resumes(request)
             if request.sequence.task != "load":
                 self.num_prompt_tokens += request.sequence.num_prompt

@@ -117,7 +117,7 @@ class EngineLoop:
         error, core = death.error(), self._core
         if core is not None:
             for request in core.scheduler.everybody():
-                request.generation.put(error)
+                request.reply.generation.put(error)
         self._refuse_rest(error)
         if core is not None:
             core.cache.saving.close(error)
@@ -204,7 +204,7 @@ class EngineLoop:
 def _refuse(message: Message, error: RekindleError) -> None:
     """Fail a message that will not be handled."""
     if isinstance(message, Request):
-        message.generation.put(error)
+        message.reply.generation.put(error)
     elif isinstance(message, _Call):
         fail(message.future, error)
     elif isinstance(message, StoreCommand):

@@ -60,7 +60,7 @@ def report_progress(request: Request, *, now: float, min_reuse_tokens: int) -> N
     times = request.times
     if times.first_token is not None or times.admitted is None:
         return
-    request.generation.progress = progress_of(request, now=now, min_reuse_tokens=min_reuse_tokens)
+    request.reply.generation.progress = progress_of(request, now=now, min_reuse_tokens=min_reuse_tokens)
     logged = times.logged if times.logged is not None else times.admitted
     if now - logged >= LOG_EVERY_S:
         times.logged = now

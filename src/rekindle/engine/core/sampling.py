@@ -62,7 +62,7 @@ class Replies:
         """Sample the next token of each request; an error only for the request whose token cannot be drawn."""
         try:
             histories = [each.sequence.history for each in requests]
-            return list(sample(logits, [each.sampler for each in requests], histories))
+            return list(sample(logits, [each.reply.sampler for each in requests], histories))
         except RekindleError as error:
             if len(requests) == 1:
                 return [error]
@@ -72,47 +72,46 @@ class Replies:
         first = request.times.first_token is None
         if first:
             request.times.first_token = self._clock()
-        sequence, params = request.sequence, request.sampler.params
-        if token in request.sampler.ends:
+        sequence, reply, params = request.sequence, request.reply, request.reply.sampler.params
+        if token in reply.sampler.ends:
             self.finish(request, "stop")
             return
         sequence.append(token)
         if sequence.num_generated == params.min_tokens:
-            request.stream.watch_for(params.stop)
-        text = request.stream.push(token)
+            reply.stream.watch_for(params.stop)
+        text = reply.stream.push(token)
         scores: tuple[TokenLogprob, ...] = ()
         if params.logprobs is not None:
-            scores = (score(logits, token, params.logprobs, bytes_of=request.stream.token_bytes),)
-        if request.stream.stopped:
+            scores = (score(logits, token, params.logprobs, bytes_of=reply.stream.token_bytes),)
+        if reply.stream.stopped:
             self.finish(request, "stop", Delta(text, (token,), logprobs=scores))
         elif sequence.num_generated >= sequence.max_new_tokens:
             self.finish(request, "length", Delta(text, (token,), logprobs=scores))
         else:
             report = self._report(request) if first else None
-            request.texts.append(text)
-            request.generation.put(Delta(text, (token,), report=report, logprobs=scores))
+            reply.texts.append(text)
+            reply.generation.put(Delta(text, (token,), report=report, logprobs=scores))
 
     def finish(self, request: Request, reason: FinishReason, last: Delta | None = None) -> None:
         """End a request: remember its sequence, then emit the `last` delta, so that the next turn finds it."""
-        last = last or Delta("")
-        text = last.text + request.stream.finish()
-        request.texts.append(text)
+        last, reply = last or Delta(""), request.reply
+        text = last.text + reply.stream.finish()
+        reply.texts.append(text)
         is_whole = reason != "cancelled"
         self._end(request, keep=is_whole or request.sequence.num_generated > 0, is_whole=is_whole)
         report = self._report(request)
-        request.generation.put(
-            Delta(text, last.token_ids, reason, report, last.logprobs, stop_text=request.stream.stop_text)
-        )
+        delta = Delta(text, last.token_ids, reason, report, last.logprobs, stop_text=reply.stream.stop_text)
+        reply.generation.put(delta)
 
     def stop(self, request: Request, error: RekindleError) -> None:
         """End a valid request with an error; its reply so far is remembered as after a cancel."""
         self._end(request, keep=request.sequence.num_generated > 0)
-        request.generation.put(error)
+        request.reply.generation.put(error)
 
     def fail(self, request: Request, error: RekindleError) -> None:
         """End a request with an error; its published blocks stay cached, its sequence is not remembered."""
         self._end(request, keep=False)
-        request.generation.put(error)
+        request.reply.generation.put(error)
 
     def _end(self, request: Request, *, keep: bool, is_whole: bool = False) -> None:
         """Detach a request and remember it; `is_whole`: the reply is whole, so its caller will send it back."""
@@ -140,8 +139,8 @@ class Replies:
                 num_replies=request.num_replies,
                 canonical_prompt=request.canonical_tokens,
                 asked=request.asked if is_whole and sequence.task == "generate" else None,
-                text="".join(request.texts),
-                opening=request.generation.opening,
+                text="".join(request.reply.texts),
+                opening=request.reply.generation.opening,
                 breakpoints=request.breakpoints,
             )
         )

@@ -21,7 +21,7 @@ from rekindle.cache.blocks.table import BlockTable
 from rekindle.engine.generation import Generation
 from rekindle.engine.intake.prompt_lookup import OnMemory, Prompt, PromptLookup
 from rekindle.engine.intake.rendering import Renderer, Rendering
-from rekindle.engine.request import CachedBreakpoint, Request, RequestTimes, TakenOut
+from rekindle.engine.request import CachedBreakpoint, Reply, Request, RequestTimes, TakenOut
 from rekindle.engine.sequence import Sequence
 from rekindle.engine.types import GenerationRequest, Task
 from rekindle.errors import BadRequest, PromptTooLong
@@ -136,11 +136,9 @@ class RequestBuilder:
                     max_new_tokens=ready.max_new_tokens,
                 ),
                 facts=prompt.facts,
-                generation=generation,
+                reply=self._reply(ready, generation, index),
                 canonical_tokens=prompt.canonical_tokens,
                 num_replies=_num_replies(asked),
-                stream=self._stream(asked, ready.ids[-1]),
-                sampler=replace(ready.sampler, seed=ready.sampler.seed + index),
                 times=replace(ready.times),
                 asked=rendering.asked if len(generations) == 1 and prompt.reuse != "off" else None,
                 breakpoints=breakpoints,
@@ -159,10 +157,12 @@ class RequestBuilder:
         request.cancelled.set()
         self._wake()
 
-    def _stream(self, asked: GenerationRequest, last_id: int) -> TextStream:
+    def _reply(self, ready: _Ready, generation: Generation, index: int) -> Reply:
+        asked, sampler = ready.asked, ready.sampler
         stop = () if asked.params.min_tokens else asked.params.stop
         visible = self._visible if asked.structured else frozenset[int]()
-        return TextStream(self._encoder, stop, after=last_id, visible=visible)
+        stream = TextStream(self._encoder, stop, after=ready.ids[-1], visible=visible)
+        return Reply(generation, replace(sampler, seed=sampler.seed + index), stream)
 
     def _prompt(self, asked: GenerationRequest, on_memory: OnMemory) -> tuple[Prompt, Rendering]:
         if asked.token_ids is not None:
