@@ -160,7 +160,7 @@ def test_a_prefix_of_the_reply_goes_back_with_it_but_not_a_call_that_was_forced(
 
 def test_a_request_of_the_agent_makes_it_void(anticipation: Anticipation, start: Start) -> None:
     ids, root = np.arange(20, 30, dtype=np.uint32), BlockHash(bytes(32))
-    turn = FinishedTurn("default", "ada", root, ids, (), root, 0, 0, 10, asked=asked(), text="There.")
+    turn = FinishedTurn("default", "ada", root, ids, (), root, 0, 0, 10, request=asked(), text="There.")
     for _ in range(2):
         anticipation.expect(turn)
         anticipation.ended(turn)
@@ -195,7 +195,7 @@ def test_a_turn_of_an_agent_that_is_forgotten_is_forgotten_with_it(start: Start,
     """It may wait for idle time for long, with all that was said in it."""
     parts = (engine := start(anticipate="on", min_reuse_tokens=1)).components
     ids, root = np.arange(20, 30, dtype=np.uint32), BlockHash(bytes(32))
-    turns = [FinishedTurn("default", name, root, ids, (), root, 0, 0, 10, asked=asked()) for name in ("ada", "bob")]
+    turns = [FinishedTurn("default", name, root, ids, (), root, 0, 0, 10, request=asked()) for name in ("ada", "bob")]
     for turn in turns:
         engine.chat(turn.agent, [{"role": "user", "content": SYSTEM}], temperature=0.0, max_tokens=8)
     until_idle(engine)

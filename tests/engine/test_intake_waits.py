@@ -103,7 +103,7 @@ def running(
     )
     ids, root = np.arange(20, 30, dtype=np.uint32), BlockHash(bytes(32))
     asked = GenerationRequest(messages=(Message("user", "Where?"),), agent="ada")
-    turn = FinishedTurn("default", "ada", root, ids, (), root, 0, 0, 10, asked=asked, text="There.")
+    turn = FinishedTurn("default", "ada", root, ids, (), root, 0, 0, 10, request=asked, text="There.")
     anticipation.expect(turn)
     intake.run(lambda: anticipation.ended(turn))
     intake.start()

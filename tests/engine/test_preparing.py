@@ -70,7 +70,7 @@ def test_breakpoints_in_tokens_and_settled_messages() -> None:
     signed = Message("system", f"x-anthropic-billing-header: cch=1;\n{CHAT[0].content}")
     marks = (Breakpoint(1, None, 300.0), Breakpoint(0, None, 3600.0))
     request = prepared(encoder, GenerationRequest(messages=(signed, CHAT[1]), agent="ada", breakpoints=marks))
-    assert request.asked is not None and request.asked.messages == CHAT
+    assert request.original is not None and request.original.messages == CHAT
     assert [each.ttl_s for each in request.breakpoints] == [300.0, 3600.0]
     last, first = request.breakpoint_tokens
     for num_tokens, text in ((first, CHAT[0].content), (last, CHAT[1].content)):

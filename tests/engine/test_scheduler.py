@@ -65,7 +65,7 @@ def maker(directory: Path) -> MakeRequest:
                 max_new_tokens=max_new_tokens,
                 num_computed=num_computed,
             ),
-            facts=replace(NO_MATCH, num_tokens=reuse),
+            match=replace(NO_MATCH, num_tokens=reuse),
             canonical_tokens=0,
             num_replies=None,
             reply=Reply(Generation(), sampler, TextStream(encoder, ())),
@@ -284,7 +284,7 @@ def picks_one_by_one(requests: list[Request]) -> list[Request]:
     while left:
         oldest = len(order) % 4 == 3
         order.append(
-            left[0] if oldest else min(left, key=lambda request: request.sequence.num_tokens - request.facts.num_tokens)
+            left[0] if oldest else min(left, key=lambda request: request.sequence.num_tokens - request.match.num_tokens)
         )
         left.remove(order[-1])
     return order
@@ -306,7 +306,7 @@ def test_a_thousand_that_wait_are_looked_at_once_each(make: MakeRequest) -> None
     requests = [make(64, at=0.001 * i, reuse=7 * i % 60) for i in range(1000)]
     expected, looked_at = picks_one_by_one(requests), list[int]()
     for request in requests:
-        request.facts = CountedFacts(request.facts.num_tokens, looked_at)  # type: ignore[assignment]
+        request.match = CountedFacts(request.match.num_tokens, looked_at)  # type: ignore[assignment]
     assert scheduler_of([]).picks(requests, now=1.0) == expected
     assert len(looked_at) == 1000
 

@@ -124,7 +124,7 @@ class Rig:
             namespace="default",
             agent="a",
             sequence=self._sequence(ids, "generate", new_tokens, reuse),
-            facts=NO_MATCH,
+            match=NO_MATCH,
             canonical_tokens=0,
             num_replies=None,
             reply=Reply(Generation(), SamplerState.create(params, lambda: 0), TextStream(self.encoder, ())),

@@ -80,8 +80,8 @@ class Agent:
         `computed_tokens` of the report is what would have to be computed.
         """
         ids = agent_admin.latest_ids(self._parts(), self.namespace, self.id)
-        asked = GenerationRequest(token_ids=ids, agent=self.id, namespace=self.namespace, task="load")
-        return self._submit(asked).result().report
+        request = GenerationRequest(token_ids=ids, agent=self.id, namespace=self.namespace, task="load")
+        return self._submit(request).result().report
 
     def fork(self, target: str) -> Agent:
         """Give `target` everything this agent remembers and return it; no KV is copied. Durable when this returns.

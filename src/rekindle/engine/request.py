@@ -100,19 +100,19 @@ class Reply:
 class Request:
     """One generation in flight. Mutable, owned by the engine thread once submitted; `cancelled` may be set anywhere.
 
-    `asked`: the caller's request, if the next one may be anticipated from it.
+    `original`: the caller's request as it was rendered, if the next one may be anticipated from it.
     """
 
     namespace: str
     agent: str
     sequence: Sequence
     reply: Reply
-    facts: MatchFacts
+    match: MatchFacts
     canonical_tokens: int
     num_replies: int | None
     times: RequestTimes
     deadline: float = math.inf  # of the engine's clock
-    asked: GenerationRequest | None = None
+    original: GenerationRequest | None = None
     breakpoints: tuple[CachedBreakpoint, ...] = ()  # one for each breakpoint
     taken_out: tuple[TakenOut, ...] = ()
     resumes: bool = False  # it continues an unfinished request of the agent
@@ -143,7 +143,7 @@ class FinishedTurn:
     head_tokens: int  # how many of the ids are in `head` and its ancestors
     num_replies: int | None  # earlier replies in the prompt, if it came as messages
     canonical_prompt: int  # leading ids known to be a fresh encoding of their text
-    asked: GenerationRequest | None = None  # if the next request can be anticipated
+    request: GenerationRequest | None = None  # if the next one can be anticipated from it
     text: str = ""  # of the reply, as its caller received it
     opening: str = ""  # beginning of the reply that was in the prompt
     breakpoints: tuple[CachedBreakpoint, ...] = ()  # prefixes of the prompt that stay stored

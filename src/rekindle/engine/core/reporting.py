@@ -23,20 +23,20 @@ def outcome_of(request: Request, min_reuse_tokens: int) -> Outcome:
     text explains (blocks that others computed meanwhile, or that an unfinished request left) counts as DIVERGE; for an
     agent with other memories only if it covers half of the prompt.
     """
-    reused, num_prompt, facts = request.sequence.reused_tokens, request.sequence.num_prompt, request.facts
+    reused, num_prompt, match = request.sequence.reused_tokens, request.sequence.num_prompt, request.match
     if reused < min(min_reuse_tokens, num_prompt - 1) or reused == 0:
         return "miss"
-    if facts.relation != "none":
-        return facts.relation
-    is_most = facts.source is None and 2 * reused >= num_prompt
-    return "diverge" if is_most or request.resumes or not facts.has_own else "miss"
+    if match.relation != "none":
+        return match.relation
+    is_most = match.source is None and 2 * reused >= num_prompt
+    return "diverge" if is_most or request.resumes or not match.has_own else "miss"
 
 
 def source_of(request: Request) -> Source | None:
     """Return whose memory was reused; None if nothing was."""
     if not request.sequence.reused_tokens:
         return None
-    return request.facts.source or ("own" if request.resumes else "shared")
+    return request.match.source or ("own" if request.resumes else "shared")
 
 
 def progress_of(request: Request, *, now: float, min_reuse_tokens: int) -> Progress:
@@ -90,7 +90,7 @@ def report_of(request: Request, *, now: float, min_reuse_tokens: int) -> Report:
     return Report(
         outcome=outcome,
         source=source_of(request),
-        matched_bytes=request.facts.matched_bytes,
+        matched_bytes=request.match.matched_bytes,
         prompt_tokens=sequence.num_prompt,
         reused_tokens=reused,
         hot_tokens=sequence.hot_tokens,
@@ -121,10 +121,10 @@ def _timings(request: Request, now: float) -> Timings:
 
 def _explanation(request: Request, outcome: Outcome) -> Explanation | None:
     """Explain why not more was reused: evicted KV although the text agreed, else where the texts differ."""
-    sequence, facts = request.sequence, request.facts
-    if sequence.reuse == "off" or (request.resumes and facts.source is None):
+    sequence, match = request.sequence, request.match
+    if sequence.reuse == "off" or (request.resumes and match.source is None):
         return None
-    missing = min(facts.num_tokens, sequence.num_reusable) - sequence.reused_tokens
+    missing = min(match.num_tokens, sequence.num_reusable) - sequence.reused_tokens
     if missing >= sequence.block_tokens:
-        return explain_known("evicted", f"{missing} of {facts.num_tokens} matched tokens")
-    return facts.explanation if outcome in ("diverge", "miss") else None
+        return explain_known("evicted", f"{missing} of {match.num_tokens} matched tokens")
+    return match.explanation if outcome in ("diverge", "miss") else None

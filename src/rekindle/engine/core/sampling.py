@@ -138,7 +138,7 @@ class Replies:
                 head_tokens=head.num_tokens,
                 num_replies=request.num_replies,
                 canonical_prompt=request.canonical_tokens,
-                asked=request.asked if is_whole and sequence.task == "generate" else None,
+                request=request.original if is_whole and sequence.task == "generate" else None,
                 text="".join(request.reply.texts),
                 opening=request.reply.generation.opening,
                 breakpoints=request.breakpoints,

@@ -193,7 +193,7 @@ class Scheduler:
         if request.state is State.RUNNING:
             return sequence.num_left
         resumes = sequence.num_preemptions and sequence.reuse != "off"
-        return sequence.num_tokens - (sequence.num_before if resumes else request.facts.num_tokens)
+        return sequence.num_tokens - (sequence.num_before if resumes else request.match.num_tokens)
 
     def plan(self, now: float) -> list[Chunk]:
         """Plan the next step; empty when nothing runs. Decodes come first, in order of arrival."""

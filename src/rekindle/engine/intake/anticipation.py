@@ -56,7 +56,7 @@ class Anticipation:
         is_busy: Callable[[], bool] = lambda: False,
         enabled: bool = True,
     ) -> None:
-        self.settled: Callable[[GenerationRequest], GenerationRequest] = lambda asked: asked
+        self.settled: Callable[[GenerationRequest], GenerationRequest] = lambda request: request
         self._encoder = encoder
         self._memory = memory
         self._form = form
@@ -82,7 +82,7 @@ class Anticipation:
 
     def expect(self, turn: FinishedTurn) -> None:
         """Count a turn that will be passed to `ended`. Any thread."""
-        if self._enabled and turn.asked is not None:
+        if self._enabled and turn.request is not None:
             with self._lock:
                 self._num_pending += 1
 
@@ -92,7 +92,7 @@ class Anticipation:
 
     def ended(self, turn: FinishedTurn) -> None:
         """Add a remembered turn, in place of an earlier one of its agent."""
-        if not self._enabled or turn.asked is None:
+        if not self._enabled or turn.request is None:
             return
         self.cancel(turn.namespace, turn.agent)
         self._turns[turn.namespace, turn.agent] = turn
@@ -111,7 +111,7 @@ class Anticipation:
             return False
         _, turn = self._turns.popitem()
         try:
-            works = [self._idle_work(turn, asked, rendered) for asked, rendered in self._next_prompts(turn)]
+            works = [self._idle_work(turn, request, rendered) for request, rendered in self._next_prompts(turn)]
             works = [work for work in works if work.sequence.num_prompt < self._max_context]
             for work, follower in pairwise(works):
                 work.followed_by = follower
@@ -123,11 +123,11 @@ class Anticipation:
 
     def _next_prompts(self, turn: FinishedTurn) -> Iterator[tuple[GenerationRequest, RenderedPrompt]]:
         """Yield what the next prompt may begin with, the likeliest first; nothing if it cannot be known."""
-        asked = turn.asked
-        if asked is None or asked.messages is None or not self._memory.book.of(turn.namespace, turn.agent):
+        request = turn.request
+        if request is None or request.messages is None or not self._memory.book.of(turn.namespace, turn.agent):
             return
-        reply = self.sent_back(asked, turn.text, turn.opening)
-        settled = self.settled(replace(asked, messages=(*asked.messages, reply)))
+        reply = self.sent_back(request, turn.text, turn.opening)
+        settled = self.settled(replace(request, messages=(*request.messages, reply)))
         assert settled.messages is not None
         before = b""
         for probes in likely_probes(settled.messages):
@@ -137,34 +137,34 @@ class Anticipation:
             )
             if rendered is not None and not before.startswith(rendered.key):
                 before = rendered.key
-                yield asked, rendered
+                yield request, rendered
 
-    def _idle_work(self, turn: FinishedTurn, asked: GenerationRequest, rendered: RenderedPrompt) -> IdleWork:
+    def _idle_work(self, turn: FinishedTurn, request: GenerationRequest, rendered: RenderedPrompt) -> IdleWork:
         """Build the idle work that computes an anticipated prompt."""
-        if asked.agent is not None:
-            self._memory.know_agent(asked.namespace, asked.agent)
-        mode = asked.reuse if asked.reuse != "off" else None
-        match = self._memory.matcher.match(asked.namespace, asked.agent, rendered, mode)
+        if request.agent is not None:
+            self._memory.know_agent(request.namespace, request.agent)
+        mode = request.reuse if request.reuse != "off" else None
+        match = self._memory.matcher.match(request.namespace, request.agent, rendered, mode)
         ids, _ = prompt_ids(self._encoder, match, rendered)
         sequence = Sequence(
             root=self._root(turn.namespace), prompt_ids=ids, table=self._new_table(), reuse=match.mode, task="idle"
         )
         return IdleWork(turn.namespace, turn.agent, sequence)
 
-    def sent_back(self, asked: GenerationRequest, text: str, opening: str) -> Message:
+    def sent_back(self, request: GenerationRequest, text: str, opening: str) -> Message:
         """Return the reply as its caller will send it back with the history."""
-        if not asked.structured:
-            return Message("assistant", asked.reply_prefix + text)
-        parsed, stream = ParsedReply(), ReplyStream(self._form, tools=asked.tools or (), opening=opening)
+        if not request.structured:
+            return Message("assistant", request.reply_prefix + text)
+        parsed, stream = ParsedReply(), ReplyStream(self._form, tools=request.tools or (), opening=opening)
         for event in [*stream.push(text), *stream.finish()]:
             parsed.take(event)
         message = parsed.message()
-        if asked.respells_arguments:
+        if request.respells_arguments:
             calls = tuple(replace(call, arguments=_reserialized(call.arguments)) for call in message.tool_calls)
             message = replace(message, tool_calls=calls)
-        if asked.reply_prefix and not message.tool_calls:
-            message = replace(message, content=asked.reply_prefix + message.content)
-        return message if _echoes_reasoning(asked) else replace(message, reasoning=None)
+        if request.reply_prefix and not message.tool_calls:
+            message = replace(message, content=request.reply_prefix + message.content)
+        return message if _echoes_reasoning(request) else replace(message, reasoning=None)
 
     def check(self) -> None:
         """Assert that turns are bounded, and all counted. On the intake thread."""
@@ -172,11 +172,11 @@ class Anticipation:
         assert len(self._turns) <= self._num_pending, f"{len(self._turns)} turns wait, {self._num_pending} are counted"
 
 
-def _echoes_reasoning(asked: GenerationRequest) -> bool:
+def _echoes_reasoning(request: GenerationRequest) -> bool:
     """Whether the caller sends reasoning back: as declared in the request, else as seen in its messages."""
-    if asked.echoes_thoughts is not None:
-        return asked.echoes_thoughts
-    return any(message.reasoning is not None for message in asked.messages or ())
+    if request.echoes_thoughts is not None:
+        return request.echoes_thoughts
+    return any(message.reasoning is not None for message in request.messages or ())
 
 
 def _reserialized(arguments: str) -> str:

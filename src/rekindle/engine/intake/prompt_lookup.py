@@ -40,7 +40,7 @@ class Prompt:
     ids: np.ndarray
     agent: str
     reuse: Reuse
-    facts: MatchFacts
+    match: MatchFacts
     canonical_tokens: int  # how many of the ids are known to be a fresh encoding
 
 
@@ -70,21 +70,21 @@ class PromptLookup:
         return self._memory.matcher.match(namespace, agent, rendered, mode, parent=parent)
 
     def of_text(
-        self, asked: GenerationRequest, rendering: Rendering, *, on_memory: OnMemory, most: float = math.inf
+        self, request: GenerationRequest, rendering: Rendering, *, on_memory: OnMemory, most: float = math.inf
     ) -> Prompt:
         """Look up a rendered prompt: stored ids up to where the text differs, then a fresh encoding.
 
         Raises PromptTooLong if the rest has more than `most` tokens.
         """
-        agent = asked.agent or new_conversation()
+        agent = request.agent or new_conversation()
         rendered = rendering.prompt
-        if self._is_off(asked):
+        if self._is_off(request):
             ids = self._encoder.encode(rendered, most=most)
             return Prompt(ids, agent, "off", NO_MATCH, len(ids))
-        found = on_memory(lambda: self._look(asked, rendered))
+        found = on_memory(lambda: self._look(request, rendered))
         match = found.match
         ids, canonical = prompt_ids(self._encoder, match, rendered, most=most)
-        if asked.agent is None and _continues(match):
+        if request.agent is None and _continues(match):
             assert match.branch is not None and match.branch.agent is not None
             agent = match.branch.agent
         facts = MatchFacts(
@@ -97,21 +97,21 @@ class PromptLookup:
         )
         return Prompt(ids, agent, match.mode, facts, canonical)
 
-    def _look(self, asked: GenerationRequest, rendered: RenderedPrompt) -> _Found:
-        mode = asked.reuse if asked.reuse != "off" else None
-        match = self.match(asked.namespace, asked.agent, rendered, mode=mode, parent=asked.parent)
-        if asked.agent is None:
+    def _look(self, request: GenerationRequest, rendered: RenderedPrompt) -> _Found:
+        mode = request.reuse if request.reuse != "off" else None
+        match = self.match(request.namespace, request.agent, rendered, mode=mode, parent=request.parent)
+        if request.agent is None:
             return _Found(match, has_own=False, is_elsewhere=False)
-        has_own = bool(self._memory.book.of(asked.namespace, asked.agent))
-        return _Found(match, has_own, self._memory.is_elsewhere(asked.namespace, asked.agent))
+        has_own = bool(self._memory.book.of(request.namespace, request.agent))
+        return _Found(match, has_own, self._memory.is_elsewhere(request.namespace, request.agent))
 
-    def of_ids(self, asked: GenerationRequest, ids: np.ndarray) -> Prompt:
+    def of_ids(self, request: GenerationRequest, ids: np.ndarray) -> Prompt:
         """Look up ids, which run as they are: matched with the agent's branches by ids, not by text. On the intake
         thread."""
-        agent = asked.agent or new_conversation()
-        if self._is_off(asked):
+        agent = request.agent or new_conversation()
+        if self._is_off(request):
             return Prompt(ids, agent, "off", NO_MATCH, 0)
-        mine = self._memory.know_agent(asked.namespace, agent)
+        mine = self._memory.know_agent(request.namespace, agent)
         shared = {branch.number: common_prefix(branch.ids, ids) for branch in mine}
         nearest = max(mine, key=lambda branch: shared[branch.number], default=None)
         if nearest is None:
@@ -124,8 +124,8 @@ class PromptLookup:
         facts = MatchFacts(relation, "own", True, matched, num_tokens, None)
         return Prompt(ids, agent, "continuation", facts, min(num_tokens, nearest.canonical_tokens))
 
-    def _is_off(self, asked: GenerationRequest) -> bool:
-        return self._reuse == "off" or asked.reuse == "off"
+    def _is_off(self, request: GenerationRequest) -> bool:
+        return self._reuse == "off" or request.reuse == "off"
 
     def _explain(self, found: _Found, rendering: Rendering, num_tokens: int) -> Explanation | None:
         known: KnownCause | None = "other_fingerprint" if found.is_elsewhere else None

@@ -24,12 +24,12 @@ EMPTY = RenderedPrompt(b"")
 class Rendering:
     """A prompt, and what is known of its text (nothing for ids); byte offsets are into its key.
 
-    `asked` has messages and tools as they were rendered, `as_sent` has the caller's indices. `removed` pairs each
+    `request` has messages and tools as they were rendered, `as_sent` has the caller's indices. `removed` pairs each
     removed text with its byte offset; `breakpoints` are the offsets of the caller's breakpoints, in its order.
     `opening` is what the prompt has begun of the reply, as structured text.
     """
 
-    asked: GenerationRequest
+    request: GenerationRequest
     prompt: RenderedPrompt = EMPTY
     opening: str = ""
     removed: tuple[tuple[Removed, int], ...] = ()
@@ -39,7 +39,7 @@ class Rendering:
     @property
     def as_sent(self) -> Sequence[Message] | None:
         """The messages as the caller counts them; those that were removed whole are empty."""
-        return self.asked.messages if self.normal is None else self.normal.as_sent
+        return self.request.messages if self.normal is None else self.normal.as_sent
 
 
 class Renderer:
@@ -50,48 +50,48 @@ class Renderer:
         self._form = form
         self._kinds = kinds
 
-    def settled(self, asked: GenerationRequest) -> GenerationRequest:
+    def settled(self, request: GenerationRequest) -> GenerationRequest:
         """Return the request with messages and tools as they are rendered; idempotent."""
-        if asked.messages is None:
-            return asked
-        normal = normalise(asked.messages, asked.tools, self._kinds)
-        return replace(asked, messages=normal.messages, tools=normal.tools)
+        if request.messages is None:
+            return request
+        normal = normalise(request.messages, request.tools, self._kinds)
+        return replace(request, messages=normal.messages, tools=normal.tools)
 
-    def render(self, asked: GenerationRequest) -> Rendering:
+    def render(self, request: GenerationRequest) -> Rendering:
         """Render a request of messages or text; BadRequest if the template refuses it, PromptTooLong if it cannot
         fit."""
-        if asked.messages is None:
-            assert asked.text is not None, "ids are run as they are"
-            return self._continued(Rendering(asked, self._encoder.render_text(asked.text)))
-        self._check_length(asked)
-        normal = normalise(asked.messages, asked.tools, self._kinds)
-        settled = replace(asked, messages=normal.messages, tools=normal.tools)
-        common = self._common(settled) if asked.task in ("prefill", "absorb") else None
-        prompt = common or self._encoder.render_chat(normal.messages, normal.tools, **asked.template_kwargs)
-        marks = [normal.place(Place(each.message_index, each.num_chars)) for each in asked.breakpoints]
+        if request.messages is None:
+            assert request.text is not None, "ids are run as they are"
+            return self._continued(Rendering(request, self._encoder.render_text(request.text)))
+        self._check_length(request)
+        normal = normalise(request.messages, request.tools, self._kinds)
+        settled = replace(request, messages=normal.messages, tools=normal.tools)
+        common = self._common(settled) if request.task in ("prefill", "absorb") else None
+        prompt = common or self._encoder.render_chat(normal.messages, normal.tools, **request.template_kwargs)
+        marks = [normal.place(Place(each.message_index, each.num_chars)) for each in request.breakpoints]
         at = positions(
             self._encoder,
             prompt,
             normal.messages,
             normal.tools,
             [*marks, *(each.place for each in normal.removed)],
-            **asked.template_kwargs,
+            **request.template_kwargs,
         )
         removed = tuple(zip(normal.removed, at[len(marks) :], strict=True))
         return self._continued(Rendering(settled, prompt, "", removed, tuple(at[: len(marks)]), normal))
 
-    def _check_length(self, asked: GenerationRequest) -> None:
+    def _check_length(self, request: GenerationRequest) -> None:
         """Raise PromptTooLong before rendering what cannot fit."""
         if self._encoder.bound is not None:
-            self._encoder.bound.check_messages(asked.messages or (), asked.tools)
-            self._encoder.bound.check_sent(len(asked.reply_prefix))
+            self._encoder.bound.check_messages(request.messages or (), request.tools)
+            self._encoder.bound.check_sent(len(request.reply_prefix))
 
     def _continued(self, rendering: Rendering) -> Rendering:
         """Append the reply's prefix to the prompt, closing reasoning that the prompt has opened."""
-        asked = rendering.asked
-        if asked.task != "generate":
+        request = rendering.request
+        if request.task != "generate":
             return rendering
-        prompt, opening = begin_reply(self._form, self._encoder, prompt=rendering.prompt, prefix=asked.reply_prefix)
+        prompt, opening = begin_reply(self._form, self._encoder, prompt=rendering.prompt, prefix=request.reply_prefix)
         if self._encoder.bound is not None:
             self._encoder.bound.check(len(prompt.key))
         return replace(rendering, prompt=prompt, opening=opening)

@@ -48,7 +48,7 @@ class PromptLimits:
 class _Ready:
     """What all requests of one prompt share; `sampler` is that of the first."""
 
-    asked: GenerationRequest
+    request: GenerationRequest
     prompt: Prompt
     rendering: Rendering
     ids: tuple[int, ...]
@@ -91,7 +91,7 @@ class RequestBuilder:
 
     def prepare(
         self,
-        asked: GenerationRequest,
+        request: GenerationRequest,
         generations: Collection[Generation],
         submitted: float,
         *,
@@ -102,14 +102,14 @@ class RequestBuilder:
         Choice i is seeded with the request's seed + i, or with a random one + i. Without `on_memory` the caller is on
         the intake thread.
         """
-        began, params = self._clock(), asked.params
+        began, params = self._clock(), request.params
         self._check_ids([token for token, _ in params.logit_bias], "logit_bias")
         self._check_ids(params.stop_token_ids, "stop_token_ids")
-        prompt, rendering = self._prompt(asked, on_memory)
-        room = self._room(prompt, asked.task)
-        most = room if asked.task == "generate" else 0
+        prompt, rendering = self._prompt(request, on_memory)
+        room = self._room(prompt, request.task)
+        most = room if request.task == "generate" else 0
         ready = _Ready(
-            asked,
+            request,
             prompt,
             rendering,
             ids=tuple(prompt.ids.tolist()),
@@ -121,58 +121,58 @@ class RequestBuilder:
 
     def _hand_over(self, ready: _Ready, generations: Collection[Generation]) -> None:
         """Submit a request for each generation; on the intake thread, like all that depends on their order."""
-        asked, prompt, rendering = ready.asked, ready.prompt, ready.rendering
+        request, prompt, rendering = ready.request, ready.prompt, ready.rendering
         breakpoints, taken_out = self._marked_and_removed(prompt, rendering)
         for index, generation in enumerate(generations):
-            request = Request(
-                namespace=asked.namespace,
+            built = Request(
+                namespace=request.namespace,
                 agent=prompt.agent,
                 sequence=Sequence(
-                    root=self._root(asked.namespace),
+                    root=self._root(request.namespace),
                     prompt_ids=prompt.ids,
                     table=self._new_table(),
                     reuse=prompt.reuse,
-                    task=asked.task,
+                    task=request.task,
                     max_new_tokens=ready.max_new_tokens,
                 ),
-                facts=prompt.facts,
+                match=prompt.match,
                 reply=self._reply(ready, generation, index),
                 canonical_tokens=prompt.canonical_tokens,
-                num_replies=_num_replies(asked),
+                num_replies=_num_replies(request),
                 times=replace(ready.times),
-                asked=rendering.asked if len(generations) == 1 and prompt.reuse != "off" else None,
+                original=rendering.request if len(generations) == 1 and prompt.reuse != "off" else None,
                 breakpoints=breakpoints,
                 taken_out=taken_out,
                 deadline=ready.times.submitted + (self._limits.timeout_s or math.inf),
             )
             generation.prompt_ids, generation.opening = ready.ids, rendering.opening
-            generation.on_cancel(partial(self._cancel, request))
-            self._submit(request)
+            generation.on_cancel(partial(self._cancel, built))
+            self._submit(built)
 
-    def settled(self, asked: GenerationRequest) -> GenerationRequest:
+    def settled(self, request: GenerationRequest) -> GenerationRequest:
         """Return the request with messages and tools as they are rendered."""
-        return self._renderer.settled(asked)
+        return self._renderer.settled(request)
 
     def _cancel(self, request: Request) -> None:
         request.cancelled.set()
         self._wake()
 
     def _reply(self, ready: _Ready, generation: Generation, index: int) -> Reply:
-        asked, sampler = ready.asked, ready.sampler
-        stop = () if asked.params.min_tokens else asked.params.stop
-        visible = self._visible if asked.structured else frozenset[int]()
+        request, sampler = ready.request, ready.sampler
+        stop = () if request.params.min_tokens else request.params.stop
+        visible = self._visible if request.structured else frozenset[int]()
         stream = TextStream(self._encoder, stop, after=ready.ids[-1], visible=visible)
         return Reply(generation, replace(sampler, seed=sampler.seed + index), stream)
 
-    def _prompt(self, asked: GenerationRequest, on_memory: OnMemory) -> tuple[Prompt, Rendering]:
-        if asked.token_ids is not None:
-            if self._encoder.bound is not None and asked.task != "load":
-                self._encoder.bound.check_ids(len(asked.token_ids))
-            ids = self._checked(asked.token_ids)
-            return on_memory(lambda: self._lookup.of_ids(asked, ids)), Rendering(asked)
-        rendering = self._renderer.render(asked)
+    def _prompt(self, request: GenerationRequest, on_memory: OnMemory) -> tuple[Prompt, Rendering]:
+        if request.token_ids is not None:
+            if self._encoder.bound is not None and request.task != "load":
+                self._encoder.bound.check_ids(len(request.token_ids))
+            ids = self._checked(request.token_ids)
+            return on_memory(lambda: self._lookup.of_ids(request, ids)), Rendering(request)
+        rendering = self._renderer.render(request)
         most = COUNTED * self._limits.max_context
-        return self._lookup.of_text(asked, rendering, on_memory=on_memory, most=most), rendering
+        return self._lookup.of_text(request, rendering, on_memory=on_memory, most=most), rendering
 
     def _room(self, prompt: Prompt, task: Task) -> int:
         """Return how many tokens of reply fit after the prompt; PromptTooLong if none does."""
@@ -196,7 +196,7 @@ class RequestBuilder:
         ends = self._encoder.byte_ends(prompt.ids)
         at = [*rendering.breakpoints, *(byte for _, byte in rendering.removed)]
         num_before = [int(num) for num in np.searchsorted(ends, at, side="right")]
-        marked = zip(rendering.asked.breakpoints, num_before, strict=False)
+        marked = zip(rendering.request.breakpoints, num_before, strict=False)
         # Without reuse nothing is stored, so no breakpoint can be cached.
         breakpoints = tuple(CachedBreakpoint(num, each.ttl_s) for each, num in marked) if prompt.reuse != "off" else ()
         before = self._sent_before(prompt, rendering)
@@ -215,7 +215,7 @@ class RequestBuilder:
     def _sent_before(self, prompt: Prompt, rendering: Rendering) -> frozenset[str] | None:
         """Return the digests of what was removed from the agent's previous request (None: unknown), and remember this
         request's."""
-        key = rendering.asked.namespace, prompt.agent
+        key = rendering.request.namespace, prompt.agent
         before = self._last_sent.pop(key, None)
         self._last_sent[key] = frozenset(each.digest for each, _ in rendering.removed)
         while len(self._last_sent) > MOST_AGENTS:
@@ -231,5 +231,5 @@ class RequestBuilder:
             raise BadRequest(f"{param}: token ids must lie in 0 to {self._limits.vocab_size - 1}", param=param)
 
 
-def _num_replies(asked: GenerationRequest) -> int | None:
-    return None if asked.messages is None else sum(message.role == "assistant" for message in asked.messages)
+def _num_replies(request: GenerationRequest) -> int | None:
+    return None if request.messages is None else sum(message.role == "assistant" for message in request.messages)
