@@ -447,8 +447,8 @@ MUTANTS = (
     one(
         "cached breakpoints survive a purge",
         "engine/memory/agent_commands.py",
-        "marked = tuple(Purged(namespace, branch.agent) for branch in kept)",
-        "marked: tuple[Purged, ...] = ()",
+        "marked = tuple(Purge(namespace, branch.agent) for branch in kept)",
+        "marked: tuple[Purge, ...] = ()",
         "tests/engine/test_keeping.py::test_a_purge_takes_them_too",
     ),
     one(

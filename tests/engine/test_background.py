@@ -12,12 +12,12 @@ import torch
 
 from rekindle.cache.blocks.hashing import BlockHash
 from rekindle.config import EngineSettings
-from rekindle.engine.blocks.save_queue import Purged
 from rekindle.engine.core.background import MOST_WAITING
-from rekindle.engine.core.purge import Purge, wipe
+from rekindle.engine.core.purge import HotPurge, wipe
 from rekindle.engine.request import State
 from rekindle.errors import RequestFailed
 from rekindle.model.loaded import LoadedModel
+from rekindle.store.commands import Purge
 from tests.engine.dying import raising
 from tests.engine.fixed_costs import FixedCosts
 from tests.engine.slow_disk import SlowDisk
@@ -157,7 +157,7 @@ def test_a_purge_takes_what_is_being_computed_for_the_agent(loaded: LoadedModel)
     rig.idle_work(ids, "a")
     rig.step()
     assert rig.pool.num_held == CHUNK // BLOCK_TOKENS
-    num_wiped = wipe(rig.core, Purge(Purged("default", "a"), nothing, nothing, nothing))
+    num_wiped = wipe(rig.core, HotPurge(Purge("default", "a"), nothing, nothing, nothing))
     assert (rig.pool.num_held, rig.pool.num_cached) == (0, 0) and num_wiped >= CHUNK // BLOCK_TOKENS
     assert not len(rig.core.background)
 
@@ -174,7 +174,7 @@ def test_what_fails_in_its_forward_pass_ends_and_a_purge_finds_its_blocks(loaded
     assert first.state is State.FINISHED and rig.num_hot(ids) == CHUNK
     rig.end_idle_work()
     assert second.state is State.FINISHED and rig.num_hot(some_ids(90, seed=2)) == 90
-    wipe(rig.core, Purge(Purged("default", "a"), nothing, nothing, nothing))
+    wipe(rig.core, HotPurge(Purge("default", "a"), nothing, nothing, nothing))
     assert (rig.pool.num_held, rig.pool.num_cached) == (0, 0)
 
 
@@ -227,7 +227,7 @@ def test_a_purge_forgets_what_was_held_back_from_the_disk(loaded: LoadedModel, t
         rig.idle_work(some_ids(200), "a")
         rig.end_idle_work()
         assert rig.cache.saving.num_deferred
-        wipe(rig.core, Purge(Purged("default", "a"), nothing, nothing, nothing))
+        wipe(rig.core, HotPurge(Purge("default", "a"), nothing, nothing, nothing))
         assert not rig.cache.saving.num_deferred, "the words of the purged agent are still here"
     finally:
         rig.close()

@@ -10,12 +10,12 @@ import pytest
 from rekindle.config import Settings
 from rekindle.engine import agent_admin
 from rekindle.engine.api import Engine
-from rekindle.engine.blocks.save_queue import Pinned
 from rekindle.engine.factory import assemble
 from rekindle.engine.generation import Generation
 from rekindle.engine.types import GenerationRequest
 from rekindle.errors import RekindleError
 from rekindle.model.params import SamplingParams
+from rekindle.store.commands import Pin
 from tests.engine.conftest import Start
 from tests.engine.holding import held
 from tests.tiny_models import tiny_model_dir
@@ -72,10 +72,10 @@ def test_orders_that_wait_when_it_ends_are_carried_out_or_refused(
     given = {"threads": 1, "hot_bytes": 4 << 20, "block_tokens": 16, "staging_bytes": 1, "store": tmp_path / "store"}
     parts = assemble(Settings.load({"model": str(tiny_llama), **given}))
     parts.start()
-    order, said, go_on = Pinned("default", "ada", 0.0), Generation(), threading.Event()
+    order, said, go_on = Pin("default", "ada", 0.0), Generation(), threading.Event()
     assert parts.store is not None
     if not has_room:  # the writer stands still with the one block that there is room for, and all else waits for it
-        parts.store.writer.submit(lambda ledger: go_on.wait(60))
+        parts.store.writer.call(lambda ledger: go_on.wait(60))
     asked = GenerationRequest(text="Hello. " * 40, agent="ada", params=SamplingParams(max_tokens=2))
     parts.intake.submit(asked, [said])
     assert said.result().finish_reason

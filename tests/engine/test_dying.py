@@ -12,12 +12,12 @@ import pytest
 
 from rekindle.cache.blocks.hashing import BlockHash
 from rekindle.engine.api import Engine
-from rekindle.engine.blocks.save_queue import Pinned
 from rekindle.engine.core.core import EngineCore
 from rekindle.engine.core.loop import EngineLoop
 from rekindle.engine.generation import Generation
 from rekindle.engine.intake.intake import Intake
 from rekindle.errors import RekindleError, StoreError, Unavailable
+from rekindle.store.commands import Delete, Pin
 from tests.engine.conftest import Start
 from tests.engine.dying import REASON, THREADS, WAIT_S, Panic, died, hello, poison
 from tests.engine.holding import held
@@ -110,7 +110,7 @@ def test_what_runs_goes_on_when_the_intake_dies(start: Start) -> None:
 
 def test_what_runs_and_waits_fails_when_the_engine_dies(start: Start) -> None:
     engine = start()
-    parts, order = engine.components, Pinned("default", "ada", 0.0)
+    parts, order = engine.components, Pin("default", "ada", 0.0)
     with held(engine, lambda request: request.sequence.num_generated > 2):
         running = engine.stream("ada", HELLO, max_tokens=600, ignore_eos=True)
         next(iter(running))
@@ -134,13 +134,13 @@ def test_orders_fail_when_the_writer_dies_and_the_engine_goes_on(start: Start) -
     engine, go_on = start(staging_bytes=1), threading.Event()
     parts = engine.components
     assert parts.store is not None
-    parts.store.writer.submit(lambda ledger: go_on.wait(WAIT_S))
+    parts.store.writer.call(lambda ledger: go_on.wait(WAIT_S))
     worker = poison(engine, "store-writer")
     engine.chat("ada", HELLO, max_tokens=4)
     while not parts.store.staging.num_waiting:
         assert parts.loop.call(lambda core: True).result(WAIT_S)
     running = engine.stream("eve", HELLO, max_tokens=40, ignore_eos=True)
-    order = parts.store.delete("default", "ada")
+    order = parts.store.submit(Delete("default", "ada"))
     go_on.set()
     with pytest.raises(StoreError, match="the store-writer thread has ended"):
         order.result(WAIT_S)

@@ -37,7 +37,7 @@ def refused(engine: Engine, *changes: str) -> Iterator[None]:
     writer = store.index.writer
 
     def run(statement: str) -> None:
-        store.writer.submit(lambda _: writer.execute(statement)).result()
+        store.writer.call(lambda _: writer.execute(statement)).result()
 
     names = {change: f"refused_{change.replace(' ', '_')}" for change in changes}
     for change, name in names.items():

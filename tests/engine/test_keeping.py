@@ -11,7 +11,6 @@ import pytest
 from rekindle.agent_ids import kind_of
 from rekindle.cache.blocks.hashing import BlockHash, chain_hashes
 from rekindle.engine.api import Engine
-from rekindle.engine.blocks.save_queue import Forgotten, Pinned, StoreCommand
 from rekindle.engine.gauges import hot_tokens
 from rekindle.engine.memory.branches import BranchBook
 from rekindle.engine.memory.breakpoints import MOST_OF_AGENT, Breakpoints
@@ -20,6 +19,7 @@ from rekindle.engine.request import CachedBreakpoint, FinishedTurn
 from rekindle.engine.types import Breakpoint, GenerationRequest, Report
 from rekindle.errors import NotFound
 from rekindle.model.params import SamplingParams
+from rekindle.store.commands import Delete, Pin, StoreCommand
 from rekindle.store.values import SequenceRecord
 from rekindle.text.messages import Message
 from tests.engine.conftest import Start
@@ -79,7 +79,7 @@ def test_a_mark_is_a_pinned_sequence_on_the_same_blocks() -> None:
     desk.turn(list(range(50)), (40, 300.0))
     assert desk.kept() == {40: 1300.0}
     record, pin = desk.orders
-    assert isinstance(record, SequenceRecord) and isinstance(pin, Pinned)
+    assert isinstance(record, SequenceRecord) and isinstance(pin, Pin)
     assert (record.num_tokens, record.head) == (40, chain_hashes(ROOT, np.arange(48, dtype=np.uint32), SIZE)[2])
     assert not kind_of(record.agent).is_memory and pin.agent == record.agent
     assert (pin.until, list(desk.book.agents()), len(desk.book), desk.book.num_pinned(desk.now)) == (1300.0, [], 0, 0)
@@ -103,7 +103,7 @@ def test_a_longer_one_stands_for_the_shorter_unless_that_is_kept_longer() -> Non
     assert list(desk.kept()) == [60]
     desk.turn(list(range(128)), (30, 3600.0), (100, 300.0))
     assert desk.kept() == {30: 4600.0, 100: 1300.0}
-    assert sum(isinstance(order, Forgotten) for order in desk.orders) == 1
+    assert sum(isinstance(order, Delete) for order in desk.orders) == 1
 
 
 def test_marked_again_it_is_pinned_anew_and_not_saved_again() -> None:
@@ -117,7 +117,7 @@ def test_marked_again_it_is_pinned_anew_and_not_saved_again() -> None:
     assert desk.orders == [], "a pin is not written again for a few seconds"
     desk.now += 100.0
     desk.turn(list(range(64)), (60, 300.0))
-    assert [type(order) for order in desk.orders] == [Pinned]
+    assert [type(order) for order in desk.orders] == [Pin]
     assert desk.kept() == {60: desk.now + 300.0}
 
 

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from rekindle.cache.blocks.hashing import BlockHash, chain_hashes
-from rekindle.engine.blocks.save_queue import Pinned, StoreCommand
 from rekindle.engine.memory.branches import BranchBook
 from rekindle.engine.memory.pins import Pins, most_pinned
 from rekindle.engine.request import FinishedTurn
 from rekindle.errors import QuotaExceeded
+from rekindle.store.commands import Pin, StoreCommand
 from tests.engine.conftest import Start
 from tests.engine.test_engine import talk, user
 from tests.engine.test_retention import disk_for
@@ -86,7 +86,7 @@ def test_agents_that_grow_beyond_it_are_let_go_the_one_used_longest_ago_first(ca
     with caplog.at_level(logging.WARNING):
         desk.turn("new", 5 * SIZE, first=52)
     assert desk.pinned() == {"middle", "new"}
-    assert desk.orders[-1:] == [Pinned("a", "old", 0.0)]
+    assert desk.orders[-1:] == [Pin("a", "old", 0.0)]
     assert "agent old of a is no longer pinned" in caplog.text
     desk.turn("middle", 40 * SIZE, first=51)
     assert desk.pinned() == set()

@@ -11,8 +11,9 @@ import pytest
 from rekindle.engine import agent_admin
 from rekindle.engine.api import Engine
 from rekindle.engine.core.core import EngineCore
-from rekindle.engine.core.purge import Purge, withdraw
+from rekindle.engine.core.purge import HotPurge, withdraw
 from rekindle.errors import NotFound, StoreError
+from rekindle.store.commands import Delete
 from tests.engine.conftest import Start
 from tests.engine.holding import held
 from tests.engine.test_engine import SYSTEM, talk, user
@@ -104,7 +105,7 @@ def test_blocks_that_wait_to_be_saved_are_purged_with_the_rest(
     waiting = parts.loop.call(lambda core: len(core.cache.saving)).result()
     assert waiting > 1
 
-    def withdraw_then_save(core: EngineCore, purge: Purge) -> None:
+    def withdraw_then_save(core: EngineCore, purge: HotPurge) -> None:
         withdraw(core, purge)
         monkeypatch.undo()
 
@@ -139,7 +140,7 @@ def test_a_turn_whose_blocks_went_with_the_purged_ones_is_saved_again(start: Sta
         talk(engine, name, [user(f"{name} here. " * 12)], "Hello!")
     engine.flush()
     assert parts.store is not None
-    parts.store.delete("default", "bob").result()
+    parts.store.submit(Delete("default", "bob")).result()
     branch = parts.memory.book.of("default", "bob")[0]
     lost = replace(branch, saved_tokens=0, last_use=branch.last_use + 600 * used_since)
     parts.intake.call(lambda: parts.memory.book.put(lost)).result()

@@ -14,6 +14,7 @@ import pytest
 
 from rekindle.engine.api import Engine
 from rekindle.errors import NotFound, PurgeUnproved, StoreError
+from rekindle.store.commands import Move
 from rekindle.store.shards import Shards
 from rekindle.store.warm import SequenceRecord
 from tests.engine.conftest import Start
@@ -81,7 +82,7 @@ def test_a_change_is_durable_when_it_is_answered(start: Start, change: str) -> N
     length, store = engine.agent_info("ada").num_tokens, engine.components.store
     assert store is not None
     go = threading.Event()
-    store.writer.submit(lambda _: go.wait())  # a disk that is slow to answer
+    store.writer.call(lambda _: go.wait())  # a disk that is slow to answer
     thread = threading.Thread(target=CHANGES[change], args=(engine,))
     thread.start()
     thread.join(0.5)
@@ -206,7 +207,7 @@ def test_a_store_moves_all_branches_or_none(start: Start) -> None:
     nowhere = SequenceRecord(
         **{name: getattr(record, name) for name in record.__slots__} | {"agent": "eve", "branch": 1, "head": b"?" * 16}
     )
-    assert store.move([twin, nowhere]).result(60) is False
+    assert store.submit(Move("default", "eve", "fork", (twin, nowhere))).result(60) is False
     assert store.sequences() == [record]
-    assert store.move([twin]).result(60) is True
+    assert store.submit(Move("default", "eve", "fork", (twin,))).result(60) is True
     assert len(store.sequences()) == 2

@@ -16,13 +16,13 @@ import pytest
 from rekindle.agent_ids import new_conversation, recovered
 from rekindle.cache.blocks.hashing import BlockHash
 from rekindle.engine.api import Engine
-from rekindle.engine.blocks.save_queue import StoreCommand
 from rekindle.engine.memory.branches import Branch, BranchBook, KnownBranch
 from rekindle.engine.memory.memory import AgentMemory
 from rekindle.engine.memory.retention import EVERY_S, Retention, RetentionRules
 from rekindle.engine.request import FinishedTurn
 from rekindle.errors import BadRequest, NotFound, StoreError
 from rekindle.matching.matcher import Matcher
+from rekindle.store.commands import StoreCommand
 from rekindle.text.prompt import PromptEncoder
 from rekindle_pocket import MODEL_DIR
 from tests.engine.conftest import Start

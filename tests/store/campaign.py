@@ -24,6 +24,7 @@ import pytest
 from rekindle.cache.blocks.hashing import id_bytes
 from rekindle.config import StoreSettings
 from rekindle.store import connections, sqlite_file
+from rekindle.store.commands import Delete, Pin, Purge
 from rekindle.store.sqlite_file import connect
 from rekindle.store.warm import WarmStore
 from tests.store.chains import BLOCK_BYTES, FINGERPRINT, LAYOUT, SIZE, Chain, payload_of, save, warm_tokens
@@ -318,7 +319,7 @@ class Campaign:
             free = self.disk_blocks - store.stats().pinned_blocks
             assert free < len(later.blocks), f"saving does not go on next to {free} blocks that nobody pinned"
             for namespace, agent in store.pins():
-                store.pin(namespace, agent, 0.0).result(20)
+                store.submit(Pin(namespace, agent, 0.0)).result(20)
             save(store, later, "after")
             assert warm_tokens(store, later) == len(later.ids), "saving does not go on without pins"
 
@@ -437,14 +438,14 @@ class Workload:
     def delete_branch(self) -> None:
         key = self._pick()
         self.campaign.deleting([key])
-        self.store.delete(*key).result(20)
+        self.store.submit(Delete(*key)).result(20)
         self.campaign.deleted([key])
         del self.ids[key]
 
     def delete_agent(self) -> None:
         namespace, agent, keys = self._all_of(self._pick())
         self.campaign.deleting(keys)
-        self.store.delete(namespace, agent).result(20)
+        self.store.submit(Delete(namespace, agent)).result(20)
         self.campaign.deleted(keys)
 
     def pin(self) -> None:
@@ -452,13 +453,13 @@ class Workload:
         until = self.campaign.now + 1000
         assert self.store.flush(20)
         self.campaign.pinning(namespace, agent, until)
-        if self.store.pin(namespace, agent, until).result(20):
+        if self.store.submit(Pin(namespace, agent, until)).result(20):
             self.campaign.note_pin(namespace, agent, until)
 
     def unpin(self) -> None:
         for namespace, agent in [*self.campaign.pins]:
             self.campaign.note_unpin(namespace, agent)
-            self.store.pin(namespace, agent, 0.0).result(20)
+            self.store.submit(Pin(namespace, agent, 0.0)).result(20)
 
     def touch(self) -> None:
         self.store.touch(*self._pick(), self.campaign.now)
@@ -471,7 +472,7 @@ class Workload:
         assert self.store.flush(20)
         _, _, keys = self._all_of((namespace, agent, 0))
         self.campaign.deleting(keys)
-        self.store.purge(namespace, agent).result(20)
+        self.store.submit(Purge(namespace, agent)).result(20)
         self.campaign.note_purge(self.store, namespace, agent, keys)
 
     def fill(self) -> None:

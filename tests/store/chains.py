@@ -131,7 +131,7 @@ def save(store: WarmStore, chain: Chain, agent: str = "ann", branch: int = 0, *,
 def one_batch(store: WarmStore) -> Iterator[None]:
     """What is staged and saved inside is one batch of the writer, however fast it is; durable at the end."""
     gate = threading.Event()
-    store.writer.submit(lambda ledger: gate.wait(10))
+    store.writer.call(lambda ledger: gate.wait(10))
     yield
     gate.set()
     assert store.flush(10)

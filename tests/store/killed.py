@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from rekindle.store.commands import Delete
 from rekindle.store.ledger import Ledger
 from tests.store.campaign import Branch, Campaign, Key, Moment, Workload, drawn_actions
 
@@ -114,7 +115,7 @@ class Killer:
         campaign.judge(campaign.live, Moment("killed", 0, {}, *page))
         store = campaign.open()
         store.start()
-        store.delete("default", "after").result(20)
+        store.submit(Delete("default", "after")).result(20)
         self.ids = {(r.namespace, r.agent, r.branch): store.sequence_ids(r).tolist() for r in store.sequences()}
         campaign.pins = {agent: {until} for agent, until in store.pins().items()}
         store.close()

@@ -15,6 +15,7 @@ import pytest
 from rekindle.config import StoreSettings
 from rekindle.errors import StoreError, StoreLocked
 from rekindle.store import admin
+from rekindle.store.commands import Pin
 from rekindle.store.description import read_description
 from rekindle.store.sync import OsFileSystem
 from rekindle.store.warm import WarmStore
@@ -118,7 +119,7 @@ def test_a_check_of_a_lost_index_changes_nothing(
 def test_a_rebuild_keeps_agents_the_old_index_still_tells(opened: Opened, tmp_path: Path) -> None:
     ann, bob = two_agents(opened)
     store = opened()
-    assert store.pin("default", "ann", 500.0).result(10)
+    assert store.submit(Pin("default", "ann", 500.0)).result(10)
     store.close()
     flip(tmp_path / "store", bob.blocks[2].identity.hash)
     report = admin.rebuild_store(tmp_path / "store", NAME)

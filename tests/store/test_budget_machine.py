@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from rekindle.agent_ids import AgentKind, kind_of, recovered
+from rekindle.store.commands import Delete, Pin, Purge
 from rekindle.store.records import MAGIC
 from rekindle.store.retention import RUNNING_S
 from tests.store.chains import (
@@ -170,13 +171,13 @@ class BudgetMachine(RuleBasedStateMachine):
     def pin(self, agent: str, until: float) -> None:
         until = until and until + self.now
         known = any(key[0] == agent for key in self.model.branches)
-        assert self.store.pin("default", agent, until).result(10) == known
+        assert self.store.submit(Pin("default", agent, until)).result(10) == known
         if known:
             self.model.pins[agent] = until
 
     @rule(agent=AGENTS)
     def delete(self, agent: str) -> None:
-        self.store.delete("default", agent).result(10)
+        self.store.submit(Delete("default", agent)).result(10)
         self.drop(agent)
 
     def drop(self, agent: str) -> None:
@@ -189,7 +190,7 @@ class BudgetMachine(RuleBasedStateMachine):
 
     @rule(agent=AGENTS)
     def purge(self, agent: str) -> None:
-        proof = self.store.purge("default", agent).result(10)
+        proof = self.store.submit(Purge("default", agent)).result(10)
         model = self.model
         own = model.needed(self.chain, [key for key in model.branches if key[0] == agent])
         before = len(model.blocks)

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from rekindle.config import StoreSettings
+from rekindle.store.commands import Pin
 from rekindle.store.warm import WarmStore
 from tests.store.chains import BLOCK_BYTES, FINGERPRINT, LAYOUT, SIZE, Chain, fast_directory, warm_tokens
 
@@ -132,7 +133,7 @@ def test_pins_hold_when_the_clock_goes_back_and_end_when_it_goes_on(stand: Stand
     store = stand.restart(1000.0)
     stand.save(*agents(0, 4))
     for agent, until in (("agent 0", math.inf), ("agent 1", 2000.0), ("agent 2", 1500.0)):
-        assert store.pin("default", agent, until).result(10)
+        assert store.submit(Pin("default", agent, until)).result(10)
     store = stand.restart(10.0)
     assert store.pins() == {
         ("default", "agent 0"): math.inf,
@@ -148,4 +149,4 @@ def test_pins_hold_when_the_clock_goes_back_and_end_when_it_goes_on(stand: Stand
     assert store.pins() == {("default", "agent 0"): math.inf}
     stand.save(*agents(18, 24))
     assert "agent 0" in stand.left() and "agent 1" not in stand.left()
-    assert not store.pin("default", "nobody", math.inf).result(10)
+    assert not store.submit(Pin("default", "nobody", math.inf)).result(10)

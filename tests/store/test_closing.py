@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from rekindle.errors import StoreError
+from rekindle.store.commands import Delete
 from rekindle.store.warm import WarmStore
 from tests.store.chains import SIZE, Chain, save
 
@@ -59,7 +60,7 @@ def test_a_closed_store_answers_and_opens_nothing(opened: Opened, tmp_path: Path
     assert store.sequences() == [] and store.stats().num_agents == 0
     assert files_of_sqlite(tmp_path) == []
     with pytest.raises(StoreError, match="closed"):
-        store.delete("default", "ann").result(60)
+        store.submit(Delete("default", "ann")).result(60)
     with pytest.raises(StoreError, match="closed"):
         store.flush()
     assert len(opened().sequences()) == 1, "nothing of it was carried out"

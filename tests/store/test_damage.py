@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from rekindle.store.commands import Delete
 from rekindle.store.records import MAGIC
 from rekindle.store.warm import WarmStore
 from tests.store.chains import FINGERPRINT, SIZE, Chain, load, save, warm_tokens
@@ -126,7 +127,7 @@ def test_a_lost_index_is_made_anew_from_the_records(opened: Opened, place: Path,
     save(store, long)
     save(store, short, "bob")
     save(store, Chain.of(store, [3] * 70), "gone")
-    store.delete("default", "gone").result(10)
+    store.submit(Delete("default", "gone")).result(10)
     store.close()
     if damage == "garbage":
         (place / "index.db").write_bytes(np.random.default_rng(0).bytes(50_000))
@@ -188,7 +189,7 @@ def test_slots_reused_while_a_load_is_under_way_are_not_delivered(opened: Opened
 
     store.load(found, deliver, lambda count: (counts.append(count), ended.set()))
     assert first.wait(10)
-    store.delete("default", "ann").result(10)
+    store.submit(Delete("default", "ann")).result(10)
     save(store, Chain.of(store, [8] * (6 * SIZE)), "bob")
     if again == "saved again elsewhere":
         save(store, chain)

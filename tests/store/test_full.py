@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 
 from rekindle.errors import StoreError
+from rekindle.store.commands import Delete, Purge
 from rekindle.store.sync import Access, OsFileSystem
 from rekindle.store.warm import WarmStore
 from tests.store.chains import Chain, fast_directory, open_store, save, warm_tokens
@@ -169,11 +170,11 @@ def work(directory: Path, fs: RefusingFileSystem) -> dict[str, list[int]]:
         save(store, Chain.of(store, [*ids, 1, 2, 3]), agent)
     save(store, Chain.of(store, [6] * 50), "cat")
     told.pop("cat", None)
-    store.delete("default", "cat").result(10)
+    store.submit(Delete("default", "cat")).result(10)
     save(store, Chain.of(store, [7] * 50), "dan")
     told.pop("dan", None)
     try:
-        store.purge("default", "dan").result(10)
+        store.submit(Purge("default", "dan")).result(10)
     except StoreError as error:
         assert "purge" in str(error)
     save(store, Chain.of(store, [8] * 40), "eve")

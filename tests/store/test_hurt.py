@@ -19,6 +19,7 @@ import numpy as np
 import pytest
 
 from rekindle.errors import StoreError
+from rekindle.store.commands import Delete, Purge
 from rekindle.store.records import RecordFormat
 from rekindle.store.shards import shard_header
 from rekindle.store.warm import WarmStore
@@ -65,7 +66,7 @@ def whole() -> Iterator[Whole]:
     early = files_of(place)
     store = opened_at(directory)
     store.start()
-    store.delete("default", "gone").result(10)
+    store.submit(Delete("default", "gone")).result(10)
     for agent, ids in chains.items():
         save(store, Chain.of(store, ids), agent)
     store.check("records")
@@ -326,7 +327,7 @@ def test_foreign_files_are_left_alone(directory: Path, whole: Whole, index: str)
         assert warm_tokens(store, Chain.of(store, ids)) == len(ids)
     heals(store, whole)
     save(store, Chain.of(store, [5] * 100), "purged")
-    store.purge("default", "purged").result(10)
+    store.submit(Purge("default", "purged")).result(10)
     assert not store.known_elsewhere("default", "ann")
     store.close()
     after = files_of(place)

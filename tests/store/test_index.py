@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from rekindle.errors import StoreError
+from rekindle.store.commands import Delete, Pin
 from rekindle.store.schema import INDEX_VERSION
 from rekindle.store.siblings import known_to_sibling
 from rekindle.store.warm import WarmStore
@@ -64,7 +65,7 @@ def test_an_index_of_version_1_is_taken_over(opened: Opened, tmp_path: Path) -> 
     for agent, chain in chains.items():
         save(store, chain, agent)
     save(store, Chain.of(store, range(900, 990)), "gone")
-    store.delete("default", "gone").result(10)
+    store.submit(Delete("default", "gone")).result(10)
     store.close()
     index = tmp_path / "store" / FINGERPRINT.hex() / "index.db"
     make_version_1(index)
@@ -73,7 +74,7 @@ def test_an_index_of_version_1_is_taken_over(opened: Opened, tmp_path: Path) -> 
     assert {record.agent: record.num_tokens for record in store.sequences()} == {"ann": 50, "bob": 50}
     assert all(warm_tokens(store, chain) == 50 for chain in chains.values())
     assert store.pins() == {}
-    assert store.pin("default", "ann", 1e9).result(10)
+    assert store.submit(Pin("default", "ann", 1e9)).result(10)
     save(store, Chain.of(store, range(50 + SIZE)), "ann")
     store.check("records")
     store.close()
@@ -99,8 +100,8 @@ def test_rows_of_version_2_are_taken_over_as_far_as_they_prove_themselves(opened
     for agent, chain in chains.items():
         save(store, chain, agent)
     save(store, Chain.of(store, range(900, 990)), "gone")
-    assert store.pin("default", "bob", 1e9).result(10)
-    store.delete("default", "gone").result(10)
+    assert store.submit(Pin("default", "bob", 1e9)).result(10)
+    store.submit(Delete("default", "gone")).result(10)
     store.close()
     index = tmp_path / "store" / FINGERPRINT.hex() / "index.db"
     make_version_2(index)

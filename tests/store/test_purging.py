@@ -11,6 +11,7 @@ import pytest
 
 from rekindle.errors import StoreError
 from rekindle.store.admin import purge_agent
+from rekindle.store.commands import Delete, Pin, Purge
 from rekindle.store.sync import OsFileSystem
 from rekindle.store.warm import WarmStore
 from tests.store.chains import BLOCK_BYTES, FINGERPRINT, LAYOUT, SIZE, Chain, one_batch, payload_of, save, warm_tokens
@@ -57,7 +58,7 @@ def test_nothing_is_left_of_a_purged_agent(opened: Opened, tmp_path: Path, offli
         proof = purge_agent(tmp_path / "store", FINGERPRINT.hex(), "default", victim, clock=lambda: 100.0)
         store = opened()
     else:
-        proof = store.purge("default", victim).result(10)
+        proof = store.submit(Purge("default", victim)).result(10)
     assert (proof.slots_freed, proof.bytes_zeroed, proof.blocks_shared) == (4 * PARTS, 4 * BLOCK_BYTES, 2)
     left = Chain(only[0].identity.parent, own.ids[2 * SIZE :])
     assert traces(tmp_path, left, victim) == set()
@@ -65,7 +66,7 @@ def test_nothing_is_left_of_a_purged_agent(opened: Opened, tmp_path: Path, offli
     for agent, chain in chains.items():
         assert warm_tokens(store, chain) == (len(chain.ids) if agent != victim else 2 * SIZE)
     store.check("records")
-    again = store.purge("default", victim).result(10)
+    again = store.submit(Purge("default", victim)).result(10)
     assert (again.slots_freed, again.blocks_shared) == (0, 0)
 
 
@@ -77,11 +78,11 @@ def test_a_purge_that_left_something_in_the_index_says_so(opened: Opened, what: 
     columns = [row[1] for row in store.index.writer.execute(f"PRAGMA table_info({table})")]
     again = f"INSERT INTO {table}({', '.join(columns)}) VALUES ({', '.join(f'old.{name}' for name in columns)})"
     trigger = f"CREATE TEMP TRIGGER again AFTER DELETE ON {table} BEGIN {again}; END"
-    store.writer.submit(lambda _: store.index.writer.execute(trigger)).result(10)
+    store.writer.call(lambda _: store.index.writer.execute(trigger)).result(10)
     with pytest.raises(StoreError, match=f"still holds .*{what}"):
-        store.purge("default", "ann").result(10)
-    store.writer.submit(lambda _: store.index.writer.execute("DROP TRIGGER IF EXISTS again")).result(10)
-    store.purge("default", "ann").result(10)
+        store.submit(Purge("default", "ann")).result(10)
+    store.writer.call(lambda _: store.index.writer.execute("DROP TRIGGER IF EXISTS again")).result(10)
+    store.submit(Purge("default", "ann")).result(10)
     store.check("records")
 
 
@@ -96,7 +97,7 @@ def test_what_waits_is_purged_and_what_cancelled_requests_left(opened: Opened, t
         for block in [*longer.blocks, *other.blocks]:  # a turn of ann's that never ends, and one queued with its blocks
             assert store.stage(block)
         store.save_turn(other.record("ann", 1))
-        purged = store.purge("default", "ann")
+        purged = store.submit(Purge("default", "ann"))
     assert purged.result(10).slots_freed == 7 * PARTS
     assert traces(tmp_path, longer, "ann") | traces(tmp_path, other, "ann") == set()
     for block in longer.blocks[3:]:
@@ -115,7 +116,7 @@ def test_bytes_that_a_crash_left_in_free_slots_are_purged_too(opened: Opened, tm
     files = {path: path.read_bytes() for path in place(tmp_path).glob("blocks-*")}
     save(store, chain, "eve")
     with_eve = {path: path.read_bytes() for path in place(tmp_path).glob("blocks-*")}
-    store.delete("default", "eve").result(10)
+    store.submit(Delete("default", "eve")).result(10)
     store.close()
     assert files != with_eve
     for path, content in with_eve.items():  # a crash after the transaction: no hole was punched
@@ -124,7 +125,7 @@ def test_bytes_that_a_crash_left_in_free_slots_are_purged_too(opened: Opened, tm
     (place(tmp_path) / "index.db.damaged-0-wal").write_bytes(b"ids of eve")
     store = opened()
     assert "blocks-0-000.safetensors" in traces(tmp_path, chain, "eve")
-    proof = store.purge("default", "ann").result(10)
+    proof = store.submit(Purge("default", "ann")).result(10)
     assert proof.slots_freed == 2 * PARTS
     assert traces(tmp_path, chain, "eve") == set()
     assert not list(place(tmp_path).glob("*damaged*"))
@@ -148,7 +149,7 @@ def test_a_hole_that_was_not_punched_is_overwritten(opened: Opened, tmp_path: Pa
     store = opened(fs=StubbornFileSystem())
     chain = Chain.of(store, range(300, 300 + 3 * SIZE))
     save(store, chain, "eve")
-    proof = store.purge("default", "eve").result(10)
+    proof = store.submit(Purge("default", "eve")).result(10)
     assert proof.bytes_zeroed == 3 * BLOCK_BYTES
     assert traces(tmp_path, chain, "eve") == set()
 
@@ -159,10 +160,10 @@ def test_a_slot_that_keeps_its_bytes_is_an_error_that_says_so(opened: Opened) ->
     save(store, Chain.of(store, range(300, 300 + 3 * SIZE)), "eve")
     fs.stuck = True
     with pytest.raises(StoreError, match=r"6 slots do not read as zeros.*purge again"):
-        store.purge("default", "eve").result(10)
+        store.submit(Purge("default", "eve")).result(10)
     assert store.sequences() == []
     fs.stuck = False
-    assert store.purge("default", "eve").result(10).slots_freed == 0
+    assert store.submit(Purge("default", "eve")).result(10).slots_freed == 0
     save(store, Chain.of(store, range(50)), "bob")
     assert store.stats().last_error is None
 
@@ -178,7 +179,7 @@ def test_a_missing_or_short_shard_does_not_stop_a_purge(opened: Opened, tmp_path
     with paths[2].open("r+b") as file:
         file.truncate(5000)
     store = opened()
-    assert store.purge("default", "eve").result(10).slots_freed == 30 * PARTS
+    assert store.submit(Purge("default", "eve")).result(10).slots_freed == 30 * PARTS
     assert traces(tmp_path, chain, "eve") == set()
     save(store, chain, "bob")
     assert warm_tokens(store, chain) == 30 * SIZE
@@ -187,8 +188,8 @@ def test_a_missing_or_short_shard_does_not_stop_a_purge(opened: Opened, tmp_path
 def test_a_purge_ends_a_pin(opened: Opened) -> None:
     store = opened()
     save(store, Chain.of(store, range(50)), "eve")
-    assert store.pin("default", "eve", math.inf).result(10)
-    store.purge("default", "eve").result(10)
+    assert store.submit(Pin("default", "eve", math.inf)).result(10)
+    store.submit(Purge("default", "eve")).result(10)
     assert store.pins() == {}
     save(store, Chain.of(store, range(50)), "eve")
     assert store.pins() == {}

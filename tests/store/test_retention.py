@@ -12,6 +12,7 @@ import pytest
 
 from rekindle.config import RESPONSES_FILE, SESSIONS_FILE
 from rekindle.store import opening
+from rekindle.store.commands import Delete, Pin
 from rekindle.store.retention import RUNNING_S
 from rekindle.store.warm import WarmStore
 from tests.store.chains import BLOCK_BYTES, FINGERPRINT, SIZE, Chain, one_batch, open_store, save, warm_tokens
@@ -208,9 +209,9 @@ def test_pinned_agents_never_leave_until_the_pin_ends(opened: Opened, clock: Clo
     keep(store, clock, "for a while")
     for number in range(4):
         keep(store, clock, f"fill {number}")  # the order is in memory before anything is pinned
-    assert store.pin("default", "nobody", math.inf).result(10) is False
-    assert store.pin("default", "fill 3", math.inf).result(10) is True
-    assert store.pin("default", "fill 2", clock.now + 50).result(10) is True
+    assert store.submit(Pin("default", "nobody", math.inf)).result(10) is False
+    assert store.submit(Pin("default", "fill 3", math.inf)).result(10) is True
+    assert store.submit(Pin("default", "fill 2", clock.now + 50)).result(10) is True
     if reopen:
         store.close()
         store = opened(disk_bytes=budget(6), clock=clock)
@@ -224,7 +225,7 @@ def test_pinned_agents_never_leave_until_the_pin_ends(opened: Opened, clock: Clo
     keep(store, clock, "x", 2)
     keep(store, clock, "y", 2)
     assert "fill 2" not in agents(store) and "fill 3" in agents(store)
-    assert store.pin("default", "fill 3", 0.0).result(10)
+    assert store.submit(Pin("default", "fill 3", 0.0)).result(10)
     keep(store, clock, "z", 5)
     assert "fill 3" not in agents(store) and store.pins() == {} and store.stats().pinned_blocks == 0
     store.check("records")
@@ -233,7 +234,7 @@ def test_pinned_agents_never_leave_until_the_pin_ends(opened: Opened, clock: Clo
 def test_a_pin_holds_the_whole_chain(opened: Opened, clock: Clock) -> None:
     store = opened(disk_bytes=budget(5), clock=clock)
     chain = keep(store, clock, "pinned", 4)
-    assert store.pin("default", "pinned", math.inf).result(10)
+    assert store.submit(Pin("default", "pinned", math.inf)).result(10)
     for number in range(5):
         keep(store, clock, f"other {number}")
     assert warm_tokens(store, chain) == 4 * SIZE
@@ -397,7 +398,7 @@ def test_shares_grow_with_the_number_of_blocks(opened: Opened, clock: Clock) -> 
         keep(store, clock, agent, namespace="many")
     keep(store, clock, "long", 9, namespace="guest")  # the first shortage, of four blocks: two are half
     assert agents(store) == {*"bAB", "long"}
-    store.delete("guest", "long").result(10)
+    store.submit(Delete("guest", "long")).result(10)
     for agent in "CDE":
         keep(store, clock, agent, namespace="many")
     for agent in "vwxyz":

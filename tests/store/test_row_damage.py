@@ -21,6 +21,7 @@ import pytest
 
 from rekindle.engine import gauges
 from rekindle.store import opening
+from rekindle.store.commands import Delete, Pin, Purge
 from rekindle.store.values import StoreStats
 from rekindle.store.warm import WarmStore
 from tests.store.chains import FINGERPRINT, Chain, fast_directory, open_store, warm_tokens
@@ -76,8 +77,8 @@ def whole() -> Iterator[Whole]:
     save(store, [7] * 90, "gone", "team1")
     for (space, agent), ids in agents.items():
         save(store, ids, agent, space)
-    assert store.pin("team1", "ada", 1e9).result(10)
-    store.delete("team1", "gone").result(10)
+    assert store.submit(Pin("team1", "ada", 1e9)).result(10)
+    store.submit(Delete("team1", "gone")).result(10)
     store.check("records")
     store.close()
     place = directory / FINGERPRINT.hex()
@@ -285,7 +286,7 @@ def test_damage_of_a_large_index_is_repaired_where_it_is_met(
     try:
         nobody_sees_what_is_not_theirs(store, whole)
         assert saves(store, whole), store.stats().last_error
-        assert store.purge("team1", "bob").result(10)
+        assert store.submit(Purge("team1", "bob")).result(10)
         nobody_sees_what_is_not_theirs(store, whole)
         store.check("records")
     finally:

@@ -130,7 +130,7 @@ def test_an_index_whose_header_forbids_writing_is_made_anew(opened: Callable[...
 def test_an_index_without_a_table_is_made_anew(opened: Callable[..., WarmStore]) -> None:
     with closing(opened()) as store:
         save(store, Chain.of(store, IDS))
-        store.writer.submit(lambda _: store.index.writer.execute("DROP TABLE sequence")).result(10)
+        store.writer.call(lambda _: store.index.writer.execute("DROP TABLE sequence")).result(10)
         assert store.sequences() == []
         assert "no such table" in (store.stats().index_error or "")
     store = opened()

@@ -9,6 +9,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from rekindle.store.commands import Delete
 from rekindle.store.records import MAGIC
 from tests.store.chains import FINGERPRINT, SIZE, Chain, fast_directory, open_store, warm_tokens
 
@@ -94,12 +95,12 @@ class StoreMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def delete_branch(self, data: st.DataObject) -> None:
         key = data.draw(st.sampled_from(sorted(self.model)))
-        self.store.delete(*key)
+        self.store.submit(Delete(*key))
         del self.model[key]
 
     @rule(namespace=NAMESPACES, agent=AGENTS)
     def delete_agent(self, namespace: str, agent: str) -> None:
-        self.store.delete(namespace, agent)
+        self.store.submit(Delete(namespace, agent))
         self.model = {key: ids for key, ids in self.model.items() if key[:2] != (namespace, agent)}
 
     @rule()

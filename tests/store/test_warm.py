@@ -19,6 +19,7 @@ import pytest
 from safetensors import safe_open
 
 from rekindle.errors import StoreError, StoreLocked
+from rekindle.store.commands import Delete, Pin
 from rekindle.store.sync import OsFileSystem
 from rekindle.store.warm import StagedBlock, WarmStore
 from tests.store.chains import (
@@ -161,7 +162,7 @@ def test_a_block_whose_parent_was_never_saved_is_not_saved(opened: Opened) -> No
 
 def test_saved_is_said_only_when_it_is_true(opened: Opened, tmp_path: Path) -> None:
     store = opened()
-    seen = []
+    seen: list[tuple[int, int]] = []
 
     def on_saved(namespace: str, agent: str, branch: int, num_tokens: int) -> None:
         (record,) = store.sequences()
@@ -276,7 +277,7 @@ def test_a_full_store_refuses_and_says_so(opened: Opened, caplog: pytest.LogCapt
     store = opened(disk_bytes=6 * BLOCK_BYTES)
     small = Chain.of(store, range(2 * SIZE))
     save(store, small)
-    assert store.pin("default", "ann", math.inf).result(10)
+    assert store.submit(Pin("default", "ann", math.inf)).result(10)
     with caplog.at_level(logging.WARNING):
         save(store, Chain.of(store, [5] * 10 * SIZE), "bob")
         save(store, Chain.of(store, [6] * 10 * SIZE), "cat")
@@ -294,14 +295,14 @@ def test_deleting_frees_what_only_that_agent_used(opened: Opened, tmp_path: Path
     ann, bob = Chain.of(store, [*shared, *[2] * 20]), Chain.of(store, [*shared, *[3] * 20])
     save(store, ann, "ann")
     save(store, bob, "bob")
-    assert store.delete("default", "nobody").result(10) == 0
-    assert store.delete("default", "ann").result(10) == 2 * len(LAYOUT.parts)
+    assert store.submit(Delete("default", "nobody")).result(10) == 0
+    assert store.submit(Delete("default", "ann")).result(10) == 2 * len(LAYOUT.parts)
     assert warm_tokens(store, bob) == len(bob.ids)
     assert warm_tokens(store, ann) == len(shared)
     bytes_of_ann = payload_of(ann.blocks[3].identity.hash, 0).tobytes()
     for path in (tmp_path / "store").rglob("blocks-0-*"):
         assert bytes_of_ann not in path.read_bytes(), "a freed slot still holds its block"
-    store.delete("default", "bob").result(10)
+    store.submit(Delete("default", "bob")).result(10)
     assert (store.stats().num_blocks, store.stats().used_bytes) == (0, 0)
     store.check("records")
 
@@ -327,7 +328,7 @@ def test_shards_take_only_the_space_of_their_records(opened: Opened, tmp_path: P
     assert path.stat().st_size > 1 << 25
     assert path.stat().st_blocks * 512 < 1 << 16
     before = path.stat().st_blocks
-    store.delete("default", "ann").result(10)
+    store.submit(Delete("default", "ann")).result(10)
     assert path.stat().st_blocks < before
 
 

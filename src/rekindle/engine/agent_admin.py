@@ -15,16 +15,16 @@ from concurrent.futures import TimeoutError as FutureTimeout
 from dataclasses import replace
 from typing import TypeVar
 
-from rekindle.engine.blocks.save_queue import Moved
 from rekindle.engine.components import Components
 from rekindle.engine.core.core import EngineCore
-from rekindle.engine.core.purge import Purge, evict_hashes, idle_hashes, wipe, withdraw
+from rekindle.engine.core.purge import HotPurge, evict_hashes, idle_hashes, wipe, withdraw
 from rekindle.engine.gauges import hot_tokens
 from rekindle.engine.memory.agent_commands import Before
 from rekindle.engine.memory.branches import Branch, KnownBranch, shared_tokens
 from rekindle.engine.memory.sequences import to_save
 from rekindle.engine.types import AgentInfo, BranchInfo, PurgeReport
 from rekindle.errors import BadRequest, NotFound, PurgeUnproved, RekindleError, StoreError
+from rekindle.store.commands import Move
 from rekindle.store.warm import PurgeProof
 
 logger = logging.getLogger(__name__)
@@ -175,7 +175,7 @@ def rewind(parts: Components, namespace: str, agent: str, turns: int) -> int:
     rewound = parts.intake.call(lambda: parts.agent_commands.rewind(namespace, agent, turns)).result()
     if parts.store is not None:
         undo, refusal = lambda: parts.agent_commands.undo_rewind(rewound), _not_saved(agent, "it is not rewound")
-        if isinstance(rewound.command, Moved):
+        if isinstance(rewound.command, Move):
             _done_or_undone(parts, rewound.command.done, undo, refusal)
         else:
             _undone_if_refused(parts, rewound.command.done, undo)
@@ -231,13 +231,13 @@ def purge(parts: Components, namespace: str, agent: str) -> PurgeReport:
     return PurgeReport(agent, slots_freed, bytes_zeroed, num_shared, num_hot, _num_left(parts, asked))
 
 
-def _wiped(parts: Components, asked: Purge) -> int:
+def _wiped(parts: Components, asked: HotPurge) -> int:
     """Overwrite the purged blocks in memory, except those in use again; return how many were overwritten."""
     claimed = asked.claimed | parts.intake.call(parts.agent_commands.claimed).result()
     return parts.loop.call(lambda core: wipe(core, replace(asked, claimed=claimed))).result()
 
 
-def _proofs(parts: Components, asked: Purge, before: Before, began: float) -> list[PurgeProof]:
+def _proofs(parts: Components, asked: HotPurge, before: Before, began: float) -> list[PurgeProof]:
     """Return what the store read back.
 
     If the store refuses to forget the agent, the agent is as before. If it has forgotten it, or still may, the agent
@@ -270,7 +270,7 @@ def _outcome(done: Future[PurgeProof]) -> PurgeProof | RekindleError:
         return error
 
 
-def _num_left(parts: Components, purged: Purge) -> int:
+def _num_left(parts: Components, purged: HotPurge) -> int:
     """Count the blocks of a purged agent that are still in memory."""
     return parts.loop.call(
         lambda core: sum(core.cache.pool.block_of(block_hash) is not None for block_hash in purged.own)

@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 
@@ -25,12 +25,12 @@ from rekindle.cache.blocks.hashing import BlockHash, TokenIds
 from rekindle.config import RESPONSES_FILE, SESSIONS_FILE, StoreSettings
 from rekindle.spec import KVLayout
 from rekindle.store.check import check_index, damaged_blocks
+from rekindle.store.commands import StoreChange
 from rekindle.store.damage import INDEX_DAMAGE, kind_of
 from rekindle.store.description import Description, describe
 from rekindle.store.directory import StoreDirectory
 from rekindle.store.figures import figures
 from rekindle.store.opening import OpenedStore, open_store
-from rekindle.store.purging import prove
 from rekindle.store.readers import Deliver, Done, Readers
 from rekindle.store.refusal import refusal
 from rekindle.store.room import OnLost
@@ -62,9 +62,7 @@ class WarmStore:
         self._block_tokens = parts.shards.formats[0].block_tokens
         self.staging = StagingBuffer(parts.shards.formats, settings.staging_bytes)
         text_files = _text_files(parts.place.path.parent, settings)
-        self.writer = Writer(
-            parts.ledger, parts.shards, self.staging, disk_bytes=disk_bytes, clock=clock, text_files=text_files
-        )
+        self.writer = Writer(parts, self.staging, disk_bytes=disk_bytes, clock=clock, text_files=text_files)
         self.readers = Readers(parts.shards, settings.readers, self._found_bad)
         self.closed = False
         self._unsaved_evicted = 0
@@ -143,7 +141,7 @@ class WarmStore:
         StoreError if the store is closed or its writer has died.
         """
         try:
-            self.writer.submit(lambda ledger: None).result(timeout_s)
+            self.writer.call(lambda ledger: None).result(timeout_s)
         except FutureTimeout:
             return False
         return True
@@ -186,13 +184,10 @@ class WarmStore:
         """
         self.writer.put(turn)
 
-    def move(self, turns: Sequence[SequenceRecord]) -> Future[bool]:
-        """Set the ends of branches in one transaction, after everything queued before.
-
-        True once durable; False, with nothing changed, if a head is not on disk. The future raises StoreError if the
-        store is closed, and SQLite or OS errors if the disk refuses.
-        """
-        return self.writer.move(turns)
+    def submit(self, change: StoreChange) -> Future[Any]:
+        """Queue a change, after everything queued before; return its `done`."""
+        self.writer.put(change)
+        return change.done
 
     def num_known(self, hashes: Sequence[BlockHash]) -> int:
         """Number of leading blocks of a chain that are on disk or queued; the rest must be staged (again).
@@ -249,10 +244,6 @@ class WarmStore:
         """Whether another model's store in the same directory has the agent, whose blocks this model cannot use."""
         return known_to_sibling(self._parts.place.path, namespace, agent, self.secret)
 
-    def delete(self, namespace: str, agent: str, branch: int | None = None) -> Future[int]:
-        """Delete a branch (or a whole agent) and the blocks only it used; the number of slots freed, once durable."""
-        return self.writer.submit(lambda ledger: ledger.delete(namespace, agent, branch))
-
     def touch(self, namespace: str, agent: str, branch: int, last_use: float) -> None:
         """Record that a branch was used without a change. Free: made durable with the next save, command or close.
 
@@ -260,28 +251,9 @@ class WarmStore:
         """
         self.writer.touch((namespace, agent, branch), last_use)
 
-    def pin(self, namespace: str, agent: str, until: float) -> Future[bool]:
-        """Keep all of an agent's blocks on disk until that wall time (`math.inf`: forever; 0.0: unpin).
-
-        Runs after earlier saves; True once durable, False if the agent is not on disk. Deleting the agent ends its pin.
-        """
-        return self.writer.submit(lambda ledger: ledger.pin(namespace, agent, until))
-
     def pins(self) -> dict[tuple[str, str], float]:
         """(namespace, agent) -> pin expiry, for agents pinned now."""
         return self._query(lambda: self.index.pins(self._clock()), {})
-
-    def purge(self, namespace: str, agent: str) -> Future[PurgeProof]:
-        """Delete an agent and wipe what only it used: log emptied, holes punched, all unused slots read back as zeros.
-
-        Covers everything staged before, and blocks without a sequence, which may be the agent's. End its requests
-        first: blocks they stage later are saved like any others. The future raises PurgeUnproved if a slot does not
-        read as zeros; the agent is deleted by then, and purging it again repeats the proof.
-        """
-        parts = self._parts
-        return self.writer.submit(
-            lambda ledger: ledger.purge(namespace, agent), lambda forgotten, freed: prove(parts, forgotten, freed)
-        )
 
     def stats(self) -> StoreStats:
         """Current figures; counters since `open`. Costs a walk along the chains of pinned agents."""

@@ -28,16 +28,17 @@ from typing import Any, Literal, TypeVar
 from rekindle.cache.blocks.hashing import BlockHash
 from rekindle.errors import StoreError
 from rekindle.kv.payload import BlockPayload
+from rekindle.store.commands import Delete, Move, Pin, Purge, StoreChange, failure
 from rekindle.store.damage import kind_of
 from rekindle.store.index import Index
 from rekindle.store.ledger import BranchKey, Ledger
+from rekindle.store.opening import OpenedStore
+from rekindle.store.purging import prove
 from rekindle.store.room import DiskRoom, ignore
-from rekindle.store.shards import Shards
-from rekindle.store.slots import Slot
 from rekindle.store.staging import StagingBuffer, WaitingBlock
 from rekindle.store.trouble import SaveTrouble
 from rekindle.store.values import SequenceRecord, StoredBlock
-from rekindle.worker import Death, Worker, fail, fulfil
+from rekindle.worker import Death, Worker, fail, failure_of, fulfil
 
 logger = logging.getLogger(__name__)
 
@@ -47,18 +48,14 @@ Clock = Callable[[], float]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class StoreChange:
-    """A change to the index other than a save: run alone between batches; its result goes to `future`.
+class _Call:
+    """Something to run on the thread, alone between batches like a change."""
 
-    `then` computes the result from what `change` returned and the freed slots, once they are durable and punched.
-    """
-
-    change: Callable[[Ledger], Any]
-    then: Callable[[Any, Sequence[Slot]], Any]
-    future: Future[Any]
+    run: Callable[[Ledger], Any]
+    done: Future[Any]
 
 
-Item = WaitingBlock | SequenceRecord | StoreChange | Literal["stop"]
+Item = WaitingBlock | SequenceRecord | StoreChange | _Call | Literal["stop"]
 
 
 class Writer:
@@ -66,8 +63,7 @@ class Writer:
 
     def __init__(
         self,
-        ledger: Ledger,
-        shards: Shards,
+        parts: OpenedStore,
         staging: StagingBuffer,
         *,
         disk_bytes: int,
@@ -76,10 +72,13 @@ class Writer:
     ) -> None:
         self.counts: Counter[str] = Counter()
         self.trouble = SaveTrouble()
-        self.room = DiskRoom(ledger, shards, disk_bytes=disk_bytes, counts=self.counts, text_files=text_files)
+        self.room = DiskRoom(
+            parts.ledger, parts.shards, disk_bytes=disk_bytes, counts=self.counts, text_files=text_files
+        )
         self.on_saved: OnSaved = ignore
-        self._ledger = ledger
-        self._shards = shards
+        self._parts = parts
+        self._ledger = parts.ledger
+        self._shards = parts.shards
         self._staging = staging
         self._clock = clock
         self._queue: queue.SimpleQueue[Item] = queue.SimpleQueue()
@@ -96,7 +95,7 @@ class Writer:
 
     def stop(self) -> None:
         """Save everything queued, then end the thread, unless it has died; later commands are refused."""
-        self.submit(lambda ledger: None)
+        self.call(lambda ledger: None)
         self._queue.put("stop")
         self.worker.join()
         self._ended.set()
@@ -112,14 +111,16 @@ class Writer:
             while True:
                 item = self._queue.get_nowait()
                 if isinstance(item, StoreChange):
-                    fail(item.future, StoreError(why))
+                    fail(item.done, failure(item, StoreError(why)))
+                elif isinstance(item, _Call):
+                    fail(item.done, StoreError(why))
                 elif isinstance(item, WaitingBlock):
                     self._free_staged([item])
                 elif isinstance(item, SequenceRecord):
                     self.counts["turns_unsaved"] += 1
 
-    def put(self, item: WaitingBlock | SequenceRecord) -> None:
-        """Queue a block or a moved sequence; dropped if the thread has ended."""
+    def put(self, item: WaitingBlock | SequenceRecord | StoreChange) -> None:
+        """Queue a block, a moved sequence or a change; dropped, or refused, if the thread has ended."""
         if isinstance(item, WaitingBlock):
             with self._lock:
                 self._pending[item.identity.hash] += 1
@@ -132,30 +133,11 @@ class Writer:
         elif self._ended.is_set():
             self._refuse_rest("the store is closed")
 
-    def submit(
-        self, change: Callable[[Ledger], Any], then: Callable[[Any, Sequence[Slot]], Any] = lambda answer, freed: answer
-    ) -> Future[Any]:
-        """Queue a change to the index, after everything queued before; its future raises StoreError once closed."""
-        future: Future[Any] = Future()
-        self._put(StoreChange(change, then, future))
+    def call(self, run: Callable[[Ledger], T]) -> Future[T]:
+        """Run a function on the thread, after everything queued before; StoreError if the thread has ended."""
+        future: Future[T] = Future()
+        self._put(_Call(run, future))
         return future
-
-    def move(self, turns: Sequence[SequenceRecord]) -> Future[bool]:
-        """Submit a move of sequences to new ends: all of them, or none if a head is not on disk."""
-
-        def change(ledger: Ledger) -> bool:
-            is_known = all(self._known(turn.head, ()) for turn in turns)
-            if is_known:
-                ledger.move(turns)
-            return is_known
-
-        def moved(is_known: bool, freed: Sequence[Slot]) -> bool:
-            self.counts["turns_saved" if is_known else "turns_unsaved"] += len(turns)
-            for turn in turns if is_known else ():
-                self.on_saved(turn.namespace, turn.agent, turn.branch, turn.num_tokens)
-            return is_known
-
-        return self.submit(change, moved)
 
     def touch(self, branch: BranchKey, last_use: float) -> None:
         """Record a use of a branch, written with the next transaction."""
@@ -189,7 +171,7 @@ class Writer:
     def check(self, index: Index) -> None:
         """Assert that slot counts and the eviction order agree with the index."""
         if self.worker.is_alive:
-            self.submit(lambda ledger: ledger.check()).result()
+            self.call(lambda ledger: ledger.check()).result()
         marks = index.meta()
         for part in range(index.num_parts):
             kept, stored = self._ledger.slots.num_slots[part], marks.get(f"num_slots.{part}", 0)
@@ -207,11 +189,11 @@ class Writer:
                 if batch:
                     self._save_or_report(batch)
             except BaseException:
-                if isinstance(after, StoreChange):
+                if isinstance(after, StoreChange | _Call):
                     self._queue.put(after)  # the thread dies: refused with the remaining items
                 raise
-            if isinstance(after, StoreChange):
-                fulfil(after.future, partial(self._repaired, partial(self._carry_out, after)))
+            if isinstance(after, StoreChange | _Call):
+                fulfil(after.done, partial(self._answer, after))
             elif after == "stop":
                 return
 
@@ -222,7 +204,7 @@ class Writer:
         except BaseException as error:
             self.trouble.failed(error, self._clock())
 
-    def _collect(self) -> tuple[list[WaitingBlock | SequenceRecord], StoreChange | Literal["stop", "wait"]]:
+    def _collect(self) -> tuple[list[WaitingBlock | SequenceRecord], StoreChange | _Call | Literal["stop", "wait"]]:
         """Take queued items up to the next command, and the command; blocks while the queue is empty."""
         batch: list[WaitingBlock | SequenceRecord] = []
         item = self._queue.get()
@@ -269,11 +251,15 @@ class Writer:
             self.trouble.recovered()
         self.counts["blocks_written"] += len(rows)
         self.counts["bytes_written"] += sum(record.nbytes for block in accepted for record in block.records)
+        self._report_turns(turns, saved)
+        self.room.give_back(freed)
+
+    def _report_turns(self, turns: Sequence[SequenceRecord], saved: Sequence[SequenceRecord]) -> None:
+        """Count these turns; those that are durable now are reported."""
         self.counts["turns_saved"] += len(saved)
         self.counts["turns_unsaved"] += len(turns) - len(saved)
         for turn in saved:
             self.on_saved(turn.namespace, turn.agent, turn.branch, turn.num_tokens)
-        self.room.give_back(freed)
 
     def _take_touched(self) -> dict[BranchKey, float]:
         with self._lock:
@@ -325,16 +311,45 @@ class Writer:
             rows.append(StoredBlock(block.identity, places, tuple(crcs)))
         return rows
 
-    def _carry_out(self, command: StoreChange) -> Any:
-        """Make a submitted change durable; return its result."""
+    def _answer(self, command: StoreChange | _Call) -> Any:
+        try:
+            return self._repaired(lambda: self._carry_out(command))
+        except BaseException as error:
+            if isinstance(command, _Call):
+                raise
+            raise failure(command, failure_of(error)) from error
+
+    def _carry_out(self, command: StoreChange | _Call) -> Any:
+        """Make a change durable; return its result."""
         touched = self._take_touched()
         with self._ledger.transaction() as freed:
             self._ledger.touch(touched, self._clock())
-            answer = command.change(self._ledger)
+            answer = self._change(command)
         self.room.give_back(freed)
         if freed:
             self.room.forget_full()
-        return command.then(answer, freed)
+        if isinstance(command, Purge):
+            return prove(self._parts, answer, freed)
+        if isinstance(command, Move):
+            self._report_turns(command.records, command.records if answer else ())
+        return answer
+
+    def _change(self, command: StoreChange | _Call) -> Any:
+        """Change the ledger, in the current transaction."""
+        match command:
+            case Delete():
+                return self._ledger.delete(command.namespace, command.agent, command.branch)
+            case Purge():
+                return self._ledger.purge(command.namespace, command.agent)
+            case Pin():
+                return self._ledger.pin(command.namespace, command.agent, command.until)
+            case Move():
+                is_known = all(self._known(record.head, ()) for record in command.records)
+                if is_known:
+                    self._ledger.move(command.records)
+                return is_known
+            case _Call():
+                return command.run(self._ledger)
 
     def _repaired(self, work: Callable[[], T]) -> T:
         """Run `work` after repairing known damaged rows; if it meets more, repair and run it once more."""

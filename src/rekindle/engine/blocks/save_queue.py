@@ -7,76 +7,20 @@ blocks.
 
 from __future__ import annotations
 
-import logging
 from collections import deque
 from collections.abc import Collection, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
-from functools import partial
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any
 
 from rekindle.cache.blocks.hashing import BlockHash
 from rekindle.cache.blocks.identity import BlockIdentity
 from rekindle.cache.blocks.pool import BlockPool
 from rekindle.cache.blocks.table import BlockTable, Published
-from rekindle.errors import PurgeUnproved, RekindleError, StoreError
+from rekindle.errors import RekindleError
 from rekindle.kv.arena import KVArena
+from rekindle.store.commands import Delete, Purge, StoreChange, StoreCommand
 from rekindle.store.warm import SequenceRecord, StagedBlock, WarmStore
 from rekindle.worker import fail
-
-if TYPE_CHECKING:
-    from rekindle.store.warm import PurgeProof
-
-logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class Forgotten:
-    """Forget a branch in the store (None: the whole agent), after everything queued before."""
-
-    namespace: str
-    agent: str
-    branch: int | None = None
-    done: Future[int] = field(default_factory=Future, compare=False)
-
-
-@dataclass(frozen=True, slots=True)
-class Purged:
-    """Forget and overwrite an agent in the store, after everything queued before."""
-
-    namespace: str
-    agent: str
-    done: Future[PurgeProof] = field(default_factory=Future, compare=False)
-
-
-@dataclass(frozen=True, slots=True)
-class Pinned:
-    """Pin an agent's blocks on disk until a time (wall clock; infinity: forever, 0: unpin).
-
-    `done` is whether the store knows the agent; after its first turn it does, unless that turn could not be saved.
-    """
-
-    namespace: str
-    agent: str
-    until: float
-    done: Future[bool] = field(default_factory=Future, compare=False)
-
-
-@dataclass(frozen=True, slots=True)
-class Moved:
-    """Set where branches end without computing anything, all of them or none: a fork, or a rewind.
-
-    `done` is whether it was carried out; it is not when blocks that the branches depend on are missing on disk.
-    """
-
-    namespace: str
-    agent: str
-    verb: Literal["fork", "rewind"]
-    records: tuple[SequenceRecord, ...]
-    done: Future[bool] = field(default_factory=Future, compare=False)
-
-
-StoreCommand = SequenceRecord | Forgotten | Purged | Pinned | Moved
 
 
 class SaveQueue:
@@ -158,7 +102,7 @@ class SaveQueue:
         """
         assert self._store is not None
         self._ends = [end for end in self._ends if not end.done()]
-        if self._ends or any(isinstance(item, Forgotten | Purged) for item in self._items):
+        if self._ends or any(isinstance(item, Delete | Purge) for item in self._items):
             return 0
         num_here, certain = len(hashes), len(hashes)
         while num_here:
@@ -184,7 +128,9 @@ class SaveQueue:
             if isinstance(item, SequenceRecord):
                 store.save_turn(item)
             elif not isinstance(item, Published):
-                self._submit(item, store)
+                store.submit(item)
+                if isinstance(item, Delete | Purge):
+                    self._ends.append(item.done)
             elif self._pool.name(item.block) != item.identity.hash:
                 store.skip(item.identity.hash)
             elif not store.stage(self._staged(item)):
@@ -203,23 +149,7 @@ class SaveQueue:
             self._items.clear()
             self._queued.clear()
 
-    def _submit(self, item: Forgotten | Purged | Pinned | Moved, store: WarmStore) -> None:
-        if isinstance(item, Moved):
-            store.move(item.records).add_done_callback(partial(_resolve, item, item.verb))
-            return
-        if isinstance(item, Pinned):
-            store.pin(item.namespace, item.agent, item.until).add_done_callback(partial(_resolve, item, "pin"))
-            return
-        end: Future[Any]
-        if isinstance(item, Forgotten):
-            end = store.delete(item.namespace, item.agent, item.branch)
-            end.add_done_callback(partial(_resolve, item, "delete"))
-        else:
-            end = store.purge(item.namespace, item.agent)
-            end.add_done_callback(partial(_resolve, item, "purge"))
-        self._ends.append(end)
-
-    def drop(self, command: Purged, hashes: Collection[BlockHash]) -> None:
+    def drop(self, command: Purge, hashes: Collection[BlockHash]) -> None:
         """Remove from the queue what precedes a purge: the agent's sequences, and blocks with these hashes.
 
         Deferred blocks that were evicted are forgotten, too.
@@ -248,7 +178,7 @@ class SaveQueue:
         return StagedBlock(item.identity, lambda part, out: self._arena.read(block, part, num_tokens, out))
 
 
-def _is_of(item: Published | StoreCommand, command: Purged, hashes: Collection[BlockHash]) -> bool:
+def _is_of(item: Published | StoreCommand, command: Purge, hashes: Collection[BlockHash]) -> bool:
     if isinstance(item, Published):
         return item.identity.hash in hashes
     return isinstance(item, SequenceRecord) and (item.namespace, item.agent) == (command.namespace, command.agent)
@@ -256,24 +186,5 @@ def _is_of(item: Published | StoreCommand, command: Purged, hashes: Collection[B
 
 def refuse(item: Published | StoreCommand, error: RekindleError) -> None:
     """Fail a command that never reached the store."""
-    if isinstance(item, Forgotten | Purged | Pinned | Moved):
+    if isinstance(item, StoreChange):
         fail(item.done, error)
-
-
-_DONE = {
-    "delete": "deleted from disk",
-    "purge": "purged from disk",
-    "pin": "pinned on disk",
-    "fork": "forked on disk",
-    "rewind": "rewound on disk",
-}
-
-
-def _resolve(item: Forgotten | Purged | Pinned | Moved, verb: str, end: Future[Any]) -> None:
-    error = end.exception()
-    if error is None:
-        item.done.set_result(end.result())
-    else:
-        logger.error("agent %s could not be %s: %s", item.agent, _DONE[verb], error)
-        kind = PurgeUnproved if isinstance(error, PurgeUnproved) else StoreError
-        item.done.set_exception(kind(f"the agent could not be {_DONE[verb]}: {error}; {verb} it again"))

@@ -17,11 +17,12 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from rekindle.engine.blocks.loads import Load
-from rekindle.engine.blocks.save_queue import StoreCommand, refuse
+from rekindle.engine.blocks.save_queue import refuse
 from rekindle.engine.core.background import IdleWork
 from rekindle.engine.core.core import EngineCore
 from rekindle.engine.request import Request
 from rekindle.errors import RekindleError, RequestFailed
+from rekindle.store.commands import StoreCommand
 from rekindle.worker import Death, Worker, described, fail, fulfil
 
 logger = logging.getLogger(__name__)

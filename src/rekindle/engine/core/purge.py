@@ -13,31 +13,31 @@ from dataclasses import dataclass
 
 from rekindle.cache.blocks.hashing import BlockHash
 from rekindle.cache.blocks.pool import BlockPool
-from rekindle.engine.blocks.save_queue import Purged
 from rekindle.engine.core.core import EngineCore
+from rekindle.store.commands import Purge
 
 
 @dataclass(frozen=True, slots=True)
-class Purge:
+class HotPurge:
     """An agent to purge: `own` are the blocks of its branches, `claimed` those of all other branches (at least their
     heads), `idle` those without a reference at the time of the request; `breakpoints` are the commands for its
     breakpoints."""
 
-    command: Purged
+    command: Purge
     own: frozenset[BlockHash]
     claimed: frozenset[BlockHash]
     idle: frozenset[BlockHash]
-    breakpoints: tuple[Purged, ...] = ()
+    breakpoints: tuple[Purge, ...] = ()
 
 
-def withdraw(core: EngineCore, purge: Purge) -> None:
+def withdraw(core: EngineCore, purge: HotPurge) -> None:
     """Remove the purged blocks that nobody holds from the save queue, so that they never reach the disk."""
     pool = core.cache.pool
     hashes = (purge.own & idle_hashes(pool)) - with_ancestors(pool, purge.claimed)
     core.cache.saving.drop(purge.command, hashes)
 
 
-def wipe(core: EngineCore, purge: Purge) -> int:
+def wipe(core: EngineCore, purge: HotPurge) -> int:
     """Remove the purged blocks from memory and from the save queue; return how many free blocks were overwritten."""
     pool, saving = core.cache.pool, core.cache.saving
     kept = with_ancestors(pool, purge.claimed)

@@ -11,12 +11,12 @@ from dataclasses import dataclass, replace
 
 from rekindle.agent_ids import kind_of
 from rekindle.cache.blocks.hashing import BlockHash
-from rekindle.engine.blocks.save_queue import Forgotten, Moved, Pinned, Purged
-from rekindle.engine.core.purge import Purge
+from rekindle.engine.core.purge import HotPurge
 from rekindle.engine.memory.branches import Branch, KnownBranch
 from rekindle.engine.memory.memory import AgentMemory
 from rekindle.engine.memory.sequences import branch_hashes, durable_tokens, to_save
 from rekindle.errors import BadRequest, NotFound
+from rekindle.store.commands import Delete, Move, Pin, Purge
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,7 @@ class Rewound:
 
     num_tokens: int
     before: Before
-    command: Moved | Forgotten
+    command: Move | Delete
 
 
 class AgentCommands:
@@ -75,39 +75,39 @@ class AgentCommands:
         kept = self._memory.breakpoints.take_out(namespace, agent)
         return Before((*self._memory.take_out(namespace, agent), *kept), until), kept
 
-    def delete(self, namespace: str, agent: str) -> tuple[Before, list[Forgotten]]:
+    def delete(self, namespace: str, agent: str) -> tuple[Before, list[Delete]]:
         """Forget an agent everywhere but in hot memory; return its branches (with ids if they were in memory), and the
         commands whose `done` is set when the store has forgotten them, too."""
         before, kept = self._take_out(namespace, agent)
-        commands = [Forgotten(namespace, name) for name in (*(each.agent for each in kept), agent)]
+        commands = [Delete(namespace, name) for name in (*(each.agent for each in kept), agent)]
         for command in commands:
             self._memory.save(command)
         return before, commands
 
-    def purge(self, namespace: str, agent: str, idle: frozenset[BlockHash]) -> tuple[Before, Purge]:
+    def purge(self, namespace: str, agent: str, idle: frozenset[BlockHash]) -> tuple[Before, HotPurge]:
         """Forget an agent; return its branches, and what to overwrite in memory (`idle`: blocks without a reference at
         the time of the request). The commands in it are done when the store has overwritten its part."""
         before, kept = self._take_out(namespace, agent)
-        marked = tuple(Purged(namespace, branch.agent) for branch in kept)
-        command, size = Purged(namespace, agent), self._block_tokens
+        marked = tuple(Purge(namespace, branch.agent) for branch in kept)
+        command, size = Purge(namespace, agent), self._block_tokens
         for each in (*marked, command):
             self._memory.save(each)
         own = frozenset[BlockHash]().union(*(branch_hashes(branch, size) for branch in before.branches))
-        return before, Purge(command, own, self.claimed(), idle, marked)
+        return before, HotPurge(command, own, self.claimed(), idle, marked)
 
     def claimed(self) -> frozenset[BlockHash]:
         """Return the blocks that branches of the book use, at least their heads."""
         branches = self._memory.book.branches()
         return frozenset[BlockHash]().union(*(branch_hashes(branch, self._block_tokens) for branch in branches))
 
-    def pin(self, namespace: str, agent: str, until: float) -> tuple[Pinned, float]:
+    def pin(self, namespace: str, agent: str, until: float) -> tuple[Pin, float]:
         """Pin an agent until then (wall clock; 0: unpin); return the command, `done` when the store has it, and until
         when the agent was pinned before. QuotaExceeded if the namespace may not pin that much."""
         self._known(namespace, agent)
         before = self._memory.book.pinned_until(namespace, agent, self._now()) or 0.0
         return self._memory.pins.pin(namespace, agent, until), before
 
-    def undo_pin(self, command: Pinned, before: float) -> None:
+    def undo_pin(self, command: Pin, before: float) -> None:
         """Restore the pin an agent had before."""
         if self._memory.book.of(command.namespace, command.agent):
             self._memory.book.pin(command.namespace, command.agent, before)
@@ -141,7 +141,7 @@ class AgentCommands:
         self._cancel_anticipation(namespace, agent)
         return self._memory.know_agent(namespace, agent)
 
-    def fork(self, namespace: str, source: str, target: str) -> tuple[list[KnownBranch], Moved]:
+    def fork(self, namespace: str, source: str, target: str) -> tuple[list[KnownBranch], Move]:
         """Give `target` every branch of `source`, sharing all blocks; BadRequest if `target` has a memory already.
 
         Returns the branches of `target`, and the command that makes them durable.
@@ -154,7 +154,7 @@ class AgentCommands:
         copies = [replace(branch, agent=target, saved_tokens=0, last_use=self._now()) for branch in reversed(branches)]
         for copy in copies:
             self._put(copy)
-        command = Moved(namespace, target, "fork", to_save(copies, self._block_tokens))
+        command = Move(namespace, target, "fork", to_save(copies, self._block_tokens))
         self._memory.save(command)
         return copies, command
 
@@ -165,7 +165,7 @@ class AgentCommands:
             if now is not None and (now.head, now.num_tokens) == (copy.head, copy.num_tokens):
                 self._memory.unindex(now)
                 self._memory.book.remove(now)
-                self._memory.save(Forgotten(now.namespace, now.agent, now.number))
+                self._memory.save(Delete(now.namespace, now.agent, now.number))
 
     def rewind(self, namespace: str, agent: str, turns: int) -> Rewound:
         """Take back the last turns of the branch used last; if no turn is left, forget the branch."""
@@ -184,7 +184,7 @@ class AgentCommands:
         shorter = self._shortened(branch, left)
         self._memory.unindex(branch)
         self._put(shorter)
-        command = Moved(namespace, agent, "rewind", to_save([shorter], self._block_tokens))
+        command = Move(namespace, agent, "rewind", to_save([shorter], self._block_tokens))
         self._memory.save(command)
         return Rewound(shorter.num_tokens, before, command)
 

@@ -13,10 +13,10 @@ import hashlib
 from collections.abc import Callable
 
 from rekindle.agent_ids import breakpoint_prefix, kind_of
-from rekindle.engine.blocks.save_queue import Forgotten, Pinned, StoreCommand
 from rekindle.engine.memory.branches import Branch, BranchBook
 from rekindle.engine.memory.sequences import record_of
 from rekindle.engine.request import FinishedTurn
+from rekindle.store.commands import Delete, Pin, StoreCommand
 
 MOST_OF_AGENT = 16  # beyond that the first to expire are dropped
 RENEWED_SHARE = 0.1  # of its time must have passed before a pin is written again
@@ -97,7 +97,7 @@ class Breakpoints:
         self.know(turn.namespace, name)
         if branch.saved_tokens < num_tokens:
             self._save(record_of(branch))
-        self._save(Pinned(turn.namespace, name, until))
+        self._save(Pin(turn.namespace, name, until))
         self._bound(turn)
 
     def _bound(self, turn: FinishedTurn) -> None:
@@ -117,7 +117,7 @@ class Breakpoints:
 
     def _forget(self, branch: Branch) -> None:
         self._book.drop(branch.namespace, branch.agent)
-        self._save(Forgotten(branch.namespace, branch.agent))
+        self._save(Delete(branch.namespace, branch.agent))
 
     def _until(self, branch: Branch) -> float:
         return self._book.pinned_until(branch.namespace, branch.agent, self._now()) or 0.0

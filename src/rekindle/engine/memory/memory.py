@@ -16,13 +16,13 @@ import numpy as np
 
 from rekindle.agent_ids import kind_of
 from rekindle.cache.blocks.hashing import chain_hashes
-from rekindle.engine.blocks.save_queue import Forgotten, Pinned, StoreCommand
 from rekindle.engine.memory.branches import Branch, BranchBook, KnownBranch
 from rekindle.engine.memory.breakpoints import Breakpoints
 from rekindle.engine.memory.pins import Pins
 from rekindle.engine.memory.sequences import branch_of, cut, record_of, to_save
 from rekindle.engine.request import FinishedTurn
 from rekindle.matching.matcher import Matcher, StoredBranch
+from rekindle.store.commands import Delete, Pin, StoreCommand
 from rekindle.store.warm import SequenceRecord, WarmStore
 from rekindle.text.prompt import PromptEncoder
 
@@ -169,7 +169,7 @@ class AgentMemory:
             return
         until = self.book.pinned_until(namespace, agent, self._now())
         if is_first and until is not None and kind_of(agent).is_memory:  # pinned before the store knew it
-            self.save(Pinned(namespace, agent, until))
+            self.save(Pin(namespace, agent, until))
         if isinstance(branch, KnownBranch):
             self._release(branch)
 
@@ -226,7 +226,7 @@ class AgentMemory:
         for old in ended.dropped:
             self._demote(old, 0)
             self.unindex(old)
-            self.save(Forgotten(old.namespace, old.agent, old.number))
+            self.save(Delete(old.namespace, old.agent, old.number))
         if ended.branch.ids is not turn.ids:
             if self._store is not None:
                 self._store.touch(turn.namespace, turn.agent, ended.branch.number, ended.branch.last_use)
@@ -242,22 +242,22 @@ class AgentMemory:
         """Remove a branch from the matcher; a no-op if it is not there."""
         self.matcher.remove(branch.namespace, branch.agent, branch.number)
 
-    def forget(self, branch: Branch) -> Forgotten:
+    def forget(self, branch: Branch) -> Delete:
         """Drop one branch from book, matcher and store; its blocks are evicted from memory first."""
         self._demote(branch, 0)
         self.book.remove(branch)
         self.unindex(branch)
-        command = Forgotten(branch.namespace, branch.agent, branch.number)
+        command = Delete(branch.namespace, branch.agent, branch.number)
         self.save(command)
         return command
 
-    def drop(self, namespace: str, agent: str) -> Forgotten:
+    def drop(self, namespace: str, agent: str) -> Delete:
         """Forget an agent in book, matcher and store; its blocks are evicted from memory first."""
         for branch in self.take_out(namespace, agent):
             self._demote(branch, 0)
         for kept in self.breakpoints.take_out(namespace, agent):
-            self.save(Forgotten(namespace, kept.agent))
-        command = Forgotten(namespace, agent)
+            self.save(Delete(namespace, kept.agent))
+        command = Delete(namespace, agent)
         self.save(command)
         return command
 

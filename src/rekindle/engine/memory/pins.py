@@ -13,10 +13,10 @@ from collections.abc import Callable
 
 from rekindle.agent_ids import kind_of
 from rekindle.cache.blocks.hashing import BlockHash
-from rekindle.engine.blocks.save_queue import Pinned, StoreCommand
 from rekindle.engine.memory.branches import BranchBook, KnownBranch
 from rekindle.engine.memory.sequences import branch_hashes
 from rekindle.errors import QuotaExceeded
+from rekindle.store.commands import Pin, StoreCommand
 
 logger = logging.getLogger(__name__)
 PINNED_SHARE = 0.5  # of a tenant's part of the disk
@@ -55,7 +55,7 @@ class Pins:
                 if num_blocks > self._max_blocks:
                     self._at_start[namespace] = num_blocks
 
-    def pin(self, namespace: str, agent: str, until: float) -> Pinned:
+    def pin(self, namespace: str, agent: str, until: float) -> Pin:
         """Pin a known agent until then (wall clock; 0: unpin); QuotaExceeded if that is too much."""
         if until > 0 and self._max_blocks < math.inf:
             num_blocks = self._num_blocks(namespace, [*self._of(namespace, but=agent), agent])
@@ -66,7 +66,7 @@ class Pins:
                     param="agent",
                 )
         self._book.pin(namespace, agent, until)
-        command = Pinned(namespace, agent, until)
+        command = Pin(namespace, agent, until)
         self._save(command)
         return command
 
@@ -78,7 +78,7 @@ class Pins:
         while pinned and self._num_blocks(namespace, pinned) > self._most(namespace):
             oldest = pinned.pop(0)
             self._book.pin(namespace, oldest, 0.0)
-            self._save(Pinned(namespace, oldest, 0.0))
+            self._save(Pin(namespace, oldest, 0.0))
             logger.warning(
                 "agent %s of %s is no longer pinned: pinned agents of a namespace may have %d tokens on disk",
                 oldest,
