@@ -288,7 +288,7 @@ MUTANTS = (
         "store/writer.py",
         "            self._ledger.move(saved)\n",
         "            self._ledger.move(saved)\n            for turn in saved:\n"
-        "                self.on_saved(turn.namespace, turn.agent, turn.branch, turn.num_tokens)\n",
+        "                self._on_saved(turn.namespace, turn.agent, turn.branch, turn.num_tokens)\n",
         CRASHES,
     ),
     one(

@@ -71,9 +71,8 @@ def test_a_cached_parent_of_a_held_block_cannot_be_had() -> None:
 
 
 def test_the_sequence_used_longest_ago_leaves_first_and_from_its_end() -> None:
-    pool = BlockPool(num_blocks=6, block_tokens=2)
     left: list[BlockHash] = []
-    pool.on_evict = left.append
+    pool = BlockPool(num_blocks=6, block_tokens=2, on_evict=left.append)
     first, second = array(0, 1, 2, 3, 4), array(10, 11, 12, 13, 14)
     turn(pool, first)
     turn(pool, second)
@@ -344,9 +343,8 @@ def test_a_parent_that_comes_after_its_child_has_no_name_until_that_has_left() -
 
 def test_blocks_expire_from_their_ends_once_nobody_holds_them() -> None:
     now = 0.0
-    pool = BlockPool(num_blocks=8, block_tokens=2, clock=lambda: now, ttl=10.0)
     left: list[BlockHash] = []
-    pool.on_evict = left.append
+    pool = BlockPool(num_blocks=8, block_tokens=2, clock=lambda: now, ttl=10.0, on_evict=left.append)
     held = stored(pool, array(1, 2))
     turn(pool, array(1, 2, 3, 4, 5))
     now = 5.0

@@ -58,8 +58,7 @@ class PoolMachine(RuleBasedStateMachine):
 
     @initialize()
     def begin(self) -> None:
-        self.pool = BlockPool(NUM_BLOCKS, BLOCK_TOKENS)
-        self.pool.on_evict = self.left
+        self.pool = BlockPool(NUM_BLOCKS, BLOCK_TOKENS, on_evict=self.left)
         self.named: dict[BlockHash, tuple[int, BlockHash, tuple[int, ...]]] = {}
         self.arena: list[list[KV | None]] = [[None] * BLOCK_TOKENS for _ in range(NUM_BLOCKS)]
         self.sequences: list[Sequence] = []

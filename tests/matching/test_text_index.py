@@ -14,9 +14,8 @@ def branch(namespace: str, number: int, length: int = 400) -> StoredBranch:
 
 def index_of(max_bytes: int) -> tuple[TextIndex, list[StoredBranch]]:
     """An index whose keys are the bytes of the ids, and the branches that it dropped."""
-    index, dropped = TextIndex(lambda ids: bytes(ids.tobytes()), max_bytes=max_bytes), list[StoredBranch]()
-    index.on_drop = dropped.append
-    return index, dropped
+    index = TextIndex(lambda ids: bytes(ids.tobytes()), max_bytes=max_bytes)
+    return index, index.dropped
 
 
 def test_the_least_recently_used_of_a_tenant_leaves_first() -> None:

@@ -25,8 +25,10 @@ from rekindle.cache.blocks.hashing import id_bytes
 from rekindle.config import StoreSettings
 from rekindle.store import connections, sqlite_file
 from rekindle.store.commands import Delete, Pin, Purge
+from rekindle.store.room import OnLost, ignore
 from rekindle.store.sqlite_file import connect
 from rekindle.store.warm import WarmStore
+from rekindle.store.writer import OnSaved
 from tests.store.chains import BLOCK_BYTES, FINGERPRINT, LAYOUT, SIZE, Chain, payload_of, save, warm_tokens
 from tests.store.recording import CRASHES, SECTOR, Crash, Index, RecordingFileSystem, read_index, replay, torn_indexes
 
@@ -97,7 +99,14 @@ class Campaign:
 
     # ---- the run
 
-    def open(self, directory: Path | None = None, fs: RecordingFileSystem | None = None) -> WarmStore:
+    def open(
+        self,
+        directory: Path | None = None,
+        fs: RecordingFileSystem | None = None,
+        *,
+        on_saved: OnSaved = ignore,
+        on_lost: OnLost = ignore,
+    ) -> WarmStore:
         """The store of this campaign, not started."""
         return WarmStore.open(
             directory or self.live,
@@ -107,6 +116,8 @@ class Campaign:
             fs=fs,
             clock=lambda: self.now,
             shard_bytes=SHARD_BYTES,
+            on_saved=on_saved,
+            on_lost=on_lost,
         )
 
     @contextmanager
@@ -124,9 +135,7 @@ class Campaign:
         with pytest.MonkeyPatch.context() as patch:
             for module in (sqlite_file, connections):
                 patch.setattr(module, "connect", traced)
-            store = self.open(fs=self.fs)
-            store.on_saved = self.told
-            store.on_lost = self.lost
+            store = self.open(fs=self.fs, on_saved=self.told, on_lost=self.lost)
             store.start()
             try:
                 yield store

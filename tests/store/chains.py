@@ -16,8 +16,10 @@ from rekindle.cache.blocks.identity import BlockIdentity
 from rekindle.config import StoreSettings
 from rekindle.spec import KVLayout, LayerSpec
 from rekindle.store.records import RecordFormat
+from rekindle.store.room import OnLost, ignore
 from rekindle.store.sync import FileSystem
 from rekindle.store.warm import SequenceRecord, StagedBlock, StoredBlock, WarmStore
+from rekindle.store.writer import OnSaved
 
 SIZE = 16
 LAYOUT = KVLayout(
@@ -40,6 +42,8 @@ def open_store(
     clock: Callable[[], float] = lambda: 100.0,
     model: str = "",
     namespaces: Sequence[str] = ("default",),
+    on_saved: OnSaved = ignore,
+    on_lost: OnLost = ignore,
     **settings: float,
 ) -> WarmStore:
     """An open store of the tiny layout, not started; few slots a shard, so that several are in play."""
@@ -53,6 +57,8 @@ def open_store(
         shard_bytes=shard_bytes,
         model=model,
         namespaces=namespaces,
+        on_saved=on_saved,
+        on_lost=on_lost,
     )
 
 

@@ -65,8 +65,7 @@ def work(directory: Path, disk_blocks: int, seed: int, ids: dict[Key, list[int]]
     Ledger.evict = telling_evict  # before its transaction is durable, else a kill right behind it looks like a loss
     random = np.random.default_rng(seed)
     pipe.send(("ready", ()))
-    store = campaign.open()
-    store.on_saved = campaign.told
+    store = campaign.open(on_saved=campaign.told)
     store.start()
     workload = Workload(campaign, store, random)
     workload.ids = dict(ids)

@@ -107,9 +107,12 @@ class BudgetMachine(RuleBasedStateMachine):
     @initialize()
     def open(self) -> None:
         self.store = open_store(
-            self.directory, shard_bytes=1 << 14, disk_bytes=BUDGET * BLOCK_BYTES + 5, clock=lambda: self.now
+            self.directory,
+            shard_bytes=1 << 14,
+            disk_bytes=BUDGET * BLOCK_BYTES + 5,
+            clock=lambda: self.now,
+            on_lost=lambda namespace, agent, branch, left: self.told.__setitem__((agent, branch), left),
         )
-        self.store.on_lost = lambda namespace, agent, branch, left: self.told.__setitem__((agent, branch), left)
         self.store.start()
 
     def teardown(self) -> None:

@@ -160,9 +160,13 @@ class RefusingFileSystem(OsFileSystem):
 
 def work(directory: Path, fs: RefusingFileSystem) -> dict[str, list[int]]:
     """Turns, a deletion and a purge on a disk that refuses now and then; what was told saved."""
-    store = open_store(directory, fs=fs, shard_bytes=1 << 14)
     told: dict[str, int] = {}
-    store.on_saved = lambda namespace, agent, branch, num_tokens: told.__setitem__(agent, num_tokens)
+    store = open_store(
+        directory,
+        fs=fs,
+        shard_bytes=1 << 14,
+        on_saved=lambda namespace, agent, branch, num_tokens: told.__setitem__(agent, num_tokens),
+    )
     store.start()
     turns = {agent: [*range(20), *[ord(agent[0])] * (20 + 12 * number)] for number, agent in enumerate(("ann", "bob"))}
     for agent, ids in turns.items():

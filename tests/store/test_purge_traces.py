@@ -38,8 +38,7 @@ class UnrecordedCampaign(Campaign):
 def test_a_purged_agent_leaves_no_trace(directory: Path) -> None:
     for seed in range(NUM_WORKLOADS):
         campaign = UnrecordedCampaign(directory / f"{seed}", disk_blocks=60)
-        store = campaign.open()
-        store.on_saved, store.on_lost = campaign.told, campaign.lost
+        store = campaign.open(on_saved=campaign.told, on_lost=campaign.lost)
         store.start()
         random = np.random.default_rng(seed)
         workload = Workload(campaign, store, random)

@@ -121,9 +121,8 @@ def test_a_touch_survives_a_close_and_nothing_is_written_for_it_before(opened: O
 
 
 def test_a_branch_is_shortened_from_its_end_and_that_is_told(opened: Opened, clock: Clock) -> None:
-    store = opened(disk_bytes=budget(6), clock=clock)
     told: list[tuple[str, str, int, int]] = []
-    store.on_lost = lambda *lost: told.append(lost)
+    store = opened(disk_bytes=budget(6), clock=clock, on_lost=lambda *lost: told.append(lost))
     clock.now += 1
     old = Chain.of(store, range(4 * SIZE + 3))
     for block in old.blocks:

@@ -33,8 +33,9 @@ class StoreMachine(RuleBasedStateMachine):
 
     @initialize()
     def open(self) -> None:
-        self.store = open_store(self.directory, shard_bytes=1 << 14, staging_bytes=1)
-        self.store.on_saved = lambda *turn: self.saved.append(turn)
+        self.store = open_store(
+            self.directory, shard_bytes=1 << 14, staging_bytes=1, on_saved=lambda *turn: self.saved.append(turn)
+        )
         self.store.start()
 
     def teardown(self) -> None:

@@ -139,10 +139,9 @@ def open_store_unstarted(opened: Opened) -> WarmStore:
 
 
 def test_a_block_whose_parent_was_never_saved_is_not_saved(opened: Opened) -> None:
-    store = opened()
+    saved: list[tuple[str, str, int, int]] = []
+    store = opened(on_saved=lambda *turn: saved.append(turn))
     chain = Chain.of(store, range(4 * SIZE + 1))
-    saved = []
-    store.on_saved = lambda *turn: saved.append(turn)
     for number, block in enumerate(chain.blocks):
         if number == 1:
             store.skip(block.identity.hash)
@@ -161,14 +160,13 @@ def test_a_block_whose_parent_was_never_saved_is_not_saved(opened: Opened) -> No
 
 
 def test_saved_is_said_only_when_it_is_true(opened: Opened, tmp_path: Path) -> None:
-    store = opened()
     seen: list[tuple[int, int]] = []
 
     def on_saved(namespace: str, agent: str, branch: int, num_tokens: int) -> None:
         (record,) = store.sequences()
         seen.append((record.num_tokens, warm_tokens(store, Chain.of(store, range(num_tokens)))))
 
-    store.on_saved = on_saved
+    store = opened(on_saved=on_saved)
     for length in (20, 50, 51):
         save(store, Chain.of(store, range(length)))
     assert seen == [(20, 20), (50, 50), (51, 51)]

@@ -81,8 +81,6 @@ class Memory:
         self._encoder = encoder
         self._handling = handling
         self._matcher = Matcher(encoder, max_index_bytes=max_bytes)
-        self._matcher.index.on_drop = self._dropped_append
-        self._dropped: list[StoredBranch] = []
         self._agents: dict[str, _Branches] = {}
         self._open: OrderedDict[int, _Open] = OrderedDict()
         self._numbers: OrderedDict[int, int] = OrderedDict()  # of the branches that requests were stored in
@@ -192,13 +190,10 @@ class Memory:
         self._matcher.add(StoredBranch(NAMESPACE, agent, number, ids, len(ids)))
         self._forget_dropped()
 
-    def _dropped_append(self, branch: StoredBranch) -> None:
-        self._dropped.append(branch)
-
     def _forget_dropped(self) -> None:
         """Release the ids of branches that the index dropped to stay within its budget."""
-        while self._dropped:
-            branch = self._dropped.pop()
+        while self._matcher.index.dropped:
+            branch = self._matcher.index.dropped.pop()
             held = self._agents.get(branch.agent or "")
             if held is not None and held.held.get(branch.branch) is branch.ids:
                 self._matcher.remove(NAMESPACE, branch.agent, branch.branch)

@@ -47,8 +47,10 @@ from rekindle.model.loaded import LoadedModel
 from rekindle.model.runner import ModelRunner
 from rekindle.spec import ModelSpec
 from rekindle.store.directory import make_directory
+from rekindle.store.room import OnLost
 from rekindle.store.sync import OsFileSystem
 from rekindle.store.warm import WarmStore
+from rekindle.store.writer import OnSaved
 from rekindle.text.growth import analyse_growth
 from rekindle.text.prompt import PromptEncoder
 from rekindle.text.replies import ReplyFormat, find_reply_format
@@ -76,14 +78,25 @@ def assemble(settings: Settings, *, clock: Callable[[], datetime] = datetime.now
         check_disk(settings.store, spec)
     encoder = PromptEncoder.from_dir(loaded.directory, clock=clock)
     arena = KVArena(spec.layout, num_blocks, torch.device(loaded.device))
-    store, refused = _open_store(settings, spec) if use_store else (None, None)
+    store, refused = (
+        _open_store(
+            settings,
+            spec,
+            # Called by the store's threads, which the components start.
+            on_saved=lambda *turn: components.intake.turn_saved(*turn),
+            on_lost=lambda *turn: components.intake.turn_lost(*turn),
+        )
+        if use_store
+        else (None, None)
+    )
     started["store"] = time.time()
     try:
         form = find_reply_format(encoder)
         encoder = encoder.bounded(max_context)
         renderer = Renderer(encoder, form, settings.prompt.kinds())
         inputs = _Inputs(settings, loaded, encoder, form, renderer, arena, store, refused, max_context)
-        return _connect(inputs, started)
+        components = _connect(inputs, started)
+        return components
     except BaseException:
         if store is not None:
             store.close()
@@ -120,8 +133,6 @@ def _connect(inputs: _Inputs, started: dict[str, float]) -> Components:
     memory = _memory(settings, encoder, store, loop, spec)
     anticipation = _anticipation(inputs, memory, cache, loop)
     intake = _intake(inputs, memory, cache, loop, anticipation)
-    if store is not None:
-        store.on_saved, store.on_lost = intake.turn_saved, intake.turn_lost
     num_warm_agents = memory.open()
     started["agents"] = time.time()
     return Components(
@@ -164,7 +175,6 @@ def _intake(
         loop.submit(request)
 
     preparer = _preparer(inputs, memory, cache, submit, loop.wake)
-    anticipation.settled = preparer.settled
     intake = Intake(
         preparer=preparer,
         memory=memory,
@@ -181,6 +191,7 @@ def _anticipation(inputs: _Inputs, memory: AgentMemory, cache: PrefixCache, loop
         encoder=inputs.encoder,
         memory=memory,
         form=inputs.form,
+        settled=inputs.renderer.settled,
         new_table=cache.new_table,
         root=cache.root,
         submit=loop.submit,
@@ -245,7 +256,9 @@ def _core(
     )
 
 
-def _open_store(settings: Settings, spec: ModelSpec) -> tuple[WarmStore | None, str | None]:
+def _open_store(
+    settings: Settings, spec: ModelSpec, *, on_saved: OnSaved, on_lost: OnLost
+) -> tuple[WarmStore | None, str | None]:
     """Open the store; None and the reason if the disk refuses, in which case requests are served without one."""
     try:
         store = WarmStore.open(
@@ -255,6 +268,8 @@ def _open_store(settings: Settings, spec: ModelSpec) -> tuple[WarmStore | None, 
             settings=settings.store,
             model=spec.name,
             namespaces=settings.server.namespaces(),
+            on_saved=on_saved,
+            on_lost=on_lost,
         )
     except StoreRefused as error:
         logger.error("NOTHING IS READ FROM DISK OR SAVED until this is repaired and the engine restarted: %s", error)

@@ -29,13 +29,13 @@ class StoredBranch:
 class TextIndex:
     """Keys of branches, found by their longest common prefix with another key. `key_of` derives a key from ids.
 
-    `on_drop` is called with each branch dropped to make room or too large to fit at all; it must not call the index.
+    `dropped` collects the branches dropped to make room or too large to fit at all; its owner takes them out.
     """
 
     def __init__(self, key_of: Callable[[np.ndarray], bytes], *, max_bytes: int) -> None:
         self._key_of = key_of
         self._max_bytes = max_bytes
-        self.on_drop: Callable[[StoredBranch], None] | None = None
+        self.dropped: list[StoredBranch] = []
         self._keys: dict[StoredBranch, bytes] = {}
         self._by_use: dict[str, OrderedDict[StoredBranch, None]] = {}  # of a namespace, least recently used first
         self._bytes_of: Counter[str] = Counter()  # of the keys of a namespace
@@ -63,8 +63,7 @@ class TextIndex:
         assert branch not in self._keys, "a branch is indexed once"
         key = self._key_of(branch.ids)
         if 2 * len(key) + NODE_BYTES + FORK_BYTES > self._max_bytes:
-            if self.on_drop is not None:
-                self.on_drop(branch)
+            self.dropped.append(branch)
             return key
         trie = self._tries.setdefault(branch.namespace, RadixTrie("bytes"))
         held = trie.get(key) or {}
@@ -77,8 +76,7 @@ class TextIndex:
         while self.num_bytes > self._max_bytes and len(self._keys) > 1:
             oldest = self._oldest(branch)
             self.drop(oldest)
-            if self.on_drop is not None:
-                self.on_drop(oldest)
+            self.dropped.append(oldest)
         return key
 
     def _oldest(self, newest: StoredBranch) -> StoredBranch:

@@ -44,11 +44,18 @@ class DiskRoom:
     """
 
     def __init__(
-        self, ledger: Ledger, shards: Shards, *, disk_bytes: int, counts: Counter[str], text_files: Sequence[Path] = ()
+        self,
+        ledger: Ledger,
+        shards: Shards,
+        *,
+        disk_bytes: int,
+        counts: Counter[str],
+        on_lost: OnLost,
+        text_files: Sequence[Path] = (),
     ) -> None:
         self.disk_bytes = disk_bytes
         self._text_files = tuple(text_files)
-        self.on_lost: OnLost = ignore
+        self.on_lost = on_lost
         self._ledger = ledger
         self._shards = shards
         self._counts = counts

@@ -33,7 +33,7 @@ from rekindle.store.figures import figures
 from rekindle.store.opening import OpenedStore, open_store
 from rekindle.store.readers import Deliver, Done, Readers
 from rekindle.store.refusal import refusal
-from rekindle.store.room import OnLost
+from rekindle.store.room import OnLost, ignore
 from rekindle.store.shards import SHARD_BYTES
 from rekindle.store.siblings import known_to_sibling
 from rekindle.store.staging import StagingBuffer
@@ -54,7 +54,16 @@ class WarmStore:
     `index`, `staging`, `writer` and `readers` are its parts; each documents which threads may call it.
     """
 
-    def __init__(self, parts: OpenedStore, settings: StoreSettings, clock: Clock, disk_bytes: int) -> None:
+    def __init__(
+        self,
+        parts: OpenedStore,
+        settings: StoreSettings,
+        *,
+        clock: Clock,
+        disk_bytes: int,
+        on_saved: OnSaved,
+        on_lost: OnLost,
+    ) -> None:
         self.secret = parts.place.secret
         self._parts = parts
         self.index = parts.index
@@ -62,7 +71,15 @@ class WarmStore:
         self._block_tokens = parts.shards.formats[0].block_tokens
         self.staging = StagingBuffer(parts.shards.formats, settings.staging_bytes)
         text_files = _text_files(parts.place.path.parent, settings)
-        self.writer = Writer(parts, self.staging, disk_bytes=disk_bytes, clock=clock, text_files=text_files)
+        self.writer = Writer(
+            parts,
+            self.staging,
+            disk_bytes=disk_bytes,
+            clock=clock,
+            on_saved=on_saved,
+            on_lost=on_lost,
+            text_files=text_files,
+        )
         self.readers = Readers(parts.shards, settings.readers, self._found_bad)
         self.closed = False
         self._unsaved_evicted = 0
@@ -82,12 +99,18 @@ class WarmStore:
         shard_bytes: int = SHARD_BYTES,
         model: str = "",
         namespaces: Sequence[str] = ("default",),
+        on_saved: OnSaved = ignore,
+        on_lost: OnLost = ignore,
     ) -> WarmStore:
         """Open or create the store of `fingerprint` below `directory`; reads the index, no records.
 
         StoreLocked if another process has it, StoreError if the directory cannot be used (StoreRefused: the disk is
         full or not writable). A damaged index is set aside and rebuilt from the records, with chains of `namespaces` as
         recovered agents. `clock` is wall time. Other stores in `directory` unused for `stale_ttl_s` are removed.
+
+        The writer calls `on_saved(namespace, agent, branch, num_tokens)` when a turn is durable, and `on_lost(…)` when
+        eviction has shortened a branch: `num_tokens` of it are still durable, 0 if it is gone; the transaction is
+        committed by then.
         """
         fs = fs or OsFileSystem()
         place = StoreDirectory.claim(directory, fingerprint, fs)
@@ -96,34 +119,14 @@ class WarmStore:
             parts = open_store(place, layout, shard_bytes, fs, clock, described.namespaces)
             parts.ledger.limit_namespaces(settings.namespace_share)
             collect_stale(directory, place.path.name, settings.stale_ttl_s, now=clock(), fs=fs)
-            return cls(parts, settings, clock, parts.budget(settings.disk_bytes, fs))
+            disk_bytes = parts.budget(settings.disk_bytes, fs)
+            return cls(parts, settings, clock=clock, disk_bytes=disk_bytes, on_saved=on_saved, on_lost=on_lost)
         except OSError as error:
             place.release()
             raise refusal(error, f"the store {place.path} cannot be opened: {error}") from error
         except BaseException:
             place.release()
             raise
-
-    @property
-    def on_saved(self) -> OnSaved:
-        """Called by the writer as `on_saved(namespace, agent, branch, num_tokens)` when a turn is durable."""
-        return self.writer.on_saved
-
-    @on_saved.setter
-    def on_saved(self, call: OnSaved) -> None:
-        self.writer.on_saved = call
-
-    @property
-    def on_lost(self) -> OnLost:
-        """Called by the writer as `on_lost(namespace, agent, branch, num_tokens)` when eviction has shortened a branch.
-
-        `num_tokens` of it are still durable, 0 if it is gone; the transaction is committed by then.
-        """
-        return self.writer.room.on_lost
-
-    @on_lost.setter
-    def on_lost(self, call: OnLost) -> None:
-        self.writer.room.on_lost = call
 
     def start(self) -> None:
         """Start the threads."""

@@ -34,7 +34,7 @@ from rekindle.store.index import Index
 from rekindle.store.ledger import BranchKey, Ledger
 from rekindle.store.opening import OpenedStore
 from rekindle.store.purging import prove
-from rekindle.store.room import DiskRoom, ignore
+from rekindle.store.room import DiskRoom, OnLost
 from rekindle.store.staging import StagingBuffer, WaitingBlock
 from rekindle.store.trouble import SaveTrouble
 from rekindle.store.values import SequenceRecord, StoredBlock
@@ -68,14 +68,21 @@ class Writer:
         *,
         disk_bytes: int,
         clock: Clock,
+        on_saved: OnSaved,
+        on_lost: OnLost,
         text_files: Sequence[Path] = (),
     ) -> None:
         self.counts: Counter[str] = Counter()
         self.trouble = SaveTrouble()
         self.room = DiskRoom(
-            parts.ledger, parts.shards, disk_bytes=disk_bytes, counts=self.counts, text_files=text_files
+            parts.ledger,
+            parts.shards,
+            disk_bytes=disk_bytes,
+            counts=self.counts,
+            on_lost=on_lost,
+            text_files=text_files,
         )
-        self.on_saved: OnSaved = ignore
+        self._on_saved = on_saved
         self._parts = parts
         self._ledger = parts.ledger
         self._shards = parts.shards
@@ -259,7 +266,7 @@ class Writer:
         self.counts["turns_saved"] += len(saved)
         self.counts["turns_unsaved"] += len(turns) - len(saved)
         for turn in saved:
-            self.on_saved(turn.namespace, turn.agent, turn.branch, turn.num_tokens)
+            self._on_saved(turn.namespace, turn.agent, turn.branch, turn.num_tokens)
 
     def _take_touched(self) -> dict[BranchKey, float]:
         with self._lock:

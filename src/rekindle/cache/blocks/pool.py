@@ -61,6 +61,7 @@ class BlockPool:
         policy: Policy | str = "lru",
         clock: Callable[[], float] | None = None,
         ttl: float | None = None,
+        on_evict: Callable[[BlockHash], None] | None = None,
         hash_fn: HashFn = block_hash,
         tail_hash_fn: HashFn = tail_hash,
     ) -> None:
@@ -71,7 +72,7 @@ class BlockPool:
         self.block_tokens = block_tokens
         self.hash_fn = hash_fn
         self.tail_hash_fn = tail_hash_fn
-        self.on_evict: Callable[[BlockHash], None] | None = None
+        self._on_evict = on_evict
         self._free = FreeList(num_blocks)
         self._refs = [0] * num_blocks
         self._contents = BlockContents(num_blocks, block_tokens)
@@ -375,8 +376,8 @@ class BlockPool:
     def _empty(self, block: int) -> None:
         """Drop the contents of a cached block that was already removed from the order."""
         removed = self._contents.remove(block)
-        if self.on_evict is not None:
-            self.on_evict(removed)
+        if self._on_evict is not None:
+            self._on_evict(removed)
 
 
 def _is_count(value: Any, least: int) -> bool:

@@ -53,10 +53,11 @@ class Anticipation:
         root: Callable[[str], BlockHash],
         submit: Callable[[IdleWork], None],
         max_context: int,
+        settled: Callable[[GenerationRequest], GenerationRequest] = lambda request: request,
         is_busy: Callable[[], bool] = lambda: False,
         enabled: bool = True,
     ) -> None:
-        self.settled: Callable[[GenerationRequest], GenerationRequest] = lambda request: request
+        self._settled = settled
         self._encoder = encoder
         self._memory = memory
         self._form = form
@@ -127,7 +128,7 @@ class Anticipation:
         if request is None or request.messages is None or not self._memory.book.of(turn.namespace, turn.agent):
             return
         reply = self.sent_back(request, turn.text, turn.opening)
-        settled = self.settled(replace(request, messages=(*request.messages, reply)))
+        settled = self._settled(replace(request, messages=(*request.messages, reply)))
         assert settled.messages is not None
         before = b""
         for probes in likely_probes(settled.messages):

@@ -149,10 +149,6 @@ class RequestBuilder:
             generation.on_cancel(partial(self._cancel, built))
             self._submit(built)
 
-    def settled(self, request: GenerationRequest) -> GenerationRequest:
-        """Return the request with messages and tools as they are rendered."""
-        return self._renderer.settled(request)
-
     def _cancel(self, request: Request) -> None:
         request.cancelled.set()
         self._wake()

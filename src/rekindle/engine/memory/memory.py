@@ -63,8 +63,6 @@ class AgentMemory:
         )
         self.pins = Pins(book, block_tokens=block_tokens, max_blocks=max_pinned_blocks, save=save, now=now)
         self._to_index: list[Branch] = []
-        self._unfindable: list[StoredBranch] = []
-        matcher.index.on_drop = self._unfindable.append
 
     @property
     def has_store(self) -> bool:
@@ -94,9 +92,9 @@ class AgentMemory:
             branch = self._to_index.pop()
             current = self.book.get(branch.namespace, branch.agent, branch.number)
             if current is not None and not isinstance(current, KnownBranch):
-                self._unfindable.clear()
+                self.matcher.index.dropped.clear()
                 self.know(current)
-                if not self._unfindable:
+                if not self.matcher.index.dropped:
                     return True
                 self._to_index.clear()  # the rest would evict branches used more recently
         return False
@@ -148,7 +146,8 @@ class AgentMemory:
 
     def release_ids(self) -> None:
         """Release the ids of durable branches no longer findable by text; call it between two matches."""
-        unfindable, self._unfindable[:] = list(self._unfindable), []
+        dropped = self.matcher.index.dropped
+        unfindable, dropped[:] = list(dropped), []
         for stored in unfindable:
             branch = self.book.get(stored.namespace, stored.agent or "", stored.branch)
             if isinstance(branch, KnownBranch) and branch.ids is stored.ids:
