@@ -10,7 +10,7 @@ Owns the pool, the arena and the loads in flight; only the engine thread calls i
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 import numpy as np
@@ -25,6 +25,18 @@ from rekindle.kv.arena import KVArena
 from rekindle.store.warm import StoredBlock, WarmStore
 
 Attached = Literal["ready", "wait", "short", "loading"]
+
+
+@dataclass(frozen=True, slots=True)
+class Attachment:
+    """What continues a sequence's hot blocks: blocks to load, else a child and how many of its ids are the sequence's.
+
+    `outcome` other than "ready" says why the sequence has to wait.
+    """
+
+    outcome: Literal["ready", "wait", "short"]
+    on_disk: list[StoredBlock] = field(default_factory=list)
+    child: tuple[int, int] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,38 +96,46 @@ class PrefixCache:
         if sequence.reuse == "off":
             return "ready"
         self._bound(sequence.root)
-        size = self.pool.block_tokens
         hot = self.pool.try_reuse_prefix(sequence.root, sequence.ids)
-        following: list[StoredBlock] = []
-        if len(hot) < sequence.num_tokens // size:
-            next_hash = sequence.hash_at(len(hot))
-            if next_hash in self.loads or next_hash in computing:
-                self.pool.release_all(hot)
-                return "wait"
-            following = self._warm(sequence, len(hot))
-        rest = sequence.ids[len(hot) * size : (len(hot) + 1) * size]
-        parent = sequence.parent_of(len(hot))
-        child = self.pool.find_child(parent, rest) if len(rest) else None
-        if not following and self._store is not None and (child[1] if child else 0) < len(rest):
-            nearest = self._store.child(parent, rest)
-            if nearest is not None and nearest[1] > (child[1] if child else 0):
-                if nearest[0].identity.hash in self.loads:
-                    self.pool.release_all(hot)
-                    return "wait"
-                if nearest[0].identity.hash not in sequence.tried_loads:
-                    following = [nearest[0]]
-        if following and not alone:
-            fitting = self._fitting(sequence, following, len(hot))
-            if fitting is None:
-                self.pool.release_all(hot)
-                return "short"
-            following = fitting
-        if following and self._store is not None and self.loads.start(self._store, sequence, hot, following):
+        found = self._find_rest(sequence, len(hot), computing, alone=alone)
+        if found.outcome != "ready":
+            self.pool.release_all(hot)
+            return found.outcome
+        if found.on_disk and self._store is not None and self.loads.start(self._store, sequence, hot, found.on_disk):
             return "loading"
-        if child is not None:
-            self.pool.share(child[0])
-        self._adopt(sequence, hot, child)
+        if found.child is not None:
+            self.pool.share(found.child[0])
+        self._adopt(sequence, hot, found.child)
         return "ready"
+
+    def _find_rest(
+        self, sequence: Sequence, num_hot: int, computing: Collection[BlockHash], *, alone: bool
+    ) -> Attachment:
+        """Find what continues the hot blocks of a sequence, without taking a reference."""
+        size = self.pool.block_tokens
+        on_disk: list[StoredBlock] = []
+        if num_hot < sequence.num_tokens // size:
+            next_hash = sequence.hash_at(num_hot)
+            if next_hash in self.loads or next_hash in computing:
+                return Attachment("wait")
+            on_disk = self._warm(sequence, num_hot)
+        rest = sequence.ids[num_hot * size : (num_hot + 1) * size]
+        parent = sequence.parent_of(num_hot)
+        child = self.pool.find_child(parent, rest) if len(rest) else None
+        num_shared = child[1] if child else 0
+        if not on_disk and self._store is not None and num_shared < len(rest):
+            nearest = self._store.child(parent, rest)
+            if nearest is not None and nearest[1] > num_shared:
+                if nearest[0].identity.hash in self.loads:
+                    return Attachment("wait")
+                if nearest[0].identity.hash not in sequence.tried_loads:
+                    on_disk = [nearest[0]]
+        if on_disk and not alone:
+            fitting = self._fitting(sequence, on_disk, num_hot)
+            if fitting is None:
+                return Attachment("short")
+            on_disk = fitting
+        return Attachment("ready", on_disk, child)
 
     def share_prompt(self, sequence: Sequence, computed: Sequence) -> None:
         """Give a sequence the blocks of one that has computed the same prompt; the first to write copies the tail."""
