@@ -20,9 +20,9 @@ def group() -> None:
     """Compare a change with the one before it, on this machine: for developers."""
 
 
-@app.command("session")
+@app.command("coding-day")
 @with_settings(only=("kv", "threads", "hot_bytes", "block_tokens"))
-def bench_session(
+def bench_coding_day(
     settings: Settings,
     behaviour: Annotated[list[str] | None, typer.Option(help="chat template; may be repeated [all]")] = None,
     arm: Annotated[
@@ -36,12 +36,12 @@ def bench_session(
     out: Annotated[Path | None, typer.Option(help="append JSON lines here")] = None,
 ) -> int:
     """A coding agent's session on six chat templates: how much of each prompt was reused, and why not more."""
-    from benchmarks.session.agent import SessionPlan
-    from benchmarks.session.bench import SessionBench, run_session_bench
+    from benchmarks.coding_day.agent import SessionPlan
+    from benchmarks.coding_day.bench import CodingDayBench, run_coding_day_bench
 
     chosen = tuple(behaviour or ()), tuple(arm or ())
-    return run_session_bench(
-        settings, SessionBench(SessionPlan(turns, seed), *chosen, checks, by_turn, log, out), console()
+    return run_coding_day_bench(
+        settings, CodingDayBench(SessionPlan(turns, seed), *chosen, checks, by_turn, log, out), console()
     )
 
 

@@ -8,11 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks.session.bench import write_model
-from benchmarks.session.model_script import Script, State
-from benchmarks.session.script import script_of
-from benchmarks.session.templates import BEHAVIOURS, Behaviour, behaviour
-from benchmarks.session.texts import Texts
+from benchmarks.coding_day.bench import write_model
+from benchmarks.coding_day.model_script import Script, State
+from benchmarks.coding_day.script import script_of
+from benchmarks.coding_day.templates import BEHAVIOURS, Behaviour, behaviour
+from benchmarks.coding_day.texts import Texts
 from rekindle import Engine
 from rekindle.engine.types import GenerationRequest
 from rekindle.model.params import SamplingParams

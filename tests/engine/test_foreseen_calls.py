@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.session.script import script_of
-from benchmarks.session.scripted import write_scripted_model
-from benchmarks.session.templates import BEHAVIOURS, Behaviour
-from benchmarks.session.texts import Texts
+from benchmarks.coding_day.script import script_of
+from benchmarks.coding_day.scripted import write_scripted_model
+from benchmarks.coding_day.templates import BEHAVIOURS, Behaviour
+from benchmarks.coding_day.texts import Texts
 from rekindle.engine.api import Engine
 from rekindle.engine.types import ChatResult, GenerationRequest, Reuse
 from rekindle.model.params import SamplingParams

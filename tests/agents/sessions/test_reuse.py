@@ -1,6 +1,6 @@
 """What of each turn's prompt is computed again, on six kinds of templates, and that a session says where it must be.
 
-The model is scripted (`benchmarks/session/scripted`): it thinks and answers in the form of each template, with words
+The model is scripted (`benchmarks/coding_day/scripted`): it thinks and answers in the form of each template, with words
 that depend on the KV of the whole prompt.
 """
 
@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 
-from benchmarks.session.model_script import Script, State
-from benchmarks.session.script import script_of
-from benchmarks.session.scripted import write_scripted_model
-from benchmarks.session.templates import BEHAVIOURS, Behaviour, behaviour
-from benchmarks.session.texts import Texts
+from benchmarks.coding_day.model_script import Script, State
+from benchmarks.coding_day.script import script_of
+from benchmarks.coding_day.scripted import write_scripted_model
+from benchmarks.coding_day.templates import BEHAVIOURS, Behaviour, behaviour
+from benchmarks.coding_day.texts import Texts
 from rekindle import Engine
 from rekindle.agents.machine.types import Participant, Plan
 from rekindle.agents.sessions.coordinator import Coordinator, SessionInfo

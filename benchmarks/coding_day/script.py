@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from benchmarks.session.model_script import Script, State
-from benchmarks.session.templates import Behaviour
+from benchmarks.coding_day.model_script import Script, State
+from benchmarks.coding_day.templates import Behaviour
 
 WAYS = 4  # alternative words at each place
 REASONING_WORDS, SENTENCE_WORDS, ANSWER_WORDS = 21, 4, 8

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.session.model_script import Script
+from benchmarks.coding_day.model_script import Script
 
 MOST_TOKENS = 4000  # of the conversation
 MOST_TEXT_TOKENS = 200  # of the text between two replies

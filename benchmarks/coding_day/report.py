@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from rich import box
 from rich.table import Table
 
-from benchmarks.session.agent import Request
-from benchmarks.session.client import Heard
+from benchmarks.coding_day.agent import Request
+from benchmarks.coding_day.client import Heard
 from rekindle.harness.record import Measurement
 
 

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, Literal
 
-from benchmarks.session.client import PATH, Block, Heard, Identity
-from benchmarks.session.texts import HELPER_TOOLS, Texts
+from benchmarks.coding_day.client import PATH, Block, Heard, Identity
+from benchmarks.coding_day.texts import HELPER_TOOLS, Texts
 from rekindle.errors import ConfigError
 
 EVENING = datetime(2026, 11, 20, 21, 40)

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from benchmarks.session.agent import MIN_TURNS, REMIND_EVERY, Request, Session, SessionPlan
-from benchmarks.session.client import Heard
+from benchmarks.coding_day.agent import MIN_TURNS, REMIND_EVERY, Request, Session, SessionPlan
+from benchmarks.coding_day.client import Heard
 from rekindle.errors import ConfigError
 
 

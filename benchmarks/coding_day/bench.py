@@ -1,6 +1,6 @@
 """Forty turns of a coding agent on six chat templates, and how much of each prompt was reused.
 
-    python -m benchmarks session --behaviour all --arm all --log session.jsonl
+    python -m benchmarks coding-day --behaviour all --arm all --log requests.jsonl
 
 A client that behaves like a coding agent talks to /v1/messages of a real server: tools, thinking, sub-agents, an
 attribution line that changes in every request, a midnight. The model is scripted (`scripted`): its replies are
@@ -19,14 +19,14 @@ from typing import Any
 
 from rich.console import Console
 
-from benchmarks.session.agent import Request, Session, SessionPlan
-from benchmarks.session.client import Heard, MessagesClient
-from benchmarks.session.report import Checked, Exchange, Replayed, measurements, totals_table, turns_table
-from benchmarks.session.script import script_of
-from benchmarks.session.scripted import write_scripted_model
-from benchmarks.session.server import SessionClock, serving
-from benchmarks.session.templates import BEHAVIOURS, Behaviour
-from benchmarks.session.texts import Texts
+from benchmarks.coding_day.agent import Request, Session, SessionPlan
+from benchmarks.coding_day.client import Heard, MessagesClient
+from benchmarks.coding_day.report import Checked, Exchange, Replayed, measurements, totals_table, turns_table
+from benchmarks.coding_day.script import script_of
+from benchmarks.coding_day.scripted import write_scripted_model
+from benchmarks.coding_day.server import SessionClock, serving
+from benchmarks.coding_day.templates import BEHAVIOURS, Behaviour
+from benchmarks.coding_day.texts import Texts
 from rekindle.config import MiB, Settings
 from rekindle.errors import ConfigError
 from rekindle.harness.client import Client
@@ -43,7 +43,7 @@ ARMS: Mapping[str, Mapping[str, Any]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class SessionBench:
+class CodingDayBench:
     """What to run: behaviours (empty: all) and arms (empty: the first) by name, number of replies to check, outputs.
 
     `log` receives the bodies sent in all sessions, one after another, for `rekindle analyze`.
@@ -77,7 +77,7 @@ class SessionBench:
         return [name for name in ARMS if "all" in wanted or name in wanted]
 
 
-def run_session_bench(settings: Settings, options: SessionBench, console: Console) -> int:
+def run_coding_day_bench(settings: Settings, options: CodingDayBench, console: Console) -> int:
     """Run every session, print its turns and all totals; return 0 if all checked replies are equal, else 1."""
     done: list[Replayed] = []
     if options.log is not None:
@@ -95,7 +95,7 @@ def run_session_bench(settings: Settings, options: SessionBench, console: Consol
     given = {"turns": options.plan.turns, "seed": options.plan.seed, "checks": options.checks}
     if options.out is not None:
         found = [each for replayed in done for each in measurements(replayed)]
-        deliver(found, Origin.here("session", given), options.out, console)
+        deliver(found, Origin.here("coding-day", given), options.out, console)
     return 0 if all(replayed.num_equal == len(replayed.checked) for replayed in done) else 1
 
 
@@ -107,7 +107,7 @@ def _append(log: Path, replayed: Replayed) -> None:
 
 def replay(behaviour: Behaviour, arm: str, settings: Settings, *, plan: SessionPlan, checks: int) -> Replayed:
     """Run one session from an empty store; compare `checks` of its replies, evenly spread, with reuse off."""
-    with tempfile.TemporaryDirectory(prefix="rekindle-session-") as name:
+    with tempfile.TemporaryDirectory(prefix="rekindle-coding-day-") as name:
         directory = Path(name)
         model = write_model(behaviour, directory / behaviour.name, seed=plan.seed)
         changed = replace(

@@ -21,8 +21,8 @@ import torch
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from benchmarks.session.balance import balance
-from benchmarks.session.model_script import Script, State
+from benchmarks.coding_day.balance import balance
+from benchmarks.coding_day.model_script import Script, State
 
 HIDDEN, HEAD, NUM_HEADS, NUM_KV_HEADS, NUM_LAYERS = 512, 64, 8, 2, 2
 MOST_LOOKING = NUM_HEADS // NUM_KV_HEADS  # heads that look back; they share one KV head

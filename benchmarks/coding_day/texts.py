@@ -10,7 +10,7 @@ import random
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from benchmarks.session.script import RESULT_ENDS
+from benchmarks.coding_day.script import RESULT_ENDS
 
 _WHEN = (
     "Before you change a file", "When a test fails", "When a command prints a warning", "If the task is not clear",

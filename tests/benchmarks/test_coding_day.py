@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from benchmarks.coding_day.agent import Request, SessionPlan
+from benchmarks.coding_day.bench import ARMS, CodingDayBench, replay, spread
+from benchmarks.coding_day.client import Heard, Identity
+from benchmarks.coding_day.report import Checked, Exchange, Replayed, measurements, share
+from benchmarks.coding_day.templates import BEHAVIOURS, Behaviour, behaviour
 from benchmarks.commands import app
-from benchmarks.session.agent import Request, SessionPlan
-from benchmarks.session.bench import ARMS, SessionBench, replay, spread
-from benchmarks.session.client import Heard, Identity
-from benchmarks.session.report import Checked, Exchange, Replayed, measurements, share
-from benchmarks.session.templates import BEHAVIOURS, Behaviour, behaviour
 from rekindle.config import Settings
 from rekindle.errors import ConfigError
 
@@ -63,9 +63,9 @@ def test_what_is_anticipated_is_not_computed_again() -> None:
 
 
 def test_the_command_writes_a_log_and_lines(tmp_path: Path) -> None:
-    log, out = tmp_path / "session.jsonl", tmp_path / "bench.jsonl"
+    log, out = tmp_path / "requests.jsonl", tmp_path / "bench.jsonl"
     given = ["--turns", "4", "--behaviour", "dated", "--checks", "1", "--log", str(log), "--out", str(out)]
-    result = CliRunner(env={"COLUMNS": "220"}).invoke(app, ["session", *given])
+    result = CliRunner(env={"COLUMNS": "220"}).invoke(app, ["coding-day", *given])
     assert result.exit_code == 0, result.output
     assert "dated, as served" in result.output and "1 of 1" in result.output and "adds up" in result.output
     lines = [json.loads(line) for line in log.read_text().splitlines()]
@@ -77,13 +77,13 @@ def test_the_command_writes_a_log_and_lines(tmp_path: Path) -> None:
 @pytest.mark.parametrize("given", [{"behaviours": ("appendix",)}, {"arms": ("off",)}])
 def test_unknown_names_are_refused_with_the_known_ones(given: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match="must be all or some of"):
-        SessionBench(SessionPlan(), **given)
+        CodingDayBench(SessionPlan(), **given)
 
 
 def test_all_names_can_be_asked_for() -> None:
-    options = SessionBench(SessionPlan(), behaviours=("all",), arms=("all",))
+    options = CodingDayBench(SessionPlan(), behaviours=("all",), arms=("all",))
     assert options.chosen_behaviours() == list(BEHAVIOURS) and options.chosen_arms() == list(ARMS)
-    assert SessionBench(SessionPlan(), behaviours=("dated", "append")).chosen_behaviours() == [
+    assert CodingDayBench(SessionPlan(), behaviours=("dated", "append")).chosen_behaviours() == [
         behaviour("append"),
         behaviour("dated"),
     ]
