@@ -480,11 +480,11 @@ MUTANTS = (
         "tests/server/test_responses_full.py::test_the_end_of_an_answer_waits_until_the_response_is_durable[whole]",
     ),
     one(
-        "blocks that cannot be saved are evicted",
+        "blocks that cannot be saved are offloaded",
         "engine/agent_admin.py",
         "if parts.store is not None and (unsaved or not is_flushed):",
         "if parts.store is not None and not is_flushed:",
-        "tests/engine/test_refusing_disk.py::test_evicting_what_cannot_be_saved_drops_nothing",
+        "tests/engine/test_refusing_disk.py::test_offloading_what_cannot_be_saved_drops_nothing",
     ),
     one(
         "a fork that the disk refuses stays registered",

@@ -10,6 +10,7 @@ import inspect
 import textwrap
 from collections.abc import Iterator
 from dataclasses import fields
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -93,7 +94,9 @@ def _described(member: Any) -> str:
 
 
 def _members(node: ast.ClassDef) -> Iterator[str]:
-    for each in node.body:
+    for each, following in zip_longest(node.body, node.body[1:]):
+        if isinstance(each, ast.Assign) and isinstance(following, ast.Expr):  # an alias and its docstring
+            yield f"**`{ast.unparse(each)}`**\n\n{ast.literal_eval(following.value)}\n\n"
         if not isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef) or each.name.startswith("_"):
             continue
         is_property = any(ast.unparse(mark) == "property" for mark in each.decorator_list)

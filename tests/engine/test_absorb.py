@@ -152,12 +152,12 @@ def test_a_purge_leaves_no_byte_of_it(start: Start, tmp_path: Path, spoken: bool
     engine.check()
 
 
-@pytest.mark.parametrize("forget", ["evict", "delete"])
+@pytest.mark.parametrize("forget", ["offload", "delete"])
 def test_who_is_taken_out_of_memory_leaves_nothing_of_it_there(start: Start, forget: str) -> None:
     engine, history = start(), [SYSTEM]
     begin(engine, "ada", history)
     take_in(engine, "ada", history, SAID)
-    engine.evict("ada") if forget == "evict" else engine.delete("ada")
+    engine.offload("ada") if forget == "offload" else engine.delete("ada")
     assert engine.stats().num_cached_blocks == 0
     engine.check()
 
@@ -165,8 +165,8 @@ def test_who_is_taken_out_of_memory_leaves_nothing_of_it_there(start: Start, for
 def test_an_open_end_of_what_is_remembered_is_gone_on_from(start: Start) -> None:
     engine, history = start(min_reuse_tokens=1), [SYSTEM]
     begin(engine, "ada", history)
-    engine.warm("ada", [*history, user(SAID[:60])], open_end=True)
-    engine.warm("ada", [*history, user(SAID)], open_end=True)
+    engine.prefill("ada", [*history, user(SAID[:60])], open_end=True)
+    engine.prefill("ada", [*history, user(SAID)], open_end=True)
     assert engine.agent_info("ada").branches == 1, "the second one goes on from the first"
     engine.flush()
     engine = start(min_reuse_tokens=1)

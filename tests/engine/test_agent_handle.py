@@ -6,6 +6,8 @@ import asyncio
 
 import pytest
 
+from rekindle.engine.agent import Agent
+from rekindle.engine.api import Engine
 from rekindle.engine.types import Delta
 from rekindle.errors import BadRequest, NotFound, RekindleError
 from tests.engine.conftest import Start
@@ -24,7 +26,7 @@ def test_a_handle_chats_forks_and_looks(start: Start) -> None:
     more = [*HELLO, {"role": "assistant", "content": said.text}, *HELLO]
     assert ada.generate("Once upon", temperature=0, max_tokens=2).report.completion_tokens == 2
     assert ada.stream(more, temperature=0, max_tokens=3).result().report.source == "own"
-    assert ada.warm(more).prompt_tokens > 0 and ada.prefetch().computed_tokens == 0
+    assert ada.prefill(more).prompt_tokens > 0 and ada.load().computed_tokens == 0
     eve = ada.fork("eve")
     assert (eve.id, eve.namespace) == ("eve", "team") and eve.info().num_tokens == ada.info().num_tokens
     assert eve.rewind() < ada.info().num_tokens
@@ -40,12 +42,18 @@ def test_a_handle_keeps_drops_and_forgets(start: Start) -> None:
     ada.pin()
     assert ada.info().pinned_until == float("inf") == engine.agent_info("ada").pinned_until
     ada.unpin()
-    assert ada.info().pinned_until is None and ada.evict() > 0 and ada.info().hot_tokens == 0
+    assert ada.info().pinned_until is None and ada.offload() > 0 and ada.info().hot_tokens == 0
     ada.fork("eve").delete()
     with pytest.raises(NotFound):
         engine.agent_info("eve")
     assert ada.purge().agent == "ada" and engine.agents() == []
     engine.check()
+
+
+def test_old_names_are_the_same_methods() -> None:
+    for owner in (Agent, Engine):
+        assert (owner.warm, owner.prefetch, owner.evict) == (owner.prefill, owner.load, owner.offload)
+    assert Engine.warming == Engine.prefilling
 
 
 def test_why_has_the_last_reports_and_forgets_with_the_agent(start: Start) -> None:
@@ -54,7 +62,7 @@ def test_why_has_the_last_reports_and_forgets_with_the_agent(start: Start) -> No
     with pytest.raises(NotFound):
         ada.why()
     reports = [ada.chat(HELLO, temperature=0, max_tokens=3).report for _ in range(9)]
-    ada.warm(HELLO)
+    ada.prefill(HELLO)
     assert ada.why() == reports[:0:-1], "eight, the newest first, of replies alone"
     assert ada.why()[0].outcome == "exact"
     other = [{"role": "user", "content": "Something else, and nothing of what was said before."}]

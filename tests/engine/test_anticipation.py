@@ -222,7 +222,7 @@ def test_nothing_is_foreseen_of_what_was_cancelled_forgotten_or_asked_as_text(st
     endless = engine.stream("cleo", [{"role": "user", "content": "Hi"}], ignore_eos=True)
     next(iter(endless))
     endless.cancel()
-    engine.warm("dora", [{"role": "user", "content": SYSTEM}])
+    engine.prefill("dora", [{"role": "user", "content": SYSTEM}])
     assert until_idle(engine).num_anticipations == 0
 
 
@@ -236,11 +236,11 @@ def test_a_purged_agent_leaves_nothing_foreseen(start: Start, tiny_llama: Path, 
     assert (stats.num_cached_blocks, stats.num_held_blocks) == (0, 0)
 
 
-def test_an_evicted_agent_leaves_memory_with_what_was_foreseen(start: Start, tiny_llama: Path, tmp_path: Path) -> None:
+def test_an_offloaded_agent_and_what_was_foreseen_leave_memory(start: Start, tiny_llama: Path, tmp_path: Path) -> None:
     model = with_template(tiny_llama, REWRITING["trimmed and dated"], tmp_path / "model")
     engine = start(model, anticipate="on", min_reuse_tokens=1)
     engine.chat("ada", [{"role": "user", "content": SYSTEM}], temperature=0.0, max_tokens=24)
     assert until_idle(engine).num_anticipations == 1
-    engine.evict("ada")
+    engine.offload("ada")
     assert engine.agent_info("ada").hot_tokens == 0
     assert engine.stats().num_cached_blocks == 0

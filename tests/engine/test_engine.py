@@ -84,14 +84,14 @@ def test_a_restart_finds_every_agent_warm(start: Start) -> None:
     again.check()
 
 
-def test_evicted_to_disk_and_back(start: Start) -> None:
+def test_offloaded_to_disk_and_back(start: Start) -> None:
     engine, history = start(), [SYSTEM]
     talk(engine, "ada", history, "Hello!")
-    assert engine.evict("ada") > 0
+    assert engine.offload("ada") > 0
     assert engine.agent_info("ada").hot_tokens == 0
     assert talk(engine, "ada", history, "Still there?").report.warm_tokens > 0
     with pytest.raises(NotFound, match="nobody"):
-        engine.evict("nobody")
+        engine.offload("nobody")
 
 
 def test_fork_shares_and_rewind_takes_back(start: Start) -> None:
@@ -261,7 +261,7 @@ def test_misses_say_why(start: Start, tmp_path: Path) -> None:
 def test_blocks_that_are_gone_everywhere_are_named_as_the_cause(start: Start) -> None:
     engine, history = start(store="off"), [SYSTEM]
     talk(engine, "ada", history, "Hello!")
-    assert engine.evict("ada") > 0  # without a store, out of memory is gone
+    assert engine.offload("ada") > 0  # without a store, out of memory is gone
     report = talk(engine, "ada", history, "Still there?").report
     assert report.outcome == "miss" and report.explanation is not None
     assert report.explanation.cause == "evicted"

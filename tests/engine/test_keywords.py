@@ -38,7 +38,7 @@ def test_a_misspelled_option_names_the_one_meant(start: Start) -> None:
     with pytest.raises(TypeError, match=r"generate\(\) got an unexpected keyword argument 'tools'$"):
         engine.generate("Hello!", tools=[])
     with pytest.raises(TypeError, match=r"'open_ends'; did you mean open_end\?"):
-        engine.warm("ada", HELLO, open_ends=True)
+        engine.prefill("ada", HELLO, open_ends=True)
 
 
 def test_plain_text_and_ids_are_completed_without_a_template(start: Start) -> None:

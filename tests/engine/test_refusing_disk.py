@@ -115,16 +115,16 @@ def test_a_change_that_the_disk_refuses_changes_nothing(start: Start, change: st
     assert ("eve" in stored(engine)) == (change == "fork")
 
 
-def test_evicting_what_cannot_be_saved_drops_nothing(start: Start) -> None:
+def test_offloading_what_cannot_be_saved_drops_nothing(start: Start) -> None:
     engine = start()
     said = two_turns(engine)
     with refused(engine, "INSERT ON block"):
         unsaved_turn(engine, said)
         before = state(engine)
-        with pytest.raises(StoreError, match="none of it was evicted from memory"):
-            engine.evict("ada")
+        with pytest.raises(StoreError, match="none of it was offloaded"):
+            engine.offload("ada")
         assert state(engine) == before
-    assert engine.evict("ada") > 0, "saved once the disk takes it"
+    assert engine.offload("ada") > 0, "saved once the disk takes it"
     info = engine.agent_info("ada")
     assert info.saved_tokens == info.num_tokens and info.warm_tokens > 0
     engine.check()
@@ -135,7 +135,7 @@ def test_an_agent_of_which_nothing_can_be_saved_is_neither_pinned_nor_forked(sta
     with refused(engine, "INSERT ON block"):
         engine.chat("ada", FIRST, max_tokens=5, temperature=0)
         before = state(engine)
-        for change in (CHANGES["pin"], CHANGES["fork"], lambda engine: engine.evict("ada")):
+        for change in (CHANGES["pin"], CHANGES["fork"], lambda engine: engine.offload("ada")):
             with pytest.raises(StoreError, match="cannot be saved"):
                 change(engine)
             assert state(engine) == before
@@ -164,14 +164,14 @@ def test_a_deletion_that_the_disk_refuses_keeps_what_is_not_saved(start: Start, 
     engine.check()
 
 
-@pytest.mark.parametrize("change", ["evict", "fork", "rewind", "pin"])
+@pytest.mark.parametrize("change", ["offload", "fork", "rewind", "pin"])
 def test_a_store_that_was_taken_away_keeps_nothing(start: Start, tmp_path: Path, change: str) -> None:
     engine = start()
     two_turns(engine)
     hot = engine.agent_info("ada").hot_tokens
     shutil.rmtree(tmp_path / "store")
     with pytest.raises(StoreError, match="removed"):
-        engine.evict("ada") if change == "evict" else CHANGES[change](engine)
+        engine.offload("ada") if change == "offload" else CHANGES[change](engine)
     assert engine.agent_info("ada").hot_tokens == hot
     assert engine.agent_info("ada").pinned_until is None
 

@@ -110,7 +110,7 @@ def test_the_caller_is_not_told_of_a_miss(start: Start, has_memories: bool) -> N
 def test_a_little_of_it_is_a_miss_for_an_agent_with_other_memories(start: Start) -> None:
     engine, text = start(), "The red box holds 4711 screws. "
     engine.chat("bob", [{"role": "user", "content": "1 2 3"}], temperature=0.0, max_tokens=3)
-    engine.warm("ada", [{"role": "user", "content": text * 2}])
+    engine.prefill("ada", [{"role": "user", "content": text * 2}])
     engine.delete("ada")
     report = engine.chat("bob", [{"role": "user", "content": text * 20}], temperature=0.0, max_tokens=3).report
     assert report.outcome == "miss"

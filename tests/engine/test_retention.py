@@ -217,7 +217,7 @@ def test_a_turn_that_is_there_already_keeps_its_agent_on_disk(start: Start) -> N
         talk(engine, f"agent-{number}", [user(f"Number {number} says this. " * 8)], "Hm?")
         engine.flush()
         assert engine.agent_info("loyal").saved_tokens == engine.agent_info("loyal").num_tokens
-    assert engine.evict("loyal") > 0
+    assert engine.offload("loyal") > 0
     report = engine.chat("loyal", prompt, temperature=0.0, max_tokens=4).report
     assert report.outcome == "exact" and report.computed_tokens < 20
 

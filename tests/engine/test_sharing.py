@@ -72,8 +72,8 @@ def test_an_engine_tells_it_of_one_agent(start: Start) -> None:
     assert later.shared_tokens >= 48 and later.shared_with == ("bob", UNNAMED)
     for each in info.branch_infos:
         assert each.hot_tokens == each.saved_tokens == each.num_tokens and each.warm_tokens == 0
-    engine.evict("ada")
-    engine.evict("bob")
+    engine.offload("ada")
+    engine.offload("bob")
     assert [each.warm_tokens for each in engine.agent_info("ada").branch_infos] != [0, 0]
     engine = start()
     again = engine.agent_info("ada")

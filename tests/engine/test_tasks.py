@@ -20,7 +20,7 @@ def test_a_prompt_computed_ahead_is_a_memory_without_a_reply(start: Start) -> No
     engine = start()
     result = engine.submit(GenerationRequest(token_ids=tuple(range(20, 90)), agent="bob", task="prefill")).result()
     assert (result.text, result.token_ids, result.finish_reason) == ("", (), "stop")
-    report = engine.warm("ada", ASKED)
+    report = engine.prefill("ada", ASKED)
     assert (report.outcome, report.completion_tokens, report.reused_tokens) == ("miss", 0, 0)
     assert engine.agent_info("ada").num_tokens == report.prompt_tokens == report.computed_tokens
     asked = engine.chat("ada", ASKED, temperature=0.0, max_tokens=4).report
@@ -31,15 +31,15 @@ def test_a_prompt_computed_ahead_is_a_memory_without_a_reply(start: Start) -> No
 
 def test_what_is_there_is_not_computed_again(start: Start) -> None:
     engine = start()
-    first = engine.warm("ada", ASKED)
-    again = engine.warm("ada", ASKED)
+    first = engine.prefill("ada", ASKED)
+    again = engine.prefill("ada", ASKED)
     assert (again.outcome, again.reused_tokens, again.computed_tokens) == ("exact", first.prompt_tokens, 0)
     assert engine.stats().prompt_tokens == 2 * first.prompt_tokens
 
 
 def test_of_a_system_prompt_what_all_continuations_share_is_computed(start: Start) -> None:
     engine = start()
-    report = engine.warm("ada", ASKED[:1])
+    report = engine.prefill("ada", ASKED[:1])
     asked = engine.chat("bob", ASKED, temperature=0.0, max_tokens=4)
     assert asked.report.reused_tokens == report.prompt_tokens
     assert tuple(asked.prompt_ids[: report.prompt_tokens]) == tuple(engine.submit(
@@ -49,7 +49,7 @@ def test_of_a_system_prompt_what_all_continuations_share_is_computed(start: Star
     assert SYSTEM.strip()[-10:] not in engine.encoder.decode(rest)
 
 
-@pytest.mark.parametrize("after", ["restart", "eviction"])
+@pytest.mark.parametrize("after", ["restart", "offload"])
 def test_what_is_stored_comes_back_into_memory(start: Start, after: str) -> None:
     engine = start()
     said = engine.chat("ada", ASKED, temperature=0.0, max_tokens=9)
@@ -57,16 +57,16 @@ def test_what_is_stored_comes_back_into_memory(start: Start, after: str) -> None
     if after == "restart":
         engine = start()
     else:
-        engine.evict("ada")
+        engine.offload("ada")
     before, known = engine.stats(), engine.agent_info("ada")
     assert known.hot_tokens == 0
-    report = engine.prefetch("ada")
+    report = engine.load("ada")
     assert (report.reused_tokens, report.warm_tokens) == (known.num_tokens, known.num_tokens)
     assert (report.computed_tokens, report.completion_tokens) == (0, 0)
     stats, info = engine.stats(), engine.agent_info("ada")
     assert (stats.num_steps, stats.prompt_tokens) == (before.num_steps, before.prompt_tokens), "nothing was computed"
     assert (info.hot_tokens, info.branches, info.last_use) == (known.num_tokens, 1, known.last_use)
-    again = engine.prefetch("ada")
+    again = engine.load("ada")
     assert (again.hot_tokens, again.warm_tokens) == (known.num_tokens, 0)
     report = engine.chat("ada", [*ASKED, {"role": "assistant", "content": said.text}, {"role": "user", "content": "?"}],
                          temperature=0.0, max_tokens=2).report  # fmt: skip
@@ -76,11 +76,11 @@ def test_what_is_stored_comes_back_into_memory(start: Start, after: str) -> None
 
 def test_as_much_comes_as_memory_has_room_for(start: Start) -> None:
     engine = start()
-    engine.warm("ada", [{"role": "user", "content": "The red box holds 4711 screws. " * 12}])
+    engine.prefill("ada", [{"role": "user", "content": "The red box holds 4711 screws. " * 12}])
     engine.flush()
     num_tokens, block_bytes = engine.agent_info("ada").num_tokens, engine.stats().block_bytes
     engine = start(hot_bytes=6 * block_bytes)
-    report = engine.prefetch("ada")
+    report = engine.load("ada")
     num_blocks = engine.stats().num_blocks
     assert num_tokens > num_blocks * 16 and report.warm_tokens == num_blocks * 16
     assert report.computed_tokens == num_tokens - report.warm_tokens
@@ -111,9 +111,9 @@ def test_beside_others_it_takes_half_of_what_they_leave(tiny_llama: Path, tmp_pa
 def test_what_cannot_be_is_refused(start: Start) -> None:
     engine = start(max_context=100)
     with pytest.raises(NotFound):
-        engine.prefetch("nobody")
+        engine.load("nobody")
     with pytest.raises(PromptTooLong):
-        engine.warm("ada", [{"role": "user", "content": "screws " * 200}])
+        engine.prefill("ada", [{"role": "user", "content": "screws " * 200}])
     with pytest.raises(BadRequest):
         engine.submit(GenerationRequest(token_ids=(), agent="ada", task="prefill")).result()
     assert engine.agents() == []

@@ -70,11 +70,14 @@ class Agent:
         """Continue a text or ids u32 [n], with options as in `Engine.generate`."""
         return self._submit(text_request(prompt, self.id, self.namespace, **options)).result()
 
-    def warm(self, messages: Messages, **options: Unpack[PrefillKeywords]) -> Report:
-        """Compute and remember a prompt and wait for it, as `Engine.warming` does; return its report."""
+    def prefill(self, messages: Messages, **options: Unpack[PrefillKeywords]) -> Report:
+        """Compute and remember a prompt and wait for it, as `Engine.prefilling` does; return its report."""
         return self._submit(prefill_request(messages, self.id, self.namespace, **options)).result().report
 
-    def prefetch(self) -> Report:
+    warm = prefill
+    """Old name of `prefill`."""
+
+    def load(self) -> Report:
         """Load what is stored of the branch used last into memory, as far as it fits; compute nothing.
 
         `computed_tokens` of the report is what would have to be computed.
@@ -82,6 +85,9 @@ class Agent:
         ids = agent_admin.latest_ids(self._parts(), self.namespace, self.id)
         request = GenerationRequest(token_ids=ids, agent=self.id, namespace=self.namespace, task="load")
         return self._submit(request).result().report
+
+    prefetch = load
+    """Old name of `load`."""
 
     def fork(self, target: str) -> Agent:
         """Give `target` everything this agent remembers and return it; no KV is copied. Durable when this returns.
@@ -113,12 +119,15 @@ class Agent:
             self.info()
         return reports
 
-    def evict(self) -> int:
+    def offload(self) -> int:
         """Make it durable and evict its blocks from memory, unless they are shared; return how many.
 
         StoreError if not all of it can be saved: then nothing is evicted.
         """
-        return agent_admin.evict(self._parts(), self.namespace, self.id)
+        return agent_admin.offload(self._parts(), self.namespace, self.id)
+
+    evict = offload
+    """Old name of `offload`."""
 
     def delete(self) -> None:
         """Forget it on every tier; blocks shared with others stay."""

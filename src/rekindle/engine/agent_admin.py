@@ -1,4 +1,4 @@
-"""Administration of a running engine's agents: inspect, pin, evict, fork, rewind, delete, purge.
+"""Administration of a running engine's agents: inspect, pin, offload, fork, rewind, delete, purge.
 
 Each operation calls the intake, then the engine, and waits for the store if it must be durable: what the store refuses
 is undone, so that nothing has changed. Called from any thread except the engine's own.
@@ -110,20 +110,20 @@ def latest_ids(parts: Components, namespace: str, agent: str) -> tuple[int, ...]
     return tuple(branches[0].ids.tolist())
 
 
-def evict(parts: Components, namespace: str, agent: str) -> int:
+def offload(parts: Components, namespace: str, agent: str) -> int:
     """Make an agent durable and evict its blocks from memory, unless they are shared; return how many.
 
     StoreError if not all of it can be saved, and then nothing is evicted.
     """
     _check_place(parts)
-    branches = parts.intake.call(lambda: parts.agent_commands.branches_to_evict(namespace, agent)).result()
+    branches = parts.intake.call(lambda: parts.agent_commands.branches_to_offload(namespace, agent)).result()
     if not branches:
         raise NotFound(f"no agent {agent!r}", param="agent")
     _save_rest(parts, namespace, agent)
     is_flushed = parts.flush(FLUSH_S)
     unsaved = parts.intake.call(lambda: parts.agent_commands.unsaved(namespace, agent)).result()
     if parts.store is not None and (unsaved or not is_flushed):
-        raise _not_saved(agent, "none of it was evicted from memory")
+        raise _not_saved(agent, "none of it was offloaded")
     return parts.loop.call(lambda core: _evict(core, namespace, agent, branches)).result()
 
 

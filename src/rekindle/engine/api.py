@@ -240,7 +240,7 @@ class Engine:
         """Iterate over the deltas of the reply; work begins with the first step, closing the iterator cancels it."""
         return pieces(lambda: self.stream(agent, messages, namespace=namespace, **options))
 
-    def warming(
+    def prefilling(
         self,
         agent: str,
         messages: Messages,
@@ -256,11 +256,17 @@ class Engine:
         """
         return self.submit(prefill_request(messages, agent, namespace, **options))
 
-    def warm(
+    warming = prefilling
+    """Old name of `prefilling`."""
+
+    def prefill(
         self, agent: str, messages: Messages, *, namespace: str = "default", **options: Unpack[PrefillKeywords]
     ) -> Report:
-        """Compute and remember a prompt and wait for it, with options as in `warming`; return its report."""
-        return self.warming(agent, messages, namespace=namespace, **options).result().report
+        """Compute and remember a prompt and wait for it, with options as in `prefilling`; return its report."""
+        return self.prefilling(agent, messages, namespace=namespace, **options).result().report
+
+    warm = prefill
+    """Old name of `prefill`."""
 
     def agent(self, agent: str, *, namespace: str = "default") -> Agent:
         """Return a handle on one agent, which may not have a memory yet; BadRequest for an invalid id."""
@@ -277,9 +283,12 @@ class Engine:
         """`Agent.info` of one agent."""
         return self.agent(agent, namespace=namespace).info()
 
-    def prefetch(self, agent: str, *, namespace: str = "default") -> Report:
-        """`Agent.prefetch` of one agent."""
-        return self.agent(agent, namespace=namespace).prefetch()
+    def load(self, agent: str, *, namespace: str = "default") -> Report:
+        """`Agent.load` of one agent."""
+        return self.agent(agent, namespace=namespace).load()
+
+    prefetch = load
+    """Old name of `load`."""
 
     def fork(self, source: str, target: str, *, namespace: str = "default") -> None:
         """`Agent.fork` of one agent."""
@@ -290,9 +299,12 @@ class Engine:
         """`Agent.rewind` of one agent."""
         return self.agent(agent, namespace=namespace).rewind(turns)
 
-    def evict(self, agent: str, *, namespace: str = "default") -> int:
-        """`Agent.evict` of one agent."""
-        return self.agent(agent, namespace=namespace).evict()
+    def offload(self, agent: str, *, namespace: str = "default") -> int:
+        """`Agent.offload` of one agent."""
+        return self.agent(agent, namespace=namespace).offload()
+
+    evict = offload
+    """Old name of `offload`."""
 
     def delete(self, agent: str, *, namespace: str = "default") -> None:
         """`Agent.delete` of one agent."""

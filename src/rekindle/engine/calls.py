@@ -32,7 +32,7 @@ class ChatKeywords(GenerateKeywords, total=False):
 
 
 class PrefillKeywords(TypedDict, total=False):
-    """Keywords of `warm`. With `open_end` the last message may continue."""
+    """Keywords of `prefill`. With `open_end` the last message may continue."""
 
     tools: Sequence[Mapping[str, Any]] | None
     template_kwargs: Mapping[str, Any] | None
@@ -82,8 +82,8 @@ def text_request(
 def prefill_request(
     messages: Messages, agent: str, namespace: str, **options: Unpack[PrefillKeywords]
 ) -> GenerationRequest:
-    """Build the request of `warm`. Raises TypeError for an unknown keyword; BadRequest."""
-    check_keywords("warm", options, PrefillKeywords.__annotations__)
+    """Build the request of `prefill`. Raises TypeError for an unknown keyword; BadRequest."""
+    check_keywords("prefill", options, PrefillKeywords.__annotations__)
     return GenerationRequest(
         messages=normalise_messages(messages),
         agent=agent,

@@ -43,7 +43,7 @@ class Rewound:
 class AgentCommands:
     """Changes of one engine's agents. Raises NotFound for an agent that is not known.
 
-    `cancel_anticipation` is called for each agent that is forgotten or evicted, to drop idle work for its next prompt.
+    `cancel_anticipation` drops idle work for an agent's next prompt; called if it is forgotten or offloaded.
     """
 
     def __init__(
@@ -136,8 +136,8 @@ class AgentCommands:
             if branch.saved_tokens < durable_tokens(branch, self._block_tokens)
         ]
 
-    def branches_to_evict(self, namespace: str, agent: str) -> list[KnownBranch]:
-        """Return the branches to evict; idle work for the next prompt is cancelled, as it would load them again."""
+    def branches_to_offload(self, namespace: str, agent: str) -> list[KnownBranch]:
+        """Return the branches to offload; idle work for the next prompt is cancelled, as it would load them again."""
         self._cancel_anticipation(namespace, agent)
         return self._memory.know_agent(namespace, agent)
 
