@@ -81,8 +81,9 @@ def test_what_can_be_done_to_an_agent(running: tuple[Client, dict[str, str]]) ->
     assert "forever" in said("show", "cy", **env)
     said("unpin", "cy", **env)
     assert not shown("cy", env)["pinned"]
-    said("evict", "cy", **env)
+    assert "blocks offloaded" in said("offload", "cy", **env)
     assert shown("cy", env)["hot_tokens"] == 0 < shown("cy", env)["warm_tokens"]
+    assert "cy: 0 blocks offloaded" in said("evict", "cy", **env), "its old name"
     said("fork", "cy", "cy/copy", **env)
     assert shown("cy/copy", env)["num_tokens"] == shown("cy", env)["num_tokens"]
     while (branch := shown("cy/copy", env)["branch_infos"][0])["saved_tokens"] < branch["num_tokens"]:
@@ -156,7 +157,7 @@ def test_a_stopped_store_is_purged(stopped: dict[str, str]) -> None:
 
 
 def test_what_needs_a_server_says_so(stopped: dict[str, str]) -> None:
-    for arguments in (["pin", "ada"], ["evict", "ada"], ["fork", "ada", "x"], ["rewind", "ada"], ["delete", "ada"]):
+    for arguments in (["pin", "ada"], ["offload", "ada"], ["fork", "ada", "x"], ["rewind", "ada"], ["delete", "ada"]):
         result = run(*arguments, **stopped)
         assert (result.exit_code, "rekindle serve" in result.output) == (1, True)
 

@@ -3,7 +3,7 @@
     SOAK_S=300 python tools/soak.py                  # the bundled model, five minutes
     python tools/soak.py --model /tmp/24-layer       # another one (tools/make_model.py), an hour
 
-Random agents talk, are cancelled, forked, rewound, pinned, evicted, deleted and purged over HTTP; the server has
+Random agents talk, are cancelled, forked, rewound, pinned, offloaded, deleted and purged over HTTP; the server has
 little hot memory and a small disk budget, and SIGKILL ends its first life during the work. Then a stream runs while
 prompts of 4,096 tokens (or the model's maximum) arrive. Memory, descriptors, threads and disk are sampled over each
 life; its last third is compared with the previous one. Prints a JSON report; exit code 1 if something grew, an
@@ -91,7 +91,7 @@ class Worker(threading.Thread):
         elif draw < 0.84:
             self._ask("pin", "POST", f"/v1/agents/{name}/pin", {"ttl_s": 5})
         elif draw < 0.88:
-            self._ask("evict", "POST", f"/v1/agents/{name}/evict", None)
+            self._ask("offload", "POST", f"/v1/agents/{name}/offload", None)
         elif draw < 0.92:
             self._histories.pop(agent, None)
             self._ask("delete", "DELETE", f"/v1/agents/{name}", None)

@@ -27,7 +27,7 @@ GOOD = [
     "x" * 256,
     "\u00e9" * 128,
     "why",
-    "evict",
+    "offload",
     "a/why",
 ]
 BAD = ["", "%00", "a%00b", "x" * 257, "x" * 300, "%C3%A9" * 129, "%ED%A0%80", "%FF", "a%0D%0AX-Evil:%201", "%1B[2J"]
@@ -56,7 +56,7 @@ def test_what_is_no_id_is_a_400_everywhere(target: Target, raw: str) -> None:
     body = {"messages": SAID, "max_tokens": 1}
     assert target.send("POST", "/v1/chat/completions", body, X_Agent_ID=raw).status == 400
     if raw:
-        for method, path in (("GET", ""), ("DELETE", ""), ("POST", "/evict"), ("GET", "/why")):
+        for method, path in (("GET", ""), ("DELETE", ""), ("POST", "/offload"), ("GET", "/why")):
             answer = target.send(method, f"/v1/agents/{raw}{path}")
             assert answer.status == 400, f"{method} {path}: {answer.body!r}"
             assert answer.json["error"]["message"]

@@ -13,7 +13,7 @@ SAID = "A brass lamp stands on the third shelf of the pantry. " * 4
 
 
 @pytest.mark.parametrize(
-    "agent", ["why", "evict", "a/why", "..", "%2e", "a b?c#d", "\U0001f468\u200d\U0001f469", "x" * 256]
+    "agent", ["why", "offload", "a/why", "..", "%2e", "a b?c#d", "\U0001f468\u200d\U0001f469", "x" * 256]
 )
 def test_an_id_is_a_name_and_no_path(served: Served, agent: str) -> None:
     spelled = quote(agent, safe="")
@@ -26,7 +26,7 @@ def test_an_id_is_a_name_and_no_path(served: Served, agent: str) -> None:
 
 @pytest.mark.parametrize("raw", ["%00", "%FF", "%ED%A0%80", "x" * 300, "a%0D%0Ab"])
 def test_what_is_no_id_is_a_400(served: Served, raw: str) -> None:
-    for method, path in (("GET", ""), ("GET", "/why"), ("POST", "/evict"), ("POST", "/purge"), ("DELETE", "")):
+    for method, path in (("GET", ""), ("GET", "/why"), ("POST", "/offload"), ("POST", "/purge"), ("DELETE", "")):
         assert served.send(method, f"/v1/agents/{raw}{path}").error["param"] == "id"
 
 

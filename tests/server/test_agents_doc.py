@@ -14,7 +14,7 @@ from tests.server.conftest import Served
 PAGE = (Path(__file__).parents[2] / "docs" / "agents.md").read_text()
 # Each example, and what the page says of its answer, if it does.
 EXAMPLES = re.findall(r"^```bash\n(.*?)^```(?:\n\n```json\n(.*?)^```)?", PAGE, re.MULTILINE | re.DOTALL)
-ROUTES = ("warm", "prefetch", "pin", "fork", "rewind", "evict", "why", "purge")
+ROUTES = ("prefill", "load", "pin", "fork", "rewind", "offload", "why", "purge")
 
 
 def shape(value: Any, told: Any) -> Any:
@@ -49,8 +49,8 @@ def test_the_examples_answer_as_the_page_says(served: Served) -> None:
             expected = json.loads(told)
             assert shape(answer, expected) == shape(expected, expected), example
             assert answer["id"] == expected["id"]
-    warmed, asked = answers[0]["rekindle"], answers[1]["rekindle"]
-    assert asked["reused_tokens"] >= warmed["computed_tokens"] - 8, "what was warmed up is found"
-    prefetched = next(answer for (example, _), answer in zip(EXAMPLES, answers, strict=True) if "/prefetch" in example)
-    assert prefetched["rekindle"]["warm_tokens"] > 0
+    prefilled, asked = answers[0]["rekindle"], answers[1]["rekindle"]
+    assert asked["reused_tokens"] >= prefilled["computed_tokens"] - 8, "what was prefilled is found"
+    loaded = next(answer for (example, _), answer in zip(EXAMPLES, answers, strict=True) if "/load" in example)
+    assert loaded["rekindle"]["warm_tokens"] > 0
     assert served.send("GET", "/v1/agents/crew%2Fada").status == 404

@@ -153,7 +153,7 @@ def test_a_client_that_hangs_up_in_mid_prefill_is_cancelled(served: Served, stre
     served.engine.check()
 
 
-def test_agents_are_listed_shown_evicted_and_deleted(served: Served) -> None:
+def test_agents_are_listed_shown_offloaded_and_deleted(served: Served) -> None:
     name = "équipe/ada b"
     path = "/v1/agents/%C3%A9quipe%2Fada%20b"
     ask(served.client("%C3%A9quipe%2Fada%20b"), messages(handbook(6, 20)))
@@ -165,16 +165,16 @@ def test_agents_are_listed_shown_evicted_and_deleted(served: Served) -> None:
     assert (status, shown["id"]) == (200, name)
     assert shown["saved_tokens"] == shown["num_tokens"] > 0
     assert shown["hot_tokens"] > 0
-    status, evicted = raw(served, "POST", f"{path}/evict")
+    status, offloaded = raw(served, "POST", f"{path}/offload")
     assert status == 200
-    assert evicted["hot_tokens"] < shown["hot_tokens"]
-    assert evicted["warm_tokens"] > 0
+    assert offloaded["hot_tokens"] < shown["hot_tokens"]
+    assert offloaded["warm_tokens"] > 0
     again = ask(served.client("%C3%A9quipe%2Fada%20b"), messages(handbook(6, 20)))
     assert again.model_extra["rekindle"]["warm_tokens"] > 0
     assert raw(served, "DELETE", path) == (200, {"id": name, "object": "agent", "deleted": True})
     for method in ("GET", "DELETE"):
         assert raw(served, method, path)[0] == 404
-    assert raw(served, "POST", f"{path}/evict")[0] == 404
+    assert raw(served, "POST", f"{path}/offload")[0] == 404
 
 
 def test_models(served: Served) -> None:

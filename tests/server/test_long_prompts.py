@@ -23,7 +23,7 @@ def bodies(text: str) -> dict[str, Any]:
         "/v1/messages/count_tokens": {"messages": said},
         "/v1/responses": {"input": text, "max_output_tokens": 1},
         "/v1/tokenize": {"text": text},
-        "/v1/agents/long/warm": {"messages": said},
+        "/v1/agents/long/prefill": {"messages": said},
     }
 
 

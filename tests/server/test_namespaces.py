@@ -14,7 +14,7 @@ SECRET = f"Remember that the word is {CANARY}. " * 4
 ROUTES = (
     ("GET", "", None),
     ("GET", "/why", None),
-    ("POST", "/evict", None),
+    ("POST", "/offload", None),
     ("POST", "/pin", {}),
     ("DELETE", "/pin", None),
     ("POST", "/fork", {"target": "copy"}),

@@ -88,7 +88,7 @@ def test_a_served_day_is_written_down(served: Served, tmp_path: Path) -> None:
 
 
 def test_every_dialect_is_written_down_and_its_replies_as_messages(tmp_path: Path) -> None:
-    """Two clients that send everything again, and one that warms up: what they share is written once."""
+    """Two clients that send everything again, and one that prefills: what they share is written once."""
     path, schema = tmp_path / "day.jsonl", {"type": "object"}
     model = write_scripted_model(tmp_path / "model")
     flags = {"model": model, "store": tmp_path / "store", "threads": 1, "hot_bytes": "64MiB", "record": path}
@@ -105,13 +105,13 @@ def test_every_dialect_is_written_down_and_its_replies_as_messages(tmp_path: Pat
         functions = [{"type": "function", "name": "add", "parameters": schema}]
         body = {"input": said, "instructions": "Keep it. " * 9, "tools": functions, "stream": True}
         assert running.send("POST", "/v1/responses", body).status == 200
-        assert running.send("POST", "/v1/agents/ada/warm", {"messages": said}).status == 200
-    messages, more, responses, warmed = read_day(path).requests
-    assert [each.endpoint for each in (messages, more, responses, warmed)] == [
+        assert running.send("POST", "/v1/agents/ada/prefill", {"messages": said}).status == 200
+    messages, more, responses, prefilled = read_day(path).requests
+    assert [each.endpoint for each in (messages, more, responses, prefilled)] == [
         "/v1/messages",
         "/v1/messages",
         "/v1/responses",
-        "/v1/agents/{id}/warm",
+        "/v1/agents/{id}/prefill",
     ]
     call = {"name": "add", "arguments": '{"a": 4}'}
     for answer in (messages.answer, responses.answer):
@@ -122,7 +122,7 @@ def test_every_dialect_is_written_down_and_its_replies_as_messages(tmp_path: Pat
     assert (more.body["system"], more.messages) == (asked["system"], [*said, *turn])
     assert path.read_text().count(asked["system"]) == 1
     assert responses.body == body
-    assert (warmed.agent, warmed.usage and warmed.usage["completion_tokens"]) == ("ada", 0)
+    assert (prefilled.agent, prefilled.usage and prefilled.usage["completion_tokens"]) == ("ada", 0)
 
 
 def test_a_restart_continues_the_file_and_says_so(tmp_path: Path) -> None:

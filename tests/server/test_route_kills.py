@@ -100,7 +100,7 @@ def spoken(client: Client, name: str, turns: int = 1) -> Any:
         said.append({"role": "user", "content": WORDS.format(name)})
         reply = client.ask("POST", "/v1/chat/completions", {"messages": said, **SHORT}, agent=name)
         said.append({"role": "assistant", "content": reply["choices"][0]["message"]["content"]})
-    return client.ask("POST", f"/v1/agents/{name}/evict")
+    return client.ask("POST", f"/v1/agents/{name}/offload")
 
 
 def pinned(client: Client, name: str) -> Any:
@@ -241,7 +241,7 @@ ROUTES = {
     "unpin": agent_route(pinned, "DELETE", "/pin", None, lambda c, n, b, a: not shown(c, n)["pinned"]),
     "fork": agent_route(spoken, "POST", "/fork", None, forked),
     "rewind": agent_route(lambda c, n: spoken(c, n, 2), "POST", "/rewind", {"turns": 1}, rewound),
-    "evict": Route(
+    "offload": Route(
         lambda c, n: None,
         lambda c, n, _: spoken(c, n),
         lambda c, n, b, a: shown(c, n)["saved_tokens"] == a["num_tokens"],

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from rekindle.server.agents.warm import WarmBody
+from rekindle.server.agents.prefill import PrefillBody
 from rekindle.server.openai.bodies import ChatBody, CompletionBody
 from rekindle.server.responses.bodies import ResponseBody
 from tests.server.conftest import Served
@@ -39,9 +39,18 @@ def test_generating_routes_are_described_by_what_validates_them(described: Any) 
 
 
 def test_bodies_that_are_read_by_hand_are_described(described: Any) -> None:
-    body = described["paths"]["/v1/agents/{id}/warm"]["post"]["requestBody"]["content"]["application/json"]["schema"]
-    assert body["$ref"].endswith("/WarmBody")
-    assert set(described["components"]["schemas"]["WarmBody"]["properties"]) == set(WarmBody.model_fields)
+    for name in ("prefill", "warm"):
+        request = described["paths"][f"/v1/agents/{{id}}/{name}"]["post"]["requestBody"]
+        assert request["content"]["application/json"]["schema"]["$ref"].endswith("/PrefillBody")
+    assert set(described["components"]["schemas"]["PrefillBody"]["properties"]) == set(PrefillBody.model_fields)
+
+
+def test_old_names_of_routes_are_deprecated(described: Any) -> None:
+    found = {path: each["description"] for path, _, each in operations(described) if each.get("deprecated")}
+    old_names = {"warm": "prefill", "prefetch": "load", "evict": "offload"}
+    assert found == {
+        f"/v1/agents/{{id}}/{old}": f"Old name of `POST /v1/agents/{{id}}/{new}`." for old, new in old_names.items()
+    }
 
 
 def test_every_reference_is_there_and_every_path_parameter_declared(described: Any) -> None:

@@ -27,7 +27,7 @@ SAID = "talk please"
 SESSIONS = "/v1/coordination/sessions"
 PLAN = {"agents": [{"name": "Ada"}, {"name": "Ben"}]}
 CHANGES = {
-    "evict": ("POST", "/v1/agents/ada/evict", None),
+    "offload": ("POST", "/v1/agents/ada/offload", None),
     "pin": ("POST", "/v1/agents/ada/pin", None),
     "fork": ("POST", "/v1/agents/ada/fork", {"target": "eve"}),
     "rewind": ("POST", "/v1/agents/ada/rewind", {"turns": 1}),

@@ -127,16 +127,13 @@ def unpin(settings: Settings, agent: AgentArgument, url: UrlOption = None, as_js
     return _say(answer, as_json, f"{show_id(agent)} is not pinned")
 
 
+@agents.command("evict", cls=GroupedCommand, help="Old name of `offload`.")
 @agents.command(cls=GroupedCommand)
 @with_settings(only=())
-def evict(settings: Settings, agent: AgentArgument, url: UrlOption = None, as_json: JsonOption = False) -> int:
+def offload(settings: Settings, agent: AgentArgument, url: UrlOption = None, as_json: JsonOption = False) -> int:
     """Move an agent from memory to disk now."""
-    answer = ask_of_agent(Remote.of(settings.server, url), "POST", agent, "evict")
-    return _say(
-        answer,
-        as_json,
-        f"{show_id(agent)}: {answer['evicted_blocks']:,} blocks evicted from memory; it is warm on disk",
-    )
+    answer = ask_of_agent(Remote.of(settings.server, url), "POST", agent, "offload")
+    return _say(answer, as_json, f"{show_id(agent)}: {answer['evicted_blocks']:,} blocks offloaded; it is warm on disk")
 
 
 @agents.command(cls=GroupedCommand)

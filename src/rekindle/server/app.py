@@ -20,8 +20,8 @@ from rekindle.engine.api import Engine
 from rekindle.engine.intake.fairness import FairWorkers
 from rekindle.errors import RekindleError
 from rekindle.server.agents.deletions import Deletions
+from rekindle.server.agents.prefill import prefill_router
 from rekindle.server.agents.routes import RawPaths, agents_router
-from rekindle.server.agents.warm import warming_router
 from rekindle.server.anthropic.route import MessagesRoute
 from rekindle.server.border import Route
 from rekindle.server.coordination.routes import sessions_router
@@ -124,7 +124,7 @@ def create_app(
             sessions, StreamSettings(app.gate, settings.ping_s), ObserverGroup([TurnLog(log), *observers])
         ),  # not recorded: turns have no body to replay
         responses_router(responses),
-        warming_router(engine, served, group, ping_s=settings.ping_s),
+        prefill_router(engine, served, group, ping_s=settings.ping_s),
         models_router(served),
         tokens_router(engine, served),
         page_router(engine, served, history),

@@ -18,7 +18,7 @@ from pydantic.json_schema import models_json_schema
 from rekindle import __version__
 from rekindle.agent_ids import MAX_ID_BYTES
 from rekindle.server import info
-from rekindle.server.agents import warm
+from rekindle.server.agents import prefill
 from rekindle.server.anthropic import route as messages
 from rekindle.server.anthropic.bodies import CountBody, MessagesBody
 from rekindle.server.anthropic.models import AnthropicErrorReply, MessageAnswer, MessageEvent
@@ -46,7 +46,7 @@ GENERATING: tuple[tuple[str, type[BaseModel], type[BaseModel], type[BaseModel], 
 )
 # Other bodies that routes parse by hand.
 BODIES: tuple[tuple[str, type[BaseModel]], ...] = (
-    (warm.WARM, warm.WarmBody),
+    *((path, prefill.PrefillBody) for path in prefill.PATHS),
     (messages.COUNT_PATH, CountBody),
     (info.TOKENIZE, info.TokenizeBody),
 )

@@ -116,6 +116,11 @@ class AgentList(BaseModel):
     data: list[AgentEntry]
 
 
+def old_name_of(verb: str) -> dict[str, Any]:
+    """Options of a route that is kept under its old name."""
+    return {"deprecated": True, "description": f"Old name of `POST {PREFIX}/{{id}}/{verb}`."}
+
+
 def described(info: AgentInfo, **more: Any) -> dict[str, Any]:
     """An agent as JSON; a pin without a limit has `pinned_until` null, as JSON has no infinity."""
     fields = asdict(info)
@@ -184,10 +189,11 @@ def _looking(router: APIRouter, engine: Engine, history: History, deletions: Del
 
 
 def _keeping(router: APIRouter, engine: Engine) -> None:
-    @router.post("/{id}/evict", response_model=AgentEntry)
-    def evict_agent(agent: Agent, namespace: Namespace) -> dict[str, Any]:
+    @router.post("/{id}/evict", response_model=AgentEntry, **old_name_of("offload"))
+    @router.post("/{id}/offload", response_model=AgentEntry)
+    def offload_agent(agent: Agent, namespace: Namespace) -> dict[str, Any]:
         """Make an agent durable and drop its blocks from memory, except those that other agents share."""
-        num_blocks = engine.evict(agent, namespace=namespace)
+        num_blocks = engine.offload(agent, namespace=namespace)
         return _shown(engine, agent, namespace, evicted_blocks=num_blocks)
 
     @router.post("/{id}/pin", response_model=AgentEntry)

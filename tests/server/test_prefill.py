@@ -20,8 +20,8 @@ TALK = [
 ]
 
 
-def warm(served: Served, agent: str, messages: Any, **more: Any) -> dict[str, Any]:
-    answer = served.send("POST", f"/v1/agents/{quote(agent, safe='')}/warm", {"messages": messages, **more})
+def prefill(served: Served, agent: str, messages: Any, **more: Any) -> dict[str, Any]:
+    answer = served.send("POST", f"/v1/agents/{quote(agent, safe='')}/prefill", {"messages": messages, **more})
     assert answer.status == 200, answer.body
     assert answer.json["id"] == agent
     report: dict[str, Any] = answer.json["rekindle"]
@@ -36,31 +36,52 @@ def ask(served: Served, agent: str, messages: Any) -> dict[str, Any]:
     return report
 
 
-def test_a_prompt_that_was_warmed_up_is_there_when_it_is_asked(served: Served) -> None:
-    talk = [{"role": "system", "content": f"warm/1 {SYSTEM}"}, TALK[1]]
-    first = warm(served, "warm/1", talk)
+def test_a_prompt_that_was_prefilled_is_there_when_it_is_asked(served: Served) -> None:
+    talk = [{"role": "system", "content": f"ready/1 {SYSTEM}"}, TALK[1]]
+    first = prefill(served, "ready/1", talk)
     assert first["computed_tokens"] > 0
-    assert served.send("GET", "/v1/agents/warm%2F1").json["num_tokens"] > 0
-    report = ask(served, "warm/1", talk)
+    assert served.send("GET", "/v1/agents/ready%2F1").json["num_tokens"] > 0
+    report = ask(served, "ready/1", talk)
     assert (report["outcome"], report["source"]) == ("exact", "own")
     assert report["reused_tokens"] == report["prompt_tokens"] - 1
-    again = warm(served, "warm/1", talk)
+    again = prefill(served, "ready/1", talk)
     assert again["reused_tokens"] >= again["prompt_tokens"] - 1
 
 
 def test_of_a_beginning_what_all_that_continues_it_has_in_common_is_computed(served: Served) -> None:
     talk = [{"role": "system", "content": f"Beginnings. {SYSTEM}"}, TALK[1]]
-    computed = warm(served, "warm-system", talk[:1])["computed_tokens"]
-    report = ask(served, "warm-system", talk)
+    computed = prefill(served, "ready-system", talk[:1])["computed_tokens"]
+    report = ask(served, "ready-system", talk)
     assert report["source"] == "own"
     assert report["reused_tokens"] >= computed - 8
 
 
-def test_why_and_figures_tell_of_a_warm_up(served: Served) -> None:
-    warm(served, "warm-why", TALK)
-    (entry,) = served.send("GET", "/v1/agents/warm-why/why").json["data"]
-    assert (entry["endpoint"], entry["completion_tokens"]) == ("/v1/agents/{id}/warm", 0)
-    assert b'endpoint="/v1/agents/{id}/warm"' in served.send("GET", "/metrics").body
+def test_why_and_figures_report_a_prefill(served: Served) -> None:
+    prefill(served, "ready-why", TALK)
+    (entry,) = served.send("GET", "/v1/agents/ready-why/why").json["data"]
+    assert (entry["endpoint"], entry["completion_tokens"]) == ("/v1/agents/{id}/prefill", 0)
+    assert b'endpoint="/v1/agents/{id}/prefill"' in served.send("GET", "/metrics").body
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "before"),
+    [("warm", "prefill", "load"), ("prefetch", "load", "offload"), ("evict", "offload", "load")],
+)
+def test_the_old_name_of_a_route_answers_the_same(served: Served, old: str, new: str, before: str) -> None:
+    agent = f"renamed-{new}"
+    talk = [{"role": "system", "content": f"{agent}. {SYSTEM}"}, TALK[1]]
+    prefill(served, agent, talk)
+    answers = []
+    for verb in (new, old):
+        assert served.send("POST", f"/v1/agents/{agent}/{before}").status == 200
+        answer = served.send("POST", f"/v1/agents/{agent}/{verb}", {"messages": talk} if new == "prefill" else None)
+        assert answer.status == 200, answer.body
+        answers.append(answer.json)
+        answers[-1].get("rekindle", {}).pop("timings", None)
+    assert answers[0] == answers[1]
+    if new == "prefill":
+        entries = served.send("GET", f"/v1/agents/{agent}/why").json["data"]
+        assert [entry["endpoint"].rpartition("/")[2] for entry in entries] == [old, new, new]
 
 
 @pytest.mark.parametrize(
@@ -75,22 +96,22 @@ def test_why_and_figures_tell_of_a_warm_up(served: Served) -> None:
         ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages[0].content[0]"),
     ],
 )
-def test_what_cannot_be_warmed_is_refused_by_name(served: Served, body: dict[str, Any], param: str) -> None:
-    answer = served.send("POST", "/v1/agents/never-warmed/warm", body)
+def test_what_cannot_be_prefilled_is_refused_by_name(served: Served, body: dict[str, Any], param: str) -> None:
+    answer = served.send("POST", "/v1/agents/never-prefilled/prefill", body)
     assert (answer.status in (400, 404), answer.error["param"]) == (True, param)
-    assert served.send("GET", "/v1/agents/never-warmed").status == 404
+    assert served.send("GET", "/v1/agents/never-prefilled").status == 404
 
 
 def test_a_prompt_that_is_too_long_is_a_400(served: Served) -> None:
     said = [{"role": "user", "content": "word " * 20_000}]
-    answer = served.send("POST", "/v1/agents/never-warmed/warm", {"messages": said})
+    answer = served.send("POST", "/v1/agents/never-prefilled/prefill", {"messages": said})
     assert (answer.status, answer.error["code"]) == (400, "context_length_exceeded")
 
 
-def test_who_leaves_ends_the_warm_up(served: Served) -> None:
+def test_who_leaves_ends_the_prefill(served: Served) -> None:
     said = [{"role": "user", "content": "A tall clock ticks in the hall of the mill. " * 250}]
     with closing(http.client.HTTPConnection("127.0.0.1", served.port, timeout=60)) as connection:
-        connection.request("POST", "/v1/agents/leaving/warm", json.dumps({"messages": said}))
+        connection.request("POST", "/v1/agents/leaving/prefill", json.dumps({"messages": said}))
         while not served.engine.stats().num_running:
             threading.Event().wait(0.001)
     while served.engine.stats().num_running:
@@ -99,20 +120,20 @@ def test_who_leaves_ends_the_warm_up(served: Served) -> None:
     assert [entry["finish_reason"] for entry in entries] in (["cancelled"], [])
 
 
-def test_what_is_on_disk_can_be_fetched_before_it_is_asked_for(served: Served) -> None:
-    talk = [{"role": "system", "content": f"Fetched. {SYSTEM}"}, TALK[1]]
-    ask(served, "fetched", talk)
-    evicted = served.send("POST", "/v1/agents/fetched/evict").json
-    assert evicted["hot_tokens"] < evicted["num_tokens"]
-    answer = served.send("POST", "/v1/agents/fetched/prefetch")
+def test_what_is_on_disk_can_be_loaded_before_it_is_asked_for(served: Served) -> None:
+    talk = [{"role": "system", "content": f"Loaded. {SYSTEM}"}, TALK[1]]
+    ask(served, "loaded", talk)
+    offloaded = served.send("POST", "/v1/agents/loaded/offload").json
+    assert offloaded["hot_tokens"] < offloaded["num_tokens"]
+    answer = served.send("POST", "/v1/agents/loaded/load")
     assert answer.status == 200, answer.body
-    assert answer.json["id"] == "fetched"
+    assert answer.json["id"] == "loaded"
     report = answer.json["rekindle"]
     assert report["warm_tokens"] > 0
-    shown = served.send("GET", "/v1/agents/fetched").json
+    shown = served.send("GET", "/v1/agents/loaded").json
     assert shown["hot_tokens"] == shown["num_tokens"]
-    assert ask(served, "fetched", talk)["warm_tokens"] == 0
-    assert served.send("POST", "/v1/agents/nobody/prefetch").status == 404
+    assert ask(served, "loaded", talk)["warm_tokens"] == 0
+    assert served.send("POST", "/v1/agents/nobody/load").status == 404
 
 
 def test_an_agent_is_shown_branch_by_branch(served: Served) -> None:

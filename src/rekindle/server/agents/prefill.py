@@ -1,6 +1,6 @@
-"""POST /v1/agents/ID/warm and /prefetch: prepare an agent before its next request.
+"""POST /v1/agents/ID/prefill and /load: prepare an agent before its next request.
 
-Warming prefills a conversation and remembers it without a reply; prefetching loads KV from disk into memory and
+Prefilling computes a conversation and remembers it without a reply; loading brings KV from disk into memory and
 computes nothing. Both answer with the report that a request would have.
 """
 
@@ -16,7 +16,7 @@ from starlette.responses import Response
 from rekindle.engine.api import Engine
 from rekindle.engine.generation import Generation
 from rekindle.engine.types import Delta, GenerationRequest
-from rekindle.server.agents.routes import PREFIX, Agent, Body
+from rekindle.server.agents.routes import PREFIX, Agent, Body, old_name_of
 from rekindle.server.answers.answer import Answer, accepted
 from rekindle.server.answers.choice import Choice
 from rekindle.server.answers.extension import RekindleReport
@@ -30,10 +30,10 @@ from rekindle.server.openai.bodies import Messages, Tool
 from rekindle.server.openai.parts import DataEvents
 from rekindle.text.messages import Message, normalise_messages
 
-WARM = f"{PREFIX}/{{id}}/warm"
+PATHS = (f"{PREFIX}/{{id}}/prefill", f"{PREFIX}/{{id}}/warm")  # and its old name
 
 
-class WarmBody(Body):
+class PrefillBody(Body):
     """The next request, as far as it is known; its last message need not be the user's."""
 
     messages: Messages
@@ -42,7 +42,7 @@ class WarmBody(Body):
     chat_template_kwargs: dict[str, Any] | None = Field(default=None, description="variables of the chat template")
 
 
-class Warmed(BaseModel):
+class AgentReport(BaseModel):
     """How much of a conversation was cached, and how much was computed."""
 
     id: str
@@ -50,8 +50,8 @@ class Warmed(BaseModel):
     rekindle: RekindleReport
 
 
-class _WarmReply(DataEvents):
-    """The answer to a warm-up: a report without text."""
+class _PrefillReply(DataEvents):
+    """The answer to a prefill: a report without text."""
 
     def __init__(self, agent: str, generation: Generation) -> None:
         self._agent = agent
@@ -79,33 +79,35 @@ class _WarmReply(DataEvents):
         return {"id": self._agent, "object": "agent", "rekindle": self._choice.described(return_ids=False)}
 
 
-def warming_router(engine: Engine, model: ServedModel, observer: Observer, *, ping_s: float) -> APIRouter:
-    """Both routes. A warm-up is observed and queued like a request, and ends when its client disconnects."""
+def prefill_router(engine: Engine, model: ServedModel, observer: Observer, *, ping_s: float) -> APIRouter:
+    """Both routes. A prefill is observed and queued like a request, and ends when its client disconnects."""
     router = Router(prefix=PREFIX, tags=["agents"])
 
-    @router.post("/{id}/warm", response_model=Warmed)
-    async def warm_agent(request: Request, agent: Agent, namespace: Namespace) -> Response:
+    @router.post("/{id}/warm", response_model=AgentReport, **old_name_of("prefill"))
+    @router.post("/{id}/prefill", response_model=AgentReport)
+    async def prefill_agent(request: Request, agent: Agent, namespace: Namespace) -> Response:
         """Prefill a conversation and remember it, so that the agent's next request computes only its new tokens."""
         caller = replace(unnamed(request), agent=agent, namespace=namespace)
 
         def submit(body: Any, caller: Caller) -> Generation:
             return engine.submit(_request(body, caller, model))
 
-        generation, watch = await accepted(request, observer, WARM, submit, caller=caller)
-        answer = Answer(_WarmReply(agent, generation), [generation], watch, params={}, ping_s=ping_s)
+        generation, watch = await accepted(request, observer, request.scope["route"].path, submit, caller=caller)
+        answer = Answer(_PrefillReply(agent, generation), [generation], watch, params={}, ping_s=ping_s)
         return await answer.whole(request)
 
-    @router.post("/{id}/prefetch", response_model=Warmed)
-    def prefetch_agent(agent: Agent, namespace: Namespace) -> dict[str, Any]:
+    @router.post("/{id}/prefetch", response_model=AgentReport, **old_name_of("load"))
+    @router.post("/{id}/load", response_model=AgentReport)
+    def load_agent(agent: Agent, namespace: Namespace) -> dict[str, Any]:
         """Load an agent's latest conversation from disk into memory, as far as memory allows; nothing is computed."""
-        report = engine.prefetch(agent, namespace=namespace)
+        report = engine.load(agent, namespace=namespace)
         return {"id": agent, "object": "agent", "rekindle": report.as_dict()}
 
     return router
 
 
 def _request(body: Any, caller: Caller, model: ServedModel) -> GenerationRequest:
-    given = validated(WarmBody, body, harmless=frozenset(), neutral={})
+    given = validated(PrefillBody, body, harmless=frozenset(), neutral={})
     model.require(given.model)
     return GenerationRequest(
         messages=normalise_messages(given.messages),
