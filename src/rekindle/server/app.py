@@ -22,6 +22,7 @@ from rekindle.errors import RekindleError
 from rekindle.server.agents.deletions import Deletions
 from rekindle.server.agents.prefill import prefill_router
 from rekindle.server.agents.routes import RawPaths, agents_router
+from rekindle.server.answers.answer import RouteContext
 from rekindle.server.anthropic.route import MessagesRoute
 from rekindle.server.border import Route
 from rekindle.server.coordination.routes import sessions_router
@@ -38,8 +39,7 @@ from rekindle.server.observers.history import History
 from rekindle.server.observers.log import Logged, RequestLog, TurnLog
 from rekindle.server.observers.metrics import Counted, Metrics
 from rekindle.server.observers.observer import Observer, ObserverGroup
-from rekindle.server.openai.chat_route import ChatRoute
-from rekindle.server.openai.completion_route import CompletionRoute
+from rekindle.server.openai.routes import ChatRoute, CompletionRoute
 from rekindle.server.page.page import page_router
 from rekindle.server.quotas import response_bytes, session_quota
 from rekindle.server.recording import Recorder
@@ -117,7 +117,7 @@ def create_app(
     sessions = Sessions(engine, clock=clock, quota=session_quota(engine, settings))
     app = App(ShutdownGate(), recorder, responses, sessions, metrics, bound=engine.encoder.bound)
     group = ObserverGroup([log, *observers, *([recorder] if recorder else [])])
-    _add_generating(app, engine, served, group, clock=clock, ping_s=settings.ping_s)
+    _add_generating(app, RouteContext(engine, served, group, clock, settings.ping_s))
     for router in (
         agents_router(engine, history, Deletions(engine, history, responses, sessions, clock=clock)),
         sessions_router(
@@ -145,23 +145,12 @@ def create_app(
     return app
 
 
-def _add_generating(
-    app: App,
-    engine: Engine,
-    served: ServedModel,
-    observer: Observer,
-    *,
-    clock: Callable[[], float],
-    ping_s: float,
-) -> None:
-    chat = ChatRoute(engine, served, observer, clock=clock, ping_s=ping_s)
-    completions = CompletionRoute(engine, served, observer, clock=clock, ping_s=ping_s)
-    responses = ResponseRoute(engine, served, observer, responses=app.responses, clock=clock, ping_s=ping_s)
-    messages = MessagesRoute(engine, served, observer, ping_s=ping_s)
+def _add_generating(app: App, context: RouteContext) -> None:
+    messages = MessagesRoute(context)
     for path, route in (
-        ("/v1/chat/completions", chat.__call__),
-        ("/v1/completions", completions.__call__),
-        ("/v1/responses", responses.__call__),
+        ("/v1/chat/completions", ChatRoute(context).__call__),
+        ("/v1/completions", CompletionRoute(context).__call__),
+        ("/v1/responses", ResponseRoute(context, app.responses).__call__),
         ("/v1/messages", messages.__call__),
         ("/v1/messages/count_tokens", messages.count),
     ):

@@ -24,9 +24,9 @@ from rekindle.server.anthropic.bodies import CountBody, MessagesBody
 from rekindle.server.anthropic.models import AnthropicErrorReply, MessageAnswer, MessageEvent
 from rekindle.server.border import Router
 from rekindle.server.coordination.models import RunEvent
-from rekindle.server.openai import chat_route, completion_route
 from rekindle.server.openai.bodies import MAX_CHOICES, ChatBody, CompletionBody
 from rekindle.server.openai.models import ChatChunk, ChatCompletion, ErrorReply, TextCompletion
+from rekindle.server.openai.routes import CHAT_PATH, TEXT_PATH
 from rekindle.server.responses import routes
 from rekindle.server.responses.bodies import ResponseBody
 from rekindle.server.responses.models import ResponseAnswer, ResponseEvent
@@ -39,8 +39,8 @@ ABOUT = (
 )
 # Path, body, answer, event of a stream, summary.
 GENERATING: tuple[tuple[str, type[BaseModel], type[BaseModel], type[BaseModel], str], ...] = (
-    (chat_route.PATH, ChatBody, ChatCompletion, ChatChunk, "Reply to a conversation"),
-    (completion_route.PATH, CompletionBody, TextCompletion, TextCompletion, "Continue prompts"),
+    (CHAT_PATH, ChatBody, ChatCompletion, ChatChunk, "Reply to a conversation"),
+    (TEXT_PATH, CompletionBody, TextCompletion, TextCompletion, "Continue prompts"),
     (routes.PATH, ResponseBody, ResponseAnswer, ResponseEvent, "Reply to items, and store the response"),
     (messages.PATH, MessagesBody, MessageAnswer, MessageEvent, "Reply to a conversation, as Anthropic does"),
 )

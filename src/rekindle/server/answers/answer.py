@@ -8,8 +8,10 @@ worker thread, so that it does not stall other streams.
 from __future__ import annotations
 
 import asyncio
+import uuid
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from fastapi import Request
@@ -22,12 +24,13 @@ from rekindle.engine.generation import Generation
 from rekindle.engine.intake.fairness import FairWorkers
 from rekindle.engine.types import GenerationRequest, Report
 from rekindle.errors import BadRequest, Cancelled, RekindleError
-from rekindle.server.answers.reply import Reply, headers_of
+from rekindle.server.answers.reply import Reply, Stamp, headers_of
 from rekindle.server.answers.sse import DONE, EventStream, Item, event, watched
 from rekindle.server.border import in_thread
 from rekindle.server.errors import HttpError, Problem, invalid, problem_of
 from rekindle.server.gate.caller import Caller, access_of, caller_of, unnamed
 from rekindle.server.json_body import parse_json
+from rekindle.server.models import ServedModel
 from rekindle.server.observers.observer import Observer, RequestWatch
 from rekindle.text.length import PromptBound
 from rekindle.worker import contained
@@ -243,3 +246,18 @@ def _cancelled() -> HttpError:
     """The error of a request that a shutdown cancelled."""
     message = "the request was cancelled: the server is stopping"
     return HttpError(Problem(503, "server_error", message, code="stopping", retry_after_s=5))
+
+
+@dataclass(frozen=True, slots=True)
+class RouteContext:
+    """What the generating routes share. `clock` is wall time; a stream has a ping every `ping_s` seconds."""
+
+    engine: Engine
+    model: ServedModel
+    observer: Observer
+    clock: Callable[[], float]
+    ping_s: float
+
+    def stamp(self, prefix: str) -> Stamp:
+        """Return the stamp of a new answer, whose id begins with `prefix`."""
+        return Stamp(f"{prefix}{uuid.uuid4().hex}", int(self.clock()), self.model.name)

@@ -7,7 +7,7 @@ from typing import Any, Literal
 from rekindle.engine.generation import Generation
 from rekindle.engine.types import Delta, Progress, Report
 from rekindle.server.answers.choice import Choice, ReplyParser
-from rekindle.server.answers.reply import progress_text
+from rekindle.server.answers.reply import Stamp, progress_text
 from rekindle.server.answers.sse import comment, event
 from rekindle.server.anthropic.blocks import Blocks
 from rekindle.server.anthropic.calls import MessagesCall
@@ -24,10 +24,9 @@ class MessagesReply:
 
     events: Literal["typed"] = "typed"
 
-    def __init__(self, call: MessagesCall, generation: Generation, form: ReplyFormat, *, message: str, model: str):
+    def __init__(self, stamp: Stamp, call: MessagesCall, generation: Generation, *, form: ReplyFormat) -> None:
+        self._stamp = stamp
         self._call = call
-        self._message = message
-        self._model = model
         choice = Choice(0, generation)
         self._reading = ReplyParser(choice, form, tools=call.read_tools, parallel=call.parallel)
         self._blocks = Blocks(hidden=call.hides_thinking)
@@ -75,7 +74,7 @@ class MessagesReply:
         return head | {"content": self._blocks.content(), **self._stopped(), "usage": self._usage(), **self._extras()}
 
     def _head(self) -> dict[str, Any]:
-        return {"id": self._message, "type": "message", "role": "assistant", "model": self._model}
+        return {"id": self._stamp.id, "type": "message", "role": "assistant", "model": self._stamp.model}
 
     def _start(self, known: Report | Progress | None) -> dict[str, Any]:
         usage = usage_of(known, self._call.request.breakpoints)

@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-import uuid
 from typing import Any
 
 from fastapi import Request
 from fastapi.responses import JSONResponse
 from starlette.responses import Response
 
-from rekindle.engine.api import Engine
 from rekindle.engine.generation import Generation
 from rekindle.errors import BadRequest
-from rekindle.server.answers.answer import Answer, accepted, off_loop, read_body, submit_all
+from rekindle.server.answers.answer import Answer, RouteContext, accepted, off_loop, read_body, submit_all
 from rekindle.server.anthropic.calls import MessagesCall, ModelSide, parse_count, parse_messages
 from rekindle.server.anthropic.habits import find_habits
 from rekindle.server.anthropic.reply import MessagesReply
 from rekindle.server.gate.caller import Caller, caller_of
 from rekindle.server.json_body import parse_json
-from rekindle.server.models import ServedModel
-from rekindle.server.observers.observer import Observer
 
 PATH = "/v1/messages"
 COUNT_PATH = "/v1/messages/count_tokens"
@@ -29,19 +25,15 @@ PARAMS = {"stop": "stop_sequences"}
 class MessagesRoute:
     """Answers messages and counts their tokens. The template's habits are probed once."""
 
-    def __init__(self, engine: Engine, model: ServedModel, observer: Observer, *, ping_s: float) -> None:
-        self._engine = engine
-        self._model = model
-        self._observer = observer
-        self._ping_s = ping_s
-        self._side = ModelSide(engine.reply_format, find_habits(engine.encoder))
+    def __init__(self, context: RouteContext) -> None:
+        self._context = context
+        self._side = ModelSide(context.engine.reply_format, find_habits(context.engine.encoder))
 
     async def __call__(self, request: Request) -> Response:
         """Answer whole or as a stream."""
-        (call, generations), watch = await accepted(request, self._observer, PATH, self._submit)
-        message = f"msg_{uuid.uuid4().hex}"
-        reply = MessagesReply(call, generations[0], self._side.form, message=message, model=self._model.name)
-        answer = Answer(reply, generations, watch, params=PARAMS, ping_s=self._ping_s)
+        (call, generations), watch = await accepted(request, self._context.observer, PATH, self._submit)
+        reply = MessagesReply(self._context.stamp("msg_"), call, generations[0], form=self._side.form)
+        answer = Answer(reply, generations, watch, params=PARAMS, ping_s=self._context.ping_s)
         return await (answer.stream(request) if call.stream else answer.whole(request))
 
     async def count(self, request: Request) -> Response:
@@ -52,13 +44,13 @@ class MessagesRoute:
 
     def _submit(self, body: Any, caller: Caller) -> tuple[MessagesCall, list[Generation]]:
         call = parse_messages(body, caller, self._side)
-        self._model.require(call.model, dialect="anthropic")
-        return call, submit_all(self._engine, [call.request], 1)
+        self._context.model.require(call.model, dialect="anthropic")
+        return call, submit_all(self._context.engine, [call.request], 1)
 
     def _count(self, raw: bytes, caller: Caller) -> int:
         try:
             asked, model = parse_count(parse_json(raw), caller, self._side)
-            self._model.require(model, dialect="anthropic")
-            return self._engine.encoder.count(self._engine.render(asked))
+            self._context.model.require(model, dialect="anthropic")
+            return self._context.engine.encoder.count(self._context.engine.render(asked))
         except RecursionError:
             raise BadRequest("the body is nested too deeply", param="messages") from None

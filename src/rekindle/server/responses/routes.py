@@ -7,8 +7,6 @@ looked up in worker threads: a disk may be slow, the event loop may not.
 from __future__ import annotations
 
 import asyncio
-import uuid
-from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Annotated, Any, Literal
 
@@ -16,17 +14,13 @@ from fastapi import APIRouter, Query, Request
 from pydantic import BaseModel
 from starlette.responses import Response
 
-from rekindle.engine.api import Engine
 from rekindle.engine.generation import Generation
 from rekindle.errors import NotFound
-from rekindle.server.answers.answer import Answer, accepted, submit_all
-from rekindle.server.answers.reply import Stamp
+from rekindle.server.answers.answer import Answer, RouteContext, accepted, submit_all
 from rekindle.server.answers.steering import steered
 from rekindle.server.border import Router
 from rekindle.server.errors import invalid
 from rekindle.server.gate.caller import Caller, access_of
-from rekindle.server.models import ServedModel
-from rekindle.server.observers.observer import Observer
 from rekindle.server.responses.calls import ResponseCall, parse_response
 from rekindle.server.responses.reply import ResponseReply
 from rekindle.server.responses.stored import StoredResponse, StoredResponses
@@ -40,30 +34,17 @@ PAGE = 20  # default input items of a page
 class ResponseRoute:
     """Answers requests for responses, parses replies in the model's reply format, and stores them."""
 
-    def __init__(
-        self,
-        engine: Engine,
-        model: ServedModel,
-        observer: Observer,
-        *,
-        responses: StoredResponses,
-        clock: Callable[[], float],
-        ping_s: float,
-    ) -> None:
-        self._engine = engine
-        self._model = model
-        self._observer = observer
+    def __init__(self, context: RouteContext, responses: StoredResponses) -> None:
+        self._context = context
         self._responses = responses
-        self._clock = clock
-        self._ping_s = ping_s
 
     async def __call__(self, request: Request) -> Response:
         """Answer whole or as a stream."""
         ticket = self._responses.ticket()
-        submitted, watch = await accepted(request, self._observer, PATH, self._submit, always_off_loop=True)
+        context = self._context
+        submitted, watch = await accepted(request, context.observer, PATH, self._submit, always_off_loop=True)
         caller, call, generation = submitted
-        stamp = Stamp(f"resp_{uuid.uuid4().hex}", int(self._clock()), self._model.name)
-        reply = ResponseReply(stamp, call, generation, form=self._engine.reply_format)
+        reply = ResponseReply(context.stamp("resp_"), call, generation, form=context.engine.reply_format)
 
         async def keep() -> None:
             if call.store:
@@ -71,14 +52,15 @@ class ResponseRoute:
                 if (why := await _failure(self._responses.keep(stored, ticket=ticket))) is not None:
                     reply.not_stored(why)
 
-        answer = Answer(reply, [generation], watch, params=PARAMS, ping_s=self._ping_s, settle=keep)
+        answer = Answer(reply, [generation], watch, params=PARAMS, ping_s=context.ping_s, settle=keep)
         return await (answer.stream(request) if call.stream else answer.whole(request))
 
     def _submit(self, body: Any, caller: Caller) -> tuple[Caller, ResponseCall, Generation]:
         call = parse_response(body, caller, self._responses)
-        self._model.require(call.model)
-        request = steered(call.request, self._engine.reply_format, call.tool_choice, tool_names=call.tools.functions)
-        (generation,) = submit_all(self._engine, [request], 1)
+        self._context.model.require(call.model)
+        form = self._context.engine.reply_format
+        request = steered(call.request, form, call.tool_choice, tool_names=call.tools.functions)
+        (generation,) = submit_all(self._context.engine, [request], 1)
         return caller, call, generation
 
 

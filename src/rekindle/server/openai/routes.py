@@ -1,0 +1,62 @@
+"""POST /v1/chat/completions, and /v1/completions for callers that write the template themselves."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import Request
+from starlette.responses import Response
+
+from rekindle.engine.generation import Generation
+from rekindle.server.answers.answer import Answer, RouteContext, accepted, submit_all
+from rekindle.server.answers.steering import steered
+from rekindle.server.gate.caller import Caller
+from rekindle.server.openai.calls import ChatCall, CompletionCall, parse_chat, parse_completion
+from rekindle.server.openai.chat import ChatReply
+from rekindle.server.openai.text import CompletionReply
+
+CHAT_PATH = "/v1/chat/completions"
+CHAT_PARAMS = {"token_ids": "rekindle.prompt_ids"}
+TEXT_PATH = "/v1/completions"
+TEXT_PARAMS = {"messages": "prompt", "token_ids": "prompt"}
+
+
+class ChatRoute:
+    """Answers chat completions; replies are parsed in the format of the model's template."""
+
+    def __init__(self, context: RouteContext) -> None:
+        self._context = context
+        self._form = context.engine.reply_format
+
+    async def __call__(self, request: Request) -> Response:
+        """Answer whole or as a stream."""
+        (call, generations), watch = await accepted(request, self._context.observer, CHAT_PATH, self._submit)
+        reply = ChatReply(self._context.stamp("chatcmpl-"), call, generations, form=self._form)
+        answer = Answer(reply, generations, watch, params=CHAT_PARAMS, ping_s=self._context.ping_s)
+        return await (answer.stream(request) if call.stream else answer.whole(request))
+
+    def _submit(self, body: Any, caller: Caller) -> tuple[ChatCall, list[Generation]]:
+        call = parse_chat(body, caller)
+        self._context.model.require(call.model)
+        requests = [steered(each, self._form, call.tool_choice, tool_names=call.tool_names) for each in call.requests]
+        return call, submit_all(self._context.engine, requests, call.num_choices)
+
+
+class CompletionRoute:
+    """Answers completions; several prompts become several requests of one answer."""
+
+    def __init__(self, context: RouteContext) -> None:
+        self._context = context
+
+    async def __call__(self, request: Request) -> Response:
+        """Answer whole or as a stream."""
+        (call, generations), watch = await accepted(request, self._context.observer, TEXT_PATH, self._submit)
+        decode = self._context.engine.encoder.decode
+        reply = CompletionReply(self._context.stamp("cmpl-"), call, generations, decode=decode)
+        answer = Answer(reply, generations, watch, params=TEXT_PARAMS, ping_s=self._context.ping_s)
+        return await (answer.stream(request) if call.stream else answer.whole(request))
+
+    def _submit(self, body: Any, caller: Caller) -> tuple[CompletionCall, list[Generation]]:
+        call = parse_completion(body, caller)
+        self._context.model.require(call.model)
+        return call, submit_all(self._context.engine, call.requests, call.num_choices)
