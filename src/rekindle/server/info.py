@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Depends, Header, Request
 from prometheus_client import CONTENT_TYPE_LATEST
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field
 from starlette.responses import JSONResponse, Response
 
 from rekindle import __version__
@@ -20,7 +20,7 @@ from rekindle.engine.types import GenerationRequest
 from rekindle.errors import BadRequest
 from rekindle.server.answers.answer import off_loop, read_body
 from rekindle.server.answers.steering import template_kwargs
-from rekindle.server.answers.validation import validated
+from rekindle.server.answers.validation import StrictModel, validated
 from rekindle.server.border import Router
 from rekindle.server.errors import needs_admin
 from rekindle.server.gate.caller import access_of
@@ -55,10 +55,9 @@ class Readiness(BaseModel):
     problems: list[str] = Field(description="what is wrong; with a key only")
 
 
-class TokenizeBody(BaseModel):
+class TokenizeBody(StrictModel):
     """Either `text`, read as the prompt of a completion, or `messages` with the parameters that a chat renders."""
 
-    model_config = ConfigDict(extra="forbid", strict=True)
     model: str | None = None
     text: str | None = None
     messages: Annotated[list[dict[str, Any]], Field(min_length=1)] | None = None

@@ -4,22 +4,18 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict
+from rekindle.server.answers.validation import OpenModel, StrictModel
 
 
-class RekindleOptions(BaseModel):
+class RekindleOptions(StrictModel):
     """Which stored KV may be reused, and whether the answer includes the token ids of prompt and reply."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
 
     reuse: Literal["continuation", "canonical", "off"] | None = None
     return_ids: bool = False
 
 
-class RekindleReport(BaseModel):
+class RekindleReport(OpenModel):
     """What was reused, from where, and why no more."""
-
-    model_config = ConfigDict(extra="allow", strict=True)
 
     outcome: Literal["exact", "extend", "diverge", "miss"]
     source: Literal["own", "parent", "shared"] | None

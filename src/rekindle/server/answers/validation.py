@@ -10,7 +10,7 @@ import textwrap
 from collections.abc import Collection, Mapping, Sequence
 from typing import Annotated, Any, TypeVar
 
-from pydantic import BaseModel, FailFast, ValidationError
+from pydantic import BaseModel, ConfigDict, FailFast, ValidationError
 
 from rekindle.errors import BadRequest
 
@@ -30,6 +30,18 @@ MAX_KEYS = 1024  # of an object inside the body
 MAX_NAME_CHARS = 100  # of a parameter's name, in error messages
 Body = TypeVar("Body", bound=BaseModel)
 Item = TypeVar("Item")
+
+
+class StrictModel(BaseModel):
+    """A body or an answer without unknown fields."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+
+class OpenModel(BaseModel):
+    """Allows further fields, which clients or later versions may add."""
+
+    model_config = ConfigDict(extra="allow", strict=True)
 
 
 class _FirstOnly(FailFast):

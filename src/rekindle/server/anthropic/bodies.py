@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema
+from pydantic import Field, WithJsonSchema
 
 from rekindle.model.params import MAX_STOPS
 from rekindle.server.answers.extension import RekindleOptions
-from rekindle.server.answers.validation import Items
+from rekindle.server.answers.validation import Items, OpenModel, StrictModel
 
 MAX_MESSAGES = 100_000  # Anthropic's own limit
 # Parameters for naming, billing, routing or extra data; no answer depends on them.
@@ -25,17 +25,7 @@ HARMLESS = frozenset(
 NEUTRAL: Mapping[str, tuple[Any, ...]] = {"mcp_servers": ([],), "output_format": ()}
 
 
-class _Body(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True)
-
-
-class _Open(BaseModel):
-    """Allows further keys, which have no effect here."""
-
-    model_config = ConfigDict(extra="allow", strict=True)
-
-
-class CacheControl(_Open):
+class CacheControl(OpenModel):
     """Keep the prompt up to this block for this long; each reuse restarts the time."""
 
     type: Literal["ephemeral"]
@@ -47,7 +37,7 @@ class CacheControl(_Open):
         return 3600.0 if self.ttl == "1h" else 300.0
 
 
-class Thinking(_Open):
+class Thinking(OpenModel):
     """Whether the model is to think; `budget_tokens` is accepted but has no effect: `max_tokens` is the limit."""
 
     type: Literal["enabled", "disabled", "adaptive"]
@@ -55,7 +45,7 @@ class Thinking(_Open):
     display: Literal["summarized", "omitted"] | None = None
 
 
-class ToolChoice(_Body):
+class ToolChoice(StrictModel):
     """Whether a tool must be called, and which."""
 
     type: Literal["auto", "any", "tool", "none"]
@@ -63,21 +53,21 @@ class ToolChoice(_Body):
     disable_parallel_tool_use: bool | None = None
 
 
-class OutputConfig(_Body):
+class OutputConfig(StrictModel):
     """`effort` is passed to the chat template as `reasoning_effort`; formats are not enforced, so they are refused."""
 
     effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
     format: None = None
 
 
-class ContextEdit(_Open):
+class ContextEdit(OpenModel):
     """An edit of the history; only one that leaves it unchanged is supported."""
 
     type: str
     keep: Any = None
 
 
-class ContextManagement(_Body):
+class ContextManagement(StrictModel):
     """Edits of the history by the server: this server makes none."""
 
     edits: Items[ContextEdit] | None = None
@@ -138,7 +128,7 @@ System = Annotated[
 Tools = Annotated[Items[dict[str, Any]], WithJsonSchema({"type": "array", "items": _TOOL})]
 
 
-class PromptBody(_Body):
+class PromptBody(StrictModel):
     """The parameters that make up a prompt, whether it is counted or answered."""
 
     model: str | None = Field(

@@ -4,25 +4,20 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict
-
 from rekindle.server.answers.extension import RekindleReport
+from rekindle.server.answers.validation import StrictModel
 
 StopReason = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use", "model_context_window_exceeded"]
 
 
-class _ReplyModel(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True)
-
-
-class AnthropicError(_ReplyModel):
+class AnthropicError(StrictModel):
     """The kind of an error, and what is wrong."""
 
     type: str
     message: str
 
 
-class AnthropicErrorReply(_ReplyModel):
+class AnthropicErrorReply(StrictModel):
     """Every error under /v1/messages has this shape, with the request's id; in a stream it is an event without one."""
 
     type: Literal["error"]
@@ -30,20 +25,20 @@ class AnthropicErrorReply(_ReplyModel):
     request_id: str | None = None
 
 
-class CacheCreation(_ReplyModel):
+class CacheCreation(StrictModel):
     """Tokens created, by how long they are kept."""
 
     ephemeral_5m_input_tokens: int
     ephemeral_1h_input_tokens: int
 
 
-class OutputDetails(_ReplyModel):
+class OutputDetails(StrictModel):
     """Tokens of the output that were thinking."""
 
     thinking_tokens: int
 
 
-class MessageUsage(_ReplyModel):
+class MessageUsage(StrictModel):
     """Tokens of the prompt are input + cache_read + cache_creation, always."""
 
     input_tokens: int
@@ -54,7 +49,7 @@ class MessageUsage(_ReplyModel):
     output_tokens_details: OutputDetails | None = None
 
 
-class ReplyBlock(_ReplyModel):
+class ReplyBlock(StrictModel):
     """A block of the reply: `text`, `thinking` with its `signature`, or a `tool_use` with the `input` of a tool."""
 
     type: Literal["text", "thinking", "tool_use"]
@@ -66,13 +61,13 @@ class ReplyBlock(_ReplyModel):
     input: dict[str, Any] | None = None
 
 
-class AppliedEdits(_ReplyModel):
+class AppliedEdits(StrictModel):
     """Always empty: this server does not edit histories."""
 
     applied_edits: list[Any]
 
 
-class MessageStart(_ReplyModel):
+class MessageStart(StrictModel):
     """The message at the start of its stream."""
 
     id: str
@@ -92,7 +87,7 @@ class MessageAnswer(MessageStart):
     context_management: AppliedEdits | None = None
 
 
-class EventDelta(_ReplyModel):
+class EventDelta(StrictModel):
     """A piece of a block, or (without `type`) why the message ended."""
 
     type: Literal["text_delta", "thinking_delta", "signature_delta", "input_json_delta"] | None = None
@@ -104,7 +99,7 @@ class EventDelta(_ReplyModel):
     stop_sequence: str | None = None
 
 
-class MessageEvent(_ReplyModel):
+class MessageEvent(StrictModel):
     """An event of a stream; its name is its `type`. Pings may come at any time."""
 
     type: Literal[

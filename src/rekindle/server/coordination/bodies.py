@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, JsonValue
+from pydantic import Field, JsonValue
 
 from rekindle.agent_ids import MAX_ID_BYTES, check_agent_id
 from rekindle.agents.machine.decisions import Mode, Question
@@ -16,7 +16,7 @@ from rekindle.agents.machine.types import HOST, MOST_AGENTS, Audience, Participa
 from rekindle.agents.sessions.turn import MAX_TOKENS
 from rekindle.errors import BadRequest
 from rekindle.model.params import MAX_STOPS, SamplingParams
-from rekindle.server.answers.validation import Items
+from rekindle.server.answers.validation import Items, StrictModel
 
 LONGEST_LINE = 1_000
 LONGEST_TEXT = 4_000_000  # characters: more than any context holds, and a bound for what is stored of a session
@@ -29,13 +29,7 @@ Text = Annotated[str, Field(max_length=LONGEST_TEXT)]
 Names = Annotated[list[Name], Field(min_length=1, max_length=MOST_AGENTS)]
 
 
-class _Body(BaseModel):
-    """Unknown fields are refused; null means "not given"."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
-
-
-class SamplingOptions(_Body):
+class SamplingOptions(StrictModel):
     """How tokens are picked, with the names and ranges of a chat completion."""
 
     max_tokens: int | None = Field(default=None, description=f"of one turn; null: {MAX_TOKENS}")
@@ -54,7 +48,7 @@ class SamplingOptions(_Body):
     ignore_eos: bool | None = None
 
 
-class AgentBody(_Body):
+class AgentBody(StrictModel):
     """An agent of the session."""
 
     name: Name = Field(description="what the others call it")
@@ -68,7 +62,7 @@ class AgentBody(_Body):
     )
 
 
-class SessionBody(_Body):
+class SessionBody(StrictModel):
     """POST /v1/coordination/sessions."""
 
     agents: Items[AgentBody] = Field(json_schema_extra=COUNTS)
@@ -84,7 +78,7 @@ class SessionBody(_Body):
     )
 
 
-class _RunBody(_Body):
+class _RunBody(StrictModel):
     sampling: SamplingOptions | None = Field(default=None, description="for this run, instead of the session's")
 
 
@@ -117,7 +111,7 @@ class VoteBody(_RunBody):
     voters: Names | None = Field(default=None, description="null: all agents")
 
 
-class MessageBody(_Body):
+class MessageBody(StrictModel):
     """A message from outside: in the name of the host, of anyone outside the session, or of one of its agents."""
 
     text: Text
@@ -139,20 +133,20 @@ class InterruptBody(MessageBody):
     )
 
 
-class ForkBody(_Body):
+class ForkBody(StrictModel):
     """The name of the new agent, which remembers and has heard all that this one has."""
 
     target: Name
     persona: Text = Field(default="", description="instructions that only it sees, from now on")
 
 
-class RewindBody(_Body):
+class RewindBody(StrictModel):
     """How many of its own turns the agent forgets, with all it heard since."""
 
     turns: int = Field(default=1, ge=1, le=1_000_000)
 
 
-class MergeBody(_Body):
+class MergeBody(StrictModel):
     """The agent whose messages and memories this one receives, as far as it has not heard them."""
 
     source: Name

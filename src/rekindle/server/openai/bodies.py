@@ -7,27 +7,17 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema
+from pydantic import Field, WithJsonSchema
 
 from rekindle.model.params import MAX_STOPS
 from rekindle.server.answers.extension import RekindleOptions
-from rekindle.server.answers.validation import Items
+from rekindle.server.answers.validation import Items, OpenModel, StrictModel
 
 MAX_CHOICES = 128
 COMPLETION_TOKENS = 16  # OpenAI's default for completions
 
 
-class _Body(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True)
-
-
-class _Open(BaseModel):
-    """Allows further keys, which are passed to the chat template."""
-
-    model_config = ConfigDict(extra="allow", strict=True)
-
-
-class StreamOptions(_Body):
+class StreamOptions(StrictModel):
     """`include_obfuscation` is accepted and ignored: chunks are not padded."""
 
     include_usage: bool = False
@@ -40,7 +30,7 @@ class ChatOptions(RekindleOptions):
     prompt_ids: Items[int] | None = Field(default=None, min_length=1)
 
 
-class ToolFunction(_Open):
+class ToolFunction(OpenModel):
     """A function the model may call; `parameters` is a JSON schema."""
 
     name: str = Field(min_length=1)
@@ -48,14 +38,14 @@ class ToolFunction(_Open):
     parameters: dict[str, Any] | None = None
 
 
-class Tool(_Open):
+class Tool(OpenModel):
     """A tool offered to the model."""
 
     type: Literal["function"] = "function"
     function: ToolFunction
 
 
-class SamplingBody(_Body):
+class SamplingBody(StrictModel):
     """Sampling parameters; null always means "not given"."""
 
     model: str | None = Field(default=None, description="the served name, the path it was loaded from, or `default`")

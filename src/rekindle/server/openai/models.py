@@ -4,16 +4,13 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import Field
 
 from rekindle.server.answers.extension import RekindleReport
+from rekindle.server.answers.validation import StrictModel
 
 
-class _ReplyModel(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True)
-
-
-class ErrorBody(_ReplyModel):
+class ErrorBody(StrictModel):
     """What is wrong, and which parameter to change."""
 
     message: str
@@ -22,25 +19,25 @@ class ErrorBody(_ReplyModel):
     code: str | None
 
 
-class ErrorReply(_ReplyModel):
+class ErrorReply(StrictModel):
     """Every error has this shape; in a stream it comes as an event."""
 
     error: ErrorBody
 
 
-class CachedTokens(_ReplyModel):
+class CachedTokens(StrictModel):
     """Tokens of the prompt that were reused."""
 
     cached_tokens: int
 
 
-class ReasoningTokens(_ReplyModel):
+class ReasoningTokens(StrictModel):
     """Tokens of the replies that were reasoning."""
 
     reasoning_tokens: int
 
 
-class Usage(_ReplyModel):
+class Usage(StrictModel):
     """Tokens of each prompt, counted once, and of all choices; chats also have details of the replies."""
 
     prompt_tokens: int
@@ -50,7 +47,7 @@ class Usage(_ReplyModel):
     completion_tokens_details: ReasoningTokens | None = None
 
 
-class Alternative(_ReplyModel):
+class Alternative(StrictModel):
     """A token, its natural logarithm of probability before temperature, and its bytes."""
 
     token: str
@@ -64,21 +61,21 @@ class ChatToken(Alternative):
     top_logprobs: list[Alternative]
 
 
-class ChatLogprobs(_ReplyModel):
+class ChatLogprobs(StrictModel):
     """One entry per token."""
 
     content: list[ChatToken]
     refusal: None
 
 
-class CalledFunction(_ReplyModel):
+class CalledFunction(StrictModel):
     """`arguments` verbatim as generated: usually a JSON object, not always a valid one."""
 
     name: str
     arguments: str
 
 
-class Called(_ReplyModel):
+class Called(StrictModel):
     """A tool call by the model."""
 
     id: str
@@ -86,17 +83,17 @@ class Called(_ReplyModel):
     function: CalledFunction
 
 
-class AssistantMessage(_ReplyModel):
+class AssistantMessage(StrictModel):
     """The reply."""
 
     role: Literal["assistant"]
     content: str | None
     refusal: None
     reasoning_content: str | None = None
-    tool_calls: list[Called] = []
+    tool_calls: list[Called] = Field(default=[])
 
 
-class ChatChoice(_ReplyModel):
+class ChatChoice(StrictModel):
     """One of n replies."""
 
     index: int
@@ -106,7 +103,7 @@ class ChatChoice(_ReplyModel):
     rekindle: RekindleReport | None = None
 
 
-class ChatCompletion(_ReplyModel):
+class ChatCompletion(StrictModel):
     """A whole answer."""
 
     id: str
@@ -118,14 +115,14 @@ class ChatCompletion(_ReplyModel):
     rekindle: RekindleReport
 
 
-class FunctionPiece(_ReplyModel):
+class FunctionPiece(StrictModel):
     """The next piece of a call."""
 
     name: str | None = None
     arguments: str
 
 
-class CallPiece(_ReplyModel):
+class CallPiece(StrictModel):
     """A piece of a call; the first one has id, type and name."""
 
     index: int
@@ -134,16 +131,16 @@ class CallPiece(_ReplyModel):
     function: FunctionPiece
 
 
-class ChatDelta(_ReplyModel):
+class ChatDelta(StrictModel):
     """The part of the message that a chunk adds."""
 
     role: Literal["assistant"] | None = None
     content: str | None = None
     reasoning_content: str | None = None
-    tool_calls: list[CallPiece] = []
+    tool_calls: list[CallPiece] = Field(default=[])
 
 
-class ChunkChoice(_ReplyModel):
+class ChunkChoice(StrictModel):
     """A piece of one choice; chunks of several choices are interleaved."""
 
     index: int
@@ -152,7 +149,7 @@ class ChunkChoice(_ReplyModel):
     finish_reason: Literal["stop", "length", "tool_calls"] | None
 
 
-class ChatChunk(_ReplyModel):
+class ChatChunk(StrictModel):
     """An event of a stream; the last ones have `finish_reason` and `rekindle`, then usage if requested."""
 
     id: str
@@ -164,7 +161,7 @@ class ChatChunk(_ReplyModel):
     rekindle: RekindleReport | None = None
 
 
-class TextLogprobs(_ReplyModel):
+class TextLogprobs(StrictModel):
     """One entry per token; offsets in characters of the text."""
 
     tokens: list[str]
@@ -173,7 +170,7 @@ class TextLogprobs(_ReplyModel):
     text_offset: list[int]
 
 
-class TextChoice(_ReplyModel):
+class TextChoice(StrictModel):
     """One reply to one prompt; those to the first prompt come first."""
 
     index: int
@@ -183,7 +180,7 @@ class TextChoice(_ReplyModel):
     rekindle: RekindleReport | None = None
 
 
-class TextCompletion(_ReplyModel):
+class TextCompletion(StrictModel):
     """A whole answer or, in a stream, one of its events."""
 
     id: str

@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema
+from pydantic import Field, WithJsonSchema
 
 from rekindle.server.answers.extension import RekindleOptions
-from rekindle.server.answers.validation import Items
+from rekindle.server.answers.validation import Items, StrictModel
 
 # Naming, billing, routing, or bounds for tools that run elsewhere; no answer depends on them.
 HARMLESS = frozenset(
@@ -72,17 +72,13 @@ Pairs = Annotated[
 ]
 
 
-class _Body(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True)
-
-
-class ResponseStreamOptions(_Body):
+class ResponseStreamOptions(StrictModel):
     """`include_obfuscation` is accepted and ignored: events are not padded here."""
 
     include_obfuscation: bool = False
 
 
-class Reasoning(_Body):
+class Reasoning(StrictModel):
     """Reasoning effort, for the chat template. Reasoning is returned whole, so the choice of summary has no effect.
 
     The template decides which earlier reasoning the model sees again, so a context of the turn alone is refused.
@@ -95,20 +91,20 @@ class Reasoning(_Body):
     generate_summary: Literal["auto", "concise", "detailed"] | None = None
 
 
-class PlainText(_Body):
+class PlainText(StrictModel):
     """The only format."""
 
     type: Literal["text"]
 
 
-class TextOptions(_Body):
+class TextOptions(StrictModel):
     """Replies are plain text of any length."""
 
     format: PlainText | None = None
     verbosity: Literal["medium"] | None = None
 
 
-class ResponseBody(_Body):
+class ResponseBody(StrictModel):
     """POST /v1/responses; null everywhere means "not given"."""
 
     model: str | None = Field(default=None, description="the served name, the path it was loaded from, or `default`")

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from rekindle.server.answers.extension import RekindleReport
+from rekindle.server.answers.validation import OpenModel, StrictModel
 
 ItemStatus = Literal["in_progress", "completed", "incomplete"]
 
 
-class _Object(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True)
-
-
-class OutputText(_Object):
+class OutputText(StrictModel):
     """Text of a message."""
 
     type: Literal["output_text"]
@@ -24,14 +21,14 @@ class OutputText(_Object):
     logprobs: list[Any] = Field(max_length=0)
 
 
-class ReasoningText(_Object):
+class ReasoningText(StrictModel):
     """Text of the reasoning."""
 
     type: Literal["reasoning_text"]
     text: str
 
 
-class MessageItem(_Object):
+class MessageItem(StrictModel):
     """A message of the reply."""
 
     id: str
@@ -41,7 +38,7 @@ class MessageItem(_Object):
     content: list[OutputText]
 
 
-class ReasoningItem(_Object):
+class ReasoningItem(StrictModel):
     """Reasoning of the reply; `encrypted_content` if it was requested."""
 
     id: str
@@ -52,7 +49,7 @@ class ReasoningItem(_Object):
     encrypted_content: str | None = None
 
 
-class CallItem(_Object):
+class CallItem(StrictModel):
     """A call; its arguments are verbatim as generated if the model writes JSON."""
 
     id: str
@@ -64,20 +61,20 @@ class CallItem(_Object):
     arguments: str
 
 
-class InputDetails(_Object):
+class InputDetails(StrictModel):
     """Input tokens that were reused, and those that were computed and stored in the cache."""
 
     cached_tokens: int
     cache_write_tokens: int
 
 
-class OutputDetails(_Object):
+class OutputDetails(StrictModel):
     """Output tokens of reasoning, including its markers."""
 
     reasoning_tokens: int
 
 
-class ResponseUsage(_Object):
+class ResponseUsage(StrictModel):
     """Tokens of input and output."""
 
     input_tokens: int
@@ -95,20 +92,20 @@ class ResponseReport(RekindleReport):
     not_stored: str | None = None
 
 
-class IncompleteDetails(_Object):
+class IncompleteDetails(StrictModel):
     """Why the response is incomplete."""
 
     reason: Literal["max_output_tokens"]
 
 
-class FailedResponse(_Object):
+class FailedResponse(StrictModel):
     """Why the response failed."""
 
     code: str
     message: str
 
 
-class ResponseAnswer(_Object):
+class ResponseAnswer(StrictModel):
     """A response; the request fields it repeats have the values sent, or their defaults."""
 
     id: str
@@ -137,10 +134,8 @@ class ResponseAnswer(_Object):
     truncation: Literal["disabled"]
 
 
-class ResponseEvent(BaseModel):
+class ResponseEvent(OpenModel):
     """An event of a stream, named by its type; numbered without gaps. The last one has the whole response."""
-
-    model_config = ConfigDict(extra="allow", strict=True)
 
     type: str
     sequence_number: int
