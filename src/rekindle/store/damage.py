@@ -1,8 +1,9 @@
 """Index damage found since it was opened: rows that do not verify, or a damaged file.
 
-Owns the count and its meaning. A damaged row counts as missing; the writer drops and repairs rows before its next
-transaction. A damaged file (an SQLite B-tree) can no longer be written: it is marked, and the next open sets it aside
-and rebuilds it from the records. Each kind is logged once. Any thread may report.
+Owns the count, its meaning, and which errors mean damage, when a file is opened and later. A damaged row counts as
+missing; the writer drops and repairs rows before its next transaction. A damaged file (an SQLite B-tree) can no longer
+be written: it is marked, and the next open sets it aside and rebuilds it from the records. Each kind is logged once.
+Any thread may report.
 """
 
 from __future__ import annotations
@@ -36,6 +37,16 @@ def kind_of(error: BaseException) -> Literal["rows", "file", "other"]:
         is_gone = code == sqlite3.SQLITE_ERROR and _GONE.search(str(error)) is not None
         return "file" if is_gone or code & 0xFF in _BROKEN_FILE else "other"
     return "rows" if isinstance(error, (*INDEX_DAMAGE, AssertionError)) else "other"
+
+
+def is_damage_at_open(error: OSError | sqlite3.DatabaseError) -> bool:
+    """Whether an error from opening a file means that it is damaged, rather than a disk, lock or permission problem.
+
+    Wider than `kind_of`: no full disk has ended a transaction yet, so any SQL error is a damaged schema.
+    """
+    if isinstance(error, sqlite3.OperationalError):
+        return getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR) & 0xFF == sqlite3.SQLITE_ERROR
+    return not isinstance(error, OSError)
 
 
 class IndexDamage:

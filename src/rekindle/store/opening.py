@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from rekindle.spec import KVLayout
-from rekindle.store.damage import INDEX_DAMAGE
+from rekindle.store.damage import INDEX_DAMAGE, is_damage_at_open
 from rekindle.store.directory import StoreDirectory
 from rekindle.store.index import Index
 from rekindle.store.ledger import Ledger
@@ -21,7 +21,6 @@ from rekindle.store.records import RecordFormat
 from rekindle.store.refusal import refusal
 from rekindle.store.room import budget
 from rekindle.store.shards import Shards, found_slots
-from rekindle.store.sqlite_file import is_damage
 from rekindle.store.sync import FileSystem
 
 logger = logging.getLogger(__name__)
@@ -67,7 +66,7 @@ def open_store(
     try:
         return _open(place, layout, shard_bytes, fs, clock, namespaces)
     except sqlite3.DatabaseError as error:
-        if not is_damage(error):
+        if not is_damage_at_open(error):
             message = (
                 f"the store's index {place.index_path} cannot be opened: {error}; "
                 "check the permissions and the space of its directory, or choose another as store"

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Literal, TypeVar
 
 from rekindle.errors import StoreError, StoreLocked
-from rekindle.store.damage import kind_of
+from rekindle.store.damage import is_damage_at_open, kind_of
 from rekindle.store.directory import SECRET_BYTES, set_aside, store_secret
 from rekindle.store.refusal import refusal
 from rekindle.store.sync import OsFileSystem
@@ -90,16 +90,6 @@ def transaction(connection: sqlite3.Connection) -> Iterator[sqlite3.Connection]:
         raise
 
 
-def is_damage(error: OSError | sqlite3.DatabaseError | UnicodeDecodeError) -> bool:
-    """Whether an open error means that the file is damaged, rather than a disk, lock or permission problem.
-
-    The statements run on open are correct, so an SQL error means a damaged schema: a table or column is missing.
-    """
-    if isinstance(error, sqlite3.OperationalError):
-        return getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR) & 0xFF == sqlite3.SQLITE_ERROR
-    return not isinstance(error, OSError)
-
-
 def opened(
     path: Path | None, make: Callable[[sqlite3.Connection, bytes], T], *, busy_s: float, locking: Locking = "shared"
 ) -> T:
@@ -116,7 +106,7 @@ def opened(
         if getattr(error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_BUSY:
             message = f"{path} is in use by another process: stop it first, or choose another directory as store"
             raise StoreLocked(message) from error
-        if isinstance(error, OSError | sqlite3.OperationalError) and not is_damage(error):
+        if not isinstance(error, UnicodeDecodeError) and not is_damage_at_open(error):
             raise refusal(error, f"{path} cannot be opened: {error}") from error
         _set_aside(path, error)
     try:
