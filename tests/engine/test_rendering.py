@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rekindle.engine.intake.rendering import Renderer
+from rekindle.engine.intake.rendering import MOST_REPORTED, Renderer
 from rekindle.engine.types import Breakpoint, GenerationRequest
 from rekindle.errors import BadRequest
 from rekindle.text.messages import Message
@@ -104,6 +104,15 @@ def test_breakpoints_and_what_was_taken_out_have_their_place() -> None:
     assert removed.text == SIGNED
     assert encoder.readable(found.prompt.key[at:]).startswith("You are kind")
     assert renderer(encoder).render(GenerationRequest(messages=signed)).removed == ()
+
+
+def test_a_prompt_of_a_thousand_dates_reports_the_first_of_them() -> None:
+    """Reports are kept for every agent, and what is removed after others costs less than those."""
+    days = [f"Today's date is {1000 + number}-01-01." for number in range(1000)]
+    said = (Message("system", "\n".join(["You are kind.", *days])), CHAT[1])
+    found = renderer(encoder_of("cl100k"), "dates").render(GenerationRequest(messages=said))
+    assert b"-01-01" not in found.prompt.key
+    assert [removed.text for removed, _ in found.removed] == days[:MOST_REPORTED]
 
 
 def test_settled_is_what_is_rendered() -> None:

@@ -18,15 +18,16 @@ from rekindle.text.prompt import PromptEncoder, RenderedPrompt
 from rekindle.text.replies import ReplyFormat, begin_reply
 
 EMPTY = RenderedPrompt(b"")
+MOST_REPORTED = 64  # removed parts of a prompt, in its order: a report is kept, and a prompt may have thousands
 
 
 @dataclass(frozen=True, slots=True)
 class Rendering:
     """A prompt, and what is known of its text (nothing for ids); byte offsets are into its key.
 
-    `request` has messages and tools as they were rendered, `as_sent` has the caller's indices. `removed` pairs each
-    removed text with its byte offset; `breakpoints` are the offsets of the caller's breakpoints, in its order.
-    `opening` is what the prompt has begun of the reply, as structured text.
+    `request` has messages and tools as they were rendered, `as_sent` has the caller's indices. `removed` pairs the
+    first removed texts with their byte offsets; `breakpoints` are the offsets of the caller's breakpoints, in its
+    order. `opening` is what the prompt has begun of the reply, as structured text.
     """
 
     request: GenerationRequest
@@ -68,16 +69,17 @@ class Renderer:
         settled = replace(request, messages=normal.messages, tools=normal.tools)
         common = self._common(settled) if request.task in ("prefill", "absorb") else None
         prompt = common or self._encoder.render_chat(normal.messages, normal.tools, **request.template_kwargs)
+        reported = normal.removed[:MOST_REPORTED]
         marks = [normal.place(Place(each.message_index, each.num_chars)) for each in request.breakpoints]
         at = positions(
             self._encoder,
             prompt,
             normal.messages,
             normal.tools,
-            [*marks, *(each.place for each in normal.removed)],
+            [*marks, *(each.place for each in reported)],
             **request.template_kwargs,
         )
-        removed = tuple(zip(normal.removed, at[len(marks) :], strict=True))
+        removed = tuple(zip(reported, at[len(marks) :], strict=True))
         return self._continued(Rendering(settled, prompt, "", removed, tuple(at[: len(marks)]), normal))
 
     def _check_length(self, request: GenerationRequest) -> None:
