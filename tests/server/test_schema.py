@@ -53,6 +53,11 @@ def test_old_names_of_routes_are_deprecated(described: Any) -> None:
     }
 
 
+def test_metrics_are_described_as_the_text_they_are(described: Any, served: Served) -> None:
+    (kind,) = described["paths"]["/metrics"]["get"]["responses"]["200"]["content"]
+    assert kind == served.send("GET", "/metrics").headers["content-type"].partition(";")[0] == "text/plain"
+
+
 def test_every_reference_is_there_and_every_path_parameter_declared(described: Any) -> None:
     for reference in set(re.findall(r'"#/components/schemas/(\w+)"', json.dumps(described))):
         assert reference in described["components"]["schemas"]

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 from fastapi import APIRouter, Depends, Header, Request
 from prometheus_client import CONTENT_TYPE_LATEST
 from pydantic import BaseModel, Field
-from starlette.responses import JSONResponse, Response
+from starlette.responses import JSONResponse, PlainTextResponse, Response
 
 from rekindle import __version__
 from rekindle.engine.api import Engine
@@ -141,7 +141,7 @@ def figures_router(engine: Engine, metrics: Metrics) -> APIRouter:
         """Current counters and gauges of the engine and its store."""
         return asdict(engine.stats())
 
-    @router.get("/metrics")
+    @router.get("/metrics", response_class=PlainTextResponse)
     def prometheus() -> Response:
         """Metrics in Prometheus' text format."""
         return Response(metrics.text(), media_type=CONTENT_TYPE_LATEST)
