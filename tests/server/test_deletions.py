@@ -120,3 +120,28 @@ def test_responses_of_an_agent_without_a_memory_are_deleted(served: Served) -> N
     assert served.send("DELETE", "/v1/agents/ada").status == 200
     assert served.send("GET", f"/v1/responses/{said['id']}").status == 404
     assert served.send("DELETE", "/v1/agents/ada").status == 404
+
+
+def set_aside(store: Path) -> list[Path]:
+    """What damaged files leave in a store's directory, with words of their agents."""
+    names = "responses.db.damaged", "responses.db.damaged-wal", "responses.db.damaged1", "sessions.db.damaged"
+    for name in names:
+        (store / name).write_bytes(b"what ada said")
+    return [store / name for name in names]
+
+
+def test_a_purge_removes_what_was_set_aside_of_responses_and_sessions(served: Served, tmp_path: Path) -> None:
+    left = set_aside(tmp_path / "store")
+    assert served.send(*ASKED["purge"]).status == 404
+    known(served)
+    assert served.send(*ASKED["delete"]).status == 200
+    assert all(path.exists() for path in left)
+    known(served)
+    left[0].unlink()
+    left[0].mkdir()
+    answer = served.send(*ASKED["purge"])
+    assert answer.status == 503 and "a damaged file that was set aside may hold" in answer.error["message"]
+    assert listed(served) == ["ada"]
+    left[0].rmdir()
+    assert served.send(*ASKED["purge"]).status == 200
+    assert not list((tmp_path / "store").glob("*damaged*"))

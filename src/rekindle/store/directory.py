@@ -117,14 +117,7 @@ class StoreDirectory:
 
     def remove_set_aside(self) -> None:
         """Zero and remove the damaged indexes that were set aside: they hold agent ids and token ids."""
-        for path in sorted(self.path.glob("index.db.damaged-*")):
-            if not path.is_symlink():
-                fd = self._fs.open_file(path, "existing")
-                try:
-                    self._fs.punch(fd, 0, self._fs.size(fd))
-                finally:
-                    self._fs.close_file(fd)
-            self._fs.remove(path)
+        remove_set_aside(self.index_path, self._fs)
 
     def release(self) -> None:
         """Release the lock so that another process can take it."""
@@ -139,6 +132,18 @@ def set_aside(path: Path, kept: Path, fs: FileSystem) -> None:
     for suffix in ("-wal", "-shm"):
         with contextlib.suppress(FileNotFoundError):
             fs.rename(Path(f"{path}{suffix}"), Path(f"{kept}{suffix}"))
+
+
+def remove_set_aside(path: Path, fs: FileSystem) -> None:
+    """Zero and remove what was set aside of the file at `path`, with its logs; OSError."""
+    for kept in sorted(path.parent.glob(f"{path.name}.damaged*")):
+        if not kept.is_symlink():
+            fd = fs.open_file(kept, "existing")
+            try:
+                fs.punch(fd, 0, fs.size(fd))
+            finally:
+                fs.close_file(fd)
+        fs.remove(kept)
 
 
 def make_directory(directory: Path, fs: FileSystem) -> Path:

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import time
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TypeVar
 
+from rekindle.config import RESPONSES_FILE
 from rekindle.engine.api import Engine
 from rekindle.engine.types import AgentInfo, PurgeReport
 from rekindle.errors import NotFound, StoreError
@@ -20,6 +22,8 @@ from rekindle.server.border import in_thread
 from rekindle.server.coordination.running import Sessions
 from rekindle.server.observers.history import History
 from rekindle.server.responses.stored import StoredResponses
+from rekindle.store.directory import remove_set_aside
+from rekindle.store.sync import OsFileSystem
 
 T = TypeVar("T")
 MAX_UNFINISHED = 4096  # partly deleted agents; beyond it the oldest are no longer listed
@@ -59,15 +63,23 @@ class Deletions:
 
     async def delete(self, namespace: str, agent: str) -> Forgotten:
         """Delete an agent; raises NotFound, and StoreError, which names what is left."""
-        _, forgotten = await self._carry_out(namespace, agent, self._engine.delete)
+        _, forgotten = await self._carry_out(namespace, agent, self._engine.delete, ())
         return forgotten
 
     async def purge(self, namespace: str, agent: str) -> tuple[PurgeReport, Forgotten]:
-        """Delete an agent and prove it. If its memory was already deleted, the report's figures are 0."""
-        report, forgotten = await self._carry_out(namespace, agent, self._engine.purge)
+        """Delete an agent and prove it. If its memory was already deleted, the report's figures are 0.
+
+        Damaged files of responses and sessions that were set aside may hold what it said, so they are removed.
+        """
+        store = self._engine.settings.store
+        sessions = store.sessions_path()
+        damaged = () if sessions is None else (store.directory() / RESPONSES_FILE, sessions)
+        report, forgotten = await self._carry_out(namespace, agent, self._engine.purge, damaged)
         return report or PurgeReport(agent, 0, 0, 0, 0, 0), forgotten
 
-    async def _carry_out(self, namespace: str, agent: str, forget: Callable[..., T]) -> tuple[T | None, Forgotten]:
+    async def _carry_out(
+        self, namespace: str, agent: str, forget: Callable[..., T], damaged: Sequence[Path]
+    ) -> tuple[T | None, Forgotten]:
         key, report, is_known = (namespace, agent), None, True
         self._responses.check_open()
         await self._sessions.check_forgettable(agent)
@@ -78,9 +90,16 @@ class Deletions:
         if is_known:
             self._note(key)  # until the rest is deleted, even if the caller disconnects
         forgotten = await self._forget_rest(namespace, agent)
-        self._unfinished.pop(key, None)
         if not is_known and not forgotten.num_responses:
             raise NotFound(f"no agent {agent!r}", param="agent")
+        try:
+            for path in damaged:
+                await in_thread(remove_set_aside, path, OsFileSystem())
+        except OSError as error:
+            self._note(key)
+            message = f"{agent!r} is deleted, but a damaged file that was set aside may hold what it said ({error})"
+            raise StoreError(f"{message}: purge it again, or remove the file") from error
+        self._unfinished.pop(key, None)
         return report, forgotten
 
     def _note(self, key: tuple[str, str]) -> None:
