@@ -37,7 +37,7 @@ from rekindle.errors import Conflict, NotFound, StoreError
 PLAN = Plan(
     (Participant("Ada", "Ä\u2028\n“x”", "first", "ada"), Participant("Ben")),
     moderator="Ada",
-    sampling=(("max_tokens", 3), ("stop", ("a", "b")), ("temperature", 0.5)),
+    sampling=(("max_tokens", 3), ("stop", ("a", "b")), ("temperature", 0.5), ("logit_bias", ((7, 1.5),))),
 )
 PRELUDE = Prelude("You are Ada.", (Entry("heard", "Hi.", "Ben", True, None, 3, 4), Entry("said", "Ho.", thought="Hm.")))
 EVENTS: tuple[Event, ...] = (
