@@ -109,11 +109,8 @@ class Library:
         yield Case("own, DIVERGE at 50%", "long-0", changed, "diverge")
         yield Case("shared, DIVERGE at 50%", "somebody", changed, "diverge")
         yield Case("own, EXACT", "long-0", self._prompt(stored), "exact")
-        yield Case("shared, system prompt only", "somebody", self._prompt(self._fresh(len(stored))), "diverge")
+        yield Case("shared, system prompt only", "somebody", self._prompt(self._sequence(0, len(stored))), "diverge")
         yield Case("nothing in common", "somebody", self._prompt(self.random_ids(len(stored))), "none")
-
-    def _fresh(self, num_tokens: int) -> np.ndarray:
-        return self._sequence(0, num_tokens)
 
     def _prompt(self, *pieces: np.ndarray) -> RenderedPrompt:
         return RenderedPrompt(self._encoder.key_of(np.concatenate(pieces)))

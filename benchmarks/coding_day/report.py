@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -90,14 +91,6 @@ class Replayed:
         """Number of answers whose usage does not add up."""
         return sum(not each.usage_adds_up() for each in self.exchanges)
 
-    @property
-    def by_agent(self) -> dict[str, list[Exchange]]:
-        """The exchanges of each agent."""
-        found: dict[str, list[Exchange]] = {}
-        for each in self.exchanges:
-            found.setdefault(each.request.who, []).append(each)
-        return found
-
 
 def share(exchanges: Sequence[Exchange]) -> float:
     """Return the reused share of all prompt tokens of these requests; 0 for none."""
@@ -171,15 +164,11 @@ def totals_table(done: Sequence[Replayed]) -> Table:
             f"{share(helpers):.2%}" if helpers else "",
             f"{each.anticipated_tokens:,}",
             f"{sum(exchange.waited_s for exchange in later):.1f} s",
-            f"{_median([exchange.heard.first_s for exchange in later]) * 1e3:,.0f} ms",
+            f"{statistics.median([exchange.heard.first_s for exchange in later]) * 1e3:,.0f} ms",
             f"{each.num_equal} of {len(each.checked)}",
             "adds up" if not each.num_wrong_usage else f"{each.num_wrong_usage} wrong",
         )
     return table
-
-
-def _median(values: Sequence[float]) -> float:
-    return sorted(values)[len(values) // 2]
 
 
 def measurements(replayed: Replayed) -> Iterator[Measurement]:

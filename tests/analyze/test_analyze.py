@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 
 from rekindle.analyze.analysis import Analyser, Analysis, Sums
 from rekindle.analyze.conversations import Conversations
-from rekindle.analyze.logfile import open_log
+from rekindle.analyze.logfile import Example, open_log
 from rekindle.cli import app
 from rekindle.config import EngineSettings, PromptSettings, Settings, StoreSettings
 from rekindle.engine.api import Engine
@@ -221,8 +221,8 @@ def test_a_window_that_drops_the_oldest_messages_burns_the_rest(tmp_path: Path) 
 def test_requests_that_cannot_be_rendered_are_counted_by_reason(tmp_path: Path) -> None:
     odd = {"messages": [{"role": "nobody", "content": "?"}]}
     analysis = analysed(tmp_path, [*talk(2), odd, odd])
-    ((reason, (count, place)),) = analysis.refused.items()
-    assert (count, place) == (2, "line 3") and "nobody" in reason
+    ((reason, example),) = analysis.refused.items()
+    assert example == Example(2, "line 3") and "nobody" in reason
     assert analysis.total.num_requests == 2
 
 

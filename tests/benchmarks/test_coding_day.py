@@ -22,6 +22,10 @@ KNOWN = 0.95  # of all prompt tokens behind the session's first request, sub-age
 SETTINGS = Settings.load({"threads": 2})
 
 
+def of_agent(replayed: Replayed, who: str) -> list[Exchange]:
+    return [each for each in replayed.exchanges if each.request.who == who]
+
+
 @pytest.mark.parametrize("chosen", BEHAVIOURS, ids=lambda each: each.name)
 def test_forty_turns_stay_warm(chosen: Behaviour) -> None:
     replayed = replay(chosen, "as served", SETTINGS, plan=SessionPlan(turns=40, seed=0), checks=4)
@@ -30,16 +34,16 @@ def test_forty_turns_stay_warm(chosen: Behaviour) -> None:
     ]
     assert [each.exchange.request.turn for each in replayed.checked if not each.is_equal] == []
     assert replayed.num_wrong_usage == 0
-    by_agent = replayed.by_agent
-    assert len(by_agent["main"]) == 40 and len(by_agent) == 4
+    agents = {each.request.who for each in replayed.exchanges}
+    assert len(of_agent(replayed, "main")) == 40 and len(agents) == 4
     assert all(each.heard.calls or each.heard.text for each in replayed.exchanges)
     thoughts = [block for each in replayed.exchanges for block in each.heard.content if block["type"] == "thinking"]
     assert bool(thoughts) == chosen.thinking
     tools = {call["name"] for each in replayed.exchanges for call in each.heard.calls}
     assert tools == {"Read", "Grep", "Bash", "Edit"}
     # The fork of the conversation starts from it; midnight is named for what it is.
-    assert share(by_agent["helper-3"][:1]) > 0.9
-    assert by_agent["main"][20].cause == "date_line"
+    assert share(of_agent(replayed, "helper-3")[:1]) > 0.9
+    assert of_agent(replayed, "main")[20].cause == "date_line"
 
 
 def test_without_normalising_nearly_nothing_is_known() -> None:
@@ -49,7 +53,7 @@ def test_without_normalising_nearly_nothing_is_known() -> None:
     }
     assert known["normalise off"].share < 0.5 < known["as served"].share
     assert all(each.num_equal == 1 for each in known.values())
-    assert {each.cause for each in known["normalise off"].by_agent["main"][1:2]} == {"attribution_header"}
+    assert {each.cause for each in of_agent(known["normalise off"], "main")[1:2]} == {"attribution_header"}
 
 
 def test_what_is_anticipated_is_not_computed_again() -> None:

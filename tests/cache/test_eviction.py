@@ -83,14 +83,6 @@ class OrderMachine(RuleBasedStateMachine):
 
     @precondition(lambda self: self.entries)
     @rule(data=st.data())
-    def adopt(self, data: st.DataObject) -> None:
-        child = data.draw(st.sampled_from(sorted(self.entries)))
-        if self.entries[child].parent < 0 and child:
-            self.entries[child].parent = data.draw(st.integers(0, child - 1))
-            self.order.adopt(child, self.entries[child].parent)
-
-    @precondition(lambda self: self.entries)
-    @rule(data=st.data())
     def hold(self, data: st.DataObject) -> None:
         slot = data.draw(st.sampled_from(sorted(self.entries)))
         self.order.hold(slot)

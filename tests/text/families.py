@@ -6,10 +6,16 @@ Every template writes calls and thoughts as its family does and shows no more of
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
+from typing import Any
+
+import numpy as np
 
 from rekindle.text.prompt import PromptEncoder
+from rekindle.text.replies import ParsedReply, ReplyFormat, ReplyStream
+from rekindle.text.stream import TextStream
 from rekindle.text.template import ChatTemplate
 from rekindle.text.tokenizer import TokenizerFile
 from tests.text.factories import tokenizer_json
@@ -158,3 +164,23 @@ def encoder_for(name: str, kind: str = "cl100k") -> PromptEncoder:
         entry = {"id": next_id + number, "content": content, "special": content in family.special, **flags}
         data["added_tokens"].append(entry)
     return PromptEncoder(TokenizerFile(json.dumps(data).encode()), {}, ChatTemplate({"default": family.template}, {}))
+
+
+def read_reply(
+    form: ReplyFormat,
+    encoder: PromptEncoder,
+    ids: Sequence[int] | np.ndarray,
+    *,
+    opening: str = "",
+    tools: bool | Sequence[Any],
+) -> ParsedReply:
+    """Read a whole reply from its token ids."""
+    stream = TextStream(encoder, visible=form.visible)
+    reader = ReplyStream(form, tools=tools, opening=opening)
+    reply = ParsedReply()
+    for token_id in ids:
+        for event in reader.push(stream.push(int(token_id))):
+            reply.take(event)
+    for event in (*reader.push(stream.finish()), *reader.finish()):
+        reply.take(event)
+    return reply

@@ -27,11 +27,10 @@ from rekindle.text.replies import (
     ThinkingFormat,
     find_reply_format,
     new_call_id,
-    read_reply,
 )
 from rekindle.text.replies.envelope import EnvelopeForm
 from rekindle.text.replies.reader import CallMarks
-from tests.text.families import FAMILIES, encoder_for
+from tests.text.families import FAMILIES, encoder_for, read_reply
 
 G = "\ufdd0"
 AS_FOUND = {name: find_reply_format(encoder_for(name)) for name in FAMILIES}

@@ -14,7 +14,6 @@ from rekindle.text.replies import (
     begin_reply,
     find_reply_format,
     opened_by,
-    read_reply,
 )
 from rekindle.text.replies.channels import ChannelForm
 from rekindle.text.replies.envelope import EnvelopeForm
@@ -25,7 +24,7 @@ from rekindle.text.replies.reader import CallMarks
 from rekindle.text.replies.tagged import TaggedForm
 from rekindle_pocket import MODEL_DIR
 from tests.text.factories import CHAT, KINDS, STRIPS_THINKING, encoder_of
-from tests.text.families import FAMILIES, encoder_for
+from tests.text.families import FAMILIES, encoder_for, read_reply
 
 G = "\ufdd0"
 THINK = ThinkingFormat("<think>", "</think>", "\n", "\n", "\n\n")

@@ -17,7 +17,7 @@ from typing import Any
 
 from rekindle.analyze.bodies import BodyReader, LoggedPrompt, session_of
 from rekindle.analyze.conversations import Conversations
-from rekindle.analyze.logfile import Log
+from rekindle.analyze.logfile import Log, Tally
 from rekindle.analyze.memory import INDEX_BYTES, Handling, Memory, Reuse
 from rekindle.analyze.recomputed import Recomputed, recomputed_by
 from rekindle.analyze.shapes import Logged, usage_of
@@ -123,13 +123,13 @@ class Point:
 
 @dataclass(slots=True)
 class Analysis:
-    """Everything reported. `refused`: requests that could not be rendered: count and first place by reason."""
+    """Everything reported. `refused`: requests that could not be rendered."""
 
     total: Sums = field(default_factory=Sums)
     conversations: dict[str, Sums] = field(default_factory=dict)
     lines: dict[tuple[str, str, str], RecomputedLine] = field(default_factory=dict)
     arms: list[Arm] = field(default_factory=list)
-    refused: dict[str, tuple[int, str]] = field(default_factory=dict)
+    refused: Tally = field(default_factory=Tally)
     curve: list[Point] = field(default_factory=list)
     growth: TemplateGrowth | None = None
     num_forgotten: int = 0
@@ -210,8 +210,7 @@ class Analyser:
                 reuse = memory.ask(serial, turn.conversation, asked, earlier=turn.earlier)
             except BadRequest as error:
                 if analysis is not None:
-                    count, first = analysis.refused.get(str(error), (0, place))
-                    analysis.refused[str(error)] = (count + 1, first)
+                    analysis.refused.add(str(error), place)
                 continue
             yield (place, turn.conversation), logged, asked, reuse
             answer = reader.answer(logged)

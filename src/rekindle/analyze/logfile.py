@@ -7,9 +7,8 @@ located once and reread for every pass, so a file larger than memory can be anal
 from __future__ import annotations
 
 import json
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -20,7 +19,6 @@ from rekindle.server.dayfile import FORMAT, Day, RecordedRequest, read_day
 MAX_WHOLE_BYTES = 2 << 30  # of a file that is one JSON value
 BROKEN, NO_REQUEST = "no JSON", "no request with a prompt in it"
 LISTS = ("entries", "data", "requests", "observations", "items", "logs")
-Skipped = Mapping[str, "Example"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,10 +29,19 @@ class Example:
     place: str
 
 
+class Tally(dict[str, Example]):
+    """Examples by reason."""
+
+    def add(self, reason: str, place: str) -> None:
+        """Count one more for this reason."""
+        known = self.get(reason, Example(0, place))
+        self[reason] = replace(known, count=known.count + 1)
+
+
 class Log(Protocol):
     """Requests in order of arrival; `skipped` by reason. Can be iterated more than once."""
 
-    skipped: Skipped
+    skipped: Tally
     num_entries: int
 
     def __len__(self) -> int:
@@ -117,17 +124,16 @@ class ListLog:
     """A log whose entries, (place, JSON value) each, are held in memory."""
 
     def __init__(self, entries: Sequence[tuple[str, Any]]) -> None:
-        skipped: _Tally = _Tally()
+        self.skipped = Tally()
         found = []
         for place, entry in entries:
             logged = read_entry(entry)
             if logged is None:
-                skipped.add(NO_REQUEST, place)
+                self.skipped.add(NO_REQUEST, place)
             else:
                 found.append((place, logged))
         times = [logged.at_s for _, logged in found]
         self._found = [found[at] for at in _order(times)]
-        self.skipped = skipped.examples()
         self.num_entries = len(entries)
 
     def __len__(self) -> int:
@@ -142,7 +148,7 @@ class LineLog:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        skipped = _Tally()
+        self.skipped = Tally()
         offsets: list[tuple[int, int]] = []
         times: list[float | None] = []
         self.num_entries = offset = 0
@@ -155,12 +161,11 @@ class LineLog:
                 value = _json(line)
                 logged = None if value is None else read_entry(value)
                 if logged is None:
-                    skipped.add(BROKEN if value is None else NO_REQUEST, f"line {number}")
+                    self.skipped.add(BROKEN if value is None else NO_REQUEST, f"line {number}")
                 else:
                     offsets.append((start, number))
                     times.append(logged.at_s)
         self._offsets = [offsets[at] for at in _order(times)]
-        self.skipped = skipped.examples()
 
     def __len__(self) -> int:
         return len(self._offsets)
@@ -172,21 +177,6 @@ class LineLog:
                 logged = read_entry(_json(file.readline()))
                 if logged is not None:  # None: the file was changed meanwhile
                     yield f"line {number}", logged
-
-
-class _Tally:
-    """Counts reasons, with the first place of each."""
-
-    def __init__(self) -> None:
-        self._counts: Counter[str] = Counter()
-        self._places: dict[str, str] = {}
-
-    def add(self, reason: str, place: str) -> None:
-        self._counts[reason] += 1
-        self._places.setdefault(reason, place)
-
-    def examples(self) -> Skipped:
-        return {reason: Example(count, self._places[reason]) for reason, count in self._counts.items()}
 
 
 def _json(line: bytes) -> Any:

@@ -23,7 +23,6 @@ from rekindle.text.vocabulary import MARK
 
 # Causes in which one line changes without new content: the line itself counts as recomputed too.
 LINES = frozenset(("attribution_header", "date_line", "tool_order"))
-NEW = "new_text"
 _ENDS = re.compile(rb"\n|" + MARK + rb"....", re.DOTALL)
 _WORDS = re.compile(rb"\w+")
 MIN_PIECE_BYTES = 16

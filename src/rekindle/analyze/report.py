@@ -56,7 +56,7 @@ def as_json(analysis: Analysis, log: Log, *, path: Path, model: str) -> dict[str
         "model": model,
         "num_entries": log.num_entries,
         "skipped": {reason: asdict(example) for reason, example in log.skipped.items()},
-        "refused": {reason: {"count": count, "place": place} for reason, (count, place) in analysis.refused.items()},
+        "refused": {reason: asdict(example) for reason, example in analysis.refused.items()},
         "num_forgotten": analysis.num_forgotten,
         "template": analysis.growth.summary() if analysis.growth is not None else None,
         "total": _sums(analysis.total),
@@ -112,8 +112,8 @@ def _print_counts(console: Console, analysis: Analysis, log: Log, model: str) ->
     console.print(f"{counts}{total.prompt_tokens:,} prompt tokens as {model} counts them", highlight=False)
     for reason, example in log.skipped.items():
         console.print(f"{example.count:,} entries passed over: {reason} (first: {example.place})", highlight=False)
-    for reason, (count, place) in sorted(analysis.refused.items(), key=lambda item: -item[1][0])[:5]:
-        text = f"{count:,} requests not counted: {reason} (first: {place})"
+    for reason, example in sorted(analysis.refused.items(), key=lambda item: -item[1].count)[:5]:
+        text = f"{example.count:,} requests not counted: {reason} (first: {example.place})"
         console.print(Text(text), highlight=False)
     if len(analysis.refused) > 5:
         console.print(f"and requests that were not counted for {len(analysis.refused) - 5} other reasons")

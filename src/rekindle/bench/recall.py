@@ -51,7 +51,6 @@ class RecallBench:
 
     cases: int = 20
     seed: int = 10_000
-    distances: tuple[int, ...] = DISTANCES
     out: Path | None = None
 
 
@@ -75,7 +74,7 @@ class RecallScore:
 
 def questions_of(bench: RecallBench) -> list[Question]:
     found = []
-    for distance in bench.distances:
+    for distance in DISTANCES:
         chooser = random.Random(bench.seed + distance)
         found += [Question(distance, f"{distance}-{i}", recall_case(chooser, distance)) for i in range(bench.cases)]
     return found
@@ -152,7 +151,7 @@ def run_recall(settings: Settings, bench: RecallBench, console: Console) -> int:
         results = {arm.name: ask_arm(settings, arm, questions, tick) for arm in ARMS}
     table = Table("words between", *results, "reused", title=f"recall, {bench.cases} questions a row")
     measurements = []
-    for distance in bench.distances:
+    for distance in DISTANCES:
         cells = []
         for arm in results:
             score = results[arm][distance]

@@ -114,10 +114,10 @@ def turn_line(turn: Turn) -> str:
     return f"{line}\n[dim]         {escape(turn.line.text)} {escape(_short(turn.reply.text))}[/]{recall}"
 
 
-def _short(text: str, length: int = 60) -> str:
-    """Shorten text to one line of at most `length` characters."""
+def _short(text: str) -> str:
+    """Shorten text to one line of at most 60 characters."""
     line = " ".join(text.split())
-    return line if len(line) <= length else f"{line[: length - 1]}…"
+    return line if len(line) <= 60 else f"{line[:59]}…"
 
 
 def _ms(seconds: float) -> str:

@@ -6,14 +6,14 @@ request, which conversation it belongs to, and its ids."""
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
 from rekindle.analyze.analysis import UNDATED
 from rekindle.analyze.bodies import BodyReader, session_of
 from rekindle.analyze.conversations import Conversations
-from rekindle.analyze.logfile import Example, open_log
+from rekindle.analyze.logfile import Tally, open_log
 from rekindle.analyze.memory import Handling, Memory
 from rekindle.analyze.shapes import Logged
 from rekindle.cache import TokenIds
@@ -34,13 +34,12 @@ def read_log(path: Path, options: TraceOptions, progress: Callable[[], None]) ->
     """
     source = Source.find(options.model, options.revision)
     log, reading = open_log(path), _Reading(source.fetch_description())
-    refused: dict[str, Example] = {}
+    refused = Tally()
     for serial, (place, logged) in enumerate(log):
         try:
             reading.read(serial, logged)
         except BadRequest as error:
-            known = refused.get(str(error), Example(0, place))
-            refused[str(error)] = replace(known, count=known.count + 1)
+            refused.add(str(error), place)
         progress()
     notes = [
         f"{each.count:,} left out: {why} (first: {each.place})" for why, each in {**log.skipped, **refused}.items()

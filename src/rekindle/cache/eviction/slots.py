@@ -94,13 +94,6 @@ class Slots:
         last_use = self._last_use[slot]
         return last_use if last_use > NEVER else None
 
-    def adopt(self, child: int, parent: int) -> None:
-        """Set the parent of a slot that had none; `parent` may have been added later or not at all yet."""
-        assert self._state[child] and not self._above[child], f"slot {child} is not present, or has a parent"
-        self._grow(parent + 1)
-        self._above[child] = parent + 1
-        self._children[parent] += 1
-
     def hold(self, slot: int) -> None:
         """Protect the slot from eviction; holding twice is one hold."""
         state = self._state[slot]

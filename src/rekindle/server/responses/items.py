@@ -147,23 +147,21 @@ def _output(item: Mapping[str, Any], where: str) -> Item:
     return {**head, "call_id": _text(item, "call_id", where), "output": output}
 
 
-def message_item(id: str, text: str, status: str = "completed") -> Item:
+def message_item(id: str, text: str) -> Item:
     """A message item: text of a reply."""
     part = {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
-    return {"id": id, "type": "message", "status": status, "role": "assistant", "content": [part]}
+    return {"id": id, "type": "message", "status": "completed", "role": "assistant", "content": [part]}
 
 
-def reasoning_item(id: str, text: str, status: str = "completed") -> Item:
+def reasoning_item(id: str, text: str) -> Item:
     """A reasoning item of a reply."""
     content = [{"type": "reasoning_text", "text": text}]
-    return {"id": id, "type": "reasoning", "status": status, "summary": [], "content": content}
+    return {"id": id, "type": "reasoning", "status": "completed", "summary": [], "content": content}
 
 
-def call_item(
-    id: str, call_id: str, name: str, arguments: str, *, namespace: str | None = None, status: str = "completed"
-) -> Item:
+def call_item(id: str, call_id: str, name: str, arguments: str, *, namespace: str | None = None) -> Item:
     """A function call of a reply."""
-    item = {"id": id, "type": "function_call", "status": status, "call_id": call_id, "name": name}
+    item = {"id": id, "type": "function_call", "status": "completed", "call_id": call_id, "name": name}
     return {**item, "arguments": arguments, **({"namespace": namespace} if namespace else {})}
 
 

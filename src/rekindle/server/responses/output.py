@@ -79,7 +79,7 @@ class Output:
         if self._is_growing and self.items[-1]["type"] == kind:
             return []
         make = message_item if kind == "message" else reasoning_item
-        item = make(new_item_id(kind), "", "in_progress")
+        item = make(new_item_id(kind), "")
         part = item["content"].pop()
         events = [*self.close("completed"), *self._added(item)]
         item["content"].append(part)

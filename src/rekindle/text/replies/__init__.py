@@ -23,7 +23,7 @@ from rekindle.text.replies.events import (
 )
 from rekindle.text.replies.format import ReplyFormat, ThinkingFormat, ToolFormat
 from rekindle.text.replies.probes import find_reply_format
-from rekindle.text.replies.stream import ReplyStream, begin_reply, opened_by, read_reply
+from rekindle.text.replies.stream import ReplyStream, begin_reply, opened_by
 
 __all__ = [
     "ArgumentsDelta",
@@ -43,5 +43,4 @@ __all__ = [
     "find_reply_format",
     "new_call_id",
     "opened_by",
-    "read_reply",
 ]

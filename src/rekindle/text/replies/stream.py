@@ -22,14 +22,13 @@ from rekindle.text.replies.events import (
     CallEnd,
     CallStart,
     Event,
-    ParsedReply,
     ReasoningDelta,
     TextDelta,
 )
 from rekindle.text.replies.format import ReplyFormat
 from rekindle.text.replies.probes import structured
 from rekindle.text.replies.reader import without
-from rekindle.text.stream import TextStream, overlap
+from rekindle.text.stream import overlap
 from rekindle.text.tools_json import skip_blanks
 from rekindle.text.vocabulary import MARK
 
@@ -192,26 +191,6 @@ def begin_reply(
         return prompt, opened
     bridged = form.bridged(opened, prefix)
     return encoder.continued(prompt, bridged), opened + bridged
-
-
-def read_reply(
-    form: ReplyFormat,
-    encoder: PromptEncoder,
-    ids: Sequence[int] | np.ndarray,
-    *,
-    opening: str = "",
-    tools: bool | Sequence[Any],
-) -> ParsedReply:
-    """Read a whole reply from its token ids."""
-    stream = TextStream(encoder, visible=form.visible)
-    reader = ReplyStream(form, tools=tools, opening=opening)
-    reply = ParsedReply()
-    for token_id in ids:
-        for event in reader.push(stream.push(int(token_id))):
-            reply.take(event)
-    for event in (*reader.push(stream.finish()), *reader.finish()):
-        reply.take(event)
-    return reply
 
 
 def _tail(encoder: PromptEncoder, prompt: RenderedPrompt) -> np.ndarray:
