@@ -5,13 +5,8 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
-from rekindle.agents.machine.types import Participant, Plan, Turn, Utterance
-from rekindle.agents.sessions.events import SessionInfo, Standing
-
-
-def message_entry(utterance: Utterance) -> dict[str, Any]:
-    """A message of a session."""
-    return asdict(utterance)
+from rekindle.agents.machine.types import Plan, Turn
+from rekindle.agents.sessions.events import SessionInfo
 
 
 def listed(info: SessionInfo) -> dict[str, Any]:
@@ -40,7 +35,7 @@ def detailed(info: SessionInfo) -> dict[str, Any]:
     return {
         **listed(info),
         "plan": as_body(info.plan),
-        "agents": [_agent(each, info.agents[each.name]) for each in info.participants],
+        "agents": [{"role": each.role, **asdict(info.agents[each.name])} for each in info.participants],
         "decisions": [asdict(each) for each in info.decisions],
         "layout": asdict(info.layout),
     }
@@ -51,17 +46,6 @@ def as_body(plan: Plan) -> dict[str, Any]:
     fields = asdict(plan)
     del fields["layout"], fields["reuse"]
     return {"agents": fields.pop("participants"), **fields, "sampling": dict(plan.sampling)}
-
-
-def _agent(who: Participant, standing: Standing) -> dict[str, Any]:
-    return {
-        "name": who.name,
-        "role": who.role,
-        "agent": standing.agent,
-        "is_permanent": standing.is_permanent,
-        "num_tokens": standing.num_tokens,
-        "taken_in_tokens": standing.taken_in_tokens,
-    }
 
 
 def _turn(turn: Turn) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from typing import Annotated, Any, Literal, TypeVar
 
 from fastapi import APIRouter, Depends, Path, Query, Request
@@ -33,7 +34,7 @@ from rekindle.server.coordination.bodies import (
     question_of,
     sampling_of,
 )
-from rekindle.server.coordination.described import detailed, listed, message_entry
+from rekindle.server.coordination.described import detailed, listed
 from rekindle.server.coordination.models import (
     Comparison,
     Deleted,
@@ -188,7 +189,7 @@ def _messaging(router: APIRouter, sessions: Sessions, streams: StreamSettings) -
             message = await coordinator.post_message(
                 namespace, id, body.text, by=body.by, to=audience_of(body.to), stop=stop
             )
-        return message_entry(message)
+        return asdict(message)
 
     @router.get("/{id}/messages", response_model=MessageList)
     async def list_messages(
@@ -202,7 +203,7 @@ def _messaging(router: APIRouter, sessions: Sessions, streams: StreamSettings) -
         await coordinator.fetch(space, id)
         found = coordinator.messages(space, id, hears=hears, after=after + 1)
         figures = sessions.figures
-        return {"object": "list", "data": [message_entry(each) | figures.of(space, id, each.turn) for each in found]}
+        return {"object": "list", "data": [asdict(each) | figures.of(space, id, each.turn) for each in found]}
 
     @router.post("/{id}/messages", response_model=MessageEntry)
     async def put_message(space: Space, id: SessionId, body: MessageBody) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from starlette.requests import Request
@@ -25,6 +25,8 @@ Events = AsyncGenerator[SessionEvent, None]
 Arrived = asyncio.Queue[SessionEvent | Exception | None]
 MOST_AHEAD = 64  # events buffered here for a slow reader; beyond that the session's own bound applies
 BEAT = comment("waiting")
+# Where a client that does not stream finds the data of events; others are repeated by later ones.
+LISTS = {"turn_complete": "turns", "turn_failed": "failed", "message": "messages", "round_complete": "rounds"}
 CUT = Problem(503, "server_error", "the server is stopping: what was begun can be resumed", None, "stopping", 5)
 
 
@@ -36,61 +38,22 @@ class StreamSettings:
     ping_s: float
 
 
-@dataclass(slots=True)
-class RunResult:
-    """The answer of a run to a client that does not stream, collected from its events."""
-
-    session: str
-    turns: list[dict[str, Any]] = field(default_factory=list)
-    failed: list[dict[str, Any]] = field(default_factory=list)
-    messages: list[dict[str, Any]] = field(default_factory=list)
-    rounds: list[dict[str, Any]] = field(default_factory=list)
-    decision: dict[str, Any] | None = None
-    error: dict[str, Any] | None = None
-
-    def add(self, item: SessionEvent) -> None:
-        """Note an event, unless later events repeat its content."""
-        match item.kind:
-            case "turn_complete":
-                self.turns.append(item.data)
-            case "turn_failed":
-                self.failed.append(item.data)
-            case "message":
-                self.messages.append(item.data)
-            case "round_complete":
-                self.rounds.append(item.data)
-            case "decision":
-                self.decision = item.data
-            case "error":
-                self.error = item.data
-
-    def as_dict(self) -> dict[str, Any]:
-        """The answer."""
-        return {
-            "session": self.session,
-            "object": "coordination.run",
-            "turns": self.turns,
-            "failed": self.failed,
-            "messages": self.messages,
-            "rounds": self.rounds,
-            "decision": self.decision,
-            "error": self.error,
-        }
-
-
 async def whole(request: Request, session: str, events: Events, settings: StreamSettings) -> dict[str, Any]:
-    """Run to the end and return the result. An error sets the status only if no turn was completed before it."""
-    result = RunResult(session)
+    """Run to the end and return a `Run`. An error sets the status only if no turn was completed before it."""
+    run: dict[str, Any] = {"session": session, "object": "coordination.run", "decision": None, "error": None}
+    run |= {name: [] for name in LISTS.values()}
     async with aclosing(_watched(request, events, settings)) as items:
         try:
             async for item in items:
-                if item is not None:
-                    result.add(item)
+                if item is not None and item.kind in LISTS:
+                    run[LISTS[item.kind]].append(item.data)
+                elif item is not None and item.kind in run:
+                    run[item.kind] = item.data
         except RekindleError as error:
-            if not result.turns:
+            if not run["turns"]:
                 raise
-            result.error = _broken(error)
-    return result.as_dict()
+            run["error"] = _broken(error)
+    return run
 
 
 async def streamed(request: Request, events: Events, settings: StreamSettings) -> EventStream:
