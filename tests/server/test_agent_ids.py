@@ -11,7 +11,7 @@ from starlette.datastructures import Headers
 
 from rekindle.agent_ids import check_agent_id
 from rekindle.errors import BadRequest
-from rekindle.server.gate.caller import Names, decode_agent_id, named_by
+from rekindle.server.gate.caller import Caller, decode_agent_id, named_by
 
 ids = st.text(st.characters(exclude_categories=("Cs", "Cc")), min_size=1, max_size=64)
 
@@ -36,7 +36,7 @@ def test_what_is_no_id_is_refused(raw: bytes) -> None:
 def test_headers_name_the_agent_in_order() -> None:
     assert named_by(Headers({"x-session-id": "s", "x-agent-id": "a%2Fb"})).agent == "a/b"
     assert named_by(Headers({"x-session-id": "s"})).agent == "s"
-    assert named_by(Headers({})) == Names()
+    assert named_by(Headers({})) == Caller()
     with pytest.raises(BadRequest):
         named_by(Headers({"x-agent-id": ""}))
 

@@ -43,7 +43,7 @@ async def observed(
 def _follow(event: SessionEvent, watches: dict[int, RequestWatch], observer: Observer, namespace: str) -> None:
     spoken, turn = event.spoken, event.data.get("turn", 0)
     if event.kind == "turn_start" and spoken is not None:
-        watches[turn] = observer.began(Caller(namespace, spoken.agent, False), ENDPOINT, {})
+        watches[turn] = observer.began(Caller(namespace, spoken.agent), ENDPOINT, {})
     elif event.kind == "turn_complete" and spoken is not None and turn in watches:
         assert spoken.report is not None and spoken.finish is not None and spoken.request is not None, event
         reply = Message("assistant", event.data["text"])

@@ -7,7 +7,7 @@ Ids are percent-encoded in headers and URLs. They decide which memory is used, n
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Annotated
 from urllib.parse import unquote_to_bytes
 
@@ -79,18 +79,8 @@ class Caller:
 
     namespace: str = "default"
     agent: str | None = None
-    is_admin: bool = False
     headers: Mapping[str, str] = field(default_factory=dict)
     parent: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Names:
-    """The agent and parent that a request's headers name, and the headers that name them."""
-
-    agent: str | None = None
-    parent: str | None = None
-    headers: Mapping[str, str] = field(default_factory=dict)
 
 
 def grant(scope: Scope, access: Access) -> None:
@@ -124,33 +114,30 @@ Namespace = Annotated[str, Depends(_namespace)]
 
 def caller_of(request: Request) -> Caller:
     """Return the caller of a request; a header without a valid id is a 400 that names the header."""
-    access = access_of(request)
-    names = named_by(request.headers)
-    return Caller(access.namespace, names.agent, access.is_admin, names.headers, names.parent)
+    return replace(named_by(request.headers), namespace=access_of(request).namespace)
 
 
 def unnamed(request: Request) -> Caller:
     """Return the caller of a request with its agent left unnamed."""
-    access = access_of(request)
-    return Caller(access.namespace, None, access.is_admin)
+    return Caller(access_of(request).namespace)
 
 
-def named_by(headers: Headers) -> Names:
-    """Return the agents that these headers name. An empty header of another client is ignored, one of ours is a 400."""
+def named_by(headers: Headers) -> Caller:
+    """Return the caller that these headers name. An empty header of another client is ignored, one of ours is a 400."""
     for family in OWN_FAMILIES:
         value = headers.get(family.own)
         if value is not None:
             given = family.named_in(headers) | {family.own: value}
             ids = {name: decode_agent_id(value.encode("latin-1"), where=name) for name, value in given.items()}
-            return _names(ids[family.own], ids.get(family.parent or ""), given)
+            return _named(ids[family.own], ids.get(family.parent or ""), given)
     for family in CLIENT_FAMILIES:
         given = family.named_in(headers)
         if family.own in given:
             return _of_client(family, given)
-    return Names()
+    return Caller()
 
 
-def _of_client(family: _Family, given: Mapping[str, str]) -> Names:
+def _of_client(family: _Family, given: Mapping[str, str]) -> Caller:
     """Join session and sub-agent so that distinct pairs give distinct ids; the session alone is its main agent."""
     parts = {name: _part(decode_agent_id(value.encode("latin-1"), where=name)) for name, value in given.items()}
     session, sub = parts[family.own], parts.get(family.sub or "")
@@ -162,12 +149,12 @@ def _of_client(family: _Family, given: Mapping[str, str]) -> Names:
 
     agent = joined(sub)
     if family.sub is None:
-        return _names(agent, parent, given)
-    return _names(agent, joined(parent) if agent != session else None, given)
+        return _named(agent, parent, given)
+    return _named(agent, joined(parent) if agent != session else None, given)
 
 
-def _names(agent: str, parent: str | None, given: Mapping[str, str]) -> Names:
-    return Names(agent, parent if parent != agent else None, given)
+def _named(agent: str, parent: str | None, given: Mapping[str, str]) -> Caller:
+    return Caller(agent=agent, headers=given, parent=parent if parent != agent else None)
 
 
 def _part(part: str) -> str:
