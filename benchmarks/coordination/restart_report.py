@@ -16,18 +16,7 @@ from rekindle.harness.record import Measurement
 
 BEFORE, FIRST, REST, AFTER = "before the kill", "first after the restart", "rest of that round", "rounds after"
 PHASES = (BEFORE, FIRST, REST, AFTER)
-COLUMNS = (
-    "turns",
-    "gap",
-    "first token",
-    "reused",
-    "least",
-    "computed",
-    "from disk",
-    "in memory",
-    "load",
-    "prefill",
-)
+COLUMNS = ("turns", "gap", "first token", "reused", "least", "computed", "from disk", "in memory", "load", "prefill")
 
 
 @dataclass(frozen=True, slots=True)

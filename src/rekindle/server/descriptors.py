@@ -78,11 +78,7 @@ class Listener(socket.socket):
     """
 
     def __init__(
-        self,
-        listening: socket.socket,
-        *,
-        make_room: Callable[[], bool],
-        clock: Callable[[], float] = time.monotonic,
+        self, listening: socket.socket, *, make_room: Callable[[], bool], clock: Callable[[], float] = time.monotonic
     ) -> None:
         super().__init__(fileno=listening.detach())
         self._make_room = make_room

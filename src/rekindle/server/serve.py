@@ -182,10 +182,7 @@ def run_server(
         seen = signals.enter_context(_signals_end_quietly())  # until the application is closed
         config = ConnectionConfig(app, server, server_header=False, timeout_graceful_shutdown=CLOSE_S)
         running = _Server(
-            config,
-            on_started=lambda: say(banner(engine, settings, url)),
-            gate=app.gate,
-            stop_s=server.stop_s,
+            config, on_started=lambda: say(banner(engine, settings, url)), gate=app.gate, stop_s=server.stop_s
         )
         running.run(sockets=[Listener(each, make_room=config.places.reclaim_one) for each in listeners])
     return seen[-1] if seen else None

@@ -24,14 +24,7 @@ from rekindle.errors import BadRequest, PromptTooLong
 from rekindle.text.bounded import MOST_WRITTEN
 from rekindle.text.controls import AddedToken, ControlTokens, find_control_tokens
 from rekindle.text.length import PromptBound
-from rekindle.text.messages import (
-    Message,
-    arguments_for_template,
-    check_json,
-    check_text,
-    map_strings,
-    plainer_forms,
-)
+from rekindle.text.messages import Message, arguments_for_template, check_json, check_text, map_strings, plainer_forms
 from rekindle.text.splitters import PIECE_BYTES
 from rekindle.text.template import ChatTemplate, read_config, special_token_names
 from rekindle.text.tokenizer import Prefix, TextTokenizer, TokenizerFile

@@ -54,12 +54,7 @@ class Vocabulary:
     """
 
     def __init__(
-        self,
-        words: Mapping[str, int],
-        kept: Iterable[AddedToken],
-        controls: Iterable[AddedToken],
-        *,
-        byte_level: bool,
+        self, words: Mapping[str, int], kept: Iterable[AddedToken], controls: Iterable[AddedToken], *, byte_level: bool
     ) -> None:
         controls, kept = list(controls), list(kept)
         ids = [*words.values(), *(token.id for token in (*controls, *kept))]

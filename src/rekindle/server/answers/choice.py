@@ -61,12 +61,7 @@ class ReplyParser:
     """
 
     def __init__(
-        self,
-        choice: Choice,
-        form: ReplyFormat,
-        *,
-        tools: bool | Sequence[Any],
-        parallel: bool = True,
+        self, choice: Choice, form: ReplyFormat, *, tools: bool | Sequence[Any], parallel: bool = True
     ) -> None:
         self.choice = choice
         self.parsed = ParsedReply()

@@ -122,8 +122,7 @@ Messages = Annotated[
     Field(min_length=1, max_length=MAX_MESSAGES),
 ]
 System = Annotated[
-    str | Items[dict[str, Any]],
-    WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "array", "items": _TEXT}]}),
+    str | Items[dict[str, Any]], WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "array", "items": _TEXT}]})
 ]
 Tools = Annotated[Items[dict[str, Any]], WithJsonSchema({"type": "array", "items": _TOOL})]
 

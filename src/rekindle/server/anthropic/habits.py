@@ -30,7 +30,7 @@ def find_habits(encoder: PromptEncoder) -> TemplateHabits:
     late = _shown(encoder, [asked, answered, Message("system", _WORD), asked])
     return TemplateHabits(
         # If the template refuses it, it is sent as the user's.
-        takes_late_system=late is not None and late != _shown(encoder, [asked, answered, word, asked]),
+        takes_late_system=late is not None and late != _shown(encoder, [asked, answered, word, asked])
     )
 
 

@@ -31,9 +31,6 @@ def usage_of(known: Report | Progress | None, breakpoints: Sequence[Breakpoint])
         "input_tokens": prompt - reused - created,
         "cache_creation_input_tokens": created,
         "cache_read_input_tokens": reused,
-        "cache_creation": {
-            "ephemeral_5m_input_tokens": created - created_1h,
-            "ephemeral_1h_input_tokens": created_1h,
-        },
+        "cache_creation": {"ephemeral_5m_input_tokens": created - created_1h, "ephemeral_1h_input_tokens": created_1h},
         "output_tokens": known.completion_tokens if isinstance(known, Report) else 0,
     }

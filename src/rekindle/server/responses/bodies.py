@@ -63,8 +63,7 @@ TOOL: dict[str, Any] = {
     },
 }
 Input = Annotated[
-    str | Items[dict[str, Any]],
-    WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "array", "items": ITEM}]}),
+    str | Items[dict[str, Any]], WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "array", "items": ITEM}]})
 ]
 Tools = Annotated[Items[dict[str, Any]], WithJsonSchema({"type": "array", "items": TOOL})]
 Pairs = Annotated[

@@ -24,14 +24,7 @@ class ResponseReply:
 
     events: Literal["typed"] = "typed"
 
-    def __init__(
-        self,
-        stamp: Stamp,
-        call: ResponseCall,
-        generation: Generation,
-        *,
-        form: ReplyFormat,
-    ) -> None:
+    def __init__(self, stamp: Stamp, call: ResponseCall, generation: Generation, *, form: ReplyFormat) -> None:
         self._stamp = stamp
         self._call = call
         self._parser = ReplyParser(Choice(0, generation), form, tools=call.read_tools, parallel=call.parallel)

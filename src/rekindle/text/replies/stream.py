@@ -16,15 +16,7 @@ import numpy as np
 
 from rekindle.text.messages import GUARD
 from rekindle.text.prompt import PromptEncoder, RenderedPrompt
-from rekindle.text.replies.events import (
-    ArgumentsDelta,
-    Blanks,
-    CallEnd,
-    CallStart,
-    Event,
-    ReasoningDelta,
-    TextDelta,
-)
+from rekindle.text.replies.events import ArgumentsDelta, Blanks, CallEnd, CallStart, Event, ReasoningDelta, TextDelta
 from rekindle.text.replies.format import ReplyFormat
 from rekindle.text.replies.probes import structured
 from rekindle.text.replies.reader import without
