@@ -136,6 +136,7 @@ def test_orders_fail_when_the_writer_dies_and_the_engine_goes_on(start: Start) -
     assert parts.store is not None
     parts.store.writer.call(lambda ledger: go_on.wait(WAIT_S))
     worker = poison(engine, "store-writer")
+    parts.store.writer.call(lambda ledger: None)  # ends the batch: later blocks are still queued at the thread's end
     engine.chat("ada", HELLO, max_tokens=4)
     while not parts.store.staging.num_waiting:
         assert parts.loop.call(lambda core: True).result(WAIT_S)
