@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +14,15 @@ from click.testing import Result
 from typer.testing import CliRunner
 
 from rekindle import Engine
+from rekindle.agents.log.records import Memory, SessionRecords
+from rekindle.agents.machine.types import Entry, Participant, Plan, Prelude
 from rekindle.cli import app
-from rekindle.config import ServerSettings
+from rekindle.config import RESPONSES_FILE, SESSIONS_FILE, ServerSettings
 from rekindle.engine.types import Breakpoint, GenerationRequest
 from rekindle.harness.client import Client, ServerProcess, free_port
 from rekindle.model.params import SamplingParams
+from rekindle.server.responses.items import message_item
+from rekindle.server.responses.stored import StoredResponse, StoredResponses
 from rekindle.text.messages import Message
 
 TEXT = "You look after the lighthouse, count the ships that pass, and write down each one's name and its port."
@@ -154,6 +159,29 @@ def test_a_stopped_store_is_purged(stopped: dict[str, str]) -> None:
     with Engine.from_pretrained("pocket", store=stopped["REKINDLE_STORE"], hot_bytes="64MiB", threads=1) as engine:
         assert [info.agent for info in engine.agents()] == ["bo"]
         engine.check()
+
+
+def test_what_a_purged_agent_said_goes_from_a_stopped_store(stopped: dict[str, str]) -> None:
+    store = Path(stopped["REKINDLE_STORE"])
+    with closing(StoredResponses(store / RESPONSES_FILE)) as responses:
+        responses.start()
+        for agent in ("ada", "bo"):
+            output = [message_item(f"msg_{agent}", f"{agent} knows where the key is.")]
+            response = {"id": f"resp_{agent}", "previous_response_id": None, "output": output}
+            responses.keep(StoredResponse("default", agent, response, [])).result(10)
+    with closing(SessionRecords.open(store / SESSIONS_FILE)) as sessions:
+        plan = Plan((Participant("Ada", agent="ada"), Participant("Bo")))
+        number = sessions.create("default", "gone", plan, {}, 1.0)
+        prelude = Prelude("", (Entry("heard", "The key is in the attic."),))
+        sessions.delete(number, "default", [Memory("ada", 3.0, prelude)])
+    (store / f"{RESPONSES_FILE}.damaged").write_text("The key is in the attic.")
+    assert run("purge", "adda", **stopped).exit_code == 2 and list(store.glob("*.damaged"))
+    assert json.loads(said("purge", "ada", "--json", **stopped))["responses_deleted"] == 1
+    contents = [path.read_bytes() for path in store.rglob("*") if path.is_file()]
+    assert not any(b"in the attic" in content for content in contents) and not list(store.glob("*.damaged"))
+    with closing(StoredResponses(store / RESPONSES_FILE)) as responses:
+        responses.start()
+        assert responses.find("default", "resp_ada") is None and responses.find("default", "resp_bo") is not None
 
 
 def test_what_needs_a_server_says_so(stopped: dict[str, str]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +11,11 @@ from rekindle.agent_ids import breakpoint_prefix, kind_of
 from rekindle.cli.remote import Unreachable
 from rekindle.cli.units import show_id
 from rekindle.cli.why import near
-from rekindle.config import StoreSettings
+from rekindle.config import RESPONSES_FILE, SESSIONS_FILE, StoreSettings
 from rekindle.errors import NotFound, StoreLocked
 from rekindle.store import admin
+from rekindle.store.directory import remove_set_aside
+from rekindle.store.sync import OsFileSystem
 from rekindle.store.values import SequenceRecord
 
 
@@ -54,16 +57,20 @@ def agent_in(settings: StoreSettings, agent: str, unreachable: Unreachable) -> d
 
 
 def purge_in(settings: StoreSettings, namespace: str, agent: str, unreachable: Unreachable) -> dict[str, Any]:
-    """Purge an agent from every model's store that has it; return the sum of the proofs."""
+    """Purge an agent from every model's store that has it, and its texts; return the sum of the proofs."""
     directory, proofs, known = settings.directory(), [], set()
-    for store in _unlocked(directory, unreachable):
+    stores = _unlocked(directory, unreachable)
+    num_responses = _forget_texts(settings, namespace, agent)  # first: if a file refuses, all can be purged again
+    for store in stores:
         here = {(record.namespace, record.agent) for record in admin.agents_of(directory, store.fingerprint)}
         known |= here
         marked = breakpoint_prefix(agent)  # perhaps only breakpoints of its requests are left
         if any(space == namespace and (name == agent or name.startswith(marked)) for space, name in here):
             proofs.append(admin.purge_agent(directory, store.fingerprint, namespace, agent))
-    if not proofs:
+    if not proofs and not num_responses:
         raise _unknown(settings, agent, [name for space, name in known if space == namespace])
+    for path in _text_files(settings):
+        remove_set_aside(path, OsFileSystem())
     return {
         "id": agent,
         "object": "agent",
@@ -71,7 +78,31 @@ def purge_in(settings: StoreSettings, namespace: str, agent: str, unreachable: U
         "bytes_zeroed": sum(proof.bytes_zeroed for proof in proofs),
         "blocks_shared": sum(proof.blocks_shared for proof in proofs),
         "hot_blocks_zeroed": 0,
+        "responses_deleted": num_responses,
     }
+
+
+def _text_files(settings: StoreSettings) -> tuple[Path, Path]:
+    """The files of stored responses and of sessions; they may be missing."""
+    return settings.directory() / RESPONSES_FILE, settings.sessions_path() or settings.directory() / SESSIONS_FILE
+
+
+def _forget_texts(settings: StoreSettings, namespace: str, agent: str) -> int:
+    """Delete what an agent remembers of sessions and its stored responses; return how many responses."""
+    from rekindle.agents.log.records import SessionRecords
+    from rekindle.server.responses.records import open_records
+    from rekindle.server.responses.stored import MAX_BYTES, MAX_RESPONSES, RETENTION_S
+
+    responses, sessions = _text_files(settings)
+    if sessions.exists():
+        with closing(SessionRecords.open(sessions)) as file:
+            file.forget(namespace, agent)
+    if not responses.exists():
+        return 0
+    with closing(
+        open_records(responses, max_responses=MAX_RESPONSES, max_bytes=MAX_BYTES, retention_s=RETENTION_S)
+    ) as stored:
+        return stored.forget(namespace, agent)
 
 
 def _unlocked(directory: Path, unreachable: Unreachable) -> list[admin.StoreInfo]:
