@@ -11,7 +11,6 @@ with them dropped (the model's files stay cached). Medians with range.
 
 from __future__ import annotations
 
-import http.client
 import json
 import random
 import tempfile
@@ -199,7 +198,7 @@ def _wait(server: ServerProcess) -> Client:
         try:
             client.json("GET", "/health/ready")
             return client
-        except (OSError, http.client.HTTPException, RequestFailed):
+        except RequestFailed:
             time.sleep(POLL_S)
     raise RekindleError(f"the server did not start:\n{server.log_tail()}")
 

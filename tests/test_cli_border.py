@@ -66,7 +66,7 @@ PHASES = {  # of a start: where ctrl-C comes, and what is said
     "when it is ready, and again and again while it stops": (STOPS, "are saved in"),
 }
 EXTRAS = ["typer", "click", "rich", "torch", "transformers", "tokenizers", "yaml", "jinja2", "fastapi", "uvicorn"]
-EXTRAS += ["pydantic", "starlette", "platformdirs", "safetensors", "huggingface_hub", "matplotlib"]
+EXTRAS += ["pydantic", "starlette", "platformdirs", "safetensors", "huggingface_hub", "matplotlib", "httpx"]
 ENGINES = [["serve", "--port", "0"], ["chat"], ["run", "router"]]
 
 
@@ -90,6 +90,13 @@ def test_commands_that_need_a_model_say_what_is_missing(arguments: list[str], tm
     assert done.returncode == 2, done.stderr
     assert "Traceback" not in done.stderr
     assert "pip install 'rekindle[serve]'" in done.stderr
+
+
+@pytest.mark.parametrize("command", [["agents"], ["why", "ada"]], ids=" ".join)
+def test_commands_that_ask_a_server_say_that_httpx_is_missing(command: list[str]) -> None:
+    done = without(["httpx"], [*command, "--url", "http://127.0.0.1:9"])
+    assert done.returncode == 2, done.stderr
+    assert "the package httpx, which is not installed: pip install 'rekindle[serve]'" in done.stderr
 
 
 def test_a_reader_that_has_left_is_no_defect() -> None:

@@ -32,7 +32,7 @@ with Engine.from_pretrained(store=sys.argv[1], threads=1, hot_bytes="64MiB") as 
 CACHE = """
 import importlib.util, sys
 import rekindle.cache
-missing = ["torch", "tokenizers", "transformers", "fastapi", "typer", "platformdirs"]
+missing = ["torch", "tokenizers", "transformers", "fastapi", "httpx", "typer", "platformdirs"]
 assert not any(importlib.util.find_spec(name) for name in missing)
 from rekindle.cache import BlockPool, CacheManager, analyze_batch
 pool = BlockPool(4, 16)

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import urllib.request
 from pathlib import Path
 from typing import Any
 
@@ -121,12 +120,6 @@ def write(path: Path, kind: str) -> None:
     print(f"{path}: {path.stat().st_size / 2**20:.1f} MiB, matrices in {kind}")
 
 
-def post(url: str, body: dict[str, Any]) -> Any:
-    request = urllib.request.Request(url, json.dumps(body).encode(), {"Content-Type": "application/json"})
-    with urllib.request.urlopen(request, timeout=120) as answer:
-        return json.load(answer)
-
-
 def check(url: str) -> None:
     """Print how many texts have the same tokens on the peer, and how many greedy replies are the same."""
     import random
@@ -135,7 +128,13 @@ def check(url: str) -> None:
 
     from rekindle import Engine
     from rekindle.config import Settings
+    from rekindle.harness.http import connect
     from rekindle.pocket.conversations import conversation
+
+    peer = connect(url, timeout_s=120)
+
+    def post(path: str, body: dict[str, Any]) -> Any:
+        return peer.post(path, json=body).raise_for_status().json()
 
     ours = Tokenizer.from_file(str(MODEL / "tokenizer.json"))
     chooser = random.Random(5)
@@ -143,7 +142,7 @@ def check(url: str) -> None:
     texts = [message["content"] for talk in talks for message in talk if message["content"]]
     texts += ["Größe, naïve café, 数字 🙂", "a  b\n\n c\t12345 don't", "x" * 300]
     same = sum(
-        post(f"{url}/extras/tokenize", {"input": text})["tokens"] == ours.encode(text, add_special_tokens=False).ids
+        post("/extras/tokenize", {"input": text})["tokens"] == ours.encode(text, add_special_tokens=False).ids
         for text in texts
     )
     print(f"tokens: {same} of {len(texts)} texts the same")
@@ -154,7 +153,7 @@ def check(url: str) -> None:
             prompt = talk[:-1]
             mine = engine.chat(None, prompt, temperature=0.0, max_tokens=MAX_TOKENS)
             body = {"messages": prompt, "temperature": 0, "max_tokens": MAX_TOKENS}
-            theirs = post(f"{url}/v1/chat/completions", body)
+            theirs = post("/v1/chat/completions", body)
             assert theirs["usage"]["prompt_tokens"] == mine.report.prompt_tokens, "the prompts differ"
             equal += theirs["choices"][0]["message"]["content"] == mine.text
     print(f"greedy replies: {equal} of {len(plain)} the same (bf16 on both sides)")

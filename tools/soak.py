@@ -13,7 +13,6 @@ answer was a 5xx other than 503, or p99 of the gaps between the stream's tokens 
 from __future__ import annotations
 
 import argparse
-import http.client
 import json
 import os
 import random
@@ -29,7 +28,10 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from rekindle.harness.client import ServerProcess
+import httpx
+
+from rekindle.harness.client import HOST, ServerProcess
+from rekindle.harness.http import connect, events, url_of
 from rekindle.pocket import conversations
 
 MIB = 1 << 20
@@ -63,7 +65,8 @@ class Worker(threading.Thread):
 
     def __init__(self, port: int, seed: int, tally: Tally, stop: threading.Event) -> None:
         super().__init__(daemon=True)
-        self._port, self._random, self._tally, self._stop_now = port, random.Random(seed), tally, stop
+        self._random, self._tally, self._stop_now = random.Random(seed), tally, stop
+        self._http = connected(port)
         self._memory = conversations.Memory("Nadia", "archivist")
         self._histories: dict[str, list[dict[str, str]]] = {}
 
@@ -72,7 +75,7 @@ class Worker(threading.Thread):
         while not self._stop_now.is_set():
             try:
                 self._act()
-            except (OSError, http.client.HTTPException) as error:
+            except httpx.HTTPError as error:
                 if not self._stop_now.wait(0.5):
                     with self._tally.lock:
                         self._tally.failures.append(f"connection: {type(error).__name__}: {error}")
@@ -112,43 +115,32 @@ class Worker(threading.Thread):
         body = {"messages": messages, "max_tokens": r.randrange(1, 40), "stream": True, "temperature": r.choice((0, 1))}
         cancel_after = r.randrange(1, 5) if r.random() < 0.2 else None
         texts: list[str] = []
-        connection, response = opened(self._port, "POST", "/v1/chat/completions", body, agent)
-        try:
-            if response.status == 200:
-                for number, line in enumerate(response):
+        headers = {"X-Agent-ID": agent} if agent else {}
+        with self._http.stream("POST", "/v1/chat/completions", json=body, headers=headers) as response:
+            if response.is_success:
+                for number, (_, chunk) in enumerate(events(response)):
                     if number == cancel_after:
                         break
-                    if line.startswith(b"data: {"):
-                        for choice in json.loads(line[6:]).get("choices", ()):
-                            texts.append(choice["delta"].get("content") or "")
-            self._tally.note("chat cancelled" if cancel_after else "chat", response.status)
-        finally:
-            connection.close()
+                    for choice in (chunk or {}).get("choices", ()):
+                        texts.append(choice["delta"].get("content") or "")
+            self._tally.note("chat cancelled" if cancel_after else "chat", response.status_code)
         messages.append({"role": "assistant", "content": "".join(texts) or "-"})
 
     def _ask(self, what: str, method: str, path: str, body: Any) -> None:
-        connection, response = opened(self._port, method, path, body)
-        self._tally.note(what, response.status, response.read())
-        connection.close()
+        response = self._http.request(method, path, json=body)
+        self._tally.note(what, response.status_code, response.content)
 
 
-def opened(
-    port: int, method: str, path: str, body: Any, agent: str | None = None
-) -> tuple[http.client.HTTPConnection, http.client.HTTPResponse]:
-    """Send a request; return the connection and the head of the answer."""
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=120)
-    headers = {"Content-Type": "application/json", **({"X-Agent-ID": agent} if agent else {})}
-    connection.request(method, path, None if body is None else json.dumps(body), headers)
-    return connection, connection.getresponse()
+def connected(port: int) -> httpx.Client:
+    """Return a client of the server."""
+    return connect(url_of(HOST, port), timeout_s=120)
 
 
 def fetched(port: int, method: str, path: str, body: Any = None) -> Any:
     """Send a request and return its JSON answer."""
-    connection, response = opened(port, method, path, body)
-    answer = json.loads(response.read())
-    connection.close()
-    assert response.status == 200, answer
-    return answer
+    answer = connected(port).request(method, path, json=body)
+    assert answer.is_success, answer.text
+    return answer.json()
 
 
 def sample(pid: int, store: Path, port: int) -> dict[str, float]:
@@ -207,6 +199,7 @@ def gaps(port: int, seconds: float) -> dict[str, float]:
     encoded = fetched(port, "POST", "/v1/tokenize", {"text": words})
     ids, num_tokens = encoded["ids"], min(PROMPT_TOKENS, encoded["max_model_len"] - 8)
     stop, busy, times, num_prompts = threading.Event(), threading.Event(), list[float](), 0
+    client = connected(port)
 
     def read() -> None:
         number = 0
@@ -214,16 +207,15 @@ def gaps(port: int, seconds: float) -> dict[str, float]:
             number += 1
             messages = [{"role": "user", "content": f"Tell me story {number}."}]
             body = {"messages": messages, "max_tokens": 400, "ignore_eos": True, "stream": True, "temperature": 1}
-            connection, response = opened(port, "POST", "/v1/chat/completions", body, f"stream-{number}")
-            last = None
-            for line in response:
-                if line.startswith(b"data: {") and (now := time.perf_counter()):
-                    if last is not None and busy.is_set():
+            headers, last = {"X-Agent-ID": f"stream-{number}"}, None
+            with client.stream("POST", "/v1/chat/completions", json=body, headers=headers) as response:
+                for _, chunk in events(response):
+                    now = time.perf_counter()
+                    if chunk and last is not None and busy.is_set():
                         times.append(now - last)
                     last = now
                     if stop.is_set():
                         break
-            connection.close()
 
     reader = threading.Thread(target=read, daemon=True)
     reader.start()

@@ -1,6 +1,6 @@
 """A coding agent's client of /v1/messages: identity headers, streamed answers, and idle time.
 
-Speaks Anthropic's dialect over plain HTTP. Knows no conversation.
+Speaks Anthropic's dialect. Knows no conversation.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import Any
 
 from rekindle.errors import RequestFailed
 from rekindle.harness.client import Client
+from rekindle.harness.http import events
 
 PATH = "/v1/messages"
 POLL_S = 0.01
@@ -76,9 +77,8 @@ class MessagesClient:
         heard, arguments, started = Heard(), dict[int, str](), time.perf_counter()
         headers = {**identity.headers, "anthropic-version": "2023-06-01", "x-app": "cli"}
         with self._client.send("POST", PATH, {**body, "stream": True}, headers) as response:
-            for line in response:
-                if line.startswith(b"data: "):
-                    _take(heard, json.loads(line[6:]), arguments, started)
+            for _, event in events(response):
+                _take(heard, event, arguments, started)
         if heard.stop_reason is None:
             raise RequestFailed("the stream ended before the answer did")
         return heard

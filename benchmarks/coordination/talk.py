@@ -6,10 +6,9 @@ any other early end is an error.
 
 from __future__ import annotations
 
-import http.client
 import json
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import quote
@@ -18,8 +17,9 @@ from benchmarks.coordination.bench import spoken_of
 from benchmarks.coordination.messages import Comparison, Message, compare, misheard
 from benchmarks.coordination.report import Spoken
 from benchmarks.coordination.restart_report import Restart
-from rekindle.errors import RekindleError
+from rekindle.errors import RekindleError, RequestFailed
 from rekindle.harness.client import Client, ServerProcess
+from rekindle.harness.http import events
 
 SESSIONS = "/v1/coordination/sessions"
 KILL_PART = 4  # the kill follows the first 1/KILL_PART of a reply
@@ -129,17 +129,17 @@ class Talk:
         """
         middle = self._names[(len(self._names) - 1) // 2 :]
         following, kill = Following(self._num_rounds), None
-        with client.send("POST", self._path("/round/stream"), None, {}) as response:
-            try:
+        try:
+            with client.send("POST", self._path("/round/stream"), None, {}) as response:
                 for kind, data in events(response):
                     following.take(kind, data)
                     is_amid = following.num_pieces >= self._pieces_before_kill
                     if kill is None and is_amid and following.speaker in middle:
                         kill = Kill(time.perf_counter(), following.speaker, following.num_pieces, following)
                         server.kill()
-            except (OSError, http.client.HTTPException, ValueError):
-                if kill is None:
-                    raise
+        except RequestFailed:
+            if kill is None:
+                raise
         if kill is None or following.is_complete:
             raise RekindleError("the round was over before its server could be killed: give more --tokens")
         self._received += following.messages
@@ -187,14 +187,3 @@ def _with_unreceived(received: list[Message], found: list[Message]) -> list[Mess
     """Merge in, by number, messages that were on disk before the client could receive them."""
     known = {each.number for each in received}
     return sorted([*received, *(each for each in found if each.number not in known)], key=lambda each: each.number)
-
-
-def events(response: http.client.HTTPResponse) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield name and data of each event of a stream; skip comments and a truncated line."""
-    kind = ""
-    for raw in response:
-        line = raw.decode()
-        if line.startswith("event: "):
-            kind = line.removeprefix("event: ").rstrip()
-        elif line.startswith("data: ") and line.endswith("\n"):
-            yield kind, json.loads(line.removeprefix("data: "))

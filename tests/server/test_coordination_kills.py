@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-import http.client
 import json
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from rekindle.errors import RequestFailed
 from rekindle.harness.client import Client, ServerProcess
-from tests.server.coordinating import NAMES, SESSIONS, Event, events
+from rekindle.harness.http import events
+from tests.server.coordinating import NAMES, SESSIONS, Event
 from tests.server.test_coordination_kept import STORY
 from tests.server.test_coordination_streams import wait_for
 
@@ -34,14 +36,12 @@ def are_saved(client: Client, session: str) -> bool:
 def round_until_killed(server: ServerProcess, client: Client, session: str) -> list[Event]:
     """What was told of a round until its second speaker had begun, and what was still on its way."""
     told: list[Event] = []
-    with client.send("POST", f"{SESSIONS}/{session}/round/stream", {"sampling": LONGER}, {}) as response:
-        try:
-            for kind, data in events(response):
-                told.append((kind, data))
-                if kind == "token" and data["speaker"] == NAMES[1]:
-                    server.kill()
-        except (OSError, http.client.HTTPException, ValueError):  # it ends somewhere
-            return told
+    path = f"{SESSIONS}/{session}/round/stream"
+    with suppress(RequestFailed), client.send("POST", path, {"sampling": LONGER}, {}) as response:  # it ends somewhere
+        for kind, data in events(response):
+            told.append((kind, data))
+            if kind == "token" and data["speaker"] == NAMES[1]:
+                server.kill()
     return told
 
 

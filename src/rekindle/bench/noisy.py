@@ -6,6 +6,9 @@ Every arm starts a real server with two tenants. One tenant sends its body over 
 answers; the other requests one token at a time, each after its last answer. Measured: the time of these requests and
 of the server's health check, and the memory of the server's process before, at most, and after the noise. The arm
 `none` is the quiet tenant alone.
+
+Requests are sent by `http.client`, in one call that lets the quiet tenant's thread run: `httpx` copies what is left of
+a body after each of hundreds of sends, and that is time of the process that measures.
 """
 
 from __future__ import annotations

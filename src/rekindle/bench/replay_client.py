@@ -1,21 +1,21 @@
 """Client of any OpenAI-compatible server: streamed chat completions with arrival times.
 
-Owns which parameters a server is sent: those unknown to OpenAI's API go to Rekindle only. It uses a connection per
-request, so a killed server leaves no stale connection. Server answers never raise here: a failure is a value with a
-kind, because a benchmark counts failures.
+Owns which parameters a server is sent: those unknown to OpenAI's API go to Rekindle only. Server answers never raise
+here: a failure is a value with a kind, because a benchmark counts failures.
 """
 
 from __future__ import annotations
 
-import http.client
 import json
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
-from urllib.parse import urlsplit
+
+import httpx
 
 from rekindle.errors import ConfigError, RekindleError, RequestFailed
+from rekindle.harness.http import connect, events
 
 TIMEOUT_S = 600.0
 START_S = 300.0  # a large model on a slow disk
@@ -148,15 +148,9 @@ class OpenAIServer:
         clock: Callable[[], float] = time.perf_counter,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        parts = urlsplit(url)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise ConfigError(f"{url!r} is no server's URL: it should look like http://127.0.0.1:7354")
-        path = parts.path.rstrip("/")
         self.url = url.rstrip("/")
-        self._parts = parts
-        self._path = path if path.endswith("/v1") else f"{path}/v1"
+        self._http = connect(f"{self.url.removesuffix('/v1')}/v1", api_key=api_key, timeout_s=TIMEOUT_S)
         self._model = model
-        self._key = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
         self._clock = clock
         self._sleep = sleep
         self.model = model or "default"
@@ -183,20 +177,21 @@ class OpenAIServer:
         """Stream an answer to its end. `rekindle` holds options that are sent only to a Rekindle server."""
         began = self._clock()
         reading = _Reading(began, self._clock)
+        given = json.dumps(self._body(body, rekindle))  # ASCII, for unpaired surrogates
+        recorded = httpx.Headers(headers, encoding="latin-1")
         try:
-            with self._send("POST", "/chat/completions", self._body(body, rekindle), headers or {}) as response:
-                if response.status != 200:
-                    problem = response.read(2000).decode(errors="replace")
-                    return Answer(total_s=self._clock() - began, error=f"http {response.status}", problem=problem)
-                for line in response:
-                    data = line.decode(errors="replace").strip().removeprefix("data:").strip()
-                    if data == "[DONE]":
+            with self._http.stream("POST", "/chat/completions", content=given, headers=recorded) as response:
+                if response.status_code != 200:
+                    kind, problem = f"http {response.status_code}", response.read()[:2000].decode(errors="replace")
+                    return Answer(total_s=self._clock() - began, error=kind, problem=problem)
+                for _, chunk in events(response):
+                    if chunk is None:
                         reading.ended = True
-                    elif data.startswith("{"):
-                        reading.take(json.loads(data))
-        except TimeoutError:
+                    elif isinstance(chunk, dict):
+                        reading.take(chunk)
+        except httpx.TimeoutException:
             return Answer(total_s=self._clock() - began, error="timeout", problem=f"no byte for {TIMEOUT_S:.0f} s")
-        except (OSError, http.client.HTTPException, ValueError) as error:
+        except (httpx.HTTPError, ValueError) as error:
             kind = "stream" if reading.token_s else "connection"
             return Answer(total_s=self._clock() - began, error=kind, problem=repr(error))
         return reading.answer()
@@ -205,11 +200,11 @@ class OpenAIServer:
         """Let the server compute a prompt and return its token count. RequestFailed if it does not report it."""
         given = {**body, "model": self.model, "max_tokens": 1}
         try:
-            with self._send("POST", "/chat/completions", given, {}) as response:
-                if response.status != 200:
-                    raise RequestFailed(f"{self.url}: {response.status} {response.read(2000).decode(errors='replace')}")
-                return int(json.loads(response.read())["usage"]["prompt_tokens"])
-        except (OSError, http.client.HTTPException, ValueError, KeyError, TypeError) as error:
+            response = self._http.post("/chat/completions", content=json.dumps(given))
+            if response.status_code != 200:
+                raise RequestFailed(f"{self.url}: {response.status_code} {response.text[:2000]}")
+            return int(response.json()["usage"]["prompt_tokens"])
+        except (httpx.HTTPError, ValueError, KeyError, TypeError) as error:
             raise RequestFailed(f"{self.url} does not say how many tokens a prompt has: {error!r}") from None
 
     def _body(self, body: Mapping[str, Any], rekindle: Mapping[str, Any] | None) -> dict[str, Any]:
@@ -220,24 +215,17 @@ class OpenAIServer:
 
     def _look(self) -> str | None:
         try:
-            with self._send("GET", "/models", None, {}) as response:
-                if response.status == 401:
-                    raise ConfigError(f"{self.url} wants an API key: name the variable that holds it (--api-key-env)")
-                if response.status != 200:
-                    return f"status {response.status}"
-                models = json.loads(response.read())["data"]
-        except (OSError, http.client.HTTPException, ValueError, KeyError) as error:
+            response = self._http.get("/models")
+            if response.status_code == 401:
+                raise ConfigError(f"{self.url} wants an API key: name the variable that holds it (--api-key-env)")
+            if response.status_code != 200:
+                return f"status {response.status_code}"
+            models = response.json()["data"]
+        except (httpx.HTTPError, ValueError, KeyError) as error:
             return repr(error)
         self.is_rekindle = any(item.get("owned_by") == "rekindle" for item in models)
         self.model = self._model or (models[0]["id"] if models else "default")
         return None
-
-    def _send(self, method: str, path: str, body: Any, headers: Mapping[str, str]) -> http.client.HTTPResponse:
-        kind = http.client.HTTPSConnection if self._parts.scheme == "https" else http.client.HTTPConnection
-        connection = kind(self._parts.hostname or "", self._parts.port, timeout=TIMEOUT_S)
-        sent = {"Content-Type": "application/json", "Connection": "close", **self._key, **headers}
-        connection.request(method, self._path + path, None if body is None else json.dumps(body), sent)
-        return connection.getresponse()
 
 
 def inter_token(answers: Sequence[Answer]) -> list[float]:

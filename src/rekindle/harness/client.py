@@ -1,12 +1,11 @@
 """A server process and its client, for the demo and the benchmarks.
 
 The process is a real `rekindle serve` with exactly the given settings: it does not inherit the caller's REKINDLE_*
-variables. The client speaks plain HTTP with the standard library and measures the time to the first token itself.
+variables. The client measures the time to the first token itself.
 """
 
 from __future__ import annotations
 
-import http.client
 import json
 import os
 import signal
@@ -15,16 +14,19 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import httpx
+
 from rekindle.config import ENV_PREFIX, ServerSettings
 from rekindle.errors import ConfigError, RekindleError, RequestFailed
+from rekindle.harness.http import connect, events, url_of
 
 START_S = 300.0  # a large model on a slow disk
 HOST = "127.0.0.1"
-ANY_ADDRESS = {"0.0.0.0": HOST, "::": "::1"}  # where to reach a server that listens everywhere
 
 
 def free_port(host: str = HOST) -> int:
@@ -46,15 +48,13 @@ class Reply:
 
 
 class Client:
-    """Client of one server; uses a connection per request, so a killed server leaves no stale connection."""
+    """Client of one server."""
 
     def __init__(self, port: int, *, host: str = HOST, api_key: str | None = None) -> None:
-        self._host = ANY_ADDRESS.get(host, host)
-        self._port = port
-        self._key = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
+        self._http = connect(url_of(host, port), api_key=api_key, timeout_s=START_S)
 
     def json(self, method: str, path: str) -> Any:
-        """Return the JSON answer to a request without a body; RequestFailed with the server's error."""
+        """Return the JSON answer to a request without a body; RequestFailed with the reason if there is none."""
         with self.send(method, path, None, {}) as response:
             return json.loads(response.read())
 
@@ -65,7 +65,9 @@ class Client:
         started = time.perf_counter()
         first, texts, report = None, [], None
         with self.send("POST", "/v1/chat/completions", body, {"X-Agent-ID": agent} if agent else {}) as response:
-            for chunk in _events(response):
+            for _, chunk in events(response):
+                if chunk is None:
+                    continue
                 if "error" in chunk:
                     raise RequestFailed(chunk["error"]["message"])
                 first = first or time.perf_counter() - started
@@ -75,26 +77,18 @@ class Client:
             raise RequestFailed("the stream ended without its last chunk")
         return Reply("".join(texts), report.pop("prompt_ids"), report.pop("completion_ids"), report, first or 0.0)
 
-    def send(self, method: str, path: str, body: Any, headers: Mapping[str, str]) -> http.client.HTTPResponse:
-        """Send a request and return the response, for the caller to read and close; RequestFailed on an error."""
-        connection = http.client.HTTPConnection(self._host, self._port, timeout=START_S)
-        connection.request(
-            method,
-            path,
-            body=None if body is None else json.dumps(body),
-            headers={"Content-Type": "application/json", "Connection": "close", **self._key, **headers},
-        )
-        response = connection.getresponse()
-        if response.status != 200:
-            raise RequestFailed(f"{method} {path}: {response.status} {response.read().decode(errors='replace')}")
-        return response
-
-
-def _events(response: http.client.HTTPResponse) -> Iterator[dict[str, Any]]:
-    for line in response:
-        data = line.decode().removeprefix("data: ").strip()
-        if data and data != "[DONE]":
-            yield json.loads(data)
+    @contextmanager
+    def send(self, method: str, path: str, body: Any, headers: Mapping[str, str]) -> Iterator[httpx.Response]:
+        """Send a request and yield the response, for the caller to read; RequestFailed on an error or a broken one."""
+        try:
+            content = None if body is None else json.dumps(body)
+            with self._http.stream(method, path, content=content, headers=headers) as response:
+                if response.status_code != 200:
+                    problem = response.read().decode(errors="replace")
+                    raise RequestFailed(f"{method} {path}: {response.status_code} {problem}")
+                yield response
+        except httpx.HTTPError as error:
+            raise RequestFailed(f"{method} {path}: {error}") from error
 
 
 REFUSED = 2  # exit code of a command the user must correct
@@ -148,7 +142,7 @@ class ServerProcess:
             try:
                 client.json("GET", "/health/ready")
                 return client
-            except (OSError, http.client.HTTPException, RequestFailed):
+            except RequestFailed:
                 time.sleep(0.05)
         if self._process.poll() == REFUSED:
             raise ConfigError(self.log_tail(1).removeprefix("rekindle: "))
