@@ -22,6 +22,7 @@ from rekindle.config.parts import (
     ServerSettings,
     StoreSettings,
 )
+from rekindle.config.setting import shortened
 from rekindle.config.sizes import parse_size
 from rekindle.errors import ConfigError
 from rekindle.keywords import did_you_mean
@@ -145,12 +146,7 @@ def _convert(wanted: Any, value: Any) -> Any:
     try:
         return wanted(value)
     except (ValueError, OverflowError):
-        raise ValueError(f"must be {wanted.__name__}, not {_short(value)}") from None
-
-
-def _short(value: Any) -> str:
-    text = repr(value) if not isinstance(value, int) or abs(value) < 10**40 else "a number of many digits"
-    return text if len(text) <= 100 else f"{text[:100]}…"
+        raise ValueError(f"must be {wanted.__name__}, not {shortened(value)}") from None
 
 
 def _text(wanted: type[str] | type[Path], value: Any) -> str | Path:

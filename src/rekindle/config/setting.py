@@ -35,11 +35,15 @@ class Bounds:
         return ", ".join(f"{word} {bound}" for word, bound in named if bound is not None)
 
     def check(self, name: str, value: float) -> None:
-        """Raise ConfigError if `value` is out of bounds."""
-        need(not self.choices or value in self.choices, f"{name} must be {self}, not {value}")
-        need(self.least is None or value >= self.least, f"{name} must be at least {self.least}, not {value}")
-        need(self.above is None or value > self.above, f"{name} must be above {self.above}, not {value}")
-        need(self.most is None or value <= self.most, f"{name} must be at most {self.most}, not {value}")
+        """Raise ConfigError, with both ends, if `value` is out of bounds."""
+        holds = (
+            (not self.choices or value in self.choices)
+            and (self.least is None or value >= self.least)
+            and (self.above is None or value > self.above)
+            and (self.most is None or value <= self.most)
+        )
+        wanted = f"from {self}" if self.least is not None and self.most is not None else str(self)
+        need(holds, f"{name} must be {wanted}, not {shortened(value)}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +95,12 @@ def listed(words: list[str]) -> str:
     return f"{', '.join(first)} or {last}" if first else last
 
 
+def shortened(value: Any) -> str:
+    """Return `repr(value)` as an error quotes it, however long it is."""
+    text = repr(value) if not isinstance(value, int) or abs(value) < 10**40 else "a number of many digits"
+    return text if len(text) <= 100 else f"{text[:100]}…"
+
+
 def need(holds: bool, message: str) -> None:
     """Raise ConfigError with this message unless `holds`."""
     if not holds:
@@ -106,8 +116,7 @@ def check_numbers(part: Any) -> None:
         name, value = item.name, getattr(part, item.name)
         if isinstance(value, bool) or not isinstance(value, int | float):
             continue
-        if isinstance(value, float):
-            need(math.isfinite(value), f"{name} must be a finite number, not {value}")
-        else:
-            need(abs(value) <= MOST, f"{name} must be at most {MOST}, not a number of {len(str(value))} digits")
+        is_float = isinstance(value, float)
+        need(not is_float or math.isfinite(value), f"{name} must be a finite number, not {value}")
         item.metadata[KEY].bounds.check(name, value)
+        need(is_float or abs(value) <= MOST, f"{name} must be at most {MOST}, not {shortened(value)}")
