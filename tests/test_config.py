@@ -240,6 +240,37 @@ def test_what_is_no_finite_number_is_refused_from_the_library_too() -> None:
         Settings.load({"request_timeout_s": "inf"})
 
 
+@pytest.mark.parametrize(
+    ("part", "given", "named"),
+    [
+        (StoreSettings, {"disk_bytes": "3"}, "disk_bytes: must be int, not '3'"),
+        (StoreSettings, {"dir": "/tmp"}, "dir: must be a path, not '/tmp'"),
+        (StoreSettings, {"enabled": "off"}, "enabled: must be true or false, not 'off'"),
+        (StoreSettings, {"readers": None}, "readers: must be int, not None"),
+        (StoreSettings, {"readers": True}, "readers: must be int, not True"),
+        (StoreSettings, {"agent_ttl_s": "1"}, "agent_ttl_s: must be float, not '1'"),
+        (CacheSettings, {"reuse": "never"}, "reuse: must be one of on, off, not 'never'"),
+        (CacheSettings, {"block_tokens": 64.0}, "block_tokens: must be int, not 64.0"),
+        (ModelSettings, {"model": Path("/tmp")}, "model: must be a text, not "),
+        (ModelSettings, {"kv": 4}, "kv: must be one of auto, q4h, bf16, fp32, not 4"),
+        (PromptSettings, {"normalise": ["tools"]}, "normalise: must be a text, not a list"),
+        (EngineSettings, {"check_when_idle": 1}, "check_when_idle: must be true or false, not 1"),
+        (ServerSettings, {"public_host": "llm.example"}, "public_host: must be a tuple of texts, not 'llm.example'"),
+        (ServerSettings, {"host": None}, "host: must be a text, not None"),
+        (ServerSettings, {"api_keys": "left=hunter2"}, "api_keys: must be a table of texts"),
+        (ServerSettings, {"api_keys": {"left": 1}}, "api_keys: must be a table of texts"),
+    ],
+)
+def test_a_part_of_its_own_refuses_other_types(part: Any, given: dict[str, Any], named: str) -> None:
+    with pytest.raises(ConfigError, match=f"^{re.escape(named)}") as caught:
+        part(**given)
+    assert "hunter2" not in str(caught.value)
+
+
+def test_an_integer_is_a_number_of_seconds() -> None:
+    assert ServerSettings(ping_s=5).ping_s == 5 and StoreSettings(agent_ttl_s=None, dir=Path("/tmp")).enabled
+
+
 def test_a_size_is_exact() -> None:
     assert parse_size("9007199254740993") == 9007199254740993
 

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import types
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, get_args, get_origin
 
 from rekindle.config.parts import (
     CacheSettings,
@@ -15,7 +14,7 @@ from rekindle.config.parts import (
     ServerSettings,
     StoreSettings,
 )
-from rekindle.config.setting import KEY, Setting
+from rekindle.config.setting import KEY, Setting, kinds
 
 ENV_PREFIX = "REKINDLE_"
 DAY_S = 86400
@@ -97,18 +96,12 @@ def _size_text(count: int) -> str:
 
 def _known() -> Iterator[KnownSetting]:
     for section, (_, part) in SECTIONS.items():
-        hints, defaults = get_type_hints(part), part()
+        defaults = part()
         for item in fields(part):
             about = item.metadata.get(KEY)
             if about is not None:
-                kind, default = _without_none(hints[item.name]), getattr(defaults, item.name)
+                kind, default = kinds(part)[item.name][0], getattr(defaults, item.name)
                 yield KnownSetting(about.name or item.name, section, item.name, kind, default, about)
-
-
-def _without_none(kind: Any) -> Any:
-    if get_origin(kind) in (types.UnionType, Union):
-        (kind,) = (each for each in get_args(kind) if each is not type(None))
-    return kind
 
 
 SETTINGS: dict[str, KnownSetting] = {known.name: known for known in _known()}

@@ -10,7 +10,7 @@ import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, get_args, get_origin
+from typing import Any, get_origin
 
 from rekindle.config.catalog import ENV_PREFIX, SECTIONS, SETTINGS
 from rekindle.config.keys import parse_api_keys
@@ -22,10 +22,15 @@ from rekindle.config.parts import (
     ServerSettings,
     StoreSettings,
 )
-from rekindle.config.setting import shortened
+from rekindle.config.setting import check_kind, shortened
 from rekindle.config.sizes import parse_size
 from rekindle.errors import ConfigError
 from rekindle.keywords import did_you_mean
+
+BOOLEANS: dict[int | str, bool] = {
+    **dict.fromkeys((1, "1", "true", "on"), True),
+    **dict.fromkeys((0, "0", "false", "off"), False),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,42 +122,21 @@ def _convert(wanted: Any, value: Any) -> Any:
         return parse_api_keys(value)
     if get_origin(wanted) is tuple:
         return _several(value)
-    if get_origin(wanted) is Literal:
-        if not isinstance(value, str) or value not in get_args(wanted):
-            raise ValueError(f"must be one of {', '.join(get_args(wanted))}, not {value!r}")
-        return value
-    if wanted is bool:
-        known = {
-            True: True,
-            False: False,
-            "1": True,
-            "true": True,
-            "on": True,
-            "0": False,
-            "false": False,
-            "off": False,
-        }
-        if not isinstance(value, bool | int | str) or value not in known:
-            raise ValueError(f"must be true or false, not {value!r}")
-        return known[value]
     if wanted is str or wanted is Path:
         return _text(wanted, value)
-    if (
-        isinstance(value, bool)
-        or not isinstance(value, int | float | str)
-        or (wanted is int and isinstance(value, float))
-    ):
-        raise ValueError(f"must be {wanted.__name__}, not {value!r}")
+    if wanted is bool and isinstance(value, int | str):
+        value = BOOLEANS.get(value, value)
+    if wanted not in (int, float) or not isinstance(value, str):
+        check_kind(wanted, value)
     try:
-        return wanted(value)
+        return wanted(value) if wanted in (int, float) else value
     except (ValueError, OverflowError):
         raise ValueError(f"must be {wanted.__name__}, not {shortened(value)}") from None
 
 
 def _text(wanted: type[str] | type[Path], value: Any) -> str | Path:
-    if not isinstance(value, str | Path):  # in Python a model may be given as a Path
-        kind = "a table" if isinstance(value, Mapping) else "a list" if isinstance(value, list) else repr(value)
-        raise ValueError(f"must be a text, not {kind}")
+    if not isinstance(value, Path):  # in Python a model may be given as one
+        check_kind(str, value)
     if wanted is Path and (not str(value) or "\0" in str(value)):
         raise ValueError("is empty" if not str(value) else "a path holds no NUL character")
     return wanted(value)

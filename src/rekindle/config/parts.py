@@ -9,7 +9,7 @@ from typing import Literal
 
 from rekindle.config.hosts import is_host, is_loopback
 from rekindle.config.keys import DEFAULT_NAMESPACE, check_keys
-from rekindle.config.setting import Bounds, above, at_least, check_numbers, need, setting
+from rekindle.config.setting import Bounds, above, at_least, check_fields, need, setting
 
 MiB = 1 << 20
 SESSIONS_FILE = "sessions.db"
@@ -47,9 +47,9 @@ class ModelSettings:
     )
 
     def __post_init__(self) -> None:
+        check_fields(self)
         need(self.model is None or bool(self.model.strip()), "model is empty: name a directory or a hub model")
         need(bool(self.device), "device is empty: write cpu or cuda")
-        check_numbers(self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +75,7 @@ class CacheSettings:
     text_index_bytes: int = setting(256 * MiB, "memory for finding prompts by their text", bounds=at_least(1))
 
     def __post_init__(self) -> None:
-        check_numbers(self)
+        check_fields(self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +90,7 @@ class PromptSettings:
     anticipate: Literal["on", "off"] = setting("on", "compute in idle time what the template renders next")
 
     def __post_init__(self) -> None:
+        check_fields(self)
         unknown = sorted(self.kinds() - set(NORMALISATIONS))
         known = ", ".join(NORMALISATIONS)
         need(not unknown, f"normalise: {', '.join(map(repr, unknown))} is unknown: write off, or some of {known}")
@@ -147,7 +148,7 @@ class StoreSettings:
     readers: int = setting(2, "threads that read the store", bounds=at_least(1, 64))
 
     def __post_init__(self) -> None:
-        check_numbers(self)
+        check_fields(self)
         words = (self.session_bytes or 0) + (self.response_bytes or 0)
         need(
             self.disk_bytes is None or words <= self.disk_bytes,
@@ -205,7 +206,7 @@ class EngineSettings:
     )
 
     def __post_init__(self) -> None:
-        check_numbers(self)
+        check_fields(self)
         need(
             self.max_step_s >= self.max_stall_s,
             f"max_step_s ({self.max_step_s}) must not be below max_stall_s ({self.max_stall_s})",
@@ -275,6 +276,7 @@ class ServerSettings:
     )
 
     def __post_init__(self) -> None:
+        check_fields(self)
         need(bool(self.host), "host is empty: write 127.0.0.1 for this machine only")
         need(self.served_model_name != "", "served_model_name is empty")
         check_keys(self.api_key, self.api_keys, self.admin_key)
@@ -288,7 +290,6 @@ class ServerSettings:
             self.open or self.needs_key or is_loopback(self.host),
             f"{self.host} can be reached by others: set api_key (REKINDLE_API_KEY), or open=true to do without a key",
         )
-        check_numbers(self)
 
     @property
     def needs_key(self) -> bool:

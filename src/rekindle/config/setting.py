@@ -6,8 +6,12 @@ Help texts, docs/settings.md and the checks of a part are all derived from it.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any, Literal, TypeVar
+from functools import cache
+from pathlib import Path
+from types import UnionType
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from rekindle.config.sizes import MOST
 from rekindle.errors import ConfigError
@@ -96,7 +100,9 @@ def listed(words: list[str]) -> str:
 
 
 def shortened(value: Any) -> str:
-    """Return `repr(value)` as an error quotes it, however long it is."""
+    """Return what an error says of a value: `repr(value)`, or what it is, however long that would be."""
+    if isinstance(value, list | Mapping):
+        return "a list" if isinstance(value, list) else "a table"
     text = repr(value) if not isinstance(value, int) or abs(value) < 10**40 else "a number of many digits"
     return text if len(text) <= 100 else f"{text[:100]}…"
 
@@ -107,16 +113,45 @@ def need(holds: bool, message: str) -> None:
         raise ConfigError(message)
 
 
-def check_numbers(part: Any) -> None:
-    """Refuse numbers of a part that are out of bounds, not finite, or too large for files to hold.
+@cache
+def kinds(part: type) -> dict[str, tuple[Any, ...]]:
+    """Field of a part -> its types: one, and NoneType where it may have no value."""
+    hints = get_type_hints(part)
+    return {name: get_args(kind) if get_origin(kind) in (Union, UnionType) else (kind,) for name, kind in hints.items()}
 
-    None means "decided later" and passes.
+
+def check_kind(kind: Any, value: Any, where: str = "") -> None:
+    """Refuse a value that is not of this type; nothing is converted, but an integer is a float, too."""
+    origin, words = get_origin(kind), get_args(kind)
+    if origin is Literal:
+        holds, wanted = isinstance(value, str) and value in words, f"one of {', '.join(words)}"
+    elif origin is tuple:
+        holds = isinstance(value, tuple) and all(isinstance(each, str) for each in value)
+        wanted = "a tuple of texts"
+    elif origin is Mapping:
+        holds = isinstance(value, Mapping) and all(isinstance(each, str) for each in (*value, *value.values()))
+        need(holds, f"{where}must be a table of texts")  # keys are not quoted
+        return
+    else:
+        holds = isinstance(value, int | float if kind is float else kind) and isinstance(value, bool) == (kind is bool)
+        wanted = {bool: "true or false", str: "a text", Path: "a path"}.get(kind, kind.__name__)
+    need(holds, f"{where}must be {wanted}, not {shortened(value)}")
+
+
+def check_fields(part: Any) -> None:
+    """Refuse values of other types than a part's fields have, and numbers out of bounds, not finite, or too large.
+
+    Too large is what files cannot hold. None means "decided later" and passes where it is one of the types.
     """
     for item in fields(part):
         name, value = item.name, getattr(part, item.name)
+        kind, *others = kinds(part.__class__)[name]
+        if value is None and others:
+            continue
+        check_kind(kind, value, f"{name}: ")
         if isinstance(value, bool) or not isinstance(value, int | float):
             continue
         is_float = isinstance(value, float)
-        need(not is_float or math.isfinite(value), f"{name} must be a finite number, not {value}")
+        need(not is_float or math.isfinite(value), f"{name} must be a finite number, not {shortened(value)}")
         item.metadata[KEY].bounds.check(name, value)
         need(is_float or abs(value) <= MOST, f"{name} must be at most {MOST}, not {shortened(value)}")
