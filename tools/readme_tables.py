@@ -4,6 +4,7 @@ rekindle bench engine MODEL --out measured/engine.jsonl
 python tools/readme_tables.py measured/engine.jsonl
 python -m benchmarks coordination --model MODEL --out measured/large.jsonl
 python tools/readme_tables.py measured/large.jsonl --table "coordination, 24 layers"
+python tools/readme_tables.py replay.jsonl      # docs/replay.md records it
 
 Figures are never typed by hand. The table goes between `<!-- measured: NAME -->` and `<!-- end -->`; NAME is the
 benchmark, or the argument of --table.
@@ -21,6 +22,19 @@ PAGES = (ROOT / "docs" / "measurements.md", ROOT / "README.md")
 SHOWN_SETTINGS = {
     "engine": ("kv", "threads", "context", "block_tokens", "repeats"),
     "coordination": ("agents", "history", "tokens", "kv", "threads"),
+    "replay": ("seed", "scale", "context", "speed"),
+}
+SHOWN_MEASURES = {
+    "replay": (
+        "first tokens, sum",
+        "first token",
+        "first tokens, sum, 10 min after a kill",
+        "first tokens, sum, 10 min after a restart",
+        "prompt tokens computed",
+        "answers again after a kill",
+        "errors",
+        "replies unlike cold",
+    )
 }
 ARMS = {"rekindle": "Rekindle", "transformers": "`transformers` alone"}
 END = "<!-- end -->"
@@ -34,21 +48,26 @@ def shown(line: Line | None) -> str:
     scale, unit = (100, "%") if line["unit"] == "share" else (1, line["unit"])
     values = [scale * line[name] for name in ("median", "min", "max")]
     median, low, high = (f"{value:.3g}" if value < 1000 else f"{value:,.0f}" for value in values)
+    if "compared" in line["detail"]:
+        return f"{median} of {line['detail']['compared']}"
     return f"{median} {unit}" + (f" ({low}-{high})" if len(line["values"]) > 1 else "")
 
 
 def table(lines: list[Line]) -> str:
     """Build a table with a row per measure and a column per arm, and a line on where the figures come from."""
     by_measure: dict[str, dict[str, Line]] = {}
+    first = lines[0]
     for line in lines:
         by_measure.setdefault(line["measure"], {})[line["arm"]] = line
+    measures = SHOWN_MEASURES.get(first["bench"], tuple(by_measure))
     arms = list(dict.fromkeys(line["arm"] for line in lines))
     rows = [f"| measure | {' | '.join(ARMS.get(arm, arm) for arm in arms)} |", "|---|" + "--:|" * len(arms)]
-    rows += [f"| {name} | {' | '.join(shown(found.get(arm)) for arm in arms)} |" for name, found in by_measure.items()]
-    first = lines[0]
+    for name in measures:
+        rows.append(f"| {name} | {' | '.join(shown(by_measure.get(name, {}).get(arm)) for arm in arms)} |")
     versions = ", ".join(f"{name} {version}" for name, version in first["versions"].items() if name != "rekindle")
     machine = f"{first['machine']['processor']}, {first['machine']['cores']} cores"
-    settings = ", ".join(f"{name} {first['settings'][name]}" for name in SHOWN_SETTINGS[first["bench"]])
+    known = {**first["settings"], **first["settings"].get("about", {})}
+    settings = ", ".join(f"{name} {known[name]}" for name in SHOWN_SETTINGS[first["bench"]])
     origin = f"{machine}; {versions}; {settings}; {first['date']}, commit {first['commit'][:12]}"
     return "\n".join([*rows, "", f"Median (lowest-highest). {origin}."])
 
