@@ -38,7 +38,11 @@ ALLOWED = re.compile(
     r"\bbehind (a|the) (\w+ )?proxy\b|\bbehind (nginx|Caddy)\b|\bwrite-behind\b|\.tell\(\)|: \"Told\"", re.IGNORECASE
 )
 # Words for models to read, not for us.
-TEXTS = {"benchmarks/coding_day/texts.py", "src/rekindle/bench/workload.py", "src/rekindle/bench/day_sessions.py"}
+TEXTS = {
+    "benchmarks/coding_day/texts.py",
+    "src/rekindle/bench/workload.py",
+    "src/rekindle/bench/replay/day_sessions.py",
+}
 TEXTS |= {"src/rekindle/pocket/conversations.py"}
 BLOCKS = re.compile(r"^```.*?^```", re.DOTALL | re.MULTILINE)
 

@@ -17,8 +17,8 @@ from pathlib import Path
 
 from rich.terminal_theme import TerminalTheme
 
-from rekindle.bench.replay_report import FIRST, earlier
-from rekindle.bench.replay_run import lines_of
+from rekindle.bench.replay.report import FIRST, earlier
+from rekindle.bench.replay.run import lines_of
 from rekindle.harness.record import Measurement
 from rekindle.server.dayfile import Day, read_day
 from tools.demo_picture import DOCS, THEMES

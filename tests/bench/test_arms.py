@@ -10,10 +10,10 @@ import pytest
 from rich.console import Console
 
 from benchmarks.match import MatchBench, run_match_bench
-from rekindle.bench import arms, transformers_arm
 from rekindle.bench.endless import endless_copy
-from rekindle.bench.engine_bench import EngineBench, run_engine_bench
-from rekindle.bench.job import Job
+from rekindle.bench.engine import arms, transformers_arm
+from rekindle.bench.engine.bench import EngineBench, run_engine_bench
+from rekindle.bench.engine.job import Job
 from rekindle.config import Settings
 from rekindle.harness.flags import flags_of
 from rekindle.harness.record import Measurement

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from rekindle.bench.day import SCALES, SHARES, DayPlan, make_day, parts_of, write_day
-from rekindle.bench.day_sessions import MAX_TOKENS
+from rekindle.bench.replay.day import SCALES, SHARES, DayPlan, make_day, parts_of, write_day
+from rekindle.bench.replay.day_sessions import MAX_TOKENS
 from rekindle.errors import ConfigError
 from rekindle.server.dayfile import Day, RecordedRequest, read_day
 from rekindle.text.messages import normalise_messages

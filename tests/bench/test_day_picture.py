@@ -12,10 +12,10 @@ from xml.etree import ElementTree
 import pytest
 from rich.terminal_theme import TerminalTheme
 
-from rekindle.bench.day import write_day
-from rekindle.bench.replay import EventOutcome, Exchange, Replayed
-from rekindle.bench.replay_client import Answer
-from rekindle.bench.replay_report import ColdCheck, measurements
+from rekindle.bench.replay.client import Answer
+from rekindle.bench.replay.day import write_day
+from rekindle.bench.replay.replay import EventOutcome, Exchange, Replayed
+from rekindle.bench.replay.report import ColdCheck, measurements
 from rekindle.harness.record import Origin, append_lines
 from rekindle.server.dayfile import Day, DayEvent, Header, RecordedRequest
 from tools.day_picture import BOTTOM, LABEL, LEFT, RIGHT, TOP, read_plot, spread

@@ -12,9 +12,9 @@ import pytest
 import torch
 from rich.console import Console
 
-from rekindle.bench.eval import EvalBench, run_eval
-from rekindle.bench.eval_kv import FormatScores, Score, layouts_of, score_formats
-from rekindle.bench.eval_text import windows_of
+from rekindle.bench.eval.bench import EvalBench, run_eval
+from rekindle.bench.eval.kv import FormatScores, Score, layouts_of, score_formats
+from rekindle.bench.eval.text import windows_of
 from rekindle.bench.recall import contains_fact
 from rekindle.config import ModelSettings, Settings
 from rekindle.errors import ConfigError

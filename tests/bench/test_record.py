@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from rekindle.bench.engine_bench import EngineBench, merged, table
-from rekindle.bench.job import Job
+from rekindle.bench.engine.bench import EngineBench, merged, table
+from rekindle.bench.engine.job import Job
 from rekindle.bench.memory import drop_file_cache, peak_bytes, resident_bytes
 from rekindle.config import Settings
 from rekindle.errors import ConfigError

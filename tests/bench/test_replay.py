@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from rekindle.bench.replay import Pace, Replay, Replayed
-from rekindle.bench.replay_client import OpenAIServer
-from rekindle.bench.replay_run import ReplayOptions, lines_of, run_replay
+from rekindle.bench.replay.client import OpenAIServer
+from rekindle.bench.replay.replay import Pace, Replay, Replayed
+from rekindle.bench.replay.run import ReplayOptions, lines_of, run_replay
 from rekindle.errors import ConfigError, RekindleError
 from rekindle.harness.client import free_port
 from rekindle.server.dayfile import Day, DayEvent, DayWriter, Header, RecordedRequest

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from rekindle.bench.replay_live import LiveReplies
+from rekindle.bench.replay.live import LiveReplies
 from rekindle.server.dayfile import RecordedRequest
 
 SYSTEM = {"role": "system", "content": "Today is Friday."}

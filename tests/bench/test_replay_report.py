@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from rekindle.bench.replay import EventOutcome, Exchange, Replayed
-from rekindle.bench.replay_client import Answer
-from rekindle.bench.replay_report import ColdCheck, earlier, measurements, notes, table
-from rekindle.bench.replay_table import arms_table, nearest_rank
+from rekindle.bench.replay.client import Answer
+from rekindle.bench.replay.replay import EventOutcome, Exchange, Replayed
+from rekindle.bench.replay.report import ColdCheck, earlier, measurements, notes, table
+from rekindle.bench.replay.table import arms_table, nearest_rank
 from rekindle.harness.record import Measurement
 from rekindle.server.dayfile import DayEvent, RecordedRequest
 

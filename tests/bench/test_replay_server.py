@@ -14,11 +14,11 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from rekindle.bench import server_bench_arms
-from rekindle.bench.day import DayPlan, make_day, write_day
-from rekindle.bench.replay import Pace, run_command
-from rekindle.bench.replay_run import ReplayOptions, lines_of, run_replay
-from rekindle.bench.server_bench import ServerBench, run_server_bench
+from rekindle.bench.replay.day import DayPlan, make_day, write_day
+from rekindle.bench.replay.replay import Pace, run_command
+from rekindle.bench.replay.run import ReplayOptions, lines_of, run_replay
+from rekindle.bench.server import arms as server_bench_arms
+from rekindle.bench.server.bench import ServerBench, run_server_bench
 from rekindle.harness.client import Client, free_port
 from tests.bench.durable import until_durable
 

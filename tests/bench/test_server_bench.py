@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from rekindle.bench.replay_client import Answer, OpenAIServer, inter_token
-from rekindle.bench.replay_run import lines_of
-from rekindle.bench.server_bench import ServerBench, run_server_bench
-from rekindle.bench.server_bench_streams import rate_of, total_rate
-from rekindle.bench.server_bench_texts import ServerTexts
+from rekindle.bench.replay.client import Answer, OpenAIServer, inter_token
+from rekindle.bench.replay.run import lines_of
+from rekindle.bench.server.bench import ServerBench, run_server_bench
+from rekindle.bench.server.streams import rate_of, total_rate
+from rekindle.bench.server.texts import ServerTexts
 from rekindle.errors import ConfigError, RequestFailed
 from tests.bench.foreign import foreign_server, text
 

@@ -31,7 +31,7 @@ def bench_engine(
     out: Annotated[Path | None, typer.Option(help="append JSON lines here instead of printing them")] = None,
 ) -> int:
     """First tokens cold, hot and warm, decoding, saving and memory, compared with plain transformers."""
-    from rekindle.bench.engine_bench import EngineBench, run_engine_bench
+    from rekindle.bench.engine.bench import EngineBench, run_engine_bench
 
     need_reuse(settings)
     options = EngineBench(context=context, repeats=repeats, seed=seed, baseline=baseline, out=out)
@@ -63,7 +63,7 @@ def bench_day(
     """Generate a day of agents, with a pause, a kill, midnight and a restart, for `bench replay`."""
 
     def run() -> int:
-        from rekindle.bench.day import DayPlan, run_day
+        from rekindle.bench.replay.day import DayPlan, run_day
 
         return run_day(path, DayPlan(seed=seed, scale=scale, context=context), console())
 
@@ -89,8 +89,8 @@ def bench_replay(
     """Replay a recorded day against any OpenAI-compatible server: the seconds waited, the tokens computed."""
 
     def run() -> int:
-        from rekindle.bench.replay import Pace
-        from rekindle.bench.replay_run import ReplayOptions, run_replay
+        from rekindle.bench.replay.replay import Pace
+        from rekindle.bench.replay.run import ReplayOptions, run_replay
 
         pace = Pace(speed, mode, restart_cmd, kill_cmd)
         options = ReplayOptions(against, pace, arm, model, api_key_env, cold_check, cold_url, out, plot)
@@ -118,7 +118,7 @@ def bench_server(
     """First tokens cold, hot and warm, streams side by side, arrivals and rounds of any server, from outside."""
 
     def run() -> int:
-        from rekindle.bench.server_bench import ServerBench, run_server_bench
+        from rekindle.bench.server.bench import ServerBench, run_server_bench
 
         restart = (restart_cmd, drop_cache)
         whom = (arm, model, api_key_env)
@@ -138,7 +138,7 @@ def bench_noisy(
     out: Annotated[Path | None, typer.Option(help="append JSON lines here instead of printing them")] = None,
 ) -> int:
     """One tenant sends the worst possible bodies, another requests one token: its waits, and the server's memory."""
-    from rekindle.bench.noisy import NoisyBench, run_noisy
+    from rekindle.bench.server.noisy import NoisyBench, run_noisy
 
     return run_noisy(settings, NoisyBench(seconds, mebibytes, tuple(only) if only else None, out), console())
 

@@ -24,7 +24,7 @@ def evaluate(
     plot: Annotated[Path | None, typer.Option(help="PNG of both tables")] = None,
 ) -> int:
     """Perplexity, KL and agreement of every KV format against native KV on your text, and recall over distance."""
-    from rekindle.bench.eval import EvalBench, run_eval
+    from rekindle.bench.eval.bench import EvalBench, run_eval
 
     bench = EvalBench(tuple(text or ()), tokens, context, cases, seed, out, plot)
     return run_eval(settings, bench, console())

@@ -124,7 +124,7 @@ def chat(
     agent: Annotated[str, typer.Option("--agent", help="whose memory to use")] = "me",
 ) -> int:
     """Talk to the model here, without a server; /quit or the end of input ends it."""
-    from rekindle.bench.chat import chat_loop
+    from rekindle.cli.chat import chat_loop
     from rekindle.engine.api import Engine
 
     with Engine(settings) as engine:

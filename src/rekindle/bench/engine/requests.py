@@ -10,7 +10,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from rekindle.bench.job import Job
+from rekindle.bench.engine.job import Job
 from rekindle.bench.workload import Workload
 from rekindle.engine.api import Engine
 from rekindle.engine.types import GenerationRequest, Report

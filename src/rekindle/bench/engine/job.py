@@ -42,7 +42,7 @@ class Job:
 
 def run_job(job: Job) -> Iterator[Measurement]:
     """Run a job in its own process and yield its measurements as they arrive; RekindleError if it fails."""
-    command = [sys.executable, "-m", "rekindle.bench.child", json.dumps(asdict(job))]
+    command = [sys.executable, "-m", "rekindle.bench.engine.child", json.dumps(asdict(job))]
     with tempfile.TemporaryFile("w+") as errors:
         with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True) as process:
             assert process.stdout is not None

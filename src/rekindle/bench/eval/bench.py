@@ -1,7 +1,7 @@
 """`rekindle eval MODEL --text FILE`: what KV formats cost a model in quality, on a user's text.
 
 Perplexity, mean KL and agreement of the likeliest token against native KV, for each format, hot and with the first half
-of every window restored from disk; then recall of stated facts by distance, hot and after a restart. `eval_kv` and
+of every window restored from disk; then recall of stated facts by distance, hot and after a restart. `kv` and
 `recall` measure; this module owns the report.
 """
 
@@ -15,9 +15,9 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from rekindle.bench.eval_kv import FormatScores, Score, layouts_of, score_formats
-from rekindle.bench.eval_plot import plot_eval
-from rekindle.bench.eval_text import windows_of
+from rekindle.bench.eval.kv import FormatScores, Score, layouts_of, score_formats
+from rekindle.bench.eval.plot import plot_eval
+from rekindle.bench.eval.text import windows_of
 from rekindle.bench.recall import KV, RecallArm, RecallBench, RecallScore, ask_arm, questions_of
 from rekindle.config import Settings
 from rekindle.errors import ConfigError

@@ -12,8 +12,8 @@ from typing import Any
 
 from rich.table import Table
 
-from rekindle.bench.replay import Exchange, Replayed
-from rekindle.bench.replay_table import arms_table, nearest_rank
+from rekindle.bench.replay.replay import Exchange, Replayed
+from rekindle.bench.replay.table import arms_table, nearest_rank
 from rekindle.harness.record import Measurement
 
 WINDOW_S = 600.0  # recorded seconds after a restart that are also reported separately

@@ -9,7 +9,7 @@ import random
 from collections.abc import Sequence
 from typing import Any
 
-from rekindle.bench.replay_client import OpenAIServer
+from rekindle.bench.replay.client import OpenAIServer
 from rekindle.bench.workload import WORDS
 from rekindle.errors import RequestFailed
 

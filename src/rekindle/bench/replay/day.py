@@ -18,7 +18,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from rekindle.bench.day_sessions import Scale, Session, Step, Turn, chat, counter, desk, talk
+from rekindle.bench.replay.day_sessions import Scale, Session, Step, Turn, chat, counter, desk, talk
 from rekindle.errors import ConfigError
 from rekindle.server.dayfile import Day, DayEvent, DayWriter, Header, RecordedRequest
 

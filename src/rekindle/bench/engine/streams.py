@@ -7,8 +7,8 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from rekindle.bench.job import Job
-from rekindle.bench.requests import ARM, first_token, request
+from rekindle.bench.engine.job import Job
+from rekindle.bench.engine.requests import ARM, first_token, request
 from rekindle.bench.workload import Workload
 from rekindle.engine.api import Engine
 from rekindle.engine.types import EngineStats

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from rekindle.bench.memory import drop_file_cache
-from rekindle.bench.replay import run_command
-from rekindle.bench.replay_client import Answer, OpenAIServer
-from rekindle.bench.server_bench_texts import Messages, ServerTexts, extended, message
+from rekindle.bench.replay.client import Answer, OpenAIServer
+from rekindle.bench.replay.replay import run_command
+from rekindle.bench.server.texts import Messages, ServerTexts, extended, message
 from rekindle.errors import RequestFailed
 from rekindle.harness.record import Measurement
 

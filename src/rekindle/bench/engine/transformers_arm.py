@@ -13,9 +13,9 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, DynamicCache
 
-from rekindle.bench.job import Job
+from rekindle.bench.engine.job import Job
+from rekindle.bench.engine.requests import WARM_UP_TOKENS, workload_of
 from rekindle.bench.memory import forget_peak, peak_bytes, resident_bytes
-from rekindle.bench.requests import WARM_UP_TOKENS, workload_of
 from rekindle.harness.record import Measurement
 from rekindle.model.checkpoint import Source
 from rekindle.model.load import DTYPES

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from rekindle.bench.eval_kv import FormatScores
+from rekindle.bench.eval.kv import FormatScores
 from rekindle.bench.recall import RecallScore
 from rekindle.harness.plot import pyplot
 

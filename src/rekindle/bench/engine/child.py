@@ -1,4 +1,4 @@
-"""The process of one arm: `python -m rekindle.bench.child JOB`, JOB as JSON; see `rekindle.bench.job`."""
+"""The process of one arm: `python -m rekindle.bench.engine.child JOB`, JOB as JSON; see `rekindle.bench.engine.job`."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import json
 import sys
 from collections.abc import Callable, Iterator
 
-from rekindle.bench import arms, transformers_arm
-from rekindle.bench.job import MARK, Job
+from rekindle.bench.engine import arms, transformers_arm
+from rekindle.bench.engine.job import MARK, Job
 from rekindle.harness.record import Measurement
 
 ARMS: dict[str, Callable[[Job], Iterator[Measurement]]] = {

@@ -15,13 +15,13 @@ from pathlib import Path
 
 from rich.console import Console
 
-from rekindle.bench.replay_client import OpenAIServer
-from rekindle.bench.replay_plot import plot_bars
-from rekindle.bench.replay_run import key_in, lines_of
-from rekindle.bench.replay_table import arms_table
-from rekindle.bench.server_bench_arms import Bench, after_restart, first_tokens
-from rekindle.bench.server_bench_streams import batches, rounds, staggered
-from rekindle.bench.server_bench_texts import ServerTexts
+from rekindle.bench.replay.client import OpenAIServer
+from rekindle.bench.replay.plot import plot_bars
+from rekindle.bench.replay.run import key_in, lines_of
+from rekindle.bench.replay.table import arms_table
+from rekindle.bench.server.arms import Bench, after_restart, first_tokens
+from rekindle.bench.server.streams import batches, rounds, staggered
+from rekindle.bench.server.texts import ServerTexts
 from rekindle.errors import ConfigError
 from rekindle.harness.plot import check_plot
 from rekindle.harness.record import Measurement, Origin, deliver

@@ -7,10 +7,10 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from rekindle.bench.replay_client import Answer, inter_token
-from rekindle.bench.replay_table import nearest_rank
-from rekindle.bench.server_bench_arms import Bench
-from rekindle.bench.server_bench_texts import Messages, message
+from rekindle.bench.replay.client import Answer, inter_token
+from rekindle.bench.replay.table import nearest_rank
+from rekindle.bench.server.arms import Bench
+from rekindle.bench.server.texts import Messages, message
 from rekindle.harness.record import Measurement
 
 NUM_STREAMS = (1, 4, 8)

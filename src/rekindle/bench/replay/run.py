@@ -1,4 +1,4 @@
-"""`rekindle bench replay` from its options to its table; replay.py sends requests, replay_report.py counts."""
+"""`rekindle bench replay` from its options to its table; replay.py sends requests, report.py counts."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from rekindle.bench.replay import Pace, Replay, Replayed
-from rekindle.bench.replay_client import OpenAIServer
-from rekindle.bench.replay_cold import check_cold
-from rekindle.bench.replay_plot import plot_day
-from rekindle.bench.replay_report import earlier, measurements, notes, table
+from rekindle.bench.replay.client import OpenAIServer
+from rekindle.bench.replay.cold import check_cold
+from rekindle.bench.replay.plot import plot_day
+from rekindle.bench.replay.replay import Pace, Replay, Replayed
+from rekindle.bench.replay.report import earlier, measurements, notes, table
 from rekindle.errors import ConfigError
 from rekindle.harness.plot import check_plot
 from rekindle.harness.record import Origin, deliver

@@ -20,8 +20,8 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
 
-from rekindle.bench.replay_client import START_S, Answer, OpenAIServer
-from rekindle.bench.replay_live import LiveReplies, Mode
+from rekindle.bench.replay.client import START_S, Answer, OpenAIServer
+from rekindle.bench.replay.live import LiveReplies, Mode
 from rekindle.errors import ConfigError, RekindleError
 from rekindle.server.dayfile import CHAT, Day, DayEvent, RecordedRequest
 

@@ -10,10 +10,10 @@ from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
-from rekindle.bench.job import Job
+from rekindle.bench.engine.job import Job
+from rekindle.bench.engine.requests import ARM, Sample, clamped, first_token, measurement, warm_up, workload_of
+from rekindle.bench.engine.streams import decoding
 from rekindle.bench.memory import drop_file_cache, forget_peak, peak_bytes, resident_bytes
-from rekindle.bench.requests import ARM, Sample, clamped, first_token, measurement, warm_up, workload_of
-from rekindle.bench.streams import decoding
 from rekindle.bench.workload import Workload
 from rekindle.engine.api import Engine
 from rekindle.errors import RekindleError

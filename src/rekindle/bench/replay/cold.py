@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rekindle.bench.replay import Exchange
-from rekindle.bench.replay_client import Answer, OpenAIServer
-from rekindle.bench.replay_report import ColdCheck
+from rekindle.bench.replay.client import Answer, OpenAIServer
+from rekindle.bench.replay.replay import Exchange
+from rekindle.bench.replay.report import ColdCheck
 from rekindle.errors import RequestFailed
 
 

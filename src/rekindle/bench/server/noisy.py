@@ -8,7 +8,7 @@ of the server's health check, and the memory of the server's process before, at 
 `none` is the quiet tenant alone.
 
 Requests are sent by `http.client`, in one call that lets the quiet tenant's thread run: `httpx` copies what is left of
-a body after each of hundreds of sends, and that is time of the process that measures.
+a body after each send, and that is time of the process that measures.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from rich.console import Console
 from rich.table import Table
 
 from rekindle.bench.memory import resident_bytes
-from rekindle.bench.noisy_bodies import CHAT, Attack, attacks
+from rekindle.bench.server.noisy_bodies import CHAT, Attack, attacks
 from rekindle.config import Settings
 from rekindle.errors import ConfigError
 from rekindle.harness.client import HOST, ServerProcess

@@ -2,7 +2,7 @@
 
     rekindle bench engine MODEL --kv q4h --context 4096 --repeats 5 --out bench.jsonl
 
-First tokens are measured cold, hot and warm. Every arm is a separate process (`bench/job.py`), on a store in a
+First tokens are measured cold, hot and warm. Every arm is a separate process (`bench/engine/job.py`), on a store in a
 temporary directory. Medians with range; one JSON line per measure with commit, machine, versions and settings.
 """
 
@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.table import Table
 
 from rekindle.bench.endless import endless_copy
-from rekindle.bench.job import Job, run_job
+from rekindle.bench.engine.job import Job, run_job
 from rekindle.config import Settings
 from rekindle.errors import ConfigError
 from rekindle.harness.flags import flags_of

@@ -1,0 +1,1 @@
+"""`rekindle eval`: what KV formats cost a model in quality."""
