@@ -86,7 +86,8 @@ def test_what_can_be_done_to_an_agent(running: tuple[Client, dict[str, str]]) ->
     assert "forever" in said("show", "cy", **env)
     said("unpin", "cy", **env)
     assert not shown("cy", env)["pinned"]
-    assert "blocks offloaded" in said("offload", "cy", **env)
+    num_tokens = shown("cy", env)["saved_tokens"]
+    assert f"blocks offloaded; {num_tokens:,} of {num_tokens:,} tokens are on disk" in said("offload", "cy", **env)
     assert shown("cy", env)["hot_tokens"] == 0 < shown("cy", env)["warm_tokens"]
     assert "cy: 0 blocks offloaded" in said("evict", "cy", **env), "its old name"
     said("fork", "cy", "cy/copy", **env)

@@ -133,7 +133,9 @@ def unpin(settings: Settings, agent: AgentArgument, url: UrlOption = None, as_js
 def offload(settings: Settings, agent: AgentArgument, url: UrlOption = None, as_json: JsonOption = False) -> int:
     """Move an agent from memory to disk now."""
     answer = ask_of_agent(Remote.of(settings.server, url), "POST", agent, "offload")
-    return _say(answer, as_json, f"{show_id(agent)}: {answer['evicted_blocks']:,} blocks offloaded; it is warm on disk")
+    num_saved, num_tokens = answer["saved_tokens"], answer["num_tokens"]
+    text = f"{answer['evicted_blocks']:,} blocks offloaded; {num_saved:,} of {num_tokens:,} tokens are on disk"
+    return _say(answer, as_json, f"{show_id(agent)}: {text}")
 
 
 @agents.command(cls=GroupedCommand)
