@@ -11,7 +11,7 @@ from rekindle.agent_ids import breakpoint_prefix, kind_of
 from rekindle.cli.remote import Unreachable
 from rekindle.cli.units import show_id
 from rekindle.cli.why import near
-from rekindle.config import RESPONSES_FILE, SESSIONS_FILE, StoreSettings
+from rekindle.config import StoreSettings
 from rekindle.errors import NotFound, StoreLocked
 from rekindle.store import admin
 from rekindle.store.directory import remove_set_aside
@@ -69,7 +69,7 @@ def purge_in(settings: StoreSettings, namespace: str, agent: str, unreachable: U
             proofs.append(admin.purge_agent(directory, store.fingerprint, namespace, agent))
     if not proofs and not num_responses:
         raise _unknown(settings, agent, [name for space, name in known if space == namespace])
-    for path in _text_files(settings):
+    for path in settings.text_files():
         remove_set_aside(path, OsFileSystem())
     return {
         "id": agent,
@@ -82,18 +82,13 @@ def purge_in(settings: StoreSettings, namespace: str, agent: str, unreachable: U
     }
 
 
-def _text_files(settings: StoreSettings) -> tuple[Path, Path]:
-    """The files of stored responses and of sessions; they may be missing."""
-    return settings.directory() / RESPONSES_FILE, settings.sessions_path() or settings.directory() / SESSIONS_FILE
-
-
 def _forget_texts(settings: StoreSettings, namespace: str, agent: str) -> int:
     """Delete what an agent remembers of sessions and its stored responses; return how many responses."""
     from rekindle.agents.log.records import SessionRecords
     from rekindle.server.responses.records import open_records
     from rekindle.server.responses.stored import MAX_BYTES, MAX_RESPONSES, RETENTION_S
 
-    responses, sessions = _text_files(settings)
+    responses, sessions = settings.text_files()
     if sessions.exists():
         with closing(SessionRecords.open(sessions)) as file:
             file.forget(namespace, agent)

@@ -163,15 +163,25 @@ class StoreSettings:
 
         return user_cache_path("rekindle")
 
-    def sessions_path(self) -> Path | None:
-        """The file of sessions: text is user data, so it is next to the KV only if `dir` is given; None: no file."""
-        if not self.enabled:
-            return None
-        if self.dir is not None:
-            return self.directory() / SESSIONS_FILE
-        from platformdirs import user_data_path
+    def responses_path(self) -> Path | None:
+        """The file of stored responses; None: no file."""
+        return self.text_files()[0] if self.enabled else None
 
-        return user_data_path("rekindle") / SESSIONS_FILE
+    def sessions_path(self) -> Path | None:
+        """The file of sessions; None: no file."""
+        return self.text_files()[1] if self.enabled else None
+
+    def text_files(self) -> tuple[Path, Path]:
+        """Where stored responses and sessions are, also those of an earlier run if the store is off; may be missing.
+
+        Sessions are user data, so their file is next to the KV only if `dir` is given.
+        """
+        directory = data = self.directory()
+        if self.dir is None:
+            from platformdirs import user_data_path
+
+            data = user_data_path("rekindle")
+        return directory / RESPONSES_FILE, data / SESSIONS_FILE
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.types import Receive, Scope, Send
 
-from rekindle.config import RESPONSES_FILE, ServerSettings
+from rekindle.config import ServerSettings
 from rekindle.engine.api import Engine
 from rekindle.engine.intake.fairness import FairWorkers
 from rekindle.errors import RekindleError
@@ -158,8 +158,7 @@ def _add_generating(app: App, context: RouteContext) -> None:
 
 
 def _open_responses(engine: Engine, settings: ServerSettings) -> StoredResponses:
-    store = engine.settings.store
-    path = store.directory() / RESPONSES_FILE if store.enabled else None
+    path = engine.settings.store.responses_path()
     responses = StoredResponses(path, max_bytes=response_bytes(engine, settings))
     responses.start()
     return responses

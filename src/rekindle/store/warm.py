@@ -16,13 +16,14 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 import numpy as np
 
 from rekindle.cache.blocks.hashing import BlockHash, TokenIds
-from rekindle.config import RESPONSES_FILE, SESSIONS_FILE, StoreSettings
+from rekindle.config import StoreSettings
 from rekindle.spec import KVLayout
 from rekindle.store.check import check_index, damaged_blocks
 from rekindle.store.commands import StoreChange
@@ -308,6 +309,4 @@ class WarmStore:
 
 def _text_files(directory: Path, settings: StoreSettings) -> tuple[Path, ...]:
     """The files that share the disk budget of a store below `directory`; they may be missing."""
-    is_usual = directory == settings.directory()
-    sessions = settings.sessions_path() if is_usual else None
-    return directory / RESPONSES_FILE, sessions or directory / SESSIONS_FILE
+    return (settings if directory == settings.directory() else replace(settings, dir=directory)).text_files()

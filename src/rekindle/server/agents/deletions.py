@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from rekindle.config import RESPONSES_FILE
 from rekindle.engine.api import Engine
 from rekindle.engine.types import AgentInfo, PurgeReport
 from rekindle.errors import NotFound, StoreError
@@ -72,8 +71,7 @@ class Deletions:
         Damaged files of responses and sessions that were set aside may hold what it said, so they are removed.
         """
         store = self._engine.settings.store
-        sessions = store.sessions_path()
-        damaged = () if sessions is None else (store.directory() / RESPONSES_FILE, sessions)
+        damaged = store.text_files() if store.enabled else ()
         report, forgotten = await self._carry_out(namespace, agent, self._engine.purge, damaged)
         return report or PurgeReport(agent, 0, 0, 0, 0, 0), forgotten
 
