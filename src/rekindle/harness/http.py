@@ -55,9 +55,9 @@ def connect(
 
 
 def events(response: httpx.Response) -> Iterator[tuple[str, Any]]:
-    """Yield name and JSON data of each event as soon as it arrives; the data of `[DONE]` is None.
+    """Yield name ("" without one) and JSON data of each event as soon as it arrives; the data of `[DONE]` is None.
 
-    Skips comments, and a line that the end of the connection truncated.
+    Data is one line. Skips comments, and a line that the end of the connection truncated.
     """
     name, rest = "", b""
     for received in response.iter_bytes():
@@ -68,3 +68,5 @@ def events(response: httpx.Response) -> Iterator[tuple[str, Any]]:
                 name = value.strip()
             elif field == "data":
                 yield name, None if value.strip() == "[DONE]" else json.loads(value)
+            elif not line.strip():
+                name = ""
