@@ -322,6 +322,7 @@ class Writer:
         try:
             return self._repaired(lambda: self._carry_out(command))
         except BaseException as error:
+            # Border: the caller of a change gets its error, even a panic, with what to do.
             if isinstance(command, _Call):
                 raise
             raise failure(command, failure_of(error)) from error
