@@ -13,6 +13,7 @@ import sys
 import traceback
 from collections.abc import Callable
 
+from rekindle.cli.interrupts import interrupts
 from rekindle.errors import (
     BadRequest,
     ConfigError,
@@ -32,7 +33,8 @@ _EXTRAS = {"matplotlib": "bench"}
 def code_of(run: Callable[[], int]) -> int:
     """Run a command and return its exit code; if it fails, write one line to stderr."""
     try:
-        return run()
+        with interrupts():
+            return run()
     except (ConfigError, ModelRefused, BadRequest) as error:
         return _say(REFUSED, str(error))
     except (StoreLocked, StoreRefused) as error:  # temporary: the same command may work later

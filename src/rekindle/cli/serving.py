@@ -13,6 +13,7 @@ import typer
 
 from rekindle.cli.border import INTERRUPTED
 from rekindle.cli.console import console
+from rekindle.cli.interrupts import interrupts
 from rekindle.cli.settings import SERVER_FLAGS, with_settings
 from rekindle.cli.units import show_bytes
 from rekindle.config import Settings
@@ -58,7 +59,7 @@ def serve(settings: Settings) -> int:
 def _serve(settings: Settings) -> int | None:
     """Serve until a signal; return its number."""
     with ExitStack() as stack:
-        with lasting_heap():
+        with lasting_heap(), interrupts():
             from rekindle.engine.api import Engine
             from rekindle.server.descriptors import raise_limit
             from rekindle.server.recording import check_record
