@@ -95,7 +95,10 @@ def test_connections_without_a_whole_request_give_way_to_new_ones() -> None:
         busy = stack.enter_context(closing(server.connect(GET % b"later")))
         until(lambda: server.num_inside == 1)
         begun = (b"", b"G", b"POST /later HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n\r\n{")
-        idle = [stack.enter_context(closing(server.connect(begun[number % 3]))) for number in range(40)]
+        idle: list[socket.socket] = []
+        for _ in range(40):
+            idle.append(stack.enter_context(closing(server.connect(begun[len(idle) % 3]))))
+            until(lambda: server.num_inside == 1 + len(idle) // 3)  # what it said has been read
         assert server.answer(b"now").endswith(b"now")
         assert all(b"503" not in heard(each) for each in idle[:33]), "the oldest were closed without a word"
         assert server.answer(b"now").endswith(b"now")
