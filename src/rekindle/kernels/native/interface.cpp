@@ -1,0 +1,3 @@
+#include "rekindle.h"
+
+extern "C" int32_t rk_interface(void) { return RK_INTERFACE; }
