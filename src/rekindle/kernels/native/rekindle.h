@@ -8,16 +8,21 @@
 
 #include <stdint.h>
 
+/* Everything else in a library is hidden: it is compiled with -fvisibility=hidden. */
+#pragma GCC visibility push(default)
+
 #ifdef __cplusplus
 extern "C" {
 #endif
 
-/* The number of this interface; a library with another one is not used. */
+/* The number of this interface; a library with another one is not used. `INTERFACE` in library.py is the same. */
 #define RK_INTERFACE 1
 int32_t rk_interface(void);
 
 #ifdef __cplusplus
 }
 #endif
+
+#pragma GCC visibility pop
 
 #endif

@@ -1,0 +1,17 @@
+"""The levels of the kernels: for which instructions they are compiled, and in which file each of them is."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+PLATFORM = "linux-x86_64"  # as sysconfig writes it
+HERE = Path(__file__).parent
+_AVX2 = ("avx2", "fma", "f16c")
+_AVX512 = ("avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_bf16", "avx512_vnni")
+# Level, the fastest first -> the instructions it may use, by their names in /proc/cpuinfo.
+LEVELS = {"avx512": (*_AVX2, *_AVX512), "avx2": _AVX2}
+
+
+def library_name(level: str) -> str:
+    """The file of a level, next to this one."""
+    return f"librekindle-{level}.so"

@@ -1,0 +1,64 @@
+"""What the tests of building and loading share: what can be compiled and run here, and small sources."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from rekindle.kernels import build
+from rekindle.kernels.levels import LEVELS
+from rekindle.kernels.library import CPUINFO, instructions
+
+# A parallel region, so that the OpenMP of torch is needed.
+THREADS = """
+#include "rekindle.h"
+#pragma GCC visibility push(default)
+extern "C" int32_t rk_count_threads(int32_t threads) {
+  int32_t count = 0;
+#pragma omp parallel num_threads(threads)
+  {
+#pragma omp atomic
+    count++;
+  }
+  return count;
+}
+"""
+
+
+def can_compile() -> bool:
+    try:
+        build.find_compiler()
+    except build.BuildError:
+        return False
+    return True
+
+
+needs_compiler = pytest.mark.skipif(not can_compile(), reason="nothing can be compiled here")
+
+
+def runnable() -> list[str]:
+    """The levels that this processor runs, the fastest first."""
+    present = instructions(CPUINFO)
+    return [level for level, needed in LEVELS.items() if present.issuperset(needed)]
+
+
+def sources(directory: Path, *, interface: int | None = None) -> Path:
+    """Small sources to compile: the interface with its number, and a function that starts threads."""
+    directory.mkdir()
+    for name in ("rekindle.h", "interface.cpp"):
+        shutil.copy(build.NATIVE / name, directory)
+    (directory / "threads.cpp").write_text(THREADS)
+    if interface is not None:
+        (directory / "interface.cpp").write_text(
+            f'extern "C" __attribute__((visibility("default"))) int rk_interface(void) {{ return {interface}; }}'
+        )
+    return directory
+
+
+def script(path: Path, *lines: str) -> Path:
+    """A program to be found as a compiler."""
+    path.write_text("\n".join(("#!/bin/sh", *lines, "")))
+    path.chmod(0o755)
+    return path

@@ -1,0 +1,110 @@
+"""Compiling: every level with the real compiler, nothing twice, and one line where something is missing."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from rekindle.kernels import build
+from rekindle.kernels.levels import HERE
+from tests.kernels.native import needs_compiler, script, sources
+
+
+@needs_compiler
+def test_every_level_is_compiled_without_a_warning_and_stands_alone(tmp_path: Path) -> None:
+    built = build.build(tmp_path)
+    assert [(each.level, each.output) for each in built] == [("avx512", ""), ("avx2", "")]
+    assert sorted(tmp_path.iterdir()) == sorted(each.path for each in built if each.path)
+    for each in built:
+        assert each.path is not None and each.said.startswith("compiled by ")
+        data = each.path.read_bytes()
+        assert b"rk_interface" in data
+        assert not [name for name in (b"libgomp.so", b"libstdc++.so", b"libgcc_s.so", b"__kmpc_") if name in data]
+
+
+@needs_compiler
+def test_only_what_changed_is_compiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    native = sources(tmp_path / "native")
+
+    def said() -> set[str]:
+        return {each.said.split()[0] for each in build.build(tmp_path, native)}
+
+    assert [said(), said()] == [{"compiled"}, {"is"}]
+    (native / "threads.cpp").write_text((native / "threads.cpp").read_text() + "// a line\n")
+    assert [said(), said()] == [{"compiled"}, {"is"}]
+    (native / "extra.hpp").touch()
+    assert [said(), said()] == [{"compiled"}, {"is"}]
+    other = script(tmp_path / "other", 'test "$1" = --version && echo another 1.0 || exec g++ "$@"')
+    monkeypatch.setenv("CXX", str(other))
+    assert [said(), said()] == [{"compiled"}, {"is"}]
+
+
+@needs_compiler
+def test_without_a_compiler_a_current_library_stays_and_another_goes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    native = sources(tmp_path / "native")
+    built = build.build(tmp_path, native)
+    monkeypatch.delenv("CXX", raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert [each.said for each in build.build(tmp_path, native)] == ["is current"] * 2
+    (native / "threads.cpp").unlink()
+    for each in build.build(tmp_path, native):
+        assert each.path is None and "install g++" in each.said
+    assert not [each for each in built if each.path is not None and each.path.exists()]
+
+
+@needs_compiler
+def test_a_level_that_the_compiler_refuses_does_not_hinder_the_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiler = shutil.which("g++") or shutil.which("c++")
+    old = script(
+        tmp_path / "old",
+        'case "$*" in *-mavx512bf16*) echo "old: error: unrecognized option -mavx512bf16" >&2; exit 1;; esac',
+        f'exec {compiler} "$@"',
+    )
+    monkeypatch.setenv("CXX", str(old))
+    native = sources(tmp_path / "native")
+    refused, built = build.build(tmp_path, native)
+    assert (refused.path, refused.said) == (None, "old: error: unrecognized option -mavx512bf16")
+    assert built.path == tmp_path / "librekindle-avx2.so" and built.path.exists()
+    kept, line = build.report([refused, built])
+    assert kept.startswith("kernels for avx2: ") and line.startswith("no kernels for avx512: old: error: ")
+    (native / "threads.cpp").write_text("this is no C++")
+    wrong = build.build(tmp_path, native)[1]
+    assert wrong.path is None and "threads.cpp:1:1: error" in wrong.said and wrong.said in wrong.output
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["native", "old"]
+
+
+def test_a_command_that_is_no_compiler_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for command, why in (("no-such-compiler -O", "No such file or directory"), ("false", "false ended with status 1")):
+        monkeypatch.setenv("CXX", command)
+        assert {each.said.partition(": ")[0] for each in build.build(tmp_path)} == {f"{command} is no C++ compiler"}
+        assert all(why in each.said for each in build.build(tmp_path))
+
+
+def test_it_needs_no_package_and_ends_well_with_nothing_to_compile_with(tmp_path: Path) -> None:
+    shutil.copytree(HERE, tmp_path / "rekindle" / "kernels", ignore=shutil.ignore_patterns("librekindle-*"))
+    shutil.copy(HERE.parent / "__init__.py", tmp_path / "rekindle")
+    environment = {**os.environ, "PATH": str(tmp_path), "PYTHONPATH": str(tmp_path), "CXX": ""}
+    command = [sys.executable, "-S", "-m", "rekindle.kernels.build"]
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout.count("\n") == 1
+    assert done.stdout.startswith("no kernels for avx512 and avx2: ")
+    assert "everything works without them" in done.stdout
+
+
+def test_a_wheel_is_for_the_oldest_system_that_has_every_symbol(tmp_path: Path) -> None:
+    old, new, none = (tmp_path / name for name in ("old", "new", "none"))
+    old.write_bytes(b"\0GLIBC_2.2.5\0GLIBC_2.14\0")
+    new.write_bytes(b"\0GLIBC_2.4\0GLIBC_2.27\0GLIBC_2.9\0")
+    none.write_bytes(b"\0rk_interface\0")
+    assert build.wheel_platform([old]) == "manylinux_2_17_x86_64"
+    assert build.wheel_platform([new, old]) == "manylinux_2_27_x86_64"
+    assert build.wheel_platform([none]) == "linux_x86_64"
