@@ -24,7 +24,7 @@ from rekindle.harness.flags import variables
 
 FIXED = (
     "--model --host --port --store --kv --dtype --device --block-tokens --hot-bytes --disk-bytes --max-context "
-    "--threads --served-model-name --reuse --config"
+    "--kernels --threads --served-model-name --reuse --config"
 ).split()
 COMMANDS = (["serve"], ["doctor"], ["demo"], ["bench", "engine"], ["bench", "noisy"], ["bench", "recall"])
 

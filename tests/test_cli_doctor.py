@@ -20,7 +20,7 @@ from typer.testing import CliRunner
 from rekindle import Engine
 from rekindle.cli import app, disk_probes, model_probes, probes
 from rekindle.cli.findings import Finding
-from rekindle.config import CacheSettings, ServerSettings, StoreSettings
+from rekindle.config import CacheSettings, ModelSettings, ServerSettings, StoreSettings
 from rekindle.harness.client import ServerProcess
 from rekindle.spec import KVLayout, LayerSpec
 
@@ -51,6 +51,7 @@ def test_a_sound_machine_passes_and_nothing_is_left_behind(tmp_path: Path) -> No
     assert {"versions", "device", "memory", "port", "clock", "store", "space", "durability", "holes"} <= set(findings)
     assert {"model", "trial forward", "KV formats", "self-test", "prefill", "disk speed"} <= set(findings)
     assert "bitwise" in findings["self-test"]["said"]
+    assert findings["kernels"]["said"].partition(",")[0] in ("avx512", "avx2", "torch")
     assert "0 stored bytes differ" in findings["kernels q4h/q4h 64"]["said"]
     assert "1,000 tokens are saved in" in findings["disk speed"]["said"]
     assert [path.name for path in store.iterdir()] == ["proof-x.json"]
@@ -75,6 +76,12 @@ def test_a_device_that_is_not_there_fails_and_nothing_is_loaded_on_it() -> None:
     findings = found(run("--device", "xpu:7", "--store", "off", "--port", str(free_port()), "--json"))
     assert findings["device"]["verdict"] == "fail"
     assert "model" not in findings
+
+
+def test_kernels_that_cannot_run_fail_with_advice() -> None:
+    finding = model_probes.probe_kernel_library(ModelSettings(device="cuda", kernels="avx2"))
+    assert (finding.verdict, "not for cuda" in finding.said, "--kernels" in finding.advice) == ("fail", True, True)
+    assert model_probes.probe_kernel_library(ModelSettings(kernels="torch")) == Finding("kernels", "ok", "torch")
 
 
 def test_the_port_of_another_program_and_of_our_own_server(tmp_path: Path) -> None:

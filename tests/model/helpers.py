@@ -11,6 +11,7 @@ import torch
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.masking_utils import eager_mask
 
+from rekindle.kernels.library import KernelChoice
 from rekindle.kv.arena import KVArena
 from rekindle.model import formats, geometry
 from rekindle.model.adapter import register_attention
@@ -75,7 +76,7 @@ def in_memory(model: Any, *, kv: formats.Format | None = None, block_tokens: int
     layout = KVLayout(block_tokens, formats.layer_specs(found, chosen))
     name = type(model).__name__
     spec = ModelSpec("tiny", name, found.vocab_size, 1024, frozenset(), fingerprint(b"", layout), layout)
-    return LoadedModel(model, spec, Path(), "cpu", found.dtype, "close", chosen, ())
+    return LoadedModel(model, spec, Path(), "cpu", found.dtype, "close", chosen, KernelChoice(None), ())
 
 
 class Bench:

@@ -13,8 +13,10 @@ from safetensors.torch import load_file, save_file
 
 from rekindle.config import ModelSettings
 from rekindle.errors import ConfigError
+from rekindle.kernels.library import KernelChoice
 from rekindle.model import checkpoint
-from rekindle.model.load import load_model
+from rekindle.model.load import choose_kernels, load_model
+from rekindle.model.loaded import LoadedModel
 from tests.model.helpers import Bench, Loader, random_ids, reference_logits
 from tests.tiny_models import END_ID, EXACT_KINDS
 
@@ -25,6 +27,24 @@ def test_the_bundled_model_is_the_default() -> None:
     assert loaded.spec.layout.formats() == {"q4h/q4h": 8}
     assert loaded.promise == "bitwise"
     assert loaded.spec.eos_ids and (loaded.directory / "config.json").is_file()
+
+
+def test_the_kernels_are_those_that_the_setting_names() -> None:
+    def load(settings: ModelSettings) -> LoadedModel:
+        return load_model(settings, block_tokens=64, max_context=None, format_map_dir=None)
+
+    chosen = load(ModelSettings())
+    assert chosen.kernels == choose_kernels(ModelSettings())
+    noted = [note for note in chosen.notes if note.startswith("kernels: ")]
+    assert noted == ([] if chosen.kernels.library is not None else [f"kernels: {chosen.kernels}"])
+    assert load(ModelSettings(kernels="torch")).kernels == KernelChoice(None)
+    assert str(KernelChoice(None, "they are missing", "build them")) == "torch; they are missing; build them"
+
+
+def test_kernels_are_for_the_cpu() -> None:
+    assert choose_kernels(ModelSettings(device="cuda")) == KernelChoice(None)
+    with pytest.raises(ConfigError, match="kernels=avx2 is for the CPU, not for cuda: leave it at auto"):
+        choose_kernels(ModelSettings(device="cuda", kernels="avx2"))
 
 
 @pytest.mark.parametrize("kind", EXACT_KINDS)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import logging
 from dataclasses import replace
 from pathlib import Path
@@ -10,11 +11,14 @@ import pytest
 import torch
 
 from rekindle.config import ModelSettings
+from rekindle.kernels.library import KernelChoice, KernelLibrary
 from rekindle.model.fingerprint import write_json
 from rekindle.model.load import load_model
 from rekindle.model.loaded import LoadedModel
 from rekindle.model.proof import Proof, ProofCache
 from tests.tiny_models import tiny_model_dir
+
+TORCH = KernelChoice(None)
 
 
 def proofs(directory: Path) -> list[Path]:
@@ -39,18 +43,24 @@ def test_the_second_start_reads_what_the_first_proved(tmp_path: Path, caplog: py
     assert load(replace(settings, kv="fp32")).promise == "bitwise" and len(proofs(state)) == 3
 
 
-def test_threads_and_a_damaged_file_are_proved_again(tmp_path: Path) -> None:
+def test_threads_other_kernels_and_a_damaged_file_are_proved_again(tmp_path: Path) -> None:
     settings = ModelSettings(threads=1)
     torch.set_num_threads(1)
-    cache = ProofCache(tmp_path, b"i" * 32, settings, 16)
+    cache = ProofCache(tmp_path, b"i" * 32, settings, 16, TORCH)
     cache.write(Proof("bitwise", "equal"))
-    assert ProofCache(tmp_path, b"i" * 32, settings, 16).read() == Proof("bitwise", "equal")
-    assert ProofCache(tmp_path, b"j" * 32, settings, 16).read() is None
-    assert ProofCache(None, b"i" * 32, settings, 16).read() is None
+    assert ProofCache(tmp_path, b"i" * 32, settings, 16, TORCH).read() == Proof("bitwise", "equal")
+    assert ProofCache(tmp_path, b"j" * 32, settings, 16, TORCH).read() is None
+    assert ProofCache(None, b"i" * 32, settings, 16, TORCH).read() is None
     try:
         torch.set_num_threads(2)
-        assert ProofCache(tmp_path, b"i" * 32, settings, 16).read() is None
+        assert ProofCache(tmp_path, b"i" * 32, settings, 16, TORCH).read() is None
     finally:
         torch.set_num_threads(1)
-    proofs(tmp_path)[0].write_text("{")
-    assert ProofCache(tmp_path, b"i" * 32, settings, 16).read() is None
+    one, other = (KernelLibrary("avx2", Path("library"), digest, ctypes.CDLL(None)) for digest in ("one", "other"))
+    ProofCache(tmp_path, b"i" * 32, settings, 16, KernelChoice(one)).write(Proof("close", "of one"))
+    assert ProofCache(tmp_path, b"i" * 32, settings, 16, KernelChoice(one)).read() == Proof("close", "of one")
+    assert ProofCache(tmp_path, b"i" * 32, settings, 16, KernelChoice(other)).read() is None
+    assert ProofCache(tmp_path, b"i" * 32, settings, 16, TORCH).read() == Proof("bitwise", "equal")
+    for path in proofs(tmp_path):
+        path.write_text("{")
+    assert ProofCache(tmp_path, b"i" * 32, settings, 16, TORCH).read() is None

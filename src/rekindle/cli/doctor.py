@@ -24,7 +24,7 @@ from rekindle.cli.probes import (
     probe_versions,
 )
 from rekindle.cli.settings import with_settings
-from rekindle.config import Settings
+from rekindle.config import ModelSettings, Settings
 
 STYLES = {"ok": "green", "warn": "yellow", "fail": "bold red"}
 
@@ -78,6 +78,9 @@ def examine(settings: Settings) -> Iterator[Finding]:
         usable = usable and finding.verdict != "fail"
         yield finding
     if usable:
+        kernels = _kernels(settings.model)
+        usable = kernels.verdict != "fail"
+        yield kernels
         yield probe_memory(settings.cache, device)
     port = probe_port(settings.server)
     yield port
@@ -88,6 +91,12 @@ def examine(settings: Settings) -> Iterator[Finding]:
         yield Finding("store", "warn", "off", "nothing survives a restart: give a directory by --store")
     if usable:
         yield from _model(settings, is_served=port.said.startswith(OURS))
+
+
+def _kernels(settings: ModelSettings) -> Finding:
+    from rekindle.cli import model_probes
+
+    return model_probes.probe_kernel_library(settings)
 
 
 def _store(settings: Settings) -> Iterator[Finding]:

@@ -15,13 +15,13 @@ import numpy as np
 import torch
 
 from rekindle.cli.findings import Finding
-from rekindle.config import Settings
+from rekindle.config import ModelSettings, Settings
 from rekindle.errors import ConfigError, ModelRefused
 from rekindle.kv.arena import KVArena
 from rekindle.kv.attention import PagedAttention
 from rekindle.kv.plan import AttentionPlan, SequenceSpan
 from rekindle.kv.reference import attention_reference, relative_error, stored_vectors
-from rekindle.model.load import load_model
+from rekindle.model.load import choose_kernels, load_model
 from rekindle.model.runner import ModelRunner
 from rekindle.model.trial import interleaved_tables, sequence_step
 from rekindle.spec import KVLayout, LayerSpec
@@ -70,6 +70,17 @@ def load_for_doctor(settings: Settings) -> LoadedModel:
             max_context=settings.engine.max_context,
             format_map_dir=Path(scratch),
         )
+
+
+def probe_kernel_library(settings: ModelSettings) -> Finding:
+    """Check which kernels compute, and whether the processor could run faster ones."""
+    try:
+        kernels = choose_kernels(settings)
+    except ConfigError as error:
+        return Finding("kernels", "fail", str(error), "choose others with --kernels")
+    place = f"from {kernels.library.path}" if kernels.library is not None else ""
+    said = ", ".join(filter(None, (kernels.level, place, kernels.why_not)))
+    return Finding("kernels", "warn" if kernels.advice else "ok", said, kernels.advice)
 
 
 def probe_model(settings: Settings) -> tuple[list[Finding], LoadedModel | None]:

@@ -23,7 +23,8 @@ from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from rekindle.config import ModelSettings
-from rekindle.errors import ModelRefused
+from rekindle.errors import ConfigError, ModelRefused
+from rekindle.kernels import library
 from rekindle.model import checkpoint, experts, formats, geometry, trial
 from rekindle.model.adapter import ATTENTION_NAME, register_attention
 from rekindle.model.device import check_device, total_bytes
@@ -62,6 +63,7 @@ def load_model(
     """
     register_attention()
     check_device(settings.device)
+    kernels = choose_kernels(settings)
     if settings.threads is not None:
         torch.set_num_threads(settings.threads)
     source = checkpoint.Source.find(settings.model, settings.revision)
@@ -72,6 +74,8 @@ def load_model(
     digests = DigestCache(format_map_dir / "digests.json" if format_map_dir else None)
     tokenizer = tokenizer_digest(directory, digests)
     model, notes = load_weights(directory, config, settings, compute_dtype)
+    if kernels.library is None and kernels.why_not:
+        notes.append(f"kernels: {kernels}")
     with refusing(f"{type(model).__name__} cannot run packed sequences with given positions", "; " + WHAT_FITS):
         found = geometry.probe(model)
     files = [*checkpoint.weight_files(directory), *checkpoint.adapter_files(directory)]
@@ -92,8 +96,17 @@ def load_model(
         fingerprint=identity,
         layout=KVLayout(block_tokens, formats.layer_specs(found, native)),
     )
-    draft = LoadedModel(model, spec, directory, settings.device, found.dtype, "close", native, tuple(notes))
+    draft = LoadedModel(model, spec, directory, settings.device, found.dtype, "close", native, kernels, tuple(notes))
     return _proved(draft, found, settings, format_map_dir)
+
+
+def choose_kernels(settings: ModelSettings) -> library.KernelChoice:
+    """Load the kernels that the settings name; ConfigError if those cannot be used, or not on this device."""
+    if torch.device(settings.device).type == "cpu":
+        return library.load(settings.kernels)
+    if settings.kernels in ("auto", "torch"):
+        return library.KernelChoice(None)
+    raise ConfigError(f"kernels={settings.kernels} is for the CPU, not for {settings.device}: leave it at auto")
 
 
 def _proved(
@@ -101,7 +114,7 @@ def _proved(
 ) -> LoadedModel:
     """Return the model in its final formats, proved now or, under the same conditions, at an earlier start."""
     identity = draft.spec.fingerprint
-    proofs = ProofCache(format_map_dir, identity, settings, draft.spec.layout.block_tokens)
+    proofs = ProofCache(format_map_dir, identity, settings, draft.spec.layout.block_tokens, draft.kernels)
     proof = proofs.read()
     if proof is None:
         with refusing(f"the trial forward of {draft.spec.architecture} failed"):

@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 import torch
 
+from rekindle.kernels.library import KernelChoice
 from rekindle.model.formats import LayerFormats
 from rekindle.spec import ModelSpec
 
@@ -28,4 +29,5 @@ class LoadedModel:
     dtype: torch.dtype
     promise: Promise
     formats: tuple[LayerFormats, ...]
+    kernels: KernelChoice
     notes: tuple[str, ...]  # for the banner

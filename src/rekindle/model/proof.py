@@ -2,7 +2,7 @@
 
 The trial forward and the self-test take seconds on larger models, and a server that was killed should be warm at once.
 A proof holds for the same model and formats, on the same processor with as many threads, under the same versions of
-torch and transformers, and for the same code of rekindle; anything else is proved again.
+torch and transformers, and for the same code of rekindle, kernels included; anything else is proved again.
 """
 
 from __future__ import annotations
@@ -19,10 +19,11 @@ import torch
 import transformers
 
 from rekindle.config import ModelSettings
+from rekindle.kernels.library import KernelChoice
 from rekindle.model.fingerprint import write_json
 from rekindle.model.loaded import Promise
 
-PROVING_CODE = ("kv", "model", "spec.py")
+PROVING_CODE = ("kernels", "kv", "model", "spec.py")
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,10 +37,17 @@ class Proof:
 class ProofCache:
     """Proofs in one directory, a small file each (`directory` None: nothing is stored)."""
 
-    def __init__(self, directory: Path | None, identity: bytes, settings: ModelSettings, block_tokens: int) -> None:
+    def __init__(
+        self,
+        directory: Path | None,
+        identity: bytes,
+        settings: ModelSettings,
+        block_tokens: int,
+        kernels: KernelChoice,
+    ) -> None:
         self._path: Path | None = None
         if directory is not None:
-            where = _circumstances(settings, block_tokens)
+            where = _circumstances(settings, block_tokens, kernels)
             digest = hashlib.blake2b(identity + json.dumps(where, sort_keys=True).encode(), digest_size=16)
             self._path = directory / f"proof-{digest.hexdigest()}.json"
 
@@ -58,7 +66,7 @@ class ProofCache:
             write_json(self._path, asdict(proof))
 
 
-def _circumstances(settings: ModelSettings, block_tokens: int) -> dict[str, Any]:
+def _circumstances(settings: ModelSettings, block_tokens: int, kernels: KernelChoice) -> dict[str, Any]:
     device = torch.device(settings.device)
     on_gpu = device.type == "cuda"
     return {
@@ -69,6 +77,7 @@ def _circumstances(settings: ModelSettings, block_tokens: int) -> dict[str, Any]
         "processor": torch.cuda.get_device_name(device) if on_gpu else torch.backends.cpu.get_cpu_capability(),
         "threads": torch.get_num_threads(),
         "device": settings.device,
+        "kernels": [kernels.level, kernels.library.digest if kernels.library is not None else None],
         "kv": settings.kv,
         "block_tokens": block_tokens,
     }
