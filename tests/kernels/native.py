@@ -11,9 +11,10 @@ from rekindle.kernels import build
 from rekindle.kernels.levels import LEVELS
 from rekindle.kernels.library import CPUINFO, instructions
 
-# A parallel region, so that the OpenMP of torch is needed.
+# A parallel region, so that the OpenMP of torch is needed, and a function that no header declares.
 THREADS = """
 #include "rekindle.h"
+extern "C" int32_t rk_undeclared(void) { return 1; }
 #pragma GCC visibility push(default)
 extern "C" int32_t rk_count_threads(int32_t threads) {
   int32_t count = 0;

@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+import platform
 import re
 import shlex
 import shutil
@@ -34,9 +35,13 @@ NATIVE = HERE / "native"
 # pool of threads.
 COMPILE = (
     *("-O3", "-std=c++17", "-fopenmp", "-fPIC", "-fvisibility=hidden", "-fno-math-errno", "-ffp-contract=off"),
+    "-fno-exceptions",
     *("-Wall", "-Wextra", "-Wno-psabi", "-Wno-ignored-attributes"),
+    "-Wno-maybe-uninitialized",  # gcc 12 warns of its own intrinsics
 )
-LINK = ("-shared", "-static-libstdc++", "-static-libgcc")
+# Without exceptions, and while no source allocates by `new` or std::vector, a library needs nothing of C++ at run time:
+# libc and libm of any age are enough. With a std::vector and the static libstdc++ of Debian 12 it needs glibc 2.36.
+LINK = ("-shared", "-Wl,--as-needed")
 COMPILERS = ("g++", "c++", "clang++")
 AT_ONCE = 2
 SOURCES_BYTES, COMPILER_BYTES = 16, 4
@@ -175,14 +180,14 @@ def wheel_platform(libraries: Sequence[Path]) -> str:
     """Return the platform tag of a wheel with these libraries.
 
     What counts is the newest version of a glibc symbol that one of them refers to: older systems cannot load it, all
-    others can, however new the glibc of the machine that compiled it. Without such a symbol there is no glibc (musl).
+    others can, however new the glibc of the machine that compiled it. With another libc the wheel is for this system.
     """
     machine = PLATFORM.replace("-", "_")
+    if platform.libc_ver()[0] != "glibc":
+        return machine
     data = b"".join(path.read_bytes() for path in libraries)
     versions = [(int(major), int(minor)) for major, minor in re.findall(rb"GLIBC_(\d+)\.(\d+)", data)]
-    if not versions:
-        return machine
-    major, minor = max(*versions, OLDEST_GLIBC)
+    major, minor = max([OLDEST_GLIBC, *versions])
     return machine.replace("linux", f"manylinux_{major}_{minor}")
 
 
