@@ -1,4 +1,4 @@
-# Everything runs in .venv, made anew when a pyproject.toml or constraints.txt change.
+# Everything runs in .venv, made anew when a pyproject.toml or constraints.txt change; kernels when their sources do.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -6,27 +6,27 @@ STAMP := $(VENV)/installed-$(shell cat pyproject.toml pocket/pyproject.toml cons
 export HF_HUB_OFFLINE = 1
 export TOKENIZERS_PARALLELISM = false
 
-.PHONY: demo test quick lint types mutants torture clean
+.PHONY: demo test quick lint types mutants torture kernels clean
 
-demo: $(STAMP)
+demo: kernels
 	$(BIN)/rekindle demo $(DEMO_FLAGS)
 
 # Files of tests run beside each other, one for each core up to four: a worker takes up to 3 GiB.
-test: $(STAMP)
+test: kernels
 	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder $(TESTS)
 
 # What needs neither torch, nor another process, nor a browser: under a minute on two cores.
-quick: $(STAMP)
+quick: kernels
 	$(BIN)/python -m pytest --quick -n auto --maxprocesses 4 --dist worksteal $(TESTS)
 
 lint: $(STAMP)
-	$(BIN)/ruff check src pocket benchmarks tests tools examples
-	$(BIN)/ruff format --check src pocket benchmarks tests tools examples
+	$(BIN)/ruff check src pocket benchmarks tests tools examples hatch_build.py
+	$(BIN)/ruff format --check src pocket benchmarks tests tools examples hatch_build.py
 
 types: $(STAMP)
 	$(BIN)/mypy
 
-mutants: $(STAMP)
+mutants: kernels
 	$(BIN)/python tools/mutants.py
 
 # Hours, not minutes: processes and servers killed, crashes of random workloads, every state machine with thousands of
@@ -38,7 +38,7 @@ HURTS ?= 2000
 ROUTE_KILLS ?= 60
 SESSION_KILLS ?= 100
 SOAK_S ?= 3600
-torture: $(STAMP)
+torture: kernels
 	KILLS=$(KILLS) SERVER_KILLS=$(SERVER_KILLS) ROUTE_KILLS=$(ROUTE_KILLS) SESSION_KILLS=$(SESSION_KILLS) \
 	  CRASH_RUNS=$(CRASH_RUNS) HURTS=$(HURTS) HYPOTHESIS_PROFILE=torture \
 	  $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist worksteal --timeout 0 --durations 20 \
@@ -48,8 +48,12 @@ torture: $(STAMP)
 	  tests/agents/test_coordination_machine.py tests/engine/test_core_machine.py tests/store tests/cache
 	SOAK_S=$(SOAK_S) $(BIN)/python tools/soak.py
 
+# Compiles what changed; without a compiler a line says so, and everything runs without kernels.
+kernels: $(STAMP)
+	$(BIN)/python -m rekindle.kernels.build
+
 clean:
-	rm -rf $(VENV) dist build .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) dist build .pytest_cache .mypy_cache .ruff_cache .hypothesis src/rekindle/kernels/librekindle-*.so
 
 $(STAMP):
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)

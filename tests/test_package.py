@@ -1,20 +1,26 @@
-"""The wheels, in environments that know nothing of this checkout: an answer with extras, the cache without.
+"""The wheels, in environments without this checkout and without a compiler: answers and the demo with extras, the
+kernels and the cache without.
 
-Heavy packages are lent by the running environment instead of being installed again: all of them to the first
-environment, numpy alone to the second.
+Heavy packages are lent by the running environment instead of being installed again: all of them where something is
+served, elsewhere numpy alone.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import sysconfig
+import tarfile
 import zipfile
 from pathlib import Path
 
 import numpy as np
 import pytest
+
+from rekindle.kernels.levels import LEVELS, library_name
+from tests.kernels.native import can_compile, needs_compiler, runnable
 
 ROOT = Path(__file__).parents[1]
 SITE = Path(np.__file__).parents[1]
@@ -27,7 +33,16 @@ from rekindle import Engine
 with Engine.from_pretrained(store=sys.argv[1], threads=1, hot_bytes="64MiB") as engine:
     reply = engine.chat("ada", [{"role": "user", "content": "Who are you?"}], temperature=0, max_tokens=8)
     assert reply.token_ids, reply
-    print(reply.finish_reason, reply.report.outcome)
+    print(reply.finish_reason, reply.report.outcome, *engine.notes, sep="\\n")
+"""
+KERNELS = """
+import sys
+from rekindle.kernels.library import load
+for level in sys.argv[1:]:
+    library = load(level).library
+    assert library.path.is_relative_to(sys.prefix), library
+    print(library.level)
+assert "torch" not in sys.modules  # its OpenMP is found all the same
 """
 CACHE = """
 import importlib.util, sys
@@ -53,31 +68,61 @@ except ConfigError as error:
 """
 
 
-def run(*command: str | Path, cwd: Path) -> str:
-    """Standard output of a command that must succeed, without this checkout on its path."""
+def completed(*command: str | Path, cwd: Path, path: Path | None = None) -> subprocess.CompletedProcess[str]:
+    """A command that succeeded, without this checkout on its path; `path`: the only directory of programs it has."""
     env = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "VIRTUAL_ENV")}
     env |= {"HF_HUB_OFFLINE": "1", "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
+    if path is not None:
+        env |= {"PATH": str(path), "CXX": ""}
     done = subprocess.run(
         [str(part) for part in command], cwd=cwd, env=env, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
+    return done
 
 
-def built(project: Path, target: Path) -> Path:
-    run(sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", target, cwd=project)
-    (wheel,) = target.glob("*.whl")
-    return wheel
+def run(*command: str | Path, cwd: Path) -> str:
+    """Standard output of a command where nothing but the environment of its program is on the PATH."""
+    return completed(*command, cwd=cwd, path=Path(command[0]).parent).stdout
+
+
+def built(project: Path, target: Path, *, what: str = "wheel", path: Path | None = None) -> tuple[Path, str]:
+    """What hatchling makes of a project, and what it prints; `path` as `completed` takes it."""
+    command = (sys.executable, "-m", "hatchling", "build", "-t", what, "-d", target)
+    printed = completed(*command, cwd=project, path=path).stderr
+    (made,) = target.iterdir()
+    return made, printed
 
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return built(ROOT, tmp_path_factory.mktemp("wheel"))
+    return built(ROOT, tmp_path_factory.mktemp("wheel"))[0]
 
 
 @pytest.fixture(scope="module")
 def pocket_wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return built(ROOT / "pocket", tmp_path_factory.mktemp("pocket"))
+    return built(ROOT / "pocket", tmp_path_factory.mktemp("pocket"))[0]
+
+
+@pytest.fixture(scope="module")
+def unpacked(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The source distribution, unpacked: no library is in it."""
+    directory = tmp_path_factory.mktemp("sdist")
+    packed, _ = built(ROOT, directory / "packed", what="sdist")
+    with tarfile.open(packed) as archive:
+        archive.extractall(directory, filter="data")
+    (project,) = directory.glob("rekindle-*")
+    assert (project / "src/rekindle/kernels/native/simd.hpp").is_file()
+    assert not list(project.rglob("*.so"))
+    return project
+
+
+@pytest.fixture(scope="module")
+def bare_wheel(unpacked: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The wheel that is built where no compiler is."""
+    made, printed = built(unpacked, tmp_path_factory.mktemp("bare"), path=unpacked)
+    assert printed.startswith("no kernels for ") and "through torch" in printed
+    return made
 
 
 def environment(directory: Path) -> tuple[Path, Path]:
@@ -100,11 +145,39 @@ def test_the_wheel_holds_what_it_needs(wheel: Path) -> None:
         "scenarios/committee.yaml",
         "scenarios/router/lighthouse.md",
         "server/page/static/index.html",
+        "kernels/native/simd.hpp",
     ):
         assert f"rekindle/{wanted}" in names
     assert any(name.endswith("licenses/LICENSE") for name in names)
     assert not [name for name in names if not name.startswith("rekindle") or name.endswith(".safetensors")]
-    assert wheel.stat().st_size < MOST_BYTES
+    libraries = sum(info.compress_size for info in zipfile.ZipFile(wheel).infolist() if info.filename.endswith(".so"))
+    assert wheel.stat().st_size - libraries < MOST_BYTES
+
+
+@needs_compiler
+def test_the_wheel_takes_the_kernels_along_and_is_for_one_platform(wheel: Path) -> None:
+    names = zipfile.ZipFile(wheel).namelist()
+    assert [name for name in names if name.endswith(".so")] == sorted(
+        f"rekindle/kernels/{library_name(level)}" for level in LEVELS
+    )
+    assert re.fullmatch(r"rekindle-[\d.]+-py3-none-(many)?linux_\w*x86_64\.whl", wheel.name)
+    (about,) = (name for name in names if name.endswith("dist-info/WHEEL"))
+    assert "Root-Is-Purelib: false" in zipfile.ZipFile(wheel).read(about).decode()
+
+
+def test_without_a_compiler_the_wheel_is_for_every_platform(bare_wheel: Path) -> None:
+    assert bare_wheel.name.endswith("-py3-none-any.whl")
+    assert not [name for name in zipfile.ZipFile(bare_wheel).namelist() if name.endswith(".so")]
+
+
+@needs_compiler
+def test_an_editable_install_compiles_in_place(unpacked: Path, tmp_path: Path) -> None:
+    made, printed = built(unpacked, tmp_path, what="wheel:editable")
+    assert made.name.endswith("-py3-none-any.whl") and "kernels for avx2: librekindle-avx2.so compiled by" in printed
+    found = sorted((unpacked / "src/rekindle/kernels").glob("*.so"))
+    assert [path.name for path in found] == sorted(map(library_name, LEVELS))
+    for path in found:
+        path.unlink()
 
 
 def test_the_model_is_a_wheel_that_serve_brings_along(wheel: Path, pocket_wheel: Path) -> None:
@@ -119,18 +192,50 @@ def test_the_model_is_a_wheel_that_serve_brings_along(wheel: Path, pocket_wheel:
     assert "extra == 'serve'" in needed
 
 
-def test_installed_wheels_answer(wheel: Path, pocket_wheel: Path, tmp_path: Path) -> None:
-    python, site = environment(tmp_path / "env")
+def served(directory: Path, *wheels: Path) -> Path:
+    """The Python of an environment with these wheels and everything that they need."""
+    python, site = environment(directory)
     (site / "lent.pth").write_text(f"{SITE}\n")
-    install(python, "--no-deps", wheel, pocket_wheel)
-    assert "miss" in run(python, "-c", ANSWER, tmp_path / "store", cwd=tmp_path)
-    assert "serve" in run(tmp_path / "env" / "bin" / "rekindle", "--help", cwd=tmp_path)
+    install(python, "--no-deps", *wheels)
+    return python
 
 
-def test_without_extras_the_cache_needs_numpy_alone(wheel: Path, tmp_path: Path) -> None:
+def test_installed_wheels_answer_and_play_the_demo(wheel: Path, pocket_wheel: Path, tmp_path: Path) -> None:
+    python = served(tmp_path / "env", wheel, pocket_wheel)
+    answer = run(python, "-c", ANSWER, tmp_path / "store", cwd=tmp_path)
+    assert "miss" in answer
+    assert not any(name.endswith(".so") for name in zipfile.ZipFile(wheel).namelist()) or "kernels: " not in answer
+    assert "serve" in run(python.with_name("rekindle"), "--help", cwd=tmp_path)
+    assert "holds" in run(python.with_name("rekindle"), "demo", cwd=tmp_path)
+
+
+def test_without_kernels_the_same_wheel_answers_and_says_what_is_missing(
+    bare_wheel: Path, pocket_wheel: Path, tmp_path: Path
+) -> None:
+    python = served(tmp_path / "env", bare_wheel, pocket_wheel)
+    answer = run(python, "-c", ANSWER, tmp_path / "store", cwd=tmp_path).splitlines()
+    assert answer[1] == "miss"
+    (note,) = (line for line in answer if line.startswith("kernels: "))
+    assert note.startswith("kernels: torch; ")
+    if runnable() and can_compile():
+        assert note.endswith("install g++, then run python -m rekindle.kernels.build")
+        completed(python, "-m", "rekindle.kernels.build", cwd=tmp_path)
+        assert run(python, "-c", KERNELS, *runnable(), cwd=tmp_path).split() == runnable()
+
+
+@needs_compiler
+def test_kernels_of_the_wheel_are_loaded_where_no_compiler_is(wheel: Path, tmp_path: Path) -> None:
+    python, site = environment(tmp_path / "env")
+    for path in (*SITE.glob("numpy*"), SITE / "torch"):
+        (site / path.name).symlink_to(path)
+    install(python, wheel)
+    assert run(python, "-c", KERNELS, *runnable(), cwd=tmp_path).split() == runnable()
+
+
+def test_without_extras_the_cache_needs_numpy_alone(bare_wheel: Path, tmp_path: Path) -> None:
     python, site = environment(tmp_path / "env")
     for path in SITE.glob("numpy*"):
         (site / path.name).symlink_to(path)
-    install(python, wheel)
+    install(python, bare_wheel)
     assert run(python, "-c", CACHE, cwd=tmp_path) == "ok\n"
     assert "pip install rekindle-pocket" in run(python, "-c", WITHOUT_MODEL, cwd=tmp_path)
