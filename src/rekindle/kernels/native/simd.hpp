@@ -248,6 +248,10 @@ INLINE Bits levels(Bits words) {
   return _mm256_or_si256(low, high);
 }
 
+// The first and the second bf16 of each pair.
+INLINE Vec firsts(Bits pairs) { return as_floats(_mm256_slli_epi32(pairs, 16)); }
+INLINE Vec seconds(Bits pairs) { return as_floats(_mm256_and_si256(pairs, _mm256_set1_epi32((int)0xffff0000))); }
+
 #endif
 
 // 2^x for x <= 0; anything below -126 gives 2^-126.

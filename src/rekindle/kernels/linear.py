@@ -1,0 +1,116 @@
+"""Linear layers over packed weights: their memory, and products on raw addresses.
+
+Owns the memory of packed weights. Knows addresses and strides only, no tensors: callers keep what they point to alive,
+and guarantee dtypes and shapes. An output depends on its row and its column of weights, to the bit: not on the other
+rows of the call, their number, or the number of threads. Between levels bits differ; the packed form is the same.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple
+
+import numpy as np
+
+from rekindle.kernels.library import KernelLibrary
+
+ALIGNMENT = 64
+BF16, FP32 = 0, 1  # RK_BF16 and RK_FP32 of native/rekindle.h
+BF16_BYTES = 2
+
+
+class _Call(ctypes.Structure):
+    """`rk_linear_call` of native/rekindle.h."""
+
+    _fields_ = (
+        *(("format", ctypes.c_int32), ("output_format", ctypes.c_int32)),
+        *((name, ctypes.c_void_p) for name in ("packed", "bias", "input", "output")),
+        *((name, ctypes.c_int64) for name in ("rows", "columns", "depth", "input_stride", "output_stride")),
+    )
+
+
+class Matrix(NamedTuple):
+    """Values [rows, columns] in memory that somebody else holds; `stride` is the number of values from row to row."""
+
+    address: int
+    rows: int
+    columns: int
+    stride: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PackedWeights:
+    """Weights [columns, depth] of a linear layer in the form the kernels read; `memory` (uint8) is the only copy."""
+
+    columns: int
+    depth: int
+    memory: np.ndarray = field(repr=False)
+    address: int
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes held, columns rounded up to 64 and depth to 32."""
+        return self.memory.nbytes
+
+    def check(self) -> None:
+        """Assert that the address is that of the memory, and aligned."""
+        assert self.address == self.memory.ctypes.data and self.address % ALIGNMENT == 0, self
+
+
+class LinearKernel:
+    """`rk_pack` and `rk_linear` of one library."""
+
+    def __init__(self, library: KernelLibrary) -> None:
+        size, word, pointer = ctypes.c_int64, ctypes.c_int32, ctypes.c_void_p
+        self._bytes = library.function("rk_packed_bytes", [word, size, size], size)
+        self._pack = library.function("rk_pack", [word, pointer, size, size, size, size, pointer, word])
+        self._linear = library.function("rk_linear", [pointer, word])
+
+    def pack(
+        self, weights: Matrix, *, layout: Literal["columns first", "depth first"] = "columns first", threads: int = 1
+    ) -> PackedWeights:
+        """Copy bf16 weights into packed memory: [columns, depth], as nn.Linear has them, or [depth, columns].
+
+        ValueError if there is nothing to pack.
+        """
+        if weights.rows < 1 or weights.columns < 1:
+            raise ValueError(f"weights of shape [{weights.rows}, {weights.columns}] cannot be packed")
+        by_column = layout == "columns first"
+        columns, depth = (weights.rows, weights.columns) if by_column else (weights.columns, weights.rows)
+        memory = aligned_memory(self._bytes(BF16, columns, depth))
+        packed = PackedWeights(columns, depth, memory, memory.ctypes.data)
+        strides = (weights.stride, 1) if by_column else (1, weights.stride)
+        self._pack(BF16, weights.address, *strides, columns, depth, packed.address, threads)
+        return packed
+
+    def multiply(
+        self,
+        packed: PackedWeights,
+        source: Matrix,
+        target: Matrix,
+        *,
+        bias: int | None = None,
+        output: Literal["bf16", "fp32"] = "bf16",
+        threads: int = 1,
+    ) -> None:
+        """Write source [rows, depth] times the weights, plus `bias`, into target [rows, columns]; both may have no row.
+
+        Sums are fp32 and rounded once, after the bias; `output="fp32"` does not round them. `source` and the values at
+        the address `bias` [columns] are bf16. Numbers below 2^-126 may count as 0.
+        """
+        assert source.columns == packed.depth and target.columns == packed.columns, (packed, source, target)
+        assert source.rows == target.rows, (source, target)
+        kind = FP32 if output == "fp32" else BF16
+        call = _Call(
+            *(BF16, kind, packed.address, bias, source.address, target.address),
+            *(source.rows, packed.columns, packed.depth, source.stride, target.stride),
+        )
+        self._linear(ctypes.byref(call), threads)
+
+
+def aligned_memory(num_bytes: int) -> np.ndarray:
+    """Memory (uint8, [num_bytes]) that begins at a multiple of 64; its content is not set."""
+    raw = np.empty(num_bytes + ALIGNMENT, dtype=np.uint8)
+    start = -raw.ctypes.data % ALIGNMENT
+    return raw[start : start + num_bytes]
