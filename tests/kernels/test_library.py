@@ -128,3 +128,19 @@ def test_a_damaged_file_is_not_used(tmp_path: Path) -> None:
 
 def test_instructions_are_read_whole(tmp_path: Path) -> None:
     assert instructions(cpuinfo(tmp_path, "avx2")) == {"fpu", "sse2", "avx2"}
+
+
+@needs_compiler
+def test_a_system_that_withholds_registers_leaves_the_next_level(tmp_path: Path) -> None:
+    native = sources(tmp_path / "native")
+    (native / "interface.cpp").write_text(
+        '#include "rekindle.h"\n'
+        "int32_t rk_interface(void) { return RK_INTERFACE; }\n"
+        "#ifdef __AVX512F__\nint32_t rk_start(void) { return 0; }\n#else\n"
+        "int32_t rk_start(void) { return 1; }\n#endif\n"
+    )
+    build.build(tmp_path, native)
+    found = load("auto", directory=tmp_path)
+    assert found.level == "avx2"
+    if runnable()[0] != "avx2":
+        assert "does not let this process use the registers" in found.why_not

@@ -17,7 +17,7 @@ class SettingsWithoutModel(TypedDict, total=False):
     dtype: Literal["auto", "bf16", "fp32"]
     device: str
     kv: Literal["auto", "q4h", "bf16", "fp32"]
-    kernels: Literal["auto", "avx512", "avx2", "torch"]
+    kernels: Literal["auto", "amx", "avx512", "avx2", "torch"]
     threads: int | None
     block_tokens: int
     hot_bytes: int | str | None

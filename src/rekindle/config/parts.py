@@ -39,7 +39,7 @@ class ModelSettings:
         "format of the KV cache; auto: 4 bits where that is safe",
         detail="`q4h` is the 4-bit format. `auto` keeps 16 bits for models with biases on K or with attention sinks.",
     )
-    kernels: Literal["auto", "avx512", "avx2", "torch"] = setting(
+    kernels: Literal["auto", "amx", "avx512", "avx2", "torch"] = setting(
         "auto",
         "what computes on the CPU: kernels for these instructions, or torch alone; auto: the fastest that run here",
         detail="Kernels that cannot run are an error. `rekindle doctor` says which ones run, and what is missing.",

@@ -135,7 +135,7 @@ def sources_id(level: str, native: Path) -> bytes:
 
 def level_flags(level: str) -> list[str]:
     """The compiler's flags for the instructions of a level."""
-    return [f"-m{name.replace('_', '')}" for name in LEVELS[level]]
+    return [f"-m{name.replace('_', '-' if name.startswith('amx') else '')}" for name in LEVELS[level]]
 
 
 def _compile(level: str, native: Path, scratch: Path, build_id: bytes, compiler: Compiler) -> tuple[Path, str]:

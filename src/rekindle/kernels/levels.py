@@ -9,7 +9,11 @@ HERE = Path(__file__).parent
 _AVX2 = ("avx2", "fma", "f16c")
 _AVX512 = ("avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_bf16", "avx512_vnni")
 # Level, the fastest first -> the instructions it may use, by their names in /proc/cpuinfo.
-LEVELS = {"avx512": (*_AVX2, *_AVX512), "avx2": _AVX2}
+LEVELS = {
+    "amx": (*_AVX2, *_AVX512, "amx_tile", "amx_bf16"),
+    "avx512": (*_AVX2, *_AVX512),
+    "avx2": _AVX2,
+}
 
 
 def library_name(level: str) -> str:

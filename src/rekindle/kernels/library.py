@@ -19,7 +19,7 @@ from typing import Any, Literal
 from rekindle.errors import ConfigError
 from rekindle.kernels.levels import HERE, LEVELS, PLATFORM, library_name
 
-Choice = Literal["auto", "avx512", "avx2", "torch"]
+Choice = Literal["auto", "amx", "avx512", "avx2", "torch"]
 INTERFACE = 1  # RK_INTERFACE of native/rekindle.h
 CPUINFO = Path("/proc/cpuinfo")
 OPENMP, SYSTEMS_OPENMP = ("libgomp*.so*", "libiomp5*.so*"), "libgomp.so.1"
@@ -116,10 +116,13 @@ def _loaded(level: str, directory: Path, present: frozenset[str]) -> KernelChoic
         ctypes.CDLL(openmp_file(), ctypes.RTLD_GLOBAL)
         handle = ctypes.CDLL(str(path))
         interface = handle.rk_interface()
+        allowed = interface != INTERFACE or handle.rk_start()
     except (OSError, AttributeError) as error:
         return KernelChoice(None, f"{path.name} cannot be loaded: {error}", f"run {BUILD}")
     if interface != INTERFACE:
         return KernelChoice(None, f"{path.name} has interface {interface} instead of {INTERFACE}", f"run {BUILD}")
+    if not allowed:
+        return KernelChoice(None, f"the system does not let this process use the registers of {level}")
     digest = hashlib.blake2b(path.read_bytes(), digest_size=16).hexdigest()
     return KernelChoice(KernelLibrary(level, path, digest, handle))
 

@@ -19,6 +19,9 @@ extern "C" {
 #define RK_INTERFACE 1
 int32_t rk_interface(void);
 
+/* Asks the system for what this library's instructions need; 1 if they may be used. Call it before anything else. */
+int32_t rk_start(void);
+
 /* Formats of numbers. */
 enum { RK_BF16 = 0, RK_FP32 = 1 };
 
