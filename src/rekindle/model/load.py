@@ -25,7 +25,8 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from rekindle.config import ModelSettings
 from rekindle.errors import ConfigError, ModelRefused
 from rekindle.kernels import library
-from rekindle.model import checkpoint, experts, formats, geometry, trial
+from rekindle.kernels.linear import LinearKernel
+from rekindle.model import checkpoint, experts, formats, geometry, packed, trial
 from rekindle.model.adapter import ATTENTION_NAME, register_attention
 from rekindle.model.device import check_device, total_bytes
 from rekindle.model.fingerprint import DigestCache, fingerprint, model_identity, tokenizer_digest
@@ -74,10 +75,10 @@ def load_model(
     digests = DigestCache(format_map_dir / "digests.json" if format_map_dir else None)
     tokenizer = tokenizer_digest(directory, digests)
     model, notes = load_weights(directory, config, settings, compute_dtype)
-    if kernels.library is None and kernels.why_not:
-        notes.append(f"kernels: {kernels}")
-    with refusing(f"{type(model).__name__} cannot run packed sequences with given positions", "; " + WHAT_FITS):
+    refusal = f"{type(model).__name__} cannot run packed sequences with given positions"
+    with refusing(refusal, "; " + WHAT_FITS), packed.observed_linears(model) as called:
         found = geometry.probe(model)
+    notes += use_kernels(model, kernels, called)
     files = [*checkpoint.weight_files(directory), *checkpoint.adapter_files(directory)]
     identity = model_identity(
         weights=[digests.digest(file) for file in files],
@@ -107,6 +108,13 @@ def choose_kernels(settings: ModelSettings) -> library.KernelChoice:
     if settings.kernels in ("auto", "torch"):
         return library.KernelChoice(None)
     raise ConfigError(f"kernels={settings.kernels} is for the CPU, not for {settings.device}: leave it at auto")
+
+
+def use_kernels(model: Any, kernels: library.KernelChoice, called: set[torch.nn.Module]) -> list[str]:
+    """Pack the weights of the linear layers that were called; return notes on what is not as fast as it could be."""
+    if kernels.library is None:
+        return [f"kernels: {kernels}"] if kernels.why_not else []
+    return packed.pack_linears(model, LinearKernel(kernels.library), called)
 
 
 def _proved(

@@ -1,0 +1,234 @@
+"""Linear layers over packed weights: modules that compute with our kernels, in place of those of torch.
+
+Owns which modules are replaced and the modules that replace them. A module is replaced for its type, never for its
+name: nn.Linear and the transposed one of GPT-2, with bf16 weights on the CPU, and together with a head the nn.Embedding
+that has the same weights. The packed weights are then the only copy. Left alone is what may look at weights in ways
+that we do not see: subclasses, modules with hooks, weights shared with anything else, modules that a pass through the
+model does not call. Every replacement is compared with its original before that is dropped.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import nn
+from transformers.pytorch_utils import Conv1D
+
+from rekindle.kernels.linear import LinearKernel, Matrix, PackedWeights
+
+log = logging.getLogger(__name__)
+LINEARS = (nn.Linear, Conv1D)
+HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks", "_hf_hook", "forward")
+CHECKED_ROWS = 4
+# Of outputs rounded to bf16 on both sides: an ulp of the larger. Of their fp32 sums: a share of the product of norms,
+# which an unrounded sum of 4,096 products stays below by a factor of 60; one wrong weight of as many exceeds it.
+OUTPUT_ULP, SUM_SHARE = 2.0**-7, 2.0**-14
+PANEL, STRIP = 64, 16  # columns: see kernels/native/panel.hpp
+
+
+class Place(NamedTuple):
+    """Where a module is: its parent, its name there, and its name in the whole model."""
+
+    parent: nn.Module
+    name: str
+    path: str
+
+
+Places = dict[int, list[Place]]  # by id of the module
+
+
+class PackedModule(nn.Module):
+    """What replaces a module: packed weights, and a `weight` that has the original's shape, dtype and device only.
+
+    Its values are NaN and take no memory, so code that multiplies by it cannot go unnoticed.
+    """
+
+    def __init__(self, packed: PackedWeights, weight: nn.Parameter, original: Any) -> None:
+        super().__init__()
+        self.packed, self.weight = packed, weight
+        self.train(original.training)
+
+    def extra_repr(self) -> str:
+        """Show the shape as torch's modules do."""
+        return f"in_features={self.packed.depth}, out_features={self.packed.columns}"
+
+
+class PackedLinear(PackedModule):
+    """A linear layer, [..., in_features] -> [..., out_features] in bf16. No gradients."""
+
+    def __init__(self, packed: PackedWeights, weight: nn.Parameter, original: Any, kernel: LinearKernel) -> None:
+        super().__init__(packed, weight, original)
+        self.in_features, self.out_features = packed.depth, packed.columns
+        self.bias: nn.Parameter | None = original.bias
+        self._kernel = kernel
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Multiply by the weights, add the bias, round once; RuntimeError if `x` is not bf16."""
+        packed = self.packed
+        if x.dtype is not torch.bfloat16 or x.shape[-1] != packed.depth:
+            raise RuntimeError(f"rows of {packed.depth} bf16 values are needed, not {x.dtype} {tuple(x.shape)}")
+        rows = x.reshape(-1, packed.depth)
+        if rows.stride(1) != 1:
+            rows = rows.contiguous()
+        out = x.new_empty(*x.shape[:-1], packed.columns)
+        if len(rows):
+            self._kernel.multiply(
+                packed,
+                Matrix(rows.data_ptr(), len(rows), packed.depth, rows.stride(0)),
+                Matrix(out.data_ptr(), len(rows), packed.columns, packed.columns),
+                bias=None if self.bias is None else self.bias.data_ptr(),
+                threads=torch.get_num_threads(),
+            )
+        return out
+
+
+class PackedEmbedding(PackedModule):
+    """The embedding whose weights are those of a packed head: rows are gathered from the panels."""
+
+    def __init__(self, packed: PackedWeights, weight: nn.Parameter, original: Any) -> None:
+        super().__init__(packed, weight, original)
+        self.num_embeddings, self.embedding_dim = packed.columns, packed.depth
+        self._pairs = (
+            torch.from_numpy(packed.memory)
+            .view(torch.int32)
+            .view(-1, -(-packed.depth // (2 * STRIP)), PANEL // STRIP, STRIP, STRIP)
+        )  # [panel, block, strip, pair, column], two values each
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        """Return the weights of these ids: [...] -> [..., embedding_dim]; IndexError if there is none."""
+        if ids.numel() and not 0 <= int(ids.min()) <= int(ids.max()) < self.num_embeddings:
+            raise IndexError(f"ids must lie between 0 and {self.num_embeddings - 1}")
+        at = ids % PANEL
+        pairs = self._pairs[ids // PANEL, :, at // STRIP, :, at % STRIP]  # [..., block, pair]
+        return pairs.view(torch.bfloat16).flatten(-2)[..., : self.embedding_dim].contiguous()
+
+
+@contextmanager
+def observed_linears(model: nn.Module) -> Iterator[set[nn.Module]]:
+    """Yield a set; when the block ends it has the linear layers that were called in it, with one bf16 tensor each.
+
+    A layer that was called otherwise, or not at all, has weights that are used in other ways.
+    """
+    called, otherwise = set[nn.Module](), set[nn.Module]()
+
+    def note(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        plain = len(args) == 1 and not kwargs and type(args[0]) is torch.Tensor and args[0].dtype == torch.bfloat16
+        (called if plain else otherwise).add(module)
+
+    linears = [module for module in list(model.modules())[1:] if type(module) in LINEARS and is_plain(module)]
+    handles = [module.register_forward_pre_hook(note, with_kwargs=True) for module in linears]
+    try:
+        yield called
+    finally:
+        for handle in handles:
+            handle.remove()
+        called -= otherwise
+
+
+def pack_linears(model: nn.Module, kernel: LinearKernel, called: set[nn.Module]) -> list[str]:
+    """Replace what can be replaced of the layers `called`, which is empty afterwards: originals are freed one by one.
+
+    Returns notes on layers that were left because ours would compute something else.
+    """
+    places = _places(model)
+    users_of = _users_of_weights(model)
+    groups = [[*users_of[address]] for address in {_address(module) for module in called}]
+    users_of.clear()
+    called_ids = {id(module) for module in called}
+    called.clear()
+    notes = list[str]()
+    while groups:
+        users: list[Any] = groups.pop()
+        if _fit(users, called_ids):
+            notes += _replace(users, kernel, places)
+    packed = sum(isinstance(module, PackedLinear) for module in model.modules())
+    log.info("%d linear layers are packed", packed)
+    return notes
+
+
+def is_plain(module: nn.Module) -> bool:
+    """Whether a module computes nothing but its type's own product, of bf16 weights on the CPU."""
+    if any(module.__dict__.get(name) for name in HOOKS) or getattr(module, "max_norm", None) is not None:
+        return False
+    weight, bias = module._parameters.get("weight"), module._parameters.get("bias")
+    return (
+        weight is not None and weight.dim() == 2 and all(_is_bf16(each) for each in (weight, bias) if each is not None)
+    )
+
+
+def _is_bf16(tensor: torch.Tensor) -> bool:
+    plain = type(tensor) is nn.Parameter and type(tensor.data) is torch.Tensor and tensor.layout is torch.strided
+    return plain and tensor.device.type == "cpu" and tensor.dtype == torch.bfloat16 and tensor.is_contiguous()
+
+
+def _places(model: nn.Module) -> Places:
+    places: Places = {}
+    for path, parent in model.named_modules():
+        for name, child in parent._modules.items():
+            places.setdefault(id(child), []).append(Place(parent, name, f"{path}.{name}".lstrip(".")))
+    return places
+
+
+def _users_of_weights(model: nn.Module) -> dict[int, set[nn.Module]]:
+    """By address: the modules whose parameters or buffers are there."""
+    users: dict[int, set[nn.Module]] = {}
+    for module in model.modules():
+        for tensor in (*module._parameters.values(), *module._buffers.values()):
+            if isinstance(tensor, torch.Tensor) and type(tensor) in (torch.Tensor, nn.Parameter) and tensor.numel():
+                users.setdefault(tensor.data_ptr(), set()).add(module)
+    return users
+
+
+def _address(linear: Any) -> int:
+    return int(linear.weight.data_ptr())
+
+
+def _fit(users: Sequence[Any], called_ids: set[int]) -> bool:
+    """Whether modules that have the same weights can be replaced together: all use them, and in one way."""
+    types = {type(module) for module in users}
+    return (types == {Conv1D} or types <= {nn.Linear, nn.Embedding}) and all(
+        module.weight.shape == users[0].weight.shape
+        and (is_plain(module) if type(module) is nn.Embedding else id(module) in called_ids)
+        for module in users
+    )
+
+
+def _replace(users: Sequence[Any], kernel: LinearKernel, places: Places) -> list[str]:
+    """Pack the weights that these modules share, compare, put the new modules in place; return notes."""
+    weight = users[0].weight
+    linear = next(module for module in users if type(module) in LINEARS)
+    layout: Literal["depth first", "columns first"] = "depth first" if type(linear) is Conv1D else "columns first"
+    values = Matrix(weight.data_ptr(), len(weight), weight.shape[1], weight.stride(0))
+    packed = kernel.pack(values, layout=layout, threads=torch.get_num_threads())
+    nothing = nn.Parameter(torch.full((), torch.nan, dtype=weight.dtype).expand(weight.shape), requires_grad=False)
+    replacements: list[PackedLinear | PackedEmbedding] = []
+    for old in users:
+        embedding = type(old) is nn.Embedding
+        new = PackedEmbedding(packed, nothing, old) if embedding else PackedLinear(packed, nothing, old, kernel)
+        if not agrees(old, new):
+            return [f"{places[id(old)][0].path} is left to torch: our kernel gives other outputs"]
+        replacements.append(new)
+    for old, new in zip(users, replacements, strict=True):
+        for place in places[id(old)]:
+            setattr(place.parent, place.name, new)
+    return []
+
+
+def agrees(old: Any, new: PackedLinear | PackedEmbedding) -> bool:
+    """Whether two layers give the same outputs for a few random rows, to the rounding of bf16 and of fp32 sums."""
+    generator = torch.Generator().manual_seed(0)
+    with torch.inference_mode():
+        if isinstance(new, PackedEmbedding):
+            ids = torch.randint(new.num_embeddings, (64,), generator=generator)
+            return torch.equal(old(ids).view(torch.int16), new(ids).view(torch.int16))
+        rows = torch.randn(CHECKED_ROWS, new.packed.depth, generator=generator).to(torch.bfloat16)
+        theirs, ours = old(rows).float(), new(rows).float()
+        depth_axis = 0 if type(old) is Conv1D else 1
+        norms = torch.linalg.vector_norm(old.weight, dim=depth_axis, dtype=torch.float32)
+        sums = rows.float().norm(dim=1)[:, None] * norms + (0 if new.bias is None else new.bias.float().abs())
+        near = (ours - theirs).abs() <= OUTPUT_ULP * theirs.abs() + SUM_SHARE * sums
+        return bool((near | (ours == theirs) | (ours.isnan() & theirs.isnan())).all())
