@@ -5,12 +5,14 @@ from __future__ import annotations
 import gc
 import weakref
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
 from torch.nn.modules.module import register_module_forward_hook
+from transformers import AutoModelForCausalLM
 from transformers.pytorch_utils import Conv1D
 
 from rekindle.config import ModelSettings
@@ -144,6 +146,22 @@ def test_originals_are_freed(kernel: LinearKernel) -> None:
     gc.collect()
     assert [ref() for ref in held] == [None] * 4
     assert sum(module.packed.num_bytes for module in model) == 2 * 64 * 64 * 2  # type: ignore[union-attr]
+
+
+def test_the_file_of_weights_is_unmapped(kernel: LinearKernel, model_dir: Callable[..., Path]) -> None:
+    directory = model_dir("llama", "bf16")
+    model = AutoModelForCausalLM.from_pretrained(directory, dtype=BF16)
+    in_memory(model)
+    expected = reference_logits(model, random_ids(20))
+
+    def is_mapped() -> bool:
+        return str(directory) in Path("/proc/self/maps").read_text()
+
+    assert is_mapped()
+    pack(model, kernel, lambda: probe(model))
+    gc.collect()
+    assert not is_mapped()
+    assert float(row_errors(reference_logits(model, random_ids(20)), expected).mean()) < 0.1
 
 
 def test_a_tied_head_shares_its_memory_with_the_embedding(kernel: LinearKernel) -> None:

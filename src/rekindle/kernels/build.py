@@ -37,7 +37,7 @@ COMPILE = (
     *("-O3", "-std=c++17", "-fopenmp", "-fPIC", "-fvisibility=hidden", "-fno-math-errno", "-ffp-contract=off"),
     "-fno-exceptions",
     *("-Wall", "-Wextra", "-Wno-psabi", "-Wno-ignored-attributes"),
-    "-Wno-maybe-uninitialized",  # gcc 12 warns of its own intrinsics
+    *("-Wno-uninitialized", "-Wno-maybe-uninitialized"),  # gcc 12 warns of its own intrinsics
 )
 # Without exceptions, and while no source allocates by `new` or std::vector, a library needs nothing of C++ at run time:
 # libc and libm of any age are enough. With a std::vector and the static libstdc++ of Debian 12 it needs glibc 2.36.

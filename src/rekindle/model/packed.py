@@ -12,6 +12,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -145,8 +146,9 @@ def pack_linears(model: nn.Module, kernel: LinearKernel, called: set[nn.Module])
         users: list[Any] = groups.pop()
         if _fit(users, called_ids):
             notes += _replace(users, kernel, places)
-    packed = sum(isinstance(module, PackedLinear) for module in model.modules())
-    log.info("%d linear layers are packed", packed)
+    packed = [module.packed for module in model.modules() if isinstance(module, PackedLinear)]
+    log.info("%d linear layers are packed", len(packed))
+    _release_files(model, sum({each.address: each.num_bytes for each in packed}.values()))
     return notes
 
 
@@ -218,6 +220,31 @@ def _replace(users: Sequence[Any], kernel: LinearKernel, places: Places) -> list
     return []
 
 
+def _release_files(model: nn.Module, packed_bytes: int) -> None:
+    """Copy what still lies in mapped files of weights, so that these are unmapped, if it is less than what was packed.
+
+    Otherwise the pages that were packed stay resident, though the system may take them, until the process ends.
+    """
+    mapped = _mapped_ranges()
+    left = [
+        tensor
+        for tensor in {id(each): each for each in (*model.parameters(), *model.buffers())}.values()
+        if tensor.device.type == "cpu" and any(start <= tensor.data_ptr() < end for start, end in mapped)
+    ]
+    if sum(tensor.nbytes for tensor in left) < packed_bytes:
+        for tensor in left:
+            tensor.data = tensor.data.clone()
+
+
+def _mapped_ranges(maps: Path = Path("/proc/self/maps")) -> list[tuple[int, int]]:
+    """Addresses of the files of weights that this process maps."""
+    if not maps.is_file():
+        return []
+    lines = [line.split(maxsplit=5) for line in maps.read_text("utf-8", "replace").splitlines()]
+    ranges = [line[0].split("-") for line in lines if line[-1].rstrip().endswith(".safetensors")]
+    return [(int(start, 16), int(end, 16)) for start, end in ranges]
+
+
 def agrees(old: Any, new: PackedLinear | PackedEmbedding) -> bool:
     """Whether two layers give the same outputs for a few random rows, to the rounding of bf16 and of fp32 sums."""
     generator = torch.Generator().manual_seed(0)
@@ -228,7 +255,7 @@ def agrees(old: Any, new: PackedLinear | PackedEmbedding) -> bool:
         rows = torch.randn(CHECKED_ROWS, new.packed.depth, generator=generator).to(torch.bfloat16)
         theirs, ours = old(rows).float(), new(rows).float()
         depth_axis = 0 if type(old) is Conv1D else 1
-        norms = torch.linalg.vector_norm(old.weight, dim=depth_axis, dtype=torch.float32)
+        norms = torch.linalg.vector_norm(old.weight, dim=depth_axis).float()
         sums = rows.float().norm(dim=1)[:, None] * norms + (0 if new.bias is None else new.bias.float().abs())
         near = (ours - theirs).abs() <= OUTPUT_ULP * theirs.abs() + SUM_SHARE * sums
         return bool((near | (ours == theirs) | (ours.isnan() & theirs.isnan())).all())

@@ -102,6 +102,30 @@ void multiply_block(const Job& job, int64_t first, int64_t rows) {
   }
 }
 
+void pack_block(const uint16_t* from, int64_t column_stride, int64_t depth_stride, int64_t width, int64_t steps,
+                uint16_t* block) {
+  memset(block, 0, panel::BLOCK_VALUES * sizeof(uint16_t));
+  for (int64_t n = 0; n < width; n++) {
+    uint16_t* to = block + n / panel::STRIP * panel::STRIP_VALUES + n % panel::STRIP * 2;
+    for (int64_t k = 0; k < steps; k++) {
+      to[k / 2 * 2 * panel::STRIP + k % 2] = from[n * column_stride + k * depth_stride];
+    }
+  }
+}
+
+// 64 columns whose 32 values each lie side by side: words are transposed in registers.
+void pack_whole_block(const uint16_t* from, int64_t column_stride, uint16_t* block) {
+  const int64_t stride = column_stride * (int64_t)sizeof(uint16_t);
+  for (int n = 0; n < panel::COLUMNS; n += simd::LANES) {
+    uint16_t* to = block + n / panel::STRIP * panel::STRIP_VALUES + n % panel::STRIP * 2;
+    for (int pair = 0; pair < panel::DEPTH / 2; pair += 8) {
+      simd::Bits words[8];
+      simd::load_transposed((const uint8_t*)(from + n * column_stride + 2 * pair), stride, words);
+      UNROLL for (int i = 0; i < 8; i++) simd::store_bits(to + (pair + i) * 2 * panel::STRIP, words[i]);
+    }
+  }
+}
+
 }  // namespace
 
 extern "C" int64_t rk_packed_bytes(int32_t, int64_t columns, int64_t depth) {
@@ -115,13 +139,13 @@ extern "C" void rk_pack(int32_t, const uint16_t* weights, int64_t column_stride,
   for (int64_t i = 0; i < count; i++) {
     uint16_t* block = (uint16_t*)packed + i * panel::BLOCK_VALUES;
     const int64_t column = i / blocks * panel::COLUMNS, first = i % blocks * panel::DEPTH;
-    const int width = (int)std::min<int64_t>(panel::COLUMNS, columns - column);
-    const int steps = (int)std::min<int64_t>(panel::DEPTH, depth - first);
-    if (width < panel::COLUMNS || steps < panel::DEPTH) memset(block, 0, panel::BLOCK_VALUES * sizeof(uint16_t));
-    for (int n = 0; n < width; n++) {
-      const uint16_t* from = weights + (column + n) * column_stride + first * depth_stride;
-      uint16_t* to = block + n / panel::STRIP * panel::STRIP_VALUES + n % panel::STRIP * 2;
-      for (int k = 0; k < steps; k++) to[k / 2 * 2 * panel::STRIP + k % 2] = from[k * depth_stride];
+    const int64_t width = std::min<int64_t>(panel::COLUMNS, columns - column);
+    const int64_t steps = std::min<int64_t>(panel::DEPTH, depth - first);
+    const uint16_t* from = weights + column * column_stride + first * depth_stride;
+    if (width == panel::COLUMNS && steps == panel::DEPTH && depth_stride == 1) {
+      pack_whole_block(from, column_stride, block);
+    } else {
+      pack_block(from, column_stride, depth_stride, width, steps, block);
     }
   }
 }
