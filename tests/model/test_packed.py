@@ -18,9 +18,17 @@ from transformers.pytorch_utils import Conv1D
 from rekindle.config import ModelSettings
 from rekindle.kernels import build, library
 from rekindle.kernels.linear import LinearKernel
+from rekindle.model.experts import pack_experts, padded_experts
 from rekindle.model.geometry import probe
 from rekindle.model.load import load_model
-from rekindle.model.packed import PackedEmbedding, PackedLinear, agrees, observed_linears, pack_linears
+from rekindle.model.packed import (
+    PackedEmbedding,
+    PackedLinear,
+    agrees,
+    observed_linears,
+    pack_linears,
+    release_files,
+)
 from rekindle.model.selftest import self_test
 from rekindle.model.trial import row_errors, trial_forward
 from tests.kernels.native import needs_compiler, runnable
@@ -58,8 +66,9 @@ def kernel(tmp_path_factory: pytest.TempPathFactory) -> LinearKernel:
 def pack(model: Any, kernel: LinearKernel, run: Callable[[], Any]) -> list[str]:
     with observed_linears(model) as called, torch.inference_mode():
         run()
-    notes = pack_linears(model, kernel, called)
+    notes = [*pack_linears(model, kernel, called), *pack_experts(model, kernel)]
     assert not called
+    release_files(model)
     return notes
 
 
@@ -102,6 +111,38 @@ def test_a_model_is_served_with_the_same_bits_on_every_path(kernel: LinearKernel
     together = bench.forward(("a", ids), ("b", ids[:7]))
     alone = bench.forward(("c", ids[:7]))
     assert torch.equal(together[1], alone[0])
+
+
+@pytest.mark.parametrize("kind", MIXTURES)
+def test_experts_are_packed_one_by_one_and_freed(kernel: LinearKernel, kind: str) -> None:
+    model = tiny_model(kind, BF16)
+    in_memory(model)
+
+    def layers() -> list[Any]:
+        return [module for module in model.modules() if hasattr(module, "has_post_expert_norm")]
+
+    rows = torch.randn(9, 64).to(BF16)
+    chosen, weights = torch.randint(4, (9, 2)), torch.rand(9, 2).to(BF16)
+    with torch.inference_mode():
+        expected = [padded_experts(layer, rows, chosen, weights) for layer in layers()]
+    held = [weakref.ref(layer.down_proj) for layer in layers()]
+    numbers = [parameter.numel() for parameter in model.parameters()]
+    assert pack_experts(model, kernel) == []
+    gc.collect()
+    assert len(held) == 3 and not any(ref() is not None for ref in held)
+    assert [parameter.numel() for parameter in model.parameters()] == numbers
+    for layer, theirs in zip(layers(), expected, strict=True):
+        assert layer.gate_up_proj.isnan().all() and layer.down_proj.isnan().all()
+        with torch.inference_mode():
+            ours = padded_experts(layer, rows, chosen, weights)
+            alone = torch.cat(
+                [
+                    padded_experts(layer, *each)
+                    for each in zip(*(x.split(1) for x in (rows, chosen, weights)), strict=True)
+                ]
+            )
+        torch.testing.assert_close(ours, theirs, rtol=0.02, atol=float(0.02 * theirs.float().std()))
+        assert torch.equal(ours, alone)
 
 
 def test_a_row_does_not_depend_on_company_or_strides(kernel: LinearKernel) -> None:

@@ -2,18 +2,36 @@
 
 The usual implementations multiply as many rows as happen to be routed to an expert, and products with fewer than four
 rows give other bits. Here each expert's rows are padded to a multiple of four. For CPUs only: it loops over experts.
+Owns how these are packed for our kernels, expert by expert.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
+from rekindle.kernels.linear import LinearKernel, PackedWeights
 from rekindle.kv.plan import ROW_MULTIPLE
+from rekindle.model.packed import Layout, checked_rows, is_bf16, multiply, near, pack, placeholder
 
 EXPERTS_NAME = "rekindle"
+PROJECTIONS = ("gate_up_proj", "up_proj", "down_proj")
+PACKED_NAME = "rekindle_packed"  # of the attribute of a module: projection -> PackedExperts
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PackedExperts:
+    """One projection of every expert of a layer."""
+
+    kernel: LinearKernel
+    weights: tuple[PackedWeights, ...]
+
+    def product(self, expert: int, rows: torch.Tensor) -> torch.Tensor:
+        """Multiply rows [rows, depth] by one expert's weights."""
+        return multiply(self.kernel, self.weights[expert], rows)
 
 
 def padded_experts(
@@ -42,9 +60,64 @@ def _one_expert(module: Any, expert: int, rows: torch.Tensor) -> torch.Tensor:
 
 
 def _product(module: Any, name: str, expert: int, rows: torch.Tensor) -> torch.Tensor:
-    weight = getattr(module, name)[expert]
-    product = rows @ weight if module.is_transposed else torch.nn.functional.linear(rows, weight)
+    packed = getattr(module, PACKED_NAME, {}).get(name)
+    product = _torch_product(module, name, expert, rows) if packed is None else packed.product(expert, rows)
     return product + getattr(module, f"{name}_bias")[expert] if module.has_bias else product
+
+
+def _torch_product(module: Any, name: str, expert: int, rows: torch.Tensor) -> torch.Tensor:
+    weight = getattr(module, name)[expert]
+    return rows @ weight if module.is_transposed else torch.nn.functional.linear(rows, weight)
+
+
+def pack_experts(model: Any, kernel: LinearKernel) -> list[str]:
+    """Pack the bf16 experts of layers that compute by `padded_experts`; their weights are freed layer by layer.
+
+    Returns notes on projections that were left because ours would compute something else.
+    """
+    notes = list[str]()
+    for path, module in model.named_modules():
+        config = getattr(module, "config", None)
+        if hasattr(module, "has_post_expert_norm") and getattr(config, "_experts_implementation", "") == EXPERTS_NAME:
+            notes += [
+                f"{path}.{name} is left to torch: our kernel gives other outputs" for name in _pack(module, kernel)
+            ]
+    return notes
+
+
+def _pack(module: Any, kernel: LinearKernel) -> list[str]:
+    """Pack the projections of one layer; return the names of those that would compute something else."""
+    packed: dict[str, PackedExperts] = {}
+    different = []
+    for name in PROJECTIONS:
+        weights = module._parameters.get(name)
+        if weights is None or weights.dim() != 3 or not is_bf16(weights):
+            continue
+        layout: Layout = "depth first" if module.is_transposed else "columns first"
+        made = PackedExperts(kernel, tuple(pack(kernel, each, layout) for each in weights.detach()))
+        if _agrees(module, name, made):
+            packed[name] = made
+            module._parameters[name] = placeholder(weights)
+        else:
+            different.append(name)
+    setattr(module, PACKED_NAME, packed)
+    return different
+
+
+def _agrees(module: Any, name: str, packed: PackedExperts) -> bool:
+    """Whether every expert's product with a few random rows is that of torch, to the rounding."""
+    weights = getattr(module, name)
+    rows = checked_rows(packed.weights[0].depth)
+    with torch.inference_mode():
+        return all(
+            near(
+                packed.product(expert, rows),
+                _torch_product(module, name, expert, rows),
+                rows,
+                weight.T if module.is_transposed else weight,
+            )
+            for expert, weight in enumerate(weights)
+        )
 
 
 def use_padded_experts(model: Any) -> bool:

@@ -111,10 +111,13 @@ def choose_kernels(settings: ModelSettings) -> library.KernelChoice:
 
 
 def use_kernels(model: Any, kernels: library.KernelChoice, called: set[torch.nn.Module]) -> list[str]:
-    """Pack the weights of the linear layers that were called; return notes on what is not as fast as it could be."""
+    """Pack the linear layers that were called, and experts; return notes on what is not as fast as it could be."""
     if kernels.library is None:
         return [f"kernels: {kernels}"] if kernels.why_not else []
-    return packed.pack_linears(model, LinearKernel(kernels.library), called)
+    kernel = LinearKernel(kernels.library)
+    notes = [*packed.pack_linears(model, kernel, called), *experts.pack_experts(model, kernel)]
+    packed.release_files(model)
+    return notes
 
 
 def _proved(

@@ -39,6 +39,7 @@ class Place(NamedTuple):
     path: str
 
 
+Layout = Literal["columns first", "depth first"]
 Places = dict[int, list[Place]]  # by id of the module
 
 
@@ -69,22 +70,7 @@ class PackedLinear(PackedModule):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Multiply by the weights, add the bias, round once; RuntimeError if `x` is not bf16."""
-        packed = self.packed
-        if x.dtype is not torch.bfloat16 or x.shape[-1] != packed.depth:
-            raise RuntimeError(f"rows of {packed.depth} bf16 values are needed, not {x.dtype} {tuple(x.shape)}")
-        rows = x.reshape(-1, packed.depth)
-        if rows.stride(1) != 1:
-            rows = rows.contiguous()
-        out = x.new_empty(*x.shape[:-1], packed.columns)
-        if len(rows):
-            self._kernel.multiply(
-                packed,
-                Matrix(rows.data_ptr(), len(rows), packed.depth, rows.stride(0)),
-                Matrix(out.data_ptr(), len(rows), packed.columns, packed.columns),
-                bias=None if self.bias is None else self.bias.data_ptr(),
-                threads=torch.get_num_threads(),
-            )
-        return out
+        return multiply(self._kernel, self.packed, x, self.bias)
 
 
 class PackedEmbedding(PackedModule):
@@ -106,6 +92,42 @@ class PackedEmbedding(PackedModule):
         at = ids % PANEL
         pairs = self._pairs[ids // PANEL, :, at // STRIP, :, at % STRIP]  # [..., block, pair]
         return pairs.view(torch.bfloat16).flatten(-2)[..., : self.embedding_dim].contiguous()
+
+
+def multiply(
+    kernel: LinearKernel, packed: PackedWeights, x: torch.Tensor, bias: torch.Tensor | None = None
+) -> torch.Tensor:
+    """Multiply bf16 rows [..., depth] by packed weights, add the bias, round once: [..., columns] in bf16.
+
+    RuntimeError if `x` is not bf16 or its rows have another length.
+    """
+    if x.dtype is not torch.bfloat16 or x.shape[-1] != packed.depth:
+        raise RuntimeError(f"rows of {packed.depth} bf16 values are needed, not {x.dtype} {tuple(x.shape)}")
+    rows = x.reshape(-1, packed.depth)
+    if rows.stride(1) != 1:
+        rows = rows.contiguous()
+    out = x.new_empty(*x.shape[:-1], packed.columns)
+    if len(rows):
+        kernel.multiply(
+            packed,
+            Matrix(rows.data_ptr(), len(rows), packed.depth, rows.stride(0)),
+            Matrix(out.data_ptr(), len(rows), packed.columns, packed.columns),
+            bias=None if bias is None else bias.data_ptr(),
+            threads=torch.get_num_threads(),
+        )
+    return out
+
+
+def pack(kernel: LinearKernel, weight: torch.Tensor, layout: Layout) -> PackedWeights:
+    """Pack contiguous bf16 weights, [columns, depth] or [depth, columns]."""
+    values = Matrix(weight.data_ptr(), len(weight), weight.shape[1], weight.stride(0))
+    return kernel.pack(values, layout=layout, threads=torch.get_num_threads())
+
+
+def placeholder(weight: torch.Tensor) -> nn.Parameter:
+    """A parameter with the shape, dtype and device of packed weights; its values are NaN and take no memory."""
+    nothing = torch.full((), torch.nan, dtype=weight.dtype, device=weight.device)
+    return nn.Parameter(nothing.expand(weight.shape), requires_grad=False)
 
 
 @contextmanager
@@ -146,9 +168,7 @@ def pack_linears(model: nn.Module, kernel: LinearKernel, called: set[nn.Module])
         users: list[Any] = groups.pop()
         if _fit(users, called_ids):
             notes += _replace(users, kernel, places)
-    packed = [module.packed for module in model.modules() if isinstance(module, PackedLinear)]
-    log.info("%d linear layers are packed", len(packed))
-    _release_files(model, sum({each.address: each.num_bytes for each in packed}.values()))
+    log.info("%d linear layers are packed", sum(isinstance(module, PackedLinear) for module in model.modules()))
     return notes
 
 
@@ -158,11 +178,12 @@ def is_plain(module: nn.Module) -> bool:
         return False
     weight, bias = module._parameters.get("weight"), module._parameters.get("bias")
     return (
-        weight is not None and weight.dim() == 2 and all(_is_bf16(each) for each in (weight, bias) if each is not None)
+        weight is not None and weight.dim() == 2 and all(is_bf16(each) for each in (weight, bias) if each is not None)
     )
 
 
-def _is_bf16(tensor: torch.Tensor) -> bool:
+def is_bf16(tensor: torch.Tensor) -> bool:
+    """Whether a parameter is nothing but bf16 values, contiguous, on the CPU."""
     plain = type(tensor) is nn.Parameter and type(tensor.data) is torch.Tensor and tensor.layout is torch.strided
     return plain and tensor.device.type == "cpu" and tensor.dtype == torch.bfloat16 and tensor.is_contiguous()
 
@@ -203,10 +224,8 @@ def _replace(users: Sequence[Any], kernel: LinearKernel, places: Places) -> list
     """Pack the weights that these modules share, compare, put the new modules in place; return notes."""
     weight = users[0].weight
     linear = next(module for module in users if type(module) in LINEARS)
-    layout: Literal["depth first", "columns first"] = "depth first" if type(linear) is Conv1D else "columns first"
-    values = Matrix(weight.data_ptr(), len(weight), weight.shape[1], weight.stride(0))
-    packed = kernel.pack(values, layout=layout, threads=torch.get_num_threads())
-    nothing = nn.Parameter(torch.full((), torch.nan, dtype=weight.dtype).expand(weight.shape), requires_grad=False)
+    layout: Layout = "depth first" if type(linear) is Conv1D else "columns first"
+    packed, nothing = pack(kernel, weight, layout), placeholder(weight)
     replacements: list[PackedLinear | PackedEmbedding] = []
     for old in users:
         embedding = type(old) is nn.Embedding
@@ -220,8 +239,8 @@ def _replace(users: Sequence[Any], kernel: LinearKernel, places: Places) -> list
     return []
 
 
-def _release_files(model: nn.Module, packed_bytes: int) -> None:
-    """Copy what still lies in mapped files of weights, so that these are unmapped, if it is less than what was packed.
+def release_files(model: nn.Module) -> None:
+    """Copy what still lies in mapped files of weights, if less than half of the model, so that these are unmapped.
 
     Otherwise the pages that were packed stay resident, though the system may take them, until the process ends.
     """
@@ -231,7 +250,7 @@ def _release_files(model: nn.Module, packed_bytes: int) -> None:
         for tensor in {id(each): each for each in (*model.parameters(), *model.buffers())}.values()
         if tensor.device.type == "cpu" and any(start <= tensor.data_ptr() < end for start, end in mapped)
     ]
-    if sum(tensor.nbytes for tensor in left) < packed_bytes:
+    if 2 * sum(tensor.nbytes for tensor in left) < sum(each.nbytes for each in model.parameters()):
         for tensor in left:
             tensor.data = tensor.data.clone()
 
@@ -247,15 +266,32 @@ def _mapped_ranges(maps: Path = Path("/proc/self/maps")) -> list[tuple[int, int]
 
 def agrees(old: Any, new: PackedLinear | PackedEmbedding) -> bool:
     """Whether two layers give the same outputs for a few random rows, to the rounding of bf16 and of fp32 sums."""
-    generator = torch.Generator().manual_seed(0)
     with torch.inference_mode():
         if isinstance(new, PackedEmbedding):
+            generator = torch.Generator().manual_seed(0)
             ids = torch.randint(new.num_embeddings, (64,), generator=generator)
             return torch.equal(old(ids).view(torch.int16), new(ids).view(torch.int16))
-        rows = torch.randn(CHECKED_ROWS, new.packed.depth, generator=generator).to(torch.bfloat16)
-        theirs, ours = old(rows).float(), new(rows).float()
-        depth_axis = 0 if type(old) is Conv1D else 1
-        norms = torch.linalg.vector_norm(old.weight, dim=depth_axis).float()
-        sums = rows.float().norm(dim=1)[:, None] * norms + (0 if new.bias is None else new.bias.float().abs())
-        near = (ours - theirs).abs() <= OUTPUT_ULP * theirs.abs() + SUM_SHARE * sums
-        return bool((near | (ours == theirs) | (ours.isnan() & theirs.isnan())).all())
+        rows = checked_rows(new.packed.depth)
+        return near(new(rows), old(rows), rows, old.weight.T if type(old) is Conv1D else old.weight, new.bias)
+
+
+def checked_rows(depth: int) -> torch.Tensor:
+    """A few random rows, always the same."""
+    generator = torch.Generator().manual_seed(0)
+    return torch.randn(CHECKED_ROWS, depth, generator=generator).to(torch.bfloat16)
+
+
+def near(
+    ours: torch.Tensor,
+    theirs: torch.Tensor,
+    rows: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None = None,
+) -> bool:
+    """Whether two products of rows and weight [columns, depth] differ by no more than roundings; NaN equals NaN."""
+    ours, theirs = ours.float(), theirs.float()
+    sums = rows.float().norm(dim=1)[:, None] * torch.linalg.vector_norm(weight, dim=1).float()
+    if bias is not None:
+        sums = sums + bias.float().abs()
+    near = (ours - theirs).abs() <= OUTPUT_ULP * theirs.abs() + SUM_SHARE * sums
+    return bool((near | (ours == theirs) | (ours.isnan() & theirs.isnan())).all())
