@@ -19,7 +19,7 @@ constexpr int STRIP_VECS = panel::STRIP / LANES;
 
 #if defined(__AVX512BF16__)
 
-using Staged = uint16_t;  // a pair of an input row is multiplied as one word
+using Staged = uint16_t;        // a pair of an input row is multiplied as one word
 constexpr int MOST_ALONE = 12;  // rows of a call that are not cut into groups: its weights are read from memory once
 constexpr int strips_at_once(int rows) { return rows <= MOST_ROWS ? 4 : 2; }
 

@@ -22,8 +22,8 @@ int32_t rk_interface(void);
 /* Asks the system for what this library's instructions need; 1 if they may be used. Call it before anything else. */
 int32_t rk_start(void);
 
-/* Formats of numbers. */
-enum { RK_BF16 = 0, RK_FP32 = 1 };
+/* Formats of numbers; RK_Q4H is that of K and V in 4 bits. */
+enum { RK_BF16 = 0, RK_FP32 = 1, RK_Q4H = 2 };
 
 /* Packed weights of a linear layer, out = in * weights^T: how many bytes (RK_BF16 only, for now), and the packing.
  *
@@ -39,7 +39,7 @@ typedef struct {
   int32_t format;        /* of the packed weights */
   int32_t output_format; /* RK_BF16: rounded once, bias included; or RK_FP32 */
   const void* packed;
-  const uint16_t* bias; /* bf16 [columns], or NULL */
+  const uint16_t* bias;  /* bf16 [columns], or NULL */
   const uint16_t* input; /* bf16 */
   void* output;
   int64_t rows, columns, depth;
@@ -47,6 +47,65 @@ typedef struct {
 } rk_linear_call;
 
 void rk_linear(const rk_linear_call* call, int32_t threads);
+
+/* Where a layer keeps K and V: block b at blocks + b * block_bytes, its sections at these offsets.
+ *
+ * K and V have a format each, RK_Q4H or RK_BF16 (without scales). Shapes are those of rekindle.spec. RK_Q4H: dimensions
+ * are multiples of 16, at most 512 (at most 256 for those of V that are no multiples of 32). RK_BF16: even, at most
+ * 512.
+ */
+typedef struct {
+  uint8_t* blocks;
+  const float* signs; /* [512], of the rotation */
+  int64_t block_bytes, block_tokens, kv_heads;
+  int64_t k, k_scales, k_dim;
+  int64_t v, v_scales, v_dim;
+  int32_t k_format, v_format;
+} rk_layer;
+
+/* Rows of bf16 values for every head; strides are numbers of values from row to row and from head to head. */
+typedef struct {
+  const uint16_t* values;
+  int64_t row_stride, head_stride;
+} rk_rows;
+
+/* Stores K and V of `rows` rows: row r at token offsets[r] of block blocks[r], or nowhere where that is negative.
+ *
+ * worst: fp32 [rows], raised to the largest magnitude in the row, infinity or NaN if there is one. Values that are not
+ * finite are stored as some that are.
+ */
+typedef struct {
+  int64_t rows;
+  const int32_t* blocks;
+  const int32_t* offsets;
+  rk_rows k, v;
+  float* worst;
+} rk_write_call;
+
+void rk_write(const rk_layer* layer, const rk_write_call* call, int32_t threads);
+
+/* Rows start .. start + rows of a sequence, which are the call's rows from `row` on; blocks[i] holds its tokens from
+ * i * block_tokens on, up to the last row's at least. */
+typedef struct {
+  const int32_t* blocks;
+  int64_t start, rows, row;
+} rk_span;
+
+/* Causal attention of every span to what is stored of its sequence, up to the row itself.
+ *
+ * output: bf16 [rows][heads][v_dim]. window: how many tokens a row sees, itself included, or 0 for all. softcap: 0 for
+ * none. sinks: fp32 [heads], or NULL.
+ */
+typedef struct {
+  const rk_span* spans;
+  int64_t num_spans, heads, window;
+  rk_rows q;
+  uint16_t* output;
+  const float* sinks;
+  float scaling, softcap;
+} rk_attend_call;
+
+void rk_attend(const rk_layer* layer, const rk_attend_call* call, int32_t threads);
 
 #ifdef __cplusplus
 }

@@ -1,7 +1,7 @@
 // Vectors of 32-bit lanes: one definition for each instruction set, the same words in all of them.
 //
-// A `Vec` holds floats. A `Bits` holds 32-bit words: integers, pairs of bf16 (the first in the low half), or four bytes.
-// Every operation rounds the same way for the same lane, whatever is in the others.
+// A `Vec` holds floats. A `Bits` holds 32-bit words: integers, pairs of bf16 (the first in the low half), or four
+// bytes. Every operation rounds the same way for the same lane, whatever is in the others.
 #pragma once
 
 #include <immintrin.h>
@@ -58,8 +58,8 @@ INLINE Bits lane_numbers() { return _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8,
 // Lanes first <= lane < end of `a`, `other` in the rest.
 INLINE Vec within(int first, int end, Vec a, Vec other) {
   const Bits lane = lane_numbers();
-  const __mmask16 chosen = _mm512_cmpge_epi32_mask(lane, _mm512_set1_epi32(first)) &
-                           _mm512_cmplt_epi32_mask(lane, _mm512_set1_epi32(end));
+  const __mmask16 chosen =
+      _mm512_cmpge_epi32_mask(lane, _mm512_set1_epi32(first)) & _mm512_cmplt_epi32_mask(lane, _mm512_set1_epi32(end));
   return _mm512_mask_blend_ps(chosen, other, a);
 }
 
@@ -79,7 +79,8 @@ INLINE void load_transposed(const uint8_t* p, int64_t stride, Bits (&out)[8]) {
   Bits a[8], b[8];
   UNROLL for (int i = 0; i < 8; i++) {
     const __m256i low = _mm256_loadu_si256((const __m256i*)(p + i * stride));
-    a[i] = _mm512_inserti64x4(_mm512_castsi256_si512(low), _mm256_loadu_si256((const __m256i*)(p + (i + 8) * stride)), 1);
+    a[i] =
+        _mm512_inserti64x4(_mm512_castsi256_si512(low), _mm256_loadu_si256((const __m256i*)(p + (i + 8) * stride)), 1);
   }
   UNROLL for (int i = 0; i < 4; i++) {
     b[2 * i] = _mm512_unpacklo_epi32(a[2 * i], a[2 * i + 1]);
@@ -92,14 +93,15 @@ INLINE void load_transposed(const uint8_t* p, int64_t stride, Bits (&out)[8]) {
     }
   }
   // Now a[j] holds word j of tokens 0..3 and word 4 + j, and the same of tokens 8..11; a[4 + j] of tokens 4..7, 12..15.
-  const __m512i first = _mm512_setr_epi64(0, 1, 8, 9, 4, 5, 12, 13), second = _mm512_setr_epi64(2, 3, 10, 11, 6, 7, 14, 15);
+  const __m512i first = _mm512_setr_epi64(0, 1, 8, 9, 4, 5, 12, 13),
+                second = _mm512_setr_epi64(2, 3, 10, 11, 6, 7, 14, 15);
   UNROLL for (int j = 0; j < 4; j++) {
     out[j] = _mm512_permutex2var_epi64(a[j], first, a[4 + j]);
     out[4 + j] = _mm512_permutex2var_epi64(a[j], second, a[4 + j]);
   }
 }
 
-INLINE Vec exp2_of_integer(Vec p, Vec n) { return _mm512_scalef_ps(p, n); }  // p * 2^n
+INLINE Bits to_exponent(Vec n) { return _mm512_slli_epi32(_mm512_cvtps_epi32(n), 23); }
 
 INLINE Vec load_bf16(const uint16_t* p) {
   return as_floats(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)p)), 16));
@@ -120,9 +122,10 @@ INLINE Vec dot(Vec acc, Bits a, Bits b) {
 
 // bf16 pairs 2 * code - 15 of the codes in the lowest nibbles of both halves of each word.
 INLINE Bits levels(Bits words) {
-  alignas(64) static constexpr uint16_t TABLE[32] = {
-      0xc170, 0xc150, 0xc130, 0xc110, 0xc0e0, 0xc0a0, 0xc040, 0xbf80, 0x3f80, 0x4040, 0x40a0, 0x40e0, 0x4110, 0x4130, 0x4150, 0x4170,
-      0xc170, 0xc150, 0xc130, 0xc110, 0xc0e0, 0xc0a0, 0xc040, 0xbf80, 0x3f80, 0x4040, 0x40a0, 0x40e0, 0x4110, 0x4130, 0x4150, 0x4170};
+  alignas(64) static constexpr uint16_t TABLE[32] = {0xc170, 0xc150, 0xc130, 0xc110, 0xc0e0, 0xc0a0, 0xc040, 0xbf80,
+                                                     0x3f80, 0x4040, 0x40a0, 0x40e0, 0x4110, 0x4130, 0x4150, 0x4170,
+                                                     0xc170, 0xc150, 0xc130, 0xc110, 0xc0e0, 0xc0a0, 0xc040, 0xbf80,
+                                                     0x3f80, 0x4040, 0x40a0, 0x40e0, 0x4110, 0x4130, 0x4150, 0x4170};
   return _mm512_permutexvar_epi16(words, _mm512_load_si512(TABLE));
 }
 
@@ -210,9 +213,7 @@ INLINE void load_transposed(const uint8_t* p, int64_t stride, Bits (&out)[8]) {
   }
 }
 
-INLINE Vec exp2_of_integer(Vec p, Vec n) {
-  return as_floats(_mm256_add_epi32(as_bits(p), _mm256_slli_epi32(_mm256_cvtps_epi32(n), 23)));
-}
+INLINE Bits to_exponent(Vec n) { return _mm256_slli_epi32(_mm256_cvtps_epi32(n), 23); }
 
 INLINE Vec load_bf16(const uint16_t* p) {
   return as_floats(_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i*)p)), 16));
@@ -224,10 +225,12 @@ INLINE Bits to_upper_bf16(Vec x) {
   const Bits up = _mm256_add_epi32(bits, _mm256_add_epi32(odd, _mm256_set1_epi32(0x7fff)));
   const Vec nan = _mm256_cmp_ps(x, x, _CMP_UNORD_Q);
   const Bits quiet = _mm256_or_si256(bits, _mm256_set1_epi32(0x00400000));
-  return _mm256_and_si256(as_bits(_mm256_blendv_ps(as_floats(up), as_floats(quiet), nan)), _mm256_set1_epi32((int)0xffff0000));
+  return _mm256_and_si256(as_bits(_mm256_blendv_ps(as_floats(up), as_floats(quiet), nan)),
+                          _mm256_set1_epi32((int)0xffff0000));
 }
 INLINE Bits narrow(Vec low, Vec high) {
-  const Bits packed = _mm256_packus_epi32(_mm256_srli_epi32(to_upper_bf16(low), 16), _mm256_srli_epi32(to_upper_bf16(high), 16));
+  const Bits packed =
+      _mm256_packus_epi32(_mm256_srli_epi32(to_upper_bf16(low), 16), _mm256_srli_epi32(to_upper_bf16(high), 16));
   return _mm256_permute4x64_epi64(packed, 0xd8);
 }
 INLINE void store_bf16(uint16_t* p, Vec x) { _mm_storeu_si128((__m128i*)p, _mm256_castsi256_si128(narrow(x, x))); }
@@ -238,13 +241,16 @@ INLINE Vec dot(Vec acc, Bits a, Bits b) {
 }
 
 INLINE Bits levels(Bits words) {
-  const __m256i low_bytes = _mm256_broadcastsi128_si256(
-      _mm_setr_epi8(0x70, 0x50, 0x30, 0x10, (char)0xe0, (char)0xa0, 0x40, (char)0x80, (char)0x80, 0x40, (char)0xa0, (char)0xe0, 0x10, 0x30, 0x50, 0x70));
-  const __m256i high_bytes = _mm256_broadcastsi128_si256(_mm_setr_epi8((char)0xc1, (char)0xc1, (char)0xc1, (char)0xc1, (char)0xc0, (char)0xc0, (char)0xc0,
-                                                                       (char)0xbf, 0x3f, 0x40, 0x40, 0x40, 0x41, 0x41, 0x41, 0x41));
+  const __m256i low_bytes =
+      _mm256_broadcastsi128_si256(_mm_setr_epi8(0x70, 0x50, 0x30, 0x10, (char)0xe0, (char)0xa0, 0x40, (char)0x80,
+                                                (char)0x80, 0x40, (char)0xa0, (char)0xe0, 0x10, 0x30, 0x50, 0x70));
+  const __m256i high_bytes = _mm256_broadcastsi128_si256(_mm_setr_epi8((char)0xc1, (char)0xc1, (char)0xc1, (char)0xc1,
+                                                                       (char)0xc0, (char)0xc0, (char)0xc0, (char)0xbf,
+                                                                       0x3f, 0x40, 0x40, 0x40, 0x41, 0x41, 0x41, 0x41));
   const Bits codes = _mm256_and_si256(words, _mm256_set1_epi32(0x000f000f));
   const Bits low = _mm256_shuffle_epi8(low_bytes, _mm256_or_si256(codes, _mm256_set1_epi32((int)0x80008000)));
-  const Bits high = _mm256_shuffle_epi8(high_bytes, _mm256_or_si256(_mm256_slli_epi32(codes, 8), _mm256_set1_epi32(0x00800080)));
+  const Bits high =
+      _mm256_shuffle_epi8(high_bytes, _mm256_or_si256(_mm256_slli_epi32(codes, 8), _mm256_set1_epi32(0x00800080)));
   return _mm256_or_si256(low, high);
 }
 
@@ -254,9 +260,9 @@ INLINE Vec seconds(Bits pairs) { return as_floats(_mm256_and_si256(pairs, _mm256
 
 #endif
 
-// 2^x for x <= 0; anything below -126 gives 2^-126.
+// 2^x for x <= 0; anything from -127 down gives 0, NaN gives NaN.
 INLINE Vec exp2(Vec x) {
-  x = larger(x, broadcast(-126.f));
+  x = larger(broadcast(-127.f), x);
   const Vec n = rounded(x), f = sub(x, n);
   Vec p = broadcast(1.3333558e-3f);
   p = fmadd(p, f, broadcast(9.6181291e-3f));
@@ -264,7 +270,7 @@ INLINE Vec exp2(Vec x) {
   p = fmadd(p, f, broadcast(2.4022651e-1f));
   p = fmadd(p, f, broadcast(6.9314718e-1f));
   p = fmadd(p, f, broadcast(1.f));
-  return exp2_of_integer(p, n);
+  return as_floats(plus(as_bits(p), to_exponent(n)));  // p is 1 where x is -127
 }
 
 // tanh(x) = 1 - 2 / (1 + e^(2|x|)), with the sign of x; absolute error 2e-7.

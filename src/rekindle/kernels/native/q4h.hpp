@@ -1,0 +1,95 @@
+// The 4-bit format of the KV cache: rotation, scales, codes. `rekindle.kv.q4h` defines it and has the reference.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+
+#include "rekindle.h"
+#include "simd.hpp"
+
+namespace q4h {
+
+constexpr int K_GROUP = 16;  // codes that share a scale
+constexpr int MOST_DIMS = 512;
+constexpr int WORD_CODES = 8;
+constexpr int SMALLEST_BYTE = 8, LARGEST_BYTE = 0xf7;
+
+inline int v_group(int dim) { return dim % 32 == 0 ? 32 : 16; }
+inline int rotation_size(int dim) { return dim & -dim; }
+
+// fp32(1 / sqrt(size)) of a power of two.
+inline float rotation_scale(int size) {
+  float scale = 1.f;
+  for (; size >= 4; size /= 4) scale *= 0.5f;
+  return size == 2 ? scale * 0.70710678f : scale;
+}
+
+// One butterfly stage over `dim` values: sums and differences at this distance.
+template <int HALF>
+INLINE void stage(float* x, int dim) {
+  for (int i = 0; i < dim; i += 2 * HALF) {
+    UNROLL for (int j = i; j < i + HALF; j++) {
+      const float first = x[j], second = x[j + HALF];
+      x[j] = first + second;
+      x[j + HALF] = first - second;
+    }
+  }
+}
+
+INLINE void wide_stage(float* x, int dim, int half) {
+  for (int i = 0; i < dim; i += 2 * half) {
+    for (int j = i; j < i + half; j += 16) {
+      for (int k = j; k < j + 16; k++) {
+        const float first = x[k], second = x[k + half];
+        x[k] = first + second;
+        x[k + half] = first - second;
+      }
+    }
+  }
+}
+
+// Walsh-Hadamard transform of each sub-block of `size` values, at distance 1, 2, 4, ...; then the scale.
+INLINE void transform(float* x, int dim, int size) {
+  if (size >= 2) stage<1>(x, dim);
+  if (size >= 4) stage<2>(x, dim);
+  if (size >= 8) stage<4>(x, dim);
+  if (size >= 16) stage<8>(x, dim);
+  for (int half = 16; half < size; half *= 2) wide_stage(x, dim, half);
+  const float scale = rotation_scale(size);
+  for (int i = 0; i < dim; i++) x[i] *= scale;
+}
+
+INLINE void flip(float* x, int dim, int size, const float* signs) {
+  for (int i = 0; i < dim; i++) x[i] *= signs[i & (size - 1)];
+}
+
+INLINE void rotate(float* x, int dim, const float* signs) {
+  const int size = rotation_size(dim);
+  flip(x, dim, size, signs);
+  transform(x, dim, size);
+}
+
+INLINE void unrotate(float* x, int dim, const float* signs) {
+  const int size = rotation_size(dim);
+  transform(x, dim, size);
+  flip(x, dim, size, signs);
+}
+
+// fp32(8 / scale) of every byte that an encoder writes.
+struct InverseScales {
+  float of[256];
+  InverseScales() {
+    for (int byte = 0; byte < 256; byte++) {
+      const float scale = _cvtsh_ss((unsigned short)(byte << 7));
+      of[byte] = byte < SMALLEST_BYTE || byte > LARGEST_BYTE ? 0.f : (float)(8.0 / (double)scale);
+    }
+  }
+};
+
+// scale / 16 of bytes in 32-bit lanes; 0 for byte 0.
+INLINE simd::Vec steps_of(simd::Bits bytes) {
+  const simd::Bits exponent = simd::broadcast_bits(108u << 23);  // fp16's bias is 15, fp32's 127, and / 16
+  return simd::as_floats(simd::unless_zero(bytes, simd::plus(simd::shift_left(bytes, 20), exponent)));
+}
+
+}  // namespace q4h
