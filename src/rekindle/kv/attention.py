@@ -54,10 +54,9 @@ class PagedAttention:
         A row that is not finite is recorded in the plan (`failed_spans`); its request fails and its blocks must not be
         committed. ValueError for shapes that do not match the layer.
         """
+        self._refuse_misshapen(layer_index, k, v, plan)
         layer = self.arena.layer(layer_index)
         spec = layer.spec
-        if k.shape != (plan.num_rows, spec.num_kv_heads, spec.k_dim) or v.shape != (*k.shape[:2], spec.v_dim):
-            raise ValueError(f"layer {layer_index}: K {tuple(k.shape)}, V {tuple(v.shape)} for {plan.num_rows} rows")
         if spec.k_format == spec.v_format == "q4h" and spec.k_dim == spec.v_dim:
             rotated = self._rotator.rotate(torch.stack((k, v)))  # half the small operations
             self._store_q4h(layer, layer.k, rotated[0], plan)
@@ -68,6 +67,11 @@ class PagedAttention:
                 self._store_q4h(layer, sections, self._rotator.rotate(values), plan)
             else:
                 self._store_native(layer, sections[0], values, plan)
+
+    def _refuse_misshapen(self, layer_index: int, k: Tensor, v: Tensor, plan: AttentionPlan) -> None:
+        spec = self.arena.layer(layer_index).spec
+        if k.shape != (plan.num_rows, spec.num_kv_heads, spec.k_dim) or v.shape != (*k.shape[:2], spec.v_dim):
+            raise ValueError(f"layer {layer_index}: K {tuple(k.shape)}, V {tuple(v.shape)} for {plan.num_rows} rows")
 
     def _store_q4h(self, layer: LayerView, sections: tuple[Tensor, ...], rotated: Tensor, plan: AttentionPlan) -> None:
         group = rotated.shape[-1] // sections[1].shape[-1]

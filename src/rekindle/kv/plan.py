@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -90,17 +91,33 @@ class AttentionPlan:
         self.num_rows = num_rows
         self.block_tokens = layout.block_tokens
         self.device = device
+        self.num_used = sum(span.num_rows for span in self.spans)
         positions, blocks, written = self._rows()
-        row_index = np.flatnonzero(written)
-        # If all rows are written, as in most steps, no gather is needed: `written` is None.
-        everything = len(row_index) == num_rows
+        self.row_blocks = np.where(written, blocks, -1).astype(np.int32)  # -1: not written
+        self.row_offsets = (positions % self.block_tokens).astype(np.int32)
+        self.num_written = int(written.sum())
         with torch.inference_mode(False):
-            self.written = None if everything else torch.from_numpy(row_index).to(device)
-            self.target_blocks = torch.from_numpy(blocks[row_index, None]).to(device)
-            self.target_offsets = torch.from_numpy(positions[row_index, None] % self.block_tokens).to(device)
             self.worst = torch.zeros(num_rows, device=device)
-        self.num_written = len(row_index)
         self._ranges: dict[ScoreShape, tuple[QueryRange, ...]] = {}
+
+    @cached_property
+    def written(self) -> Tensor | None:
+        """Indices of the rows that are written; None if all are, as in most steps: no gather is needed."""
+        return None if self.num_written == self.num_rows else self._constant(np.flatnonzero(self.row_blocks >= 0))
+
+    @cached_property
+    def target_blocks(self) -> Tensor:
+        """The block of every written row, [written rows, 1]."""
+        return self._constant(self.row_blocks[self.row_blocks >= 0, None].astype(np.int64))
+
+    @cached_property
+    def target_offsets(self) -> Tensor:
+        """The token inside its block of every written row, [written rows, 1]."""
+        return self._constant(self.row_offsets[self.row_blocks >= 0, None].astype(np.int64))
+
+    def _constant(self, values: np.ndarray) -> Tensor:
+        with torch.inference_mode(False):
+            return torch.from_numpy(values).to(self.device)
 
     @classmethod
     def build(

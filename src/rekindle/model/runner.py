@@ -13,6 +13,7 @@ import torch
 
 from rekindle.kv.arena import KVArena
 from rekindle.kv.attention import PagedAttention
+from rekindle.kv.fused import attention_over
 from rekindle.kv.plan import AttentionPlan
 from rekindle.model.adapter import AttentionCall, run_model
 from rekindle.model.batch import ForwardBatch
@@ -52,7 +53,7 @@ class ModelRunner:
         self._clock = clock
         self._model = loaded.model
         self._arena = arena
-        self._paged = PagedAttention(arena)
+        self._paged = attention_over(arena, loaded.kernels.library)
         self._device = torch.device(loaded.device)
         self.failed_steps: tuple[int, ...] = ()  # of the last forward: steps whose KV or logits were not finite
 

@@ -1,0 +1,203 @@
+"""Attention by our kernels, at every level that this processor runs: against the definitions, the bytes of the torch
+path, and itself in other steps, company and threads."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from rekindle.kernels import library
+from rekindle.kernels.attention import fits
+from rekindle.kernels.library import KernelLibrary
+from rekindle.kv.arena import KVArena
+from rekindle.kv.attention import PagedAttention
+from rekindle.kv.fused import FusedAttention, attention_over
+from rekindle.kv.plan import AttentionPlan, SequenceSpan
+from rekindle.kv.reference import attention_reference, relative_error
+from rekindle.spec import LayerSpec
+from tests.kernels.native import needs_compiler, runnable
+from tests.kv.steps import BLOCK_TOKENS, Layer, Rows, block_bytes, in_chunks, scattered_blocks, step
+
+BF16 = torch.bfloat16
+BOUND = 0.012
+LAYERS = [
+    Layer(BF16),
+    Layer(BF16, heads=2),
+    Layer(BF16, k_dim=16, v_dim=16),
+    Layer(BF16, k_dim=32, v_dim=48),
+    Layer(BF16, k_dim=80, v_dim=80, window=33),
+    Layer(BF16, k_dim=96, v_dim=112, kv_heads=1, heads=5),
+    Layer(BF16, k_dim=128, v_dim=128, heads=14),
+    Layer(BF16, k_dim=192, v_dim=128, kv_heads=4, heads=4),
+    Layer(BF16, k_dim=256, v_dim=256, kv_heads=1, heads=8, softcap=1.5, window=200),
+    Layer(BF16, k_dim=512, v_dim=512, kv_heads=1, heads=3),
+    Layer(BF16, k_dim=240, v_dim=240, kv_heads=1, heads=3),
+    Layer(BF16, "bf16", "bf16"),
+    Layer(BF16, "bf16", "bf16", k_dim=40, v_dim=72, window=70),
+    Layer(BF16, "bf16", "q4h", k_dim=48, v_dim=96, sinks=True, window=128),
+    Layer(BF16, "q4h", "bf16", k_dim=80, v_dim=112, sinks=True, softcap=2.0),
+    Layer(BF16, softcap=1.5),
+    Layer(BF16, sinks=True),
+    Layer(BF16, window=1),
+    Layer(BF16, window=600),
+    Layer(BF16, window=4096),
+]
+
+pytestmark = needs_compiler
+
+
+@pytest.fixture(scope="module", params=runnable())
+def kernels(request: pytest.FixtureRequest) -> KernelLibrary:
+    found = library.load(request.param).library
+    assert found is not None
+    return found
+
+
+@pytest.fixture(autouse=True)
+def threads() -> Iterator[None]:
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+def fused(kernels: KernelLibrary, layer: Layer, num_blocks: int) -> FusedAttention:
+    attention = attention_over(KVArena(layer.layout, num_blocks), kernels)
+    assert isinstance(attention, FusedAttention)
+    return attention
+
+
+@pytest.mark.parametrize("layer", LAYERS, ids=str)
+def test_kernels_agree_with_the_definitions(kernels: KernelLibrary, layer: Layer) -> None:
+    num_tokens, last = 1060, 8
+    attention = fused(kernels, layer, 40)
+    rows = Rows.random(layer, num_tokens)
+    blocks = scattered_blocks(num_tokens, 40)
+    got = in_chunks(attention, layer, rows, blocks, [1000, num_tokens])
+    for start in (0, 508, num_tokens - last):
+        spans = [SequenceSpan(blocks, start, last, 0)]
+        wanted = attention_reference(attention.arena, 5, rows.q[start : start + last], spans, **layer.scoring)
+        assert relative_error(got[start : start + last], wanted) < BOUND
+    attention.check()
+
+
+@pytest.mark.parametrize("layer", LAYERS, ids=str)
+def test_kernels_write_the_bytes_that_torch_writes(kernels: KernelLibrary, layer: Layer) -> None:
+    scale = torch.logspace(-9, 4, 70, dtype=torch.float64)[:, None, None]
+    rows = Rows.random(layer, 70)
+    rows = Rows(rows.q, (rows.k * scale).to(BF16), (rows.v * scale.flip(0)).to(BF16))
+    rows.k[3], rows.v[5, 0], rows.k[6, :, 1:] = 0, 0, 0
+    ours, theirs = fused(kernels, layer, 3), PagedAttention(KVArena(layer.layout, 3))
+    for attention in (ours, theirs):
+        in_chunks(attention, layer, rows, [2, 0, 1], [9, 70])
+    assert torch.equal(ours.arena.parts[0], theirs.arena.parts[0])
+
+
+@pytest.mark.parametrize("layer", LAYERS, ids=str)
+def test_bits_depend_on_no_cut_no_company_and_no_threads(kernels: KernelLibrary, layer: Layer) -> None:
+    num_tokens = 1100
+    rows, blocks = Rows.random(layer, num_tokens), scattered_blocks(num_tokens, 36)
+    torch.set_num_threads(1)
+    attention = fused(kernels, layer, 36)
+    whole = in_chunks(attention, layer, rows, blocks, [num_tokens])
+    stored = block_bytes(attention.arena, blocks).clone()
+    for number, cuts in ((1, [512, 1024]), (2, [1, 8, 77, 300, 511, 513]), (3, [1023, 1025, 1026, 1027])):
+        torch.set_num_threads(number)
+        again = fused(kernels, layer, 36)
+        assert torch.equal(in_chunks(again, layer, rows, blocks, [*cuts, num_tokens]), whole)
+        assert torch.equal(block_bytes(again.arena, blocks), stored)
+    other = Rows.random(layer, 80, seed=7)
+    company = fused(kernels, layer, 46)
+    in_chunks(company, layer, rows, blocks, [1090])
+    spans = [SequenceSpan([40, 41, 42], 0, 70, 0), SequenceSpan(blocks, 1090, 10, 1090)]
+    (_, beside), _ = step(company, layer, spans, [other, rows], spare=1)
+    assert torch.equal(beside, whole[1090:])
+
+
+@pytest.mark.parametrize("layer", [Layer(BF16), Layer(BF16, "bf16", "bf16"), Layer(BF16, "bf16", "q4h")], ids=str)
+@pytest.mark.parametrize("bad", [math.nan, -math.nan, math.inf])
+@pytest.mark.parametrize("which", ["k", "v"])
+def test_a_row_that_is_not_finite_fails_alone(kernels: KernelLibrary, layer: Layer, bad: float, which: str) -> None:
+    attention = fused(kernels, layer, 8)
+    rows = [Rows.random(layer, 45, seed=seed) for seed in range(3)]
+    spans = [SequenceSpan([2 * i, 2 * i + 1], 0, 45, 0) for i in range(3)]
+    good, plan = step(attention, layer, spans, rows)
+    assert plan.failed_spans() == []
+    getattr(rows[1], which)[33, 1, 7] = bad
+    outputs, plan = step(attention, layer, spans, rows)
+    assert plan.failed_spans() == [1]
+    assert torch.equal(outputs[0], good[0]) and torch.equal(outputs[2], good[2])
+    attention.check()
+
+
+def test_a_row_of_queries_that_is_not_finite_stays_alone(kernels: KernelLibrary) -> None:
+    layer = Layer(BF16)
+    rows, attention = Rows.random(layer, 40), fused(kernels, layer, 2)
+    good = in_chunks(attention, layer, rows, [0, 1], [40])
+    rows.q[20, 3] = math.nan
+    outputs = in_chunks(attention, layer, rows, [0, 1], [40])
+    assert outputs[20, 3].isnan().all()
+    outputs[20, 3] = good[20, 3]
+    assert torch.equal(outputs, good)
+
+
+def test_stored_rows_are_read_and_not_written(kernels: KernelLibrary) -> None:
+    layer = Layer(BF16)
+    attention = fused(kernels, layer, 4)
+    rows = Rows.random(layer, 70)
+    blocks = [3, 0, 2]
+    first = in_chunks(attention, layer, rows, blocks, [70])
+    before = attention.arena.parts[0].clone()
+    other = Rows(rows.q, rows.k + 1, rows.v + 1)
+    (again,), _ = step(attention, layer, [SequenceSpan(blocks, 69, 1, 70)], [other])
+    assert torch.equal(again, first[69:]) and torch.equal(attention.arena.parts[0], before)
+    other.k[69, 0, 0] = math.inf
+    assert step(attention, layer, [SequenceSpan(blocks, 69, 1, 70)], [other])[1].failed_spans() == [0]
+
+
+def test_strided_rows_are_read_where_they_are(kernels: KernelLibrary) -> None:
+    layer = Layer(BF16)
+    plain = Rows.random(layer, 12)
+    wanted = in_chunks(fused(kernels, layer, 1), layer, plain, [0], [12])
+    attention = fused(kernels, layer, 1)
+    plan = AttentionPlan.build([SequenceSpan([0], 0, 12, 0)], layer.layout, 12, "cpu")
+    by_head = [x.transpose(0, 1).contiguous().transpose(0, 1) for x in (plain.q, plain.k)]
+    every_other = torch.stack([plain.v, plain.v], -1).flatten(-2)[..., ::2]
+    attention.write(5, by_head[1], every_other, plan)
+    assert torch.equal(attention.attend(5, by_head[0], plan, **layer.scoring), wanted)
+
+
+@pytest.mark.parametrize("layer", [Layer(torch.float32), Layer(torch.float64, "fp64", "fp64")], ids=str)
+def test_other_dtypes_are_computed_by_torch(kernels: KernelLibrary, layer: Layer) -> None:
+    rows, blocks = Rows.random(layer, 90), [2, 0, 1]
+    ours = in_chunks(fused(kernels, layer, 3), layer, rows, blocks, [33, 90])
+    theirs = in_chunks(PagedAttention(KVArena(layer.layout, 3)), layer, rows, blocks, [33, 90])
+    assert torch.equal(ours, theirs)
+
+
+@pytest.mark.parametrize(
+    ("dims", "formats", "fit"),
+    [
+        ((64, 64), ("q4h", "q4h"), True),
+        ((576, 512), ("q4h", "q4h"), False),
+        ((256, 272), ("q4h", "q4h"), False),  # 17 scales
+        ((41, 64), ("bf16", "bf16"), False),
+        ((64, 64), ("fp32", "q4h"), False),
+    ],
+)
+def test_layers_that_do_not_fit_are_left_to_torch(
+    kernels: KernelLibrary, dims: tuple[int, int], formats: tuple[str, str], fit: bool
+) -> None:
+    assert fits(LayerSpec(0, 2, *dims, None, *formats)) is fit  # type: ignore[arg-type]
+    layer = Layer(BF16, *formats, *dims)  # type: ignore[arg-type]
+    rows, num_tokens = Rows.random(layer, BLOCK_TOKENS + 5), BLOCK_TOKENS + 5
+    attention = fused(kernels, layer, 2)
+    got = in_chunks(attention, layer, rows, [1, 0], [num_tokens])
+    wanted = attention_reference(attention.arena, 5, rows.q, [SequenceSpan([1, 0], 0, num_tokens, 0)], **layer.scoring)
+    assert relative_error(got, wanted) < 0.02
+
+
+def test_no_kernels_no_fused_attention() -> None:
+    assert type(attention_over(KVArena(Layer(BF16).layout, 1), None)) is PagedAttention
