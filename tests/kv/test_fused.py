@@ -199,5 +199,16 @@ def test_layers_that_do_not_fit_are_left_to_torch(
     assert relative_error(got, wanted) < 0.02
 
 
+def test_misfits_are_refused(kernels: KernelLibrary) -> None:
+    layer = Layer(BF16)
+    attention = fused(kernels, layer, 1)
+    plan = AttentionPlan.build([SequenceSpan([0], 0, 8, 0)], layer.layout, 8, "cpu")
+    q = torch.zeros(8, 6, 64, dtype=BF16)
+    with pytest.raises(ValueError, match="for 8 rows"):
+        attention.attend(5, q[:4], plan, scaling=1.0)
+    with pytest.raises(ValueError, match="sinks for others"):
+        attention.attend(5, q, plan, scaling=1.0, sinks=torch.zeros(5))
+
+
 def test_no_kernels_no_fused_attention() -> None:
     assert type(attention_over(KVArena(Layer(BF16).layout, 1), None)) is PagedAttention

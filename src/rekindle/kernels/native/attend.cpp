@@ -26,6 +26,7 @@ using softmax::TOKENS;
 
 constexpr int64_t PIECE_ROWS = 64;
 constexpr int64_t SERIAL_SCORES = 1 << 12;  // below, a second thread costs more than it saves
+constexpr int64_t MOST_PARTIALS = 1 << 24;  // floats of results that wait to be merged
 constexpr int64_t PIECES_EACH = 4;          // for each thread, so that all have about the same to do
 constexpr float UNSEEN = -1.f;              // the sum of weights of a row that has seen nothing
 
@@ -328,7 +329,8 @@ extern "C" void rk_attend(const rk_layer* layer, const rk_attend_call* call, int
   const Taken<Piece> pieces(count);
   list_pieces(job, pieces.memory);
   if (count_scores(*call) < SERIAL_SCORES) threads = 1;
-  const bool shared = threads > 1 && count < PIECES_EACH * threads;
+  const bool shared =
+      threads > 1 && count < PIECES_EACH * threads && partial_floats(job, pieces.memory, count) <= MOST_PARTIALS;
   const Taken<float> partials(shared ? partial_floats(job, pieces.memory, count) : 0);
 #pragma omp parallel num_threads(threads)
   {

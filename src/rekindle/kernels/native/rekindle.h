@@ -16,7 +16,7 @@ extern "C" {
 #endif
 
 /* The number of this interface; a library with another one is not used. `INTERFACE` in library.py is the same. */
-#define RK_INTERFACE 1
+#define RK_INTERFACE 2
 int32_t rk_interface(void);
 
 /* Asks the system for what this library's instructions need; 1 if they may be used. Call it before anything else. */
