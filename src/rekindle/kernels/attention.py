@@ -91,7 +91,7 @@ class LayerBlocks:
         assert signs.dtype == np.float32 and signs.shape == (MOST_DIMS,), signs
         k, v = sections.k, sections.v
         self._signs = signs  # kept alive
-        self.kv_heads, self.k_dim, self.v_dim = spec.num_kv_heads, spec.k_dim, spec.v_dim
+        self.v_dim = spec.v_dim
         self.described = _Layer(
             *(address, signs.ctypes.data, block_bytes, k[0].shape[1], spec.num_kv_heads),
             *(k[0].offset, _scales_offset(k), spec.k_dim, v[0].offset, _scales_offset(v), spec.v_dim),

@@ -4,8 +4,7 @@
 // 512 tokens from position 0 on, each unpacked once for all its rows, and the segments' results are merged in order.
 // Where there are fewer pieces than threads could share, the segments of a piece are computed by several threads and
 // merged afterwards, in the same order: the same bits.
-#include <omp.h>
-
+#include <algorithm>
 #include <cstdlib>
 
 #if defined(__AMX_BF16__)

@@ -5,7 +5,7 @@
 // values of the native format. Tokens that nobody has hold finite numbers and have weight zero.
 //
 //     K   [pair of dimensions][token]               words of two levels; a scale for each 16 dimensions and token
-//     V   [group of token pairs][vector][lane]      words of the levels of two tokens; see `Values`
+//     V   [group of token pairs][vector][lane]      words of the levels of two tokens; see `Shape`
 #pragma once
 
 #include <array>

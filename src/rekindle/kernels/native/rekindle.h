@@ -71,8 +71,8 @@ typedef struct {
 
 /* Stores K and V of `rows` rows: row r at token offsets[r] of block blocks[r], or nowhere where that is negative.
  *
- * worst: fp32 [rows], raised to the largest magnitude in the row, infinity or NaN if there is one. Values that are not
- * finite are stored as some that are.
+ * worst: fp32 [rows], raised to the largest magnitude in the row, rotated in RK_Q4H, infinity or NaN if there is one.
+ * Values that are not finite are stored as some that are.
  */
 typedef struct {
   int64_t rows;
