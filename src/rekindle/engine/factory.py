@@ -39,6 +39,7 @@ from rekindle.engine.memory.pins import most_pinned
 from rekindle.engine.memory.retention import Retention, RetentionRules
 from rekindle.engine.request import Request
 from rekindle.errors import StoreRefused
+from rekindle.kernels import thread_pool
 from rekindle.kv.arena import KVArena
 from rekindle.matching.matcher import Matcher
 from rekindle.model.device import check_device
@@ -101,6 +102,8 @@ def assemble(settings: Settings, *, clock: Callable[[], datetime] = datetime.now
         if store is not None:
             store.close()
         raise
+    finally:
+        thread_pool.release()  # from here on the engine's thread computes
 
 
 def _check_start(settings: Settings, *, use_store: bool) -> None:

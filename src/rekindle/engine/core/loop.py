@@ -1,8 +1,8 @@
 """The engine thread: messages in, steps out.
 
 Owns the thread and its inbox. Other threads reach the core through `submit`, `wake`, `report_load`, `save` and `call`;
-an idle engine thread sleeps on the inbox. A step or a message that fails in any way ends the current requests; if the
-thread itself dies, waiting callers get an error at once.
+an idle engine thread sleeps on the inbox, without a pool of threads. A step or a message that fails in any way ends the
+current requests; if the thread itself dies, waiting callers get an error at once.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from rekindle.engine.core.background import IdleWork
 from rekindle.engine.core.core import EngineCore
 from rekindle.engine.request import Request
 from rekindle.errors import RekindleError, RequestFailed
+from rekindle.kernels import thread_pool
 from rekindle.store.commands import StoreCommand
 from rekindle.worker import Death, Worker, described, fail, fulfil
 
@@ -170,8 +171,10 @@ class EngineLoop:
 
     def _drain(self, core: EngineCore, *, wait: bool = True) -> None:
         timeout = self._timeout(core) if wait else 0.0
-        if timeout is None and self._check_when_idle:
-            core.check()
+        if timeout is None:
+            if self._check_when_idle:
+                core.check()
+            thread_pool.release()
         try:
             message = self._inbox.get(block=timeout != 0.0, timeout=timeout)
             while True:

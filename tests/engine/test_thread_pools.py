@@ -1,0 +1,59 @@
+"""Threads that compute: the engine's while it is busy, none while it is idle.
+
+Idle threads of one pool make those of all others slow (`rekindle.kernels.thread_pool`).
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import torch
+
+from rekindle.engine.api import Engine
+from rekindle.kernels import thread_pool
+from tests.engine.conftest import Start
+
+THREADS = 3
+WITHIN_S = 30.0
+PROMPT = "a question of many words " * 40
+
+
+def computing() -> set[str]:
+    """The tasks of this process that are no threads of Python's."""
+    own = {str(thread.native_id) for thread in threading.enumerate()}
+    return set(os.listdir("/proc/self/task")) - own
+
+
+def compute() -> None:
+    torch.ones(1 << 20).relu_()
+
+
+def wait_for(engine: Engine, wanted: set[str]) -> None:
+    deadline = time.monotonic() + WITHIN_S
+    while computing() != wanted and time.monotonic() < deadline:
+        engine.stats()
+    assert computing() == wanted
+
+
+def test_a_pool_is_given_back_and_made_again() -> None:
+    torch.set_num_threads(THREADS)
+    thread_pool.release()
+    before = computing()
+    with ThreadPoolExecutor(1) as one_thread:
+        for _ in range(2):
+            one_thread.submit(compute).result()
+            assert len(computing() - before) == THREADS - 1
+            one_thread.submit(thread_pool.release).result()
+            assert computing() == before
+
+
+def test_an_engine_has_no_pool_after_loading_and_when_idle(start: Start) -> None:
+    thread_pool.release()
+    before = computing()
+    engine = start(threads=THREADS)
+    wait_for(engine, before)
+    engine.generate(PROMPT, agent="ada", max_tokens=2)
+    wait_for(engine, before)
