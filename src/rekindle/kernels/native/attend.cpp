@@ -21,6 +21,7 @@ using products::Segment;
 using products::Shape;
 using simd::LANES;
 using softmax::Mass;
+using softmax::Seen;
 using softmax::TOKENS;
 
 constexpr int64_t PIECE_ROWS = 64;
@@ -67,8 +68,8 @@ struct Row {
 struct Scratch {
   products::Registers registers;
   Segment segment;
-  float* scores;      // [MOST_ROWS][TOKENS]
-  uint32_t* weights;  // [MOST_ROWS][TOKENS / 2][entries], and a vector more
+  float* scores;      // [MOST_ROWS][SCORE_ROW]
+  uint32_t* weights;  // [MOST_ROWS][weight_row]: [TOKENS / 2][entries], and a vector more
   float* sums;        // [MOST_ROWS][sums of V]
   float* states;      // [folded row of a piece][state]
   void* memory;
@@ -81,8 +82,8 @@ struct Scratch {
                              shape.v_words(),
                              shape.v_steps(),
                              shape.query_words(),
-                             rows * TOKENS,
-                             rows * TOKENS / 2 * shape.entries + LANES,
+                             rows * softmax::SCORE_ROW,
+                             rows * softmax::weight_row(shape.entries),
                              rows * shape.sum_floats(),
                              PIECE_ROWS * job.heads_per_kv * job.state_floats()};
     constexpr int COUNT = sizeof sizes / sizeof *sizes;
@@ -146,11 +147,6 @@ void merge(const float* sums, Mass mass, int64_t count, float* state) {
   *largest = most, *sum = *sum * factors[0] + mass.sum * factors[1];
 }
 
-struct Seen {
-  int first, end;  // within the segment
-  bool any() const { return end > 0 && first < end; }
-};
-
 Seen seen_by(const Job& job, int64_t position, int64_t start) {
   const int64_t window = job.call.window;
   const int64_t end = position + 1 - start, first = window > 0 ? position + 1 - window - start : 0;
@@ -171,18 +167,8 @@ void attend_rows(const Job& job, const Piece& piece, int64_t folded, int rows, i
   }
   if (tokens == 0) return;
   tokens = (tokens + softmax::STEP - 1) / softmax::STEP * softmax::STEP;
-  products::score(s.segment, job.shape, q, rows, tokens, s.scores);
-  const softmax::Entries entries = products::entries(s.segment, job.shape);
   Mass mass[products::MOST_ROWS];
-  for (int r = 0; r < rows; r++) {
-    uint32_t* weights = s.weights + r * TOKENS / 2 * entries.count;
-    if (seen[r].any()) {
-      mass[r] = softmax::weigh(s.scores + r * TOKENS, seen[r].first, seen[r].end, tokens, job.cap, entries, weights);
-    } else {
-      memset(weights, 0, tokens / 2 * entries.count * sizeof *weights);
-    }
-  }
-  products::add_values(s.segment, job.shape, s.weights, rows, tokens, s.sums);
+  products::attend(s.segment, job.shape, {q, seen, rows, tokens, job.cap, s.scores, s.weights, s.sums, mass});
   for (int r = 0; r < rows; r++) {
     float* state = states + (folded + r) * job.state_floats();
     if (seen[r].any()) merge(s.sums + r * job.sum_floats(), mass[r], job.sum_floats(), state);

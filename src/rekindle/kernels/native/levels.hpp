@@ -204,7 +204,8 @@ static void score_rows(const uint32_t* const* q, const Segment& m, int pairs, in
       }
     }
     UNROLL for (int r = 0; r < ROWS; r++) {
-      UNROLL for (int n = 0; n < TOKEN_VECS; n++) simd::store(out + r * TOKENS + t + n * LANES, total[r][n]);
+      UNROLL for (int n = 0; n < TOKEN_VECS; n++)
+          simd::store(out + r * softmax::SCORE_ROW + t + n * LANES, total[r][n]);
     }
   }
 }
@@ -248,25 +249,37 @@ constexpr std::array<AddPart, sizeof...(N)> parts_of(std::integer_sequence<int, 
   return {add_part<N + 1>...};
 }
 
-// scores[r][t] of `rows` rows of bf16 queries.
-inline void score(const Segment& m, const Shape& shape, const uint16_t* const* q, int rows, int tokens, float* scores) {
+// Scores of all rows.
+inline void score(const Segment& m, const Shape& shape, const softmax::Rows& rows) {
   static constexpr auto COUNTS = std::make_integer_sequence<int, MOST_ROWS>();
   static constexpr auto SCALED = scores_of<true>(COUNTS), PLAIN = scores_of<false>(COUNTS);
-  (shape.k_scaled ? SCALED : PLAIN)[rows - 1]((const uint32_t* const*)q, m, shape.k_pairs, tokens, scores);
+  const Score product = (shape.k_scaled ? SCALED : PLAIN)[rows.count - 1];
+  product((const uint32_t* const*)rows.q, m, shape.k_pairs, rows.tokens, rows.scores);
 }
 
-inline softmax::Entries entries(const Segment& m, const Shape& shape) {
-  return {shape.entries, shape.v_scales, m.v_steps};
-}
-
-// sums[r] = weights[r] . V of `rows` rows.
-inline void add_values(const Segment& m, const Shape& shape, const uint32_t* weights, int rows, int tokens,
-                       float* sums) {
+// Sums of all rows from their weights.
+inline void add_values(const Segment& m, const Shape& shape, const softmax::Rows& rows) {
   static constexpr auto PARTS = parts_of(std::make_integer_sequence<int, MOST_ROWS>());
-  const int64_t stride = (int64_t)TOKENS / 2 * shape.entries;
+  const int64_t stride = softmax::weight_row(shape.entries);
   for (int vector = 0; vector < shape.vectors; vector += PART) {
-    PARTS[rows - 1](weights, stride, m, shape, tokens, vector, sums);
+    PARTS[rows.count - 1](rows.weights, stride, m, shape, rows.tokens, vector, rows.sums);
   }
+}
+
+// Attends with a few rows to an unpacked segment.
+inline void attend(const Segment& m, const Shape& shape, const softmax::Rows& rows) {
+  const softmax::Entries entries = {shape.entries, shape.v_scales, m.v_steps};
+  score(m, shape, rows);
+  for (int r = 0; r < rows.count; r++) {
+    float* scores = rows.scores + r * softmax::SCORE_ROW;
+    uint32_t* weights = rows.weights + r * softmax::weight_row(entries.count);
+    if (rows.seen[r].any()) {
+      rows.mass[r] = softmax::weigh(scores, rows.seen[r], rows.tokens, rows.cap, entries, weights);
+    } else {
+      memset(weights, 0, rows.tokens / 2 * entries.count * sizeof *weights);
+    }
+  }
+  add_values(m, shape, rows);
 }
 
 // A row's sums in the order of dimensions, times a factor.

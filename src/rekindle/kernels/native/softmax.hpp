@@ -13,11 +13,34 @@ using simd::Vec;
 
 constexpr int TOKENS = 512;  // of a segment
 constexpr int STEP = 32;     // tokens that attention takes at once
+// Distance of rows of scores, and of weights with one entry, in words: no multiple of 1 KiB, or all rows would share a
+// few sets of the L1 cache.
+constexpr int64_t SCORE_ROW = TOKENS + LANES;
+INLINE int64_t weight_row(int entries) { return (int64_t)TOKENS / 2 * entries + LANES; }
 constexpr float LOG2_E = 1.44269504f;
 
 // What a row has of a segment: its largest score, in units of log 2, and the sum of its weights.
 struct Mass {
   float largest, sum;
+};
+
+// The tokens of a segment that a row sees: first <= t < end.
+struct Seen {
+  int first, end;
+  bool any() const { return end > 0 && first < end; }
+  bool all(int from, int to) const { return first <= from && to <= end; }
+};
+
+// Rows over one segment: their work memory, and what comes out of it.
+struct Rows {
+  const uint16_t* const* q;  // bf16 queries
+  const Seen* seen;
+  int count, tokens;  // no row sees tokens from `tokens` on, a multiple of STEP
+  float cap;
+  float* scores;      // [row][SCORE_ROW]
+  uint32_t* weights;  // [row][weight_row]
+  float* sums;        // weights . V of each row
+  Mass* mass;         // of the rows that see anything
 };
 
 // How weights are stored: each token pair has `entries` words of two bf16, a power of two. Entry e is the weights times
@@ -58,42 +81,51 @@ INLINE void store_weights(Vec low, Vec high, const float* steps, int scales, uin
   UNROLL for (int e = 0; e < ENTRIES; e++) simd::store_bits(to + e * LANES, in_order[e]);
 }
 
-// Weights of one row, which sees tokens first <= t < end, from its scores, which are overwritten. Tokens that it does
-// not see have weight zero. `cap`: 0, or the softcap in units of log 2.
-template <int ENTRIES>
-static Mass weigh(float* scores, int first, int end, int tokens, float cap, const Entries& entries, uint32_t* weights) {
-  if (cap != 0.f) {
-    for (int t = 0; t < tokens; t += LANES) {
-      simd::store(scores + t, simd::mul(simd::tanh(simd::load(scores + t)), simd::broadcast(cap)));
-    }
+// Caps and masks the scores of STEP tokens from `t` on, and takes the largest into `most`. Tokens that the row does not
+// see score -infinity. `cap`: 0, or the softcap in units of log 2.
+INLINE void settle(float* scores, int t, Seen seen, float cap, Vec& most) {
+  UNROLL for (int n = 0; n < STEP; n += LANES) {
+    Vec x = simd::load(scores + t + n);
+    if (cap != 0.f) x = simd::mul(simd::tanh(x), simd::broadcast(cap));
+    if (!seen.all(t, t + STEP)) x = simd::within(seen.first - t - n, seen.end - t - n, x, simd::broadcast(-INFINITY));
+    if (cap != 0.f || !seen.all(t, t + STEP)) simd::store(scores + t + n, x);
+    most = simd::larger(most, x);
   }
-  for (int t = 0; t < first; t++) scores[t] = -INFINITY;
-  for (int t = end; t < tokens; t++) scores[t] = -INFINITY;
+}
+
+// Weights of 2 * LANES tokens from `t` on, of scores that are at most `largest`; their sums are added to `sum`.
+template <int ENTRIES>
+INLINE void weigh_step(const float* scores, int t, Vec largest, const Entries& entries, uint32_t* weights, Vec& sum) {
+  const Vec low = simd::exp2(simd::sub(simd::load(scores + t), largest));
+  const Vec high = simd::exp2(simd::sub(simd::load(scores + t + LANES), largest));
+  sum = simd::add(simd::add(sum, low), high);
+  store_weights<ENTRIES>(low, high, entries.steps + t, entries.scales, weights + (int64_t)t / 2 * ENTRIES);
+}
+
+// Weights of one row over `tokens` tokens of a segment, from its scores, which are overwritten.
+template <int ENTRIES>
+static Mass weigh(float* scores, Seen seen, int tokens, float cap, const Entries& entries, uint32_t* weights) {
   Vec most = simd::broadcast(-INFINITY), sum = simd::zero();
-  for (int t = 0; t < tokens; t += LANES) most = simd::larger(most, simd::load(scores + t));
+  for (int t = 0; t < tokens; t += STEP) settle(scores, t, seen, cap, most);
   const float largest = simd::largest(most);
-  const Vec offset = simd::broadcast(largest);
   for (int t = 0; t < tokens; t += 2 * LANES) {
-    const Vec low = simd::exp2(simd::sub(simd::load(scores + t), offset));
-    const Vec high = simd::exp2(simd::sub(simd::load(scores + t + LANES), offset));
-    sum = simd::add(simd::add(sum, low), high);
-    store_weights<ENTRIES>(low, high, entries.steps + t, entries.scales, weights + (int64_t)t / 2 * ENTRIES);
+    weigh_step<ENTRIES>(scores, t, simd::broadcast(largest), entries, weights, sum);
   }
   return {largest, simd::sum(sum)};
 }
 
-inline Mass weigh(float* scores, int first, int end, int tokens, float cap, const Entries& entries, uint32_t* weights) {
+inline Mass weigh(float* scores, Seen seen, int tokens, float cap, const Entries& entries, uint32_t* weights) {
   switch (entries.count) {
     case 1:
-      return weigh<1>(scores, first, end, tokens, cap, entries, weights);
+      return weigh<1>(scores, seen, tokens, cap, entries, weights);
     case 2:
-      return weigh<2>(scores, first, end, tokens, cap, entries, weights);
+      return weigh<2>(scores, seen, tokens, cap, entries, weights);
     case 4:
-      return weigh<4>(scores, first, end, tokens, cap, entries, weights);
+      return weigh<4>(scores, seen, tokens, cap, entries, weights);
     case 8:
-      return weigh<8>(scores, first, end, tokens, cap, entries, weights);
+      return weigh<8>(scores, seen, tokens, cap, entries, weights);
     default:
-      return weigh<16>(scores, first, end, tokens, cap, entries, weights);
+      return weigh<16>(scores, seen, tokens, cap, entries, weights);
   }
 }
 

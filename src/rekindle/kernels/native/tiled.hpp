@@ -190,15 +190,20 @@ struct Product {
   int64_t out_row;
 };
 
-// 16 rows times COUNT columns of tiles, 2 or 4.
-template <int COUNT>
-INLINE void multiply_one(const Product& p, int column) {
+// Tiles are loaded and stored by assembly of which the compiler does not know that it reads and writes memory.
+INLINE void fence() { asm volatile("" ::: "memory"); }
+
+// 16 rows times COUNT columns of tiles, 2 or 4; `before` is called before each step.
+template <int COUNT, typename Before>
+INLINE void multiply_one(const Product& p, int column, Before before) {
   const uint32_t* b = p.tiles + column * p.column;
   _tile_zero(0);
   _tile_zero(1);
   if constexpr (COUNT == 4) _tile_zero(2);
   if constexpr (COUNT == 4) _tile_zero(3);
   for (int step = 0; step < p.steps; step++, b += p.step) {
+    before(step);
+    fence();
     _tile_loadd(4, p.rows + step * SIDE, p.row * 4);
     _tile_loadd(6, b, ROW_BYTES);
     _tile_dpbf16ps(0, 4, 6);
@@ -216,6 +221,12 @@ INLINE void multiply_one(const Product& p, int column) {
   _tile_stored(1, out + SIDE, p.out_row * 4);
   if constexpr (COUNT == 4) _tile_stored(2, out + 2 * SIDE, p.out_row * 4);
   if constexpr (COUNT == 4) _tile_stored(3, out + 3 * SIDE, p.out_row * 4);
+  fence();
+}
+
+template <int COUNT>
+INLINE void multiply_one(const Product& p, int column) {
+  multiply_one<COUNT>(p, column, [](int) {});
 }
 
 // 32 rows times two columns of tiles.
@@ -225,6 +236,7 @@ INLINE void multiply_two(const Product& p, int column) {
   _tile_zero(1);
   _tile_zero(2);
   _tile_zero(3);
+  fence();
   for (int step = 0; step < p.steps; step++, b += p.step) {
     _tile_loadd(6, b, ROW_BYTES);
     _tile_loadd(4, p.rows + step * SIDE, p.row * 4);
@@ -240,37 +252,85 @@ INLINE void multiply_two(const Product& p, int column) {
   _tile_stored(1, out + SIDE, p.out_row * 4);
   _tile_stored(2, out + SIDE * p.out_row, p.out_row * 4);
   _tile_stored(3, out + SIDE * p.out_row + SIDE, p.out_row * 4);
+  fence();
 }
 
-// `columns` is even.
-INLINE void multiply(const Product& p, int rows, int columns) {
+// Caps and masks the scores of `columns` columns of tiles, while they are in the L1 cache.
+INLINE void settle(const softmax::Rows& rows, int column, int columns, Vec* most) {
+  for (int r = 0; r < rows.count; r++) {
+    float* scores = rows.scores + r * softmax::SCORE_ROW;
+    for (int t = column * SIDE; t < (column + columns) * SIDE; t += softmax::STEP) {
+      softmax::settle(scores, t, rows.seen[r], rows.cap, most[r]);
+    }
+  }
+}
+
+// Scores of all rows, and the largest of each in the lanes of `most`.
+inline void score(const Segment& m, const Shape& shape, const softmax::Rows& rows, Vec* most) {
+  const int64_t row = (int64_t)shape.k_tiles * SIDE;
+  for (int r = 0; r < rows.count; r++) {
+    memcpy(m.queries + r * row, rows.q[r], shape.k_dim * sizeof(uint16_t));
+    most[r] = simd::broadcast(-INFINITY);
+  }
+  const Product product = {m.queries,  row,           m.k,         shape.k_tiles * (int64_t)TILE_WORDS,
+                           TILE_WORDS, shape.k_tiles, rows.scores, softmax::SCORE_ROW};
+  const int columns = rows.tokens / SIDE;  // even
   int column = 0;
-  if (rows > SIDE) {
-    for (; column < columns; column += 2) multiply_two(p, column);
+  if (rows.count > SIDE) {
+    for (; column < columns; column += 2) {
+      multiply_two(product, column);
+      settle(rows, column, 2, most);
+    }
     return;
   }
-  for (; column + 4 <= columns; column += 4) multiply_one<4>(p, column);
-  if (column < columns) multiply_one<2>(p, column);
+  for (; column + COLUMNS <= columns; column += COLUMNS) {
+    multiply_one<COLUMNS>(product, column);
+    settle(rows, column, COLUMNS, most);
+  }
+  if (column == columns) return;
+  multiply_one<2>(product, column);
+  settle(rows, column, 2, most);
 }
 
-// scores[r][t] of `rows` rows of bf16 queries.
-inline void score(const Segment& m, const Shape& shape, const uint16_t* const* q, int rows, int tokens, float* scores) {
-  const int64_t row = (int64_t)shape.k_tiles * SIDE;
-  for (int r = 0; r < rows; r++) memcpy(m.queries + r * row, q[r], shape.k_dim * sizeof(uint16_t));
-  const Product product = {m.queries,  row,           m.k,    shape.k_tiles * (int64_t)TILE_WORDS,
-                           TILE_WORDS, shape.k_tiles, scores, TOKENS};
-  multiply(product, rows, tokens / SIDE);
+// Sums of rows first .. first + 16. Each step's weights are computed right before its products, which take their time
+// in another unit of the processor.
+inline void add_values(const Segment& m, const Shape& shape, const softmax::Rows& rows, int first, const Vec* most) {
+  const int64_t row = softmax::weight_row(1);
+  uint32_t* weights = rows.weights + first * row;
+  const int count = rows.count - first < SIDE ? rows.count - first : SIDE;
+  alignas(64) Vec largest[SIDE], sum[SIDE];
+  for (int r = 0; r < count; r++) {
+    rows.mass[first + r].largest = simd::largest(most[first + r]);
+    largest[r] = simd::broadcast(rows.mass[first + r].largest), sum[r] = simd::zero();
+    if (!rows.seen[first + r].any()) memset(weights + r * row, 0, rows.tokens / 2 * sizeof *weights);
+  }
+  const Product product = {weights,
+                           row,
+                           m.v,
+                           TILE_WORDS,
+                           shape.v_tiles * (int64_t)TILE_WORDS,
+                           rows.tokens / (2 * SIDE),
+                           rows.sums + first * shape.sum_floats(),
+                           shape.sum_floats()};
+  const auto weigh = [&](int step) {
+    if (step == product.steps) return;
+    for (int r = 0; r < count; r++) {
+      if (!rows.seen[first + r].any()) continue;
+      const float* scores = rows.scores + (first + r) * softmax::SCORE_ROW;
+      softmax::weigh_step<1>(scores, step * 2 * SIDE, largest[r], {1, 0, nullptr}, weights + r * row, sum[r]);
+    }
+  };
+  weigh(0);
+  multiply_one<COLUMNS>(product, 0, [&](int step) { weigh(step + 1); });
+  for (int column = COLUMNS; column < shape.v_tiles; column += COLUMNS) multiply_one<COLUMNS>(product, column);
+  for (int r = 0; r < count; r++) rows.mass[first + r].sum = simd::sum(sum[r]);
 }
 
-inline softmax::Entries entries(const Segment& m, const Shape&) { return {1, 0, m.v_steps}; }
-
-// sums[r] = weights[r] . V of `rows` rows.
-inline void add_values(const Segment& m, const Shape& shape, const uint32_t* weights, int rows, int tokens,
-                       float* sums) {
-  const Product product = {
-      weights, TOKENS / 2,        m.v, TILE_WORDS, shape.v_tiles * (int64_t)TILE_WORDS, tokens / (2 * SIDE),
-      sums,    shape.sum_floats()};
-  multiply(product, rows, shape.v_tiles);
+// Attends with a few rows to an unpacked segment.
+inline void attend(const Segment& m, const Shape& shape, const softmax::Rows& rows) {
+  alignas(64) Vec most[MOST_ROWS];
+  score(m, shape, rows, most);
+  for (int first = 0; first < rows.count; first += SIDE) add_values(m, shape, rows, first, most);
 }
 
 // A row's sums in the order of dimensions, times a factor.
