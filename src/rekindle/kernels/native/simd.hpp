@@ -267,6 +267,20 @@ INLINE Vec exp2(Vec x) {
   return as_floats(plus(as_bits(p), to_exponent(n)));  // p is 1 where x is -127
 }
 
+// As exp2, for finite numbers. Where it saves time the relative error is 7.5e-5, a twentieth of bf16's.
+#if defined(__AVX512F__)
+INLINE Vec near_exp2(Vec x) {
+  const Vec n = rounded(x), f = sub(x, n);
+  Vec p = broadcast(5.517166e-2f);
+  p = fmadd(p, f, broadcast(2.4261114e-1f));
+  p = fmadd(p, f, broadcast(6.9326099e-1f));
+  p = fmadd(p, f, broadcast(9.9992807e-1f));
+  return _mm512_scalef_ps(p, n);
+}
+#else
+INLINE Vec near_exp2(Vec x) { return exp2(x); }
+#endif
+
 // tanh(x) = 1 - 2 / (1 + e^(2|x|)), with the sign of x; absolute error 2e-7.
 INLINE Vec tanh(Vec x) {
   const Vec e = exp2(mul(magnitude(x), broadcast(-2.885390082f)));  // e^(-2|x|)

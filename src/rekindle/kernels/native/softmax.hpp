@@ -17,6 +17,7 @@ constexpr int STEP = 32;     // tokens that attention takes at once
 // few sets of the L1 cache.
 constexpr int64_t SCORE_ROW = TOKENS + LANES;
 INLINE int64_t weight_row(int entries) { return (int64_t)TOKENS / 2 * entries + LANES; }
+constexpr float MASKED = -1e38f;  // its weight is 0 next to any score from -2.4e38 to 2.4e38
 constexpr float LOG2_E = 1.44269504f;
 
 // What a row has of a segment: its largest score, in units of log 2, and the sum of its weights.
@@ -82,12 +83,12 @@ INLINE void store_weights(Vec low, Vec high, const float* steps, int scales, uin
 }
 
 // Caps and masks the scores of STEP tokens from `t` on, and takes the largest into `most`. Tokens that the row does not
-// see score -infinity. `cap`: 0, or the softcap in units of log 2.
+// see score MASKED. `cap`: 0, or the softcap in units of log 2.
 INLINE void settle(float* scores, int t, Seen seen, float cap, Vec& most) {
   UNROLL for (int n = 0; n < STEP; n += LANES) {
     Vec x = simd::load(scores + t + n);
     if (cap != 0.f) x = simd::mul(simd::tanh(x), simd::broadcast(cap));
-    if (!seen.all(t, t + STEP)) x = simd::within(seen.first - t - n, seen.end - t - n, x, simd::broadcast(-INFINITY));
+    if (!seen.all(t, t + STEP)) x = simd::within(seen.first - t - n, seen.end - t - n, x, simd::broadcast(MASKED));
     if (cap != 0.f || !seen.all(t, t + STEP)) simd::store(scores + t + n, x);
     most = simd::larger(most, x);
   }
@@ -96,8 +97,8 @@ INLINE void settle(float* scores, int t, Seen seen, float cap, Vec& most) {
 // Weights of 2 * LANES tokens from `t` on, of scores that are at most `largest`; their sums are added to `sum`.
 template <int ENTRIES>
 INLINE void weigh_step(const float* scores, int t, Vec largest, const Entries& entries, uint32_t* weights, Vec& sum) {
-  const Vec low = simd::exp2(simd::sub(simd::load(scores + t), largest));
-  const Vec high = simd::exp2(simd::sub(simd::load(scores + t + LANES), largest));
+  const Vec low = simd::near_exp2(simd::sub(simd::load(scores + t), largest));
+  const Vec high = simd::near_exp2(simd::sub(simd::load(scores + t + LANES), largest));
   sum = simd::add(simd::add(sum, low), high);
   store_weights<ENTRIES>(low, high, entries.steps + t, entries.scales, weights + (int64_t)t / 2 * ENTRIES);
 }
