@@ -22,7 +22,7 @@ PROMPT = "a question of many words " * 40
 
 
 def computing() -> set[str]:
-    """The tasks of this process that are no threads of Python's."""
+    """The tasks of this process that are no threads of Python's, or no longer: one that ends may still be there."""
     own = {str(thread.native_id) for thread in threading.enumerate()}
     return set(os.listdir("/proc/self/task")) - own
 
@@ -31,11 +31,12 @@ def compute() -> None:
     torch.ones(1 << 20).relu_()
 
 
-def wait_for(engine: Engine, wanted: set[str]) -> None:
+def wait_until_idle(engine: Engine, before: set[str]) -> None:
+    """Wait until the engine has no tasks besides those of before, some of which may have ended."""
     deadline = time.monotonic() + WITHIN_S
-    while computing() != wanted and time.monotonic() < deadline:
+    while computing() - before and time.monotonic() < deadline:
         engine.stats()
-    assert computing() == wanted
+    assert not computing() - before
 
 
 def test_a_pool_is_given_back_and_made_again() -> None:
@@ -47,13 +48,13 @@ def test_a_pool_is_given_back_and_made_again() -> None:
             one_thread.submit(compute).result()
             assert len(computing() - before) == THREADS - 1
             one_thread.submit(thread_pool.release).result()
-            assert computing() == before
+            assert not computing() - before
 
 
 def test_an_engine_has_no_pool_after_loading_and_when_idle(start: Start) -> None:
     thread_pool.release()
     before = computing()
     engine = start(threads=THREADS)
-    wait_for(engine, before)
+    wait_until_idle(engine, before)
     engine.generate(PROMPT, agent="ada", max_tokens=2)
-    wait_for(engine, before)
+    wait_until_idle(engine, before)
