@@ -113,10 +113,7 @@ void prepare_queries(const Job& job, uint16_t* out) {
       const int64_t row = span.row + i / call.heads, head = i % call.heads;
       const uint16_t* from = call.q.values + row * call.q.row_stride + head * call.q.head_stride;
       alignas(64) float x[q4h::MOST_DIMS];
-      for (int d = 0; d < dim; d++) {
-        const uint32_t bits = (uint32_t)from[d] << 16;
-        memcpy(x + d, &bits, sizeof bits);
-      }
+      q4h::widen(from, dim, x);
       if (job.layer.k_format == RK_Q4H) q4h::rotate(x, dim, job.layer.signs);
       alignas(64) uint16_t line[q4h::MOST_DIMS + LANES];
       for (int d = 0; d < dim; d += LANES) {

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <cstring>
 
 #include "rekindle.h"
 #include "simd.hpp"
@@ -36,31 +37,39 @@ INLINE void stage(float* x, int dim) {
   }
 }
 
+// The stages within vectors, which `size` fills.
+INLINE void vector_stages(float* x, int dim) {
+  for (int i = 0; i < dim; i += simd::LANES) simd::store(x + i, simd::hadamard(simd::load(x + i)));
+}
+
 INLINE void wide_stage(float* x, int dim, int half) {
   for (int i = 0; i < dim; i += 2 * half) {
-    for (int j = i; j < i + half; j += 16) {
-      for (int k = j; k < j + 16; k++) {
-        const float first = x[k], second = x[k + half];
-        x[k] = first + second;
-        x[k + half] = first - second;
-      }
+    for (int j = i; j < i + half; j += simd::LANES) {
+      const simd::Vec first = simd::load(x + j), second = simd::load(x + j + half);
+      simd::store(x + j, simd::add(first, second));
+      simd::store(x + j + half, simd::sub(first, second));
     }
   }
 }
 
 // Walsh-Hadamard transform of each sub-block of `size` values, at distance 1, 2, 4, ...; then the scale.
 INLINE void transform(float* x, int dim, int size) {
-  if (size >= 2) stage<1>(x, dim);
-  if (size >= 4) stage<2>(x, dim);
-  if (size >= 8) stage<4>(x, dim);
-  if (size >= 16) stage<8>(x, dim);
-  for (int half = 16; half < size; half *= 2) wide_stage(x, dim, half);
+  if (size >= simd::LANES) {
+    vector_stages(x, dim);
+    for (int half = simd::LANES; half < size; half *= 2) wide_stage(x, dim, half);
+  } else {
+    if (size >= 2) stage<1>(x, dim);
+    if (size >= 4) stage<2>(x, dim);
+    if (size >= 8) stage<4>(x, dim);
+  }
   const float scale = rotation_scale(size);
   for (int i = 0; i < dim; i++) x[i] *= scale;
 }
 
 INLINE void flip(float* x, int dim, int size, const float* signs) {
-  for (int i = 0; i < dim; i++) x[i] *= signs[i & (size - 1)];
+  for (int i = 0; i < dim; i += size) {
+    for (int j = 0; j < size; j++) x[i + j] *= signs[j];
+  }
 }
 
 INLINE void rotate(float* x, int dim, const float* signs) {
@@ -73,6 +82,28 @@ INLINE void unrotate(float* x, int dim, const float* signs) {
   const int size = rotation_size(dim);
   transform(x, dim, size);
   flip(x, dim, size, signs);
+}
+
+// The largest magnitude; as bits, in which NaN is the largest of all.
+INLINE float worst_of(const float* x, int64_t count) {
+  uint32_t most = 0;
+  for (int64_t i = 0; i < count; i++) {
+    uint32_t bits;
+    memcpy(&bits, x + i, sizeof bits);
+    bits &= 0x7fffffffu;
+    most = bits > most ? bits : most;
+  }
+  float worst;
+  memcpy(&worst, &most, sizeof worst);
+  return worst;
+}
+
+// bf16 values as fp32.
+INLINE void widen(const uint16_t* from, int64_t count, float* x) {
+  for (int64_t i = 0; i < count; i++) {
+    const uint32_t bits = (uint32_t)from[i] << 16;
+    memcpy(x + i, &bits, sizeof bits);
+  }
 }
 
 // fp32(8 / scale) of every byte that an encoder writes.

@@ -37,6 +37,15 @@ INLINE Vec rounded(Vec a) { return _mm512_roundscale_ps(a, _MM_FROUND_TO_NEAREST
 INLINE float sum(Vec a) { return _mm512_reduce_add_ps(a); }
 INLINE float largest(Vec a) { return _mm512_reduce_max_ps(a); }
 
+// Sums and differences of lanes at distance 1, 2, 4, ...: the Walsh-Hadamard transform of a vector, without its scale.
+INLINE Vec hadamard(Vec x) {
+  const Vec ones = _mm512_set1_ps(1.f), minus = _mm512_set1_ps(-1.f);
+  x = _mm512_fmadd_ps(x, _mm512_mask_blend_ps(0xaaaa, ones, minus), _mm512_permute_ps(x, 0xb1));
+  x = _mm512_fmadd_ps(x, _mm512_mask_blend_ps(0xcccc, ones, minus), _mm512_permute_ps(x, 0x4e));
+  x = _mm512_fmadd_ps(x, _mm512_mask_blend_ps(0xf0f0, ones, minus), _mm512_shuffle_f32x4(x, x, 0xb1));
+  return _mm512_fmadd_ps(x, _mm512_mask_blend_ps(0xff00, ones, minus), _mm512_shuffle_f32x4(x, x, 0x4e));
+}
+
 INLINE Bits load_bits(const void* p) { return _mm512_loadu_si512(p); }
 INLINE void store_bits(void* p, Bits x) { _mm512_storeu_si512(p, x); }
 INLINE Bits broadcast_bits(uint32_t x) { return _mm512_set1_epi32((int)x); }
@@ -154,6 +163,13 @@ INLINE float largest(Vec a) {
   __m128 x = _mm_max_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps(a, 1));
   x = _mm_max_ps(x, _mm_movehl_ps(x, x));
   return _mm_cvtss_f32(_mm_max_ss(x, _mm_movehdup_ps(x)));
+}
+
+INLINE Vec hadamard(Vec x) {
+  const Vec ones = _mm256_set1_ps(1.f), minus = _mm256_set1_ps(-1.f);
+  x = _mm256_fmadd_ps(x, _mm256_blend_ps(ones, minus, 0xaa), _mm256_permute_ps(x, 0xb1));
+  x = _mm256_fmadd_ps(x, _mm256_blend_ps(ones, minus, 0xcc), _mm256_permute_ps(x, 0x4e));
+  return _mm256_fmadd_ps(x, _mm256_blend_ps(ones, minus, 0xf0), _mm256_permute2f128_ps(x, x, 0x01));
 }
 
 INLINE Bits load_bits(const void* p) { return _mm256_loadu_si256((const __m256i*)p); }

@@ -9,20 +9,6 @@ namespace {
 const q4h::InverseScales INVERSE;
 constexpr int64_t SERIAL_VALUES = 1 << 14;  // below, a second thread costs more than it saves
 
-// The largest magnitude; as bits, in which NaN is the largest of all.
-INLINE float worst_of(const float* x, int count) {
-  uint32_t most = 0;
-  for (int i = 0; i < count; i++) {
-    uint32_t bits;
-    memcpy(&bits, x + i, sizeof bits);
-    bits &= 0x7fffffffu;
-    most = bits > most ? bits : most;
-  }
-  float worst;
-  memcpy(&worst, &most, sizeof worst);
-  return worst;
-}
-
 INLINE float worse(float a, float b) { return a > b || a != a ? a : b; }
 
 INLINE int scale_byte(float largest) {
@@ -51,7 +37,7 @@ float encode(float* x, int dim, int group, const float* signs, uint8_t* codes, u
   float worst = 0.f;
   uint8_t unpacked[q4h::MOST_DIMS];
   for (int g = 0; g < dim / group; g++) {
-    const float largest = worst_of(x + g * group, group);
+    const float largest = q4h::worst_of(x + g * group, group);
     worst = worse(largest, worst);
     if (codes == nullptr) continue;
     const int byte = scale_byte(largest);
@@ -71,7 +57,7 @@ float copy_finite(const float* x, const uint16_t* from, int dim, uint16_t* to) {
   if (to != nullptr) {
     for (int i = 0; i < dim; i++) to[i] = (from[i] & 0x7f80) == 0x7f80 ? 0 : from[i];
   }
-  return worst_of(x, dim);
+  return q4h::worst_of(x, dim);
 }
 
 struct Section {
@@ -85,10 +71,7 @@ struct Section {
 float write_vector(const rk_layer& layer, const Section& s, int64_t row, int64_t head, int32_t block, int32_t token) {
   alignas(64) float x[q4h::MOST_DIMS];
   const uint16_t* from = s.rows.values + row * s.rows.row_stride + head * s.rows.head_stride;
-  for (int i = 0; i < s.dim; i++) {
-    const uint32_t bits = (uint32_t)from[i] << 16;
-    memcpy(x + i, &bits, sizeof bits);
-  }
+  q4h::widen(from, s.dim, x);
   const bool stored = block >= 0;
   uint8_t* base = stored ? layer.blocks + block * layer.block_bytes : nullptr;
   const int64_t at = head * layer.block_tokens + token;
