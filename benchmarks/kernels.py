@@ -3,9 +3,9 @@
     python -m benchmarks kernels --threads 1
     python -m benchmarks kernels --threads 2 --rows 1 --rows 8
 
-The arm `torch` is torch.nn.functional.linear in bf16; the others are the levels that this processor runs. With one
-thread the process's CPU time is taken, which other processes disturb least, with more the time that passes. Weights are
-used in turn, as those of a model's layers are, so that a single matrix does not stay in the cache.
+The arm `torch` is torch.nn.functional.linear in bf16; the others are the levels that this processor runs, in bf16 and
+in int8. With one thread the process's CPU time is taken, which other processes disturb least, with more the time that
+passes. Weights are used in turn, as those of a model's layers are, so that a single matrix does not stay in the cache.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from rekindle.errors import ConfigError
 from rekindle.harness.record import Measurement, Origin, deliver
 from rekindle.kernels import library
 from rekindle.kernels.levels import LEVELS
-from rekindle.kernels.linear import LinearKernel, Matrix, PackedWeights
+from rekindle.kernels.linear import LinearKernel, Matrix, PackedWeights, WeightFormat
 
 Shape = tuple[int, int]  # columns, depth
 SHAPES: tuple[Shape, ...] = ((1152, 896), (9728, 896), (896, 4864))  # of a layer of the 24-layer model
@@ -67,8 +67,9 @@ class Layers:
         self.threads = options.threads
         self.arms: dict[str, Multiply] = {"torch": self._by_torch}
         for level, kernel in kernels.items():
-            packed = [kernel.pack(matrix(each)) for each in self.weights]
-            self.arms[level] = self._by_kernel(kernel, packed)
+            for weight_format in get_args(WeightFormat):
+                packed = [kernel.pack(matrix(each), weight_format=weight_format) for each in self.weights]
+                self.arms[f"{level} {weight_format}"] = self._by_kernel(kernel, packed)
 
     def _by_torch(self, number: int, rows: torch.Tensor) -> torch.Tensor:
         return torch.nn.functional.linear(rows, self.weights[number])

@@ -24,9 +24,9 @@ def test_every_product_is_measured_by_torch_at_least(tmp_path: Path) -> None:
     assert result.exit_code == 0, result.output
     lines = [json.loads(line) for line in out.read_text().splitlines()]
     arms = {line["arm"] for line in lines}
-    assert "torch" in arms and all(
-        f"{level} is left out" in result.output for level in {"amx", "avx512", "avx2"} - arms
-    )
+    assert "torch" in arms
+    for level in ("amx", "avx512", "avx2"):
+        assert {f"{level} bf16", f"{level} int8"} <= arms or f"{level} is left out" in result.output
     assert {line["measure"] for line in lines} == {"linear 70x40, 1 rows", "linear 70x40, 5 rows"}
     assert {len(line["values"]) for line in lines} == {2 * 24}
 
@@ -39,8 +39,9 @@ def test_the_arms_compute_the_same_product(tmp_path: Path) -> None:
     layers = Layers((70, 40), {found.level: LinearKernel(found)}, KernelBench())
     rows = torch.randn(5, 40).to(torch.bfloat16)
     for number in (0, len(layers.weights) - 1):
-        expected, ours = (multiply(number, rows) for multiply in layers.arms.values())
+        expected, ours, rounded = (multiply(number, rows) for multiply in layers.arms.values())
         torch.testing.assert_close(ours, expected, rtol=2**-7, atol=2**-7)
+        assert float((rounded - expected).norm() / expected.norm()) < 0.03
 
 
 def test_nonsense_is_refused() -> None:

@@ -10,7 +10,7 @@ _AVX2 = ("avx2", "fma", "f16c")
 _AVX512 = ("avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_bf16", "avx512_vnni")
 # Level, the fastest first -> the instructions it may use, by their names in /proc/cpuinfo.
 LEVELS = {
-    "amx": (*_AVX2, *_AVX512, "amx_tile", "amx_bf16"),
+    "amx": (*_AVX2, *_AVX512, "amx_tile", "amx_bf16", "amx_int8"),
     "avx512": (*_AVX2, *_AVX512),
     "avx2": _AVX2,
 }

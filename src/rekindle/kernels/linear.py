@@ -2,7 +2,8 @@
 
 Owns the memory of packed weights. Knows addresses and strides only, no tensors: callers keep what they point to alive,
 and guarantee dtypes and shapes. An output depends on its row and its column of weights, to the bit: not on the other
-rows of the call, their number, or the number of threads. Between levels bits differ; the packed form is the same.
+rows of the call, their number, or the number of threads. Between levels bits of bf16 products differ, those of int8 do
+not; the packed form is the same.
 """
 
 from __future__ import annotations
@@ -16,8 +17,10 @@ import numpy as np
 from rekindle.kernels.library import KernelLibrary
 
 ALIGNMENT = 64
-BF16, FP32 = 0, 1  # RK_BF16 and RK_FP32 of native/rekindle.h
-BF16_BYTES = 2
+BF16, FP32, INT8 = 0, 1, 3  # RK_BF16, RK_FP32 and RK_INT8 of native/rekindle.h
+FORMATS = {"bf16": BF16, "int8": INT8}
+MOST_INT8_DEPTH = 1 << 16  # sums of products of bytes fit 32 bits
+WeightFormat = Literal["bf16", "int8"]
 
 
 class _Call(ctypes.Structure):
@@ -41,8 +44,12 @@ class Matrix(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PackedWeights:
-    """Weights [columns, depth] of a linear layer in the form the kernels read; `memory` (uint8) is the only copy."""
+    """Weights [columns, depth] of a linear layer in the form the kernels read; `memory` (uint8) is the only copy.
 
+    `int8`: rounded to 8 bits with a scale for each column, after a rotation that rows of inputs go through as well.
+    """
+
+    format: WeightFormat
     columns: int
     depth: int
     memory: np.ndarray = field(repr=False)
@@ -50,7 +57,7 @@ class PackedWeights:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes held, columns rounded up to 64 and depth to 32."""
+        """Bytes held, columns rounded up to 64 and depth to 32, with int8 to 64."""
         return self.memory.nbytes
 
     def check(self) -> None:
@@ -68,20 +75,28 @@ class LinearKernel:
         self._linear = library.function("rk_linear", [pointer, word])
 
     def pack(
-        self, weights: Matrix, *, layout: Literal["columns first", "depth first"] = "columns first", threads: int = 1
+        self,
+        weights: Matrix,
+        *,
+        weight_format: WeightFormat = "bf16",
+        layout: Literal["columns first", "depth first"] = "columns first",
+        threads: int = 1,
     ) -> PackedWeights:
         """Copy bf16 weights into packed memory: [columns, depth], as nn.Linear has them, or [depth, columns].
 
-        ValueError if there is nothing to pack.
+        ValueError if there is nothing to pack, or the depth is beyond what int8 products can sum.
         """
         if weights.rows < 1 or weights.columns < 1:
             raise ValueError(f"weights of shape [{weights.rows}, {weights.columns}] cannot be packed")
         by_column = layout == "columns first"
         columns, depth = (weights.rows, weights.columns) if by_column else (weights.columns, weights.rows)
-        memory = aligned_memory(self._bytes(BF16, columns, depth))
-        packed = PackedWeights(columns, depth, memory, memory.ctypes.data)
+        if weight_format == "int8" and depth > MOST_INT8_DEPTH:
+            raise ValueError(f"a depth of {depth} is too large for int8: at most {MOST_INT8_DEPTH}")
+        code = FORMATS[weight_format]
+        memory = aligned_memory(self._bytes(code, columns, depth))
+        packed = PackedWeights(weight_format, columns, depth, memory, memory.ctypes.data)
         strides = (weights.stride, 1) if by_column else (1, weights.stride)
-        self._pack(BF16, weights.address, *strides, columns, depth, packed.address, threads)
+        self._pack(code, weights.address, *strides, columns, depth, packed.address, threads)
         return packed
 
     def multiply(
@@ -96,14 +111,15 @@ class LinearKernel:
     ) -> None:
         """Write source [rows, depth] times the weights, plus `bias`, into target [rows, columns]; both may have no row.
 
-        Sums are fp32 and rounded once, after the bias; `output="fp32"` does not round them. `source` and the values at
-        the address `bias` [columns] are bf16. Numbers below 2^-126 may count as 0.
+        Sums are fp32, of int8 exact, and rounded once, after the bias; `output="fp32"` does not round them. `source`
+        and the values at the address `bias` [columns] are bf16. Numbers below 2^-126 may count as 0; with int8 an
+        output is NaN where its row or its column of weights is not finite.
         """
         assert source.columns == packed.depth and target.columns == packed.columns, (packed, source, target)
         assert source.rows == target.rows, (source, target)
         kind = FP32 if output == "fp32" else BF16
         call = _Call(
-            *(BF16, kind, packed.address, bias, source.address, target.address),
+            *(FORMATS[packed.format], kind, packed.address, bias, source.address, target.address),
             *(source.rows, packed.columns, packed.depth, source.stride, target.stride),
         )
         self._linear(ctypes.byref(call), threads)

@@ -5,10 +5,13 @@
 #include <array>
 #include <utility>
 
+#include "int8.hpp"
 #include "panel.hpp"
 
 namespace dots {
 
+using panel::Bf16;
+using panel::Int8;
 using panel::Sums;
 using simd::Bits;
 using simd::LANES;
@@ -16,86 +19,161 @@ using simd::Vec;
 
 constexpr int MOST_ROWS = 6;
 constexpr int STRIP_VECS = panel::STRIP / LANES;
+static const int8::Signs SIGNS;
+
+// How a format is multiplied at this level: `Staged` values for each word of a row, and the sums' vectors.
+template <class Format>
+struct Arithmetic;
 
 #if defined(__AVX512BF16__)
 
-using Staged = uint16_t;        // a pair of an input row is multiplied as one word
 constexpr int MOST_ALONE = 12;  // rows of a call that are not cut into groups: its weights are read from memory once
 constexpr int strips_at_once(int rows) { return rows <= MOST_ROWS ? 4 : 2; }
 
-INLINE void stage_row(const uint16_t* input, int64_t row, int64_t depth, Staged* out) {
-  const int64_t padded = panel::blocks_of(depth) * panel::DEPTH;
-  out += row * padded;
-  memcpy(out, input, depth * sizeof(uint16_t));
-  memset(out + depth, 0, (padded - depth) * sizeof(uint16_t));
-}
+// Words of a row are multiplied as they are.
+struct Words {
+  using Staged = uint32_t;
+  static constexpr int STAGED = 1;  // for each word
 
-// acc += one pair of each row times `weights`, the same pair of STRIPS strips.
-template <int ROWS, int STRIPS>
-INLINE void add_pair(Vec (&acc)[ROWS][STRIPS], const Staged* const (&rows)[ROWS], int64_t at, const uint16_t* weights) {
-  Bits b[STRIPS];
-  UNROLL for (int n = 0; n < STRIPS; n++) b[n] = simd::load_bits(weights + n * panel::STRIP_VALUES);
-  UNROLL for (int r = 0; r < ROWS; r++) {
-    uint32_t pair;
-    memcpy(&pair, rows[r] + at, sizeof pair);
-    const Bits a = simd::broadcast_bits(pair);
-    UNROLL for (int n = 0; n < STRIPS; n++) acc[r][n] = simd::dot(acc[r][n], a, b[n]);
+  template <int ROWS, int VECS, class Sum>
+  INLINE void add(Sum (&acc)[ROWS][VECS], const Staged* const (&rows)[ROWS], int64_t at, const uint32_t* weights) {
+    Bits b[VECS];
+    UNROLL for (int n = 0; n < VECS; n++) b[n] = simd::load_bits(weights + n * panel::STRIP_WORDS);
+    UNROLL for (int r = 0; r < ROWS; r++) {
+      const Bits a = simd::broadcast_bits(rows[r][at]);
+      UNROLL for (int n = 0; n < VECS; n++) acc[r][n] = simd::dot(acc[r][n], a, b[n]);
+    }
   }
-}
+};
+
+template <>
+struct Arithmetic<Bf16> : Words {
+  using Sum = Vec;
+
+  static Sum start(const uint32_t*) { return simd::zero(); }
+  static float stage(const uint16_t* input, int64_t depth, float*, Staged* out) {
+    uint16_t* values = (uint16_t*)out;
+    memcpy(values, input, depth * sizeof *values);
+    memset(values + depth, 0, (panel::blocks_of<Bf16>(depth) * panel::DEPTH<Bf16> - depth) * sizeof *values);
+    return 1.f;
+  }
+};
+
+// One side of a product of bytes has no sign here: 128 is added to the rows, and what that adds to a sum is subtracted
+// at its start.
+template <>
+struct Arithmetic<Int8> : Words {
+  using Sum = Bits;
+
+  static Sum start(const uint32_t* column_sums) {
+    return simd::minus(simd::zero_bits(), simd::shift_left(simd::load_bits(column_sums), 7));
+  }
+  static float stage(const uint16_t* input, int64_t depth, float* scratch, Staged* out) {
+    q4h::widen(input, depth, scratch);
+    const float scale = int8::quantise(scratch, depth, SIGNS, (int8_t*)out, int8::BLOCK);
+    const int64_t words = panel::blocks_of<Int8>(depth) * panel::WORDS;
+    for (int64_t i = 0; i < words; i++) out[i] ^= 0x80808080u;
+    return scale;
+  }
+};
 
 #else
 
-using Staged = float;  // input rows are widened once: in the loop it would cost as much as the products
 constexpr int MOST_ALONE = MOST_ROWS;
 constexpr int strips_at_once(int rows) { return rows <= 2 ? 2 : 1; }
 
-INLINE void stage_row(const uint16_t* input, int64_t row, int64_t depth, Staged* out) {
-  const int64_t padded = panel::blocks_of(depth) * panel::DEPTH;
-  out += row * padded;
-  int64_t k = 0;
-  for (; k + LANES <= depth; k += LANES) simd::store(out + k, simd::load_bf16(input + k));
-  for (; k < padded; k++) {
-    const uint32_t bits = k < depth ? (uint32_t)input[k] << 16 : 0;
-    memcpy(out + k, &bits, sizeof bits);
-  }
+INLINE const uint32_t* strip_part(const uint32_t* weights, int vec) {
+  return weights + vec / STRIP_VECS * panel::STRIP_WORDS + vec % STRIP_VECS * LANES;
 }
 
-template <int ROWS, int VECS>
-INLINE void add_pair(Vec (&acc)[ROWS][VECS], const Staged* const (&rows)[ROWS], int64_t at, const uint16_t* weights) {
-  UNROLL for (int half = 0; half < 2; half++) {
-    Vec b[VECS];
-    UNROLL for (int n = 0; n < VECS; n++) {
-      const Bits pairs = simd::load_bits(weights + n / 2 * panel::STRIP_VALUES + n % 2 * 2 * LANES);
-      b[n] = half ? simd::seconds(pairs) : simd::firsts(pairs);
-    }
-    UNROLL for (int r = 0; r < ROWS; r++) {
-      const Vec a = simd::broadcast(rows[r][at + half]);
-      UNROLL for (int n = 0; n < VECS; n++) acc[r][n] = simd::fmadd(a, b[n], acc[r][n]);
+// Rows are widened once: in the loop it would cost as much as the products.
+template <>
+struct Arithmetic<Bf16> {
+  using Staged = float;
+  using Sum = Vec;
+  static constexpr int STAGED = 2;
+
+  static Sum start(const uint32_t*) { return simd::zero(); }
+  static float stage(const uint16_t* input, int64_t depth, float*, Staged* out) {
+    q4h::widen(input, depth, out);
+    const int64_t padded = panel::blocks_of<Bf16>(depth) * panel::DEPTH<Bf16>;
+    for (int64_t k = depth; k < padded; k++) out[k] = 0.f;
+    return 1.f;
+  }
+  template <int ROWS, int VECS>
+  INLINE void add(Sum (&acc)[ROWS][VECS], const Staged* const (&rows)[ROWS], int64_t at, const uint32_t* b) {
+    UNROLL for (int half = 0; half < 2; half++) {
+      Vec w[VECS];
+      UNROLL for (int n = 0; n < VECS; n++) {
+        const Bits pairs = simd::load_bits(strip_part(b, n));
+        w[n] = half ? simd::seconds(pairs) : simd::firsts(pairs);
+      }
+      UNROLL for (int r = 0; r < ROWS; r++) {
+        const Vec a = simd::broadcast(rows[r][at + half]);
+        UNROLL for (int n = 0; n < VECS; n++) acc[r][n] = simd::fmadd(a, w[n], acc[r][n]);
+      }
     }
   }
-}
+};
+
+template <>
+struct Arithmetic<Int8> {
+  using Staged = uint32_t;
+  using Sum = Bits;
+  static constexpr int STAGED = 1;
+
+  static Sum start(const uint32_t*) { return simd::zero_bits(); }
+  static float stage(const uint16_t* input, int64_t depth, float* scratch, Staged* out) {
+    q4h::widen(input, depth, scratch);
+    return int8::quantise(scratch, depth, SIGNS, (int8_t*)out, int8::BLOCK);
+  }
+  template <int ROWS, int VECS>
+  INLINE void add(Sum (&acc)[ROWS][VECS], const Staged* const (&rows)[ROWS], int64_t at, const uint32_t* b) {
+    Bits w[VECS];
+    UNROLL for (int n = 0; n < VECS; n++) w[n] = simd::load_bits(strip_part(b, n));
+    UNROLL for (int r = 0; r < ROWS; r++) {
+      const Bits a = simd::broadcast_bits(rows[r][at]);
+      UNROLL for (int n = 0; n < VECS; n++) acc[r][n] = simd::dot(acc[r][n], a, w[n]);
+    }
+  }
+};
 
 #endif
 
+template <class Format>
+using Staged = typename Arithmetic<Format>::Staged;
+template <class Format>
+constexpr int STAGED_BLOCK = panel::WORDS * Arithmetic<Format>::STAGED;  // values of a row in a block
+
+// Stages one row; `scratch` has room for its whole blocks. Returns its scale.
+template <class Format>
+INLINE float stage_row(const uint16_t* input, int64_t row, int64_t depth, float* scratch, Staged<Format>* out) {
+  const int64_t values = panel::blocks_of<Format>(depth) * STAGED_BLOCK<Format>;
+  return Arithmetic<Format>::stage(input, depth, scratch, out + row * values);
+}
+
 // Sums of ROWS rows over the strips from `strip` on of one panel.
-template <int ROWS, int STRIPS>
-static void multiply_strips(const Staged* first, int64_t blocks, const uint16_t* weights, int strip, Sums& sums) {
+template <class Format, int ROWS, int STRIPS>
+static void multiply_strips(const Staged<Format>* first, int64_t blocks, const uint32_t* weights, int strip,
+                            Sums& sums) {
+  using Level = Arithmetic<Format>;
   constexpr int VECS = STRIPS * STRIP_VECS;
-  constexpr int AHEAD = 2 * panel::BLOCK_VALUES;
-  const Staged* rows[ROWS];
-  Vec acc[ROWS][VECS];
+  constexpr int AHEAD = 2 * panel::BLOCK_WORDS;
+  const uint32_t* column_sums = weights + blocks * panel::BLOCK_WORDS + panel::COLUMNS + strip * panel::STRIP;
+  const Staged<Format>* rows[ROWS];
+  typename Level::Sum acc[ROWS][VECS];
   UNROLL for (int r = 0; r < ROWS; r++) {
-    rows[r] = first + r * blocks * panel::DEPTH;
-    UNROLL for (int n = 0; n < VECS; n++) acc[r][n] = simd::zero();
+    rows[r] = first + r * blocks * STAGED_BLOCK<Format>;
+    UNROLL for (int n = 0; n < VECS; n++) acc[r][n] = Level::start(column_sums + n * LANES);
   }
-  const uint16_t* b = weights + strip * panel::STRIP_VALUES;
-  for (int64_t block = 0; block < blocks; block++, b += panel::BLOCK_VALUES) {
-    for (int pair = 0; pair < panel::DEPTH / 2; pair++) {
-      const uint16_t* at = b + pair * 2 * panel::STRIP;
+  const uint32_t* b = weights + strip * panel::STRIP_WORDS;
+  for (int64_t block = 0; block < blocks; block++, b += panel::BLOCK_WORDS) {
+    for (int word = 0; word < panel::WORDS; word++) {
+      const uint32_t* at = b + word * panel::STRIP;
       UNROLL for (int n = 0; n < STRIPS; n++) {
-        _mm_prefetch((const char*)(at + n * panel::STRIP_VALUES + AHEAD), _MM_HINT_T0);
+        _mm_prefetch((const char*)(at + n * panel::STRIP_WORDS + AHEAD), _MM_HINT_T0);
       }
-      add_pair<ROWS, VECS>(acc, rows, block * panel::DEPTH + 2 * pair, at);
+      Level::add(acc, rows, (block * panel::WORDS + word) * Level::STAGED, at);
     }
   }
   UNROLL for (int r = 0; r < ROWS; r++) {
@@ -103,11 +181,11 @@ static void multiply_strips(const Staged* first, int64_t blocks, const uint16_t*
   }
 }
 
-template <int ROWS>
-static void multiply_rows(const Staged* first, int64_t blocks, const uint16_t* weights, Sums& sums) {
+template <class Format, int ROWS>
+static void multiply_rows(const Staged<Format>* first, int64_t blocks, const uint32_t* weights, Sums& sums) {
   constexpr int STRIPS = strips_at_once(ROWS);
   for (int strip = 0; strip < panel::COLUMNS / panel::STRIP; strip += STRIPS) {
-    multiply_strips<ROWS, STRIPS>(first, blocks, weights, strip, sums);
+    multiply_strips<Format, ROWS, STRIPS>(first, blocks, weights, strip, sums);
   }
 }
 
@@ -118,18 +196,20 @@ INLINE int64_t rows_at_once(int64_t rows) {
   return (rows + groups - 1) / groups;
 }
 
-using Product = void (*)(const Staged*, int64_t, const uint16_t*, Sums&);
+template <class Format>
+using Product = void (*)(const Staged<Format>*, int64_t, const uint32_t*, Sums&);
 
-template <int... N>
-constexpr std::array<Product, sizeof...(N)> for_each_count(std::integer_sequence<int, N...>) {
-  return {multiply_rows<N + 1>...};
+template <class Format, int... N>
+constexpr std::array<Product<Format>, sizeof...(N)> for_each_count(std::integer_sequence<int, N...>) {
+  return {multiply_rows<Format, N + 1>...};
 }
 
 struct Registers {};  // of one thread; nothing to prepare
 
-INLINE void multiply(Registers&, const Staged* first, int64_t rows, int64_t blocks, const uint16_t* weights,
+template <class Format>
+INLINE void multiply(Registers&, const Staged<Format>* first, int64_t rows, int64_t blocks, const uint32_t* weights,
                      Sums& sums) {
-  static constexpr auto BY_ROWS = for_each_count(std::make_integer_sequence<int, MOST_ALONE>());
+  static constexpr auto BY_ROWS = for_each_count<Format>(std::make_integer_sequence<int, MOST_ALONE>());
   BY_ROWS[rows - 1](first, blocks, weights, sums);
 }
 

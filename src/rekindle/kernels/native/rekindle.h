@@ -16,16 +16,19 @@ extern "C" {
 #endif
 
 /* The number of this interface; a library with another one is not used. `INTERFACE` in library.py is the same. */
-#define RK_INTERFACE 2
+#define RK_INTERFACE 3
 int32_t rk_interface(void);
 
 /* Asks the system for what this library's instructions need; 1 if they may be used. Call it before anything else. */
 int32_t rk_start(void);
 
-/* Formats of numbers; RK_Q4H is that of K and V in 4 bits. */
-enum { RK_BF16 = 0, RK_FP32 = 1, RK_Q4H = 2 };
+/* Formats of numbers; RK_Q4H is that of K and V in 4 bits, RK_INT8 that of weights and rows in 8. */
+enum { RK_BF16 = 0, RK_FP32 = 1, RK_Q4H = 2, RK_INT8 = 3 };
 
-/* Packed weights of a linear layer, out = in * weights^T: how many bytes (RK_BF16 only, for now), and the packing.
+/* Packed weights of a linear layer, out = in * weights^T: how many bytes, and the packing, as RK_BF16 or RK_INT8.
+ *
+ * RK_INT8: a column of weights, and every row it is multiplied by, is rounded to int8 with a scale of its own after a
+ * rotation. The depth is at most 2^16. All levels give the same bits.
  *
  * weights: bf16, that of output column c and depth k at weights[c * column_stride + k * depth_stride].
  * packed: rk_packed_bytes bytes, aligned to 64.

@@ -48,11 +48,13 @@ INLINE Vec hadamard(Vec x) {
 
 INLINE Bits load_bits(const void* p) { return _mm512_loadu_si512(p); }
 INLINE void store_bits(void* p, Bits x) { _mm512_storeu_si512(p, x); }
+INLINE void store(float* p, Bits x) { store_bits(p, x); }
 INLINE Bits broadcast_bits(uint32_t x) { return _mm512_set1_epi32((int)x); }
 INLINE Bits zero_bits() { return _mm512_setzero_si512(); }
 INLINE Bits both(Bits a, Bits b) { return _mm512_and_si512(a, b); }
 INLINE Bits either(Bits a, Bits b) { return _mm512_or_si512(a, b); }
 INLINE Bits plus(Bits a, Bits b) { return _mm512_add_epi32(a, b); }
+INLINE Bits minus(Bits a, Bits b) { return _mm512_sub_epi32(a, b); }
 INLINE Bits shift_left(Bits a, int count) { return _mm512_sll_epi32(a, _mm_cvtsi32_si128(count)); }
 INLINE Bits shift_right(Bits a, int count) { return _mm512_srl_epi32(a, _mm_cvtsi32_si128(count)); }
 INLINE Vec as_floats(Bits a) { return _mm512_castsi512_ps(a); }
@@ -108,6 +110,13 @@ INLINE void load_transposed(const uint8_t* p, int64_t stride, Bits (&out)[8]) {
 }
 
 INLINE Bits to_exponent(Vec n) { return _mm512_slli_epi32(_mm512_cvtps_epi32(n), 23); }
+INLINE Vec to_floats(Bits integers) { return _mm512_cvtepi32_ps(integers); }
+
+// acc + the sum of a's bytes (0 to 255) times b's (-128 to 127), four of them in a word.
+INLINE Bits dot(Bits acc, Bits a, Bits b) {
+  asm("vpdpbusd %2, %1, %0" : "+v"(acc) : "v"(a), "v"(b));
+  return acc;
+}
 
 INLINE Vec load_bf16(const uint16_t* p) {
   return as_floats(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)p)), 16));
@@ -174,6 +183,7 @@ INLINE Vec hadamard(Vec x) {
 
 INLINE Bits load_bits(const void* p) { return _mm256_loadu_si256((const __m256i*)p); }
 INLINE void store_bits(void* p, Bits x) { _mm256_storeu_si256((__m256i*)p, x); }
+INLINE void store(float* p, Bits x) { store_bits(p, x); }
 INLINE Bits broadcast_bits(uint32_t x) { return _mm256_set1_epi32((int)x); }
 INLINE Bits zero_bits() { return _mm256_setzero_si256(); }
 INLINE Bits both(Bits a, Bits b) { return _mm256_and_si256(a, b); }
@@ -224,6 +234,13 @@ INLINE void load_transposed(const uint8_t* p, int64_t stride, Bits (&out)[8]) {
 }
 
 INLINE Bits to_exponent(Vec n) { return _mm256_slli_epi32(_mm256_cvtps_epi32(n), 23); }
+INLINE Vec to_floats(Bits integers) { return _mm256_cvtepi32_ps(integers); }
+
+// acc + the sum of a's bytes times b's, four of them in a word; all from -127 to 127, so two products fit 16 bits.
+INLINE Bits dot(Bits acc, Bits a, Bits b) {
+  const Bits pairs = _mm256_maddubs_epi16(_mm256_abs_epi8(a), _mm256_sign_epi8(b, a));
+  return _mm256_add_epi32(acc, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
+}
 
 INLINE Vec load_bf16(const uint16_t* p) {
   return as_floats(_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i*)p)), 16));

@@ -1,33 +1,50 @@
-// Rows times a panel in the tiles of AMX. A tile product takes 32 steps of depth; an output is one element of one tile,
+// Rows times a panel in the tiles of AMX. A tile product takes a block of depth; an output is one element of one tile,
 // which takes the depth from first to last whatever the other rows of its tile are, or how many.
 //
 //     tiles 0 to 3: sums of two times two, or one times four, 16 x 16 pieces   4, 5: rows   6, 7: weights
 #pragma once
 
+#include <type_traits>
+
+#include "int8.hpp"
 #include "panel.hpp"
 
 namespace tiles {
 
+using panel::Bf16;
+using panel::Int8;
 using panel::Sums;
 
 constexpr int ROWS = 16;  // of a tile
 constexpr int MOST_ROWS = 2 * ROWS;
-constexpr int TILE_VALUES = panel::STRIP_VALUES;
+constexpr int TILE_WORDS = panel::STRIP_WORDS;
+static const int8::Signs SIGNS;
 
-using Staged = uint16_t;  // [rows of 16][block][row 16][32]: what is missing in the last rows is not read
+template <class Format>
+using Staged = uint32_t;  // [rows of 16][block][row 16][word 16]: what is missing in the last rows is not read
+template <class Format>
+constexpr int STAGED_BLOCK = panel::WORDS;
 
-INLINE void stage_row(const uint16_t* input, int64_t row, int64_t depth, Staged* out) {
-  const int64_t blocks = panel::blocks_of(depth);
-  Staged* to = out + (row / ROWS * blocks * ROWS + row % ROWS) * panel::DEPTH;
-  for (int64_t block = 0; block < blocks; block++, to += TILE_VALUES) {
-    const int64_t left = depth - block * panel::DEPTH;
-    if (left >= panel::DEPTH) {
-      simd::store_bits(to, simd::load_bits(input + block * panel::DEPTH));
+// Stages one row; `scratch` has room for its whole blocks. Returns its scale.
+template <class Format>
+INLINE float stage_row(const uint16_t* input, int64_t row, int64_t depth, float* scratch, uint32_t* out) {
+  const int64_t blocks = panel::blocks_of<Format>(depth);
+  uint32_t* to = out + (row / ROWS * blocks * ROWS + row % ROWS) * panel::WORDS;
+  if constexpr (std::is_same_v<Format, Int8>) {
+    q4h::widen(input, depth, scratch);
+    return int8::quantise(scratch, depth, SIGNS, (int8_t*)to, TILE_WORDS * sizeof *to);
+  }
+  for (int64_t block = 0; block < blocks; block++, to += TILE_WORDS) {
+    const uint16_t* from = input + block * panel::DEPTH<Bf16>;
+    const int64_t left = depth - block * panel::DEPTH<Bf16>;
+    if (left >= panel::DEPTH<Bf16>) {
+      simd::store_bits(to, simd::load_bits(from));
     } else {
-      memset(to, 0, panel::DEPTH * sizeof(Staged));
-      memcpy(to, input + block * panel::DEPTH, left * sizeof(Staged));
+      memset(to, 0, panel::WORDS * sizeof *to);
+      memcpy(to, from, left * sizeof *from);
     }
   }
+  return 1.f;
 }
 
 // The tile registers of one thread, shaped for a number of rows; given back at the end.
@@ -60,33 +77,42 @@ class Registers {
   int64_t rows_ = -1;
 };
 
-constexpr int WEIGHT_STRIDE = 2 * panel::STRIP * sizeof(uint16_t);
-constexpr int INPUT_STRIDE = panel::DEPTH * sizeof(uint16_t);
+constexpr int WEIGHT_STRIDE = panel::STRIP * sizeof(uint32_t);
+constexpr int INPUT_STRIDE = panel::WORDS * sizeof(uint32_t);
 constexpr int SUM_STRIDE = panel::COLUMNS * sizeof(float);
 
-constexpr int AHEAD = 2 * panel::BLOCK_VALUES;  // what is fetched while a block is multiplied
+constexpr int AHEAD = 2 * panel::BLOCK_WORDS;  // what is fetched while a block is multiplied
 
-INLINE void prefetch(const uint16_t* weights, int count) {
-  for (int value = 0; value < count; value += 32) _mm_prefetch((const char*)(weights + value), _MM_HINT_T0);
+INLINE void prefetch(const uint32_t* weights, int count) {
+  for (int word = 0; word < count; word += 16) _mm_prefetch((const char*)(weights + word), _MM_HINT_T0);
 }
 
+// sums += rows * weights of one block; the intrinsics want the numbers of tiles themselves.
+#define TILE_PRODUCT(sums, rows, weights)         \
+  if constexpr (std::is_same_v<Format, Int8>) {   \
+    _tile_dpbssd(sums, rows, weights);            \
+  } else {                                        \
+    _tile_dpbf16ps(sums, rows, weights);          \
+  }
+
 // Up to 16 rows times the whole panel: its weights are read once.
-INLINE void multiply_one(const Staged* a, int64_t blocks, const uint16_t* b, Sums& sums) {
+template <class Format>
+INLINE void multiply_one(const uint32_t* a, int64_t blocks, const uint32_t* b, Sums& sums) {
   _tile_zero(0);
   _tile_zero(1);
   _tile_zero(2);
   _tile_zero(3);
-  for (int64_t block = 0; block < blocks; block++, a += TILE_VALUES, b += panel::BLOCK_VALUES) {
-    prefetch(b + AHEAD, panel::BLOCK_VALUES);
+  for (int64_t block = 0; block < blocks; block++, a += TILE_WORDS, b += panel::BLOCK_WORDS) {
+    prefetch(b + AHEAD, panel::BLOCK_WORDS);
     _tile_loadd(4, a, INPUT_STRIDE);
     _tile_loadd(6, b, WEIGHT_STRIDE);
-    _tile_loadd(7, b + panel::STRIP_VALUES, WEIGHT_STRIDE);
-    _tile_dpbf16ps(0, 4, 6);
-    _tile_dpbf16ps(1, 4, 7);
-    _tile_loadd(6, b + 2 * panel::STRIP_VALUES, WEIGHT_STRIDE);
-    _tile_loadd(7, b + 3 * panel::STRIP_VALUES, WEIGHT_STRIDE);
-    _tile_dpbf16ps(2, 4, 6);
-    _tile_dpbf16ps(3, 4, 7);
+    _tile_loadd(7, b + panel::STRIP_WORDS, WEIGHT_STRIDE);
+    TILE_PRODUCT(0, 4, 6);
+    TILE_PRODUCT(1, 4, 7);
+    _tile_loadd(6, b + 2 * panel::STRIP_WORDS, WEIGHT_STRIDE);
+    _tile_loadd(7, b + 3 * panel::STRIP_WORDS, WEIGHT_STRIDE);
+    TILE_PRODUCT(2, 4, 6);
+    TILE_PRODUCT(3, 4, 7);
   }
   _tile_stored(0, sums.at[0], SUM_STRIDE);
   _tile_stored(1, sums.at[0] + panel::STRIP, SUM_STRIDE);
@@ -95,22 +121,23 @@ INLINE void multiply_one(const Staged* a, int64_t blocks, const uint16_t* b, Sum
 }
 
 // 17 to 32 rows times two strips.
-INLINE void multiply_two(const Staged* a, int64_t blocks, const uint16_t* b, float* out) {
-  const Staged* second = a + blocks * TILE_VALUES;
+template <class Format>
+INLINE void multiply_two(const uint32_t* a, int64_t blocks, const uint32_t* b, float* out) {
+  const uint32_t* second = a + blocks * TILE_WORDS;
   _tile_zero(0);
   _tile_zero(1);
   _tile_zero(2);
   _tile_zero(3);
-  for (int64_t block = 0; block < blocks; block++, b += panel::BLOCK_VALUES) {
-    prefetch(b + AHEAD, 2 * panel::STRIP_VALUES);
+  for (int64_t block = 0; block < blocks; block++, b += panel::BLOCK_WORDS) {
+    prefetch(b + AHEAD, 2 * panel::STRIP_WORDS);
     _tile_loadd(6, b, WEIGHT_STRIDE);
-    _tile_loadd(4, a + block * TILE_VALUES, INPUT_STRIDE);
-    _tile_dpbf16ps(0, 4, 6);
-    _tile_loadd(7, b + panel::STRIP_VALUES, WEIGHT_STRIDE);
-    _tile_dpbf16ps(1, 4, 7);
-    _tile_loadd(5, second + block * TILE_VALUES, INPUT_STRIDE);
-    _tile_dpbf16ps(2, 5, 6);
-    _tile_dpbf16ps(3, 5, 7);
+    _tile_loadd(4, a + block * TILE_WORDS, INPUT_STRIDE);
+    TILE_PRODUCT(0, 4, 6);
+    _tile_loadd(7, b + panel::STRIP_WORDS, WEIGHT_STRIDE);
+    TILE_PRODUCT(1, 4, 7);
+    _tile_loadd(5, second + block * TILE_WORDS, INPUT_STRIDE);
+    TILE_PRODUCT(2, 5, 6);
+    TILE_PRODUCT(3, 5, 7);
   }
   _tile_stored(0, out, SUM_STRIDE);
   _tile_stored(1, out + panel::STRIP, SUM_STRIDE);
@@ -120,12 +147,15 @@ INLINE void multiply_two(const Staged* a, int64_t blocks, const uint16_t* b, flo
 
 INLINE int64_t rows_at_once(int64_t) { return MOST_ROWS; }
 
-INLINE void multiply(Registers& registers, const Staged* a, int64_t rows, int64_t blocks, const uint16_t* b,
+template <class Format>
+INLINE void multiply(Registers& registers, const uint32_t* a, int64_t rows, int64_t blocks, const uint32_t* b,
                      Sums& sums) {
   registers.shape(rows);
-  if (rows <= ROWS) return multiply_one(a, blocks, b, sums);
-  multiply_two(a, blocks, b, sums.at[0]);
-  multiply_two(a, blocks, b + 2 * panel::STRIP_VALUES, sums.at[0] + 2 * panel::STRIP);
+  if (rows <= ROWS) return multiply_one<Format>(a, blocks, b, sums);
+  multiply_two<Format>(a, blocks, b, sums.at[0]);
+  multiply_two<Format>(a, blocks, b + 2 * panel::STRIP_WORDS, sums.at[0] + 2 * panel::STRIP);
 }
+
+#undef TILE_PRODUCT
 
 }  // namespace tiles
