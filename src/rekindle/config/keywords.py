@@ -17,6 +17,7 @@ class SettingsWithoutModel(TypedDict, total=False):
     dtype: Literal["auto", "bf16", "fp32"]
     device: str
     kv: Literal["auto", "q4h", "bf16", "fp32"]
+    weights: Literal["native", "int8", "auto"]
     kernels: Literal["auto", "amx", "avx512", "avx2", "torch"]
     threads: int | None
     block_tokens: int

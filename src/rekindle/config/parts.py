@@ -39,6 +39,12 @@ class ModelSettings:
         "format of the KV cache; auto: 4 bits where that is safe",
         detail="`q4h` is the 4-bit format. `auto` keeps 16 bits for models with biases on K or with attention sinks.",
     )
+    weights: Literal["native", "int8", "auto"] = setting(
+        "native",
+        "precision of linear layers: the checkpoint's, 8 bits, or auto: 8 bits where a self-check finds no loss",
+        detail="`int8` halves the memory of a bf16 model and needs the kernels for the CPU. `auto` takes it where the "
+        "distributions of next tokens stay within a KL of 0.002 and 99 % of first choices are the same.",
+    )
     kernels: Literal["auto", "amx", "avx512", "avx2", "torch"] = setting(
         "auto",
         "what computes on the CPU: kernels for these instructions, or torch alone; auto: the fastest that run here",

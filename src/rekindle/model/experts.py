@@ -7,15 +7,17 @@ Owns how these are packed for our kernels, expert by expert.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
-from rekindle.kernels.linear import LinearKernel, PackedWeights
+from rekindle.kernels.linear import LinearKernel, PackedWeights, WeightFormat
 from rekindle.kv.plan import ROW_MULTIPLE
-from rekindle.model.packed import Layout, checked_rows, is_bf16, multiply, near, pack, placeholder
+from rekindle.model.packed import Layout, checked_rows, is_bf16, multiply, near, near_in_int8, pack, placeholder
 
 EXPERTS_NAME = "rekindle"
 PROJECTIONS = ("gate_up_proj", "up_proj", "down_proj")
@@ -70,54 +72,83 @@ def _torch_product(module: Any, name: str, expert: int, rows: torch.Tensor) -> t
     return rows @ weight if module.is_transposed else torch.nn.functional.linear(rows, weight)
 
 
-def pack_experts(model: Any, kernel: LinearKernel) -> list[str]:
+def pack_experts(model: Any, kernel: LinearKernel, weight_format: WeightFormat = "bf16") -> list[str]:
     """Pack the bf16 experts of layers that compute by `padded_experts`; their weights are freed layer by layer.
 
     Returns notes on projections that were left because ours would compute something else.
     """
     notes = list[str]()
-    for path, module in model.named_modules():
-        config = getattr(module, "config", None)
-        if hasattr(module, "has_post_expert_norm") and getattr(config, "_experts_implementation", "") == EXPERTS_NAME:
-            notes += [
-                f"{path}.{name} is left to torch: our kernel gives other outputs" for name in _pack(module, kernel)
-            ]
+    for path, module in _mixtures(model):
+        made = _packed(module, kernel, weight_format)
+        for name in made:
+            module._parameters[name] = placeholder(getattr(module, name))
+        setattr(module, PACKED_NAME, made)
+        left = [name for name in _packable(module) if name not in made]
+        notes += [f"{path}.{name} is left to torch: our kernel gives other outputs" for name in left]
     return notes
 
 
-def _pack(module: Any, kernel: LinearKernel) -> list[str]:
-    """Pack the projections of one layer; return the names of those that would compute something else."""
+@contextmanager
+def packed_for_trial(model: Any, kernel: LinearKernel) -> Iterator[None]:
+    """Compute experts in int8 until the block ends."""
+    modules = [module for _, module in _mixtures(model)]
+    try:
+        for module in modules:
+            setattr(module, PACKED_NAME, _packed(module, kernel, "int8"))
+        yield
+    finally:
+        for module in modules:
+            setattr(module, PACKED_NAME, {})
+
+
+def packed_weights(model: Any) -> Iterator[PackedWeights]:
+    """The packed weights of every expert."""
+    for _, module in _mixtures(model):
+        for projection in getattr(module, PACKED_NAME, {}).values():
+            yield from projection.weights
+
+
+def _mixtures(model: Any) -> Iterator[tuple[str, Any]]:
+    """Layers that compute by `padded_experts`, with their names."""
+    for path, module in model.named_modules():
+        config = getattr(module, "config", None)
+        if hasattr(module, "has_post_expert_norm") and getattr(config, "_experts_implementation", "") == EXPERTS_NAME:
+            yield path, module
+
+
+def _packable(module: Any) -> list[str]:
+    """Names of the projections whose experts' weights are plain bf16 values."""
+    found = ((name, module._parameters.get(name)) for name in PROJECTIONS)
+    return [name for name, weights in found if weights is not None and weights.dim() == 3 and is_bf16(weights)]
+
+
+def _packed(module: Any, kernel: LinearKernel, weight_format: WeightFormat) -> dict[str, PackedExperts]:
+    """The projections of one layer, packed; in bf16 where int8 does not suit, and not at all where that differs."""
+    layout: Layout = "depth first" if module.is_transposed else "columns first"
     packed: dict[str, PackedExperts] = {}
-    different = []
-    for name in PROJECTIONS:
-        weights = module._parameters.get(name)
-        if weights is None or weights.dim() != 3 or not is_bf16(weights):
-            continue
-        layout: Layout = "depth first" if module.is_transposed else "columns first"
-        made = PackedExperts(kernel, tuple(pack(kernel, each, layout) for each in weights.detach()))
-        if _agrees(module, name, made):
-            packed[name] = made
-            module._parameters[name] = placeholder(weights)
-        else:
-            different.append(name)
-    setattr(module, PACKED_NAME, packed)
-    return different
+    for name in _packable(module):
+        for each_format in dict.fromkeys((weight_format, "bf16")):
+            weights = getattr(module, name).detach()
+            made = PackedExperts(kernel, tuple(pack(kernel, each, layout, each_format) for each in weights))
+            if _agrees(module, name, made):
+                packed[name] = made
+                break
+    return packed
 
 
 def _agrees(module: Any, name: str, packed: PackedExperts) -> bool:
     """Whether every expert's product with a few random rows is that of torch, to the rounding."""
     weights = getattr(module, name)
     rows = checked_rows(packed.weights[0].depth)
+
+    def agrees(expert: int, weight: torch.Tensor) -> bool:
+        ours, theirs = packed.product(expert, rows), _torch_product(module, name, expert, rows)
+        if packed.weights[expert].format == "int8":
+            return near_in_int8(ours, theirs)
+        return near(ours, theirs, rows, weight.T if module.is_transposed else weight)
+
     with torch.inference_mode():
-        return all(
-            near(
-                packed.product(expert, rows),
-                _torch_product(module, name, expert, rows),
-                rows,
-                weight.T if module.is_transposed else weight,
-            )
-            for expert, weight in enumerate(weights)
-        )
+        return all(agrees(expert, weight) for expert, weight in enumerate(weights))
 
 
 def use_padded_experts(model: Any) -> bool:

@@ -1,7 +1,8 @@
 """The fingerprint: a digest of everything that must agree before stored KV may be reused.
 
 Included: weight files and adapters, the config that reaches the forward pass, `quantization_config`, compute dtype,
-RoPE regime, tokenizer file, KV layout, format version. Excluded: template, device, threads, kernels, names.
+weights in int8, RoPE regime, tokenizer file, KV layout, format version. Excluded: template, device, threads, kernels,
+names.
 
 Weight files are read once; their digests are cached by path, size, times and inode. A file of the hub cache is named by
 its SHA-256 and is not read at all.
@@ -134,7 +135,15 @@ def _without_noise(value: Any) -> Any:
     return [_without_noise(item) for item in value] if isinstance(value, list) else value
 
 
-def model_identity(*, weights: Iterable[str], config: Any, dtype: torch.dtype, rope: str, tokenizer: str) -> bytes:
+def model_identity(
+    *,
+    weights: Iterable[str],
+    config: Any,
+    dtype: torch.dtype,
+    rope: str,
+    tokenizer: str,
+    weight_format: str = "native",
+) -> bytes:
     """32 bytes that identify what computes the KV, independent of how it is stored."""
     described = {
         "weights": sorted(weights),
@@ -143,6 +152,7 @@ def model_identity(*, weights: Iterable[str], config: Any, dtype: torch.dtype, r
         "rope": rope,
         "tokenizer": tokenizer,
         "format": FORMAT_VERSION,
+        **({} if weight_format == "native" else {"weight_format": weight_format}),
     }
     return hashlib.blake2b(json.dumps(described, sort_keys=True).encode(), digest_size=32).digest()
 

@@ -143,28 +143,43 @@ def check_tokens(vocab_size: int, count: int) -> torch.Tensor:
     return torch.tensor(ids, dtype=torch.int64)
 
 
-class SelfCheckStep:
-    """Dense causal attention over one sequence with true K and V; measures per layer what storing K would change."""
+class DenseStep:
+    """Dense causal attention over one sequence with true K and V."""
 
     def __init__(self) -> None:
         self._kv: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
-        self.divergence: dict[int, float] = {}
 
     def write(self, layer_index: int, k: torch.Tensor, v: torch.Tensor) -> None:
         """Keep K and V [rows, kv_heads, dim] of the layer."""
         self._kv[layer_index] = (k.float(), v.float())
 
     def attend(self, call: AttentionCall) -> torch.Tensor:
-        """Return true attention; record the worst KV head's mean KL(true rows ‖ rows over stored K), in nats."""
+        """Return attention's rows times V: [rows, heads, v_dim]."""
         k, v = self._kv[call.kv_index]
         true = attention_rows(call, k)
-        if fits_q4h("k", k.shape[-1]):
-            stored = attention_rows(call, round_trip(k, "k"))
-            kl = (true.exp() * (true - stored).nan_to_num(0.0, posinf=1e9)).sum(-1).mean(-1)  # [heads]
-            worst = float(kl.view(k.shape[1], -1).mean(-1).max())
-            self.divergence[call.kv_index] = max(worst, self.divergence.get(call.kv_index, 0.0))
+        self._look_at(call, k, true)
         values = v.transpose(0, 1).repeat_interleave(call.q.shape[1] // v.shape[1], dim=0)
         return (true.exp() @ values).transpose(0, 1).to(call.q.dtype)
+
+    def _look_at(self, call: AttentionCall, k: torch.Tensor, true: torch.Tensor) -> None:
+        """For those who measure: K and the log-probabilities [heads, rows, keys] of a layer."""
+
+
+class SelfCheckStep(DenseStep):
+    """Measures per layer what storing K would change."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.divergence: dict[int, float] = {}
+
+    def _look_at(self, call: AttentionCall, k: torch.Tensor, true: torch.Tensor) -> None:
+        """Record the worst KV head's mean KL(true rows ‖ rows over stored K), in nats."""
+        if not fits_q4h("k", k.shape[-1]):
+            return
+        stored = attention_rows(call, round_trip(k, "k"))
+        kl = (true.exp() * (true - stored).nan_to_num(0.0, posinf=1e9)).sum(-1).mean(-1)  # [heads]
+        worst = float(kl.view(k.shape[1], -1).mean(-1).max())
+        self.divergence[call.kv_index] = max(worst, self.divergence.get(call.kv_index, 0.0))
 
 
 def attention_rows(call: AttentionCall, k: torch.Tensor) -> torch.Tensor:

@@ -14,6 +14,7 @@ import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +26,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from rekindle.config import ModelSettings
 from rekindle.errors import ConfigError, ModelRefused
 from rekindle.kernels import library
-from rekindle.kernels.linear import LinearKernel
-from rekindle.model import checkpoint, experts, formats, geometry, packed, trial
+from rekindle.model import checkpoint, experts, formats, geometry, packed, trial, weights
 from rekindle.model.adapter import ATTENTION_NAME, register_attention
 from rekindle.model.device import check_device, total_bytes
 from rekindle.model.fingerprint import DigestCache, fingerprint, model_identity, tokenizer_digest
@@ -78,15 +78,13 @@ def load_model(
     refusal = f"{type(model).__name__} cannot run packed sequences with given positions"
     with refusing(refusal, "; " + WHAT_FITS), packed.observed_linears(model) as called:
         found = geometry.probe(model)
-    notes += use_kernels(model, kernels, called)
-    files = [*checkpoint.weight_files(directory), *checkpoint.adapter_files(directory)]
-    identity = model_identity(
-        weights=[digests.digest(file) for file in files],
-        config=config,
-        dtype=found.dtype,
-        rope=rope,
-        tokenizer=tokenizer,
-    )
+    identify = _identified(directory, digests, config=config, dtype=found.dtype, rope=rope, tokenizer=tokenizer)
+    linears = weights.Linears(model, called, kernels)
+    with refusing(f"the self-check of the weights of {type(model).__name__} failed"):
+        saved = format_map_dir / f"weights-{identify().hex()[:32]}.json" if format_map_dir else None
+        chosen = linears.choose(settings.weights, directory / "tokenizer.json", longest, saved)
+    notes += linears.pack(chosen)
+    identity = identify(weight_format=chosen.weights)
     native = formats.forced_formats(found, formats.native_format(found.dtype))
     spec = ModelSpec(
         name=source.name,
@@ -101,23 +99,23 @@ def load_model(
     return _proved(draft, found, settings, format_map_dir)
 
 
+def _identified(directory: Path, digests: DigestCache, **known: Any) -> partial[bytes]:
+    """`model_identity` of a directory's files and of what is known; it takes the format of weights."""
+    files = [*checkpoint.weight_files(directory), *checkpoint.adapter_files(directory)]
+    return partial(model_identity, weights=[digests.digest(file) for file in files], **known)
+
+
 def choose_kernels(settings: ModelSettings) -> library.KernelChoice:
     """Load the kernels that the settings name; ConfigError if those cannot be used, or not on this device."""
     if torch.device(settings.device).type == "cpu":
-        return library.load(settings.kernels)
-    if settings.kernels in ("auto", "torch"):
-        return library.KernelChoice(None)
-    raise ConfigError(f"kernels={settings.kernels} is for the CPU, not for {settings.device}: leave it at auto")
-
-
-def use_kernels(model: Any, kernels: library.KernelChoice, called: set[torch.nn.Module]) -> list[str]:
-    """Pack the linear layers that were called, and experts; return notes on what is not as fast as it could be."""
-    if kernels.library is None:
-        return [f"kernels: {kernels}"] if kernels.why_not else []
-    kernel = LinearKernel(kernels.library)
-    notes = [*packed.pack_linears(model, kernel, called), *experts.pack_experts(model, kernel)]
-    packed.release_files(model)
-    return notes
+        chosen = library.load(settings.kernels)
+    elif settings.kernels in ("auto", "torch"):
+        chosen = library.KernelChoice(None)
+    else:
+        raise ConfigError(f"kernels={settings.kernels} is for the CPU, not for {settings.device}: leave it at auto")
+    if settings.weights == "int8" and chosen.library is None:
+        raise ConfigError(f"weights=int8 needs the kernels for the CPU, and what computes is {chosen}")
+    return chosen
 
 
 def _proved(

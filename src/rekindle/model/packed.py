@@ -4,7 +4,8 @@ Owns which modules are replaced and the modules that replace them. A module is r
 name: nn.Linear and the transposed one of GPT-2, with bf16 weights on the CPU, and together with a head the nn.Embedding
 that has the same weights. The packed weights are then the only copy. Left alone is what may look at weights in ways
 that we do not see: subclasses, modules with hooks, weights shared with anything else, modules that a pass through the
-model does not call. Every replacement is compared with its original before that is dropped.
+model does not call. Every replacement is compared with its original before that is dropped. In int8 only linear layers
+are replaced: an embedding keeps its weights as they are, a layer that int8 does not suit is packed in bf16.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import torch
 from torch import nn
 from transformers.pytorch_utils import Conv1D
 
-from rekindle.kernels.linear import LinearKernel, Matrix, PackedWeights
+from rekindle.kernels.linear import LinearKernel, Matrix, PackedWeights, WeightFormat
 
 log = logging.getLogger(__name__)
 LINEARS = (nn.Linear, Conv1D)
@@ -28,6 +29,7 @@ CHECKED_ROWS = 4
 # Of outputs rounded to bf16 on both sides: an ulp of the larger. Of their fp32 sums: a share of the product of norms,
 # which an unrounded sum of 4,096 products stays below by a factor of 60; one wrong weight of as many exceeds it.
 OUTPUT_ULP, SUM_SHARE = 2.0**-7, 2.0**-14
+INT8_SHARE = 0.05  # of the norm of all outputs; rows and weights from a normal distribution give 0.013
 PANEL, STRIP = 64, 16  # columns: see kernels/native/panel.hpp
 
 
@@ -49,9 +51,9 @@ class PackedModule(nn.Module):
     Its values are NaN and take no memory, so code that multiplies by it cannot go unnoticed.
     """
 
-    def __init__(self, packed: PackedWeights, weight: nn.Parameter, original: Any) -> None:
+    def __init__(self, packed: PackedWeights, weight: nn.Parameter, original: Any, kernel: LinearKernel) -> None:
         super().__init__()
-        self.packed, self.weight = packed, weight
+        self.packed, self.weight, self._kernel = packed, weight, kernel
         self.train(original.training)
 
     def extra_repr(self) -> str:
@@ -63,10 +65,9 @@ class PackedLinear(PackedModule):
     """A linear layer, [..., in_features] -> [..., out_features] in bf16. No gradients."""
 
     def __init__(self, packed: PackedWeights, weight: nn.Parameter, original: Any, kernel: LinearKernel) -> None:
-        super().__init__(packed, weight, original)
+        super().__init__(packed, weight, original, kernel)
         self.in_features, self.out_features = packed.depth, packed.columns
         self.bias: nn.Parameter | None = original.bias
-        self._kernel = kernel
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Multiply by the weights, add the bias, round once; RuntimeError if `x` is not bf16."""
@@ -76,8 +77,8 @@ class PackedLinear(PackedModule):
 class PackedEmbedding(PackedModule):
     """The embedding whose weights are those of a packed head: rows are gathered from the panels."""
 
-    def __init__(self, packed: PackedWeights, weight: nn.Parameter, original: Any) -> None:
-        super().__init__(packed, weight, original)
+    def __init__(self, packed: PackedWeights, weight: nn.Parameter, original: Any, kernel: LinearKernel) -> None:
+        super().__init__(packed, weight, original, kernel)
         self.num_embeddings, self.embedding_dim = packed.columns, packed.depth
         self._pairs = (
             torch.from_numpy(packed.memory)
@@ -118,10 +119,12 @@ def multiply(
     return out
 
 
-def pack(kernel: LinearKernel, weight: torch.Tensor, layout: Layout) -> PackedWeights:
+def pack(
+    kernel: LinearKernel, weight: torch.Tensor, layout: Layout, weight_format: WeightFormat = "bf16"
+) -> PackedWeights:
     """Pack contiguous bf16 weights, [columns, depth] or [depth, columns]."""
     values = Matrix(weight.data_ptr(), len(weight), weight.shape[1], weight.stride(0))
-    return kernel.pack(values, layout=layout, threads=torch.get_num_threads())
+    return kernel.pack(values, weight_format=weight_format, layout=layout, threads=torch.get_num_threads())
 
 
 def placeholder(weight: torch.Tensor) -> nn.Parameter:
@@ -152,7 +155,9 @@ def observed_linears(model: nn.Module) -> Iterator[set[nn.Module]]:
         called -= otherwise
 
 
-def pack_linears(model: nn.Module, kernel: LinearKernel, called: set[nn.Module]) -> list[str]:
+def pack_linears(
+    model: nn.Module, kernel: LinearKernel, called: set[nn.Module], weight_format: WeightFormat = "bf16"
+) -> list[str]:
     """Replace what can be replaced of the layers `called`, which is empty afterwards: originals are freed one by one.
 
     Returns notes on layers that were left because ours would compute something else.
@@ -167,9 +172,30 @@ def pack_linears(model: nn.Module, kernel: LinearKernel, called: set[nn.Module])
     while groups:
         users: list[Any] = groups.pop()
         if _fit(users, called_ids):
-            notes += _replace(users, kernel, places)
+            notes += _replace(users, kernel, places, weight_format)
     log.info("%d linear layers are packed", sum(isinstance(module, PackedLinear) for module in model.modules()))
     return notes
+
+
+@contextmanager
+def packed_for_trial(model: nn.Module, kernel: LinearKernel, called: set[nn.Module]) -> Iterator[None]:
+    """Put int8 layers in place of those `called` until the block ends."""
+    places, put_back = _places(model), list[tuple[Place, nn.Module]]()
+    try:
+        for old in called:
+            new = _packed_linear(old, kernel, "int8")
+            for place in places[id(old)] if agrees(old, new) else ():
+                put_back.append((place, old))
+                setattr(place.parent, place.name, new)
+        yield
+    finally:
+        for place, old in put_back:
+            setattr(place.parent, place.name, old)
+
+
+def packed_weights(model: nn.Module) -> Iterator[PackedWeights]:
+    """The packed weights of linear layers; those of a tied embedding are the same."""
+    return (module.packed for module in model.modules() if isinstance(module, PackedLinear))
 
 
 def is_plain(module: nn.Module) -> bool:
@@ -220,23 +246,30 @@ def _fit(users: Sequence[Any], called_ids: set[int]) -> bool:
     )
 
 
-def _replace(users: Sequence[Any], kernel: LinearKernel, places: Places) -> list[str]:
+def _replace(users: Sequence[Any], kernel: LinearKernel, places: Places, weight_format: WeightFormat) -> list[str]:
     """Pack the weights that these modules share, compare, put the new modules in place; return notes."""
-    weight = users[0].weight
-    linear = next(module for module in users if type(module) in LINEARS)
-    layout: Layout = "depth first" if type(linear) is Conv1D else "columns first"
-    packed, nothing = pack(kernel, weight, layout), placeholder(weight)
+    linears = [module for module in users if type(module) in LINEARS]
+    first = _packed_linear(linears[0], kernel, weight_format)
     replacements: list[PackedLinear | PackedEmbedding] = []
-    for old in users:
+    replaced = linears if weight_format == "int8" else users
+    for old in replaced:
         embedding = type(old) is nn.Embedding
-        new = PackedEmbedding(packed, nothing, old) if embedding else PackedLinear(packed, nothing, old, kernel)
+        new = (PackedEmbedding if embedding else PackedLinear)(first.packed, first.weight, old, kernel)
         if not agrees(old, new):
+            if weight_format == "int8":
+                return _replace(users, kernel, places, "bf16")
             return [f"{places[id(old)][0].path} is left to torch: our kernel gives other outputs"]
         replacements.append(new)
-    for old, new in zip(users, replacements, strict=True):
+    for old, new in zip(replaced, replacements, strict=True):
         for place in places[id(old)]:
             setattr(place.parent, place.name, new)
     return []
+
+
+def _packed_linear(linear: Any, kernel: LinearKernel, weight_format: WeightFormat) -> PackedLinear:
+    layout: Layout = "depth first" if type(linear) is Conv1D else "columns first"
+    packed = pack(kernel, linear.weight, layout, weight_format)
+    return PackedLinear(packed, placeholder(linear.weight), linear, kernel)
 
 
 def release_files(model: nn.Module) -> None:
@@ -272,6 +305,8 @@ def agrees(old: Any, new: PackedLinear | PackedEmbedding) -> bool:
             ids = torch.randint(new.num_embeddings, (64,), generator=generator)
             return torch.equal(old(ids).view(torch.int16), new(ids).view(torch.int16))
         rows = checked_rows(new.packed.depth)
+        if new.packed.format == "int8":
+            return near_in_int8(new(rows), old(rows), new.bias)
         return near(new(rows), old(rows), rows, old.weight.T if type(old) is Conv1D else old.weight, new.bias)
 
 
@@ -295,3 +330,11 @@ def near(
         sums = sums + bias.float().abs()
     near = (ours - theirs).abs() <= OUTPUT_ULP * theirs.abs() + SUM_SHARE * sums
     return bool((near | (ours == theirs) | (ours.isnan() & theirs.isnan())).all())
+
+
+def near_in_int8(ours: torch.Tensor, theirs: torch.Tensor, bias: torch.Tensor | None = None) -> bool:
+    """Whether products in int8 are those in bf16 but for its rounding; NaN where those are not finite."""
+    finite, error = theirs.isfinite(), ours.double() - theirs.double()
+    products = theirs.double() - (0.0 if bias is None else bias.double())
+    small = error[finite].norm() <= INT8_SHARE * products[finite].norm()
+    return bool(small) and torch.equal(ours.isnan(), ~finite)

@@ -1,0 +1,36 @@
+"""The text of the self-check of weights: prose, code, data and a conversation, as agents meet them."""
+
+CHECK_TEXT = '''\
+The lighthouse keeper wrote the weather into a ledger every evening: wind, cloud, the height of the sea, the hour at
+which the lamp was lit. In forty years she missed two entries, both in the winter when her brother was ill. When the
+lamp was made automatic in 1974, the ledgers went to the county museum, where a student found that they were the only
+unbroken record of that coast. He compared them with the tide gauges of three harbours and could show that storms had
+not become more frequent, but that the strongest ones arrived about eleven days earlier in the year than before.
+
+def moving_average(values: list[float], width: int) -> list[float]:
+    """Return the mean of each window of `width` values; ValueError if there are fewer."""
+    if width < 1 or len(values) < width:
+        raise ValueError(f"need at least {width} values, got {len(values)}")
+    total = sum(values[:width])
+    means = [total / width]
+    for index in range(width, len(values)):
+        total += values[index] - values[index - width]
+        means.append(total / width)
+    return means
+
+{"order": 48213, "customer": {"name": "Imre Kovács", "city": "Szeged"}, "items": [{"sku": "B-204", "count": 3,
+"price": 12.50}, {"sku": "K-77", "count": 1, "price": 149.00}], "total": 186.50, "paid": true, "note": null}
+
+User: The build fails on the second machine with "undefined symbol: png_read_info". What should I check first?
+Assistant: That symbol belongs to libpng, so the linker found the header but not the library. Run `ldd ./viewer | grep
+png` on both machines. If the second one shows "not found", install the package that has the shared library; if it shows
+another version than the first, rebuild there, because the binary was linked against an older interface. Only then look
+at the order of the libraries on the command line: -lpng must come after the objects that use it.
+User: It says libpng16.so.16 => not found.
+Assistant: Then install libpng16-16 and run the program again. Nothing has to be compiled for that.
+
+1. Water boils at 100 degrees Celsius at sea level, and at about 90 degrees at 3,000 metres.
+2. The Treaty of Westphalia was signed in 1648, in Münster and Osnabrück.
+3. La bibliothèque est fermée le lundi, mais on peut rendre les livres dans la boîte à l'entrée.
+4. The derivative of x^3 - 2x is 3x^2 - 2, which is zero where x is the square root of 2/3, positive or negative.
+'''

@@ -1,0 +1,144 @@
+"""In which format linear layers keep their weights (`--weights native|int8|auto`), and why.
+
+Owns the decision and what it is based on. `auto` takes int8 only if a self-check says that it costs next to nothing:
+one forward over a fixed text with the checkpoint's own weights, one with those in int8, and the distributions of the
+next token compared at every position. The decision is saved once per model, as the formats of K and V are: it is part
+of the fingerprint, and must not flip between two starts.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from tokenizers import Tokenizer
+
+from rekindle.errors import ConfigError
+from rekindle.kernels.library import KernelChoice, KernelLibrary
+from rekindle.kernels.linear import LinearKernel, WeightFormat
+from rekindle.model import experts, packed
+from rekindle.model.adapter import run_model
+from rekindle.model.check_text import CHECK_TEXT
+from rekindle.model.fingerprint import write_json
+from rekindle.model.formats import DenseStep
+
+Weights = Literal["native", "int8"]
+MOST_TOKENS = 512
+# Of the distributions of next tokens: mean KL in nats, and how often the largest logit is the same one.
+MAX_KL, LEAST_AGREEMENT = 0.002, 0.99
+DECISION_VERSION = 1
+
+
+@dataclass(frozen=True, slots=True)
+class WeightsChoice:
+    """The format, and the reason in words; none for native weights that nobody asked to change."""
+
+    weights: Weights
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Divergence:
+    """What int8 changes: mean KL(own weights ‖ int8) in nats, and the share of positions whose first choice stays."""
+
+    kl: float
+    agreement: float
+
+    def __str__(self) -> str:
+        return f"KL {self.kl:.2g}, {self.agreement:.1%} of first choices the same"
+
+    def judged(self) -> WeightsChoice:
+        """Choose int8 where it stays within the bounds; numbers that are not finite do not."""
+        if self.kl <= MAX_KL and self.agreement >= LEAST_AGREEMENT:
+            return WeightsChoice("int8", f"passed the self-check: {self}")
+        return WeightsChoice("native", f"int8 changes too much: {self}")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Linears:
+    """The linear layers of a model, of which a pass has `called` some (`packed.observed_linears`)."""
+
+    model: Any
+    called: set[torch.nn.Module]
+    kernels: KernelChoice
+
+    def choose(
+        self, setting: Literal["native", "int8", "auto"], tokenizer: Path, max_context: int, saved: Path | None
+    ) -> WeightsChoice:
+        """Return the format by the setting; with `auto` the decision in the file `saved`, or else by the self-check."""
+        if setting == "native":
+            return WeightsChoice("native")
+        if setting == "int8":
+            return WeightsChoice("int8", "forced")
+        if self.kernels.library is None:
+            return WeightsChoice("native", "int8 needs the kernels for the CPU")
+        known = _read(saved)
+        if known is None:
+            known = self._measured(self.kernels.library, check_ids(tokenizer, max_context)).judged()
+            if saved is not None:
+                write_json(saved, {"version": DECISION_VERSION, **asdict(known)})
+        return known
+
+    def _measured(self, library: KernelLibrary, ids: torch.Tensor) -> Divergence:
+        """Compare the distributions of next tokens; the model is as before afterwards."""
+        kernel, own = LinearKernel(library), self._log_probabilities(ids)
+        with packed.packed_for_trial(self.model, kernel, self.called), experts.packed_for_trial(self.model, kernel):
+            rounded = self._log_probabilities(ids)
+        kl = (own.exp() * (own - rounded)).sum(-1).mean()
+        agreement = (own.argmax(-1) == rounded.argmax(-1)).double().mean()
+        return Divergence(float(kl), float(agreement))
+
+    def _log_probabilities(self, ids: torch.Tensor) -> torch.Tensor:
+        """fp32 [ids, vocab] over attention with true K and V."""
+        at = torch.arange(len(ids))
+        with torch.inference_mode():
+            return run_model(self.model, DenseStep(), ids[None], at[None], at).float().log_softmax(-1)
+
+    def pack(self, chosen: WeightsChoice) -> list[str]:
+        """Pack the layers that were called, and experts, and free the originals; return notes for the banner.
+
+        ConfigError if no layer of the model can be in int8 as it is chosen.
+        """
+        if self.kernels.library is None:
+            return [f"kernels: {self.kernels}"] if self.kernels.why_not else []
+        kernel = LinearKernel(self.kernels.library)
+        weight_format: WeightFormat = "int8" if chosen.weights == "int8" else "bf16"
+        notes = packed.pack_linears(self.model, kernel, self.called, weight_format)
+        notes += experts.pack_experts(self.model, kernel, weight_format)
+        packed.release_files(self.model)
+        return [*notes, *self._described(chosen)]
+
+    def _described(self, chosen: WeightsChoice) -> list[str]:
+        if chosen.weights == "native":
+            return [f"weights: native ({chosen.reason})"] if chosen.reason else []
+        held = (*packed.packed_weights(self.model), *experts.packed_weights(self.model))
+        found = {each.address: each for each in held}.values()
+        rounded = [each for each in found if each.format == "int8"]
+        if not rounded:
+            raise ConfigError("weights=int8 has no effect on this model: it is for linear layers in bf16 (dtype=bf16)")
+        num_bytes, in_bf16 = sum(x.num_bytes for x in rounded), sum(2 * x.columns * x.depth for x in rounded)
+        number = f"{len(rounded)} of {len(found)} packed layers in int8"
+        return [f"weights: {number}, {num_bytes:,} bytes instead of {in_bf16:,} ({chosen.reason})"]
+
+
+def _read(saved: Path | None) -> WeightsChoice | None:
+    """The saved decision, if there is one that can be read."""
+    if saved is None or not saved.is_file():
+        return None
+    try:
+        stored: Any = json.loads(saved.read_text("utf-8"))
+        known = WeightsChoice(stored["weights"], str(stored["reason"]))
+        whole = stored["version"] == DECISION_VERSION and known.weights in ("native", "int8")
+    except (OSError, ValueError, TypeError, KeyError):
+        return None
+    return known if whole else None
+
+
+def check_ids(tokenizer: Path, max_context: int) -> torch.Tensor:
+    """The text of the self-check as ids, at most 512 of them and, but for the shortest contexts, a multiple of four."""
+    ids = Tokenizer.from_file(str(tokenizer)).encode(CHECK_TEXT).ids
+    count = min(len(ids), MOST_TOKENS, max_context)
+    return torch.tensor(ids[: max(count // 4 * 4, 1)], dtype=torch.int64)

@@ -1,0 +1,206 @@
+"""Weights in int8: near the checkpoint's own, the same bits on every path, and chosen only where they cost nothing."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from rekindle.config import ModelSettings
+from rekindle.errors import ConfigError
+from rekindle.kernels.library import KernelChoice
+from rekindle.kernels.linear import LinearKernel
+from rekindle.model.experts import packed_weights as packed_expert_weights
+from rekindle.model.experts import padded_experts
+from rekindle.model.geometry import probe
+from rekindle.model.load import choose_kernels, load_model
+from rekindle.model.loaded import LoadedModel
+from rekindle.model.packed import PackedLinear, observed_linears, pack_linears, packed_weights
+from rekindle.model.selftest import self_test
+from rekindle.model.trial import row_errors
+from rekindle.model.weights import Divergence, Linears, WeightsChoice, check_ids
+from tests.kernels.native import needs_compiler
+from tests.model.helpers import Bench, in_memory, random_ids, reference_logits
+from tests.tiny_models import tiny_model
+
+BF16 = torch.bfloat16
+
+
+def load(model: Path | None, weights: Any, decisions: Path | None = None, **changes: Any) -> LoadedModel:
+    settings = ModelSettings(model=str(model) if model else None, weights=weights, **changes)
+    return load_model(settings, block_tokens=16, max_context=None, format_map_dir=decisions)
+
+
+def notes_of(loaded: LoadedModel) -> list[str]:
+    return [note for note in loaded.notes if note.startswith("weights: ")]
+
+
+@pytest.fixture
+def kernels() -> KernelChoice:
+    return choose_kernels(ModelSettings())
+
+
+def linears_of(model: Any, kernels: KernelChoice) -> Linears:
+    """A tiny bf16 model in memory, and which of its layers a pass calls."""
+    in_memory(model)
+    with observed_linears(model) as called:
+        probe(model)
+    return Linears(model, called, kernels)
+
+
+@needs_compiler
+def test_the_bundled_model_in_int8_is_near_its_own_precision() -> None:
+    own, rounded = load(None, "native"), load(None, "int8")
+    assert {each.format for each in packed_weights(own.model)} == {"bf16"} and notes_of(own) == []
+    assert {each.format for each in packed_weights(rounded.model)} == {"int8"}
+    assert notes_of(rounded) == [
+        "weights: 57 of 57 packed layers in int8, 7,536,640 bytes instead of 14,680,064 (forced)"
+    ]
+    assert rounded.promise == "bitwise"
+    ids = random_ids(200)
+    (before,), (after,) = (Bench(each).forward(("a", ids)) for each in (own, rounded))
+    p, q = before.log_softmax(-1), after.log_softmax(-1)
+    assert 0 < float((p.exp() * (p - q)).sum(-1).mean()) < 0.005
+
+
+@needs_compiler
+def test_kv_of_int8_weights_is_never_mixed_with_that_of_the_checkpoints(model_dir: Callable[..., Path]) -> None:
+    directory = model_dir("llama", "bf16")
+    assert load(directory, "native").spec.fingerprint != load(directory, "int8").spec.fingerprint
+
+
+@needs_compiler
+@pytest.mark.parametrize("kind", ["llama", "qwen2", "gemma3", "gpt2", "phi3"])
+def test_every_path_gives_the_same_bits(kind: str, kernels: KernelChoice) -> None:
+    model = tiny_model(kind, BF16)
+    linears = linears_of(model, kernels)
+    native = reference_logits(model, random_ids(50))
+    linears.pack(WeightsChoice("int8", "forced"))
+    assert self_test(in_memory(model, kv="q4h"))[0] == "bitwise"
+    assert float(row_errors(reference_logits(model, random_ids(50)), native).mean()) < 0.2
+
+
+@needs_compiler
+def test_a_tied_embedding_keeps_its_values(kernels: KernelChoice) -> None:
+    expected = tiny_model("llama", BF16, tie_word_embeddings=True).get_input_embeddings().weight
+    model = tiny_model("llama", BF16, tie_word_embeddings=True)
+    linears_of(model, kernels).pack(WeightsChoice("int8", "forced"))
+    embedding = model.get_input_embeddings()
+    assert type(embedding) is nn.Embedding and torch.equal(embedding.weight, expected)
+    assert isinstance(model.lm_head, PackedLinear) and model.lm_head.packed.format == "int8"
+
+
+@needs_compiler
+def test_experts_are_rounded_too(kernels: KernelChoice) -> None:
+    model = tiny_model("mixtral", BF16)
+    rows, chosen = torch.randn(9, 64).to(BF16), torch.randint(4, (9, 2))
+    shares = torch.rand(9, 2).to(BF16)
+    linears = linears_of(model, kernels)
+    layer = next(module for module in model.modules() if hasattr(module, "has_post_expert_norm"))
+    with torch.inference_mode():
+        before = padded_experts(layer, rows, chosen, shares)
+        (note,) = linears.pack(WeightsChoice("int8", "forced"))
+        after = padded_experts(layer, rows, chosen, shares)
+        alone = padded_experts(layer, rows[3:4], chosen[3:4], shares[3:4])
+    held = list(packed_expert_weights(model))
+    assert len(held) == 3 * 2 * 4 and {each.format for each in held} == {"int8"}
+    assert f"{3 * 4 + 1 + len(held)} of" in note
+    assert 0 < float((after - before).float().norm() / before.float().norm()) < 0.05
+    assert torch.equal(alone[0], after[3])
+
+
+@needs_compiler
+def test_a_layer_that_int8_does_not_suit_stays_in_bf16(kernels: KernelChoice) -> None:
+    assert kernels.library is not None
+    tiny = nn.Linear(64, 64, bias=False, dtype=BF16)
+    with torch.no_grad():
+        tiny.weight *= 2.0**-110  # int8 takes them for zeros
+    model = nn.Sequential(tiny, nn.Linear(64, 64, dtype=BF16))
+    with observed_linears(model) as called:
+        model(torch.zeros(1, 64, dtype=BF16))
+    assert pack_linears(model, LinearKernel(kernels.library), called, "int8") == []
+    assert [each.format for each in packed_weights(model)] == ["bf16", "int8"]
+
+
+@pytest.mark.parametrize(
+    ("kl", "agreement", "weights"),
+    [
+        (0.0019, 0.991, "int8"),
+        (0.0021, 0.999, "native"),
+        (0.0001, 0.989, "native"),
+        (float("nan"), 1.0, "native"),
+        (0.0, float("nan"), "native"),
+    ],
+)
+def test_int8_is_taken_within_both_bounds_only(kl: float, agreement: float, weights: str) -> None:
+    chosen = Divergence(kl, agreement).judged()
+    assert chosen.weights == weights
+    assert ("passed the self-check" in chosen.reason) == (weights == "int8")
+
+
+@needs_compiler
+@pytest.mark.parametrize("kind", ["llama", "mixtral"])
+def test_the_self_check_leaves_the_model_as_it_was(
+    kind: str, kernels: KernelChoice, model_dir: Callable[..., Path]
+) -> None:
+    model = tiny_model(kind, BF16)
+    linears, ids = linears_of(model, kernels), random_ids(50)
+    modules, called, logits = list(model.modules()), set(linears.called), reference_logits(model, ids)
+    chosen = linears.choose("auto", model_dir("llama") / "tokenizer.json", 1024, None)
+    assert "KL 0.0" in chosen.reason and "KL 0," not in chosen.reason  # something was measured
+    assert list(model.modules()) == modules and linears.called == called
+    assert torch.equal(reference_logits(model, ids), logits)
+
+
+@needs_compiler
+def test_the_decision_is_saved_and_followed(model_dir: Callable[..., Path], tmp_path: Path) -> None:
+    directory = model_dir("llama", "bf16")
+    first = load(directory, "auto", tmp_path)
+    (saved,) = tmp_path.glob("weights-*.json")
+    decided = json.loads(saved.read_text())["weights"]
+    assert first.spec.fingerprint == load(directory, decided).spec.fingerprint
+    other = "native" if decided == "int8" else "int8"
+    saved.write_text(json.dumps({"version": 1, "weights": other, "reason": "an earlier start"}))
+    again = load(directory, "auto", tmp_path)
+    assert again.spec.fingerprint == load(directory, other).spec.fingerprint
+    assert "an earlier start" in "".join(notes_of(again))
+
+
+@needs_compiler
+@pytest.mark.parametrize(
+    "content", ["{", "[]", "null", '{"version": 1}', '{"version": 0, "weights": "int8", "reason": ""}']
+)
+def test_a_damaged_decision_is_made_again(content: str, model_dir: Callable[..., Path], tmp_path: Path) -> None:
+    directory = model_dir("llama", "bf16")
+    expected = notes_of(load(directory, "auto", tmp_path))
+    (saved,) = tmp_path.glob("weights-*.json")
+    saved.write_text(content)
+    assert notes_of(load(directory, "auto", tmp_path)) == expected
+    assert json.loads(saved.read_text())["version"] == 1
+
+
+def test_int8_without_kernels_is_refused_and_auto_does_without() -> None:
+    with pytest.raises(ConfigError, match="weights=int8 needs the kernels for the CPU, and what computes is torch"):
+        choose_kernels(ModelSettings(weights="int8", kernels="torch"))
+    with pytest.raises(ConfigError, match="weights=int8 needs the kernels"):
+        choose_kernels(ModelSettings(weights="int8", device="cuda"))
+    loaded = load(None, "auto", kernels="torch")
+    assert notes_of(loaded) == [] and list(packed_weights(loaded.model)) == []
+
+
+@needs_compiler
+def test_int8_for_a_model_without_bf16_layers_is_refused(model_dir: Callable[..., Path]) -> None:
+    with pytest.raises(ConfigError, match=r"weights=int8 has no effect on this model.*dtype=bf16"):
+        load(model_dir("llama"), "int8")
+    load(model_dir("llama"), "int8", dtype="bf16")
+
+
+def test_the_text_of_the_self_check_fills_its_ids(model_dir: Callable[..., Path]) -> None:
+    tokenizer = model_dir("llama") / "tokenizer.json"
+    assert len(check_ids(tokenizer, 4096)) == 512
+    assert len(check_ids(tokenizer, 103)) == 100 and len(check_ids(tokenizer, 2)) == 1
