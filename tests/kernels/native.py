@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import shutil
+from functools import cache
 from pathlib import Path
 
 import pytest
 
 from rekindle.kernels import build
 from rekindle.kernels.levels import LEVELS
-from rekindle.kernels.library import CPUINFO, instructions
+from rekindle.kernels.library import CPUINFO, KernelChoice, instructions, load
 
 # A parallel region, so that the OpenMP of torch is needed, and a function that no header declares.
 THREADS = """
@@ -43,6 +44,13 @@ def runnable() -> list[str]:
     """The levels that this processor runs, the fastest first."""
     present = instructions(CPUINFO)
     return [level for level, needed in LEVELS.items() if present.issuperset(needed)]
+
+
+@cache
+def built() -> dict[str, KernelChoice]:
+    """The libraries of the tree for the levels that run here, the fastest first; compiled if they are not current."""
+    build.build()
+    return {level: load(level) for level in runnable()}  # type: ignore[arg-type]
 
 
 def sources(directory: Path, *, interface: int | None = None) -> Path:

@@ -8,23 +8,18 @@ from typing import Literal
 import numpy as np
 import pytest
 
-from rekindle.kernels import build
-from rekindle.kernels.library import load
 from rekindle.kernels.linear import MOST_INT8_DEPTH, LinearKernel, Matrix, PackedWeights
-from tests.kernels.native import needs_compiler, runnable
+from tests.kernels.native import built, needs_compiler
 from tests.kernels.test_linear import SHAPES, from_bf16, matrix, random_bf16, to_bf16
 
 pytestmark = needs_compiler
 MOST_ROTATED = 256
 
 
-@pytest.fixture(scope="module")
-def kernels(tmp_path_factory: pytest.TempPathFactory) -> list[LinearKernel]:
+@pytest.fixture
+def kernels() -> list[LinearKernel]:
     """One for each level that runs here."""
-    directory = tmp_path_factory.mktemp("kernels")
-    build.build(directory)
-    found = [load(level, directory=directory).library for level in runnable()]  # type: ignore[arg-type]
-    return [LinearKernel(library) for library in found if library is not None]
+    return [LinearKernel(each.library) for each in built().values() if each.library is not None]
 
 
 def signs() -> np.ndarray:

@@ -34,6 +34,8 @@ def test_rows_and_logit_rows_come_in_fours(count: int) -> None:
     assert batch.logit_rows[: count + 1].tolist() == [*range(count), count]
     assert batch.position_ids[0, : count + 1].tolist() == [*range(3, 3 + count), 5]
     assert batch.input_ids[0].tolist() == [7] * count + [9] + [0] * (batch.num_rows - count - 1)
+    alone = ForwardBatch.build([step([7] * count, 3, "all")], torch.device("cpu"), row_multiple=1)
+    assert (alone.num_rows, len(alone.logit_rows), alone.num_logits) == (count, count, count)
 
 
 def test_no_logits_may_be_asked_for(loaded: LoadedModel) -> None:

@@ -49,7 +49,9 @@ class Scoring(NamedTuple):
     sinks: int | None
 
 
-class _Rows(ctypes.Structure):
+class RowsStruct(ctypes.Structure):
+    """`rk_rows` of native/rekindle.h."""
+
     _fields_ = (("values", _POINTER), ("row_stride", _I64), ("head_stride", _I64))
 
 
@@ -62,10 +64,12 @@ class _Layer(ctypes.Structure):
     )
 
 
-class _WriteCall(ctypes.Structure):
+class WriteCall(ctypes.Structure):
+    """`rk_write_call` of native/rekindle.h."""
+
     _fields_ = (
         *(("rows", _I64), ("blocks", _POINTER), ("offsets", _POINTER)),
-        *(("k", _Rows), ("v", _Rows), ("worst", _POINTER)),
+        *(("k", RowsStruct), ("v", RowsStruct), ("worst", _POINTER)),
     )
 
 
@@ -73,10 +77,12 @@ class _Span(ctypes.Structure):
     _fields_ = (("blocks", _POINTER), ("start", _I64), ("rows", _I64), ("row", _I64))
 
 
-class _AttendCall(ctypes.Structure):
+class AttendCall(ctypes.Structure):
+    """`rk_attend_call` of native/rekindle.h."""
+
     _fields_ = (
         *(("spans", _POINTER), ("num_spans", _I64), ("heads", _I64), ("window", _I64)),
-        *(("q", _Rows), ("output", _POINTER), ("sinks", _POINTER)),
+        *(("q", RowsStruct), ("output", _POINTER), ("sinks", _POINTER)),
         *(("scaling", _F32), ("softcap", _F32)),
     )
 
@@ -150,15 +156,15 @@ class AttentionKernel:
         fp32 [rows] at the address `worst` is raised to each row's largest magnitude, NaN and infinity included.
         """
         assert blocks.dtype == offsets.dtype == np.int32 and blocks.shape == offsets.shape
-        call = _WriteCall(len(blocks), blocks.ctypes.data, offsets.ctypes.data, _Rows(*k), _Rows(*v), worst)
+        call = WriteCall(len(blocks), blocks.ctypes.data, offsets.ctypes.data, RowsStruct(*k), RowsStruct(*v), worst)
         self._write(layer.reference, ctypes.byref(call), threads)
 
     def attend(
         self, layer: LayerBlocks, spans: Spans, q: Rows, *, heads: int, output: int, scoring: Scoring, threads: int
     ) -> None:
         """Attend with `heads` queries of each row of the spans; `output`: the address of bf16 [rows, heads, v_dim]."""
-        call = _AttendCall(
+        call = AttendCall(
             *(ctypes.addressof(spans.described), len(spans.described), heads, scoring.window or 0),
-            *(_Rows(*q), output, scoring.sinks, scoring.scaling, scoring.softcap or 0.0),
+            *(RowsStruct(*q), output, scoring.sinks, scoring.scaling, scoring.softcap or 0.0),
         )
         self._attend(layer.reference, ctypes.byref(call), threads)

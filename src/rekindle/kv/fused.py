@@ -82,7 +82,7 @@ class FusedAttention(PagedAttention):
         outputs[plan.num_used :].zero_()
         self._kernel.attend(
             layer,
-            self._spans_of(plan),
+            self.spans_of(plan),
             _rows(q),
             heads=q.shape[1],
             output=outputs.data_ptr(),
@@ -91,7 +91,11 @@ class FusedAttention(PagedAttention):
         )
         return outputs
 
-    def _spans_of(self, plan: AttentionPlan) -> Spans:
+    def layer_blocks(self, layer_index: int) -> LayerBlocks | None:
+        """Where the kernels find a layer's K and V; None for a layer that they do not know."""
+        return self._layers.get(layer_index)
+
+    def spans_of(self, plan: AttentionPlan) -> Spans:
         """The plan's spans for the kernels, made once for all layers of a step."""
         if self._plan is not plan:
             row, spans = 0, []

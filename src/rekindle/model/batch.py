@@ -1,7 +1,8 @@
-"""One step's rows: several sequences, concatenated and padded to a multiple of four.
+"""One step's rows: several sequences, concatenated and, for torch, padded to a multiple of four.
 
-Matrix products with fewer than four rows run other kernels and give other bits, so both the rows of the step and the
-rows that become logits are padded with dummies, which are never written and never returned.
+Torch's matrix products with fewer than four rows run other kernels and give other bits, so both the rows of the step
+and the rows that become logits are padded with dummies, which are never written and never returned. A model whose
+layers our kernels compute needs none.
 
     steps     |--- A: 5 rows ---|- B: 1 -|-- C: 4 --|. .|       10 rows + 2 dummies
     positions  7 8 9 10 11        30       0 1 2 3   0 0
@@ -39,14 +40,14 @@ class SequenceStep:
         return len(self.token_ids)
 
 
-def filled_up(count: int) -> int:
-    """The next multiple of four; 0 stays 0."""
-    return -(-count // ROW_MULTIPLE) * ROW_MULTIPLE
+def filled_up(count: int, row_multiple: int) -> int:
+    """The next multiple; 0 stays 0."""
+    return -(-count // row_multiple) * row_multiple
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ForwardBatch:
-    """The tensors of one step; `logit_rows` is padded, its first `num_logits` entries are the requested rows."""
+    """The tensors of one step; `logit_rows` may be padded, its first `num_logits` entries are the requested rows."""
 
     input_ids: torch.Tensor  # [1, rows]
     position_ids: torch.Tensor  # [1, rows]
@@ -56,14 +57,16 @@ class ForwardBatch:
 
     @property
     def num_rows(self) -> int:
-        """Rows with dummies, a multiple of four."""
+        """Rows with dummies."""
         return int(self.input_ids.shape[1])
 
     @classmethod
-    def build(cls, steps: Sequence[SequenceStep], device: torch.device) -> ForwardBatch:
+    def build(
+        cls, steps: Sequence[SequenceStep], device: torch.device, *, row_multiple: int = ROW_MULTIPLE
+    ) -> ForwardBatch:
         """Concatenate the steps; cost linear in rows."""
         total = sum(step.num_rows for step in steps)
-        rows = np.zeros((2, 1, filled_up(total)), dtype=np.int64)
+        rows = np.zeros((2, 1, filled_up(total, row_multiple)), dtype=np.int64)
         asked: list[int] = []
         at = 0
         for step in steps:
@@ -75,6 +78,6 @@ class ForwardBatch:
                 asked.extend(range(at if step.logits == "all" else end - 1, end))
             at = end
         spans = tuple(SequenceSpan(step.blocks, step.start, step.num_rows, step.num_stored) for step in steps)
-        padded = asked + asked[-1:] * (filled_up(len(asked)) - len(asked))
+        padded = asked + asked[-1:] * (filled_up(len(asked), row_multiple) - len(asked))
         tensors = torch.from_numpy(rows).to(device)
         return cls(tensors[0], tensors[1], spans, torch.tensor(padded, dtype=torch.int64, device=device), len(asked))

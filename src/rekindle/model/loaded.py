@@ -12,6 +12,7 @@ from typing import Any, Literal
 import torch
 
 from rekindle.kernels.library import KernelChoice
+from rekindle.kv.plan import ROW_MULTIPLE
 from rekindle.model.formats import LayerFormats
 from rekindle.spec import ModelSpec
 
@@ -31,3 +32,4 @@ class LoadedModel:
     formats: tuple[LayerFormats, ...]
     kernels: KernelChoice
     notes: tuple[str, ...]  # for the banner
+    row_multiple: int = ROW_MULTIPLE  # of the rows of a step

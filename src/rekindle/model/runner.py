@@ -25,18 +25,18 @@ class PagedStep:
     """Writes each layer's K and V to the arena, then attends to what is stored there."""
 
     def __init__(self, paged: PagedAttention, plan: AttentionPlan) -> None:
-        self._paged, self._plan = paged, plan
+        self.paged, self.plan = paged, plan
 
     def write(self, layer_index: int, k: torch.Tensor, v: torch.Tensor) -> None:
         """Encode and scatter K and V [rows, kv_heads, dim]."""
-        self._paged.write(layer_index, k, v, self._plan)
+        self.paged.write(layer_index, k, v, self.plan)
 
     def attend(self, call: AttentionCall) -> torch.Tensor:
         """Attend to stored KV: [rows, heads, v_dim]. fp16, which only quantised checkpoints keep, attends in fp32."""
-        attended = self._paged.attend(
+        attended = self.paged.attend(
             call.kv_index,
             call.q.float() if call.q.dtype == torch.float16 else call.q,
-            self._plan,
+            self.plan,
             scaling=call.scaling,
             window=call.window,
             softcap=call.softcap,
@@ -53,6 +53,7 @@ class ModelRunner:
         self._clock = clock
         self._model = loaded.model
         self._arena = arena
+        self._row_multiple = loaded.row_multiple
         self._paged = attention_over(arena, loaded.kernels.library)
         self._device = torch.device(loaded.device)
         self.failed_steps: tuple[int, ...] = ()  # of the last forward: steps whose KV or logits were not finite
@@ -62,7 +63,7 @@ class ModelRunner:
 
         K and V of all rows at positions `num_stored` and later are in the arena when this returns.
         """
-        batch = ForwardBatch.build(steps, self._device)
+        batch = ForwardBatch.build(steps, self._device, row_multiple=self._row_multiple)
         with torch.inference_mode():
             plan = AttentionPlan.build(batch.spans, self._arena.layout, batch.num_rows, self._device)
             step = PagedStep(self._paged, plan)

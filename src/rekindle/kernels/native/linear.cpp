@@ -42,18 +42,31 @@ struct Taken {
   ~Taken() { free(memory); }
 };
 
+// Layers that have the same input.
 template <class Format>
 struct Job {
-  const rk_linear_call& call;
-  int64_t panels, blocks;
+  const rk_linear_call* calls;
+  int64_t panels, blocks;  // panels of all of them
   products::Staged<Format>* staged;
   float* scales;   // of the staged rows
   float* scratch;  // [thread][whole blocks of depth]
 
   int64_t padded() const { return blocks * panel::DEPTH<Format>; }
   int64_t row_values() const { return blocks * products::STAGED_BLOCK<Format>; }
-  const uint32_t* weights(int64_t number) const {
-    return (const uint32_t*)call.packed + number * panel::panel_words<Format>(blocks);
+};
+
+// One panel of one of the layers.
+template <class Format>
+struct Panel {
+  const rk_linear_call* call;
+  int64_t number;
+  const uint32_t* weights;
+  const float* scales;
+
+  Panel(const Job<Format>& job, int64_t index) : call(job.calls), number(index) {
+    for (; number >= panel::panels_of(call->columns); call++) number -= panel::panels_of(call->columns);
+    weights = (const uint32_t*)call->packed + number * panel::panel_words<Format>(job.blocks);
+    scales = (const float*)(weights + job.blocks * panel::BLOCK_WORDS);
   }
 };
 
@@ -65,15 +78,14 @@ INLINE simd::Vec value_of(const float* sums, float row_scale, const float* colum
   return simd::mul(sum, simd::load(column_scales));
 }
 
-// Applies scales, adds the bias to `count` rows of sums, rounds once, and writes the columns that exist. Row scales are
-// those of the first staged row on.
+// Applies scales, adds the bias to `count` rows of sums, rounds once, and writes the columns that exist. `row_scales` are
+// those of the rows.
 template <class Format>
-void finish(const Job<Format>& job, int64_t number, int64_t row, int64_t count, const float* scales, const Sums& sums) {
-  const rk_linear_call& call = job.call;
-  const int64_t column = number * panel::COLUMNS;
+void finish(const Panel<Format>& panel, int64_t row, int64_t count, const float* row_scales, const Sums& sums) {
+  const rk_linear_call& call = *panel.call;
+  const int64_t column = panel.number * panel::COLUMNS;
   const int64_t width = std::min<int64_t>(panel::COLUMNS, call.columns - column);
   const int64_t size = call.output_format == RK_FP32 ? sizeof(float) : sizeof(uint16_t);
-  const float* column_scales = (const float*)(job.weights(number) + job.blocks * panel::BLOCK_WORDS);
   alignas(64) uint16_t bias[panel::COLUMNS] = {};
   alignas(64) float line[panel::COLUMNS];
   if (call.bias != nullptr) memcpy(bias, call.bias + column, width * sizeof(uint16_t));
@@ -81,7 +93,7 @@ void finish(const Job<Format>& job, int64_t number, int64_t row, int64_t count, 
     uint8_t* to = (uint8_t*)call.output + ((row + r) * call.output_stride + column) * size;
     void* out = width == panel::COLUMNS ? (void*)to : (void*)line;
     for (int n = 0; n < panel::COLUMNS; n += simd::LANES) {
-      simd::Vec sum = value_of<Format>(sums.at[r] + n, scales[r], column_scales + n);
+      simd::Vec sum = value_of<Format>(sums.at[r] + n, row_scales[r], panel.scales + n);
       if (call.bias != nullptr) sum = simd::add(sum, simd::load_bf16(bias + n));
       if (call.output_format == RK_FP32) {
         simd::store((float*)out + n, sum);
@@ -95,22 +107,22 @@ void finish(const Job<Format>& job, int64_t number, int64_t row, int64_t count, 
 
 // Rows first <= row < end, the staged ones from `staged` on, times one panel.
 template <class Format>
-void multiply_panel(const Job<Format>& job, products::Registers& registers, int64_t number, int64_t staged,
+void multiply_panel(const Job<Format>& job, products::Registers& registers, const Panel<Format>& panel, int64_t staged,
                     int64_t first, int64_t end) {
   Sums sums;
   const int64_t step = products::rows_at_once(end - first);
   for (int64_t row = first; row < end; row += step) {
     const int64_t count = std::min(step, end - row), index = row - staged;
-    products::multiply<Format>(registers, job.staged + index * job.row_values(), count, job.blocks, job.weights(number),
+    products::multiply<Format>(registers, job.staged + index * job.row_values(), count, job.blocks, panel.weights,
                                sums);
-    finish(job, number, row, count, job.scales + index, sums);
+    finish(panel, row, count, job.scales + index, sums);
   }
 }
 
 // One thread's share of a block of rows; all threads of a team call it.
 template <class Format>
 void multiply_block(const Job<Format>& job, int64_t first, int64_t rows) {
-  const rk_linear_call& call = job.call;
+  const rk_linear_call& call = *job.calls;
   float* scratch = job.scratch + omp_get_thread_num() * job.padded();
 #pragma omp for schedule(static)
   for (int64_t r = 0; r < rows; r++) {
@@ -125,23 +137,26 @@ void multiply_block(const Job<Format>& job, int64_t first, int64_t rows) {
   for (int64_t unit = 0; unit < job.panels * parts; unit++) {
     const int64_t start = unit % parts * part;
     if (start < rows) {
-      multiply_panel(job, registers, unit / parts, first, first + start, first + std::min(rows, start + part));
+      const int64_t end = first + std::min(rows, start + part);
+      multiply_panel(job, registers, Panel<Format>(job, unit / parts), first, first + start, end);
     }
   }
 }
 
 template <class Format>
-void multiply(const rk_linear_call& call, int32_t threads) {
-  const int64_t panels = panel::panels_of(call.columns), blocks = panel::blocks_of<Format>(call.depth);
-  const int64_t row_values = blocks * products::STAGED_BLOCK<Format>;
+void multiply(const rk_linear_call* calls, int32_t count, int32_t threads) {
+  const rk_linear_call& call = *calls;
+  int64_t panels = 0;
+  for (int32_t i = 0; i < count; i++) panels += panel::panels_of(calls[i].columns);
+  const int64_t blocks = panel::blocks_of<Format>(call.depth), row_values = blocks * products::STAGED_BLOCK<Format>;
   const int64_t row_bytes = row_values * (int64_t)sizeof(products::Staged<Format>);
   const int64_t most = std::max<int64_t>(2 * PART_ROWS, BLOCK_BYTES / row_bytes / PART_ROWS * PART_ROWS);
   const int64_t rows = std::min(call.rows, most);
   const int64_t staged_rows = (rows + Sums::ROWS - 1) / Sums::ROWS * Sums::ROWS;
-  if (call.rows * call.columns * call.depth < SERIAL_PRODUCTS) threads = 1;
+  if (call.rows * panels * panel::COLUMNS * call.depth < SERIAL_PRODUCTS) threads = 1;
   const Taken<products::Staged<Format>> staged(staged_rows * row_values);
   const Taken<float> scales(staged_rows), scratch(threads * blocks * panel::DEPTH<Format>);
-  const Job<Format> job{call, panels, blocks, staged.memory, scales.memory, scratch.memory};
+  const Job<Format> job{calls, panels, blocks, staged.memory, scales.memory, scratch.memory};
 #pragma omp parallel num_threads(threads)
   for (int64_t first = 0; first < call.rows; first += rows) {
     multiply_block(job, first, std::min(rows, call.rows - first));
@@ -243,6 +258,8 @@ extern "C" void rk_pack(int32_t format, const uint16_t* weights, int64_t column_
   format == RK_INT8 ? pack_int8(from, (uint32_t*)packed, threads) : pack_bf16(from, (uint32_t*)packed, threads);
 }
 
-extern "C" void rk_linear(const rk_linear_call* call, int32_t threads) {
-  call->format == RK_INT8 ? multiply<Int8>(*call, threads) : multiply<Bf16>(*call, threads);
+extern "C" void rk_linears(const rk_linear_call* calls, int32_t count, int32_t threads) {
+  calls->format == RK_INT8 ? multiply<Int8>(calls, count, threads) : multiply<Bf16>(calls, count, threads);
 }
+
+extern "C" void rk_linear(const rk_linear_call* call, int32_t threads) { rk_linears(call, 1, threads); }

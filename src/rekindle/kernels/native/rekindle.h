@@ -51,6 +51,9 @@ typedef struct {
 
 void rk_linear(const rk_linear_call* call, int32_t threads);
 
+/* Several layers of one input: format, input, rows, depth and input_stride of all calls are the same. */
+void rk_linears(const rk_linear_call* calls, int32_t count, int32_t threads);
+
 /* Where a layer keeps K and V: block b at blocks + b * block_bytes, its sections at these offsets.
  *
  * K and V have a format each, RK_Q4H or RK_BF16 (without scales). Shapes are those of rekindle.spec. RK_Q4H: dimensions
@@ -109,6 +112,42 @@ typedef struct {
 } rk_attend_call;
 
 void rk_attend(const rk_layer* layer, const rk_attend_call* call, int32_t threads);
+
+/* RMSNorm: bf16 weights [n]. */
+typedef struct {
+  const uint16_t* weight; /* or NULL: there is no norm */
+  float epsilon;
+} rk_norm;
+
+/* A linear layer: packed weights and its bias, bf16 [columns] or NULL. */
+typedef struct {
+  const void* packed;
+  const uint16_t* bias;
+  int64_t columns, depth;
+  int32_t format;
+} rk_weights;
+
+/* A decoder layer of Llama's form: x + o(attention(q, k, v of norm(x))), and of that y + down(silu(gate(n)) * up(n))
+ * with n = norm(y). q_norm and k_norm are those of each head. Everything is rounded to bf16 where transformers does it.
+ * The size of heads is a multiple of 32, all other sizes are multiples of 16.
+ */
+typedef struct {
+  rk_norm input_norm, post_attention_norm, q_norm, k_norm;
+  rk_weights q, k, v, o, gate, up, down;
+} rk_decoder;
+
+/* input, output: bf16 [rows][size], the latter may be the former. cos, sin: bf16 [rows][k_dim], of each row's position.
+ * k, v of `write` and q, output of `attend` are set by the call. Rows that are in no span attend to nothing.
+ */
+typedef struct {
+  const uint16_t* input;
+  uint16_t* output;
+  const uint16_t *cos, *sin;
+  rk_write_call write;
+  rk_attend_call attend;
+} rk_decoder_call;
+
+void rk_decoder_layer(const rk_decoder* decoder, const rk_layer* layer, const rk_decoder_call* call, int32_t threads);
 
 #ifdef __cplusplus
 }

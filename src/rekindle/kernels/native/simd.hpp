@@ -124,6 +124,9 @@ INLINE Vec load_bf16(const uint16_t* p) {
 
 #if defined(__AVX512BF16__)
 INLINE void store_bf16(uint16_t* p, Vec x) { _mm256_storeu_si256((__m256i*)p, (__m256i)_mm512_cvtneps_pbh(x)); }
+INLINE Vec round_bf16(Vec x) {
+  return as_floats(_mm512_slli_epi32(_mm512_cvtepu16_epi32((__m256i)_mm512_cvtneps_pbh(x)), 16));
+}
 // 2 * LANES bf16 in order, those of `low` first.
 INLINE Bits narrow(Vec low, Vec high) { return (Bits)_mm512_cvtne2ps_pbh(high, low); }
 // acc + a's first * b's first + a's second * b's second, by pairs of bf16. gcc 12 spills the intrinsic's accumulators.
@@ -255,6 +258,7 @@ INLINE Bits to_upper_bf16(Vec x) {
   return _mm256_and_si256(as_bits(_mm256_blendv_ps(as_floats(up), as_floats(quiet), nan)),
                           _mm256_set1_epi32((int)0xffff0000));
 }
+INLINE Vec round_bf16(Vec x) { return as_floats(to_upper_bf16(x)); }
 INLINE Bits narrow(Vec low, Vec high) {
   const Bits packed =
       _mm256_packus_epi32(_mm256_srli_epi32(to_upper_bf16(low), 16), _mm256_srli_epi32(to_upper_bf16(high), 16));
@@ -285,6 +289,15 @@ INLINE Bits levels(Bits words) {
 INLINE Vec firsts(Bits pairs) { return as_floats(_mm256_slli_epi32(pairs, 16)); }
 INLINE Vec seconds(Bits pairs) { return as_floats(_mm256_and_si256(pairs, _mm256_set1_epi32((int)0xffff0000))); }
 
+#endif
+
+// `negative` where the sign of x is set, else `other`.
+#if defined(__AVX512F__)
+INLINE Vec by_sign(Vec x, Vec negative, Vec other) {
+  return _mm512_mask_blend_ps(_mm512_movepi32_mask(as_bits(x)), other, negative);
+}
+#else
+INLINE Vec by_sign(Vec x, Vec negative, Vec other) { return _mm256_blendv_ps(other, negative, x); }
 #endif
 
 // 2^x for x <= 0; anything from -127 down gives 0, NaN gives NaN.
@@ -320,6 +333,12 @@ INLINE Vec tanh(Vec x) {
   const Vec t = div(sub(broadcast(1.f), e), add(broadcast(1.f), e));
   const Bits sign = both(as_bits(x), broadcast_bits(0x80000000u));
   return as_floats(either(as_bits(t), sign));
+}
+
+// x / (1 + e^-x); relative error 1e-6.
+INLINE Vec silu(Vec x) {
+  const Vec e = exp2(mul(magnitude(x), broadcast(-1.442695041f)));  // e^-|x|
+  return mul(x, div(by_sign(x, e, broadcast(1.f)), add(broadcast(1.f), e)));
 }
 
 }  // namespace simd
