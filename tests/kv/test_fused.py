@@ -143,6 +143,39 @@ def test_a_row_of_queries_that_is_not_finite_stays_alone(kernels: KernelLibrary)
     assert torch.equal(outputs, good)
 
 
+@pytest.mark.parametrize("score", [-1e39, -1.5e38], ids=["-inf", "finite"])
+@pytest.mark.parametrize(
+    "layer",
+    [
+        Layer(BF16),
+        Layer(BF16, "bf16", "bf16"),
+        Layer(BF16, "bf16", "q4h", k_dim=48, v_dim=96, window=30),
+        Layer(BF16, window=600, kv_heads=1, heads=40),
+        Layer(BF16, sinks=True),
+        Layer(BF16, "q4h", "bf16", sinks=True, window=30),
+        Layer(BF16, softcap=2.0),
+    ],
+    ids=str,
+)
+def test_the_lowest_scores_weigh_as_with_torch(kernels: KernelLibrary, layer: Layer, score: float) -> None:
+    num_tokens, blocks = 1100, scattered_blocks(1100, 36)
+    rows = Rows.random(layer, num_tokens)
+    q, k = torch.full_like(rows.q, 1e36), torch.zeros_like(rows.k)
+    k[:512] = k[1024:1060] = score / (1e36 * 1.5 * layer.k_dim**0.5)  # a segment, and a beginning; others score 0
+    rows = Rows(q, k, rows.v)
+    wanted = in_chunks(PagedAttention(KVArena(layer.layout, 36)), layer, rows, blocks, [num_tokens])
+    torch.set_num_threads(1)
+    attention = fused(kernels, layer, 36)
+    got = in_chunks(attention, layer, rows, blocks, [num_tokens])
+    assert torch.equal(got.isnan(), wanted.isnan())
+    known = ~wanted.isnan()
+    assert relative_error(got[known], wanted[known]) < 0.02
+    torch.set_num_threads(3)
+    for row in (511, 512, 1023, 1030, 1059, 1070):  # the segments of one row, by several threads
+        (one,), _ = step(attention, layer, [SequenceSpan(blocks, row, 1, num_tokens)], [rows])
+        assert torch.equal(one.view(torch.int16), got[row : row + 1].view(torch.int16))
+
+
 def test_stored_rows_are_read_and_not_written(kernels: KernelLibrary) -> None:
     layer = Layer(BF16)
     attention = fused(kernels, layer, 4)

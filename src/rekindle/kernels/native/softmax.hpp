@@ -1,6 +1,7 @@
 // Scores of one row over one segment become weights.
 #pragma once
 
+#include <cfloat>
 #include <cmath>
 
 #include "simd.hpp"
@@ -17,7 +18,6 @@ constexpr int STEP = 32;     // tokens that attention takes at once
 // few sets of the L1 cache.
 constexpr int64_t SCORE_ROW = TOKENS + LANES;
 INLINE int64_t weight_row(int entries) { return (int64_t)TOKENS / 2 * entries + LANES; }
-constexpr float MASKED = -1e38f;  // its weight is 0 next to any score from -2.4e38 to 2.4e38
 constexpr float LOG2_E = 1.44269504f;
 
 // What a row has of a segment: its largest score, in units of log 2, and the sum of its weights.
@@ -31,6 +31,13 @@ struct Seen {
   bool any() const { return end > 0 && first < end; }
   bool all(int from, int to) const { return first <= from && to <= end; }
 };
+
+// The largest of a row's scores, or the lowest float where all are -inf: what is subtracted of them, so that their
+// weights are 0 instead of NaN. A row that has no weight in any segment becomes NaN at its end, as it does in torch.
+INLINE float largest_of(Vec most) {
+  const float largest = simd::largest(most);
+  return largest < -FLT_MAX ? -FLT_MAX : largest;
+}
 
 // Rows over one segment: their work memory, and what comes out of it.
 struct Rows {
@@ -83,12 +90,12 @@ INLINE void store_weights(Vec low, Vec high, const float* steps, int scales, uin
 }
 
 // Caps and masks the scores of STEP tokens from `t` on, and takes the largest into `most`. Tokens that the row does not
-// see score MASKED. `cap`: 0, or the softcap in units of log 2.
+// see score -inf. `cap`: 0, or the softcap in units of log 2.
 INLINE void settle(float* scores, int t, Seen seen, float cap, Vec& most) {
   UNROLL for (int n = 0; n < STEP; n += LANES) {
     Vec x = simd::load(scores + t + n);
     if (cap != 0.f) x = simd::mul(simd::tanh(x), simd::broadcast(cap));
-    if (!seen.all(t, t + STEP)) x = simd::within(seen.first - t - n, seen.end - t - n, x, simd::broadcast(MASKED));
+    if (!seen.all(t, t + STEP)) x = simd::within(seen.first - t - n, seen.end - t - n, x, simd::broadcast(-INFINITY));
     if (cap != 0.f || !seen.all(t, t + STEP)) simd::store(scores + t + n, x);
     most = simd::larger(most, x);
   }
@@ -108,7 +115,7 @@ template <int ENTRIES>
 static Mass weigh(float* scores, Seen seen, int tokens, float cap, const Entries& entries, uint32_t* weights) {
   Vec most = simd::broadcast(-INFINITY), sum = simd::zero();
   for (int t = 0; t < tokens; t += STEP) settle(scores, t, seen, cap, most);
-  const float largest = simd::largest(most);
+  const float largest = largest_of(most);
   for (int t = 0; t < tokens; t += 2 * LANES) {
     weigh_step<ENTRIES>(scores, t, simd::broadcast(largest), entries, weights, sum);
   }

@@ -300,7 +300,7 @@ inline void add_values(const Segment& m, const Shape& shape, const softmax::Rows
   const int count = rows.count - first < SIDE ? rows.count - first : SIDE;
   alignas(64) Vec largest[SIDE], sum[SIDE];
   for (int r = 0; r < count; r++) {
-    rows.mass[first + r].largest = simd::largest(most[first + r]);
+    rows.mass[first + r].largest = softmax::largest_of(most[first + r]);
     largest[r] = simd::broadcast(rows.mass[first + r].largest), sum[r] = simd::zero();
     if (!rows.seen[first + r].any()) memset(weights + r * row, 0, rows.tokens / 2 * sizeof *weights);
   }
