@@ -18,7 +18,7 @@ BLOCK_TOKENS = 32
 
 @dataclass(frozen=True)
 class Layer:
-    """Shape, formats and scoring of the one layer that a test runs."""
+    """Shape, formats and scoring of the one layer that a test runs; `beside`: windows of others that blocks hold."""
 
     dtype: torch.dtype
     k_format: Format = "q4h"
@@ -30,11 +30,14 @@ class Layer:
     window: int | None = None
     softcap: float | None = None
     sinks: bool = False
+    block_tokens: int = BLOCK_TOKENS
+    beside: tuple[int | None, ...] = ()
 
     @property
     def layout(self) -> KVLayout:
         spec = LayerSpec(5, self.kv_heads, self.k_dim, self.v_dim, self.window, self.k_format, self.v_format)
-        return KVLayout(BLOCK_TOKENS, (spec,))
+        others = [LayerSpec(index, 3, 48, 80, window, "q4h", "bf16") for index, window in enumerate(self.beside)]
+        return KVLayout(self.block_tokens, (*others, spec))
 
     @property
     def scoring(self) -> dict[str, object]:
@@ -60,8 +63,8 @@ class Rows:
         return cls(draw(layer.heads, layer.k_dim), draw(layer.kv_heads, layer.k_dim), draw(layer.kv_heads, layer.v_dim))
 
 
-def scattered_blocks(num_tokens: int, num_blocks: int, seed: int = 0) -> list[int]:
-    needed = -(-num_tokens // BLOCK_TOKENS)
+def scattered_blocks(num_tokens: int, num_blocks: int, seed: int = 0, *, block_tokens: int = BLOCK_TOKENS) -> list[int]:
+    needed = -(-num_tokens // block_tokens)
     return torch.randperm(num_blocks, generator=torch.Generator().manual_seed(seed))[:needed].tolist()
 
 
@@ -95,4 +98,4 @@ def in_chunks(
 
 
 def block_bytes(arena: KVArena, blocks: Sequence[int]) -> Tensor:
-    return arena.parts[0][list(blocks)]
+    return torch.cat([part[list(blocks)] for part in arena.parts], 1)

@@ -26,24 +26,28 @@ BOUND = 0.012
 LAYERS = [
     Layer(BF16),
     Layer(BF16, heads=2),
-    Layer(BF16, k_dim=16, v_dim=16),
-    Layer(BF16, k_dim=32, v_dim=48),
+    Layer(BF16, k_dim=16, v_dim=16, block_tokens=16),
+    Layer(BF16, k_dim=32, v_dim=48, block_tokens=64, beside=(33, None)),
     Layer(BF16, k_dim=80, v_dim=80, window=33),
     Layer(BF16, k_dim=96, v_dim=112, kv_heads=1, heads=5),
     Layer(BF16, k_dim=128, v_dim=128, heads=14),
     Layer(BF16, k_dim=192, v_dim=128, kv_heads=4, heads=4),
-    Layer(BF16, k_dim=256, v_dim=256, kv_heads=1, heads=8, softcap=1.5, window=200),
+    Layer(BF16, k_dim=256, v_dim=256, kv_heads=1, heads=8, softcap=1.5, window=200, beside=(200, None, 33)),
     Layer(BF16, k_dim=512, v_dim=512, kv_heads=1, heads=3),
     Layer(BF16, k_dim=240, v_dim=240, kv_heads=1, heads=3),
     Layer(BF16, "bf16", "bf16"),
-    Layer(BF16, "bf16", "bf16", k_dim=40, v_dim=72, window=70),
-    Layer(BF16, "bf16", "q4h", k_dim=48, v_dim=96, sinks=True, window=128),
-    Layer(BF16, "q4h", "bf16", k_dim=80, v_dim=112, sinks=True, softcap=2.0),
+    Layer(BF16, "bf16", "bf16", k_dim=40, v_dim=72, window=70, block_tokens=16, beside=(None, 70)),
+    Layer(BF16, "bf16", "q4h", k_dim=48, v_dim=96, sinks=True, window=128, block_tokens=64, beside=(None,)),
+    Layer(BF16, "bf16", "q4h", k_dim=80, v_dim=80, softcap=2.0, block_tokens=256),
+    Layer(BF16, "q4h", "bf16", k_dim=80, v_dim=112, sinks=True, softcap=2.0, block_tokens=128, beside=(None, 9)),
+    Layer(BF16, "q4h", "bf16", sinks=True, softcap=1.5, window=33, block_tokens=16, beside=(33, 32)),
     Layer(BF16, softcap=1.5),
     Layer(BF16, sinks=True),
     Layer(BF16, window=1),
-    Layer(BF16, window=600),
-    Layer(BF16, window=4096),
+    Layer(BF16, window=600, block_tokens=256, beside=(None, 600, 601)),
+    Layer(BF16, window=4096, block_tokens=128),
+    Layer(BF16, sinks=True, window=512, block_tokens=128),
+    Layer(BF16, block_tokens=16, beside=(512,)),
 ]
 
 pytestmark = needs_compiler
@@ -69,12 +73,18 @@ def fused(kernels: KernelLibrary, layer: Layer, num_blocks: int) -> FusedAttenti
     return attention
 
 
+def stored_apart(kernels: KernelLibrary, layer: Layer, num_tokens: int) -> tuple[FusedAttention, list[int]]:
+    """Attention with room for a sequence and a few blocks more, and blocks of the sequence in no order."""
+    num_blocks = -(-num_tokens // layer.block_tokens) + 5
+    blocks = scattered_blocks(num_tokens, num_blocks, block_tokens=layer.block_tokens)
+    return fused(kernels, layer, num_blocks), blocks
+
+
 @pytest.mark.parametrize("layer", LAYERS, ids=str)
 def test_kernels_agree_with_the_definitions(kernels: KernelLibrary, layer: Layer) -> None:
     num_tokens, last = 1060, 8
-    attention = fused(kernels, layer, 40)
+    attention, blocks = stored_apart(kernels, layer, num_tokens)
     rows = Rows.random(layer, num_tokens)
-    blocks = scattered_blocks(num_tokens, 40)
     got = in_chunks(attention, layer, rows, blocks, [1000, num_tokens])
     for start in (0, 508, num_tokens - last):
         spans = [SequenceSpan(blocks, start, last, 0)]
@@ -89,31 +99,34 @@ def test_kernels_write_the_bytes_that_torch_writes(kernels: KernelLibrary, layer
     rows = Rows.random(layer, 70)
     rows = Rows(rows.q, (rows.k * scale).to(BF16), (rows.v * scale.flip(0)).to(BF16))
     rows.k[3], rows.v[5, 0], rows.k[6, :, 1:] = 0, 0, 0
-    ours, theirs = fused(kernels, layer, 3), PagedAttention(KVArena(layer.layout, 3))
+    ours, theirs = fused(kernels, layer, 5), PagedAttention(KVArena(layer.layout, 5))
     for attention in (ours, theirs):
-        in_chunks(attention, layer, rows, [2, 0, 1], [9, 70])
-    assert torch.equal(ours.arena.parts[0], theirs.arena.parts[0])
+        in_chunks(attention, layer, rows, [2, 0, 4, 1, 3], [9, 70])
+    assert torch.equal(block_bytes(ours.arena, range(5)), block_bytes(theirs.arena, range(5)))
 
 
 @pytest.mark.parametrize("layer", LAYERS, ids=str)
 def test_bits_depend_on_no_cut_no_company_and_no_threads(kernels: KernelLibrary, layer: Layer) -> None:
     num_tokens = 1100
-    rows, blocks = Rows.random(layer, num_tokens), scattered_blocks(num_tokens, 36)
+    rows, other = Rows.random(layer, num_tokens), Rows.random(layer, 580, seed=7)
     torch.set_num_threads(1)
-    attention = fused(kernels, layer, 36)
+    attention, blocks = stored_apart(kernels, layer, num_tokens)
     whole = in_chunks(attention, layer, rows, blocks, [num_tokens])
     stored = block_bytes(attention.arena, blocks).clone()
     for number, cuts in ((1, [512, 1024]), (2, [1, 8, 77, 300, 511, 513]), (3, [1023, 1025, 1026, 1027])):
         torch.set_num_threads(number)
-        again = fused(kernels, layer, 36)
+        again = fused(kernels, layer, attention.arena.num_blocks)
         assert torch.equal(in_chunks(again, layer, rows, blocks, [*cuts, num_tokens]), whole)
         assert torch.equal(block_bytes(again.arena, blocks), stored)
-    other = Rows.random(layer, 80, seed=7)
-    company = fused(kernels, layer, 46)
-    in_chunks(company, layer, rows, blocks, [1090])
-    spans = [SequenceSpan([40, 41, 42], 0, 70, 0), SequenceSpan(blocks, 1090, 10, 1090)]
-    (_, beside), _ = step(company, layer, spans, [other, rows], spare=1)
-    assert torch.equal(beside, whole[1090:])
+    alone, others = stored_apart(kernels, layer, 580)
+    wanted = in_chunks(alone, layer, other, others, [580])
+    company = fused(kernels, layer, attention.arena.num_blocks + alone.arena.num_blocks)
+    others = [attention.arena.num_blocks + block for block in others]
+    in_chunks(company, layer, rows, blocks, [1085])
+    in_chunks(company, layer, other, others, [519])
+    spans = [SequenceSpan(others, 519, 61, 519), SequenceSpan(blocks, 1085, 15, 1085)]  # in the middle of blocks
+    (first, second), _ = step(company, layer, spans, [other, rows], spare=1)
+    assert torch.equal(first, wanted[519:]) and torch.equal(second, whole[1085:])
 
 
 @pytest.mark.parametrize("layer", [Layer(BF16), Layer(BF16, "bf16", "bf16"), Layer(BF16, "bf16", "q4h")], ids=str)
