@@ -27,7 +27,7 @@ types: $(STAMP)
 	$(BIN)/mypy
 
 mutants: kernels
-	$(BIN)/python tools/mutants.py
+	$(BIN)/python -m tools.mutants
 
 # Hours, not minutes: processes and servers killed, crashes of random workloads, every state machine with thousands of
 # runs, and an hour of everything at once.

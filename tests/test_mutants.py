@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import re
 import shutil
-from importlib import import_module
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from tests.needs import ROOT
-
-# By its name: the module starts processes when it runs the mutants, and these tests start none.
-MUTANTS = import_module("tools.mutants").MUTANTS
+from tools.defects import MUTANTS
+from tools.defects.mutant import Mutant
 
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
-def test_a_mutant_fits(mutant: Any, tmp_path: Path) -> None:
+def test_a_mutant_fits(mutant: Mutant, tmp_path: Path) -> None:
     for edit in mutant.edits:
         source = Path("src", "rekindle", edit.file)
         (tmp_path / source).parent.mkdir(parents=True, exist_ok=True)

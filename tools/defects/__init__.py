@@ -1,0 +1,6 @@
+"""All defects that tests must notice: see `tools.mutants`."""
+
+from tools.defects.computing import COMPUTING
+from tools.defects.serving import SERVING
+
+MUTANTS = (*COMPUTING, *SERVING)

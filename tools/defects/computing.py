@@ -1,0 +1,156 @@
+"""Defects in what is computed of a prompt: its text, its blocks, the model."""
+
+from __future__ import annotations
+
+from tools.defects.mutant import Edit, Mutant, one
+
+PATHS = "tests/exactness/test_paths.py"
+LOW = "tests/exactness/test_low_precision.py"
+ALONE = "tests/exactness/test_against_transformers.py"
+
+COMPUTING = (
+    one(
+        "position off by one after a cut",
+        "model/batch.py",
+        "np.arange(step.start, step.start + step.num_rows)",
+        "np.arange(step.start, step.start + step.num_rows) + (step.start > 0)",
+        f"{PATHS}::test_prefill_in_chunks_equals_one_piece[llama-native]",
+        f"{ALONE}::test_logits_at_every_position[fp64-sdpa-1e-12-llama]",
+    ),
+    one(
+        "position off by one in the mask",
+        "kv/plan.py",
+        "hidden = context > positions\n",
+        "hidden = context > positions + 1\n",
+        f"{ALONE}::test_logits_at_every_position[fp64-sdpa-1e-12-llama]",
+    ),
+    one(
+        "K and V swapped",
+        "kv/decode.py",
+        "        return keys, values\n",
+        "        return values, keys\n",
+        f"{ALONE}::test_logits_at_every_position[fp64-sdpa-1e-12-llama]",
+    ),
+    one(
+        "halves of V swapped",
+        "kv/decode.py",
+        "        return keys, values\n",
+        "        return keys, values.roll(values.shape[-1] // 2, -1)\n",
+        f"{ALONE}::test_logits_at_every_position[fp64-sdpa-1e-12-llama]",
+    ),
+    one(
+        "first two blocks read in the wrong order",
+        "kv/plan.py",
+        "        per_piece = MAX_SCORES",
+        "        table = [*table[1::-1], *table[2:]] if len(table) > 1 else table\n        per_piece = MAX_SCORES",
+        f"{ALONE}::test_logits_at_every_position[fp64-sdpa-1e-12-llama]",
+    ),
+    one(
+        "window ignored",
+        "kv/plan.py",
+        "            hidden |= context <= positions - shape.window\n",
+        "            hidden |= context < 0\n",
+        f"{ALONE}::test_logits_at_every_position[fp64-sdpa-1e-12-gemma3]",
+    ),
+    one(
+        "softcap ignored",
+        "model/adapter.py",
+        "        softcap=float(softcap) if softcap else None,\n",
+        "        softcap=None,\n",
+        "tests/model/test_logits.py::test_float64_native_equals_the_model[gemma2]",
+    ),
+    one(
+        "RoPE base changed",
+        "model/load.py",
+        "    config = read_config(source.fetch_description())\n",
+        "    config = read_config(source.fetch_description())\n"
+        '    config.rope_parameters["rope_theta"] = config.rope_parameters["rope_theta"] * 2\n',
+        f"{ALONE}::test_logits_at_every_position[fp64-sdpa-1e-12-llama]",
+    ),
+    one(
+        "tail not copied on write",
+        "cache/blocks/table.py",
+        "must_copy = last < len(self.blocks) and not self.pool.is_private(self.blocks[last])",
+        "must_copy = False",
+        f"{PATHS}::test_forks_share_blocks_and_write_their_own[llama-q4h]",
+    ),
+    Mutant(
+        "block of another fingerprint accepted",
+        (
+            Edit("cache/blocks/hashing.py", "for field in (fingerprint, ", 'for field in (b"", '),
+            Edit("store/directory.py", "fingerprint.hex()", '"any"'),
+        ),
+        ("tests/exactness/test_identity.py::test_kv_of_another_model_is_not_used[weights]",),
+    ),
+    one(
+        "block of another format accepted",
+        "model/load.py",
+        "fingerprint=fingerprint(identity, layout)",
+        "fingerprint=identity",
+        "tests/exactness/test_identity.py::test_kv_of_another_model_is_not_used[formats]",
+    ),
+    one(
+        "second BOS added when resuming",
+        "text/prompt.py",
+        "        return self._encode_key(prompt.key[resume_byte:], most=most)\n",
+        "        rest = self._encode_key(prompt.key[resume_byte:], most=most)\n"
+        "        return np.concatenate([np.array(self._leading, dtype=np.uint32), rest])\n",
+        "tests/exactness/test_identity.py::test_a_resumed_prompt_has_one_bos",
+    ),
+    one(
+        "second BOS added to a rendered one",
+        "text/prompt.py",
+        "        if pieces[: len(leading)] == leading:\n",
+        "        if pieces is None:\n",
+        "tests/text/test_prompt.py::test_completions_get_leading_tokens_once[bos]",
+    ),
+    one(
+        "rows not padded",
+        "kv/plan.py",
+        "ROW_MULTIPLE = 4",
+        "ROW_MULTIPLE = 1",
+        f"{LOW}::test_bf16_logits_of_wide_layers_are_the_same_in_every_cut[q4h]",
+    ),
+    one(
+        "context not padded to whole tiles",
+        "kv/plan.py",
+        "num_context = -(-rows.until // TILE) * TILE - first",
+        "num_context = -(-rows.until // 64) * 64 - first",
+        f"{LOW}::test_bytes_are_the_same_on_every_path[llama-q4h-bf16]",
+    ),
+    one(
+        "presence counted like frequency",
+        "model/adjustments.py",
+        ".to(torch.float64) + params.presence_penalty",
+        ".to(torch.float64) * (1 + params.presence_penalty)",
+        "tests/model/test_adjustments.py",
+    ),
+    one(
+        "repetition penalty on the reply alone",
+        "model/adjustments.py",
+        "np.concatenate([history.prompt, history.reply])",
+        "history.reply",
+        "tests/model/test_adjustments.py",
+    ),
+    one(
+        "parent of another namespace",
+        "matching/matcher.py",
+        "self._agents.get((namespace, parent), {})",
+        "next((held for (_, agent), held in self._agents.items() if agent == parent), {})",
+        "tests/matching/test_matcher.py::test_an_agent_without_branches_goes_on_from_its_parents_as_they_were_sampled",
+    ),
+    one(
+        "attribution line removed from any message",
+        "text/normalise.py",
+        'in kinds and message.role == "system" and',
+        "in kinds and",
+        "tests/text/test_normalise.py",
+    ),
+    one(
+        "a prompt of any length is tokenised",
+        "text/length.py",
+        "        if num_bytes > self.max_bytes:\n",
+        "        if False:\n",
+        "tests/text/test_length.py::test_a_text_of_as_many_bytes_as_may_fit_is_taken_and_one_more_is_not",
+    ),
+)

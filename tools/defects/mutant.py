@@ -1,0 +1,37 @@
+"""A defect: exact replacements in the code, and the tests that must notice."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True, slots=True)
+class Edit:
+    """Replacement of `old`, which must occur in `file` exactly once."""
+
+    file: str
+    old: str
+    new: str
+
+    def apply(self, tree: Path) -> None:
+        """Change the file below `tree`; ValueError if `old` does not occur exactly once."""
+        path = tree / "src" / "rekindle" / self.file
+        text = path.read_text("utf-8") if path.is_file() else ""
+        if text.count(self.old) != 1:
+            raise ValueError(f"{self.file}: found {text.count(self.old)} times: {self.old.strip()!r}")
+        path.write_text(text.replace(self.old, self.new), "utf-8")
+
+
+@dataclass(frozen=True, slots=True)
+class Mutant:
+    """One defect, and the tests (pytest node ids) of which at least one must fail."""
+
+    name: str
+    edits: tuple[Edit, ...]
+    tests: tuple[str, ...]
+
+
+def one(name: str, file: str, old: str, new: str, *tests: str) -> Mutant:
+    """Build a mutant of one replacement."""
+    return Mutant(name, (Edit(file, old, new),), tests)
