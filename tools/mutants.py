@@ -5,7 +5,8 @@
 
 Each mutant is a few exact replacements in a copy of the tree and the narrowest tests that must fail on it. First the
 same tests run on an unchanged copy and must pass, else failures would prove nothing. Exit code 1 if a mutant survives,
-if the text it replaces does not occur exactly once, or if its tests do not run. The working tree is never touched.
+if the text it replaces does not occur exactly once, if kernels do not compile with it, or if its tests do not run. Left
+out is what needs kernels that this processor does not run. The working tree is never touched.
 """
 
 from __future__ import annotations
@@ -24,6 +25,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from rekindle.kernels import build
+from rekindle.kernels.levels import LEVELS
+from rekindle.kernels.library import CPUINFO, instructions
 from tools.defects import MUTANTS
 from tools.defects.mutant import Mutant
 
@@ -63,18 +67,26 @@ def copy_tree(target: Path) -> None:
             shutil.copy2(source, target / name)
 
 
-def run_tests(tree: Path, tests: Sequence[str]) -> tuple[int, str]:
-    """Run pytest on the code below `tree` only; return its exit code and output."""
+def compile_kernels(tree: Path) -> None:
+    """Compile the kernels of a copy; ValueError if that fails."""
+    kernels = tree / "src" / "rekindle" / "kernels"
+    for built in build.build(kernels, kernels / "native"):
+        if built.path is None:
+            raise ValueError(f"no kernels for {built.level}: {built.said}")
+
+
+def run_tests(tree: Path, tests: Sequence[str]) -> tuple[int | None, str]:
+    """Run pytest on the code below `tree` only, up to the first failure; return exit code (None: late) and output."""
     paths = (tree / "src", tree / "pocket" / "src", tree)
     settings = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
     environment = {**os.environ, **settings, "PYTHONPATH": os.pathsep.join(map(str, paths))}
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *dict.fromkeys(tests)]
+    command = [sys.executable, "-m", "pytest", "-qx", "-p", "no:cacheprovider", *dict.fromkeys(tests)]
     try:
         done = subprocess.run(
             command, cwd=tree, env=environment, capture_output=True, text=True, timeout=TIMEOUT_S, check=False
         )
     except subprocess.TimeoutExpired:
-        return -1, f"not finished after {TIMEOUT_S} s"
+        return None, f"not finished after {TIMEOUT_S} s"
     return done.returncode, done.stdout + done.stderr
 
 
@@ -93,12 +105,14 @@ def try_mutant(mutant: Mutant) -> Outcome:
         try:
             for edit in mutant.edits:
                 edit.apply(tree)
+            if mutant.is_native:
+                compile_kernels(tree)
         except ValueError as error:
             return Outcome(mutant.name, "BROKEN", time.monotonic() - began, str(error))
         code, output = run_tests(tree, mutant.tests)
     verdicts: dict[int, Verdict] = {0: "SURVIVED", 1: "killed"}
-    verdict = verdicts.get(code, "BROKEN")
-    return Outcome(mutant.name, verdict, time.monotonic() - began, first_red(output) if code else "")
+    verdict = "BROKEN" if code is None else "killed" if code < 0 else verdicts.get(code, "BROKEN")  # < 0: by a signal
+    return Outcome(mutant.name, verdict, time.monotonic() - began, "" if code == 0 else first_red(output))
 
 
 def unchanged_is_green(mutants: Sequence[Mutant]) -> bool:
@@ -106,7 +120,7 @@ def unchanged_is_green(mutants: Sequence[Mutant]) -> bool:
     with tempfile.TemporaryDirectory(prefix="rekindle-mutant-") as name:
         copy_tree(Path(name))
         code, output = run_tests(Path(name), [test for mutant in mutants for test in mutant.tests])
-    if code:
+    if code != 0:
         print(output[-3000:])
         print(f"the unchanged code fails its tests (pytest exit code {code}): mutants cannot be judged")
     return code == 0
@@ -118,9 +132,13 @@ def main() -> int:
     parser.add_argument("--only", default="", help="run mutants with this in their name")
     parser.add_argument("--jobs", type=int, default=2)
     given = parser.parse_args()
-    mutants = [mutant for mutant in MUTANTS if given.only.lower() in mutant.name.lower()]
-    if not mutants:
+    chosen = [mutant for mutant in MUTANTS if given.only.lower() in mutant.name.lower()]
+    if not chosen:
         parser.error(f"no mutant has {given.only!r} in its name")
+    present = instructions(CPUINFO)
+    mutants = [mutant for mutant in chosen if present.issuperset(LEVELS.get(mutant.level, ()))]
+    if len(mutants) < len(chosen):
+        print(f"{len(chosen) - len(mutants)} left out: this processor does not run their kernels")
     began = time.monotonic()
     if not unchanged_is_green(mutants):
         return 1
@@ -128,7 +146,7 @@ def main() -> int:
         outcomes = []
         for outcome in pool.map(try_mutant, mutants):
             outcomes.append(outcome)
-            print(f"{outcome.verdict:<9}{outcome.seconds:5.0f} s  {outcome.name:<44}{outcome.detail}", flush=True)
+            print(f"{outcome.verdict:<9}{outcome.seconds:5.0f} s  {outcome.name:<64} {outcome.detail}", flush=True)
     killed = sum(outcome.verdict == "killed" for outcome in outcomes)
     print(f"{killed} of {len(outcomes)} mutants killed in {time.monotonic() - began:.0f} s")
     return 0 if killed == len(outcomes) else 1

@@ -142,6 +142,9 @@ def test_a_row_that_is_not_finite_fails_alone(kernels: KernelLibrary, layer: Lay
     outputs, plan = step(attention, layer, spans, rows)
     assert plan.failed_spans() == [1]
     assert torch.equal(outputs[0], good[0]) and torch.equal(outputs[2], good[2])
+    zeros = torch.zeros(plan.num_rows, 2, 64, dtype=BF16)
+    attention.write(5, zeros, zeros, plan)  # as another layer of the step
+    assert plan.failed_spans() == [1]
     attention.check()
 
 
@@ -187,6 +190,20 @@ def test_the_lowest_scores_weigh_as_with_torch(kernels: KernelLibrary, layer: La
     for row in (511, 512, 1023, 1030, 1059, 1070):  # the segments of one row, by several threads
         (one,), _ = step(attention, layer, [SequenceSpan(blocks, row, 1, num_tokens)], [rows])
         assert torch.equal(one.view(torch.int16), got[row : row + 1].view(torch.int16))
+
+
+def test_sinks_far_from_the_scores_take_nothing_or_all(kernels: KernelLibrary) -> None:
+    layer, blocks = Layer(BF16), [1, 0]
+    rows = Rows.random(layer, 40)
+    plan = AttentionPlan.build([SequenceSpan(blocks, 0, 40, 0)], layer.layout, 40, "cpu")
+    sinks = torch.tensor([-400.0, -3.0, 0.0, 3.0, 400.0, 1e38], dtype=BF16)
+    outputs = []
+    for attention in (fused(kernels, layer, 2), PagedAttention(KVArena(layer.layout, 2))):
+        attention.write(5, rows.k, rows.v, plan)
+        outputs.append(attention.attend(5, rows.q, plan, scaling=0.125, sinks=sinks))
+    ours, theirs = outputs
+    assert not ours[:, 4:].any() and not theirs[:, 4:].any()
+    assert relative_error(ours, theirs) < 0.02
 
 
 def test_stored_rows_are_read_and_not_written(kernels: KernelLibrary) -> None:

@@ -1,6 +1,7 @@
 """All defects that tests must notice: see `tools.mutants`."""
 
 from tools.defects.computing import COMPUTING
+from tools.defects.kernels import KERNELS
 from tools.defects.serving import SERVING
 
-MUTANTS = (*COMPUTING, *SERVING)
+MUTANTS = (*COMPUTING, *SERVING, *KERNELS)

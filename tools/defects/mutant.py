@@ -25,11 +25,20 @@ class Edit:
 
 @dataclass(frozen=True, slots=True)
 class Mutant:
-    """One defect, and the tests (pytest node ids) of which at least one must fail."""
+    """One defect, and the tests (pytest node ids) of which at least one must fail.
+
+    `level`: that of the kernels without which no test can notice it, or "".
+    """
 
     name: str
     edits: tuple[Edit, ...]
     tests: tuple[str, ...]
+    level: str = ""
+
+    @property
+    def is_native(self) -> bool:
+        """Whether kernels must be compiled for it."""
+        return any(edit.file.startswith("kernels/native/") for edit in self.edits)
 
 
 def one(name: str, file: str, old: str, new: str, *tests: str) -> Mutant:
