@@ -28,6 +28,24 @@ extern "C" int32_t rk_count_threads(int32_t threads) {
 }
 """
 
+# Shapes the tiles as kernels do, and gives back what the processor took of it.
+TILES = """
+#include "simd.hpp"
+#pragma GCC visibility push(default)
+extern "C" void rk_tiles(uint8_t* taken) {
+#if defined(__AMX_TILE__)
+  {
+    struct { uint64_t first, second; uint16_t bytes[16]; uint8_t rows[16]; } config = {1, 0, {}, {}};
+    for (int tile = 0; tile < 8; tile++) config.bytes[tile] = 48, config.rows[tile] = 5;
+    simd::load_tile_config(&config);
+  }
+  asm volatile("sttilecfg %0\\n\\ttilerelease" : "=m"(*(uint8_t(*)[64])taken));
+#else
+  taken[0] = 0;
+#endif
+}
+"""
+
 
 def can_compile() -> bool:
     try:
@@ -56,9 +74,10 @@ def built() -> dict[str, KernelChoice]:
 def sources(directory: Path, *, interface: int | None = None) -> Path:
     """Small sources to compile: the interface with its number, and a function that starts threads."""
     directory.mkdir()
-    for name in ("rekindle.h", "interface.cpp"):
+    for name in ("rekindle.h", "interface.cpp", "simd.hpp"):
         shutil.copy(build.NATIVE / name, directory)
     (directory / "threads.cpp").write_text(THREADS)
+    (directory / "tiles.cpp").write_text(TILES)
     if interface is not None:
         (directory / "interface.cpp").write_text(
             f'extern "C" __attribute__((visibility("default"))) int rk_interface(void) {{ return {interface}; }}'

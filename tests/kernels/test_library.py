@@ -71,6 +71,17 @@ def test_each_level_that_the_processor_runs_is_loaded_and_called(libraries: Path
 
 
 @needs_compiler
+def test_tiles_have_the_whole_shape_that_they_are_given(libraries: Path) -> None:
+    for level in runnable():
+        library = load(level, directory=libraries).library
+        assert library is not None
+        taken = ctypes.create_string_buffer(64)
+        library.function("rk_tiles", [ctypes.c_void_p])(taken)
+        wanted = bytes([1, *[0] * 15]) + b"\x30\0" * 8 + bytes(16) + b"\5" * 8 + bytes(8)
+        assert taken.raw == (wanted if "amx" in level else bytes(64))
+
+
+@needs_compiler
 def test_one_pool_of_threads_with_torch(libraries: Path) -> None:
     command = [sys.executable, "-c", ONE_POOL, str(libraries), runnable()[-1]]
     done = subprocess.run(command, capture_output=True, text=True, check=False)

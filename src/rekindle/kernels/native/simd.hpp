@@ -342,4 +342,13 @@ INLINE Vec silu(Vec x) {
   return mul(x, div(by_sign(x, e, broadcast(1.f)), add(broadcast(1.f), e)));
 }
 
+#if defined(__AMX_TILE__)
+// Shapes the tile registers by 64 bytes. gcc 12 takes the instruction to read the first 8 of them, and may leave out
+// what is written to the others.
+INLINE void load_tile_config(const void* config) {
+  asm volatile("" ::"r"(config) : "memory");
+  _tile_loadconfig(config);
+}
+#endif
+
 }  // namespace simd

@@ -67,7 +67,7 @@ class Registers {
       uint8_t rows[16];
     } config = {1, 0, {}, {}, {}};
     for (int tile = 0; tile < 8; tile++) config.bytes[tile] = ROW_BYTES, config.rows[tile] = SIDE;
-    _tile_loadconfig(&config);
+    simd::load_tile_config(&config);
   }
   Registers(const Registers&) = delete;
   ~Registers() { _tile_release(); }

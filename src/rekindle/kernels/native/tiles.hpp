@@ -64,7 +64,7 @@ class Registers {
       config.bytes[tile] = 64;
       config.rows[tile] = (uint8_t)heights[tile];
     }
-    _tile_loadconfig(&config);
+    simd::load_tile_config(&config);
     rows_ = rows;
   }
 
