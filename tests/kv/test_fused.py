@@ -269,8 +269,10 @@ def test_misfits_are_refused(kernels: KernelLibrary) -> None:
     q = torch.zeros(8, 6, 64, dtype=BF16)
     with pytest.raises(ValueError, match="for 8 rows"):
         attention.attend(5, q[:4], plan, scaling=1.0)
-    with pytest.raises(ValueError, match="sinks for others"):
-        attention.attend(5, q, plan, scaling=1.0, sinks=torch.zeros(5))
+    with pytest.raises(ValueError, match="for 8 rows"):
+        attention.write(5, q[:4, :2], q[:4, :2], plan)
+    with pytest.raises(ValueError, match="window of None"):
+        attention.attend(5, q, plan, scaling=1.0, window=8)
 
 
 def test_no_kernels_no_fused_attention() -> None:

@@ -143,6 +143,10 @@ def test_misfits_are_refused():
         attention.attend(5, q.half(), plan, scaling=1.0, window=64)
     with pytest.raises(ValueError, match="2 K/V heads"):
         attention.attend(5, torch.zeros(4, 5, 64), plan, scaling=1.0, window=64)
+    with pytest.raises(ValueError, match=r"queries \(8, 6, 64\) for 4 rows"):
+        attention.attend(5, torch.zeros(8, 6, 64), plan, scaling=1.0, window=64)
+    with pytest.raises(ValueError, match="sinks for other heads"):
+        attention.attend(5, q, plan, scaling=1.0, window=64, sinks=torch.zeros(3))
     with pytest.raises(ValueError, match="for 4 rows"):
         attention.write(5, k[:3], k[:3], plan)
     with pytest.raises(ValueError, match="for 4 rows"):

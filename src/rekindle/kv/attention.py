@@ -30,11 +30,9 @@ COMPUTE_DTYPES = (torch.bfloat16, torch.float32, torch.float64)
 
 
 @dataclass(frozen=True, slots=True)
-class Scoring:
-    """How products of queries and keys become weights; `sinks` has one logit per query head."""
+class _Weighting:
+    """How scores become weights; `sinks` has one logit per query head."""
 
-    scaling: float
-    window: int | None
     softcap: float | None
     sinks: Tensor | None
 
@@ -103,31 +101,38 @@ class PagedAttention:
     ) -> Tensor:
         """Attend with q [rows, heads, dk] to what is stored; [rows, heads, dv] in q's dtype, zeros for spare rows.
 
-        ValueError for a dtype, window or number of heads that the layer does not have.
+        ValueError for a dtype, window or number of heads that the layer does not have, for rows that are not the
+        plan's, or sinks that are not one a head.
         """
+        self._refuse_misfit(layer_index, q, plan, window=window, sinks=sinks)
         layer = self.arena.layer(layer_index)
-        self._refuse_misfit(layer, q, window)
         heads_per_kv = q.shape[1] // layer.spec.num_kv_heads
         shape = ScoreShape(heads_per_kv, layer.spec.num_kv_heads, window, q.dtype)
-        scoring = Scoring(scaling, window, softcap, sinks)
+        weighting = _Weighting(softcap, sinks)
         queries = self._prepare_queries(layer, q, scaling if softcap is None else scaling / softcap)
         wide = torch.float64 if q.dtype == torch.float64 else torch.float32
         outputs = torch.zeros(*q.shape[:2], layer.spec.v_dim, dtype=wide, device=q.device)
         for query_range in plan.ranges(shape):
             keys, values = self._decoder.decode(layer, query_range, q.dtype)
             for piece in query_range.pieces:
-                self._attend_piece(queries, piece, keys=keys, values=values, scoring=scoring, outputs=outputs)
+                self._attend_piece(queries, piece, keys=keys, values=values, weighting=weighting, outputs=outputs)
         if layer.spec.v_format == "q4h":
             outputs = outputs @ q4h.output_rotation(layer.spec.v_dim, wide, q.device)
         return outputs.to(q.dtype)
 
-    def _refuse_misfit(self, layer: LayerView, q: Tensor, window: int | None) -> None:
-        spec = layer.spec
+    def _refuse_misfit(
+        self, layer_index: int, q: Tensor, plan: AttentionPlan, *, window: int | None, sinks: Tensor | None
+    ) -> None:
+        spec = self.arena.layer(layer_index).spec
         if q.dtype not in COMPUTE_DTYPES:
             raise ValueError(f"attention computes in bf16, fp32 or fp64, not {q.dtype}")
         if q.shape[1] % spec.num_kv_heads or q.shape[2] != spec.k_dim:
             raise ValueError(
                 f"layer {spec.index} has {spec.num_kv_heads} K/V heads of size {spec.k_dim}, queries {tuple(q.shape)}"
+            )
+        if len(q) != plan.num_rows or (sinks is not None and sinks.numel() != q.shape[1]):
+            raise ValueError(
+                f"layer {spec.index}: queries {tuple(q.shape)} for {plan.num_rows} rows, or sinks for other heads"
             )
         if window != spec.window:
             raise ValueError(f"layer {spec.index} keeps a window of {spec.window}, attention asks for {window}")
@@ -141,7 +146,14 @@ class PagedAttention:
         return (q.to(wide) * scaling).to(q.dtype)
 
     def _attend_piece(
-        self, queries: Tensor, piece: QueryPiece, *, keys: Tensor, values: Tensor, scoring: Scoring, outputs: Tensor
+        self,
+        queries: Tensor,
+        piece: QueryPiece,
+        *,
+        keys: Tensor,
+        values: Tensor,
+        weighting: _Weighting,
+        outputs: Tensor,
     ) -> None:
         """Attend with the piece's rows of `queries` and put the sums into the same rows of `outputs`."""
         kv_heads, num_context, _ = keys.shape
@@ -150,10 +162,10 @@ class PagedAttention:
         folded = self._fold(queries[rows], kv_heads, num_padded)
         scores = self._scratch.take("scores", keys.dtype, kv_heads, num_padded, num_context)
         torch.bmm(folded, keys.transpose(1, 2), out=scores)
-        if scoring.softcap is not None:
-            scores.tanh_().mul_(scoring.softcap)
+        if weighting.softcap is not None:
+            scores.tanh_().mul_(weighting.softcap)
         scores[:, :, piece.masked_from :].add_(piece.mask)
-        weights = self._weights(scores, scoring.sinks)
+        weights = self._weights(scores, weighting.sinks)
         summed = self._weigh(weights, values)
         num_folded = outputs.shape[1] // kv_heads * piece.num_rows
         unfolded = summed[:, :num_folded].unflatten(1, (piece.num_rows, -1)).transpose(0, 1)

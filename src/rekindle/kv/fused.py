@@ -72,11 +72,7 @@ class FusedAttention(PagedAttention):
         layer = self._layers.get(layer_index)
         if layer is None or q.dtype != torch.bfloat16:
             return super().attend(layer_index, q, plan, scaling=scaling, window=window, softcap=softcap, sinks=sinks)
-        self._refuse_misfit(self.arena.layer(layer_index), q, window)
-        if len(q) != plan.num_rows or (sinks is not None and sinks.numel() != q.shape[1]):
-            raise ValueError(
-                f"layer {layer_index}: queries {tuple(q.shape)} for {plan.num_rows} rows, or sinks for others"
-            )
+        self._refuse_misfit(layer_index, q, plan, window=window, sinks=sinks)
         q, wide_sinks = _dense(q), None if sinks is None else sinks.float().contiguous()
         outputs = q.new_empty(*q.shape[:2], layer.v_dim)
         outputs[plan.num_used :].zero_()
