@@ -128,6 +128,19 @@ def bench_restart(
     return run_restart(settings, options, console())
 
 
+@app.command("start")
+@with_settings(unused=BENCH_UNUSED)
+def bench_start(
+    settings: Settings,
+    repeats: Annotated[int, typer.Option(help="how often a server starts first and again; the median counts")] = 7,
+    out: Annotated[Path | None, typer.Option(help="append JSON lines here instead of printing them")] = None,
+) -> int:
+    """Start a server with nothing stored, and again: when its code is imported, its weights loaded, and it serves."""
+    from benchmarks.start import StartBench, run_start
+
+    return run_start(settings, StartBench(repeats, out), console())
+
+
 @app.command("cache")
 def bench_cache(
     sequences: Annotated[int, typer.Option(help="sequences in the trie")] = 100_000,

@@ -171,7 +171,7 @@ def _restart(settings: Settings, talk: Talk, store: Path, state: str) -> Restart
         drop_file_cache(store)
     began = time.time()
     with ServerProcess(log=log, variables=given) as server:
-        client = _wait(server)
+        client = wait_serving(server)
         serving = time.time() - began
         reply = client.chat(messages, agent=agent, max_tokens=4)
         stats = client.json("GET", "/v1/stats")
@@ -190,7 +190,7 @@ def _restart(settings: Settings, talk: Talk, store: Path, state: str) -> Restart
     return Restart(seconds, allocated_bytes(store, "index.db*"), rss_bytes)
 
 
-def _wait(server: ServerProcess) -> Client:
+def wait_serving(server: ServerProcess) -> Client:
     """Return a client as soon as the server answers a health check."""
     client = Client(server.port)
     deadline = time.monotonic() + START_S

@@ -64,6 +64,7 @@ CHUNK_TOKENS = defaultdict(lambda: 512, cuda=2048)
 
 def assemble(settings: Settings, *, clock: Callable[[], datetime] = datetime.now) -> Components:
     """Load and verify the model, open the store, connect the components; all or nothing."""
+    started = {"imports": time.time()}
     use_store = settings.store.enabled and settings.cache.reuse == "on"
     _check_start(settings, use_store=use_store)
     loaded = load_model(
@@ -72,7 +73,7 @@ def assemble(settings: Settings, *, clock: Callable[[], datetime] = datetime.now
         max_context=settings.engine.max_context,
         format_map_dir=settings.store.directory() if use_store else None,
     )
-    started = {"weights": time.time()}
+    started["weights"] = time.time()
     spec = loaded.spec
     num_blocks, max_context = capacity(settings.cache, spec, loaded.device)
     if use_store:

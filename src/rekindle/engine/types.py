@@ -247,7 +247,7 @@ class EngineStats:
     num_evictions: int  # blocks evicted from memory to make room
     num_agents: int  # including unnamed conversations
     num_pinned_agents: int
-    started: Mapping[str, float]  # wall clock at which the weights were loaded, the store opened, its agents known
+    started: Mapping[str, float]  # wall clock: code imported, weights loaded, store opened, its agents known
     store: Mapping[str, Any] | None
 
 
