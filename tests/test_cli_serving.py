@@ -8,6 +8,7 @@ import signal
 import sys
 import threading
 import time
+import weakref
 from pathlib import Path
 
 import pytest
@@ -47,6 +48,24 @@ def heap_while_serving(store: Path) -> tuple[int, bool, bool, float]:
 
 def test_a_server_collects_garbage_without_looking_at_its_engine_and_switches_threads_often(tmp_path: Path) -> None:
     assert run_apart(heap_while_serving, tmp_path / "store") == (0, True, False, pytest.approx(SWITCH_S, abs=1e-6))
+
+
+class Cycle:
+    def __init__(self) -> None:
+        self.myself = self
+
+
+def cycles_left() -> tuple[bool, bool]:
+    """Whether a cycle is still there after a start: made before its imports were frozen, made after it."""
+    with lasting_heap() as freeze:
+        early = weakref.ref(Cycle())
+        freeze()
+        late = weakref.ref(Cycle())
+    return early() is not None, late() is not None
+
+
+def test_the_collection_at_the_end_of_a_start_looks_at_nothing_imported() -> None:
+    assert run_apart(cycles_left) == (True, False)
 
 
 def test_a_start_that_fails_leaves_the_collector_as_it_was() -> None:
