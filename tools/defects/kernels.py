@@ -264,8 +264,8 @@ LINEAR_LAYERS = (
     native(
         "the first row's scale for all",
         "linear.cpp",
-        "sums.at[r] + n, scales[r], column_scales + n",
-        "sums.at[r] + n, scales[0], column_scales + n",
+        "sums.at[r] + n, row_scales[r], panel.scales + n",
+        "sums.at[r] + n, row_scales[0], panel.scales + n",
         IN_8_BITS,
     ),
     native("values of 8 bits rounded down", "int8.hpp", "__builtin_rintf(", "__builtin_floorf(", IN_8_BITS),

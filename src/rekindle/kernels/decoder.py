@@ -1,13 +1,14 @@
-"""Decoder layers of Llama's form on raw addresses, each in one call: norms, products, attention, residuals.
+"""Decoder layers and their parts on raw addresses: RMSNorm, gated MLPs, whole layers of Llama's form in one call.
 
-Knows addresses, packed weights and blocks, no modules: callers keep what they point to alive, and guarantee dtypes and
-shapes. A row's output depends on that row and on what its sequence has stored, to the bit.
+Describes them once, so that a call passes only addresses and a number of rows. Knows packed weights and blocks, no
+modules: callers keep what they point to alive, and guarantee dtypes and shapes: bf16, rows without gaps unless a stride
+is given. A row's result depends on that row and on what its sequence has stored, to the bit.
 """
 
 from __future__ import annotations
 
 import ctypes
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 
@@ -16,18 +17,14 @@ from rekindle.kernels.library import KernelLibrary
 from rekindle.kernels.linear import FORMATS, PackedWeights
 from rekindle.spec import LayerSpec
 
-HEAD_MULTIPLE, SIZE_MULTIPLE = 32, 16  # of the size of heads, and of all others
-_POINTER, _NOWHERE = ctypes.c_void_p, RowsStruct(None, 0, 0)
-
-
-class Norm(NamedTuple):
-    """RMSNorm with the bf16 weights at an address; None: there is no norm."""
-
-    weight: int | None
-    epsilon: float
-
-
-NO_NORM = Norm(None, 0.0)
+Activation = Literal["silu", "gelu_tanh"]
+Rounding = Literal["before the weight", "after the weight"]
+ACTIVATIONS: tuple[Activation, ...] = ("silu", "gelu_tanh")  # RK_SILU and RK_GELU_TANH of native/rekindle.h
+ROUNDINGS: tuple[Rounding, ...] = ("before the weight", "after the weight")
+HEAD_MULTIPLE = 32  # of the size of heads in a decoder layer
+_MOST_LANES = 16
+_I32, _I64, _POINTER, _F32 = ctypes.c_int32, ctypes.c_int64, ctypes.c_void_p, ctypes.c_float
+_NOWHERE = RowsStruct(None, 0, 0)
 
 
 class Linear(NamedTuple):
@@ -37,55 +34,35 @@ class Linear(NamedTuple):
     bias: int | None
 
 
-class Projections(NamedTuple):
-    """The linear layers of a decoder layer."""
-
-    q: Linear
-    k: Linear
-    v: Linear
-    o: Linear
-    gate: Linear
-    up: Linear
-    down: Linear
-
-    def fit(self, size: int, heads: int, spec: LayerSpec) -> bool:
-        """Whether rows of `size` values go through all layers, and the kernels know sizes like these."""
-        columns, depths = ([each.packed.columns for each in self], [each.packed.depth for each in self])
-        of_q, of_k, of_v = heads * spec.k_dim, spec.num_kv_heads * spec.k_dim, spec.num_kv_heads * spec.v_dim
-        inner, of_heads = self.down.packed.depth, heads * spec.v_dim
-        return (
-            columns == [of_q, of_k, of_v, size, inner, inner, size]
-            and depths == [size, size, size, of_heads, size, size, inner]
-            and spec.k_dim % HEAD_MULTIPLE == 0
-            and all(each % SIZE_MULTIPLE == 0 for each in (size, inner, of_v, of_heads))
-        )
-
-
-class Norms(NamedTuple):
-    """The norms of a decoder layer: of its input, before its MLP, and of each head of q and k."""
-
-    input: Norm
-    post_attention: Norm
-    q: Norm
-    k: Norm
-
-
 class _Norm(ctypes.Structure):
-    _fields_ = (("weight", _POINTER), ("epsilon", ctypes.c_float))
+    """`rk_norm` of native/rekindle.h."""
+
+    _fields_ = (("weight", _POINTER), ("columns", _I64), ("epsilon", _F32), ("rounds_first", _I32))
 
 
 class _Weights(ctypes.Structure):
-    _fields_ = (
-        *((name, _POINTER) for name in ("packed", "bias")),
-        *(("columns", ctypes.c_int64), ("depth", ctypes.c_int64), ("format", ctypes.c_int32)),
-    )
+    """`rk_weights` of native/rekindle.h."""
+
+    _fields_ = (("packed", _POINTER), ("bias", _POINTER), ("columns", _I64), ("depth", _I64), ("format", _I32))
+
+
+class _Mlp(ctypes.Structure):
+    """`rk_mlp` of native/rekindle.h."""
+
+    _fields_ = (*((name, _Weights) for name in ("gate", "up", "down")), ("inner", _I64), ("activation", _I32))
 
 
 class _Decoder(ctypes.Structure):
-    _fields_ = (*((name, _Norm) for name in Norms._fields), *((f"{name}_", _Weights) for name in Projections._fields))
+    """`rk_decoder` of native/rekindle.h."""
+
+    _fields_ = (
+        *((name, _Norm) for name in ("input_norm", "post_attention_norm", "q_norm", "k_norm")),
+        *((name, _Weights) for name in "qkvo"),
+        ("mlp", _Mlp),
+    )
 
 
-class _Call(ctypes.Structure):
+class _DecoderCall(ctypes.Structure):
     """`rk_decoder_call` of native/rekindle.h."""
 
     _fields_ = (
@@ -94,21 +71,84 @@ class _Call(ctypes.Structure):
     )
 
 
-class DecoderLayer:
-    """Norms and weights of one layer in the form that the kernels read; `heads` is the number of query heads."""
+def _described(linear: Linear | None) -> _Weights:
+    if linear is None:
+        return _Weights(None, None, 0, 0, 0)
+    packed, bias = linear
+    return _Weights(packed.address, bias, packed.columns, packed.depth, FORMATS[packed.format])
 
-    def __init__(self, norms: Norms, projections: Projections, heads: int) -> None:
-        self._projections = projections  # kept alive
-        self.heads = heads
-        self.described = _Decoder(
-            *(_Norm(*norm) for norm in norms),
-            *(_described(*each) for each in projections),
-        )
+
+class NormLayer:
+    """RMSNorm with these weights, fp32 [columns]: the quotient is rounded to bf16 before or after they multiply it."""
+
+    def __init__(self, weight: np.ndarray, epsilon: float, rounding: Rounding) -> None:
+        assert weight.dtype == np.float32 and weight.ndim == 1, weight
+        self.columns = len(weight)
+        self._weight = np.zeros(-(-len(weight) // _MOST_LANES) * _MOST_LANES, np.float32)  # kept alive
+        self._weight[: self.columns] = weight
+        self.described = _Norm(self._weight.ctypes.data, self.columns, epsilon, rounding == "before the weight")
         self.reference = ctypes.byref(self.described)
 
 
-def _described(packed: PackedWeights, bias: int | None) -> _Weights:
-    return _Weights(packed.address, bias, packed.columns, packed.depth, FORMATS[packed.format])
+class MlpLayer:
+    """down(activation(gate(x)) * up(x)); without `up`, its columns follow those of `gate`.
+
+    ValueError if the sizes do not fit together.
+    """
+
+    def __init__(self, gate: Linear, up: Linear | None, down: Linear, activation: Activation) -> None:
+        self._linears = gate, up, down  # kept alive
+        self.depth, self.columns = gate.packed.depth, down.packed.columns
+        inner = down.packed.depth
+        of_gate = 2 * inner if up is None else inner
+        if gate.packed.columns != of_gate or (
+            up is not None and (up.packed.columns, up.packed.depth) != (inner, self.depth)
+        ):
+            raise ValueError(f"gate {gate.packed}, up {up} and down {down.packed} are not those of one MLP")
+        self.described = _Mlp(*map(_described, self._linears), inner, ACTIVATIONS.index(activation))
+        self.reference = ctypes.byref(self.described)
+
+
+class Projections(NamedTuple):
+    """The products around the attention of a decoder layer."""
+
+    q: Linear
+    k: Linear
+    v: Linear
+    o: Linear
+
+    def fit(self, size: int, heads: int, spec: LayerSpec) -> bool:
+        """Whether rows of `size` values go through all of them, and the kernels know heads of this size."""
+        columns, depths = [each.packed.columns for each in self], [each.packed.depth for each in self]
+        of_q, of_k, of_v = heads * spec.k_dim, spec.num_kv_heads * spec.k_dim, spec.num_kv_heads * spec.v_dim
+        return (
+            columns == [of_q, of_k, of_v, size]
+            and depths == [size, size, size, heads * spec.v_dim]
+            and spec.k_dim % HEAD_MULTIPLE == 0
+        )
+
+
+class Norms(NamedTuple):
+    """The norms of a decoder layer: of its input, before its MLP, and of each head of q and k, if they have one."""
+
+    input: NormLayer
+    post_attention: NormLayer
+    q: NormLayer | None
+    k: NormLayer | None
+
+
+class DecoderLayer:
+    """A layer in the form that the kernels read; `heads` is the number of query heads."""
+
+    def __init__(self, norms: Norms, projections: Projections, mlp: MlpLayer, heads: int) -> None:
+        self._parts = norms, projections, mlp  # kept alive
+        self.heads = heads
+        self.described = _Decoder(
+            *(_Norm(None, 0, 0.0, 0) if norm is None else norm.described for norm in norms),
+            *map(_described, projections),
+            mlp.described,
+        )
+        self.reference = ctypes.byref(self.described)
 
 
 class Step(NamedTuple):
@@ -130,19 +170,33 @@ class Activations(NamedTuple):
 
 
 class DecoderKernel:
-    """`rk_decoder_layer` of one library."""
+    """`rk_normalise`, `rk_gated_mlp` and `rk_decoder_layer` of one library."""
 
     def __init__(self, library: KernelLibrary) -> None:
-        self._run = library.function("rk_decoder_layer", [_POINTER, _POINTER, _POINTER, ctypes.c_int32])
+        self._normalise = library.function("rk_normalise", [_POINTER, _POINTER, _I64, _POINTER, _I64, _I32])
+        self._mlp = library.function("rk_gated_mlp", [_POINTER, _POINTER, _POINTER, _I64, _I32])
+        self._layer = library.function("rk_decoder_layer", [_POINTER, _POINTER, _POINTER, _I32])
 
-    def run(
-        self, decoder: DecoderLayer, layer: LayerBlocks, step: Step, at: Activations, scoring: Scoring, *, threads: int
+    def normalise(self, norm: NormLayer, source: int, stride: int, target: int, *, rows: int, threads: int) -> None:
+        """Write the norm of rows at the address `source`, `stride` values apart, to `target`, which may be the same."""
+        self._normalise(norm.reference, source, stride, target, rows, threads)
+
+    def mlp(self, mlp: MlpLayer, source: int, target: int, *, rows: int, threads: int) -> None:
+        """Write the MLP of rows [rows, depth] to `target` [rows, columns]."""
+        self._mlp(mlp.reference, source, target, rows, threads)
+
+    def layer(
+        self, decoder: DecoderLayer, blocks: LayerBlocks, step: Step, at: Activations, scoring: Scoring, *, threads: int
     ) -> None:
         """Compute a layer for all rows of a step; K and V are stored as `AttentionKernel.write` does."""
-        blocks, spans = step.blocks, step.spans.described
-        write = WriteCall(len(blocks), blocks.ctypes.data, step.offsets.ctypes.data, _NOWHERE, _NOWHERE, step.worst)
+        write = WriteCall(
+            *(len(step.blocks), step.blocks.ctypes.data, step.offsets.ctypes.data),
+            *(_NOWHERE, _NOWHERE, step.worst),
+        )
+        spans = step.spans.described
         attend = AttendCall(
             *(ctypes.addressof(spans), len(spans), decoder.heads, scoring.window or 0),
             *(_NOWHERE, None, scoring.sinks, scoring.scaling, scoring.softcap or 0.0),
         )
-        self._run(decoder.reference, layer.reference, ctypes.byref(_Call(*at, write, attend)), threads)
+        call = _DecoderCall(*at, write, attend)
+        self._layer(decoder.reference, blocks.reference, ctypes.byref(call), threads)

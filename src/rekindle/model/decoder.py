@@ -1,9 +1,10 @@
 """Decoder layers of Llama's form, computed by the kernels in one call each.
 
 Owns which layers are computed so. A layer is taken for its structure, never for its model's name: the submodules that
-Llama's layers have, packed linear layers, plain norms, no hooks. Its output for a few sequences must then be that of
-its own code, which stays and computes whatever is no step over blocks that the kernels know, such as the eager
-attention of the trial forward. Any number of rows goes the same way, so bits do not depend on it.
+Llama's layers have, packed linear layers, norms and a gated MLP that the kernels compute, no hooks. Its output for a
+few sequences must then be that of its own code, which stays and computes whatever is no step over blocks that the
+kernels know, such as the eager attention of the trial forward. Any number of rows goes the same way, so bits do not
+depend on it. In layers of another form, norms and MLPs are fused by themselves.
 """
 
 from __future__ import annotations
@@ -14,19 +15,18 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import nn
 
 from rekindle.kernels import decoder as kernels
 from rekindle.kernels.attention import Scoring
-from rekindle.kernels.decoder import NO_NORM, DecoderKernel, DecoderLayer, Linear, Norm, Norms, Projections
+from rekindle.kernels.decoder import DecoderKernel, DecoderLayer, Norms, Projections
 from rekindle.kv.arena import KVArena
 from rekindle.kv.fused import FusedAttention, attention_over
 from rekindle.kv.plan import AttentionPlan
 from rekindle.model.adapter import STEP_KEYWORD, AttentionCall, run_model
 from rekindle.model.batch import ForwardBatch
 from rekindle.model.formats import check_tokens
+from rekindle.model.fused_modules import fuse_modules, is_changed, is_packed, linear, mlp_layer, norm_layer
 from rekindle.model.loaded import LoadedModel
-from rekindle.model.packed import HOOKS, PackedLinear, is_bf16
 from rekindle.model.runner import PagedStep
 from rekindle.model.trial import interleaved_tables, sequence_step
 from rekindle.spec import LayerSpec
@@ -34,7 +34,6 @@ from rekindle.spec import LayerSpec
 log = logging.getLogger(__name__)
 LAYER = {"self_attn", "mlp", "input_layernorm", "post_attention_layernorm"}
 ATTENTION, HEAD_NORMS = {"q_proj", "k_proj", "v_proj", "o_proj"}, {"q_norm", "k_norm"}
-MLP = {"gate_proj", "up_proj", "down_proj", "act_fn"}
 KEYWORDS = {
     *("attention_mask", "position_embeddings", "position_ids", "past_key_values", "use_cache", STEP_KEYWORD),
 }
@@ -72,7 +71,7 @@ class FusedDecoder:
             return None
         hidden, cos, sin = hidden.contiguous(), cos.contiguous(), sin.contiguous()
         output = torch.empty_like(hidden)
-        self.kernel.run(
+        self.kernel.layer(
             self.layer,
             blocks,
             kernels.Step(plan.row_blocks, plan.row_offsets, plan.worst.data_ptr(), step.paged.spans_of(plan)),
@@ -83,19 +82,25 @@ class FusedDecoder:
         return output
 
 
-def fuse_decoders(loaded: LoadedModel) -> int:
-    """Let the kernels compute the layers for which they give the same outputs; return how many."""
+def fuse_layers(loaded: LoadedModel) -> int:
+    """Let the kernels compute the layers for which they give the same outputs; return how many.
+
+    Norms and MLPs elsewhere in the model are fused by themselves.
+    """
     if loaded.kernels.library is None:
         return 0
-    kernel, count = DecoderKernel(loaded.kernels.library), 0
-    layers = {layer.index: layer for layer in loaded.spec.layout.layers}
+    kernel, inside = DecoderKernel(loaded.kernels.library), set[int]()
+    specs = {layer.index: layer for layer in loaded.spec.layout.layers}
     modules = [module for module in loaded.model.modules() if _has_form(module)]
+    count = 0
     with torch.inference_mode():
         for seen in _observed(loaded, modules) if modules else ():
-            fused = _fused(seen, layers[seen.call.layer_index], kernel)
+            fused = _fused(seen, specs[seen.call.layer_index], kernel)
             if fused is not None and seen.agrees(fused.run(seen.hidden, seen.keywords)):
                 seen.module.forward = fused
+                inside |= {id(module) for module in seen.module.modules()}
                 count += 1
+        fuse_modules((module for module in loaded.model.modules() if id(module) not in inside), kernel)
     log.info("%d decoder layers are computed by the kernels in one call each", count)
     return count
 
@@ -160,74 +165,34 @@ def _observed(loaded: LoadedModel, modules: list[Any]) -> Iterator[_Observation]
 
 def _has_form(module: Any) -> bool:
     """Whether a module has the submodules of Llama's decoder layers, and nothing else."""
-    if _names(module) != LAYER or not ATTENTION <= _names(module.self_attn) <= ATTENTION | HEAD_NORMS:
+    if module._modules.keys() != LAYER or any(is_changed(each) for each in module.modules()):
         return False
-    attention, mlp = module.self_attn, module.mlp
-    if _names(mlp) != MLP or any(_is_changed(each) for each in module.modules()):
-        return False
-    linears = [getattr(attention, name) for name in sorted(ATTENTION)]
-    linears += [mlp.gate_proj, mlp.up_proj, mlp.down_proj]
-    norms = [module.input_layernorm, module.post_attention_layernorm]
-    norms += [getattr(attention, name) for name in HEAD_NORMS & _names(attention)]
+    attention = module.self_attn
     return (
-        all(type(each) is PackedLinear for each in linears)
-        and all(_is_norm(each) for each in norms)
-        and _is_silu(mlp.act_fn)
+        ATTENTION <= attention._modules.keys() <= ATTENTION | HEAD_NORMS
+        and is_packed(*(attention._modules[name] for name in ATTENTION))
         and isinstance(getattr(attention, "layer_idx", None), int)
     )
 
 
-def _names(module: Any) -> set[str]:
-    return set(module._modules)
-
-
-def _is_changed(module: nn.Module) -> bool:
-    return any(module.__dict__.get(name) for name in HOOKS)
-
-
-def _is_norm(module: Any) -> bool:
-    """Whether a module may be an RMSNorm: one bf16 vector of weights, and an epsilon."""
-    weight = module._parameters.get("weight")
-    alone = len(module._parameters) == 1 and not module._buffers and not module._modules
-    return alone and weight is not None and weight.dim() == 1 and is_bf16(weight) and _epsilon(module) is not None
-
-
-def _epsilon(module: Any) -> float | None:
-    found = getattr(module, "variance_epsilon", getattr(module, "eps", None))
-    return found if isinstance(found, float) else None
-
-
-def _is_silu(activation: Callable[[torch.Tensor], torch.Tensor]) -> bool:
-    values = torch.linspace(-8, 8, 97, dtype=torch.bfloat16)
-    return torch.equal(activation(values), nn.functional.silu(values))
-
-
 def _fused(seen: _Observation, spec: LayerSpec, kernel: DecoderKernel) -> FusedDecoder | None:
-    """The kernels' form of a layer; None if its sizes do not fit together as Llama's do, or do not suit the kernels."""
-    module, attention, mlp, call = seen.module, seen.module.self_attn, seen.module.mlp, seen.call
-    projections = Projections(
-        *(_linear(getattr(attention, f"{name}_proj")) for name in "qkvo"),
-        *(_linear(getattr(mlp, f"{name}_proj")) for name in ("gate", "up", "down")),
-    )
-    of_rows = (module.input_layernorm, module.post_attention_layernorm)
-    of_heads = tuple(attention._modules.get(name) for name in ("q_norm", "k_norm"))
+    """The kernels' form of a layer; None if a part of it or their sizes are not as Llama's are."""
+    module, attention, call = seen.module, seen.module.self_attn, seen.call
+    projections = Projections(*(linear(attention._modules[f"{name}_proj"]) for name in "qkvo"))
     heads, size = call.q.shape[1], seen.hidden.shape[2]
-    if (
-        call.kv_index != call.layer_index
-        or not projections.fit(size, heads, spec)
-        or any(norm.weight.numel() != size for norm in of_rows)
-        or any(norm is not None and norm.weight.numel() != spec.k_dim for norm in of_heads)
+    if call.kv_index != call.layer_index or not projections.fit(size, heads, spec):
+        return None
+    before, after = (norm_layer(x, kernel) for x in (module.input_layernorm, module.post_attention_layernorm))
+    of_heads = [attention._modules.get(name) for name in ("q_norm", "k_norm")]
+    q, k = (None if norm is None else norm_layer(norm, kernel) for norm in of_heads)
+    mlp = mlp_layer(module.mlp, kernel)
+    if before is None or after is None or mlp is None or (q is None, k is None) != tuple(x is None for x in of_heads):
+        return None
+    if {before.columns, after.columns, mlp.depth, mlp.columns} != {size} or any(
+        norm is not None and norm.columns != spec.k_dim for norm in (q, k)
     ):
         return None
-    layer = DecoderLayer(Norms(*(_norm(each) for each in (*of_rows, *of_heads))), projections, heads)
+    layer = DecoderLayer(Norms(before, after, q, k), projections, mlp, heads)
     sinks = None if call.sinks is None else call.sinks.float().contiguous()
     scoring = Scoring(call.scaling, call.window, call.softcap, None if sinks is None else sinks.data_ptr())
     return FusedDecoder(module.forward, kernel, layer, spec.index, scoring, sinks)
-
-
-def _linear(module: PackedLinear) -> Linear:
-    return Linear(module.packed, None if module.bias is None else module.bias.data_ptr())
-
-
-def _norm(module: Any) -> Norm:
-    return NO_NORM if module is None else Norm(module.weight.data_ptr(), _epsilon(module) or 0.0)

@@ -28,7 +28,7 @@ from rekindle.errors import ConfigError, ModelRefused
 from rekindle.kernels import library
 from rekindle.model import checkpoint, experts, formats, geometry, packed, trial, weights
 from rekindle.model.adapter import ATTENTION_NAME, register_attention
-from rekindle.model.decoder import fuse_decoders
+from rekindle.model.decoder import fuse_layers
 from rekindle.model.device import check_device, total_bytes
 from rekindle.model.fingerprint import DigestCache, fingerprint, model_identity, tokenizer_digest
 from rekindle.model.loaded import LoadedModel
@@ -97,7 +97,7 @@ def load_model(
         layout=KVLayout(block_tokens, formats.layer_specs(found, native)),
     )
     draft = LoadedModel(model, spec, directory, settings.device, found.dtype, "close", native, kernels, tuple(notes))
-    if fuse_decoders(draft) == len(native):
+    if fuse_layers(draft) == len(native):
         draft = replace(draft, row_multiple=1)
     return _proved(draft, found, settings, format_map_dir)
 

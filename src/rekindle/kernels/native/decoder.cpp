@@ -1,43 +1,52 @@
-// A decoder layer in one call: rk_decoder_layer.
+// Decoder layers and their parts: rk_normalise, rk_gated_mlp, rk_decoder_layer.
 //
-// Norms, rotation of positions, gating and residuals are computed row by row between the products; a row's bits depend
-// on that row alone, as those of the products do.
+// What lies between the products is computed row by row, each row by one thread, so a row's bits depend on that row
+// alone, as those of the products do.
 #include <algorithm>
 #include <cstdlib>
 
+#include "elementwise.hpp"
 #include "rekindle.h"
-#include "simd.hpp"
 
 namespace {
 
-using simd::LANES;
-using simd::Vec;
-
 constexpr int64_t SERIAL_VALUES = 1 << 14;  // below, a second thread costs more than it saves
 
-// The work memory of a call, in bf16: what is in use at the same time lies side by side.
-struct Memory {
-  uint16_t *normed, *q, *k, *v, *attended, *gate, *up;
-  uint16_t* all;
+// Rows of bf16 values.
+struct Rows {
+  uint16_t* values;
+  int64_t stride;
 
-  Memory(const rk_decoder& d, int64_t rows) {
-    const int64_t sizes[] = {d.q.depth, d.q.columns, d.k.columns, d.v.columns, d.o.depth, d.gate.columns, d.up.columns};
-    uint16_t** parts[] = {&normed, &q, &k, &v, &attended, &gate, &up};
-    int64_t total = 0;
-    for (int64_t size : sizes) total += rows * size;
-    all = (uint16_t*)aligned_alloc(64, (total * sizeof *all + 63) / 64 * 64);
-    if (all == nullptr) abort();
-    uint16_t* next = all;
-    for (int i = 0; i < 7; i++) *parts[i] = next, next += rows * sizes[i];
-  }
-  Memory(const Memory&) = delete;
-  ~Memory() { free(all); }
+  uint16_t* operator[](int64_t row) const { return values + row * stride; }
 };
 
+// Work memory: rows of several matrices, one matrix after the other.
+class Memory {
+ public:
+  Memory(int64_t rows, int64_t values) : rows_(rows), next_((uint16_t*)aligned_alloc(64, size(rows, values))) {
+    if (next_ == nullptr) abort();
+    all_ = next_;
+  }
+  Memory(const Memory&) = delete;
+  ~Memory() { free(all_); }
+
+  Rows take(int64_t columns) {
+    const Rows taken{next_, columns};
+    next_ += rows_ * columns;
+    return taken;
+  }
+
+ private:
+  static size_t size(int64_t rows, int64_t values) { return (rows * values * sizeof(uint16_t) / 64 + 1) * 64; }
+
+  int64_t rows_;
+  uint16_t* next_;
+  uint16_t* all_;
+};
+
+// The rows of a call and its threads.
 struct Job {
-  const rk_decoder& decoder;
-  const rk_decoder_call& call;
-  int64_t rows, size, head_size;
+  int64_t rows;
   int32_t threads;
 
   // Does what is to be done for each row, on so many values of it.
@@ -46,117 +55,103 @@ struct Job {
 #pragma omp parallel for num_threads(rows * values < SERIAL_VALUES ? 1 : threads) schedule(static)
     for (int64_t row = 0; row < rows; row++) work(row);
   }
+
+  rk_linear_call product(const rk_weights& w, Rows input, Rows output) const {
+    return {w.format, RK_BF16, w.packed, w.bias, input.values, output.values, rows, w.columns, w.depth, input.stride,
+            output.stride};
+  }
+
+  // Products of the same rows: at once where their weights have one format.
+  void multiply(const rk_linear_call* calls, int32_t count) const {
+    for (int32_t first = 0, end; first < count; first = end) {
+      for (end = first + 1; end < count && calls[end].format == calls[first].format; end++) {
+      }
+      rk_linears(calls + first, end - first, threads);
+    }
+  }
 };
 
-// RMSNorm (Zhang and Sennrich 2019), rounded before the weights are applied, as transformers does.
-void normalise(const uint16_t* x, int64_t size, const rk_norm& norm, uint16_t* out) {
-  Vec squares = simd::zero();
-  for (int64_t i = 0; i < size; i += LANES) {
-    const Vec v = simd::load_bf16(x + i);
-    squares = simd::fmadd(v, v, squares);
-  }
-  const Vec factor = simd::broadcast(1.f / __builtin_sqrtf(simd::sum(squares) / (float)size + norm.epsilon));
-  for (int64_t i = 0; i < size; i += LANES) {
-    const Vec v = simd::round_bf16(simd::mul(simd::load_bf16(x + i), factor));
-    simd::store_bf16(out + i, simd::mul(simd::load_bf16(norm.weight + i), v));
-  }
+void normalise(const rk_norm& norm, const uint16_t* x, uint16_t* out) {
+  elementwise::normalise(x, norm.weight, norm.epsilon, norm.rounds_first != 0, norm.columns, out);
 }
 
-// x cos + (-second half, first half) sin, each product rounded (Su et al. 2021, RoFormer, §3.4.2).
-void rotate(uint16_t* x, int64_t size, const uint16_t* cos, const uint16_t* sin) {
-  const int64_t half = size / 2;
-  const auto product = [](Vec value, const uint16_t* factor) {
-    return simd::round_bf16(simd::mul(value, simd::load_bf16(factor)));
-  };
-  for (int64_t i = 0; i < half; i += LANES) {
-    const Vec first = simd::load_bf16(x + i), second = simd::load_bf16(x + half + i);
-    simd::store_bf16(x + i, simd::sub(product(first, cos + i), product(second, sin + i)));
-    simd::store_bf16(x + half + i, simd::add(product(second, cos + half + i), product(first, sin + half + i)));
-  }
-}
-
-// Norms and positions of every head of one row of q or k.
-void place_heads(const Job& job, int64_t row, uint16_t* x, int64_t columns, const rk_norm& norm) {
-  for (uint16_t* head = x + row * columns; head < x + (row + 1) * columns; head += job.head_size) {
-    if (norm.weight != nullptr) normalise(head, job.head_size, norm, head);
-    rotate(head, job.head_size, job.call.cos + row * job.head_size, job.call.sin + row * job.head_size);
-  }
-}
-
-// gate = silu(gate) * up
-void apply_gate(uint16_t* gate, const uint16_t* up, int64_t columns) {
-  for (int64_t i = 0; i < columns; i += LANES) {
-    const Vec opened = simd::round_bf16(simd::silu(simd::load_bf16(gate + i)));
-    simd::store_bf16(gate + i, simd::mul(opened, simd::load_bf16(up + i)));
-  }
-}
-
-void add(const uint16_t* x, const uint16_t* added, int64_t size, uint16_t* out) {
-  for (int64_t i = 0; i < size; i += LANES) {
-    simd::store_bf16(out + i, simd::add(simd::load_bf16(x + i), simd::load_bf16(added + i)));
-  }
-}
-
-rk_linear_call linear(const Job& job, const rk_weights& w, const uint16_t* input, uint16_t* output) {
-  return {w.format, RK_BF16, w.packed, w.bias, input, output, job.rows, w.columns, w.depth, w.depth, w.columns};
-}
-
-// Products of the same rows: at once where their weights have one format.
-void multiply(const Job& job, const rk_linear_call* calls, int32_t count) {
-  for (int32_t first = 0, end; first < count; first = end) {
-    for (end = first + 1; end < count && calls[end].format == calls[first].format; end++) {
+// `gates` are rows of twice the inner size.
+void apply_mlp(const Job& job, const rk_mlp& mlp, Rows input, Rows gates, Rows output) {
+  const rk_linear_call products[] = {job.product(mlp.gate, input, gates),
+                                     job.product(mlp.up, input, {gates.values + mlp.inner, gates.stride})};
+  job.multiply(products, mlp.up.packed == nullptr ? 1 : 2);
+  job.for_each_row(mlp.inner, [&](int64_t row) {
+    if (mlp.activation == RK_SILU) {
+      elementwise::gate<elementwise::silu>(gates[row], gates[row] + mlp.inner, mlp.inner);
+    } else {
+      elementwise::gate<elementwise::gelu_tanh>(gates[row], gates[row] + mlp.inner, mlp.inner);
     }
-    rk_linears(calls + first, end - first, job.threads);
+  });
+  const rk_linear_call down = job.product(mlp.down, gates, output);
+  job.multiply(&down, 1);
+}
+
+// Norms and positions of every head in a row of q or k.
+void place_heads(const rk_norm& norm, const rk_decoder_call& call, int64_t row, Rows x, int64_t size) {
+  for (uint16_t* head = x[row]; head < x[row + 1]; head += size) {
+    if (norm.weight != nullptr) normalise(norm, head, head);
+    elementwise::rotate(head, size, call.cos + row * size, call.sin + row * size);
   }
 }
 
-void attend(const Job& job, const rk_layer& layer, const Memory& m) {
-  const rk_decoder& d = job.decoder;
-  rk_write_call write = job.call.write;
-  write.k = {m.k, d.k.columns, layer.k_dim}, write.v = {m.v, d.v.columns, layer.v_dim};
+// Stores K and V, and attends; rows of no span attend to nothing.
+void attend(const Job& job, const rk_layer& layer, const rk_decoder_call& call, const Rows (&qkv)[3], Rows output) {
+  rk_write_call write = call.write;
+  write.k = {qkv[1].values, qkv[1].stride, layer.k_dim}, write.v = {qkv[2].values, qkv[2].stride, layer.v_dim};
   rk_write(&layer, &write, job.threads);
-  rk_attend_call attend = job.call.attend;
-  attend.q = {m.q, d.q.columns, layer.k_dim}, attend.output = m.attended;
+  rk_attend_call attend = call.attend;
+  attend.q = {qkv[0].values, qkv[0].stride, layer.k_dim}, attend.output = output.values;
   int64_t used = 0;
   for (int64_t s = 0; s < attend.num_spans; s++) used = std::max(used, attend.spans[s].row + attend.spans[s].rows);
-  memset(m.attended + used * d.o.depth, 0, (job.rows - used) * d.o.depth * sizeof *m.attended);
+  memset(output[used], 0, (job.rows - used) * output.stride * sizeof(uint16_t));
   rk_attend(&layer, &attend, job.threads);
 }
 
 }  // namespace
 
+extern "C" void rk_normalise(const rk_norm* norm, const uint16_t* input, int64_t input_stride, uint16_t* output,
+                             int64_t rows, int32_t threads) {
+  Job{rows, threads}.for_each_row(norm->columns, [&](int64_t row) {
+    normalise(*norm, input + row * input_stride, output + row * norm->columns);
+  });
+}
+
+extern "C" void rk_gated_mlp(const rk_mlp* mlp, const uint16_t* input, uint16_t* output, int64_t rows,
+                             int32_t threads) {
+  Memory memory(rows, 2 * mlp->inner);
+  const Rows source{(uint16_t*)input, mlp->gate.depth}, target{output, mlp->down.columns};
+  apply_mlp({rows, threads}, *mlp, source, memory.take(2 * mlp->inner), target);
+}
+
 extern "C" void rk_decoder_layer(const rk_decoder* decoder, const rk_layer* layer, const rk_decoder_call* call,
                                  int32_t threads) {
   const rk_decoder& d = *decoder;
-  const Job job{d, *call, call->write.rows, d.q.depth, layer->k_dim, threads};
-  const Memory m(d, job.rows);
-  job.for_each_row(job.size, [&](int64_t row) {
-    normalise(call->input + row * job.size, job.size, d.input_norm, m.normed + row * job.size);
-  });
-  const rk_linear_call projections[] = {linear(job, d.q, m.normed, m.q), linear(job, d.k, m.normed, m.k),
-                                        linear(job, d.v, m.normed, m.v)};
-  multiply(job, projections, 3);
+  const Job job{call->write.rows, threads};
+  const int64_t size = d.q.depth;
+  Memory memory(job.rows, size + d.q.columns + d.k.columns + d.v.columns + d.o.depth + 2 * d.mlp.inner);
+  const Rows x{(uint16_t*)call->input, size}, out{call->output, size}, normed = memory.take(size);
+  const Rows qkv[3] = {memory.take(d.q.columns), memory.take(d.k.columns), memory.take(d.v.columns)};
+  const Rows attended = memory.take(d.o.depth);
+  job.for_each_row(size, [&](int64_t row) { normalise(d.input_norm, x[row], normed[row]); });
+  const rk_linear_call projections[] = {job.product(d.q, normed, qkv[0]), job.product(d.k, normed, qkv[1]),
+                                        job.product(d.v, normed, qkv[2])};
+  job.multiply(projections, 3);
   job.for_each_row(d.q.columns + d.k.columns, [&](int64_t row) {
-    place_heads(job, row, m.q, d.q.columns, d.q_norm);
-    place_heads(job, row, m.k, d.k.columns, d.k_norm);
+    place_heads(d.q_norm, *call, row, qkv[0], layer->k_dim);
+    place_heads(d.k_norm, *call, row, qkv[1], layer->k_dim);
   });
-  attend(job, *layer, m);
-  const rk_linear_call out = linear(job, d.o, m.attended, m.normed);
-  multiply(job, &out, 1);
-  job.for_each_row(job.size, [&](int64_t row) {
-    const int64_t at = row * job.size;
-    add(call->input + at, m.normed + at, job.size, call->output + at);
-    normalise(call->output + at, job.size, d.post_attention_norm, m.normed + at);
+  attend(job, *layer, *call, qkv, attended);
+  const rk_linear_call o = job.product(d.o, attended, normed);
+  job.multiply(&o, 1);
+  job.for_each_row(size, [&](int64_t row) {
+    elementwise::add(x[row], normed[row], size, out[row]);
+    normalise(d.post_attention_norm, out[row], normed[row]);
   });
-  const rk_linear_call gated[] = {linear(job, d.gate, m.normed, m.gate), linear(job, d.up, m.normed, m.up)};
-  multiply(job, gated, 2);
-  job.for_each_row(d.gate.columns, [&](int64_t row) {
-    apply_gate(m.gate + row * d.gate.columns, m.up + row * d.gate.columns, d.gate.columns);
-  });
-  const rk_linear_call down = linear(job, d.down, m.gate, m.normed);
-  multiply(job, &down, 1);
-  job.for_each_row(job.size, [&](int64_t row) {
-    const int64_t at = row * job.size;
-    add(call->output + at, m.normed + at, job.size, call->output + at);
-  });
+  apply_mlp(job, d.mlp, normed, memory.take(2 * d.mlp.inner), normed);
+  job.for_each_row(size, [&](int64_t row) { elementwise::add(out[row], normed[row], size, out[row]); });
 }

@@ -113,11 +113,21 @@ typedef struct {
 
 void rk_attend(const rk_layer* layer, const rk_attend_call* call, int32_t threads);
 
-/* RMSNorm: bf16 weights [n]. */
+/* RMSNorm: x / sqrt(mean of x^2 + epsilon) * weight.
+ *
+ * weight: fp32, readable up to a multiple of 16. rounds_first: whether the quotient is rounded to bf16 before it is
+ * multiplied, as in Llama, or only the product, as in Gemma.
+ */
 typedef struct {
-  const uint16_t* weight; /* or NULL: there is no norm */
+  const float* weight; /* [columns] */
+  int64_t columns;
   float epsilon;
+  int32_t rounds_first;
 } rk_norm;
+
+/* output[rows, columns] of input[rows, columns], bf16; they may be the same. */
+void rk_normalise(const rk_norm* norm, const uint16_t* input, int64_t input_stride, uint16_t* output, int64_t rows,
+                  int32_t threads);
 
 /* A linear layer: packed weights and its bias, bf16 [columns] or NULL. */
 typedef struct {
@@ -127,13 +137,26 @@ typedef struct {
   int32_t format;
 } rk_weights;
 
-/* A decoder layer of Llama's form: x + o(attention(q, k, v of norm(x))), and of that y + down(silu(gate(n)) * up(n))
- * with n = norm(y). q_norm and k_norm are those of each head. Everything is rounded to bf16 where transformers does it.
- * The size of heads is a multiple of 32, all other sizes are multiples of 16.
+enum { RK_SILU = 0, RK_GELU_TANH = 1 };
+
+/* down(activation(gate(x)) * up(x)) with `inner` gates. up: packed is NULL where its columns follow those of `gate`. */
+typedef struct {
+  rk_weights gate, up, down;
+  int64_t inner;
+  int32_t activation;
+} rk_mlp;
+
+/* output[rows, columns of down] of input[rows, depth of gate], bf16, without gaps between rows. */
+void rk_gated_mlp(const rk_mlp* mlp, const uint16_t* input, uint16_t* output, int64_t rows, int32_t threads);
+
+/* A decoder layer of Llama's form: x + o(attention(q, k, v of norm(x))), and of that y + mlp(norm(y)). q_norm and k_norm
+ * are those of each head; their weight is NULL where there is none. Everything is rounded to bf16 where transformers
+ * does it. The size of heads is a multiple of 32.
  */
 typedef struct {
   rk_norm input_norm, post_attention_norm, q_norm, k_norm;
-  rk_weights q, k, v, o, gate, up, down;
+  rk_weights q, k, v, o;
+  rk_mlp mlp;
 } rk_decoder;
 
 /* input, output: bf16 [rows][size], the latter may be the former. cos, sin: bf16 [rows][k_dim], of each row's position.

@@ -336,10 +336,10 @@ INLINE Vec tanh(Vec x) {
   return as_floats(either(as_bits(t), sign));
 }
 
-// x / (1 + e^-x); relative error 1e-6.
-INLINE Vec silu(Vec x) {
+// 1 / (1 + e^-x), with a relative error of 1e-6 where x is negative, too.
+INLINE Vec sigmoid(Vec x) {
   const Vec e = exp2(mul(magnitude(x), broadcast(-1.442695041f)));  // e^-|x|
-  return mul(x, div(by_sign(x, e, broadcast(1.f)), add(broadcast(1.f), e)));
+  return div(by_sign(x, e, broadcast(1.f)), add(broadcast(1.f), e));
 }
 
 #if defined(__AMX_TILE__)

@@ -1,0 +1,169 @@
+"""Modules of transformers that are computed by one call of our kernels: RMSNorm and gated MLPs.
+
+Owns which modules are fused. A module is recognised by what it holds, never by its name in a model: a weight and an
+epsilon; packed projections and an activation. What it computes is found by comparison with its own code on random rows
+of several magnitudes: fused is what gives the same bits but for a few roundings. The module stays where it is with all
+its attributes; only its `forward` is ours, which leaves to its own code whatever is not bf16 rows alone. Modules with
+hooks are left alone.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import nn
+
+from rekindle.kernels.decoder import ACTIVATIONS, ROUNDINGS, DecoderKernel, Linear, MlpLayer, NormLayer
+from rekindle.model.packed import HOOKS, PackedLinear, is_bf16
+
+log = logging.getLogger(__name__)
+EPSILONS = ("variance_epsilon", "eps")
+GATES, UPS, DOWNS = ("gate_proj", "gate_up_proj"), "up_proj", "down_proj"
+ACTIVATION_NAMES = ("act_fn", "activation_fn")
+MAGNITUDES = (1e-3, 0.1, 1.0, 10.0, 1e3)
+ROWS_EACH = 8
+# Of results rounded to bf16 on both sides. Where a sum was ordered or an exponential rounded otherwise, 1 in 200
+# differs; with another order of roundings half of them do; with the GELU of erf for that of tanh, a third of those
+# around magnitude 1.
+ULPS, MOST_UNEQUAL = 2.0**-6, 0.05
+Forward = Callable[..., Any]
+
+
+def fuse_modules(modules: Iterable[Any], kernel: DecoderKernel) -> None:
+    """Fuse what can be fused of modules whose linear layers are packed."""
+    counts = {"norms": 0, "MLPs": 0}
+    for module in modules:
+        if is_changed(module):
+            continue
+        norm, mlp = norm_layer(module, kernel), mlp_layer(module, kernel)
+        if norm is not None:
+            module.forward = _norm_forward(module, kernel, norm)
+        elif mlp is not None:
+            module.forward = _mlp_forward(module, kernel, mlp)
+        counts["norms"] += norm is not None
+        counts["MLPs"] += mlp is not None
+    log.info("%s are fused", ", ".join(f"{count} {name}" for name, count in counts.items()))
+
+
+def norm_layer(module: Any, kernel: DecoderKernel) -> NormLayer | None:
+    """What computes a module that holds one weight and an epsilon as its own code does, or None."""
+    weight = module._parameters.get("weight")
+    epsilon = next((getattr(module, name) for name in EPSILONS if isinstance(getattr(module, name, None), float)), None)
+    alone = len(module._parameters) == 1 and not module._buffers and not module._modules
+    if epsilon is None or not alone or weight is None or weight.dim() != 1 or not is_bf16(weight):
+        return None
+    rows = random_rows(len(weight))
+    theirs = own_result(module, rows)
+    for offset in (0.0, 1.0):
+        for rounding in ROUNDINGS:
+            norm = NormLayer((weight.detach().float() + offset).numpy(), epsilon, rounding)
+            if alike(_normalised(kernel, norm, rows), theirs):
+                return norm
+    return None
+
+
+def _normalised(kernel: DecoderKernel, norm: NormLayer, x: torch.Tensor) -> torch.Tensor:
+    out = x.new_empty(x.shape)
+    rows = x if x.dim() == 2 else x.reshape(-1, norm.columns)
+    if rows.stride(1) != 1:
+        rows = rows.contiguous()
+    threads = torch.get_num_threads()
+    kernel.normalise(norm, rows.data_ptr(), rows.stride(0), out.data_ptr(), rows=rows.shape[0], threads=threads)
+    return out
+
+
+def _norm_forward(module: Any, kernel: DecoderKernel, norm: NormLayer) -> Forward:
+    own: Forward = type(module).forward
+
+    def forward(x: Any, *args: Any, **kwargs: Any) -> Any:
+        if args or kwargs or x.dtype is not torch.bfloat16 or x.shape[-1] != norm.columns:
+            return own(module, x, *args, **kwargs)
+        return _normalised(kernel, norm, x)
+
+    return forward
+
+
+def mlp_layer(module: Any, kernel: DecoderKernel) -> MlpLayer | None:
+    """What computes a module of packed gate, up and down projections as its own code does, or None."""
+    children: dict[str, Any] = dict(module._modules)
+    gate: Any = next((children.pop(name) for name in GATES if name in children), None)
+    up: Any = children.pop(UPS, None)
+    down: Any = children.pop(DOWNS, None)
+    for name in ACTIVATION_NAMES:
+        children.pop(name, None)
+    if children or module._parameters or not is_packed(gate, down) or not (up is None or is_packed(up)):
+        return None
+    rows = random_rows(gate.in_features)
+    theirs = own_result(module, rows)
+    for activation in ACTIVATIONS:
+        try:
+            mlp = MlpLayer(linear(gate), None if up is None else linear(up), linear(down), activation)
+        except ValueError:
+            return None
+        if alike(_gated(kernel, mlp, rows), theirs):
+            return mlp
+    return None
+
+
+def _gated(kernel: DecoderKernel, mlp: MlpLayer, x: torch.Tensor) -> torch.Tensor:
+    x = x.contiguous()
+    out = x.new_empty(*x.shape[:-1], mlp.columns)
+    kernel.mlp(mlp, x.data_ptr(), out.data_ptr(), rows=x.numel() // mlp.depth, threads=torch.get_num_threads())
+    return out
+
+
+def _mlp_forward(module: Any, kernel: DecoderKernel, mlp: MlpLayer) -> Forward:
+    own: Forward = type(module).forward
+
+    def forward(x: Any, *args: Any, **kwargs: Any) -> Any:
+        if args or kwargs or x.dtype is not torch.bfloat16 or x.shape[-1] != mlp.depth:
+            return own(module, x, *args, **kwargs)
+        return _gated(kernel, mlp, x)
+
+    return forward
+
+
+def linear(module: PackedLinear) -> Linear:
+    """A packed layer as other kernels call it; it must outlive that."""
+    return Linear(module.packed, None if module.bias is None else module.bias.data_ptr())
+
+
+def is_changed(module: nn.Module) -> bool:
+    """Whether something may see or change what a module computes, or computes it in its place."""
+    return any(module.__dict__.get(name) for name in HOOKS)
+
+
+def is_packed(*modules: Any) -> bool:
+    """Whether all are packed linear layers without hooks."""
+    return all(type(module) is PackedLinear and not is_changed(module) for module in modules)
+
+
+def own_result(module: Any, rows: torch.Tensor) -> Any:
+    """What a module's own code gives for these rows; None if it wants something else."""
+    try:
+        with torch.inference_mode():
+            return type(module).forward(module, rows)
+    except (TypeError, RuntimeError, ValueError, AttributeError, LookupError):
+        return None
+
+
+def random_rows(depth: int) -> torch.Tensor:
+    """Random rows of several magnitudes, half of them off centre, always the same: bf16 [rows, depth]."""
+    generator = torch.Generator().manual_seed(0)
+    rows = torch.randn(len(MAGNITUDES), ROWS_EACH, depth, generator=generator)
+    rows[:, ::2] += 0.5
+    return (rows * torch.tensor(MAGNITUDES)[:, None, None]).flatten(0, 1).to(torch.bfloat16)
+
+
+def alike(ours: torch.Tensor, theirs: Any) -> bool:
+    """Whether two results of `random_rows` are the same bf16 but for a few, of every magnitude, that lie next to it."""
+    if type(theirs) is not torch.Tensor or theirs.dtype != ours.dtype or theirs.shape != ours.shape:
+        return False
+    a, b = ours.float(), theirs.float()
+    scale = b.square().mean(-1, keepdim=True).sqrt()
+    near = (a - b).abs() <= ULPS * torch.maximum(b.abs(), scale)
+    unequal = (a != b).reshape(len(MAGNITUDES), -1).float().mean(1)
+    return bool(near.all()) and float(unequal.max()) <= MOST_UNEQUAL
