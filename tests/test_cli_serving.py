@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from rekindle import Engine
+from rekindle.cli import main
 from rekindle.cli.serving import SWITCH_S, lasting_heap
 from rekindle.errors import RekindleError
 from rekindle.harness.client import Client, free_port
@@ -74,3 +75,15 @@ def test_a_start_that_fails_leaves_the_collector_as_it_was() -> None:
         assert not gc.isenabled(), "a start makes much and leaves most of it"
         raise RekindleError("no model")
     assert (gc.isenabled(), gc.get_freeze_count()) == (True, frozen)
+
+
+def heap_after_a_command() -> tuple[bool, bool]:
+    """Whether the collector is on after a command, and whether it leaves out what was imported for it."""
+    sys.argv = ["rekindle", "--version"]
+    with pytest.raises(SystemExit):
+        main()
+    return gc.isenabled(), gc.get_freeze_count() > 10_000
+
+
+def test_what_the_command_line_imports_is_not_searched_for_garbage() -> None:
+    assert run_apart(heap_after_a_command) == (True, True)

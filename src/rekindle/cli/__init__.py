@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import gc
 import signal
 import sys
 from typing import TYPE_CHECKING, Any
@@ -40,8 +41,12 @@ def _code() -> int:
     from rekindle.cli.border import code_of, flush_output
 
     def run() -> int:
-        from rekindle.cli.commands import app
-
+        gc.disable()  # what is imported stays, so it is not searched for garbage
+        try:
+            from rekindle.cli.commands import app
+        finally:
+            gc.freeze()
+            gc.enable()
         try:
             app()
         except SystemExit as end:  # typer turns a ctrl-C outside of commands into one, silently
