@@ -1,7 +1,7 @@
-"""Write the bundled model as a GGUF file, so that a llama.cpp server can replay the same day.
+"""Write a model directory, or the bundled model, as a GGUF file, so that a llama.cpp server can replay the same day.
 
-python tools/peer_gguf.py write pocket.gguf [--type bf16|f16|f32]   # needs numpy and gguf
-python tools/peer_gguf.py check http://127.0.0.1:8080               # needs rekindle[serve]; the peer's server runs
+python tools/peer_gguf.py write pocket.gguf [--type bf16|f16|f32|q8_0] [--model DIR]   # needs numpy
+python tools/peer_gguf.py check http://127.0.0.1:8080   # needs rekindle[serve]; the peer serves the bundled model
 
 Weights are copied (rows of Q and K reordered for llama.cpp's rotary embedding), the tokenizer becomes "gpt2" BPE with
 the pre-tokenizer "qwen2" (the bundled expression is Qwen 2's), the chat template is embedded. `check` counts the texts
@@ -11,112 +11,23 @@ whose tokens equal ours on the peer, and the prompts whose greedy replies do.
 from __future__ import annotations
 
 import argparse
-import json
+import sys
 from pathlib import Path
 from typing import Any
 
-import numpy as np
+ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT / "src"))  # the peer's environment has no rekindle
 
-MODEL = Path(__file__).parents[1] / "pocket" / "src" / "rekindle_pocket" / "model"
+from rekindle.bench.engine.gguf_file import TENSOR_TYPES, GgufType  # noqa: E402
+from rekindle.bench.engine.gguf_model import write_gguf  # noqa: E402
+
+MODEL = ROOT / "pocket" / "src" / "rekindle_pocket" / "model"
 NUM_TALKS, NUM_WORDS, MAX_TOKENS = 40, 250, 32
 
 
-def read_weights(path: Path) -> dict[str, np.ndarray]:
-    """Return fp32 arrays by name from a safetensors file of bf16 tensors."""
-    data = path.read_bytes()
-    length = int.from_bytes(data[:8], "little")
-    header = json.loads(data[8 : 8 + length])
-    header.pop("__metadata__", None)
-    found = {}
-    for name, about in header.items():
-        assert about["dtype"] == "BF16", f"{name} is {about['dtype']}"
-        begin, end = (8 + length + offset for offset in about["data_offsets"])
-        bits = np.frombuffer(data[begin:end], dtype="<u2").astype(np.uint32) << 16
-        found[name] = bits.view(np.float32).reshape(about["shape"])
-    return found
-
-
-def for_rotation(weight: np.ndarray, num_heads: int) -> np.ndarray:
-    """Reorder rows of a Q or K projection: interleave the halves of each head, as llama.cpp rotates them."""
-    rows, columns = weight.shape
-    return weight.reshape(num_heads, 2, rows // num_heads // 2, columns).swapaxes(1, 2).reshape(rows, columns)
-
-
-def gguf_name(name: str) -> str:
-    """Return a tensor's name in a GGUF file of the llama architecture."""
-    plain = {"model.embed_tokens.weight": "token_embd.weight", "model.norm.weight": "output_norm.weight"}
-    if name in plain:
-        return plain[name]
-    number, _, part = name.removeprefix("model.layers.").partition(".")
-    parts = {
-        "input_layernorm": "attn_norm",
-        "post_attention_layernorm": "ffn_norm",
-        "self_attn.q_proj": "attn_q",
-        "self_attn.k_proj": "attn_k",
-        "self_attn.v_proj": "attn_v",
-        "self_attn.o_proj": "attn_output",
-        "mlp.gate_proj": "ffn_gate",
-        "mlp.up_proj": "ffn_up",
-        "mlp.down_proj": "ffn_down",
-    }
-    return f"blk.{number}.{parts[part.removesuffix('.weight')]}.weight"
-
-
-def add_geometry(writer: Any, config: dict[str, Any]) -> None:
-    writer.add_context_length(config["max_position_embeddings"])
-    writer.add_embedding_length(config["hidden_size"])
-    writer.add_block_count(config["num_hidden_layers"])
-    writer.add_feed_forward_length(config["intermediate_size"])
-    writer.add_head_count(config["num_attention_heads"])
-    writer.add_head_count_kv(config["num_key_value_heads"])
-    writer.add_key_length(config["head_dim"])
-    writer.add_value_length(config["head_dim"])
-    writer.add_rope_dimension_count(config["head_dim"])
-    writer.add_rope_freq_base(config["rope_theta"])
-    writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
-    writer.add_vocab_size(config["vocab_size"])
-
-
-def add_tokenizer(writer: Any, config: dict[str, Any]) -> None:
-    tokenizer = json.loads((MODEL / "tokenizer.json").read_text())
-    tokens = {number: token for token, number in tokenizer["model"]["vocab"].items()}
-    control = {item["id"]: item["content"] for item in tokenizer["added_tokens"]}
-    names = [control.get(number, tokens.get(number, f"<unused {number}>")) for number in range(config["vocab_size"])]
-    merges = [item if isinstance(item, str) else " ".join(item) for item in tokenizer["model"]["merges"]]
-    writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre("qwen2")
-    writer.add_token_list(names)
-    writer.add_token_types([3 if number in control else 1 for number in range(len(names))])  # control, normal
-    writer.add_token_merges(merges)
-    writer.add_eos_token_id(config["eos_token_id"])
-    writer.add_pad_token_id(config["pad_token_id"])
-    writer.add_add_bos_token(False)
-    writer.add_chat_template((MODEL / "chat_template.jinja").read_text())
-
-
-def write(path: Path, kind: str) -> None:
-    """Write the file; matrices in `kind`, norms in fp32."""
-    import gguf
-
-    config = json.loads((MODEL / "config.json").read_text())
-    assert config["tie_word_embeddings"], "a separate output matrix is not written"
-    formats = {"f32": gguf.GGMLQuantizationType.F32, "f16": gguf.GGMLQuantizationType.F16}
-    matrix_format = formats.get(kind, gguf.GGMLQuantizationType.BF16)
-    heads = {"q_proj": config["num_attention_heads"], "k_proj": config["num_key_value_heads"]}
-    writer = gguf.GGUFWriter(path, "llama")
-    writer.add_name("pocket")
-    add_geometry(writer, config)
-    add_tokenizer(writer, config)
-    for name, weight in read_weights(MODEL / "model.safetensors").items():
-        part = name.split(".")[-2]
-        values = for_rotation(weight, heads[part]) if part in heads else weight
-        form = matrix_format if values.ndim == 2 else gguf.GGMLQuantizationType.F32
-        data = gguf.quantize(np.ascontiguousarray(values), form)
-        writer.add_tensor(gguf_name(name), data, raw_dtype=form)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+def write(path: Path, directory: Path, kind: GgufType) -> None:
+    """Write the file and print its size."""
+    write_gguf(directory, path, kind)
     print(f"{path}: {path.stat().st_size / 2**20:.1f} MiB, matrices in {kind}")
 
 
@@ -165,12 +76,13 @@ def main() -> None:
     commands = parser.add_subparsers(dest="command", required=True)
     writing = commands.add_parser("write")
     writing.add_argument("path", type=Path)
-    writing.add_argument("--type", choices=("bf16", "f16", "f32"), default="bf16")
+    writing.add_argument("--type", choices=sorted(TENSOR_TYPES), default="bf16")
+    writing.add_argument("--model", type=Path, default=MODEL, help="a llama, qwen2 or qwen3 model [the bundled one]")
     checking = commands.add_parser("check")
     checking.add_argument("url")
     given = parser.parse_args()
     if given.command == "write":
-        write(given.path, given.type)
+        write(given.path, given.model, given.type)
     else:
         check(given.url)
 
