@@ -1,6 +1,7 @@
 """`rekindle bench engine [MODEL]`: compare first tokens, decoding, saving and memory with `transformers`.
 
     rekindle bench engine MODEL --kv q4h --context 4096 --repeats 5 --out bench.jsonl
+    rekindle bench engine MODEL --kv q4h --against openvino,llama.cpp    # pip install openvino-genai llama-cpp-python
 
 First tokens are measured cold, hot and warm. Every arm is a separate process (`bench/engine/job.py`), on a store in a
 temporary directory. Medians with range; one JSON line per measure with commit, machine, versions and settings.
@@ -18,7 +19,9 @@ from rich.console import Console
 from rich.table import Table
 
 from rekindle.bench.endless import endless_copy
+from rekindle.bench.engine.gguf_model import config_of, write_gguf
 from rekindle.bench.engine.job import Job, run_job
+from rekindle.bench.engine.peers import Peer, need_packages, peers_of
 from rekindle.config import Settings
 from rekindle.errors import ConfigError
 from rekindle.harness.flags import flags_of
@@ -26,25 +29,32 @@ from rekindle.harness.record import Measurement, Origin, deliver
 from rekindle.model.checkpoint import Source
 
 DEFAULT_THREADS = 2
-OURS, THEIRS = "rekindle", "transformers"
+OURS = "rekindle"
 FASTER_IS_MORE = ("tok/s",)
 
 
 @dataclass(frozen=True, slots=True)
 class EngineBench:
-    """What to measure; `out` None prints the JSON lines after the table."""
+    """What to measure; `against` lists peers as further arms; `out` None prints the JSON lines after the table."""
 
     context: int = 4096
     repeats: int = 3
     seed: int = 0
     baseline: Literal["transformers", "none"] = "transformers"
     out: Path | None = None
+    against: str = ""
 
     def __post_init__(self) -> None:
         if self.context < 512 or self.repeats < 1:
             raise ConfigError(f"--context must be at least 512 and --repeats 1, not {self.context} and {self.repeats}")
         if self.baseline not in ("transformers", "none"):
             raise ConfigError(f"--baseline must be transformers or none, not {self.baseline!r}")
+        need_packages(self.peers)
+
+    @property
+    def peers(self) -> tuple[Peer, ...]:
+        """The further arms."""
+        return peers_of(self.against)
 
 
 def run_engine_bench(settings: Settings, options: EngineBench, console: Console) -> int:
@@ -54,6 +64,8 @@ def run_engine_bench(settings: Settings, options: EngineBench, console: Console)
         directory = Source.find(settings.model.model, settings.model.revision).fetch()
         model = endless_copy(directory, Path(name) / directory.name)
         given = {**flags, "model": str(model), "store": str(Path(name) / "store")}
+        if options.peers:
+            config_of(model)  # refused here, not after our own arms
         job = Job("hot", given, options.context, options.repeats, options.seed)
         found: list[Measurement] = []
         for measurement in _measure(job, options):
@@ -82,6 +94,24 @@ def _measure(job: Job, options: EngineBench) -> Iterator[Measurement]:
     if options.baseline == "transformers":
         yield from run_job(replace(job, arm="transformers"))
         yield from run_job(replace(job, arm="transformers memory"))
+    yield from _measure_peers(job, options.peers)
+
+
+def _measure_peers(job: Job, peers: Sequence[Peer]) -> Iterator[Measurement]:
+    """Run the peers' arms, each on a GGUF file that is deleted after it."""
+    if not peers:
+        return
+    (first,) = run_job(replace(job, arm="transformers first tokens"))
+    job = replace(job, expected=first.detail["tokens"])
+    directory = Path(job.flags["model"])
+    for peer in peers:
+        file = directory.with_name(f"{peer.weights}.gguf")
+        write_gguf(directory, file, peer.weights)
+        try:
+            for arm in (peer.name, f"{peer.name} memory"):
+                yield from run_job(replace(job, arm=arm, file=str(file), weights=peer.weights))
+        finally:
+            file.unlink()
 
 
 def merged(found: Iterable[Measurement]) -> list[Measurement]:
@@ -95,14 +125,17 @@ def merged(found: Iterable[Measurement]) -> list[Measurement]:
 
 
 def table(measured: Sequence[Measurement]) -> Table:
-    """Build a table with a row per measure: ours with its range, theirs, and how many times better ours is."""
-    shown = Table(title="Medians (least to most)", title_justify="left")
-    for name in ("measure", THEIRS, OURS, "ratio", "tokens: prompt, hot, warm, computed"):
+    """Build a table with a row per measure: ours, then each other arm with how many times better ours is."""
+    shown = Table(title="Medians (least to most); Nx: ours is N times better", title_justify="left", show_lines=True)
+    others = [arm for arm in dict.fromkeys(item.arm for item in measured) if arm != OURS]
+    for name in ("measure", OURS, *others, "tokens: prompt, hot, warm, computed"):
         shown.add_column(name, justify="left" if name == "measure" else "right")
     arms = {(item.measure, item.arm): item for item in measured}
     for measure in dict.fromkeys(item.measure for item in measured):
-        ours, theirs = arms.get((measure, OURS)), arms.get((measure, THEIRS))
-        shown.add_row(measure, _cell(theirs), _cell(ours), _ratio(ours, theirs), _tokens(ours))
+        ours = arms.get((measure, OURS))
+        theirs = [arms.get((measure, arm)) for arm in others]
+        cells = [f"{_cell(item)} {_ratio(ours, item)}".strip() for item in theirs]
+        shown.add_row(measure, _cell(ours), *cells, _tokens(ours))
     return shown
 
 

@@ -6,7 +6,7 @@ import json
 import sys
 from collections.abc import Callable, Iterator
 
-from rekindle.bench.engine import arms, transformers_arm
+from rekindle.bench.engine import arms, llama_cpp_arm, openvino_arm, transformers_arm
 from rekindle.bench.engine.job import MARK, Job
 from rekindle.harness.record import Measurement
 
@@ -16,6 +16,11 @@ ARMS: dict[str, Callable[[Job], Iterator[Measurement]]] = {
     "memory": arms.memory,
     "transformers": transformers_arm.speed,
     "transformers memory": transformers_arm.memory,
+    "transformers first tokens": transformers_arm.first_tokens,
+    "openvino": openvino_arm.speed,
+    "openvino memory": openvino_arm.memory,
+    "llama.cpp": llama_cpp_arm.speed,
+    "llama.cpp memory": llama_cpp_arm.memory,
 }
 
 

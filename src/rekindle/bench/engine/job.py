@@ -10,10 +10,11 @@ import json
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from rekindle.bench.engine.gguf_file import GgufType
 from rekindle.config import Settings
 from rekindle.errors import RekindleError
 from rekindle.harness.record import Measurement
@@ -23,7 +24,10 @@ MARK = "measured "
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """One arm with its sizes in tokens; `flags` are settings by flat name, `variant` is interpreted by the arm."""
+    """One arm with its sizes in tokens; `flags` are settings by flat name, `variant` is interpreted by the arm.
+
+    A peer gets its `file` with `weights`, and the first tokens that transformers finds fitting (`expected`).
+    """
 
     arm: str
     flags: Mapping[str, Any]
@@ -34,6 +38,9 @@ class Job:
     decode_tokens: int = 32
     variant: str = ""
     number: int = 0
+    file: str = ""
+    weights: GgufType = "f16"
+    expected: Sequence[Sequence[int]] = ()
 
     def settings(self, **changes: Any) -> Settings:
         """Return the settings of `flags` with changes."""

@@ -14,6 +14,7 @@ import torch
 from transformers import AutoModelForCausalLM, DynamicCache
 
 from rekindle.bench.engine.job import Job
+from rekindle.bench.engine.peer_arm import checked_prompts
 from rekindle.bench.engine.requests import WARM_UP_TOKENS, workload_of
 from rekindle.bench.memory import forget_peak, peak_bytes, resident_bytes
 from rekindle.harness.record import Measurement
@@ -22,6 +23,7 @@ from rekindle.model.load import DTYPES
 
 ARM = "transformers"
 NUM_STREAMS = (1, 4)
+TIE = 2**-6  # of the largest logit: two steps of bf16
 
 
 def load(job: Job) -> Any:
@@ -106,6 +108,18 @@ def decode(job: Job, baseline: Baseline, full: Any, tokens: torch.Tensor) -> Mea
         baseline.decode(tokens, cache, job.decode_tokens)
         rates.append(count * job.decode_tokens / (time.perf_counter() - began))
     return Measurement(f"decode, {count} streams", ARM, "tok/s", tuple(rates), {"context": job.context})
+
+
+def first_tokens(job: Job) -> Iterator[Measurement]:
+    """Find the greedy first tokens of the prompts that peers are checked with; where bf16 has ties, all of them."""
+    model = load(job)
+    found = []
+    with torch.inference_mode():
+        for ids in checked_prompts(workload_of(job)):
+            logits = model(input_ids=torch.tensor(ids.astype("int64"))[None], logits_to_keep=1).logits[0, -1].float()
+            most = logits.max()
+            found.append(torch.nonzero(logits >= most - most.abs() * TIE).flatten().tolist())
+    yield Measurement("first tokens", ARM, "tokens", (len(found),), {"tokens": found})
 
 
 def memory(job: Job) -> Iterator[Measurement]:
