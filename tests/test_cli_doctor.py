@@ -20,9 +20,13 @@ from typer.testing import CliRunner
 from rekindle import Engine
 from rekindle.cli import app, disk_probes, model_probes, probes
 from rekindle.cli.findings import Finding
+from rekindle.cli.kernel_speed import KernelSpeed, measure_kernels
+from rekindle.cli.model_probes import Place
 from rekindle.config import CacheSettings, ModelSettings, ServerSettings, StoreSettings
 from rekindle.harness.client import ServerProcess
+from rekindle.model.load import choose_kernels
 from rekindle.spec import KVLayout, LayerSpec
+from tests.kernels.native import needs_compiler
 
 
 def run(*arguments: str, **env: str) -> Result:
@@ -198,12 +202,40 @@ LAYER = LayerSpec(0, 2, 64, 64, None, "q4h", "q4h")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("layer", [LAYER, replace(LAYER, window=100), replace(LAYER, k_format="fp32", v_dim=32)])
 def test_kernels_agree_with_the_definition(layer: LayerSpec, dtype: torch.dtype) -> None:
-    (finding,) = model_probes.probe_kernels([layer, layer], dtype, "cpu", 64)
+    (finding,) = model_probes.probe_kernels([layer, layer], dtype, Place("cpu"), 64)
     assert finding.verdict == "ok", finding
 
 
+@needs_compiler
+@pytest.mark.parametrize("layer", [LAYER, replace(LAYER, window=100)])
+def test_the_kernels_that_compute_are_compared(layer: LayerSpec) -> None:
+    library = choose_kernels(ModelSettings()).library
+    assert library is not None
+    compared, by_torch = (
+        model_probes.compare_kernels(layer, torch.bfloat16, place, 64)
+        for place in (Place("cpu", library), Place("cpu"))
+    )
+    assert compared.bytes_differ == 0 and compared.error != by_torch.error
+    (finding,) = model_probes.probe_kernels([layer], torch.bfloat16, Place("cpu", library), 64)
+    assert finding.verdict == "ok" and finding.said.startswith(f"cpu ({library.level}) against the definition")
+
+
+@needs_compiler
+def test_the_speed_of_the_kernels_is_measured() -> None:
+    library = choose_kernels(ModelSettings()).library
+    assert library is not None
+    threads = torch.get_num_threads()
+    speed = measure_kernels(library, 1, columns=256, depth=128, matrices=2)
+    assert torch.get_num_threads() == threads
+    assert speed.memory > 0 and speed.one_row.keys() == speed.many_rows.keys() == {"bf16", "int8"}
+    assert str(KernelSpeed(40.0, {"bf16": 30.0, "int8": 20.0}, {"bf16": 2000.0, "int8": 4000.0})) == (
+        "memory is read at 40 GB/s, weights for one row at 30 GB/s in bf16 (75%), 20 GB/s in int8 (50%); "
+        "256 rows at 2,000 GFLOP/s in bf16, 4,000 GFLOP/s in int8"
+    )
+
+
 def test_a_device_that_computes_or_stores_otherwise_is_refused() -> None:
-    good = model_probes.compare_kernels(LAYER, torch.float32, "cpu", 64)
+    good = model_probes.compare_kernels(LAYER, torch.float32, Place("cpu"), 64)
     assert good.bytes_differ == 0
 
     def judged(**changed: Any) -> Finding:
@@ -217,7 +249,7 @@ def test_a_device_that_computes_or_stores_otherwise_is_refused() -> None:
 
 
 def test_a_device_that_cannot_run_a_kernel_is_a_finding() -> None:
-    (finding,) = model_probes.probe_kernels([LAYER], torch.float32, "meta", 64)
+    (finding,) = model_probes.probe_kernels([LAYER], torch.float32, Place("meta"), 64)
     assert (finding.verdict, "--device cpu" in finding.advice) == ("fail", True)
 
 

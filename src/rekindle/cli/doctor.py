@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections.abc import Iterator
 from dataclasses import asdict
@@ -78,9 +79,9 @@ def examine(settings: Settings) -> Iterator[Finding]:
         usable = usable and finding.verdict != "fail"
         yield finding
     if usable:
-        kernels = _kernels(settings.model)
-        usable = kernels.verdict != "fail"
-        yield kernels
+        for finding in _kernels(settings.model):
+            usable = usable and finding.verdict != "fail"
+            yield finding
         yield probe_memory(settings.cache, device)
     port = probe_port(settings.server)
     yield port
@@ -93,10 +94,15 @@ def examine(settings: Settings) -> Iterator[Finding]:
         yield from _model(settings, is_served=port.said.startswith(OURS))
 
 
-def _kernels(settings: ModelSettings) -> Finding:
-    from rekindle.cli import model_probes
+def _kernels(settings: ModelSettings) -> Iterator[Finding]:
+    from rekindle.cli import kernel_speed, model_probes
+    from rekindle.model.load import choose_kernels
 
-    return model_probes.probe_kernel_library(settings)
+    finding = model_probes.probe_kernel_library(settings)
+    yield finding
+    library = choose_kernels(settings).library if finding.verdict != "fail" else None
+    if library is not None:
+        yield kernel_speed.probe_kernel_speed(library, settings.threads or os.cpu_count() or 1)
 
 
 def _store(settings: Settings) -> Iterator[Finding]:
@@ -114,12 +120,14 @@ def _store(settings: Settings) -> Iterator[Finding]:
 
 def _model(settings: Settings, *, is_served: bool) -> Iterator[Finding]:
     from rekindle.cli import disk_probes, model_probes
+    from rekindle.model.load import choose_kernels
 
     findings, loaded = model_probes.probe_model(settings)
     yield from findings
     layers = model_probes.USUAL_LAYERS if loaded is None else loaded.spec.layout.layers
     dtype = model_probes.USUAL_DTYPE if loaded is None else loaded.dtype
-    yield from model_probes.probe_kernels(layers, dtype, settings.model.device, settings.cache.block_tokens)
+    place = model_probes.Place(settings.model.device, choose_kernels(settings.model).library)
+    yield from model_probes.probe_kernels(layers, dtype, place, settings.cache.block_tokens)
     if loaded is not None:
         rate = model_probes.prefill_rate(loaded)
         yield Finding("prefill", "ok", f"{rate:,.0f} tokens a second in a prompt of {model_probes.PREFILL_TOKENS[1]}")

@@ -17,8 +17,9 @@ import torch
 from rekindle.cli.findings import Finding
 from rekindle.config import ModelSettings, Settings
 from rekindle.errors import ConfigError, ModelRefused
+from rekindle.kernels.library import KernelLibrary
 from rekindle.kv.arena import KVArena
-from rekindle.kv.attention import PagedAttention
+from rekindle.kv.fused import attention_over
 from rekindle.kv.plan import AttentionPlan, SequenceSpan
 from rekindle.kv.reference import attention_reference, relative_error, stored_vectors
 from rekindle.model.load import choose_kernels, load_model
@@ -45,11 +46,23 @@ USUAL_LAYERS = (
 
 
 @dataclass(frozen=True, slots=True)
+class Place:
+    """What computes: a device, and on the CPU our kernels if there are any."""
+
+    device: str
+    library: KernelLibrary | None = None
+
+    def __str__(self) -> str:
+        """Its name in findings."""
+        return self.device if self.library is None else f"{self.device} ({self.library.level})"
+
+
+@dataclass(frozen=True, slots=True)
 class KernelResult:
-    """One kind of layer on the device, against the CPU.
+    """One kind of layer as it is computed here, against torch on the CPU.
 
     `error`: largest difference of attention from the definition in fp64, over the largest magnitude; `bytes_differ`:
-    stored bytes that differ from the CPU's; `lost`: normalised squared error of the stored vectors.
+    stored bytes that differ from torch's; `lost`: normalised squared error of the stored vectors.
     """
 
     error: float
@@ -112,8 +125,10 @@ def _promise(loaded: LoadedModel) -> Finding:
     return Finding("self-test", "ok", text)
 
 
-def probe_kernels(layers: Sequence[LayerSpec], dtype: torch.dtype, device: str, block_tokens: int) -> Iterator[Finding]:
-    """Encode and attend on the device; yield one finding for every kind of layer."""
+def probe_kernels(
+    layers: Sequence[LayerSpec], dtype: torch.dtype, place: Place, block_tokens: int
+) -> Iterator[Finding]:
+    """Encode and attend as it is done here; yield one finding for every kind of layer."""
     dtype = torch.float32 if dtype == torch.float16 else dtype
     kinds = {(x.num_kv_heads, x.k_dim, x.v_dim, x.window, x.k_format, x.v_format): x for x in layers}
     for layer in kinds.values():
@@ -121,29 +136,33 @@ def probe_kernels(layers: Sequence[LayerSpec], dtype: torch.dtype, device: str, 
             f" w{layer.window}" if layer.window else ""
         )
         try:
-            yield judge(name, compare_kernels(layer, dtype, device, block_tokens), dtype, device)
+            yield judge(name, compare_kernels(layer, dtype, place, block_tokens), dtype, str(place))
         except (RuntimeError, TypeError) as error:  # torch raises these if a device lacks an operation
             text = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-            yield Finding(name, "fail", f"{device} cannot run them: {text}", "use --device cpu")
+            yield Finding(name, "fail", f"{place} cannot run them: {text}", "use --device cpu")
 
 
-def judge(name: str, result: KernelResult, dtype: torch.dtype, device: str) -> Finding:
+def judge(name: str, result: KernelResult, dtype: torch.dtype, place: str) -> Finding:
     text = (
-        f"{device} against the definition on the CPU: largest error {result.error:.1e} (allowed {BOUNDS[dtype]:.0e}), "
+        f"{place} against the definition on the CPU: largest error {result.error:.1e} (allowed {BOUNDS[dtype]:.0e}), "
         f"{result.bytes_differ} stored bytes differ"
     )
     if not result.error <= BOUNDS[dtype]:
-        return Finding(name, "fail", text, "attention is wrong here: use --device cpu, and report this device")
+        return Finding(
+            name, "fail", text, "attention is wrong here: use --device cpu --kernels torch, and report this device"
+        )
     if not result.lost <= MOST_LOST:
         text += f", {result.lost:.2%} of the signal lost"
-        return Finding(name, "fail", text, "KV is stored wrong here: use --device cpu, and report this device")
+        return Finding(
+            name, "fail", text, "KV is stored wrong here: use --device cpu --kernels torch, and report this device"
+        )
     if result.bytes_differ:
         return Finding(name, "warn", text, "KV stored on another device is read correctly, but new KV has other bits")
     return Finding(name, "ok", text)
 
 
-def compare_kernels(layer: LayerSpec, dtype: torch.dtype, device: str, block_tokens: int) -> KernelResult:
-    """Store and attend to the same random vectors on the CPU and on the device."""
+def compare_kernels(layer: LayerSpec, dtype: torch.dtype, place: Place, block_tokens: int) -> KernelResult:
+    """Store and attend to the same random vectors by torch on the CPU and as it is done here."""
     layout = KVLayout(block_tokens, (layer,))
     source = torch.Generator().manual_seed(0)
     shape = (NUM_TOKENS, layer.num_kv_heads)
@@ -152,14 +171,15 @@ def compare_kernels(layer: LayerSpec, dtype: torch.dtype, device: str, block_tok
     v = torch.randn(*shape, layer.v_dim, generator=source).to(dtype)
     (blocks,), num_blocks = interleaved_tables(block_tokens, [NUM_TOKENS])
     outputs, arenas = [], []
-    for place in ("cpu", device):
-        arena = KVArena(layout, num_blocks, place)
-        attention = PagedAttention(arena)
-        plan = AttentionPlan.build([SequenceSpan(blocks, 0, NUM_TOKENS, 0)], layout, NUM_TOKENS, place)
+    for device, library in (("cpu", None), (place.device, place.library)):
+        arena = KVArena(layout, num_blocks, device)
+        attention = attention_over(arena, library)
+        plan = AttentionPlan.build([SequenceSpan(blocks, 0, NUM_TOKENS, 0)], layout, NUM_TOKENS, device)
         with torch.inference_mode():
-            attention.write(layer.index, k.to(place), v.to(place), plan)
+            attention.write(layer.index, k.to(device), v.to(device), plan)
             scaling = layer.k_dim**-0.5
-            outputs.append(attention.attend(layer.index, q.to(place), plan, scaling=scaling, window=layer.window).cpu())
+            attended = attention.attend(layer.index, q.to(device), plan, scaling=scaling, window=layer.window)
+            outputs.append(attended.cpu())
         arenas.append(arena)
     start = NUM_TOKENS - LAST_ROWS
     span = SequenceSpan(blocks, start, LAST_ROWS, NUM_TOKENS)
