@@ -61,6 +61,14 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("llama", {}),
     "llama-80": ("llama", {"head_dim": 80}),
     "mistral": ("mistral", {"sliding_window": WINDOW}),
+    "ministral3": (  # queries grow with the logarithm of their position
+        "ministral3",
+        {"sliding_window": None,
+         "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "llama_4_scaling_beta": 0.5,
+                             "original_max_position_embeddings": 256}},
+    ),
+    "glm": ("glm", {"head_dim": 64, "partial_rotary_factor": 0.5}),
+    "gemma": ("gemma", {"tie_word_embeddings": True}),
     "qwen2": ("qwen2", {"head_dim": None, "hidden_size": 128}),
     "qwen3": ("qwen3", {}),
     "gemma2": (

@@ -29,7 +29,7 @@ from tests.tiny_models import tiny_model
 pytestmark = needs_compiler
 BF16 = torch.bfloat16
 FITTING = ("llama", "mistral", "qwen2", "qwen3")
-OTHERS = ("gemma2", "gemma3", "phi3", "mixtral", "gpt-oss", "gpt2", "olmo2", "cohere2", "llama-80")
+OTHERS = ("glm", "ministral3", "gemma2", "gemma3", "phi3", "mixtral", "gpt-oss", "gpt2", "olmo2", "cohere2", "llama-80")
 Change = Callable[[Any], None]
 
 
@@ -148,6 +148,12 @@ def other_epsilon(model: Any) -> None:
         layer.input_layernorm.forward = lambda x: nn.functional.rms_norm(x, x.shape[-1:], None, 1.0)
 
 
+def small_updates(model: Any) -> None:
+    """What a layer adds is a hundredth of its rows, half of it lost."""
+    model.model.embed_tokens.weight.data *= 3000
+    scaled(model)
+
+
 def gelu(model: Any) -> None:
     for layer in model.model.layers:
         layer.mlp.act_fn = nn.GELU()
@@ -168,7 +174,7 @@ def with_more(model: Any) -> None:
         layer.adapter = nn.Identity()
 
 
-@pytest.mark.parametrize("change", [scaled, other_epsilon, gelu, hooked, patched, with_more])
+@pytest.mark.parametrize("change", [scaled, small_updates, other_epsilon, gelu, hooked, patched, with_more])
 def test_layers_that_do_something_else_are_left_alone(change: Change, fastest: library.KernelChoice) -> None:
     loaded = packed("llama", fastest, change=change)
     assert fuse_layers(loaded) == fused_layers(loaded) == 0
@@ -244,3 +250,10 @@ def test_a_model_whose_layers_are_all_fused_is_loaded_without_dummies(model_dir:
     fused, other, by_torch = load("llama"), load("gemma3"), load("llama", kernels="torch")
     assert (fused.row_multiple, other.row_multiple, by_torch.row_multiple) == (1, 4, 4)
     assert fused.promise == "bitwise" and fused_layers(fused) == 3 and fused_layers(by_torch) == 0
+
+
+def test_dummies_stay_where_torch_computes_the_head(model_dir: Callable[..., Path]) -> None:
+    settings = ModelSettings(model=str(model_dir("gemma", "bf16")))
+    loaded = load_model(settings, block_tokens=16, max_context=None, format_map_dir=None)
+    assert type(loaded.model.lm_head) is nn.Linear and fused_layers(loaded) == 3
+    assert loaded.row_multiple == 4 and loaded.promise == "bitwise"

@@ -14,16 +14,23 @@ from torch import nn
 from rekindle.config import ModelSettings
 from rekindle.errors import ConfigError
 from rekindle.kernels.library import KernelChoice
-from rekindle.kernels.linear import LinearKernel
+from rekindle.kernels.linear import MOST_INT8_DEPTH, LinearKernel
 from rekindle.model.experts import packed_weights as packed_expert_weights
 from rekindle.model.experts import padded_experts
 from rekindle.model.geometry import probe
 from rekindle.model.load import choose_kernels, load_model
 from rekindle.model.loaded import LoadedModel
-from rekindle.model.packed import PackedLinear, observed_linears, pack_linears, packed_weights
+from rekindle.model.packed import (
+    PackedLinear,
+    checked_rows,
+    near_in_int8,
+    observed_linears,
+    pack_linears,
+    packed_weights,
+)
 from rekindle.model.selftest import self_test
 from rekindle.model.trial import row_errors
-from rekindle.model.weights import Divergence, Linears, WeightsChoice, check_ids
+from rekindle.model.weights import Divergence, Linears, WeightsChoice, check_ids, divergence
 from tests.kernels.native import needs_compiler
 from tests.model.helpers import Bench, in_memory, random_ids, reference_logits
 from tests.tiny_models import tiny_model
@@ -59,7 +66,7 @@ def test_the_bundled_model_in_int8_is_near_its_own_precision() -> None:
     assert {each.format for each in packed_weights(own.model)} == {"bf16"} and notes_of(own) == []
     assert {each.format for each in packed_weights(rounded.model)} == {"int8"}
     assert notes_of(rounded) == [
-        "weights: 57 of 57 packed layers in int8, 7,536,640 bytes instead of 14,680,064 (forced)"
+        "weights: 57 of 57 packed layers in int8, 7,536,640 bytes where bf16 takes 14,680,064 (forced)"
     ]
     assert rounded.promise == "bitwise"
     ids = random_ids(200)
@@ -138,7 +145,7 @@ def test_a_layer_that_int8_does_not_suit_stays_in_bf16(kernels: KernelChoice) ->
     ],
 )
 def test_int8_is_taken_within_both_bounds_only(kl: float, agreement: float, weights: str) -> None:
-    chosen = Divergence(kl, agreement).judged()
+    chosen = Divergence(kl, agreement).verdict()
     assert chosen.weights == weights
     assert ("passed the self-check" in chosen.reason) == (weights == "int8")
 
@@ -204,3 +211,40 @@ def test_the_text_of_the_self_check_fills_its_ids(model_dir: Callable[..., Path]
     tokenizer = model_dir("llama") / "tokenizer.json"
     assert len(check_ids(tokenizer, 4096)) == 512
     assert len(check_ids(tokenizer, 103)) == 100 and len(check_ids(tokenizer, 2)) == 1
+
+
+@needs_compiler
+def test_auto_leaves_a_model_without_bf16_layers_as_it_is(model_dir: Callable[..., Path], tmp_path: Path) -> None:
+    loaded = load(model_dir("llama"), "auto", tmp_path)
+    assert notes_of(loaded) == ["weights: native (no linear layer is in bf16)"]
+    assert list(tmp_path.glob("weights-*.json")) == []
+
+
+@needs_compiler
+def test_a_layer_that_is_too_deep_for_int8_stays_in_bf16(kernels: KernelChoice) -> None:
+    assert kernels.library is not None
+    model = nn.Sequential(nn.Linear(MOST_INT8_DEPTH + 1, 2, dtype=BF16), nn.Linear(2, 64, dtype=BF16))
+    with observed_linears(model) as called:
+        model(torch.zeros(1, MOST_INT8_DEPTH + 1, dtype=BF16))
+    assert pack_linears(model, LinearKernel(kernels.library), called, "int8") == []
+    assert [each.format for each in packed_weights(model)] == ["bf16", "int8"]
+
+
+def test_one_wrong_column_of_many_is_seen() -> None:
+    rows, weight = checked_rows(256), torch.randn(4096, 256).to(BF16)
+    right = rows @ weight.T
+    assert near_in_int8(right, right, rows, weight)
+    wrong = right.clone()
+    wrong[:, 77] = right[:, 78]
+    assert not near_in_int8(wrong, right, rows, weight)
+
+
+def test_divergence_is_the_mean_over_rows_and_ignores_what_cannot_come() -> None:
+    own, other = torch.randn(130, 40), torch.randn(130, 40)
+    own[:, 7] = other[:, 7] = -torch.inf
+    other[0] = own[0]
+    p, q = (each.double()[:, [*range(7), *range(8, 40)]].log_softmax(-1) for each in (own, other))
+    found = divergence(own, other)
+    assert found.kl == pytest.approx(float((p.exp() * (p - q)).sum(-1).mean()), rel=1e-5)
+    assert found.agreement == float((p.argmax(-1) == q.argmax(-1)).double().mean())
+    assert divergence(own, own) == Divergence(0.0, 1.0)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import time
 from collections.abc import Iterator
 from dataclasses import asdict
@@ -102,7 +101,7 @@ def _kernels(settings: ModelSettings) -> Iterator[Finding]:
     yield finding
     library = choose_kernels(settings).library if finding.verdict != "fail" else None
     if library is not None:
-        yield kernel_speed.probe_kernel_speed(library, settings.threads or os.cpu_count() or 1)
+        yield kernel_speed.probe_kernel_speed(library, settings.threads)
 
 
 def _store(settings: Settings) -> Iterator[Finding]:

@@ -1,6 +1,6 @@
 """Probe of `rekindle doctor`: what the kernels' linear layers reach of this machine's memory and arithmetic.
 
-One row reads every weight once, so memory is its limit: compared with plain reads of as many bytes. Many rows are
+One row reads every weight once, so memory is its limit: compared with a sequential read of as many bytes. Many rows are
 limited by arithmetic. Takes about a second and half a gigabyte.
 """
 
@@ -42,9 +42,9 @@ class KernelSpeed:
         )
 
 
-def probe_kernel_speed(library: KernelLibrary, threads: int) -> Finding:
-    """Measure with as many threads as the model would use."""
-    return Finding("kernel speed", "ok", str(measure_kernels(library, threads)))
+def probe_kernel_speed(library: KernelLibrary, threads: int | None) -> Finding:
+    """Measure with as many threads as the model would use; None: as many as torch does."""
+    return Finding("kernel speed", "ok", str(measure_kernels(library, threads or torch.get_num_threads())))
 
 
 def measure_kernels(
@@ -63,8 +63,8 @@ def measure_kernels(
         for weight_format, packed in _packed(kernel, weights, matrices, threads):
             once = _seconds(partial(_multiply, kernel, packed, 1, threads))
             one_row[weight_format] = sum(each.num_bytes for each in packed) / once / 1e9
-            often = _seconds(partial(_multiply, kernel, packed, MANY_ROWS, threads))
-            many_rows[weight_format] = 2 * MANY_ROWS * columns * depth * matrices / often / 1e9
+            often = _seconds(partial(_multiply, kernel, packed[:1], MANY_ROWS, threads))
+            many_rows[weight_format] = 2 * MANY_ROWS * columns * depth / often / 1e9
     finally:
         torch.set_num_threads(before)
     return KernelSpeed(memory, one_row, many_rows)

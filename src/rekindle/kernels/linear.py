@@ -57,7 +57,7 @@ class PackedWeights:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes held, columns rounded up to 64 and depth to 32, with int8 to 64."""
+        """Bytes held, columns rounded up to 64 and depth to 32; int8: to 64, and 8 bytes for each column."""
         return self.memory.nbytes
 
     def check(self) -> None:

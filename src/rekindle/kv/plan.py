@@ -123,7 +123,7 @@ class AttentionPlan:
     def build(
         cls, spans: Sequence[SequenceSpan], layout: KVLayout, num_rows: int, device: torch.device | str
     ) -> AttentionPlan:
-        """Plan rows in the order of `spans`, padded to `num_rows` (a multiple of 4) with rows that nothing reads.
+        """Plan rows in the order of `spans`, padded to `num_rows` with rows that nothing reads.
 
         ValueError if rows do not fit, a span is empty, or blocks are missing for its positions.
         """

@@ -2,16 +2,17 @@
 
 Owns which layers are computed so. A layer is taken for its structure, never for its model's name: the submodules that
 Llama's layers have, packed linear layers, norms and a gated MLP that the kernels compute, no hooks. Its output for a
-few sequences must then be that of its own code, which stays and computes whatever is no step over blocks that the
-kernels know, such as the eager attention of the trial forward. Any number of rows goes the same way, so bits do not
-depend on it. In layers of another form, norms and MLPs are fused by themselves.
+few sequences, at the first positions and at the last ones, must then be that of its own code, which stays and computes
+whatever is no step over blocks that the kernels know, such as the eager attention of the trial forward. Any number of
+rows goes the same way, so bits do not depend on it. In layers of another form, norms and MLPs are fused by themselves.
+Hooks that are registered later, on parts of a fused layer, are not called.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -20,9 +21,10 @@ from rekindle.kernels import decoder as kernels
 from rekindle.kernels.attention import Scoring
 from rekindle.kernels.decoder import DecoderKernel, DecoderLayer, Norms, Projections
 from rekindle.kv.arena import KVArena
+from rekindle.kv.attention import PagedAttention
 from rekindle.kv.fused import FusedAttention, attention_over
 from rekindle.kv.plan import AttentionPlan
-from rekindle.model.adapter import STEP_KEYWORD, AttentionCall, run_model
+from rekindle.model.adapter import STEP_KEYWORD, AttentionCall, StepCache, run_model
 from rekindle.model.batch import ForwardBatch
 from rekindle.model.formats import check_tokens
 from rekindle.model.fused_modules import fuse_modules, is_changed, is_packed, linear, mlp_layer, norm_layer
@@ -37,10 +39,12 @@ ATTENTION, HEAD_NORMS = {"q_proj", "k_proj", "v_proj", "o_proj"}, {"q_norm", "k_
 KEYWORDS = {
     *("attention_mask", "position_embeddings", "position_ids", "past_key_values", "use_cache", STEP_KEYWORD),
 }
-LENGTHS = (9, 21, 2)  # of the sequences on which a layer is compared
+LENGTHS = (5, 9, 2)  # of the sequences on which a layer is compared
 # How far a row may be from that of the layer's own code: a share of what the layer adds to it, and of the row itself,
-# which both round. Rounding in between moves trained and random layers by less than a fifth of that.
+# which both round. Rounding in between moves trained and random layers by less than a fifth of that. As deep layers add
+# little to large rows, rows are also given to both a 64th as large: a norm makes what is added nearly the same.
 UPDATE_SHARE, ROW_SHARE = 0.05, 2.0**-8
+SMALLER = 2.0**-6
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -50,7 +54,8 @@ class FusedDecoder:
     own: Callable[..., torch.Tensor]
     kernel: DecoderKernel
     layer: DecoderLayer
-    index: int
+    spec: LayerSpec
+    size: int  # of a row
     scoring: Scoring
     sinks: torch.Tensor | None  # kept alive
 
@@ -62,13 +67,20 @@ class FusedDecoder:
     def run(self, hidden: torch.Tensor, keywords: dict[str, Any]) -> torch.Tensor | None:
         """Compute the layer by the kernels; None where they cannot."""
         step, positions = getattr(keywords.get(STEP_KEYWORD), "step", None), keywords.get("position_embeddings")
-        if not isinstance(step, PagedStep) or not isinstance(step.paged, FusedAttention) or positions is None:
+        if (
+            type(step) is not PagedStep
+            or not isinstance(step.paged, FusedAttention)
+            or not isinstance(positions, tuple)
+        ):
             return None
-        blocks, plan, (cos, sin) = step.paged.layer_blocks(self.index), step.plan, positions
-        if blocks is None or keywords.get("attention_mask") is not None:
+        blocks, plan = step.paged.layer_blocks(self.spec.index), step.plan
+        shapes = [(1, plan.num_rows, size) for size in (self.size, self.spec.k_dim, self.spec.k_dim)]
+        values = (hidden, *positions)
+        if blocks is None or keywords.get("attention_mask") is not None or [x.shape for x in values] != shapes:
             return None
-        if any(x.dtype is not torch.bfloat16 or x.shape[:2] != (1, plan.num_rows) for x in (hidden, cos, sin)):
+        if any(x.dtype is not torch.bfloat16 for x in values):
             return None
+        cos, sin = positions
         hidden, cos, sin = hidden.contiguous(), cos.contiguous(), sin.contiguous()
         output = torch.empty_like(hidden)
         self.kernel.layer(
@@ -89,47 +101,67 @@ def fuse_layers(loaded: LoadedModel) -> int:
     """
     if loaded.kernels.library is None:
         return 0
-    kernel, inside = DecoderKernel(loaded.kernels.library), set[int]()
-    specs = {layer.index: layer for layer in loaded.spec.layout.layers}
+    kernel, fused = DecoderKernel(loaded.kernels.library), list[FusedDecoder]()
     modules = [module for module in loaded.model.modules() if _has_form(module)]
-    count = 0
+    inside = set[int]()
     with torch.inference_mode():
-        for seen in _observed(loaded, modules) if modules else ():
-            fused = _fused(seen, specs[seen.call.layer_index], kernel)
-            if fused is not None and seen.agrees(fused.run(seen.hidden, seen.keywords)):
-                seen.module.forward = fused
-                inside |= {id(module) for module in seen.module.modules()}
-                count += 1
+        last = loaded.spec.max_context - max(LENGTHS)
+        first_ones, last_ones = (_observed(loaded, modules, start) for start in (0, max(last, 0)))
+        for module in modules:
+            found = _agreeing(first_ones.get(module), last_ones.get(module), loaded, kernel)
+            if found is not None:
+                fused.append(found)
+                inside |= {id(each) for each in module.modules()}
+                module.forward = found
         fuse_modules((module for module in loaded.model.modules() if id(module) not in inside), kernel)
-    log.info("%d decoder layers are computed by the kernels in one call each", count)
-    return count
+    log.info("%d decoder layers are computed by the kernels in one call each", len(fused))
+    return len(fused)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Observation:
-    """What a layer's own code was given, did and returned."""
+    """What a layer's own code was given, did and returned; it can be given to it again."""
 
     module: Any
     hidden: torch.Tensor  # [1, rows, size]
     keywords: dict[str, Any]
     output: torch.Tensor
     call: AttentionCall
-    num_used: int  # rows that are no dummies
 
-    def agrees(self, output: torch.Tensor | None) -> bool:
-        """Whether an output is the layer's own but for roundings, in every row."""
+    def smaller(self) -> _Observation:
+        """The same with rows a 64th as large."""
+        hidden = self.hidden * SMALLER
+        return replace(self, hidden=hidden, output=self.module.forward(hidden, **self.keywords))
+
+    def agrees(self, fused: FusedDecoder) -> bool:
+        """Whether the kernels give the layer's own output but for roundings, in every row."""
+        output = fused.run(self.hidden, self.keywords)
         if output is None:
             return False
-        rows = slice(self.num_used)
+        rows = slice(sum(LENGTHS))  # dummies follow
         ours, own, before = (x[0, rows].float() for x in (output, self.output, self.hidden))
         allowed = UPDATE_SHARE * (own - before).norm(dim=1) + ROW_SHARE * own.norm(dim=1)
         return bool(((ours - own).norm(dim=1) <= allowed).all())
 
 
+def _agreeing(
+    first: _Observation | None, last: _Observation | None, loaded: LoadedModel, kernel: DecoderKernel
+) -> FusedDecoder | None:
+    """The kernels' form of a layer, if it gives the outputs that were observed, and with smaller rows, too."""
+    if first is None or last is None:
+        return None
+    specs = {layer.index: layer for layer in loaded.spec.layout.layers}
+    spec = specs.get(first.call.layer_index)
+    fused = None if spec is None else _fused(first, spec, kernel)
+    if fused is None or not all(each.agrees(fused) for each in (first, last, first.smaller(), last.smaller())):
+        return None
+    return fused
+
+
 class _RecordingStep(PagedStep):
     """Keeps what each layer's attention was asked for."""
 
-    def __init__(self, paged: Any, plan: AttentionPlan) -> None:
+    def __init__(self, paged: PagedAttention, plan: AttentionPlan) -> None:
         super().__init__(paged, plan)
         self.calls: dict[int, AttentionCall] = {}
 
@@ -138,8 +170,11 @@ class _RecordingStep(PagedStep):
         return super().attend(call)
 
 
-def _observed(loaded: LoadedModel, modules: list[Any]) -> Iterator[_Observation]:
-    """Run a few sequences through the model's own code; what its layers were given can be given to them again."""
+def _observed(loaded: LoadedModel, modules: list[Any], start: int) -> dict[Any, _Observation]:
+    """Run a few sequences through the model's own code, as if they began at position `start`.
+
+    Layers whose K and V another layer attends to are left out: that one finds them where their own code leaves them.
+    """
     layout, ids = loaded.spec.layout, check_tokens(loaded.spec.vocab_size, sum(LENGTHS))
     tables, num_blocks = interleaved_tables(layout.block_tokens, LENGTHS)
     arena = KVArena(layout, num_blocks, torch.device("cpu"))
@@ -153,14 +188,19 @@ def _observed(loaded: LoadedModel, modules: list[Any]) -> Iterator[_Observation]
         for module in modules
     ]
     try:
-        run_model(loaded.model, step, batch.input_ids, batch.position_ids, batch.logit_rows)
+        run_model(loaded.model, step, batch.input_ids, batch.position_ids + start, batch.logit_rows)
     finally:
         for handle in handles:
             handle.remove()
+    again = StepCache(PagedStep(step.paged, plan))
+    shared = {call.kv_index for call in step.calls.values() if call.kv_index != call.layer_index}
+    found = {}
     for module, args, keywords, output in seen:
         call = step.calls.get(module.self_attn.layer_idx)
-        if len(args) == 1 and isinstance(output, torch.Tensor) and call is not None:
-            yield _Observation(module, args[0], keywords, output, call, sum(LENGTHS))
+        if len(args) == 1 and isinstance(output, torch.Tensor) and call is not None and call.layer_index not in shared:
+            given = {**keywords, STEP_KEYWORD: again, "past_key_values": again}
+            found[module] = _Observation(module, args[0], given, output, call)
+    return found
 
 
 def _has_form(module: Any) -> bool:
@@ -195,4 +235,4 @@ def _fused(seen: _Observation, spec: LayerSpec, kernel: DecoderKernel) -> FusedD
     layer = DecoderLayer(Norms(before, after, q, k), projections, mlp, heads)
     sinks = None if call.sinks is None else call.sinks.float().contiguous()
     scoring = Scoring(call.scaling, call.window, call.softcap, None if sinks is None else sinks.data_ptr())
-    return FusedDecoder(module.forward, kernel, layer, spec.index, scoring, sinks)
+    return FusedDecoder(module.forward, kernel, layer, spec, size, scoring, sinks)

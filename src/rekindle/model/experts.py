@@ -89,13 +89,13 @@ def pack_experts(model: Any, kernel: LinearKernel, weight_format: WeightFormat =
 
 
 @contextmanager
-def packed_for_trial(model: Any, kernel: LinearKernel) -> Iterator[None]:
-    """Compute experts in int8 until the block ends."""
+def packed_for_trial(model: Any, kernel: LinearKernel) -> Iterator[int]:
+    """Compute experts in int8 until the block ends; yield how many matrices are."""
     modules = [module for _, module in _mixtures(model)]
     try:
         for module in modules:
             setattr(module, PACKED_NAME, _packed(module, kernel, "int8"))
-        yield
+        yield sum(each.format == "int8" for each in packed_weights(model))
     finally:
         for module in modules:
             setattr(module, PACKED_NAME, {})
@@ -143,9 +143,10 @@ def _agrees(module: Any, name: str, packed: PackedExperts) -> bool:
 
     def agrees(expert: int, weight: torch.Tensor) -> bool:
         ours, theirs = packed.product(expert, rows), _torch_product(module, name, expert, rows)
+        by_column = weight.T if module.is_transposed else weight
         if packed.weights[expert].format == "int8":
-            return near_in_int8(ours, theirs)
-        return near(ours, theirs, rows, weight.T if module.is_transposed else weight)
+            return near_in_int8(ours, theirs, rows, by_column)
+        return near(ours, theirs, rows, by_column)
 
     with torch.inference_mode():
         return all(agrees(expert, weight) for expert, weight in enumerate(weights))

@@ -162,7 +162,7 @@ class DenseStep:
         return (true.exp() @ values).transpose(0, 1).to(call.q.dtype)
 
     def _look_at(self, call: AttentionCall, k: torch.Tensor, true: torch.Tensor) -> None:
-        """For those who measure: K and the log-probabilities [heads, rows, keys] of a layer."""
+        """Hook for subclasses that measure: K and the log-probabilities [heads, rows, keys] of a layer."""
 
 
 class SelfCheckStep(DenseStep):

@@ -4,7 +4,7 @@ Owns which modules are fused. A module is recognised by what it holds, never by 
 epsilon; packed projections and an activation. What it computes is found by comparison with its own code on random rows
 of several magnitudes: fused is what gives the same bits but for a few roundings. The module stays where it is with all
 its attributes; only its `forward` is ours, which leaves to its own code whatever is not bf16 rows alone. Modules with
-hooks are left alone.
+hooks are left alone; hooks that are registered later, on parts of a fused module, are not called.
 """
 
 from __future__ import annotations
@@ -78,10 +78,10 @@ def _normalised(kernel: DecoderKernel, norm: NormLayer, x: torch.Tensor) -> torc
 def _norm_forward(module: Any, kernel: DecoderKernel, norm: NormLayer) -> Forward:
     own: Forward = type(module).forward
 
-    def forward(x: Any, *args: Any, **kwargs: Any) -> Any:
-        if args or kwargs or x.dtype is not torch.bfloat16 or x.shape[-1] != norm.columns:
-            return own(module, x, *args, **kwargs)
-        return _normalised(kernel, norm, x)
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        if kwargs or len(args) != 1 or not _is_rows(args[0], norm.columns):
+            return own(module, *args, **kwargs)
+        return _normalised(kernel, norm, args[0])
 
     return forward
 
@@ -94,7 +94,9 @@ def mlp_layer(module: Any, kernel: DecoderKernel) -> MlpLayer | None:
     down: Any = children.pop(DOWNS, None)
     for name in ACTIVATION_NAMES:
         children.pop(name, None)
-    if children or module._parameters or not is_packed(gate, down) or not (up is None or is_packed(up)):
+    if children or module._parameters or any(is_changed(each) for each in module._modules.values()):
+        return None
+    if not is_packed(gate, down) or not (up is None or is_packed(up)):
         return None
     rows = random_rows(gate.in_features)
     theirs = own_result(module, rows)
@@ -118,12 +120,16 @@ def _gated(kernel: DecoderKernel, mlp: MlpLayer, x: torch.Tensor) -> torch.Tenso
 def _mlp_forward(module: Any, kernel: DecoderKernel, mlp: MlpLayer) -> Forward:
     own: Forward = type(module).forward
 
-    def forward(x: Any, *args: Any, **kwargs: Any) -> Any:
-        if args or kwargs or x.dtype is not torch.bfloat16 or x.shape[-1] != mlp.depth:
-            return own(module, x, *args, **kwargs)
-        return _gated(kernel, mlp, x)
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        if kwargs or len(args) != 1 or not _is_rows(args[0], mlp.depth):
+            return own(module, *args, **kwargs)
+        return _gated(kernel, mlp, args[0])
 
     return forward
+
+
+def _is_rows(x: Any, columns: int) -> bool:
+    return isinstance(x, torch.Tensor) and x.dtype is torch.bfloat16 and x.shape[-1] == columns
 
 
 def linear(module: PackedLinear) -> Linear:

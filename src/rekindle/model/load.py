@@ -97,7 +97,9 @@ def load_model(
         layout=KVLayout(block_tokens, formats.layer_specs(found, native)),
     )
     draft = LoadedModel(model, spec, directory, settings.device, found.dtype, "close", native, kernels, tuple(notes))
-    if fuse_layers(draft) == len(native):
+    with refusing(f"the layers of {draft.spec.architecture} cannot be computed by the kernels", "; try kernels=torch"):
+        fused = fuse_layers(draft)
+    if fused == len(native) and not packed.has_linears(model):
         draft = replace(draft, row_multiple=1)
     return _proved(draft, found, settings, format_map_dir)
 

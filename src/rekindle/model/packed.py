@@ -20,7 +20,7 @@ import torch
 from torch import nn
 from transformers.pytorch_utils import Conv1D
 
-from rekindle.kernels.linear import LinearKernel, Matrix, PackedWeights, WeightFormat
+from rekindle.kernels.linear import MOST_INT8_DEPTH, LinearKernel, Matrix, PackedWeights, WeightFormat
 
 log = logging.getLogger(__name__)
 LINEARS = (nn.Linear, Conv1D)
@@ -29,7 +29,9 @@ CHECKED_ROWS = 4
 # Of outputs rounded to bf16 on both sides: an ulp of the larger. Of their fp32 sums: a share of the product of norms,
 # which an unrounded sum of 4,096 products stays below by a factor of 60; one wrong weight of as many exceeds it.
 OUTPUT_ULP, SUM_SHARE = 2.0**-7, 2.0**-14
-INT8_SHARE = 0.05  # of the norm of all outputs; rows and weights from a normal distribution give 0.013
+# Of the norm of all outputs in int8, where numbers from a normal distribution give 0.013; and of each one, of the
+# product of norms over the square root of the depth: ten times what those give.
+INT8_SHARE, INT8_EACH = 0.05, 0.15
 PANEL, STRIP = 64, 16  # columns: see kernels/native/panel.hpp
 
 
@@ -122,7 +124,10 @@ def multiply(
 def pack(
     kernel: LinearKernel, weight: torch.Tensor, layout: Layout, weight_format: WeightFormat = "bf16"
 ) -> PackedWeights:
-    """Pack contiguous bf16 weights, [columns, depth] or [depth, columns]."""
+    """Pack contiguous bf16 weights, [columns, depth] or [depth, columns]; in bf16 what is too deep for int8."""
+    depth = weight.shape[1] if layout == "columns first" else len(weight)
+    if depth > MOST_INT8_DEPTH:
+        weight_format = "bf16"
     values = Matrix(weight.data_ptr(), len(weight), weight.shape[1], weight.stride(0))
     return kernel.pack(values, weight_format=weight_format, layout=layout, threads=torch.get_num_threads())
 
@@ -178,19 +183,24 @@ def pack_linears(
 
 
 @contextmanager
-def packed_for_trial(model: nn.Module, kernel: LinearKernel, called: set[nn.Module]) -> Iterator[None]:
-    """Put int8 layers in place of those `called` until the block ends."""
+def packed_for_trial(model: nn.Module, kernel: LinearKernel, called: set[nn.Module]) -> Iterator[int]:
+    """Put int8 layers in place of those `called` until the block ends; yield how many places they take."""
     places, put_back = _places(model), list[tuple[Place, nn.Module]]()
     try:
         for old in called:
             new = _packed_linear(old, kernel, "int8")
-            for place in places[id(old)] if agrees(old, new) else ():
+            for place in places[id(old)] if new.packed.format == "int8" and agrees(old, new) else ():
                 put_back.append((place, old))
                 setattr(place.parent, place.name, new)
-        yield
+        yield len(put_back)
     finally:
         for place, old in put_back:
             setattr(place.parent, place.name, old)
+
+
+def has_linears(model: nn.Module) -> bool:
+    """Whether torch computes a linear layer, whose bits depend on the number of rows."""
+    return any(isinstance(module, LINEARS) for module in model.modules())
 
 
 def packed_weights(model: nn.Module) -> Iterator[PackedWeights]:
@@ -304,10 +314,9 @@ def agrees(old: Any, new: PackedLinear | PackedEmbedding) -> bool:
             generator = torch.Generator().manual_seed(0)
             ids = torch.randint(new.num_embeddings, (64,), generator=generator)
             return torch.equal(old(ids).view(torch.int16), new(ids).view(torch.int16))
-        rows = checked_rows(new.packed.depth)
-        if new.packed.format == "int8":
-            return near_in_int8(new(rows), old(rows), new.bias)
-        return near(new(rows), old(rows), rows, old.weight.T if type(old) is Conv1D else old.weight, new.bias)
+        rows, weight = checked_rows(new.packed.depth), old.weight.T if type(old) is Conv1D else old.weight
+        compare = near_in_int8 if new.packed.format == "int8" else near
+        return compare(new(rows), old(rows), rows, weight, new.bias)
 
 
 def checked_rows(depth: int) -> torch.Tensor:
@@ -332,9 +341,17 @@ def near(
     return bool((near | (ours == theirs) | (ours.isnan() & theirs.isnan())).all())
 
 
-def near_in_int8(ours: torch.Tensor, theirs: torch.Tensor, bias: torch.Tensor | None = None) -> bool:
+def near_in_int8(
+    ours: torch.Tensor,
+    theirs: torch.Tensor,
+    rows: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None = None,
+) -> bool:
     """Whether products in int8 are those in bf16 but for its rounding; NaN where those are not finite."""
-    finite, error = theirs.isfinite(), ours.double() - theirs.double()
+    finite, error = theirs.isfinite(), (ours.double() - theirs.double()).abs()
     products = theirs.double() - (0.0 if bias is None else bias.double())
+    sums = rows.double().norm(dim=1)[:, None] * torch.linalg.vector_norm(weight.double(), dim=1)
+    each = error <= INT8_EACH * sums / rows.shape[1] ** 0.5 + OUTPUT_ULP * theirs.double().abs()
     small = error[finite].norm() <= INT8_SHARE * products[finite].norm()
-    return bool(small) and torch.equal(ours.isnan(), ~finite)
+    return bool(small) and bool(each[finite].all()) and torch.equal(ours.isnan(), ~finite)

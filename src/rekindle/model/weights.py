@@ -30,6 +30,7 @@ MOST_TOKENS = 512
 # Of the distributions of next tokens: mean KL in nats, and how often the largest logit is the same one.
 MAX_KL, LEAST_AGREEMENT = 0.002, 0.99
 DECISION_VERSION = 1
+SLICE_ROWS = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +51,7 @@ class Divergence:
     def __str__(self) -> str:
         return f"KL {self.kl:.2g}, {self.agreement:.1%} of first choices the same"
 
-    def judged(self) -> WeightsChoice:
+    def verdict(self) -> WeightsChoice:
         """Choose int8 where it stays within the bounds; numbers that are not finite do not."""
         if self.kl <= MAX_KL and self.agreement >= LEAST_AGREEMENT:
             return WeightsChoice("int8", f"passed the self-check: {self}")
@@ -77,25 +78,30 @@ class Linears:
             return WeightsChoice("native", "int8 needs the kernels for the CPU")
         known = _read(saved)
         if known is None:
-            known = self._measured(self.kernels.library, check_ids(tokenizer, max_context)).judged()
+            found = self._measured(self.kernels.library, check_ids(tokenizer, max_context))
+            if found is None:
+                return WeightsChoice("native", "no linear layer is in bf16")
+            known = found.verdict()
             if saved is not None:
                 write_json(saved, {"version": DECISION_VERSION, **asdict(known)})
         return known
 
-    def _measured(self, library: KernelLibrary, ids: torch.Tensor) -> Divergence:
-        """Compare the distributions of next tokens; the model is as before afterwards."""
-        kernel, own = LinearKernel(library), self._log_probabilities(ids)
-        with packed.packed_for_trial(self.model, kernel, self.called), experts.packed_for_trial(self.model, kernel):
-            rounded = self._log_probabilities(ids)
-        kl = (own.exp() * (own - rounded)).sum(-1).mean()
-        agreement = (own.argmax(-1) == rounded.argmax(-1)).double().mean()
-        return Divergence(float(kl), float(agreement))
+    def _measured(self, library: KernelLibrary, ids: torch.Tensor) -> Divergence | None:
+        """Compare the distributions of next tokens; None if no layer can be in int8. The model is as before."""
+        kernel, own = LinearKernel(library), self._logits(ids)
+        with (
+            packed.packed_for_trial(self.model, kernel, self.called) as num_linears,
+            experts.packed_for_trial(self.model, kernel) as num_experts,
+        ):
+            if not num_linears + num_experts:
+                return None
+            return divergence(own, self._logits(ids))
 
-    def _log_probabilities(self, ids: torch.Tensor) -> torch.Tensor:
-        """fp32 [ids, vocab] over attention with true K and V."""
+    def _logits(self, ids: torch.Tensor) -> torch.Tensor:
+        """Logits [ids, vocab] over attention with true K and V, in the model's dtype."""
         at = torch.arange(len(ids))
         with torch.inference_mode():
-            return run_model(self.model, DenseStep(), ids[None], at[None], at).float().log_softmax(-1)
+            return run_model(self.model, DenseStep(), ids[None], at[None], at)
 
     def pack(self, chosen: WeightsChoice) -> list[str]:
         """Pack the layers that were called, and experts, and free the originals; return notes for the banner.
@@ -121,7 +127,17 @@ class Linears:
             raise ConfigError("weights=int8 has no effect on this model: it is for linear layers in bf16 (dtype=bf16)")
         num_bytes, in_bf16 = sum(x.num_bytes for x in rounded), sum(2 * x.columns * x.depth for x in rounded)
         number = f"{len(rounded)} of {len(found)} packed layers in int8"
-        return [f"weights: {number}, {num_bytes:,} bytes instead of {in_bf16:,} ({chosen.reason})"]
+        return [f"weights: {number}, {num_bytes:,} bytes where bf16 takes {in_bf16:,} ({chosen.reason})"]
+
+
+def divergence(own: torch.Tensor, other: torch.Tensor) -> Divergence:
+    """Compare logits [rows, vocab], some rows at a time: in fp32 all of them may take more than the model."""
+    kl, same = 0.0, 0
+    for p, q in zip(own.split(SLICE_ROWS), other.split(SLICE_ROWS), strict=True):
+        p, q = p.float().log_softmax(-1), q.float().log_softmax(-1)
+        kl += float(torch.where(p == -torch.inf, 0.0, p.exp() * (p - q)).sum())
+        same += int((p.argmax(-1) == q.argmax(-1)).sum())
+    return Divergence(kl / len(own), same / len(own))
 
 
 def _read(saved: Path | None) -> WeightsChoice | None:

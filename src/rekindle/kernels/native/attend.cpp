@@ -7,6 +7,8 @@
 #include <algorithm>
 #include <cstdlib>
 
+#include "memory.hpp"
+
 #if defined(__AMX_BF16__)
 #include "tiled.hpp"
 namespace products = tiled;
@@ -287,18 +289,6 @@ int64_t count_scores(const rk_attend_call& call) {
   for (int64_t s = 0; s < call.num_spans; s++) count += call.spans[s].rows * (call.spans[s].start + call.spans[s].rows);
   return count * call.heads;
 }
-
-// Work memory that a call takes and gives back.
-template <typename T>
-struct Taken {
-  T* memory;
-
-  explicit Taken(int64_t count) : memory((T*)aligned_alloc(64, (count * sizeof(T) + 64) / 64 * 64)) {
-    if (memory == nullptr) abort();
-  }
-  Taken(const Taken&) = delete;
-  ~Taken() { free(memory); }
-};
 
 }  // namespace
 

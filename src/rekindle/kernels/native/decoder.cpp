@@ -3,9 +3,9 @@
 // What lies between the products is computed row by row, each row by one thread, so a row's bits depend on that row
 // alone, as those of the products do.
 #include <algorithm>
-#include <cstdlib>
 
 #include "elementwise.hpp"
+#include "memory.hpp"
 #include "rekindle.h"
 
 namespace {
@@ -20,28 +20,21 @@ struct Rows {
   uint16_t* operator[](int64_t row) const { return values + row * stride; }
 };
 
-// Work memory: rows of several matrices, one matrix after the other.
-class Memory {
+// Work memory for rows of several matrices, one matrix after the other.
+class Matrices {
  public:
-  Memory(int64_t rows, int64_t values) : rows_(rows), next_((uint16_t*)aligned_alloc(64, size(rows, values))) {
-    if (next_ == nullptr) abort();
-    all_ = next_;
-  }
-  Memory(const Memory&) = delete;
-  ~Memory() { free(all_); }
+  Matrices(int64_t rows, int64_t columns) : rows_(rows), taken_(rows * columns), next_(taken_.memory) {}
 
   Rows take(int64_t columns) {
-    const Rows taken{next_, columns};
+    const Rows rows{next_, columns};
     next_ += rows_ * columns;
-    return taken;
+    return rows;
   }
 
  private:
-  static size_t size(int64_t rows, int64_t values) { return (rows * values * sizeof(uint16_t) / 64 + 1) * 64; }
-
   int64_t rows_;
+  Taken<uint16_t> taken_;
   uint16_t* next_;
-  uint16_t* all_;
 };
 
 // The rows of a call and its threads.
@@ -123,7 +116,7 @@ extern "C" void rk_normalise(const rk_norm* norm, const uint16_t* input, int64_t
 
 extern "C" void rk_gated_mlp(const rk_mlp* mlp, const uint16_t* input, uint16_t* output, int64_t rows,
                              int32_t threads) {
-  Memory memory(rows, 2 * mlp->inner);
+  Matrices memory(rows, 2 * mlp->inner);
   const Rows source{(uint16_t*)input, mlp->gate.depth}, target{output, mlp->down.columns};
   apply_mlp({rows, threads}, *mlp, source, memory.take(2 * mlp->inner), target);
 }
@@ -133,7 +126,7 @@ extern "C" void rk_decoder_layer(const rk_decoder* decoder, const rk_layer* laye
   const rk_decoder& d = *decoder;
   const Job job{call->write.rows, threads};
   const int64_t size = d.q.depth;
-  Memory memory(job.rows, size + d.q.columns + d.k.columns + d.v.columns + d.o.depth + 2 * d.mlp.inner);
+  Matrices memory(job.rows, size + d.q.columns + d.k.columns + d.v.columns + d.o.depth + 2 * d.mlp.inner);
   const Rows x{(uint16_t*)call->input, size}, out{call->output, size}, normed = memory.take(size);
   const Rows qkv[3] = {memory.take(d.q.columns), memory.take(d.k.columns), memory.take(d.v.columns)};
   const Rows attended = memory.take(d.o.depth);

@@ -19,7 +19,6 @@ using simd::Vec;
 
 constexpr int MOST_ROWS = 6;
 constexpr int STRIP_VECS = panel::STRIP / LANES;
-static const int8::Signs SIGNS;
 
 // How a format is multiplied at this level: `Staged` values for each word of a row, and the sums' vectors.
 template <class Format>
@@ -70,7 +69,7 @@ struct Arithmetic<Int8> : Words {
   }
   static float stage(const uint16_t* input, int64_t depth, float* scratch, Staged* out) {
     q4h::widen(input, depth, scratch);
-    const float scale = int8::quantise(scratch, depth, SIGNS, (int8_t*)out, int8::BLOCK);
+    const float scale = int8::quantise(scratch, depth, (int8_t*)out, int8::BLOCK);
     const int64_t words = panel::blocks_of<Int8>(depth) * panel::WORDS;
     for (int64_t i = 0; i < words; i++) out[i] ^= 0x80808080u;
     return scale;
@@ -125,7 +124,7 @@ struct Arithmetic<Int8> {
   static Sum start(const uint32_t*) { return simd::zero_bits(); }
   static float stage(const uint16_t* input, int64_t depth, float* scratch, Staged* out) {
     q4h::widen(input, depth, scratch);
-    return int8::quantise(scratch, depth, SIGNS, (int8_t*)out, int8::BLOCK);
+    return int8::quantise(scratch, depth, (int8_t*)out, int8::BLOCK);
   }
   template <int ROWS, int VECS>
   INLINE void add(Sum (&acc)[ROWS][VECS], const Staged* const (&rows)[ROWS], int64_t at, const uint32_t* b) {

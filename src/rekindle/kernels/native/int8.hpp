@@ -25,18 +25,20 @@ struct Signs {
   }
 };
 
-INLINE void rotate(float* x, int64_t depth, const Signs& signs) {
+static const Signs SIGNS;
+
+INLINE void rotate(float* x, int64_t depth) {
   const int size = (int)std::min<int64_t>(depth & -depth, MOST_ROTATED);
   for (int64_t i = 0; i < depth; i += size) {
-    q4h::flip(x + i, size, size, signs.of);
+    q4h::flip(x + i, size, size, SIGNS.of);
     q4h::transform(x + i, size, size);
   }
 }
 
 // Rotates and rounds `depth` values; x has room for whole blocks, and is overwritten. Block b goes to out + b * stride,
 // filled up with zeros. Returns the scale: 0 where all values are nearly 0, NaN where one is not finite.
-INLINE float quantise(float* x, int64_t depth, const Signs& signs, int8_t* out, int64_t stride) {
-  rotate(x, depth, signs);
+INLINE float quantise(float* x, int64_t depth, int8_t* out, int64_t stride) {
+  rotate(x, depth);
   const float largest = q4h::worst_of(x, depth);
   const bool plain = largest > 0x1p-100f && largest < INFINITY;
   const float inverse = plain ? LARGEST / largest : 0.f;

@@ -6,9 +6,9 @@
 #include <omp.h>
 
 #include <algorithm>
-#include <cstdlib>
 #include <type_traits>
 
+#include "memory.hpp"
 #include "panel.hpp"
 #include "rekindle.h"
 
@@ -29,18 +29,6 @@ using panel::Sums;
 constexpr int64_t BLOCK_BYTES = 1 << 20;      // of staged rows
 constexpr int64_t PART_ROWS = 48;             // the fewest that a thread takes of a block's rows: whole groups, tiles
 constexpr int64_t SERIAL_PRODUCTS = 1 << 16;  // below, a second thread costs more than it saves
-
-// Work memory that a call takes and gives back.
-template <typename T>
-struct Taken {
-  T* memory;
-
-  explicit Taken(int64_t count) : memory((T*)aligned_alloc(64, (count * sizeof(T) + 64) / 64 * 64)) {
-    if (memory == nullptr) abort();
-  }
-  Taken(const Taken&) = delete;
-  ~Taken() { free(memory); }
-};
 
 // Layers that have the same input.
 template <class Format>
@@ -155,7 +143,7 @@ void multiply(const rk_linear_call* calls, int32_t count, int32_t threads) {
   const int64_t staged_rows = (rows + Sums::ROWS - 1) / Sums::ROWS * Sums::ROWS;
   if (call.rows * panels * panel::COLUMNS * call.depth < SERIAL_PRODUCTS) threads = 1;
   const Taken<products::Staged<Format>> staged(staged_rows * row_values);
-  const Taken<float> scales(staged_rows), scratch(threads * blocks * panel::DEPTH<Format>);
+  const Taken<float> scales(staged_rows), scratch(std::is_same_v<Format, Int8> ? threads * blocks * panel::DEPTH<Int8> : 0);
   const Job<Format> job{calls, panels, blocks, staged.memory, scales.memory, scratch.memory};
 #pragma omp parallel num_threads(threads)
   for (int64_t first = 0; first < call.rows; first += rows) {
@@ -215,7 +203,7 @@ void pack_column(const Weights& w, int64_t column, int64_t blocks, uint32_t* pan
     q4h::widen(w.from + column * w.column_stride + k * w.depth_stride, 1, x + k);
   }
   const int n = (int)(column % panel::COLUMNS);
-  const float scale = int8::quantise(x, w.depth, products::SIGNS, line, int8::BLOCK);
+  const float scale = int8::quantise(x, w.depth, line, int8::BLOCK);
   int32_t sum = 0;
   for (int64_t k = 0; k < blocks * panel::DEPTH<Int8>; k++) sum += line[k];
   uint32_t* to = panel + n / panel::STRIP * panel::STRIP_WORDS + n % panel::STRIP;

@@ -1,7 +1,7 @@
 /* The kernels' C interface: plain pointers and numbers, no torch, no Python.
  *
  * A function returns nothing unless it says so, allocates only work memory of its own, and uses at most `threads`
- * threads. Callers guarantee shapes; nothing is checked here.
+ * threads. Callers guarantee shapes; nothing is checked here. Without memory for that the process ends (abort).
  */
 #ifndef REKINDLE_H
 #define REKINDLE_H

@@ -18,7 +18,6 @@ using panel::Sums;
 constexpr int ROWS = 16;  // of a tile
 constexpr int MOST_ROWS = 2 * ROWS;
 constexpr int TILE_WORDS = panel::STRIP_WORDS;
-static const int8::Signs SIGNS;
 
 template <class Format>
 using Staged = uint32_t;  // [rows of 16][block][row 16][word 16]: what is missing in the last rows is not read
@@ -32,7 +31,7 @@ INLINE float stage_row(const uint16_t* input, int64_t row, int64_t depth, float*
   uint32_t* to = out + (row / ROWS * blocks * ROWS + row % ROWS) * panel::WORDS;
   if constexpr (std::is_same_v<Format, Int8>) {
     q4h::widen(input, depth, scratch);
-    return int8::quantise(scratch, depth, SIGNS, (int8_t*)to, TILE_WORDS * sizeof *to);
+    return int8::quantise(scratch, depth, (int8_t*)to, TILE_WORDS * sizeof *to);
   }
   for (int64_t block = 0; block < blocks; block++, to += TILE_WORDS) {
     const uint16_t* from = input + block * panel::DEPTH<Bf16>;
