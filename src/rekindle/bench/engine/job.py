@@ -11,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from rekindle.bench.engine.gguf_file import GgufType
@@ -40,7 +40,7 @@ class Job:
     number: int = 0
     file: str = ""
     weights: GgufType = "f16"
-    expected: Sequence[Sequence[int]] = ()
+    expected: Sequence[Sequence[int]] = field(default_factory=list)  # as JSON returns it
 
     def settings(self, **changes: Any) -> Settings:
         """Return the settings of `flags` with changes."""
