@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 import struct
 from pathlib import Path
 from typing import Any
@@ -77,7 +79,9 @@ def test_a_model_as_gguf(model: Path, tmp_path: Path) -> None:
 
 
 def test_a_model_without_a_form_in_gguf_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="GGUF is written of llama, qwen2, qwen3 models only, not of 'gemma2'"):
+    with pytest.raises(
+        ConfigError, match="GGUF files can be written for llama, qwen2, qwen3 models only, not for 'gemma2'"
+    ):
         write_gguf(tiny_model_dir("gemma2", "fp32", tmp_path), tmp_path / "m.gguf", "f16")
 
 
@@ -91,3 +95,23 @@ def test_types_of_tensors() -> None:
     assert np.abs(back - values).max() < np.abs(values).max() / 127
     with pytest.raises(ValueError, match="multiple of 32"):
         encoded(values[:, :40], "q8_0")
+
+
+def test_a_config_that_leaves_out_what_has_a_default_is_written(model: Path, tmp_path: Path) -> None:
+    shutil.copytree(model, tmp_path / "model")
+    config = json.loads((model / "config.json").read_text())
+    for name in ("num_key_value_heads", "rms_norm_eps", "max_position_embeddings"):
+        del config[name]
+    (tmp_path / "model" / "config.json").write_text(json.dumps(config))
+    found = config_of(tmp_path / "model")
+    assert found["num_key_value_heads"] == config["num_attention_heads"]
+    assert (found["rms_norm_eps"], found["max_position_embeddings"]) == (1e-6, 2048)
+
+
+def test_a_tokenizer_of_another_kind_is_refused(model: Path, tmp_path: Path) -> None:
+    shutil.copytree(model, tmp_path / "model")
+    path = tmp_path / "model" / "tokenizer.json"
+    stored = json.loads(path.read_text())
+    path.write_text(json.dumps({**stored, "model": {"type": "Unigram", "vocab": []}}))
+    with pytest.raises(ConfigError, match="with BPE tokenizers only, not 'Unigram'"):
+        write_gguf(tmp_path / "model", tmp_path / "file.gguf", "f16")

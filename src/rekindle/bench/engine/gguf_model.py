@@ -58,7 +58,9 @@ class Stored:
         elif self.dtype in plain:
             values = np.frombuffer(data, dtype=plain[self.dtype]).astype(np.float32)
         else:
-            raise ConfigError(f"GGUF is written of bf16, fp16 and fp32 weights only; {self.name} is {self.dtype}")
+            raise ConfigError(
+                f"GGUF files can be written from bf16, fp16 and fp32 weights only; {self.name} is {self.dtype}"
+            )
         return values.reshape(self.shape)
 
 
@@ -75,13 +77,18 @@ def config_of(directory: Path) -> dict[str, Any]:
     config: dict[str, Any] = json.loads((directory / "config.json").read_text("utf-8"))
     if config.get("model_type") not in FAMILIES:
         known = ", ".join(FAMILIES)
-        raise ConfigError(f"GGUF is written of {known} models only, not of {config.get('model_type')!r}")
+        raise ConfigError(f"GGUF files can be written for {known} models only, not for {config.get('model_type')!r}")
     rope = {"rope_type": "default", **(config.get("rope_parameters") or config.get("rope_scaling") or {})}
     if rope["rope_type"] != "default":
-        raise ConfigError(f"GGUF is written of models with plain rotary embeddings only, not {rope['rope_type']!r}")
+        raise ConfigError(
+            f"GGUF files can be written for models with plain rotary embeddings only, not {rope['rope_type']!r}"
+        )
     if config.get("use_sliding_window"):
-        raise ConfigError("GGUF is written of models with full attention only, not with a sliding window")
+        raise ConfigError("GGUF files can be written for models with full attention only, not with a sliding window")
     return {
+        "num_key_value_heads": config.get("num_attention_heads"),
+        "rms_norm_eps": 1e-6,
+        "max_position_embeddings": 2048,  # these three: what transformers takes where a config says nothing
         **config,
         "head_dim": config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"],
         "rope_theta": rope.get("rope_theta") or config.get("rope_theta") or 10_000.0,
@@ -155,8 +162,10 @@ def geometry(config: dict[str, Any]) -> dict[str, Value]:
 
 
 def tokenizer(directory: Path, config: dict[str, Any]) -> dict[str, Value]:
-    """Return vocabulary, merges, control tokens, and the chat template if there is one."""
+    """Return vocabulary, merges, control tokens, and the chat template if there is one; ConfigError if it is no BPE."""
     stored = json.loads((directory / "tokenizer.json").read_text("utf-8"))
+    if stored["model"].get("type") != "BPE":
+        raise ConfigError(f"GGUF files can be written with BPE tokenizers only, not {stored['model'].get('type')!r}")
     tokens = {number: token for token, number in stored["model"]["vocab"].items()}
     control = {item["id"]: item["content"] for item in stored["added_tokens"]}
     names = [control.get(number, tokens.get(number, f"<unused {number}>")) for number in range(config["vocab_size"])]

@@ -16,6 +16,7 @@ import numpy as np
 from rekindle.bench.engine import peer_arm
 from rekindle.bench.engine.job import Job
 from rekindle.bench.engine.peers import Peer
+from rekindle.errors import RekindleError
 from rekindle.harness.record import Measurement
 
 CHUNK = 256  # its default; larger ones were not faster
@@ -87,6 +88,10 @@ class OpenVino:
 
     def _step_to(self, streams: Sequence[Stream], wanted: Sequence[int]) -> None:
         while any(len(stream.tokens) < tokens for stream, tokens in zip(streams, wanted, strict=True)):
+            if not self._pipeline.has_non_finished_requests():
+                raise RekindleError(
+                    "a stream of OpenVINO ended before the others had begun: give fewer or shorter ones"
+                )
             self._pipeline.step()
             for stream in streams:
                 stream.read()

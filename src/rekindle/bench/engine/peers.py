@@ -66,4 +66,4 @@ def need_packages(peers: tuple[Peer, ...], find: Callable[[str], object | None] 
     missing = {KINDS[peer.name].package: peer.name for peer in peers if find(KINDS[peer.name].module) is None}
     if missing:
         named = " and ".join(missing.values())
-        raise ConfigError(f"--against {named} needs what is not installed: pip install {' '.join(missing)}")
+        raise ConfigError(f"--against {named} needs packages that are not installed: pip install {' '.join(missing)}")
