@@ -16,6 +16,7 @@ from rekindle.config import ModelSettings
 from rekindle.errors import ConfigError, ModelRefused
 from rekindle.model import adapter, geometry, trial
 from rekindle.model.load import load_model
+from rekindle.model.weights import check_ids
 from rekindle.text.prompt import PromptEncoder
 from tests.model.helpers import Loader, in_memory
 from tests.tiny_models import tiny_model
@@ -165,14 +166,16 @@ def test_names_that_are_no_model_say_what_to_do(tmp_path: Path, monkeypatch: pyt
         try_load("no body/..x")
 
 
-def test_a_tokenizer_that_makes_its_library_panic_is_refused(model_dir: Callable[..., Path]) -> None:
-    directory = model_dir("llama")
+def test_a_tokenizer_that_makes_its_library_panic_is_refused(model_dir: Callable[..., Path], tmp_path: Path) -> None:
+    directory = Path(shutil.copytree(model_dir("llama"), tmp_path / "model"))
     path = directory / "tokenizer.json"
     data = json.loads(path.read_text("utf-8"))
     data["normalizer"] = {"type": "Precompiled", "precompiled_charsmap": "AAAA"}
     path.write_text(json.dumps(data), "utf-8")
     with pytest.raises(ModelRefused, match=r"tokenizer\.json cannot be loaded .*Cannot parse precompiled_charsmap"):
         PromptEncoder.from_dir(directory)
+    with pytest.raises(ModelRefused, match=r"tokenizer\.json cannot be loaded .*Cannot parse precompiled_charsmap"):
+        check_ids(directory, 100)
 
 
 def test_a_device_torch_cannot_use_is_the_operators_error(model_dir: Callable[..., Path]) -> None:

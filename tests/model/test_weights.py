@@ -158,7 +158,7 @@ def test_the_self_check_leaves_the_model_as_it_was(
     model = tiny_model(kind, BF16)
     linears, ids = linears_of(model, kernels), random_ids(50)
     modules, called, logits = list(model.modules()), set(linears.called), reference_logits(model, ids)
-    chosen = linears.choose("auto", model_dir("llama") / "tokenizer.json", 1024, None)
+    chosen = linears.choose("auto", model_dir("llama"), 1024, None)
     assert "KL 0.0" in chosen.reason and "KL 0," not in chosen.reason  # something was measured
     assert list(model.modules()) == modules and linears.called == called
     assert torch.equal(reference_logits(model, ids), logits)
@@ -208,9 +208,9 @@ def test_int8_for_a_model_without_bf16_layers_is_refused(model_dir: Callable[...
 
 
 def test_the_text_of_the_self_check_fills_its_ids(model_dir: Callable[..., Path]) -> None:
-    tokenizer = model_dir("llama") / "tokenizer.json"
-    assert len(check_ids(tokenizer, 4096)) == 512
-    assert len(check_ids(tokenizer, 103)) == 100 and len(check_ids(tokenizer, 2)) == 1
+    directory = model_dir("llama")
+    assert len(check_ids(directory, 4096)) == 512
+    assert len(check_ids(directory, 103)) == 100 and len(check_ids(directory, 2)) == 1
 
 
 @needs_compiler

@@ -401,6 +401,7 @@ def test_errors_are_the_clients_exceptions(
 
 def test_an_error_behind_the_head_comes_as_an_event(tmp_path: Any) -> None:
     flags = {"store": tmp_path, "threads": 1, "request_timeout_s": 1.0, "ping_s": 0.02, "max_chunk_tokens": 16}
+    flags["kernels"] = "torch"  # the prompt shall take longer than that
     long = [{"role": "user", "content": LONG * 2}]  # for the bundled model, whose context is long enough
     with serving(**flags) as served, pytest.raises(anthropic.APIStatusError, match=r"not finished within") as caught:
         ask(served, long, stream=True, max_tokens=200)

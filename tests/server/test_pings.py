@@ -150,6 +150,7 @@ def test_a_slow_prefill_over_a_socket_shows_that_it_lives(served: Served) -> Non
 
 def test_a_timeout_behind_the_head_is_the_clients_exception(tmp_path: Path) -> None:
     flags = {"store": tmp_path, "threads": 1, "max_chunk_tokens": 16, "request_timeout_s": 1.0, "ping_s": 0.02}
+    flags["kernels"] = "torch"  # the prompt shall take longer than that
     settings = Settings.load(flags)
     with Engine(settings) as engine, serving(engine, settings.server) as running:
         stream = running.client().chat.completions.create(

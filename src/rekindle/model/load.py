@@ -83,7 +83,7 @@ def load_model(
     linears = weights.Linears(model, called, kernels)
     with refusing(f"the self-check of the weights of {type(model).__name__} failed"):
         saved = format_map_dir / f"weights-{identify().hex()[:32]}.json" if format_map_dir else None
-        chosen = linears.choose(settings.weights, directory / "tokenizer.json", longest, saved)
+        chosen = linears.choose(settings.weights, directory, longest, saved)
     notes += linears.pack(chosen)
     identity = identify(weight_format=chosen.weights)
     native = formats.forced_formats(found, formats.native_format(found.dtype))

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from tokenizers import Tokenizer
 
 from rekindle.errors import ConfigError
 from rekindle.kernels.library import KernelChoice, KernelLibrary
@@ -24,6 +23,7 @@ from rekindle.model.adapter import run_model
 from rekindle.model.check_text import CHECK_TEXT
 from rekindle.model.fingerprint import write_json
 from rekindle.model.formats import DenseStep
+from rekindle.text.tokenizer import TextTokenizer, TokenizerFile
 
 Weights = Literal["native", "int8"]
 MOST_TOKENS = 512
@@ -67,9 +67,12 @@ class Linears:
     kernels: KernelChoice
 
     def choose(
-        self, setting: Literal["native", "int8", "auto"], tokenizer: Path, max_context: int, saved: Path | None
+        self, setting: Literal["native", "int8", "auto"], directory: Path, max_context: int, saved: Path | None
     ) -> WeightsChoice:
-        """Return the format by the setting; with `auto` the decision in the file `saved`, or else by the self-check."""
+        """Return the format by the setting; with `auto` the decision in the file `saved`, or else by the self-check.
+
+        `directory` is the model's, which has the tokenizer.
+        """
         if setting == "native":
             return WeightsChoice("native")
         if setting == "int8":
@@ -78,7 +81,7 @@ class Linears:
             return WeightsChoice("native", "int8 needs the kernels for the CPU")
         known = _read(saved)
         if known is None:
-            found = self._measured(self.kernels.library, check_ids(tokenizer, max_context))
+            found = self._measured(self.kernels.library, check_ids(directory, max_context))
             if found is None:
                 return WeightsChoice("native", "no linear layer is in bf16")
             known = found.verdict()
@@ -153,8 +156,14 @@ def _read(saved: Path | None) -> WeightsChoice | None:
     return known if whole else None
 
 
-def check_ids(tokenizer: Path, max_context: int) -> torch.Tensor:
-    """The text of the self-check as ids, at most 512 of them and, but for the shortest contexts, a multiple of four."""
-    ids = Tokenizer.from_file(str(tokenizer)).encode(CHECK_TEXT).ids
+def check_ids(directory: Path, max_context: int) -> torch.Tensor:
+    """The text of the self-check as ids, at most 512 of them and, but for the shortest contexts, a multiple of four.
+
+    ModelRefused if the directory's tokenizer.json cannot be used.
+    """
+    file = TokenizerFile.from_dir(directory)
+    tokenizer = TextTokenizer(file, ())
+    (encoded,) = tokenizer.encode([tokenizer.normalise(CHECK_TEXT, at_start=True)])
+    ids = [*file.leading_ids(), *encoded.tolist()]
     count = min(len(ids), MOST_TOKENS, max_context)
     return torch.tensor(ids[: max(count // 4 * 4, 1)], dtype=torch.int64)
