@@ -97,11 +97,7 @@ def load_model(
         layout=KVLayout(block_tokens, formats.layer_specs(found, native)),
     )
     draft = LoadedModel(model, spec, directory, settings.device, found.dtype, "close", native, kernels, tuple(notes))
-    with refusing(f"the layers of {draft.spec.architecture} cannot be computed by the kernels", "; try kernels=torch"):
-        fused = fuse_layers(draft)
-    if fused == len(native) and not packed.has_linears(model):
-        draft = replace(draft, row_multiple=1)
-    return _proved(draft, found, settings, format_map_dir)
+    return _proved(_fused(draft), found, settings, format_map_dir)
 
 
 def _identified(directory: Path, digests: DigestCache, **known: Any) -> partial[bytes]:
@@ -121,6 +117,15 @@ def choose_kernels(settings: ModelSettings) -> library.KernelChoice:
     if settings.weights == "int8" and chosen.library is None:
         raise ConfigError(f"weights=int8 needs the kernels for the CPU, and what computes is {chosen}")
     return chosen
+
+
+def _fused(draft: LoadedModel) -> LoadedModel:
+    """Let the kernels compute the layers that they can; without dummies if torch multiplies nothing then."""
+    with refusing(f"the layers of {draft.spec.architecture} cannot be computed by the kernels", "; try kernels=torch"):
+        num_fused = fuse_layers(draft)
+    if num_fused < len(draft.spec.layout.layers) or packed.has_linears(draft.model):
+        return draft
+    return replace(draft, row_multiple=1)
 
 
 def _proved(
