@@ -96,6 +96,7 @@ class LlamaCpp:
         lib.llama_backend_init()
         params = lib.llama_model_default_params()
         params.use_mmap = False  # so that weights are resident before memory is measured
+        params.use_extra_bufts = False  # q8_0 repacked for AMX crashes in llama-cpp-python 0.3.36
         self._lib = lib
         self._model = lib.llama_model_load_from_file(file.encode(), params)
         if not self._model:
@@ -109,8 +110,9 @@ class LlamaCpp:
     def about(self) -> Mapping[str, Any]:
         """Its version and the settings that matter."""
         version = metadata.version("llama-cpp-python")
-        info = self._lib.llama_print_system_info().decode()
-        return {"engine": f"llama-cpp-python {version}, llama_decode, KV fp16, chunks of {CHUNK} tokens", "built": info}
+        how = f"llama_decode, KV fp16, weights not repacked, chunks of {CHUNK} tokens"
+        built = self._lib.llama_print_system_info().decode()
+        return {"engine": f"llama-cpp-python {version}, {how}", "built": built}
 
     def first_token(self, ids: np.ndarray) -> int:
         """Compute the rest of the prompt [rows] after what it shares with the last one; return the next token."""
