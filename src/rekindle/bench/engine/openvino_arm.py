@@ -19,7 +19,7 @@ from rekindle.bench.engine.peers import Peer
 from rekindle.errors import RekindleError
 from rekindle.harness.record import Measurement
 
-CHUNK = 256  # its default; larger ones were not faster
+CHUNK = 256  # its default
 SETTLED = 2  # tokens of each stream before a rate is taken
 SPARE = 1024  # tokens that streams may be ahead of the last one, whose prompt may have left the prefix cache
 
