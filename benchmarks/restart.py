@@ -213,13 +213,18 @@ def _measurements(runs: list[Restart], agents: int, state: str) -> Iterator[Meas
         yield Measurement(f"restart: {name}, {agents} agents, {state}", ARM, "bytes", values, detail)
 
 
-def table(measured: list[Measurement]) -> Table:
-    """Build a table with a row per measure: median and range."""
-    shown = Table(title="Restart after kill -9, since the start of the process", title_justify="left")
+def table(
+    measured: list[Measurement],
+    *,
+    title: str = "Restart after kill -9, since the start of the process",
+    prefix: str = "restart: ",
+) -> Table:
+    """Build a table with a row per measure, without the prefix of its name: median and range."""
+    shown = Table(title=title, title_justify="left")
     for name in ("measure", "median", "least", "most"):
         shown.add_column(name, justify="left" if name == "measure" else "right")
     for item in measured:
         unit, scale = ("MiB", 2**-20) if item.unit == "bytes" else ("ms", 1e3)
         cells = (f"{value * scale:,.0f} {unit}" for value in (item.median, min(item.values), max(item.values)))
-        shown.add_row(item.measure.removeprefix("restart: "), *cells)
+        shown.add_row(item.measure.removeprefix(prefix), *cells)
     return shown

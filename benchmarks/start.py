@@ -19,9 +19,8 @@ from pathlib import Path
 
 from rich.console import Console
 from rich.progress import Progress
-from rich.table import Table
 
-from benchmarks.restart import wait_serving
+from benchmarks.restart import table, wait_serving
 from rekindle.bench.memory import resident_bytes
 from rekindle.config import Settings
 from rekindle.errors import ConfigError
@@ -67,7 +66,7 @@ def run_start(settings: Settings, options: StartBench, console: Console) -> int:
                     if repeat:  # before the first Python has no bytecode, the system not the model's files
                         runs[kind].append(start)
     measured = [each for kind in KINDS for each in _measurements(kind, runs[kind])]
-    console.print(table(measured))
+    console.print(table(measured, title="Start, since the process began", prefix="start, "))
     origin = Origin.here("start", {**flags_of(settings), **asdict(options), "out": None})
     deliver(measured, origin, options.out, console)
     return 0
@@ -97,15 +96,3 @@ def _measurements(kind: str, starts: list[Start]) -> Iterator[Measurement]:
         yield Measurement(f"start, {kind}: {phase}", ARM, "s", tuple(start.seconds[phase] for start in starts))
     yield Measurement(f"start, {kind}: CPU", ARM, "s", tuple(start.cpu_s for start in starts))
     yield Measurement(f"start, {kind}: memory", ARM, "bytes", tuple(float(start.rss_bytes) for start in starts))
-
-
-def table(measured: list[Measurement]) -> Table:
-    """Build a table with a row per measure: median and range."""
-    shown = Table(title="Start, since the process began", title_justify="left")
-    for name in ("measure", "median", "least", "most"):
-        shown.add_column(name, justify="left" if name == "measure" else "right")
-    for item in measured:
-        unit, scale = ("MiB", 2**-20) if item.unit == "bytes" else ("ms", 1e3)
-        cells = (f"{value * scale:,.0f} {unit}" for value in (item.median, min(item.values), max(item.values)))
-        shown.add_row(item.measure.removeprefix("start, "), *cells)
-    return shown

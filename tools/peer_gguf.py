@@ -16,17 +16,14 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[1]
-sys.path.insert(0, str(ROOT / "src"))  # the peer's environment has no rekindle
-
-from rekindle.bench.engine.gguf_file import TENSOR_TYPES, GgufType  # noqa: E402
-from rekindle.bench.engine.gguf_model import write_gguf  # noqa: E402
-
 MODEL = ROOT / "pocket" / "src" / "rekindle_pocket" / "model"
 NUM_TALKS, NUM_WORDS, MAX_TOKENS = 40, 250, 32
 
 
-def write(path: Path, directory: Path, kind: GgufType) -> None:
-    """Write the file and print its size."""
+def write(path: Path, directory: Path, kind: Any) -> None:
+    """Write the file with matrices of a type of GGUF and print its size."""
+    from rekindle.bench.engine.gguf_model import write_gguf
+
     write_gguf(directory, path, kind)
     print(f"{path}: {path.stat().st_size / 2**20:.1f} MiB, matrices in {kind}")
 
@@ -72,6 +69,9 @@ def check(url: str) -> None:
 
 def main() -> None:
     """Parse the command line and run the command."""
+    sys.path.insert(0, str(ROOT / "src"))  # the peer's environment has no rekindle
+    from rekindle.bench.engine.gguf_file import TENSOR_TYPES
+
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(dest="command", required=True)
     writing = commands.add_parser("write")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from rekindle.bench.engine import arms, transformers_arm
 from rekindle.bench.engine.bench import EngineBench, run_engine_bench
 from rekindle.bench.engine.job import Job
 from rekindle.config import Settings
+from rekindle.errors import RekindleError
 from rekindle.harness.flags import flags_of
 from rekindle.harness.record import Measurement
 from rekindle.model.load import eos_ids, read_config
@@ -99,6 +101,20 @@ def test_the_whole_command_in_processes_of_its_own(model: Path, tmp_path: Path) 
     lines = {line["measure"]: line for line in map(json.loads, out.read_text().splitlines())}
     assert lines["warm EXTEND, files evicted"]["detail"]["warm_tokens"] > 400
     assert lines["cold"]["settings"]["kv"] == "q4h"
+
+
+def test_what_was_measured_outlasts_an_arm_that_fails(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "openvino_genai.py").write_text("raise RuntimeError('of another processor')")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")]))
+    settings = Settings.load({"model": str(model), "kv": "q4h", "threads": 1, "hot_bytes": 64 << 20})
+    out = tmp_path / "lines.jsonl"
+    with pytest.raises(RekindleError, match="the arm openvino failed"):
+        run_engine_bench(settings, EngineBench(512, 1, 0, "none", out, "openvino"), Console(quiet=True))
+    measured = {json.loads(line)["measure"] for line in out.read_text().splitlines()}
+    assert {"cold", "warm EXTEND, files evicted"} <= measured
 
 
 def test_matching_finds_what_it_looks_for(tmp_path: Path) -> None:

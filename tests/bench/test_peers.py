@@ -9,6 +9,7 @@ import io
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +40,7 @@ def job(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Job:
     parent = tmp_path_factory.mktemp("jobs")
     flags = flags_of(Settings.load({"threads": 1}))
     flags |= {"model": str(endless_copy(model, parent / "model")), "store": str(parent / "store")}
-    return Job("peer", flags, 600, repeats=2, seed=0, decode_tokens=8)
+    return Job("openvino", flags, 600, repeats=2, seed=0, decode_tokens=8, weights="q8_0")
 
 
 class Plain:
@@ -75,7 +76,7 @@ def with_tokens(job: Job) -> Job:
 
 
 def test_peers_have_the_same_rows_as_we_have(job: Job) -> None:
-    found = {item.measure: item for item in peer_arm.speed(with_tokens(job), Plain(job), "plain")}
+    found = {item.measure: item for item in peer_arm.speed(with_tokens(job), Plain)}
     assert list(found) == [
         "first tokens as of transformers, of 16", "cold", "hot EXTEND", "hot EXACT",
         "decode, 1 streams", "decode, 4 streams", "decode, 8 streams",
@@ -83,13 +84,14 @@ def test_peers_have_the_same_rows_as_we_have(job: Job) -> None:
     assert found["first tokens as of transformers, of 16"].median == 16
     assert 500 < found["cold"].detail["prompt_tokens"] <= 600
     assert len(found["cold"].values) == len(found["decode, 8 streams"].values) == 2
-    (memory,) = peer_arm.memory(job, Plain(job), "plain")
+    (memory,) = peer_arm.memory(replace(job, arm="openvino memory"), Plain)
+    assert {item.arm for item in (*found.values(), memory)} == {"openvino:q8_0"}
     assert memory.measure == "peak memory of a cold prompt, in chunks" and memory.unit == "MiB"
 
 
 def test_a_peer_that_computes_another_model_fails(job: Job) -> None:
-    with pytest.raises(RekindleError, match="plain computes another model: 0 of 16"):
-        list(peer_arm.speed(with_tokens(job), Plain(job, shift=1000), "plain"))
+    with pytest.raises(RekindleError, match="openvino:q8_0 computes another model: 0 of 16"):
+        list(peer_arm.speed(with_tokens(job), partial(Plain, shift=1000)))
 
 
 def test_names_of_peers() -> None:

@@ -38,7 +38,7 @@ def loaded(tmp_path_factory: pytest.TempPathFactory) -> Loader:
 
     @cache
     def get(kind: str, dtype: str, kv: str) -> LoadedModel:
-        return load(directory(kind, dtype), dtype, kv)
+        return load(directory(kind, "bf16" if dtype == "int8" else dtype), dtype, kv)
 
     return get
 

@@ -52,8 +52,9 @@ BY_SIZE = EngineSettings(max_stall_s=1e6, max_step_s=1e6)
 
 
 def load(directory: Path, dtype: str, kv: str) -> LoadedModel:
-    """`kv` "native" keeps K and V as computed, also in float64, which no setting offers."""
-    settings = ModelSettings(model=str(directory), threads=1)
+    """`kv` "native" keeps K and V as computed, also in float64, which no setting offers; "int8" is bf16 but weights."""
+    settings = ModelSettings(model=str(directory), threads=1, weights="int8" if dtype == "int8" else "native")
+    dtype = "bf16" if dtype == "int8" else dtype
     object.__setattr__(settings, "kv", dtype if kv == "native" else kv)
     compute = DTYPES[dtype]
     return load_model(settings, block_tokens=BLOCK_TOKENS, max_context=None, format_map_dir=None, compute_dtype=compute)

@@ -1,8 +1,9 @@
 """Invariant 1 in the precisions that are served.
 
-bf16 and fp32: where the self-test promises `bitwise`, every path gives the same bytes and tokens as one cold run in one
-piece; float64 would hide a matrix product of another shape. fp32 too: the KV that every path leaves behind, read by
-teacher forcing, gives logits within 1e-3 of the largest of what `transformers` computes in one eager pass.
+bf16, the same with weights in int8, and fp32: where the self-test promises `bitwise`, every path gives the same bytes
+and tokens as one cold run in one piece; float64 would hide a matrix product of another shape. fp32 too: the KV that
+every path leaves behind, read by teacher forcing, gives logits within 1e-3 of the largest of what `transformers`
+computes in one eager pass.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from tests.exactness.conftest import KINDS, Loader, MakeRig
 from tests.exactness.rig import BLOCK_TOKENS, Rig, load
 from tests.exactness.test_against_transformers import reference
 from tests.exactness.test_paths import some_ids
+from tests.kernels.native import needs_compiler
 from tests.tiny_models import tiny_model_dir
 
 FORMATS = ("native", "q4h")
@@ -125,20 +127,23 @@ PATHS: dict[str, Way] = {
     item.__name__: item
     for item in (whole, chunked, extended, exact, diverged, packed, restored, forked, preempted, packed_warm)
 }
-EVERY_KIND = pytest.mark.parametrize(("kind", "kv"), [(kind, kv) for kind in KINDS for kv in FORMATS])
-DTYPES = pytest.mark.parametrize("dtype", ["bf16", "fp32"])
+EVERY_CASE = pytest.mark.parametrize(
+    ("dtype", "kind", "kv"),
+    [
+        *((dtype, kind, kv) for dtype in ("bf16", "fp32") for kind in KINDS for kv in FORMATS),
+        *(pytest.param("int8", kind, "q4h", marks=needs_compiler) for kind in ("llama", "gemma3", "mixtral")),
+    ],
+)
 EVERY_PATH = pytest.mark.parametrize("path", PATHS)
 
 
-@DTYPES
-@EVERY_KIND
+@EVERY_CASE
 def test_bitwise_is_promised(loaded: Loader, kind: str, kv: str, dtype: str) -> None:
     found = loaded(kind, dtype, kv)
     assert found.promise == "bitwise", found.notes
 
 
-@DTYPES
-@EVERY_KIND
+@EVERY_CASE
 def test_bytes_are_the_same_on_every_path(make_rig: MakeRig, tmp_path: Path, kind: str, kv: str, dtype: str) -> None:
     ids = some_ids(81)
     expected = whole(make_rig, tmp_path, kind, dtype, kv, ids).stored(ids)
@@ -149,8 +154,7 @@ def test_bytes_are_the_same_on_every_path(make_rig: MakeRig, tmp_path: Path, kin
         assert not differing, f"{name}: blocks {differing} have other bytes than one cold run"
 
 
-@DTYPES
-@EVERY_KIND
+@EVERY_CASE
 def test_answers_are_the_same_on_every_path(make_rig: MakeRig, kind: str, kv: str, dtype: str) -> None:
     ids = some_ids(50)
     first = make_rig(kind, dtype, kv)
@@ -163,8 +167,7 @@ def test_answers_are_the_same_on_every_path(make_rig: MakeRig, kind: str, kv: st
     assert pieces.generate(ids, NEW, reuse="off").token_ids == answer
 
 
-@DTYPES
-@EVERY_KIND
+@EVERY_CASE
 def test_logits_are_the_same_in_every_cut(make_rig: MakeRig, kind: str, kv: str, dtype: str) -> None:
     same_in_every_cut(make_rig(kind, dtype, kv))
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from rekindle.kernels import build
-from rekindle.kernels.levels import LEVELS
+from rekindle.kernels.levels import LEVELS, Level
 from rekindle.kernels.library import CPUINFO, KernelChoice, instructions, load
 
 # A parallel region, so that the OpenMP of torch is needed, and a function that no header declares.
@@ -58,17 +58,17 @@ def can_compile() -> bool:
 needs_compiler = pytest.mark.skipif(not can_compile(), reason="nothing can be compiled here")
 
 
-def runnable() -> list[str]:
+def runnable() -> list[Level]:
     """The levels that this processor runs, the fastest first."""
     present = instructions(CPUINFO)
     return [level for level, needed in LEVELS.items() if present.issuperset(needed)]
 
 
 @cache
-def built() -> dict[str, KernelChoice]:
+def built() -> dict[Level, KernelChoice]:
     """The libraries of the tree for the levels that run here, the fastest first; compiled if they are not current."""
     build.build()
-    return {level: load(level) for level in runnable()}  # type: ignore[arg-type]
+    return {level: load(level) for level in runnable()}
 
 
 def sources(directory: Path, *, interface: int | None = None) -> Path:

@@ -58,7 +58,7 @@ KINDS = (
 def kernel(tmp_path_factory: pytest.TempPathFactory) -> LinearKernel:
     directory = tmp_path_factory.mktemp("kernels")
     build.build(directory)
-    found = library.load(runnable()[0], directory=directory).library  # type: ignore[arg-type]
+    found = library.load(runnable()[0], directory=directory).library
     assert found is not None
     return LinearKernel(found)
 

@@ -27,7 +27,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from rekindle.kernels.levels import HERE, LEVELS, PLATFORM, library_name
+from rekindle.kernels.levels import HERE, LEVELS, PLATFORM, Level, library_name
 
 NATIVE = HERE / "native"
 # Contraction would leave to the compiler which products are rounded; the kernels write fused ones themselves. GOMP_*
@@ -56,7 +56,7 @@ class Built:
     `output` is all that the compiler printed.
     """
 
-    level: str
+    level: Level
     path: Path | None
     said: str
     output: str = ""
@@ -106,7 +106,7 @@ def find_compiler() -> Compiler:
         raise BuildError(f"{shlex.join(command)} is no C++ compiler: {error}") from error
 
 
-def _built(level: str, path: Path, native: Path, compiler: Compiler | BuildError) -> Built:
+def _built(level: Level, path: Path, native: Path, compiler: Compiler | BuildError) -> Built:
     """Keep the library at `path` if it is current, else replace it; if that fails it is removed."""
     build_id = sources_id(level, native) + (compiler.digest() if isinstance(compiler, Compiler) else b"")
     try:
@@ -124,7 +124,7 @@ def _built(level: str, path: Path, native: Path, compiler: Compiler | BuildError
         return Built(level, None, str(error), getattr(error, "output", ""))
 
 
-def sources_id(level: str, native: Path) -> bytes:
+def sources_id(level: Level, native: Path) -> bytes:
     """A digest of what a level is compiled from: every source with its name, and the flags."""
     hasher = hashlib.blake2b(digest_size=SOURCES_BYTES)
     for path in sorted(native.iterdir()):
@@ -133,12 +133,12 @@ def sources_id(level: str, native: Path) -> bytes:
     return hasher.digest()
 
 
-def level_flags(level: str) -> list[str]:
+def level_flags(level: Level) -> list[str]:
     """The compiler's flags for the instructions of a level."""
     return [f"-m{name.replace('_', '-' if name.startswith('amx') else '')}" for name in LEVELS[level]]
 
 
-def _compile(level: str, native: Path, scratch: Path, build_id: bytes, compiler: Compiler) -> tuple[Path, str]:
+def _compile(level: Level, native: Path, scratch: Path, build_id: bytes, compiler: Compiler) -> tuple[Path, str]:
     """Compile and link in a scratch directory; return the library, and what the compiler printed."""
     objects, output = list[str](), ""
     for source in sorted(native.glob("*.cpp")):

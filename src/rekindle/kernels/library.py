@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from rekindle.errors import ConfigError
-from rekindle.kernels.levels import HERE, LEVELS, PLATFORM, library_name
+from rekindle.kernels.levels import HERE, LEVELS, PLATFORM, Level, library_name
 
-Choice = Literal["auto", "amx", "avx512", "avx2", "torch"]
+Choice = Literal["auto", "torch"] | Level
 INTERFACE = 3  # RK_INTERFACE of native/rekindle.h
 CPUINFO = Path("/proc/cpuinfo")
 OPENMP, SYSTEMS_OPENMP = ("libgomp*.so*", "libiomp5*.so*"), "libgomp.so.1"
@@ -102,7 +102,7 @@ def _fastest(directory: Path, present: frozenset[str]) -> KernelChoice:
     return replace(tried[0], library=tried[-1].library)
 
 
-def _loaded(level: str, directory: Path, present: frozenset[str]) -> KernelChoice:
+def _loaded(level: Level, directory: Path, present: frozenset[str]) -> KernelChoice:
     """Load a level's library if platform, processor, file and interface are right."""
     if sysconfig.get_platform() != PLATFORM:
         return KernelChoice(None, f"there are kernels for {PLATFORM} only")

@@ -2,7 +2,7 @@
 
 Torch's matrix products with fewer than four rows run other kernels and give other bits, so both the rows of the step
 and the rows that become logits are padded with dummies, which are never written and never returned. A model whose
-layers our kernels compute needs none.
+layers and head our kernels compute needs none.
 
     steps     |--- A: 5 rows ---|- B: 1 -|-- C: 4 --|. .|       10 rows + 2 dummies
     positions  7 8 9 10 11        30       0 1 2 3   0 0

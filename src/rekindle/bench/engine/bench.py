@@ -58,24 +58,29 @@ class EngineBench:
 
 
 def run_engine_bench(settings: Settings, options: EngineBench, console: Console) -> int:
-    """Measure everything, print the table, write the lines; return 0 if all arms ran."""
+    """Measure everything, print the table, write the lines; return 0 if all arms ran.
+
+    RekindleError from an arm that fails; what was measured before is printed and written.
+    """
     flags = {"threads": DEFAULT_THREADS, **flags_of(settings)}
-    with tempfile.TemporaryDirectory(prefix="rekindle-bench-") as name, console.status("starting") as status:
-        directory = Source.find(settings.model.model, settings.model.revision).fetch()
-        model = endless_copy(directory, Path(name) / directory.name)
-        given = {**flags, "model": str(model), "store": str(Path(name) / "store")}
-        if options.peers:
-            config_of(model)  # refused here, not after our own arms
-        job = Job("hot", given, options.context, options.repeats, options.seed)
-        found: list[Measurement] = []
-        for measurement in _measure(job, options):
-            found.append(measurement)
-            status.update(f"{measurement.arm}: {measurement.measure} done")
-    measured = merged(found)
-    console.print(table(measured))
-    described = {**flags, **asdict(options), "out": None}
-    origin = Origin.here("engine", described)
-    deliver(measured, origin, options.out, console)
+    found: list[Measurement] = []
+    try:
+        with tempfile.TemporaryDirectory(prefix="rekindle-bench-") as name, console.status("starting") as status:
+            directory = Source.find(settings.model.model, settings.model.revision).fetch()
+            model = endless_copy(directory, Path(name) / directory.name)
+            given = {**flags, "model": str(model), "store": str(Path(name) / "store")}
+            if options.peers:
+                config_of(model)  # refused here, not after our own arms
+            job = Job("hot", given, options.context, options.repeats, options.seed)
+            for measurement in _measure(job, options):
+                found.append(measurement)
+                status.update(f"{measurement.arm}: {measurement.measure} done")
+    finally:
+        if found:
+            measured = merged(found)
+            console.print(table(measured))
+            origin = Origin.here("engine", {**flags, **asdict(options), "out": None})
+            deliver(measured, origin, options.out, console)
     return 0
 
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable, Iterator
+from functools import partial
 
-from rekindle.bench.engine import arms, llama_cpp_arm, openvino_arm, transformers_arm
+from rekindle.bench.engine import arms, llama_cpp_arm, openvino_arm, peer_arm, transformers_arm
 from rekindle.bench.engine.job import MARK, Job
 from rekindle.harness.record import Measurement
 
@@ -17,10 +18,10 @@ ARMS: dict[str, Callable[[Job], Iterator[Measurement]]] = {
     "transformers": transformers_arm.speed,
     "transformers memory": transformers_arm.memory,
     "transformers first tokens": transformers_arm.first_tokens,
-    "openvino": openvino_arm.speed,
-    "openvino memory": openvino_arm.memory,
-    "llama.cpp": llama_cpp_arm.speed,
-    "llama.cpp memory": llama_cpp_arm.memory,
+    "openvino": partial(peer_arm.speed, load=openvino_arm.load),
+    "openvino memory": partial(peer_arm.memory, load=openvino_arm.load),
+    "llama.cpp": partial(peer_arm.speed, load=llama_cpp_arm.load),
+    "llama.cpp memory": partial(peer_arm.memory, load=llama_cpp_arm.load),
 }
 
 

@@ -58,4 +58,4 @@ def run_job(job: Job) -> Iterator[Measurement]:
                     yield Measurement.from_dict(json.loads(line.removeprefix(MARK)))
         if process.returncode:
             errors.seek(0)
-            raise RekindleError(f"the arm {job.arm} {job.variant} failed:\n{errors.read()[-2000:]}")
+            raise RekindleError(f"the arm {f'{job.arm} {job.variant}'.strip()} failed:\n{errors.read()[-2000:]}")

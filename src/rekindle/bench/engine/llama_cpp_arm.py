@@ -7,17 +7,14 @@ as many sequences, one batch a step, each on its own copy of the first prompt's 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from importlib import metadata
 from typing import Any
 
 import numpy as np
 
-from rekindle.bench.engine import peer_arm
 from rekindle.bench.engine.job import Job
-from rekindle.bench.engine.peers import Peer
 from rekindle.errors import RekindleError
-from rekindle.harness.record import Measurement
 
 CHUNK = 512  # tokens of a batch, llama.cpp's default
 SPARE = 64
@@ -159,18 +156,3 @@ class LlamaCpp:
 def load(job: Job) -> LlamaCpp:
     """Load the job's file, with room for the longest prompt of its measures and what is decoded."""
     return LlamaCpp(job.file, job.settings().model.threads, job.context + job.extension + job.decode_tokens + SPARE)
-
-
-def speed(job: Job) -> Iterator[Measurement]:
-    """Measure first tokens and decoding."""
-    yield from peer_arm.speed(job, load(job), arm(job))
-
-
-def memory(job: Job) -> Iterator[Measurement]:
-    """Measure the peak memory of a cold prompt."""
-    yield from peer_arm.memory(job, load(job), arm(job))
-
-
-def arm(job: Job) -> str:
-    """Return the name of this arm's column."""
-    return Peer("llama.cpp", job.weights).arm

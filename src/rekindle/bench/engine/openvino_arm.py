@@ -6,18 +6,15 @@ KV and arithmetic are as OpenVINO chooses for the processor (KV in 8 bits, bf16 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from importlib import metadata
 from itertools import count
 from typing import Any
 
 import numpy as np
 
-from rekindle.bench.engine import peer_arm
 from rekindle.bench.engine.job import Job
-from rekindle.bench.engine.peers import Peer
 from rekindle.errors import RekindleError
-from rekindle.harness.record import Measurement
 
 CHUNK = 256  # its default
 SETTLED = 2  # tokens of each stream before a rate is taken
@@ -116,18 +113,3 @@ class Stream:
 def load(job: Job) -> OpenVino:
     """Load the job's file."""
     return OpenVino(job.file, job.settings().model.threads)
-
-
-def speed(job: Job) -> Iterator[Measurement]:
-    """Measure first tokens and decoding."""
-    yield from peer_arm.speed(job, load(job), arm(job))
-
-
-def memory(job: Job) -> Iterator[Measurement]:
-    """Measure the peak memory of a cold prompt."""
-    yield from peer_arm.memory(job, load(job), arm(job))
-
-
-def arm(job: Job) -> str:
-    """Return the name of this arm's column."""
-    return Peer("openvino", job.weights).arm

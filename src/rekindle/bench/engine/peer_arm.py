@@ -7,12 +7,13 @@ greedy tokens must be those of `transformers`: one that computes something else 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
 
 from rekindle.bench.engine.job import Job
+from rekindle.bench.engine.peers import Peer
 from rekindle.bench.engine.requests import WARM_UP_TOKENS, workload_of
 from rekindle.bench.engine.streams import NUM_STREAMS
 from rekindle.bench.memory import forget_peak, peak_bytes, resident_bytes
@@ -47,9 +48,17 @@ class PeerModel(Protocol):
         ...
 
 
-def speed(job: Job, peer: PeerModel, arm: str) -> Iterator[Measurement]:
+Loader = Callable[[Job], PeerModel]
+
+
+def arm_of(job: Job) -> str:
+    """The name of the column: the job's arm is a peer, or a peer and what of it is measured."""
+    return Peer(job.arm.removesuffix(" memory"), job.weights).arm
+
+
+def speed(job: Job, load: Loader) -> Iterator[Measurement]:
     """Measure cold, extension, the same prompt again, and decoding."""
-    workload = workload_of(job)
+    peer, arm, workload = load(job), arm_of(job), workload_of(job)
     yield agreement(job, peer, arm, workload)
     warm_up(peer, workload)
     base = workload.ids(workload.base(0))
@@ -71,9 +80,9 @@ def speed(job: Job, peer: PeerModel, arm: str) -> Iterator[Measurement]:
         yield Measurement(f"decode, {count} streams", arm, "tok/s", tuple(rates), {**about, "context": job.context})
 
 
-def memory(job: Job, peer: PeerModel, arm: str) -> Iterator[Measurement]:
+def memory(job: Job, load: Loader) -> Iterator[Measurement]:
     """Measure a cold prompt's peak memory above the loaded model's; the KV of the prompt counts."""
-    workload = workload_of(job)
+    peer, arm, workload = load(job), arm_of(job), workload_of(job)
     warm_up(peer, workload)
     peer.release()
     forget_peak()
