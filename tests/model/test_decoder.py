@@ -23,7 +23,7 @@ from rekindle.model.selftest import self_test
 from rekindle.model.trial import row_errors, trial_forward
 from rekindle.model.weights import Linears, WeightsChoice
 from tests.kernels.native import built, needs_compiler
-from tests.model.helpers import Bench, in_memory, random_ids
+from tests.model.helpers import Bench, in_memory, random_ids, randomise_norms
 from tests.tiny_models import tiny_model
 
 pytestmark = needs_compiler
@@ -55,6 +55,7 @@ def packed(
 ) -> LoadedModel:
     """A tiny bf16 model with packed linear layers; `change` is done to it before they are packed."""
     model = tiny_model(kind, BF16, **changes)
+    randomise_norms(model)
     in_memory(model)
     if change is not None:
         change(model)
@@ -105,6 +106,18 @@ def test_every_path_gives_the_same_bits_without_dummies(
     assert self_test(loaded)[0] == "bitwise"
     padded = replace(loaded, row_multiple=4)
     assert all(torch.equal(*each) for each in zip(paths(loaded), paths(padded), strict=True))
+
+
+def test_dummies_attend_to_nothing(fastest: library.KernelChoice) -> None:
+    loaded, seen = packed("llama", fastest), list[torch.Tensor]()
+    loaded.model.model.norm.register_forward_pre_hook(lambda module, args: seen.append(args[0][0].clone()))
+    for fused in (False, True):
+        assert not fused or fuse_layers(loaded) == 3
+        Bench(loaded).forward(("a", random_ids(61)))
+    own, ours = seen[0], seen[-1]
+    assert own.shape == ours.shape == (64, 64)
+    torch.testing.assert_close(ours[61:], own[61:], rtol=0.02, atol=0.02 * float(own.float().std()))
+    assert torch.equal(ours[61], ours[62]) and torch.equal(ours[61], ours[63])
 
 
 @pytest.mark.parametrize("threads", [2, 3])

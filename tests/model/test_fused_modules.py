@@ -20,7 +20,7 @@ from rekindle.model.packed import PackedLinear, observed_linears, pack_linears
 from rekindle.model.selftest import self_test
 from rekindle.model.trial import row_errors, trial_forward
 from tests.kernels.native import built, needs_compiler
-from tests.model.helpers import Bench, in_memory, random_ids, reference_logits
+from tests.model.helpers import Bench, in_memory, random_ids, randomise_norms, reference_logits
 from tests.tiny_models import tiny_model
 
 pytestmark = needs_compiler
@@ -61,6 +61,7 @@ def fused_counts(model: nn.Module) -> dict[str, int]:
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_is_fused_of_each_architecture_gives_its_logits(kernels: library.KernelLibrary, kind: str) -> None:
     model = tiny_model(kind, BF16)
+    randomise_norms(model)
     in_memory(model)
     pack(model, kernels, lambda: probe(model))
     ids = random_ids(50)

@@ -2,6 +2,7 @@
 
 from tools.defects.computing import COMPUTING
 from tools.defects.kernels import KERNELS
+from tools.defects.layers import LAYERS
 from tools.defects.serving import SERVING
 
-MUTANTS = (*COMPUTING, *SERVING, *KERNELS)
+MUTANTS = (*COMPUTING, *SERVING, *KERNELS, *LAYERS)

@@ -1,0 +1,176 @@
+"""Defects in layers that are one call of the kernels, and in weights of 8 bits."""
+
+from __future__ import annotations
+
+from tools.defects.kernels import native
+from tools.defects.mutant import Mutant, one
+
+DECODER, MODULES, WEIGHTS = (f"tests/model/test_{name}.py" for name in ("decoder", "fused_modules", "weights"))
+OUTPUTS = f"{DECODER}::test_layers_give_the_outputs_of_their_own_code"
+OTHERS = f"{DECODER}::test_layers_of_another_form_are_left_alone"
+DIFFERENT = f"{DECODER}::test_layers_that_do_something_else_are_left_alone"
+DUMMIES = f"{DECODER}::test_dummies_attend_to_nothing"
+HEADS = f"{DECODER}::test_dummies_stay_where_torch_computes_the_head"
+PARTS = f"{MODULES}::test_what_is_fused_of_each_architecture_gives_its_logits"
+SHAPES = f"{MODULES}::test_a_module_that_is_fused_takes_rows_of_any_shape"
+
+LAYERS: tuple[Mutant, ...] = (
+    native(
+        "the second half of a head rotated the other way",
+        "elementwise.hpp",
+        "simd::sub(product(first, cos + i), product(second, sin + i))",
+        "simd::add(product(first, cos + i), product(second, sin + i))",
+        OUTPUTS,
+    ),
+    native(
+        "weights of a norm applied to other values",
+        "elementwise.hpp",
+        "simd::load(weight + at)",
+        "simd::load(weight)",
+        PARTS,
+    ),
+    native("a norm always rounded first", "elementwise.hpp", "if (rounds_first) x =", "x =", PARTS),
+    native(
+        "the end of a row left out of its norm",
+        "elementwise.hpp",
+        "for (; at < count; at += LANES) {\n    const",
+        "for (; at + LANES <= count; at += LANES) {\n    const",
+        SHAPES,
+    ),
+    native(
+        "the gate of the other half",
+        "decoder.cpp",
+        "elementwise::gate<elementwise::silu>(gates[row], gates[row] + mlp.inner, mlp.inner);",
+        "elementwise::gate<elementwise::silu>(gates[row], gates[row], mlp.inner);",
+        PARTS,
+    ),
+    native(
+        "what attention adds normed without its row",
+        "decoder.cpp",
+        "normalise(d.post_attention_norm, out[row], normed[row]);",
+        "normalise(d.post_attention_norm, normed[row], normed[row]);",
+        OUTPUTS,
+    ),
+    native(
+        "norms of heads left out",
+        "decoder.cpp",
+        "if (norm.weight != nullptr) normalise(norm, head, head);",
+        "",
+        OUTPUTS,
+    ),
+    native(
+        "positions of the first row for all",
+        "decoder.cpp",
+        "call.cos + row * size, call.sin + row * size",
+        "call.cos, call.sin",
+        OUTPUTS,
+    ),
+    native(
+        "dummies attend to what memory held",
+        "decoder.cpp",
+        "(job.rows - used) * output.stride",
+        "0 * output.stride",
+        DUMMIES,
+    ),
+    native(
+        "norms of q taken for those of k",
+        "decoder.cpp",
+        "place_heads(d.k_norm, *call, row, qkv[1], layer->k_dim);",
+        "place_heads(d.q_norm, *call, row, qkv[1], layer->k_dim);",
+        OUTPUTS,
+    ),
+    one(
+        "layers fused whatever they compute",
+        "model/decoder.py",
+        "return bool(((ours - own).norm(dim=1) <= allowed).all())",
+        "return True",
+        DIFFERENT,
+        OTHERS,
+    ),
+    one(
+        "layers compared at the first positions only",
+        "model/decoder.py",
+        "for start in (0, max(last, 0))",
+        "for start in (0, 0)",
+        OTHERS,
+    ),
+    one(
+        "layers compared with their own rows only",
+        "model/decoder.py",
+        "for each in (first, last, first.smaller(), last.smaller())",
+        "for each in (first, last)",
+        DIFFERENT,
+    ),
+    one(
+        "no dummies although torch computes the head",
+        "model/load.py",
+        " or packed.has_linears(draft.model)",
+        "",
+        HEADS,
+    ),
+    one(
+        "norms without the 1 that is added to weights",
+        "model/fused_modules.py",
+        "for offset in (0.0, 1.0)",
+        "for offset in (0.0,)",
+        PARTS,
+    ),
+    one(
+        "modules fused that are nearly alike",
+        "model/fused_modules.py",
+        "return bool(near.all()) and float(unequal.max()) <= MOST_UNEQUAL",
+        "return bool(near.all())",
+        f"{MODULES}::test_what_computes_something_else_is_left_alone",
+    ),
+    one(
+        "int8 taken by its KL alone",
+        "model/weights.py",
+        "self.kl <= MAX_KL and self.agreement >= LEAST_AGREEMENT",
+        "self.kl <= MAX_KL",
+        f"{WEIGHTS}::test_int8_is_taken_within_both_bounds_only",
+    ),
+    one(
+        "KV of int8 weights taken for the checkpoint's",
+        "model/load.py",
+        "identity = identify(weight_format=chosen.weights)",
+        "identity = identify()",
+        f"{WEIGHTS}::test_kv_of_int8_weights_is_never_mixed_with_that_of_the_checkpoints",
+    ),
+    one(
+        "a tied embedding rounded with its head",
+        "model/packed.py",
+        'replaced = linears if weight_format == "int8" else users',
+        "replaced = users",
+        f"{WEIGHTS}::test_a_tied_embedding_keeps_its_values",
+    ),
+    one(
+        "int8 weights kept where they do not suit",
+        "model/packed.py",
+        "    return bool(small) and bool(each[finite].all()) and",
+        "    return",
+        f"{WEIGHTS}::test_a_layer_that_int8_does_not_suit_stays_in_bf16",
+    ),
+    one(
+        "one wrong column of int8 not seen",
+        "model/packed.py",
+        "bool(small) and bool(each[finite].all()) and",
+        "bool(small) and",
+        f"{WEIGHTS}::test_one_wrong_column_of_many_is_seen",
+    ),
+    one(
+        "experts in int8 after the self-check",
+        "model/experts.py",
+        "            setattr(module, PACKED_NAME, {})",
+        "            pass",
+        f"{WEIGHTS}::test_the_self_check_leaves_the_model_as_it_was",
+    ),
+    native("rows of 8 bits not rotated", "int8.hpp", "  rotate(x, depth);\n", "", "tests/kernels/test_int8.py"),
+    native(
+        "128 not subtracted where it was added to rows",
+        "dots.hpp",
+        "simd::shift_left(simd::load_bits(column_sums), 7)",
+        "simd::shift_left(simd::load_bits(column_sums), 6)",
+        "tests/kernels/test_int8.py::test_outputs_are_those_of_the_definition_to_the_bit",
+        level="avx512",
+    ),
+)
