@@ -118,16 +118,15 @@ def measurements(options: KernelBench, kernels: dict[str, LinearKernel]) -> Iter
 def run_kernel_bench(options: KernelBench, console: Console) -> int:
     """Measure every level that runs here, print table and lines; return 0 whatever the figures are."""
     torch.set_num_threads(options.threads)
-    kernels = {}
-    for level in get_args(library.Choice):
-        if level in LEVELS:
-            try:
-                found = library.load(level).library
-            except ConfigError as error:
-                console.print(f"{level} is left out: {error}")
-            else:
-                assert found is not None, level
-                kernels[level] = LinearKernel(found)
+    kernels: dict[str, LinearKernel] = {}
+    for level in LEVELS:
+        try:
+            found = library.load(level).library
+        except ConfigError as error:
+            console.print(f"{level} is left out: {error}")
+        else:
+            assert found is not None, level
+            kernels[level] = LinearKernel(found)
     measured = list(measurements(options, kernels))
     console.print(table(measured))
     deliver(measured, Origin.here("kernels", {**asdict(options), "out": None}), options.out, console)

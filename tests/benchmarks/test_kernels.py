@@ -13,6 +13,7 @@ from benchmarks.commands import app
 from benchmarks.kernels import KernelBench, Layers, read_shape
 from rekindle.errors import ConfigError
 from rekindle.kernels import build, library
+from rekindle.kernels.levels import LEVELS
 from rekindle.kernels.linear import LinearKernel
 from tests.kernels.native import needs_compiler, runnable
 
@@ -25,7 +26,7 @@ def test_every_product_is_measured_by_torch_at_least(tmp_path: Path) -> None:
     lines = [json.loads(line) for line in out.read_text().splitlines()]
     arms = {line["arm"] for line in lines}
     assert "torch" in arms
-    for level in ("amx", "avx512", "avx2"):
+    for level in LEVELS:
         assert {f"{level} bf16", f"{level} int8"} <= arms or f"{level} is left out" in result.output
     assert {line["measure"] for line in lines} == {"linear 70x40, 1 rows", "linear 70x40, 5 rows"}
     assert {len(line["values"]) for line in lines} == {2 * 24}
