@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import cache
 from itertools import product
@@ -23,6 +24,7 @@ from rekindle.text.messages import Message, normalise_messages
 from tests.engine.conftest import Start
 from tests.engine.rewriting import REWRITING, with_template
 from tests.engine.test_engine import SYSTEM, talk, user
+from tests.engine.test_index_trouble import refused
 from tests.engine.test_purge import disk_pieces, hot_pieces
 from tests.exactness.rig import Rig, load
 from tests.exactness.test_paths import some_ids
@@ -325,3 +327,20 @@ def test_in_a_small_memory_it_waits_for_who_speaks_and_is_let_go_first(loaded: L
         task = rig.task(some_ids(end), "absorb")
     assert rig.finish(speaking, task)[0].token_ids == alone
     assert rig.pool.num_held == 0 and len(rig.turns) == 1
+
+
+@pytest.mark.parametrize("first_save_fails", [False, True])
+def test_a_turn_that_ends_inside_absorbed_words_is_saved_with_them(start: Start, first_save_fails: bool) -> None:
+    engine = start()
+    ids = tuple(range(40, 70))  # of 16 tokens a block, so the second is a tail
+    engine.submit(GenerationRequest(token_ids=ids, agent="ada", task="absorb")).result()
+    shorter = GenerationRequest(token_ids=ids[:26], agent="ben", task="prefill")
+    with refused(engine, "INSERT ON block") if first_save_fails else nullcontext():
+        assert engine.submit(shorter).result().report.computed_tokens == 0
+        assert engine.flush()
+    assert engine.agent_info("ben").saved_tokens == (0 if first_save_fails else 26)
+    engine.fork("ben", "eve")
+    engine.check()
+    engine = start()
+    assert {info.agent: info.warm_tokens for info in engine.agents()} == {"ben": 26, "eve": 26}
+    assert engine.submit(shorter).result().report.computed_tokens == 0

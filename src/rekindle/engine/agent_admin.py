@@ -335,6 +335,6 @@ def _save_again(parts: Components, began: float) -> None:
 def _save_branches(core: EngineCore, branches: Sequence[Branch]) -> None:
     for branch in branches:
         if isinstance(branch, KnownBranch):
-            core.cache.save_again(branch.root, branch.ids, branch.hashes)
+            core.cache.save_again(branch.root, branch.ids, branch.hashes, branch.head)
             for record in to_save([branch], core.cache.pool.block_tokens):
                 core.cache.saving.add(record)

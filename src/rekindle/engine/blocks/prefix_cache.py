@@ -240,6 +240,8 @@ class PrefixCache:
             head = Head(sealed.identity.hash, table.num_tokens)
         else:
             head = self._head_inside(sequence)
+            if sequence.is_turn and table.blocks and head.hash == self.pool.name(table.blocks[-1]):
+                self.saving.add_again(table.blocks[-1:], sequence.root)  # whoever published it may not have saved it
         table.release()
         return head
 
@@ -287,9 +289,12 @@ class PrefixCache:
             parent = block_hash
         return blocks
 
-    def save_again(self, root: BlockHash, ids: np.ndarray, hashes: tuple[BlockHash, ...]) -> None:
-        """Queue the blocks of a sequence that are in memory and not on disk."""
-        self.saving.add_again(self._hot_blocks(root, ids, hashes), root)
+    def save_again(self, root: BlockHash, ids: np.ndarray, hashes: tuple[BlockHash, ...], head: BlockHash) -> None:
+        """Queue the blocks of a sequence that are in memory and not on disk, up to its head: maybe a longer block."""
+        blocks, last = self._hot_blocks(root, ids, hashes), self.pool.block_of(head)
+        if last is not None and last not in blocks and len(blocks) == len(hashes):
+            blocks.append(last)
+        self.saving.add_again(blocks, root)
 
     def demote(self, root: BlockHash, ids: np.ndarray, hashes: tuple[BlockHash, ...], *, num_kept: int) -> None:
         """Make a superseded sequence the first to be evicted, except for its first `num_kept` blocks."""

@@ -85,14 +85,21 @@ class SaveQueue:
             self._add_named(table.blocks[index], table.names[index], table.names[index - 1] if index else root, root)
 
     def add_again(self, blocks: Sequence[int], root: BlockHash) -> None:
-        """Queue those of these blocks, parents first, that are neither on disk nor queued."""
-        for block in blocks if self._store is not None else ():
+        """Queue those of these blocks, parents first, that are neither on disk nor queued.
+
+        All of them while a deletion is in flight: it may remove them, and the store keeps none twice.
+        """
+        if self._store is None:
+            return
+        is_certain = not self._is_deleting()
+        for block in blocks:
             block_hash, parent = self._pool.name(block), self._pool.parent(block)
             assert block_hash is not None and parent is not None, f"block {block} has no hash"
-            if block_hash not in self._queued and self._store is not None and not self._store.num_known([block_hash]):
+            if not (is_certain and (block_hash in self._queued or self._store.num_known([block_hash]))):
                 self._add_named(block, block_hash, parent, root)
 
     def _add_named(self, block: int, block_hash: BlockHash, parent: BlockHash, root: BlockHash) -> None:
+        self._deferred.pop(block_hash, None)
         self.add_block(Published(block, BlockIdentity(block_hash, parent, root, self._pool.ids(block))))
 
     def _num_here(self, hashes: Sequence[BlockHash]) -> int:
@@ -101,8 +108,7 @@ class SaveQueue:
         0 while a deletion is in flight: it may remove their ancestors.
         """
         assert self._store is not None
-        self._ends = [end for end in self._ends if not end.done()]
-        if self._ends or any(isinstance(item, Delete | Purge) for item in self._items):
+        if self._is_deleting():
             return 0
         num_here, certain = len(hashes), len(hashes)
         while num_here:
@@ -114,6 +120,11 @@ class SaveQueue:
                     certain = num_here - 1
             num_here -= 1
         return certain
+
+    def _is_deleting(self) -> bool:
+        """Whether the store has deletions to carry out, those that are queued here included."""
+        self._ends = [end for end in self._ends if not end.done()]
+        return bool(self._ends) or any(isinstance(item, Delete | Purge) for item in self._items)
 
     def add(self, command: StoreCommand) -> None:
         """Queue a command: a sequence after its blocks, or its deletion after its last save."""
