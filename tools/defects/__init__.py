@@ -3,6 +3,7 @@
 from tools.defects.computing import COMPUTING
 from tools.defects.kernels import KERNELS
 from tools.defects.layers import LAYERS
+from tools.defects.mapped import MAPPED
 from tools.defects.serving import SERVING
 
-MUTANTS = (*COMPUTING, *SERVING, *KERNELS, *LAYERS)
+MUTANTS = (*COMPUTING, *SERVING, *KERNELS, *LAYERS, *MAPPED)
