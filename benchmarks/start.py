@@ -73,7 +73,7 @@ def run_start(settings: Settings, options: StartBench, console: Console) -> int:
 
 
 def _start(settings: Settings, store: Path) -> Start:
-    """Start a server, kill it once it serves."""
+    """Start a server, stop it once it serves, so that it has written what later starts read."""
     os.environ.pop(NO_BYTECODE, None)
     began = time.time()
     with ServerProcess(log=store / "server.log", variables=variables(settings, store)) as server:
@@ -81,6 +81,7 @@ def _start(settings: Settings, store: Path) -> Start:
         serving, cpu_s = time.time() - began, _cpu_s(server.pid)
         rss_bytes = resident_bytes(server.pid)
         marks = client.json("GET", "/v1/stats")["started"]
+        server.stop()
     seconds = {phase: marks[mark] - began for phase, mark in MARKS.items()}
     return Start({**seconds, "serving": serving}, cpu_s, rss_bytes)
 

@@ -10,8 +10,12 @@ import pytest
 
 from rekindle.config import Settings
 from rekindle.engine.api import Engine
+from rekindle.engine.weights_writer import WeightsWriter
 from rekindle.errors import RekindleError, StoreLocked
+from rekindle.kernels.linear import PackedWeights, aligned_memory
+from rekindle.model.weights_file import Contents, UnsavedWeights, WeightsFile
 from tests.engine.conftest import Start
+from tests.kernels.native import needs_compiler
 from tests.tiny_models import tiny_model_dir
 
 QUESTION = [{"role": "user", "content": "What did she say about the number?"}]
@@ -75,3 +79,31 @@ def test_a_start_that_fails_half_way_leaves_nothing(tmp_path: Path, broken: str)
     template.write_text(kept, "utf-8")
     with Engine(Settings.load(flags(model, store))) as sound:
         assert sound.chat("ada", QUESTION, temperature=0.0, max_tokens=3).report.outcome == "miss"
+
+
+@needs_compiler
+def test_packed_weights_are_written_once_served_and_mapped_by_the_next_start(tmp_path: Path) -> None:
+    model, store = tiny_model_dir("llama", "bf16", tmp_path), tmp_path / "store"
+    replies, notes, threads = [], [], engine_threads()
+    for _ in range(2):
+        with Engine(Settings.load(flags(model, store, map_weights="on"))) as engine:
+            replies.append(engine.chat("ada", QUESTION, temperature=0.0, max_tokens=3).token_ids)
+            notes.append([note for note in engine.notes if note.startswith("packed weights: ")])
+        (path,) = store.glob("packed-*.bin")
+        assert engine_threads() == threads
+    assert replies[0] == replies[1]
+    assert [len(each) for each in notes] == [1, 1]
+    assert notes[0][0].endswith(f"bytes are kept in {path} for the next start")
+    assert notes[1][0].endswith(f"bytes are mapped from {path}")
+
+
+def test_a_stop_does_not_wait_for_a_writer_that_has_not_begun(tmp_path: Path) -> None:
+    memory = aligned_memory(64)
+    memory[:] = 1
+    weights = Contents({"head": PackedWeights("bf16", 1, 1, memory, memory.ctypes.data)})
+    writer, threads = WeightsWriter(UnsavedWeights(WeightsFile(tmp_path, "f", "k"), weights)), engine_threads()
+    writer.stop()
+    assert list(tmp_path.iterdir()) == []
+    writer.start()  # it was stopped before
+    writer.stop()
+    assert list(tmp_path.iterdir()) == [] and engine_threads() == threads

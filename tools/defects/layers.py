@@ -132,8 +132,8 @@ LAYERS: tuple[Mutant, ...] = (
     one(
         "KV of int8 weights taken for the checkpoint's",
         "model/load.py",
-        "identity = identify(weight_format=chosen.weights)",
-        "identity = identify()",
+        "identity = identify(dtype=found.dtype, weight_format=ready.weights)",
+        "identity = identify(dtype=found.dtype)",
         f"{WEIGHTS}::test_kv_of_int8_weights_is_never_mixed_with_that_of_the_checkpoints",
     ),
     one(

@@ -7,7 +7,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -78,7 +78,7 @@ def load_for_doctor(settings: Settings) -> LoadedModel:
                 if not known.name.startswith("proof-"):
                     shutil.copy(known, scratch)
         return load_model(
-            settings.model,
+            replace(settings.model, map_weights="off"),
             block_tokens=settings.cache.block_tokens,
             max_context=settings.engine.max_context,
             format_map_dir=Path(scratch),

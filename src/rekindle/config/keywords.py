@@ -19,6 +19,7 @@ class SettingsWithoutModel(TypedDict, total=False):
     kv: Literal["auto", "q4h", "bf16", "fp32"]
     weights: Literal["native", "int8", "auto"]
     kernels: Literal["auto", "amx", "avx512", "avx2", "torch"]
+    map_weights: Literal["auto", "on", "off"]
     threads: int | None
     block_tokens: int
     hot_bytes: int | str | None

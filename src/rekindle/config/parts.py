@@ -51,6 +51,12 @@ class ModelSettings:
         "what computes on the CPU: kernels for these instructions, or torch alone; auto: the fastest that run here",
         detail="Kernels that cannot run are an error. `rekindle doctor` says which ones run, and what is missing.",
     )
+    map_weights: Literal["auto", "on", "off"] = setting(
+        "auto",
+        "keep packed weights in a file in the store's directory and map them at later starts; auto: from 64 MiB on",
+        detail="The file takes as much disk as the weights take memory, which processes share then. It is made anew "
+        "after an update, and with `store=off` there is none.",
+    )
     threads: int | None = setting(
         None,
         "threads of the model",

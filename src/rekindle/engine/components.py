@@ -18,6 +18,7 @@ from rekindle.engine.memory.agent_commands import AgentCommands
 from rekindle.engine.memory.memory import AgentMemory
 from rekindle.engine.recent import Recent
 from rekindle.engine.types import EngineStats, Report
+from rekindle.engine.weights_writer import WeightsWriter
 from rekindle.errors import StoreError, Unavailable
 from rekindle.spec import ModelSpec
 from rekindle.store.warm import WarmStore
@@ -52,15 +53,18 @@ class Components:
     store: WarmStore | None
     refused: str | None  # why an enabled store could not be opened
     place: StorePlace | None
+    weights_writer: WeightsWriter | None = None
     reports: Recent[Report] = field(default_factory=Recent)  # of finished requests of named agents
 
     def start(self) -> None:
-        """Start the threads: store, intake, engine; all or none."""
+        """Start the threads: store, intake, engine, writer of weights; all or none."""
         try:
             if self.store is not None:
                 self.store.start()
             self.intake.start()
             self.loop.start(self.core)
+            if self.weights_writer is not None:
+                self.weights_writer.start()
         except BaseException:
             self._stop()
             raise
@@ -115,6 +119,8 @@ class Components:
         self.intake.stop()
         if self.store is not None:
             self.store.close()
+        if self.weights_writer is not None:
+            self.weights_writer.stop()
 
     def stats(self) -> EngineStats:
         """Return statistics: read on the engine thread between two steps, those of the store on the caller's."""

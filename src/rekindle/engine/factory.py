@@ -38,6 +38,7 @@ from rekindle.engine.memory.memory import AgentMemory
 from rekindle.engine.memory.pins import most_pinned
 from rekindle.engine.memory.retention import Retention, RetentionRules
 from rekindle.engine.request import Request
+from rekindle.engine.weights_writer import WeightsWriter
 from rekindle.errors import StoreRefused
 from rekindle.kernels import thread_pool
 from rekindle.kv.arena import KVArena
@@ -160,6 +161,7 @@ def _connect(inputs: _Inputs, started: dict[str, float]) -> Components:
         store=store,
         refused=inputs.refused,
         place=StorePlace(settings.store.directory() / spec.fingerprint.hex()) if store is not None else None,
+        weights_writer=WeightsWriter(loaded.unsaved) if loaded.unsaved is not None else None,
     )
 
 

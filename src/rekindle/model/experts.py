@@ -7,10 +7,10 @@ Owns how these are packed for our kernels, expert by expert.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
@@ -34,6 +34,14 @@ class PackedExperts:
     def product(self, expert: int, rows: torch.Tensor) -> torch.Tensor:
         """Multiply rows [rows, depth] by one expert's weights."""
         return multiply(self.kernel, self.weights[expert], rows)
+
+
+class Projection(NamedTuple):
+    """A projection of a layer by its name, and packed weights of every expert."""
+
+    module: Any
+    name: str
+    weights: tuple[PackedWeights, ...]
 
 
 def padded_experts(
@@ -106,6 +114,34 @@ def packed_weights(model: Any) -> Iterator[PackedWeights]:
     for _, module in _mixtures(model):
         for projection in getattr(module, PACKED_NAME, {}).values():
             yield from projection.weights
+
+
+def named_weights(model: Any) -> Iterator[tuple[str, PackedWeights]]:
+    """The packed weights of every expert with their names: of the layer, the projection, the number."""
+    for path, module in _mixtures(model):
+        for name, projection in getattr(module, PACKED_NAME, {}).items():
+            yield from ((f"{path}.{name}.{number}", each) for number, each in enumerate(projection.weights))
+
+
+def fitting(model: Any, weights: dict[str, PackedWeights]) -> list[Projection]:
+    """Projections for whose experts there are weights by these names; they are taken out of `weights`."""
+    found = list[Projection]()
+    for path, module in _mixtures(model):
+        for name in _packable(module):
+            count, *shape = getattr(module, name).shape
+            columns, depth = reversed(shape) if module.is_transposed else shape
+            held = [weights.get(f"{path}.{name}.{number}") for number in range(count)]
+            if all(each is not None and (each.columns, each.depth) == (columns, depth) for each in held):
+                taken = tuple(weights.pop(f"{path}.{name}.{number}") for number in range(count))
+                found.append(Projection(module, name, taken))
+    return found
+
+
+def replace(projections: Iterable[Projection], kernel: LinearKernel) -> None:
+    """Let projections compute with packed weights in place of those they were packed from; nothing is compared."""
+    for module, name, weights in projections:
+        module._parameters[name] = placeholder(getattr(module, name))
+        setattr(module, PACKED_NAME, {**getattr(module, PACKED_NAME, {}), name: PackedExperts(kernel, weights)})
 
 
 def _mixtures(model: Any) -> Iterator[tuple[str, Any]]:

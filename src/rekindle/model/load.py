@@ -33,6 +33,7 @@ from rekindle.model.device import check_device, total_bytes
 from rekindle.model.fingerprint import DigestCache, fingerprint, model_identity, tokenizer_digest
 from rekindle.model.loaded import LoadedModel
 from rekindle.model.proof import Proof, ProofCache
+from rekindle.model.saved_weights import SavedWeights
 from rekindle.model.selftest import self_test
 from rekindle.spec import KVLayout, ModelSpec
 
@@ -60,8 +61,8 @@ def load_model(
 ) -> LoadedModel:
     """Load, prove and describe a model.
 
-    `format_map_dir` stores digests of weight files, decisions of the self-check and proofs (None: nothing is stored).
-    `compute_dtype` overrides the setting; float64 serves as the exact reference.
+    `format_map_dir` stores digests of weight files, decisions of the self-check, proofs, and packed weights once the
+    caller saves what is `unsaved` (None: nothing). `compute_dtype` overrides the setting; float64 is the reference.
     """
     register_attention()
     check_device(settings.device)
@@ -76,16 +77,16 @@ def load_model(
     digests = DigestCache(format_map_dir / "digests.json" if format_map_dir else None)
     tokenizer = tokenizer_digest(directory, digests)
     model, notes = load_weights(directory, config, settings, compute_dtype)
+    identify = _identified(directory, digests, config=config, rope=rope, tokenizer=tokenizer)
+    saved = SavedWeights(format_map_dir, str(source.directory or source.name), settings, kernels, identify)
+    ready = saved.place(model)
     refusal = f"{type(model).__name__} cannot run packed sequences with given positions"
     with refusing(refusal, "; " + WHAT_FITS), packed.observed_linears(model) as called:
         found = geometry.probe(model)
-    identify = _identified(directory, digests, config=config, dtype=found.dtype, rope=rope, tokenizer=tokenizer)
-    linears = weights.Linears(model, called, kernels)
-    with refusing(f"the self-check of the weights of {type(model).__name__} failed"):
-        saved = format_map_dir / f"weights-{identify().hex()[:32]}.json" if format_map_dir else None
-        chosen = linears.choose(settings.weights, directory, longest, saved)
-    notes += linears.pack(chosen)
-    identity = identify(weight_format=chosen.weights)
+    if ready.chosen is None:
+        linears, decision = weights.Linears(model, called, kernels), saved.decision(found.dtype)
+        ready = saved.pack(linears, _choose(linears, settings, directory, longest, decision), ready.notes)
+    identity = identify(dtype=found.dtype, weight_format=ready.weights)
     native = formats.forced_formats(found, formats.native_format(found.dtype))
     spec = ModelSpec(
         name=source.name,
@@ -96,12 +97,21 @@ def load_model(
         fingerprint=identity,
         layout=KVLayout(block_tokens, formats.layer_specs(found, native)),
     )
-    draft = LoadedModel(model, spec, directory, settings.device, found.dtype, "close", native, kernels, tuple(notes))
-    return _proved(_fused(draft), found, settings, format_map_dir)
+    draft = LoadedModel(
+        model, spec, directory, settings.device, found.dtype, "close", native, kernels, (*notes, *ready.notes)
+    )
+    return _proved(_fused(replace(draft, unsaved=ready.unsaved)), found, settings, format_map_dir)
+
+
+def _choose(
+    linears: weights.Linears, settings: ModelSettings, directory: Path, max_context: int, decision: Path | None
+) -> weights.WeightsChoice:
+    with refusing(f"the self-check of the weights of {type(linears.model).__name__} failed"):
+        return linears.choose(settings.weights, directory, max_context, decision)
 
 
 def _identified(directory: Path, digests: DigestCache, **known: Any) -> partial[bytes]:
-    """`model_identity` of a directory's files and of what is known; it takes the format of weights."""
+    """`model_identity` of a directory's files and of what is known; it takes `dtype` and `weight_format`."""
     files = [*checkpoint.weight_files(directory), *checkpoint.adapter_files(directory)]
     return partial(model_identity, weights=[digests.digest(file) for file in files], **known)
 

@@ -14,6 +14,7 @@ import torch
 from rekindle.kernels.library import KernelChoice
 from rekindle.kv.plan import ROW_MULTIPLE
 from rekindle.model.formats import LayerFormats
+from rekindle.model.weights_file import UnsavedWeights
 from rekindle.spec import ModelSpec
 
 Promise = Literal["bitwise", "close", "none"]  # of the same ids on different paths: see selftest
@@ -33,3 +34,4 @@ class LoadedModel:
     kernels: KernelChoice
     notes: tuple[str, ...]  # for the banner
     row_multiple: int = ROW_MULTIPLE  # of the rows of a step
+    unsaved: UnsavedWeights | None = None  # to be written to a file for later starts

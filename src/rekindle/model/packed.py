@@ -10,11 +10,12 @@ are replaced: an embedding keeps its weights as they are, a layer that int8 does
 
 from __future__ import annotations
 
+import ctypes
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, cast
 
 import torch
 from torch import nn
@@ -82,11 +83,10 @@ class PackedEmbedding(PackedModule):
     def __init__(self, packed: PackedWeights, weight: nn.Parameter, original: Any, kernel: LinearKernel) -> None:
         super().__init__(packed, weight, original, kernel)
         self.num_embeddings, self.embedding_dim = packed.columns, packed.depth
-        self._pairs = (
-            torch.from_numpy(packed.memory)
-            .view(torch.int32)
-            .view(-1, -(-packed.depth // (2 * STRIP)), PANEL // STRIP, STRIP, STRIP)
-        )  # [panel, block, strip, pair, column], two values each
+        memory = (ctypes.c_uint8 * packed.num_bytes).from_address(packed.address)  # of arrays torch wants to write to
+        pairs = torch.frombuffer(memory, dtype=torch.int32)
+        self._pairs = pairs.view(-1, -(-packed.depth // (2 * STRIP)), PANEL // STRIP, STRIP, STRIP)
+        # [panel, block, strip, pair, column], two values each
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
         """Return the weights of these ids: [...] -> [..., embedding_dim]; IndexError if there is none."""
@@ -196,6 +196,25 @@ def packed_for_trial(model: nn.Module, kernel: LinearKernel, called: set[nn.Modu
     finally:
         for place, old in put_back:
             setattr(place.parent, place.name, old)
+
+
+def fits(module: Any, packed: PackedWeights) -> bool:
+    """Whether a module can be replaced by one over these weights, as far as types and shapes show."""
+    if type(module) not in (*LINEARS, nn.Embedding) or not is_plain(module):
+        return False
+    columns, depth = reversed(module.weight.shape) if type(module) is Conv1D else module.weight.shape
+    is_gathered = type(module) is nn.Embedding
+    return (packed.columns, packed.depth) == (columns, depth) and not (is_gathered and packed.format != "bf16")
+
+
+def replace(model: nn.Module, kernel: LinearKernel, weights: Mapping[nn.Module, PackedWeights]) -> None:
+    """Put modules over packed weights in place of those they were packed from; nothing is compared."""
+    places, shared = _places(model), dict[PackedWeights, nn.Parameter]()
+    for old, packed in weights.items():
+        weight = shared.setdefault(packed, placeholder(cast(nn.Parameter, old.weight)))
+        new = (PackedEmbedding if type(old) is nn.Embedding else PackedLinear)(packed, weight, old, kernel)
+        for place in places[id(old)]:
+            setattr(place.parent, place.name, new)
 
 
 def has_linears(model: nn.Module) -> bool:

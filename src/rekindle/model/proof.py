@@ -47,7 +47,13 @@ class ProofCache:
     ) -> None:
         self._path: Path | None = None
         if directory is not None:
-            where = _circumstances(settings, block_tokens, kernels)
+            where = {
+                **circumstances(settings.device, kernels),
+                "threads": torch.get_num_threads(),
+                "device": settings.device,
+                "kv": settings.kv,
+                "block_tokens": block_tokens,
+            }
             digest = hashlib.blake2b(identity + json.dumps(where, sort_keys=True).encode(), digest_size=16)
             self._path = directory / f"proof-{digest.hexdigest()}.json"
 
@@ -66,20 +72,16 @@ class ProofCache:
             write_json(self._path, asdict(proof))
 
 
-def _circumstances(settings: ModelSettings, block_tokens: int, kernels: KernelChoice) -> dict[str, Any]:
-    device = torch.device(settings.device)
-    on_gpu = device.type == "cuda"
+def circumstances(device: str, kernels: KernelChoice) -> dict[str, Any]:
+    """What any proof depends on in addition to the model: code, versions, processor, kernels."""
+    on_gpu = torch.device(device).type == "cuda"
     return {
         "code": _code_digest(),
         "torch": torch.__version__,
         "transformers": transformers.__version__,
         "machine": platform.machine(),
         "processor": torch.cuda.get_device_name(device) if on_gpu else torch.backends.cpu.get_cpu_capability(),
-        "threads": torch.get_num_threads(),
-        "device": settings.device,
         "kernels": [kernels.level, kernels.library.digest if kernels.library is not None else None],
-        "kv": settings.kv,
-        "block_tokens": block_tokens,
     }
 
 

@@ -66,21 +66,26 @@ class Linears:
     called: set[torch.nn.Module]
     kernels: KernelChoice
 
-    def choose(
-        self, setting: Literal["native", "int8", "auto"], directory: Path, max_context: int, saved: Path | None
-    ) -> WeightsChoice:
-        """Return the format by the setting; with `auto` the decision in the file `saved`, or else by the self-check.
-
-        `directory` is the model's, which has the tokenizer.
-        """
+    def decided(self, setting: Literal["native", "int8", "auto"], saved: Path | None) -> WeightsChoice | None:
+        """Return the format by the setting; with `auto` the decision in the file `saved`, None if there is none yet."""
         if setting == "native":
             return WeightsChoice("native")
         if setting == "int8":
             return WeightsChoice("int8", "forced")
         if self.kernels.library is None:
             return WeightsChoice("native", "int8 needs the kernels for the CPU")
-        known = _read(saved)
+        return _read(saved)
+
+    def choose(
+        self, setting: Literal["native", "int8", "auto"], directory: Path, max_context: int, saved: Path | None
+    ) -> WeightsChoice:
+        """Return the format that is `decided`, or else by the self-check, whose decision is saved.
+
+        `directory` is the model's, which has the tokenizer.
+        """
+        known = self.decided(setting, saved)
         if known is None:
+            assert self.kernels.library is not None  # it would be decided
             found = self._measured(self.kernels.library, check_ids(directory, max_context))
             if found is None:
                 return WeightsChoice("native", "no linear layer is in bf16")
@@ -118,9 +123,10 @@ class Linears:
         notes = packed.pack_linears(self.model, kernel, self.called, weight_format)
         notes += experts.pack_experts(self.model, kernel, weight_format)
         packed.release_files(self.model)
-        return [*notes, *self._described(chosen)]
+        return [*notes, *self.described(chosen)]
 
-    def _described(self, chosen: WeightsChoice) -> list[str]:
+    def described(self, chosen: WeightsChoice) -> list[str]:
+        """Return notes on the format of packed weights; ConfigError if it is int8 and no layer can be in that."""
         if chosen.weights == "native":
             return [f"weights: native ({chosen.reason})"] if chosen.reason else []
         held = (*packed.packed_weights(self.model), *experts.packed_weights(self.model))
