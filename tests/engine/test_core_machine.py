@@ -24,6 +24,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 from rekindle.engine.request import Request, State
 from rekindle.engine.types import Reuse, Task
 from rekindle.model.loaded import LoadedModel
+from tests.engine.quoting import spoilt
 from tests.engine.slow_disk import SlowDisk
 from tests.exactness.rig import BLOCK_TOKENS, BY_SIZE, Rig, load
 from tests.tiny_models import tiny_model_dir
@@ -71,6 +72,8 @@ class CoreRules:
         """Ask in a namespace, and keep what was asked to compare with."""
         request = self.rig.unqueued(ids, new_tokens, reuse)
         request.namespace, request.sequence.root = namespace, self.rig.cache.root(namespace)
+        if self.rig.max_draft:
+            request.sequence.texts = (np.array([*ids, *spoilt(alone(ids, new_tokens), every=4)], dtype=np.uint32),)
         self.rig.core.add(request)
         self.started.append((request, ids, new_tokens))
         if reuse != "off":
@@ -111,9 +114,9 @@ class CoreRules:
 
 
 class CoreMachine(RuleBasedStateMachine, CoreRules):
-    @initialize()
-    def make(self) -> None:
-        self.begin(Rig(model(), num_blocks=9, max_chunk_tokens=32))
+    @initialize(max_draft=st.sampled_from((0, 5, 15)))
+    def make(self, max_draft: int) -> None:
+        self.begin(Rig(model(), num_blocks=9, max_chunk_tokens=32, max_draft=max_draft))
 
     @rule(seed=st.integers(0, 4), length=st.integers(1, 60), new_tokens=st.integers(1, 20))
     def ask(self, seed: int, length: int, new_tokens: int) -> None:
@@ -167,7 +170,7 @@ class StoreMachine(RuleBasedStateMachine, CoreRules):
     @initialize()
     def make(self) -> None:
         self.directory = Path(tempfile.mkdtemp(dir=_DIRECTORY[0]))
-        self.begin(Rig(model(), num_blocks=9, max_chunk_tokens=32, store_dir=self.directory))
+        self.begin(Rig(model(), num_blocks=9, max_chunk_tokens=32, store_dir=self.directory, max_draft=5))
 
     @rule(which=st.integers(0, 9), cut=st.integers(0, 60), more=st.integers(1, 30), new_tokens=st.integers(1, 9))
     def ask(self, which: int, cut: int, more: int, new_tokens: int) -> None:
@@ -196,7 +199,8 @@ class StoreMachine(RuleBasedStateMachine, CoreRules):
         self.rig.save()
         all_saved = not store.stats().unsaved_evicted
         self.rig.close()
-        self.begin(Rig(model(), num_blocks=9, max_chunk_tokens=32, store_dir=self.directory), said=self.said)
+        rig = Rig(model(), num_blocks=9, max_chunk_tokens=32, store_dir=self.directory, max_draft=5)
+        self.begin(rig, said=self.said)
         if not turns:
             return
         turn = turns[which % len(turns)]

@@ -26,6 +26,7 @@ from rekindle.engine.core.background import IdleWork
 from rekindle.engine.core.core import EngineCore
 from rekindle.engine.core.costs import StepCosts
 from rekindle.engine.core.scheduler import Scheduler
+from rekindle.engine.core.speculation import Speculation
 from rekindle.engine.generation import Generation
 from rekindle.engine.request import NO_MATCH, FinishedTurn, Reply, Request, RequestTimes, State
 from rekindle.engine.sequence import Sequence
@@ -42,6 +43,7 @@ from rekindle.store.values import SequenceRecord
 from rekindle.store.warm import WarmStore
 from rekindle.text.prompt import PromptEncoder
 from rekindle.text.stream import TextStream
+from tests.engine.fixed_costs import FixedCosts
 from tests.tiny_models import DTYPES
 
 BLOCK_TOKENS = 16
@@ -64,7 +66,8 @@ def load(directory: Path, dtype: str, kv: str) -> LoadedModel:
 class Rig:
     """One core over one loaded model. `max_chunk_tokens` is the largest chunk; `store_dir` adds a warm tier.
 
-    `clock` is the core's. A load that ends is told to `report_load`, without one to the next step.
+    `clock` is the core's. A load that ends is told to `report_load`, without one to the next step. Up to `max_draft`
+    tokens are drafted for each sequence, as many as there are, since they cost nothing by `draft_costs`.
     """
 
     loaded: LoadedModel
@@ -75,6 +78,8 @@ class Rig:
     settings: EngineSettings = BY_SIZE
     costs: StepCosts = field(default_factory=StepCosts)
     clock: Callable[[], float] = time.perf_counter
+    max_draft: int = 0
+    draft_costs: StepCosts = field(default_factory=lambda: FixedCosts(base_s=0.01, row_s=0.0, row_context_s=0.0))
     report_load: Callable[[Load, int], None] | None = None
     turns: list[FinishedTurn] = field(default_factory=list)
 
@@ -107,6 +112,7 @@ class Rig:
             runner=self.runner,
             cache=self.cache,
             scheduler=self.scheduler,
+            speculation=Speculation(self.draft_costs, max_tokens=self.max_draft, max_step_s=1.0),
             min_reuse_tokens=1,
             on_turn=self.turns.append,
             clock=self.clock,
@@ -249,7 +255,7 @@ class Rig:
         self.save()
         assert self.store is not None
         self.store.close()
-        return Rig(self.loaded, self.num_blocks, self.max_chunk_tokens, self.store_dir)
+        return Rig(self.loaded, self.num_blocks, self.max_chunk_tokens, self.store_dir, max_draft=self.max_draft)
 
     def close(self) -> None:
         if self.store is not None:

@@ -17,6 +17,7 @@ import pytest
 import torch
 
 from rekindle.model.batch import SequenceStep
+from tests.engine.quoting import quoting, spoilt
 from tests.exactness.conftest import KINDS, Loader, MakeRig
 from tests.exactness.rig import BLOCK_TOKENS, Rig, load
 from tests.exactness.test_against_transformers import reference
@@ -165,6 +166,23 @@ def test_answers_are_the_same_on_every_path(make_rig: MakeRig, kind: str, kv: st
     assert pieces.generate(ids, NEW).token_ids == answer
     pieces.finish(beside)
     assert pieces.generate(ids, NEW, reuse="off").token_ids == answer
+
+
+@EVERY_CASE
+def test_answers_and_bytes_are_the_same_with_drafts(make_rig: MakeRig, kind: str, kv: str, dtype: str) -> None:
+    prompts, plain = [some_ids(50), some_ids(31, seed=2), some_ids(9, seed=3)], make_rig(kind, dtype, kv)
+    answers = [plain.generate(prompt, 30).token_ids for prompt in prompts]
+    for together in (1, 3):
+        rig = make_rig(kind, dtype, kv, max_draft=7)
+        requests = [
+            quoting(rig, prompt, 30, [*prompt, *spoilt(answer)])
+            for prompt, answer in zip(prompts[:together], answers, strict=False)
+        ]
+        assert [result.token_ids for result in rig.finish(*requests)] == answers[:together]
+        assert rig.core.speculation.num_drafted > rig.core.speculation.num_accepted > 10 * together
+        for prompt, answer in zip(prompts[:together], answers, strict=False):
+            known = [*prompt, *answer[:-1]]
+            assert rig.stored(known) == plain.stored(known)
 
 
 @EVERY_CASE

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from rekindle.engine.request import State
+from tests.engine.quoting import quoting, spoilt
 from tests.exactness.conftest import KINDS, MakeRig
 from tests.exactness.rig import BLOCK_TOKENS, Rig
 
@@ -101,6 +102,20 @@ def test_packed_with_others(make_rig: MakeRig, kind: str, kv: str) -> None:
         rig.step()
     for prompt, result in zip(prompts, rig.finish(*requests), strict=True):
         same(rig, prompt, result.token_ids, cold(make_rig, kind, kv, prompt))
+
+
+@EVERY
+def test_with_drafts_right_and_wrong(make_rig: MakeRig, kind: str, kv: str) -> None:
+    prompts = [some_ids(count, seed=count) for count in (37, 18, 1)]
+    expected = [cold(make_rig, kind, kv, prompt, 30) for prompt in prompts]
+    rig = make_rig(kind, "fp64", kv, max_draft=7)
+    requests = [
+        quoting(rig, prompt, 30, [*prompt, *spoilt(answer)])
+        for prompt, (answer, _) in zip(prompts, expected, strict=True)
+    ]
+    for prompt, result, alone in zip(prompts, rig.finish(*requests), expected, strict=True):
+        same(rig, prompt, result.token_ids, alone)
+    assert rig.core.speculation.num_drafted > rig.core.speculation.num_accepted > 30
 
 
 @EVERY

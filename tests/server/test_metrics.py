@@ -152,6 +152,7 @@ def test_a_scrape_tells_of_engine_store_and_routes(served: Served) -> None:
     wanted = (
         "rekindle_running_requests rekindle_waiting_requests rekindle_save_queue rekindle_unsaved_evicted_total "
         "rekindle_stalls_total rekindle_preemptions_total rekindle_bad_records_total rekindle_failed_saves_total "
+        "rekindle_draft_tokens_total rekindle_accepted_draft_tokens_total "
         "rekindle_evictions_total rekindle_disk_read_bytes_total rekindle_index_bytes rekindle_saving_ok "
         "vllm:num_requests_running vllm:num_requests_waiting vllm:kv_cache_usage_perc"
     )

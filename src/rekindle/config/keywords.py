@@ -48,6 +48,7 @@ class SettingsWithoutModel(TypedDict, total=False):
     max_chunk_tokens: int | None
     max_waiting: int
     request_timeout_s: float | None
+    speculate: Literal["auto", "off"]
     check_when_idle: bool
     host: str
     port: int

@@ -229,6 +229,11 @@ class EngineSettings:
     max_chunk_tokens: int | None = setting(
         None, "prompt tokens in one step", unset="bounded by time alone", bounds=at_least(1)
     )
+    speculate: Literal["auto", "off"] = setting(
+        "auto",
+        "compute tokens that a stored text continues with along with the next one, where that is faster",
+        detail="Replies stay the same, so `auto` is `off` for models whose bits depend on the rows of a step.",
+    )
     check_when_idle: bool = setting(
         False, "check every invariant of the engine whenever it runs out of work, to find defects", given="file"
     )

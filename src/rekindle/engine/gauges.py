@@ -35,6 +35,8 @@ def engine_stats(
         num_steps=core.num_steps,
         num_stall_misses=scheduler.num_stall_misses,
         num_preemptions=core.num_preemptions,
+        num_draft_tokens=core.speculation.num_drafted,
+        num_accepted_tokens=core.speculation.num_accepted,
         prompt_tokens=core.admission.num_prompt_tokens,
         reused_tokens=core.admission.num_reused_tokens,
         step_overhead_ms=1e3 * core.outside_s / max(1, core.num_steps),

@@ -16,6 +16,7 @@ import numpy as np
 
 from rekindle.cache.blocks.hashing import BlockHash, block_hash
 from rekindle.cache.blocks.table import BlockTable
+from rekindle.engine.drafts import Acceptance
 from rekindle.engine.types import Reuse, Task
 from rekindle.model.adjustments import History
 
@@ -25,6 +26,7 @@ class Sequence:
     """A prompt and its reply so far. Mutable, owned by the engine thread once submitted.
 
     `task` "idle": a prompt that is computed only while no request needs the engine, and never remembered as a turn.
+    `texts` are ids of other stored texts of its agent, from which its reply may quote.
     """
 
     root: BlockHash
@@ -33,6 +35,7 @@ class Sequence:
     reuse: Reuse
     task: Task | Literal["idle"]
     max_new_tokens: int = 0
+    texts: tuple[np.ndarray, ...] = ()  # uint32
     num_computed: int = 0
     num_generated: int = 0
     num_preemptions: int = 0
@@ -42,6 +45,7 @@ class Sequence:
     loaded: set[BlockHash] = field(default_factory=set)
     tried_loads: set[BlockHash] = field(default_factory=set)  # bad on disk
     hashes: list[BlockHash] = field(default_factory=list)
+    acceptance: Acceptance = field(default_factory=Acceptance)  # of drafts for its reply
     num_prompt: int = field(init=False)
     token_ids: np.ndarray = field(init=False)  # uint32, sized for the whole reply
 

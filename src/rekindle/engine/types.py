@@ -238,6 +238,8 @@ class EngineStats:
     num_steps: int
     num_stall_misses: int
     num_preemptions: int
+    num_draft_tokens: int  # guessed and computed along with the next token of a reply
+    num_accepted_tokens: int  # of these, those that became part of a reply
     prompt_tokens: int
     reused_tokens: int
     step_overhead_ms: float

@@ -10,7 +10,9 @@ import logging
 import math
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
+import numpy as np
 import torch
 
 from rekindle.engine.blocks.loads import Load
@@ -22,6 +24,7 @@ from rekindle.engine.core.reporting import report_progress
 from rekindle.engine.core.sampling import Replies
 from rekindle.engine.core.scheduler import Chunk, Scheduler
 from rekindle.engine.core.shares import Shares
+from rekindle.engine.core.speculation import Speculation
 from rekindle.engine.request import FinishedTurn, Request, State
 from rekindle.errors import Overloaded, RekindleError, RequestFailed, Timeout
 from rekindle.model.batch import SequenceStep
@@ -40,12 +43,14 @@ class EngineCore:
         runner: ModelRunner,
         cache: PrefixCache,
         scheduler: Scheduler,
+        speculation: Speculation,
         min_reuse_tokens: int,
         on_turn: Callable[[FinishedTurn], None],
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.cache = cache
         self.scheduler = scheduler
+        self.speculation = speculation
         self.num_steps = 0
         self.num_rows = 0  # of all forward passes, also those that ran again after a preemption
         self.step_s = 0.0
@@ -105,7 +110,7 @@ class EngineCore:
         if self.scheduler.everybody():
             self.background.yield_to_requests()
         self.admission.admit(began)
-        chunks = self._with_room(self.scheduler.plan(began))
+        chunks = self._with_drafts(self._with_room(self.scheduler.plan(began)))
         if not self.scheduler.everybody():
             chunks = self.background.plan()
         if chunks:
@@ -154,6 +159,14 @@ class EngineCore:
                 kept.append(chunk)
         return kept
 
+    def _with_drafts(self, chunks: list[Chunk]) -> list[Chunk]:
+        """Return the chunks with the drafts that pay, as far as their blocks are there without preempting a request."""
+        proposed = self.speculation.propose(chunks)
+        return [
+            chunk if not chunk.draft or self.cache.prepare(chunk.sequence, chunk.end) else without_draft(chunk)
+            for chunk in proposed
+        ]
+
     def _run(self, chunks: list[Chunk]) -> None:
         began = self._clock()
         try:
@@ -162,7 +175,9 @@ class EngineCore:
             # Border: any error of the model's code, panics of libraries included, ends one request, not the engine.
             if is_meant_for_thread(error):
                 raise
-            if len(chunks) == 1:
+            if len(chunks) == 1 and chunks[0].draft:
+                chunks = [without_draft(chunks[0])]
+            elif len(chunks) == 1:
                 request = chunks[0].request
                 name = "idle work" if request is None else f"request {request.id}"
                 logger.exception("%s failed in its forward pass", name)
@@ -172,21 +187,22 @@ class EngineCore:
                 self._run([chunk])
             return
         took = self._clock() - began
-        rows = sum(chunk.num_rows for chunk in chunks)
-        contexts = sum(chunk.num_rows * (chunk.start + chunk.num_rows // 2) for chunk in chunks)
+        rows = sum(chunk.end - chunk.start for chunk in chunks)
+        contexts = sum((chunk.end - chunk.start) * ((chunk.start + chunk.end) // 2) for chunk in chunks)
         self.num_rows += rows
         self.scheduler.costs.observe(rows=rows, row_contexts=contexts, seconds=took)
+        self.speculation.observe(chunks, took)
         self._advance(chunks, logits, bad)
 
     def _forward(self, chunks: Sequence[Chunk]) -> tuple[torch.Tensor, frozenset[int]]:
-        """Return logits [finishing chunks, vocab] and the positions in `chunks` whose KV was not finite."""
+        """Return logits, rows in the order of the chunks, and the positions in `chunks` whose KV was not finite."""
         steps = [
             SequenceStep(
-                token_ids=chunk.sequence.token_ids[chunk.start : chunk.start + chunk.num_rows],
+                token_ids=_token_ids(chunk),
                 start=chunk.start,
                 blocks=chunk.sequence.table.blocks,
                 num_stored=chunk.sequence.table.num_tokens,
-                logits="last" if chunk.samples else "none",
+                logits="all" if chunk.draft else "last" if chunk.samples else "none",
             )
             for chunk in chunks
         ]
@@ -194,28 +210,56 @@ class EngineCore:
         return logits, frozenset(self._runner.failed_steps)
 
     def _advance(self, chunks: Sequence[Chunk], logits: torch.Tensor, bad: frozenset[int]) -> None:
-        """Publish what the pass computed, sample where a sequence is complete, report progress."""
-        finishing: list[Request] = []
-        keep: list[int] = []
+        """Publish what the pass computed, sample where a sequence is complete, report progress.
+
+        A chunk that failed with a draft runs again without one.
+        """
+        sampling: list[tuple[Chunk, int]] = []  # with the number of its first row of logits
         row = 0
-        broken = RequestFailed("the model produced KV that is not finite; nothing of it was kept")
         for index, chunk in enumerate(chunks):
-            request, wants = chunk.request, chunk.samples
-            if index in bad:
-                self._fail(chunk, broken)
-            else:
+            request = chunk.request
+            if index not in bad:
                 chunk.sequence.num_computed = chunk.start + chunk.num_rows
                 self.cache.publish(chunk.sequence)
                 if request is not None:
                     self._report_progress(request)
-                    if wants:
-                        finishing.append(request)
-                        keep.append(row)
+                    if chunk.samples:
+                        sampling.append((chunk, row))
                     elif chunk.finishes:
                         self._replies.finish(request, "stop")
-            row += wants
-        if finishing:
-            self._replies.continue_with(logits if len(keep) == row else logits[keep], finishing)
+            elif not chunk.draft:
+                self._fail(chunk, RequestFailed("the model produced KV that is not finite; nothing of it was kept"))
+            row += chunk.num_logits
+        self._sample(logits, sampling)
+        for index in bad:
+            if chunks[index].draft:
+                self._run([without_draft(chunks[index])])
+
+    def _sample(self, logits: torch.Tensor, sampling: list[tuple[Chunk, int]]) -> None:
+        """Sample the next token of every chunk, then the next of those whose draft was right, as single steps would.
+
+        Nothing of a draft is stored before the token was sampled: rows after a wrong one are written again later.
+        """
+        left, turn = sampling, 0
+        while left:
+            rows = [row + turn for _, row in left]
+            chosen = logits if len(rows) == len(logits) else logits[rows]
+            self._replies.continue_with(chosen, [chunk.request for chunk, _ in left if chunk.request is not None])
+            turn += 1
+            left = [(chunk, row) for chunk, row in left if self._accept(chunk, turn)]
+        for chunk, _ in sampling:
+            self.speculation.judge(chunk)
+
+    def _accept(self, chunk: Chunk, count: int) -> bool:
+        """Publish the row of the last sampled token if it was the draft's `count`-th; False ends the step for it."""
+        request, sequence = chunk.request, chunk.sequence
+        if count > len(chunk.draft) or request is None or request.state is not State.RUNNING:
+            return False
+        if int(sequence.ids[-1]) != chunk.draft[count - 1]:
+            return False
+        sequence.num_computed += 1
+        self.cache.publish(sequence)
+        return True
 
     def _fail(self, chunk: Chunk, error: RekindleError) -> None:
         """Fail the request of a chunk, or end the idle work."""
@@ -237,3 +281,14 @@ class EngineCore:
         self.background.check()
         for request in [*self.scheduler.waiting, *self.scheduler.loading]:
             assert not request.sequence.table.blocks, f"request {request.id} waits and holds blocks"
+
+
+def without_draft(chunk: Chunk) -> Chunk:
+    """Return the chunk without its draft."""
+    return replace(chunk, draft=())
+
+
+def _token_ids(chunk: Chunk) -> np.ndarray:
+    """Return the ids of a chunk's rows, those of its draft last."""
+    known = chunk.sequence.token_ids[chunk.start : chunk.start + chunk.num_rows]
+    return np.concatenate([known, np.array(chunk.draft, dtype=np.uint32)]) if chunk.draft else known

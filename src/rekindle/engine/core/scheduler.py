@@ -31,12 +31,26 @@ IDLE_SHARE = 0.4  # of `max_stall_s`, for a step of idle work
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """Rows [start, start + num_rows) of a sequence; at the end of one that gets a reply, the last row gives logits."""
+    """Rows [start, start + num_rows) of a sequence; at the end of one that gets a reply, the last row gives logits.
+
+    Rows of a `draft` follow the last token of a sequence, and give logits, too.
+    """
 
     sequence: Sequence
     start: int
     num_rows: int
     request: Request | None = None  # none: it is idle work
+    draft: tuple[int, ...] = ()
+
+    @property
+    def end(self) -> int:
+        """The position after its last row."""
+        return self.start + self.num_rows + len(self.draft)
+
+    @property
+    def num_logits(self) -> int:
+        """How many of its last rows give logits."""
+        return self.samples * (1 + len(self.draft))
 
     @property
     def finishes(self) -> bool:

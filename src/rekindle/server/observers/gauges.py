@@ -39,6 +39,8 @@ ENGINE = (
     _Figure("num_steps", "steps", "counter", "Steps of the engine"),
     _Figure("num_stall_misses", "stalls", "counter", "Steps that took longer than they may"),
     _Figure("num_preemptions", "preemptions", "counter", "Requests that gave their blocks up to others"),
+    _Figure("num_draft_tokens", "draft_tokens", "counter", "Guessed tokens computed along with the next of a reply"),
+    _Figure("num_accepted_tokens", "accepted_draft_tokens", "counter", "Guessed tokens that became part of a reply"),
     _Figure("num_evictions", "evictions", "counter", "Blocks evicted from a tier to make room", ("tier", "hot")),
     _Figure("num_anticipations", "anticipations", "counter", "Next prompts that were computed in idle time"),
     _Figure("anticipated_tokens", "anticipated_tokens", "counter", "Tokens that were computed in idle time"),
