@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+import numpy as np
 import pytest
 
 from rekindle.cache.blocks.hashing import BlockHash
@@ -11,7 +14,7 @@ from rekindle.engine.generation import Generation
 from rekindle.engine.intake.prompt_lookup import PromptLookup
 from rekindle.engine.intake.rendering import Renderer
 from rekindle.engine.intake.request_builder import PromptLimits, RequestBuilder
-from rekindle.engine.memory.branches import BranchBook
+from rekindle.engine.memory.branches import Branch, BranchBook, KnownBranch
 from rekindle.engine.memory.memory import AgentMemory
 from rekindle.engine.request import Request
 from rekindle.engine.types import Breakpoint, GenerationRequest
@@ -27,7 +30,9 @@ CHAT = (Message("system", "Be kind and brief."), Message("user", "Hello, who are
 ROOT = BlockHash(b"r" * 32)
 
 
-def prepared(encoder: PromptEncoder, asked: GenerationRequest, *, max_context: int = 4096) -> Request:
+def prepared(
+    encoder: PromptEncoder, asked: GenerationRequest, *, max_context: int = 4096, stored: Sequence[Branch] = ()
+) -> Request:
     form, requests = find_reply_format(encoder), list[Request]()
     memory = AgentMemory(
         encoder=encoder,
@@ -40,6 +45,8 @@ def prepared(encoder: PromptEncoder, asked: GenerationRequest, *, max_context: i
         now=lambda: 0.0,
         vocab_size=encoder.vocab_size,
     )
+    for branch in stored:
+        memory.book.put(branch)
     preparer = RequestBuilder(
         encoder=encoder,
         renderer=Renderer(encoder, form, frozenset(["attribution"])),
@@ -100,3 +107,27 @@ def test_what_has_no_room_is_refused_with_its_size() -> None:
     few = GenerationRequest(messages=CHAT, params=SamplingParams(max_tokens=2))
     assert prepared(encoder, few).sequence.max_new_tokens == 2
     assert prepared(encoder, GenerationRequest(messages=CHAT, task="prefill")).sequence.max_new_tokens == 0
+
+
+def branch(number: int, ids: Sequence[int], *, agent: str = "ada", namespace: str = "default") -> KnownBranch:
+    array = np.asarray(ids, dtype=np.uint32)
+    return KnownBranch(namespace, agent, number, ROOT, ROOT, len(array), 0, 0, float(number), (), array, ())
+
+
+def test_a_reply_may_quote_what_its_agent_has_stored_elsewhere() -> None:
+    encoder = encoder_for("hermes")
+    ids = [30, 31, 32, 33, 34, 35]
+    stored = (
+        branch(0, ids[:4]),
+        branch(1, [*ids, 40, 41]),
+        branch(2, [50, 51, 52]),
+        branch(0, [70, 71], agent="bob"),
+        branch(0, [80, 81], namespace="other"),
+    )
+    asked = GenerationRequest(token_ids=tuple(ids), agent="ada")
+    request = prepared(encoder, asked, stored=stored)
+    assert [text.tolist() for text in request.sequence.texts] == [[50, 51, 52], [*ids, 40, 41]]
+    off = prepared(encoder, GenerationRequest(token_ids=tuple(ids), agent="ada", reuse="off"), stored=stored)
+    assert off.sequence.texts == ()
+    nobody = prepared(encoder, GenerationRequest(token_ids=tuple(ids), agent="eve"), stored=stored)
+    assert nobody.sequence.texts == ()

@@ -16,7 +16,7 @@ import numpy as np
 from rekindle.agent_ids import kind_of, new_conversation
 from rekindle.engine.intake.prompt_ids import prompt_ids
 from rekindle.engine.intake.rendering import Rendering
-from rekindle.engine.memory.branches import common_prefix
+from rekindle.engine.memory.branches import KnownBranch, common_prefix, is_prefix
 from rekindle.engine.memory.memory import AgentMemory
 from rekindle.engine.request import NO_MATCH, MatchFacts
 from rekindle.engine.types import GenerationRequest, Reuse
@@ -123,6 +123,13 @@ class PromptLookup:
         matched = int(self._encoder.byte_ends(ids[:num_tokens])[-1]) if num_tokens else 0
         facts = MatchFacts(relation, "own", True, matched, num_tokens, None)
         return Prompt(ids, agent, "continuation", facts, min(num_tokens, nearest.canonical_tokens))
+
+    def other_texts(self, namespace: str, prompt: Prompt) -> tuple[np.ndarray, ...]:
+        """Return the ids of the agent's branches that the prompt does not contain, most recently used first, as far as
+        they are in memory: its reply may quote them. On the intake thread."""
+        mine = self._memory.book.of(namespace, prompt.agent) if prompt.reuse != "off" else []
+        known = (branch.ids for branch in mine if isinstance(branch, KnownBranch))
+        return tuple(ids for ids in known if not is_prefix(ids, prompt.ids))
 
     def _is_off(self, request: GenerationRequest) -> bool:
         return self._reuse == "off" or request.reuse == "off"

@@ -123,6 +123,7 @@ class RequestBuilder:
         """Submit a request for each generation; on the intake thread, like all that depends on their order."""
         request, prompt, rendering = ready.request, ready.prompt, ready.rendering
         breakpoints, taken_out = self._marked_and_removed(prompt, rendering)
+        texts = self._lookup.other_texts(request.namespace, prompt)
         for index, generation in enumerate(generations):
             built = Request(
                 namespace=request.namespace,
@@ -134,6 +135,7 @@ class RequestBuilder:
                     reuse=prompt.reuse,
                     task=request.task,
                     max_new_tokens=ready.max_new_tokens,
+                    texts=texts,
                 ),
                 match=prompt.match,
                 reply=self._reply(ready, generation, index),
