@@ -141,6 +141,24 @@ def bench_start(
     return run_start(settings, StartBench(repeats, out), console())
 
 
+@app.command("speculation")
+@with_settings(unused=BENCH_UNUSED | {"speculate", "anticipate"})
+def bench_speculation(
+    settings: Settings,
+    tokens: Annotated[int, typer.Option(help="of each reply")] = 128,
+    streams: Annotated[list[int] | None, typer.Option(help="replies at once; may be repeated [1 4]")] = None,
+    repeats: Annotated[int, typer.Option(help="how often each kind is measured; the median counts")] = 3,
+    seed: Annotated[int, typer.Option(help="of sampled replies")] = 0,
+    out: Annotated[Path | None, typer.Option(help="append JSON lines here instead of printing them")] = None,
+) -> int:
+    """Decode with drafts from stored text, and without, on texts that repeat and texts that do not."""
+    from benchmarks.speculation import SpeculationBench, run_speculation
+
+    need_reuse(settings)
+    options = SpeculationBench(tokens, tuple(streams or (1, 4)), repeats, seed, out)
+    return run_speculation(settings, options, console())
+
+
 @app.command("cache")
 def bench_cache(
     sequences: Annotated[int, typer.Option(help="sequences in the trie")] = 100_000,

@@ -23,6 +23,7 @@ SHOWN_SETTINGS = {
     "engine": ("kv", "threads", "context", "block_tokens", "repeats"),
     "coordination": ("agents", "history", "tokens", "kv", "threads"),
     "replay": ("seed", "scale", "context", "speed"),
+    "speculation": ("tokens", "kv", "threads", "repeats"),
 }
 SHOWN_MEASURES = {
     "replay": (
@@ -36,7 +37,12 @@ SHOWN_MEASURES = {
         "replies unlike cold",
     )
 }
-ARMS = {"rekindle": "Rekindle", "transformers": "`transformers` alone"}
+ARMS = {
+    "rekindle": "Rekindle",
+    "transformers": "`transformers` alone",
+    "off": "`--speculate off`",
+    "auto": "`--speculate auto`",
+}
 END = "<!-- end -->"
 Line = dict[str, Any]
 

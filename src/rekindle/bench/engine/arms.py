@@ -26,8 +26,9 @@ WARM_NUMBERS = {"cached": 1_000, "evicted": 2_000}  # of the first extension aft
 def hot(job: Job) -> Iterator[Measurement]:
     """Measure what fits in one process: cold with and without the store, hot, decoding, the arena."""
     with ExitStack() as stack:
-        engine = stack.enter_context(Engine(job.settings()))
-        unsaved = stack.enter_context(Engine(job.settings(store="off")))
+        # Repeated requests would be continued from the replies before: `benchmarks speculation` measures that.
+        engine = stack.enter_context(Engine(job.settings(speculate="off")))
+        unsaved = stack.enter_context(Engine(job.settings(store="off", speculate="off")))
         job = clamped(job, engine.max_context)
         workload = workload_of(job)
         for each in (engine, unsaved):
