@@ -1,27 +1,31 @@
 """Write a model directory of realistic size with random weights: as fast and large as a trained model.
 
-    python tools/make_model.py 24-layer /tmp/model          # 387M parameters, bf16, 774 MB
+    python tools/make_model.py 24-layer /tmp/model          # Llama: 387M parameters, bf16, 774 MB
+    python tools/make_model.py qwen3-moe /tmp/mixture       # 64 experts, of which a token uses 8
     python tools/make_model.py tiny /tmp/tiny --layers 2
 
-Llama architecture (no bias on K, so that 4-bit KV applies), bf16 safetensors, a byte-level BPE tokenizer trained on
-the fly, the ChatML template. Its answers are noise.
+bf16 safetensors, a byte-level BPE tokenizer trained on the fly, the ChatML template. Answers are noise. Llama's shapes
+have names of their own; of other families there is one with the proportions of its real models at 350M to 390M
+parameters, and a tiny one. None has a bias on K, so that 4-bit KV applies, but gpt-oss.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from pocket.tokenizer import train_tokenizer
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM
 
 
 @dataclass(frozen=True)
 class Shape:
-    """Sizes of a model; `tied` shares input and output embeddings."""
+    """Sizes of a model; `tied` shares input and output embeddings, `others` are settings of its family."""
 
     layers: int
     hidden: int
@@ -32,20 +36,53 @@ class Shape:
     vocab: int
     context: int
     tied: bool
+    family: str = "llama"
+    others: Mapping[str, Any] = field(default_factory=dict)
+
+
+ROPE = {"rope_theta": 500_000.0}
+YARN = {"rope_type": "yarn", "rope_theta": 150_000.0, "factor": 8.0, "original_max_position_embeddings": 4096}
+YARN |= {"beta_fast": 32.0, "beta_slow": 1.0, "truncate": False}
+
+
+def _qwen3_moe(experts: int, chosen: int, inner: int) -> dict[str, Any]:
+    mixture = {"num_experts": experts, "num_experts_per_tok": chosen, "moe_intermediate_size": inner}
+    return {**mixture, "norm_topk_prob": True, "decoder_sparse_step": 1, "rope_parameters": ROPE}
+
+
+def _gemma3(window: int, head_size: int, period: int) -> dict[str, Any]:
+    """Every `period`-th layer sees everything, the others a window."""
+    return {"sliding_window": window, "query_pre_attn_scalar": head_size, "sliding_window_pattern": period}
+
+
+def _gpt_oss(experts: int, chosen: int, window: int) -> dict[str, Any]:
+    return {
+        "num_local_experts": experts,
+        "num_experts_per_tok": chosen,
+        "sliding_window": window,
+        "rope_parameters": YARN,
+    }
 
 
 SHAPES = {
-    "tiny": Shape(2, 128, 2, 1, 64, 256, 2048, 4096, True),
-    "24-layer": Shape(24, 896, 14, 2, 64, 4864, 32_000, 32_768, True),
-    "1b": Shape(16, 2048, 32, 8, 64, 8192, 32_000, 32_768, True),
-    "8b": Shape(32, 4096, 32, 8, 128, 14_336, 128_256, 32_768, False),
+    "tiny": Shape(2, 128, 2, 1, 64, 256, 2048, 4096, True, others={"rope_parameters": ROPE}),
+    "24-layer": Shape(24, 896, 14, 2, 64, 4864, 32_000, 32_768, True, others={"rope_parameters": ROPE}),
+    "1b": Shape(16, 2048, 32, 8, 64, 8192, 32_000, 32_768, True, others={"rope_parameters": ROPE}),
+    "8b": Shape(32, 4096, 32, 8, 128, 14_336, 128_256, 32_768, False, others={"rope_parameters": ROPE}),
+    "qwen3-moe": Shape(12, 768, 8, 2, 128, 2304, 32_000, 32_768, True, "qwen3_moe", _qwen3_moe(64, 8, 192)),
+    "qwen3-moe-tiny": Shape(2, 128, 2, 1, 64, 256, 2048, 4096, True, "qwen3_moe", _qwen3_moe(8, 2, 64)),
+    "gemma3": Shape(12, 1152, 4, 1, 256, 6912, 32_000, 32_768, True, "gemma3_text", _gemma3(512, 256, 6)),
+    "gemma3-tiny": Shape(2, 128, 2, 1, 64, 256, 2048, 4096, True, "gemma3_text", _gemma3(64, 64, 2)),
+    "gpt-oss": Shape(10, 576, 16, 2, 64, 576, 32_000, 32_768, False, "gpt_oss", _gpt_oss(32, 4, 128)),
+    "gpt-oss-tiny": Shape(2, 128, 2, 1, 64, 128, 2048, 4096, False, "gpt_oss", _gpt_oss(8, 2, 64)),
 }
 
 
 def make_model(directory: Path, shape: Shape, *, seed: int = 0) -> int:
     """Write the directory; return the number of parameters."""
     tokenizer = train_tokenizer(vocab_size=shape.vocab, context=shape.context, num_files=2000)
-    config = LlamaConfig(
+    config = AutoConfig.for_model(
+        shape.family,
         vocab_size=shape.vocab,
         hidden_size=shape.hidden,
         intermediate_size=shape.intermediate,
@@ -54,18 +91,18 @@ def make_model(directory: Path, shape: Shape, *, seed: int = 0) -> int:
         num_key_value_heads=shape.kv_heads,
         head_dim=shape.head_size,
         max_position_embeddings=shape.context,
-        rope_theta=500_000.0,
         tie_word_embeddings=shape.tied,
         bos_token_id=None,
         eos_token_id=tokenizer.convert_tokens_to_ids("<|im_end|>"),
         pad_token_id=0,
+        **shape.others,
     )
     torch.manual_seed(seed)
-    torch.set_default_dtype(torch.bfloat16)
-    model = LlamaForCausalLM(config)
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
     model.save_pretrained(directory)
     tokenizer.save_pretrained(directory)
-    _add_rope_theta(directory / "config.json", config.rope_parameters["rope_theta"])
+    if "rope_theta" in config.rope_parameters:
+        _add_rope_theta(directory / "config.json", config.rope_parameters["rope_theta"])
     return sum(parameter.numel() for parameter in model.parameters())
 
 
@@ -84,7 +121,7 @@ def main() -> None:
     given = parser.parse_args()
     shape = SHAPES[given.shape]
     if given.layers is not None:
-        shape = Shape(**{**vars(shape), "layers": given.layers})
+        shape = replace(shape, layers=given.layers)
     count = make_model(given.directory, shape, seed=given.seed)
     print(f"{given.directory}: {count / 1e6:.0f}M parameters")
 
