@@ -4,6 +4,7 @@ from tools.defects.computing import COMPUTING
 from tools.defects.kernels import KERNELS
 from tools.defects.layers import LAYERS
 from tools.defects.mapped import MAPPED
+from tools.defects.mixtures import MIXTURES
 from tools.defects.serving import SERVING
 
-MUTANTS = (*COMPUTING, *SERVING, *KERNELS, *LAYERS, *MAPPED)
+MUTANTS = (*COMPUTING, *SERVING, *KERNELS, *LAYERS, *MAPPED, *MIXTURES)

@@ -14,7 +14,7 @@ import numpy as np
 
 from rekindle.kernels.attention import AttendCall, LayerBlocks, RowsStruct, Scoring, Spans, WriteCall
 from rekindle.kernels.library import KernelLibrary
-from rekindle.kernels.linear import FORMATS, PackedWeights
+from rekindle.kernels.linear import Linear, WeightsStruct, described
 from rekindle.spec import LayerSpec
 
 Activation = Literal["silu", "gelu_tanh"]
@@ -27,29 +27,16 @@ _I32, _I64, _POINTER, _F32 = ctypes.c_int32, ctypes.c_int64, ctypes.c_void_p, ct
 _NOWHERE = RowsStruct(None, 0, 0)
 
 
-class Linear(NamedTuple):
-    """Packed weights, and the address of a bf16 bias or None."""
-
-    packed: PackedWeights
-    bias: int | None
-
-
 class _Norm(ctypes.Structure):
     """`rk_norm` of native/rekindle.h."""
 
     _fields_ = (("weight", _POINTER), ("columns", _I64), ("epsilon", _F32), ("rounds_first", _I32))
 
 
-class _Weights(ctypes.Structure):
-    """`rk_weights` of native/rekindle.h."""
-
-    _fields_ = (("packed", _POINTER), ("bias", _POINTER), ("columns", _I64), ("depth", _I64), ("format", _I32))
-
-
 class _Mlp(ctypes.Structure):
     """`rk_mlp` of native/rekindle.h."""
 
-    _fields_ = (*((name, _Weights) for name in ("gate", "up", "down")), ("inner", _I64), ("activation", _I32))
+    _fields_ = (*((name, WeightsStruct) for name in ("gate", "up", "down")), ("inner", _I64), ("activation", _I32))
 
 
 class _Decoder(ctypes.Structure):
@@ -57,7 +44,7 @@ class _Decoder(ctypes.Structure):
 
     _fields_ = (
         *((name, _Norm) for name in ("input_norm", "post_attention_norm", "q_norm", "k_norm")),
-        *((name, _Weights) for name in "qkvo"),
+        *((name, WeightsStruct) for name in "qkvo"),
         ("mlp", _Mlp),
     )
 
@@ -69,13 +56,6 @@ class _DecoderCall(ctypes.Structure):
         *((name, _POINTER) for name in ("input", "output", "cos", "sin")),
         *(("write", WriteCall), ("attend", AttendCall)),
     )
-
-
-def _described(linear: Linear | None) -> _Weights:
-    if linear is None:
-        return _Weights(None, None, 0, 0, 0)
-    packed, bias = linear
-    return _Weights(packed.address, bias, packed.columns, packed.depth, FORMATS[packed.format])
 
 
 class NormLayer:
@@ -105,7 +85,7 @@ class MlpLayer:
             up is not None and (up.packed.columns, up.packed.depth) != (inner, self.depth)
         ):
             raise ValueError(f"gate {gate.packed}, up {up} and down {down.packed} are not those of one MLP")
-        self.described = _Mlp(*map(_described, self._linears), inner, ACTIVATIONS.index(activation))
+        self.described = _Mlp(*map(described, self._linears), inner, ACTIVATIONS.index(activation))
         self.reference = ctypes.byref(self.described)
 
 
@@ -145,7 +125,7 @@ class DecoderLayer:
         self.heads = heads
         self.described = _Decoder(
             *(_Norm(None, 0, 0.0, 0) if norm is None else norm.described for norm in norms),
-            *map(_described, projections),
+            *map(described, projections),
             mlp.described,
         )
         self.reference = ctypes.byref(self.described)

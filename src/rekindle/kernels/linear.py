@@ -65,6 +65,31 @@ class PackedWeights:
         assert self.address == self.memory.ctypes.data and self.address % ALIGNMENT == 0, self
 
 
+class Linear(NamedTuple):
+    """Packed weights, and the address of a bf16 bias or None."""
+
+    packed: PackedWeights
+    bias: int | None
+
+
+class WeightsStruct(ctypes.Structure):
+    """`rk_weights` of native/rekindle.h."""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("packed", "bias")),
+        *((name, ctypes.c_int64) for name in ("columns", "depth")),
+        ("format", ctypes.c_int32),
+    )
+
+
+def described(linear: Linear | None) -> WeightsStruct:
+    """A linear layer as other kernels read it; without one, all zeros."""
+    if linear is None:
+        return WeightsStruct(None, None, 0, 0, 0)
+    packed, bias = linear
+    return WeightsStruct(packed.address, bias, packed.columns, packed.depth, FORMATS[packed.format])
+
+
 class LinearKernel:
     """`rk_pack` and `rk_linear` of one library."""
 

@@ -20,6 +20,7 @@ import torch
 from rekindle.kernels import decoder as kernels
 from rekindle.kernels.attention import Scoring
 from rekindle.kernels.decoder import DecoderKernel, DecoderLayer, Norms, Projections
+from rekindle.kernels.experts import ExpertsKernel
 from rekindle.kv.arena import KVArena
 from rekindle.kv.attention import PagedAttention
 from rekindle.kv.fused import FusedAttention, attention_over
@@ -29,6 +30,7 @@ from rekindle.model.batch import ForwardBatch
 from rekindle.model.formats import check_tokens
 from rekindle.model.fused_modules import fuse_modules, is_changed, is_packed, linear, mlp_layer, norm_layer
 from rekindle.model.loaded import LoadedModel
+from rekindle.model.mixtures import fuse_experts
 from rekindle.model.runner import PagedStep
 from rekindle.model.trial import interleaved_tables, sequence_step
 from rekindle.spec import LayerSpec
@@ -102,6 +104,7 @@ def fuse_layers(loaded: LoadedModel) -> int:
     if loaded.kernels.library is None:
         return 0
     kernel, fused = DecoderKernel(loaded.kernels.library), list[FusedDecoder]()
+    fuse_experts(loaded.model, ExpertsKernel(loaded.kernels.library))
     modules = [module for module in loaded.model.modules() if _has_form(module)]
     inside = set[int]()
     with torch.inference_mode():

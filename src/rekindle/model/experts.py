@@ -21,7 +21,8 @@ from rekindle.model.packed import Layout, checked_rows, is_bf16, multiply, near,
 
 EXPERTS_NAME = "rekindle"
 PROJECTIONS = ("gate_up_proj", "up_proj", "down_proj")
-PACKED_NAME = "rekindle_packed"  # of the attribute of a module: projection -> PackedExperts
+# Attributes of a module: projection -> PackedExperts, and what computes all experts at once, if something does.
+PACKED_NAME, FUSED_NAME = "rekindle_packed", "rekindle_fused"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -48,6 +49,15 @@ def padded_experts(
     module: Any, hidden_states: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor
 ) -> torch.Tensor:
     """The weighted sum of each token's experts: [tokens, hidden] and [tokens, k] -> [tokens, hidden]."""
+    fused = getattr(module, FUSED_NAME, None)
+    output = None if fused is None else fused(hidden_states, top_k_index, top_k_weights)
+    return each_padded(module, hidden_states, top_k_index, top_k_weights) if output is None else output
+
+
+def each_padded(
+    module: Any, hidden_states: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor
+) -> torch.Tensor:
+    """As `padded_experts`, one expert after the other."""
     num_tokens, num_chosen = top_k_index.shape
     chosen = top_k_index.reshape(-1)
     output = hidden_states.new_empty(num_tokens * num_chosen, hidden_states.shape[-1])
@@ -86,7 +96,7 @@ def pack_experts(model: Any, kernel: LinearKernel, weight_format: WeightFormat =
     Returns notes on projections that were left because ours would compute something else.
     """
     notes = list[str]()
-    for path, module in _mixtures(model):
+    for path, module in mixtures(model):
         made = _packed(module, kernel, weight_format)
         for name in made:
             module._parameters[name] = placeholder(getattr(module, name))
@@ -99,7 +109,7 @@ def pack_experts(model: Any, kernel: LinearKernel, weight_format: WeightFormat =
 @contextmanager
 def packed_for_trial(model: Any, kernel: LinearKernel) -> Iterator[int]:
     """Compute experts in int8 until the block ends; yield how many matrices are."""
-    modules = [module for _, module in _mixtures(model)]
+    modules = [module for _, module in mixtures(model)]
     try:
         for module in modules:
             setattr(module, PACKED_NAME, _packed(module, kernel, "int8"))
@@ -111,14 +121,14 @@ def packed_for_trial(model: Any, kernel: LinearKernel) -> Iterator[int]:
 
 def packed_weights(model: Any) -> Iterator[PackedWeights]:
     """The packed weights of every expert."""
-    for _, module in _mixtures(model):
+    for _, module in mixtures(model):
         for projection in getattr(module, PACKED_NAME, {}).values():
             yield from projection.weights
 
 
 def named_weights(model: Any) -> Iterator[tuple[str, PackedWeights]]:
     """The packed weights of every expert with their names: of the layer, the projection, the number."""
-    for path, module in _mixtures(model):
+    for path, module in mixtures(model):
         for name, projection in getattr(module, PACKED_NAME, {}).items():
             yield from ((f"{path}.{name}.{number}", each) for number, each in enumerate(projection.weights))
 
@@ -126,7 +136,7 @@ def named_weights(model: Any) -> Iterator[tuple[str, PackedWeights]]:
 def fitting(model: Any, weights: dict[str, PackedWeights]) -> list[Projection]:
     """Projections for whose experts there are weights by these names; they are taken out of `weights`."""
     found = list[Projection]()
-    for path, module in _mixtures(model):
+    for path, module in mixtures(model):
         for name in _packable(module):
             count, *shape = getattr(module, name).shape
             columns, depth = reversed(shape) if module.is_transposed else shape
@@ -144,7 +154,7 @@ def replace(projections: Iterable[Projection], kernel: LinearKernel) -> None:
         setattr(module, PACKED_NAME, {**getattr(module, PACKED_NAME, {}), name: PackedExperts(kernel, weights)})
 
 
-def _mixtures(model: Any) -> Iterator[tuple[str, Any]]:
+def mixtures(model: Any) -> Iterator[tuple[str, Any]]:
     """Layers that compute by `padded_experts`, with their names."""
     for path, module in model.named_modules():
         config = getattr(module, "config", None)

@@ -16,7 +16,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from rekindle.kernels.decoder import ACTIVATIONS, ROUNDINGS, DecoderKernel, Linear, MlpLayer, NormLayer
+from rekindle.kernels.decoder import ACTIVATIONS, ROUNDINGS, DecoderKernel, MlpLayer, NormLayer
+from rekindle.kernels.linear import Linear
 from rekindle.model.packed import HOOKS, PackedLinear, is_bf16
 
 log = logging.getLogger(__name__)

@@ -195,6 +195,15 @@ INLINE int64_t rows_at_once(int64_t rows) {
   return (rows + groups - 1) / groups;
 }
 
+constexpr int64_t TOGETHER = 1;  // staged rows that are one piece of memory
+
+// Copies a staged row to the place of another one.
+template <class Format>
+INLINE void copy_row(Staged<Format>* staged, int64_t from, int64_t to, int64_t blocks) {
+  const int64_t values = blocks * STAGED_BLOCK<Format>;
+  memcpy(staged + to * values, staged + from * values, values * sizeof *staged);
+}
+
 template <class Format>
 using Product = void (*)(const Staged<Format>*, int64_t, const uint32_t*, Sums&);
 

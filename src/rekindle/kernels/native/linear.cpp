@@ -10,15 +10,8 @@
 
 #include "memory.hpp"
 #include "panel.hpp"
+#include "products.hpp"
 #include "rekindle.h"
-
-#if defined(__AMX_BF16__)
-#include "tiles.hpp"
-namespace products = tiles;
-#else
-#include "dots.hpp"
-namespace products = dots;
-#endif
 
 namespace {
 
@@ -58,14 +51,6 @@ struct Panel {
   }
 };
 
-// The value of LANES sums: those of int8 are whole numbers, times the scales of row and columns.
-template <class Format>
-INLINE simd::Vec value_of(const float* sums, float row_scale, const float* column_scales) {
-  if constexpr (std::is_same_v<Format, Bf16>) return simd::load(sums);
-  const simd::Vec sum = simd::mul(simd::to_floats(simd::load_bits(sums)), simd::broadcast(row_scale));
-  return simd::mul(sum, simd::load(column_scales));
-}
-
 // Applies scales, adds the bias to `count` rows of sums, rounds once, and writes the columns that exist. `row_scales` are
 // those of the rows.
 template <class Format>
@@ -81,7 +66,7 @@ void finish(const Panel<Format>& panel, int64_t row, int64_t count, const float*
     uint8_t* to = (uint8_t*)call.output + ((row + r) * call.output_stride + column) * size;
     void* out = width == panel::COLUMNS ? (void*)to : (void*)line;
     for (int n = 0; n < panel::COLUMNS; n += simd::LANES) {
-      simd::Vec sum = value_of<Format>(sums.at[r] + n, row_scales[r], panel.scales + n);
+      simd::Vec sum = products::value_of<Format>(sums.at[r] + n, row_scales[r], panel.scales + n);
       if (call.bias != nullptr) sum = simd::add(sum, simd::load_bf16(bias + n));
       if (call.output_format == RK_FP32) {
         simd::store((float*)out + n, sum);

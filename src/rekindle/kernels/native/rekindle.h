@@ -16,7 +16,7 @@ extern "C" {
 #endif
 
 /* The number of this interface; a library with another one is not used. `INTERFACE` in library.py is the same. */
-#define RK_INTERFACE 3
+#define RK_INTERFACE 4
 int32_t rk_interface(void);
 
 /* Asks the system for what this library's instructions need; 1 if they may be used. Call it before anything else. */
@@ -148,6 +148,37 @@ typedef struct {
 
 /* output[rows, columns of down] of input[rows, depth of gate], bf16, without gaps between rows. */
 void rk_gated_mlp(const rk_mlp* mlp, const uint16_t* input, uint16_t* output, int64_t rows, int32_t threads);
+
+/* Gates of experts: RK_SILU and RK_GELU_TANH as above; RK_SWISH is gate * sigmoid(alpha * gate) * (up + 1). */
+enum { RK_SWISH = 2 };
+
+/* Experts of one layer: down(gate(up(x))). `up` gives 2 * inner values, all gates before all others, or in turns where
+ * `interleaved` is 1. Gates are at most `limit`, the others between -limit and limit; it is infinity where there is none.
+ * A bias is added to the product as it was rounded.
+ *
+ * up, down: [experts], all of the same sizes and format, RK_BF16 or RK_INT8; the two may have different ones.
+ */
+typedef struct {
+  const rk_weights *up, *down;
+  int64_t experts, inner;
+  int32_t activation, interleaved;
+  float limit, alpha;
+} rk_experts;
+
+/* output[tokens, size] = the sum of every token's chosen experts, each times its share. input, output: bf16 without
+ * gaps, not the same memory. indices: [tokens][chosen], of experts. shares: [tokens][chosen]; with RK_BF16 each product
+ * is rounded before they are summed, with RK_FP32 only the sum.
+ */
+typedef struct {
+  int64_t tokens, chosen;
+  const uint16_t* input;
+  const int64_t* indices;
+  const void* shares;
+  int32_t share_format;
+  uint16_t* output;
+} rk_experts_call;
+
+void rk_mix(const rk_experts* experts, const rk_experts_call* call, int32_t threads);
 
 /* A decoder layer of Llama's form: x + o(attention(q, k, v of norm(x))), and of that y + mlp(norm(y)). q_norm and k_norm
  * are those of each head; their weight is NULL where there is none. Everything is rounded to bf16 where transformers

@@ -31,6 +31,7 @@ INLINE Vec sub(Vec a, Vec b) { return _mm512_sub_ps(a, b); }
 INLINE Vec mul(Vec a, Vec b) { return _mm512_mul_ps(a, b); }
 INLINE Vec div(Vec a, Vec b) { return _mm512_div_ps(a, b); }
 INLINE Vec larger(Vec a, Vec b) { return _mm512_max_ps(a, b); }
+INLINE Vec smaller(Vec a, Vec b) { return _mm512_min_ps(a, b); }
 INLINE Vec fmadd(Vec a, Vec b, Vec c) { return _mm512_fmadd_ps(a, b, c); }
 INLINE Vec magnitude(Vec a) { return _mm512_abs_ps(a); }
 INLINE Vec rounded(Vec a) { return _mm512_roundscale_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
@@ -163,6 +164,7 @@ INLINE Vec sub(Vec a, Vec b) { return _mm256_sub_ps(a, b); }
 INLINE Vec mul(Vec a, Vec b) { return _mm256_mul_ps(a, b); }
 INLINE Vec div(Vec a, Vec b) { return _mm256_div_ps(a, b); }
 INLINE Vec larger(Vec a, Vec b) { return _mm256_max_ps(a, b); }
+INLINE Vec smaller(Vec a, Vec b) { return _mm256_min_ps(a, b); }
 INLINE Vec fmadd(Vec a, Vec b, Vec c) { return _mm256_fmadd_ps(a, b, c); }
 INLINE Vec magnitude(Vec a) { return _mm256_andnot_ps(_mm256_set1_ps(-0.f), a); }
 INLINE Vec rounded(Vec a) { return _mm256_round_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }

@@ -146,6 +146,18 @@ INLINE void multiply_two(const uint32_t* a, int64_t blocks, const uint32_t* b, f
 
 INLINE int64_t rows_at_once(int64_t) { return MOST_ROWS; }
 
+constexpr int64_t TOGETHER = ROWS;  // staged rows that are one piece of memory
+
+// Copies a staged row to the place of another one.
+template <class Format>
+INLINE void copy_row(uint32_t* staged, int64_t from, int64_t to, int64_t blocks) {
+  const uint32_t* source = staged + (from / ROWS * blocks * ROWS + from % ROWS) * panel::WORDS;
+  uint32_t* target = staged + (to / ROWS * blocks * ROWS + to % ROWS) * panel::WORDS;
+  for (int64_t block = 0; block < blocks; block++, source += TILE_WORDS, target += TILE_WORDS) {
+    simd::store_bits(target, simd::load_bits(source));
+  }
+}
+
 template <class Format>
 INLINE void multiply(Registers& registers, const uint32_t* a, int64_t rows, int64_t blocks, const uint32_t* b,
                      Sums& sums) {

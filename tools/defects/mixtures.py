@@ -1,0 +1,70 @@
+"""Defects in experts that are one call of the kernels."""
+
+from __future__ import annotations
+
+from tools.defects.kernels import native
+from tools.defects.mutant import Mutant, one
+
+EXPERTS = "tests/model/test_mixtures.py"
+OUTPUTS = f"{EXPERTS}::test_outputs_are_those_of_experts_one_by_one"
+TWICE = f"{EXPERTS}::test_a_token_may_choose_an_expert_twice_or_all"
+LEFT = f"{EXPERTS}::test_a_layer_that_computes_something_else_is_left_alone"
+OTHER_GATE = f"{EXPERTS}::test_another_gate_is_left_alone"
+
+
+def experts(name: str, old: str, new: str, *tests: str) -> Mutant:
+    """Build a mutant of the experts' C++."""
+    return native(name, "experts.cpp", old, new, *tests or (OUTPUTS,))
+
+
+MIXTURES: tuple[Mutant, ...] = (
+    experts(
+        "one row for all that chose an expert", "next[call.indices[slot]]++;\n  }", "next[call.indices[slot]];\n  }"
+    ),
+    experts(
+        "rows of an expert beyond the first many taken for the first", "{expert, room + done, std", "{expert, room, std"
+    ),
+    experts("a token's second expert without its row", "n = 1; n < call.chosen", "n = 2; n < call.chosen"),
+    experts("the first expert for all", "weights_[part.expert];", "weights_[0];"),
+    experts("a row's scale taken for those after it", "scales_.memory[row + r]", "scales_.memory[row]"),
+    experts("the scale of a row not copied with it", "scales_.memory[row] = scales_.memory[from];", ""),
+    experts(
+        "a bias added before the product is rounded",
+        "simd::add(simd::round_bf16(sum), simd::load",
+        "simd::add(sum, simd::load",
+    ),
+    experts("the bias of the first panel for all", "weights.bias + column, width", "weights.bias, width"),
+    experts("gates without their limit", "simd::smaller(simd::broadcast(experts.limit), gate)", "gate"),
+    experts("the other values limited on one side", "simd::larger(simd::broadcast(-limit), ", "("),
+    experts("nothing added to what gates multiply", "simd::add(up, simd::broadcast(1.f))", "up"),
+    experts("gates without their slope", "simd::mul(gate, simd::broadcast(experts.alpha))", "gate"),
+    experts(
+        "the tail of gates in turns left out",
+        "memcpy(pairs, row + 2 * at, count",
+        "memcpy(pairs, row + 2 * at, count / LANES * LANES",
+    ),
+    experts("products with shares in bf16 not rounded", "call.share_format == RK_FP32 ? part :", "true ? part :"),
+    experts(
+        "the share of an expert's first choice twice",
+        "call.shares)[slot] << 16",
+        "call.shares)[slot / 2 * 2] << 16",
+        TWICE,
+    ),
+    one(
+        "experts fused whatever they compute",
+        "model/mixtures.py",
+        "is not None and alike(ours, theirs)",
+        "is not None",
+        LEFT,
+        OTHER_GATE,
+    ),
+    one("experts with hooks fused", "model/mixtures.py", " or is_changed(module)", "", LEFT),
+    one("experts with a norm fused", "model/mixtures.py", " or module.has_post_expert_norm", "", LEFT),
+    one(
+        "experts beyond the last one read",
+        "model/mixtures.py",
+        "<= int(chosen.max()) < self.layer.experts:",
+        "<= int(chosen.max()):",
+        f"{EXPERTS}::test_strides_and_empty_steps",
+    ),
+)
