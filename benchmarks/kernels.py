@@ -3,9 +3,10 @@
     python -m benchmarks kernels --threads 1
     python -m benchmarks kernels --threads 2 --rows 1 --rows 8
 
-The arm `torch` is torch.nn.functional.linear in bf16; the others are the levels that this processor runs, in bf16 and
-in int8. With one thread the process's CPU time is taken, which other processes disturb least, with more the time that
-passes. Weights are used in turn, as those of a model's layers are, so that a single matrix does not stay in the cache.
+The arm `torch` is torch.nn.functional.linear in bf16; the others are the levels that this processor runs, in bf16,
+int8 and int4. With one thread the process's CPU time is taken, which other processes disturb least, with more the time
+that passes. Weights are used in turn, as those of a model's layers are, so that a single matrix does not stay in the
+cache.
 """
 
 from __future__ import annotations

@@ -129,7 +129,7 @@ def assert_same(pairs: list[tuple[torch.Tensor, torch.Tensor]]) -> None:
     assert float(torch.cat([(ours != theirs).flatten() for ours, theirs in pairs]).float().mean()) < 0.01
 
 
-@pytest.mark.parametrize("weights", ["bf16", "int8"])
+@pytest.mark.parametrize("weights", ["bf16", "int8", "int4"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_outputs_are_those_of_experts_one_by_one(
     kind: type[nn.Module], weights: WeightFormat, kernels: library.KernelLibrary
@@ -160,7 +160,7 @@ def test_a_token_may_choose_an_expert_twice_or_all(kernels: library.KernelLibrar
     assert_same([(experts(rows, each, shares), each_padded(experts, rows, each, shares)) for each in choices])
 
 
-@pytest.mark.parametrize("weights", ["bf16", "int8"])
+@pytest.mark.parametrize("weights", ["bf16", "int8", "int4"])
 @pytest.mark.parametrize("kind", [Silu, Interleaved])
 def test_bits_depend_on_no_company_no_cut_and_no_threads(
     kind: type[nn.Module], weights: WeightFormat, kernels: library.KernelLibrary
@@ -275,7 +275,7 @@ def test_rows_in_fp32_and_weights_of_torch_are_left_alone(kernels: library.Kerne
         experts(rows.float(), chosen, shares)
 
 
-@pytest.mark.parametrize("weights", ["bf16", "int8"])
+@pytest.mark.parametrize("weights", ["bf16", "int8", "int4"])
 @pytest.mark.parametrize("kind", ["mixtral", "qwen3-moe", "gpt-oss"])
 def test_a_model_gives_the_same_bits_on_every_path(
     kind: str, weights: WeightFormat, kernels: library.KernelLibrary

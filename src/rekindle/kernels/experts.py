@@ -17,7 +17,6 @@ from rekindle.kernels.linear import BF16, FP32, Linear, WeightsStruct, described
 GateActivation = Literal["silu", "gelu_tanh", "swish"]
 GATE_ACTIVATIONS: tuple[GateActivation, ...] = ("silu", "gelu_tanh", "swish")  # RK_SILU, ... of native/rekindle.h
 ShareFormat = Literal["bf16", "fp32"]
-FORMATS = ("bf16", "int8")  # of weights
 _I32, _I64, _POINTER, _F32 = ctypes.c_int32, ctypes.c_int64, ctypes.c_void_p, ctypes.c_float
 
 
@@ -59,16 +58,16 @@ class _Call(ctypes.Structure):
 class ExpertsLayer:
     """down(gate(up(x))) of every expert; `up` has gates and other values, as `gate` says.
 
-    ValueError if sizes do not fit together, or experts differ in sizes or formats, or in what the kernels do not know.
+    ValueError if sizes do not fit together, or experts differ in sizes or formats.
     """
 
     def __init__(self, up: Sequence[Linear], down: Sequence[Linear], gate: Gate) -> None:
         forms = [{(x.packed.columns, x.packed.depth, x.packed.format) for x in linears} for linears in (up, down)]
         if len(up) != len(down) or any(len(form) != 1 for form in forms):
             raise ValueError(f"these are not the experts of one layer: {forms}, {len(up)} and {len(down)} of them")
-        ((columns, self.size, up_format),), ((out, inner, down_format),) = forms
-        if columns != 2 * inner or out != self.size or not {up_format, down_format} <= set(FORMATS):
-            raise ValueError(f"experts of {up[0].packed} and {down[0].packed} are none that the kernels know")
+        ((columns, self.size, _),), ((out, inner, _),) = forms
+        if columns != 2 * inner or out != self.size:
+            raise ValueError(f"experts of {up[0].packed} and {down[0].packed} do not fit together")
         self.experts = len(up)
         self._linears = tuple(up), tuple(down)  # kept alive, as the arrays are
         self._arrays = [(WeightsStruct * self.experts)(*map(described, linears)) for linears in self._linears]

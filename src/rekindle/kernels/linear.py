@@ -2,8 +2,8 @@
 
 Owns the memory of packed weights. Knows addresses and strides only, no tensors: callers keep what they point to alive,
 and guarantee dtypes and shapes. An output depends on its row and its column of weights, to the bit: not on the other
-rows of the call, their number, or the number of threads. Between levels bits of bf16 products differ, those of int8 do
-not; the packed form is the same.
+rows of the call, their number, or the number of threads. Between levels bits of bf16 products differ, those of int8 and
+int4 do not; the packed form is the same.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ import numpy as np
 from rekindle.kernels.library import KernelLibrary
 
 ALIGNMENT = 64
-BF16, FP32, INT8 = 0, 1, 3  # RK_BF16, RK_FP32 and RK_INT8 of native/rekindle.h
-FORMATS = {"bf16": BF16, "int8": INT8}
+BF16, FP32, INT8, INT4 = 0, 1, 3, 4  # RK_BF16, RK_FP32, RK_INT8 and RK_INT4 of native/rekindle.h
+FORMATS = {"bf16": BF16, "int8": INT8, "int4": INT4}
 MOST_INT8_DEPTH = 1 << 16  # sums of products of bytes fit 32 bits
-WeightFormat = Literal["bf16", "int8"]
+WeightFormat = Literal["bf16", "int8", "int4"]
 
 
 class _Call(ctypes.Structure):
@@ -47,6 +47,7 @@ class PackedWeights:
     """Weights [columns, depth] of a linear layer in the form the kernels read; `memory` (uint8) is the only copy.
 
     `int8`: rounded to 8 bits with a scale for each column, after a rotation that rows of inputs go through as well.
+    `int4`: of these 8-bit numbers, every 32 in depth are 4-bit ones times a multiplier of theirs.
     """
 
     format: WeightFormat
@@ -57,7 +58,7 @@ class PackedWeights:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes held, columns rounded up to 64 and depth to 32; int8: to 64, and 8 bytes for each column."""
+        """Bytes held, columns rounded up to 64 and depth to 32; int8 and int4: to 64, and 8 bytes for each column."""
         return self.memory.nbytes
 
     def check(self) -> None:
@@ -109,14 +110,14 @@ class LinearKernel:
     ) -> PackedWeights:
         """Copy bf16 weights into packed memory: [columns, depth], as nn.Linear has them, or [depth, columns].
 
-        ValueError if there is nothing to pack, or the depth is beyond what int8 products can sum.
+        ValueError if there is nothing to pack, or the depth is beyond what products in int8 or int4 can sum.
         """
         if weights.rows < 1 or weights.columns < 1:
             raise ValueError(f"weights of shape [{weights.rows}, {weights.columns}] cannot be packed")
         by_column = layout == "columns first"
         columns, depth = (weights.rows, weights.columns) if by_column else (weights.columns, weights.rows)
-        if weight_format == "int8" and depth > MOST_INT8_DEPTH:
-            raise ValueError(f"a depth of {depth} is too large for int8: at most {MOST_INT8_DEPTH}")
+        if weight_format != "bf16" and depth > MOST_INT8_DEPTH:
+            raise ValueError(f"a depth of {depth} is too large for {weight_format}: at most {MOST_INT8_DEPTH}")
         code = FORMATS[weight_format]
         memory = aligned_memory(self._bytes(code, columns, depth))
         packed = PackedWeights(weight_format, columns, depth, memory, memory.ctypes.data)
@@ -136,9 +137,9 @@ class LinearKernel:
     ) -> None:
         """Write source [rows, depth] times the weights, plus `bias`, into target [rows, columns]; both may have no row.
 
-        Sums are fp32, of int8 exact, and rounded once, after the bias; `output="fp32"` does not round them. `source`
-        and the values at the address `bias` [columns] are bf16. Numbers below 2^-126 may count as 0; with int8 an
-        output is NaN where its row or its column of weights is not finite.
+        Sums are fp32, of int8 and int4 exact, and rounded once, after the bias; `output="fp32"` does not round them.
+        `source` and the values at the address `bias` [columns] are bf16. Numbers below 2^-126 may count as 0; with int8
+        and int4 an output is NaN where its row or its column of weights is not finite.
         """
         assert source.columns == packed.depth and target.columns == packed.columns, (packed, source, target)
         assert source.rows == target.rows, (source, target)

@@ -3,14 +3,16 @@
 #pragma once
 
 #include <array>
+#include <type_traits>
 #include <utility>
 
-#include "int8.hpp"
+#include "int4.hpp"
 #include "panel.hpp"
 
 namespace dots {
 
 using panel::Bf16;
+using panel::Int4;
 using panel::Int8;
 using panel::Sums;
 using simd::Bits;
@@ -140,39 +142,61 @@ struct Arithmetic<Int8> {
 #endif
 
 template <class Format>
-using Staged = typename Arithmetic<Format>::Staged;
+using Staged = typename Arithmetic<typename Format::Rows>::Staged;
 template <class Format>
-constexpr int STAGED_BLOCK = panel::WORDS * Arithmetic<Format>::STAGED;  // values of a row in a block
+constexpr int STAGED_BLOCK = panel::WORDS * Arithmetic<typename Format::Rows>::STAGED;  // values of a row in a block
 
 // Stages one row; `scratch` has room for its whole blocks. Returns its scale.
 template <class Format>
 INLINE float stage_row(const uint16_t* input, int64_t row, int64_t depth, float* scratch, Staged<Format>* out) {
   const int64_t values = panel::blocks_of<Format>(depth) * STAGED_BLOCK<Format>;
-  return Arithmetic<Format>::stage(input, depth, scratch, out + row * values);
+  return Arithmetic<typename Format::Rows>::stage(input, depth, scratch, out + row * values);
 }
+
+constexpr int AHEAD = 2;  // blocks: what is fetched while one is multiplied
+
+// The strips of a block as they are multiplied: where they lie, or unpacked.
+template <class Format, int STRIPS>
+struct Strips {
+  static const uint32_t* of(const uint32_t* block, int strip) { return block + strip * panel::STRIP_WORDS; }
+  static void fetch(const uint32_t* words) {
+    UNROLL for (int n = 0; n < STRIPS; n++) {
+      _mm_prefetch((const char*)(words + n * panel::STRIP_WORDS + AHEAD * Format::BLOCK_WORDS), _MM_HINT_T0);
+    }
+  }
+};
+
+template <int STRIPS>
+struct Strips<Int4, STRIPS> {
+  alignas(64) uint32_t values[STRIPS * panel::STRIP_WORDS];
+
+  const uint32_t* of(const uint32_t* block, int strip) {
+    int4::fetch<STRIPS>(block + AHEAD * Int4::BLOCK_WORDS, strip);
+    int4::unpack<STRIPS>(block, strip, values);
+    return values;
+  }
+  static void fetch(const uint32_t*) {}
+};
 
 // Sums of ROWS rows over the strips from `strip` on of one panel.
 template <class Format, int ROWS, int STRIPS>
 static void multiply_strips(const Staged<Format>* first, int64_t blocks, const uint32_t* weights, int strip,
                             Sums& sums) {
-  using Level = Arithmetic<Format>;
+  using Level = Arithmetic<typename Format::Rows>;
   constexpr int VECS = STRIPS * STRIP_VECS;
-  constexpr int AHEAD = 2 * panel::BLOCK_WORDS;
-  const uint32_t* column_sums = weights + blocks * panel::BLOCK_WORDS + panel::COLUMNS + strip * panel::STRIP;
+  const uint32_t* column_sums = weights + blocks * Format::BLOCK_WORDS + panel::COLUMNS + strip * panel::STRIP;
   const Staged<Format>* rows[ROWS];
   typename Level::Sum acc[ROWS][VECS];
   UNROLL for (int r = 0; r < ROWS; r++) {
     rows[r] = first + r * blocks * STAGED_BLOCK<Format>;
     UNROLL for (int n = 0; n < VECS; n++) acc[r][n] = Level::start(column_sums + n * LANES);
   }
-  const uint32_t* b = weights + strip * panel::STRIP_WORDS;
-  for (int64_t block = 0; block < blocks; block++, b += panel::BLOCK_WORDS) {
-    for (int word = 0; word < panel::WORDS; word++) {
-      const uint32_t* at = b + word * panel::STRIP;
-      UNROLL for (int n = 0; n < STRIPS; n++) {
-        _mm_prefetch((const char*)(at + n * panel::STRIP_WORDS + AHEAD), _MM_HINT_T0);
-      }
-      Level::add(acc, rows, (block * panel::WORDS + word) * Level::STAGED, at);
+  Strips<Format, STRIPS> strips;
+  for (int64_t block = 0; block < blocks; block++, weights += Format::BLOCK_WORDS) {
+    const uint32_t* b = strips.of(weights, strip);
+    for (int word = 0; word < panel::WORDS; word++, b += panel::STRIP) {
+      strips.fetch(b);
+      Level::add(acc, rows, (block * panel::WORDS + word) * Level::STAGED, b);
     }
   }
   UNROLL for (int r = 0; r < ROWS; r++) {

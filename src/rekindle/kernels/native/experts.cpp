@@ -16,6 +16,7 @@
 namespace {
 
 using panel::Bf16;
+using panel::Int4;
 using panel::Int8;
 using panel::Sums;
 using simd::Bits;
@@ -102,7 +103,7 @@ class Projection {
   void multiply_panel(products::Registers& registers, const Part& part, int64_t number, uint16_t* output) const {
     const rk_weights& weights = weights_[part.expert];
     const uint32_t* packed = (const uint32_t*)weights.packed + number * panel::panel_words<Format>(blocks_);
-    const float* scales = (const float*)(packed + blocks_ * panel::BLOCK_WORDS);
+    const float* scales = (const float*)(packed + blocks_ * Format::BLOCK_WORDS);
     const int64_t column = number * panel::COLUMNS, width = std::min<int64_t>(panel::COLUMNS, columns() - column);
     const int64_t row_values = blocks_ * products::STAGED_BLOCK<Format>, step = products::rows_at_once(part.rows);
     alignas(64) uint16_t bias[panel::COLUMNS] = {};
@@ -212,13 +213,17 @@ void run(const rk_experts& experts, const rk_experts_call& call, int32_t threads
   }
 }
 
+template <class Up>
+void run_from(const rk_experts& experts, const rk_experts_call& call, int32_t threads) {
+  if (experts.down->format == RK_INT4) return run<Up, Int4>(experts, call, threads);
+  if (experts.down->format == RK_INT8) return run<Up, Int8>(experts, call, threads);
+  run<Up, Bf16>(experts, call, threads);
+}
+
 }  // namespace
 
 extern "C" void rk_mix(const rk_experts* experts, const rk_experts_call* call, int32_t threads) {
-  const bool up = experts->up->format == RK_INT8, down = experts->down->format == RK_INT8;
-  if (up) {
-    down ? run<Int8, Int8>(*experts, *call, threads) : run<Int8, Bf16>(*experts, *call, threads);
-  } else {
-    down ? run<Bf16, Int8>(*experts, *call, threads) : run<Bf16, Bf16>(*experts, *call, threads);
-  }
+  if (experts->up->format == RK_INT4) return run_from<Int4>(*experts, *call, threads);
+  if (experts->up->format == RK_INT8) return run_from<Int8>(*experts, *call, threads);
+  run_from<Bf16>(*experts, *call, threads);
 }

@@ -16,6 +16,7 @@
 namespace {
 
 using panel::Bf16;
+using panel::Int4;
 using panel::Int8;
 using panel::Sums;
 
@@ -30,7 +31,8 @@ struct Job {
   int64_t panels, blocks;  // panels of all of them
   products::Staged<Format>* staged;
   float* scales;   // of the staged rows
-  float* scratch;  // [thread][whole blocks of depth]
+  float* scratch;      // [thread][whole blocks of depth]
+  uint32_t* unpacked;  // [thread][panel of int8], for weights in 4 bits
 
   int64_t padded() const { return blocks * panel::DEPTH<Format>; }
   int64_t row_values() const { return blocks * products::STAGED_BLOCK<Format>; }
@@ -47,7 +49,7 @@ struct Panel {
   Panel(const Job<Format>& job, int64_t index) : call(job.calls), number(index) {
     for (; number >= panel::panels_of(call->columns); call++) number -= panel::panels_of(call->columns);
     weights = (const uint32_t*)call->packed + number * panel::panel_words<Format>(job.blocks);
-    scales = (const float*)(weights + job.blocks * panel::BLOCK_WORDS);
+    scales = (const float*)(weights + job.blocks * Format::BLOCK_WORDS);
   }
 };
 
@@ -78,18 +80,31 @@ void finish(const Panel<Format>& panel, int64_t row, int64_t count, const float*
   }
 }
 
-// Rows first <= row < end, the staged ones from `staged` on, times one panel.
-template <class Format>
-void multiply_panel(const Job<Format>& job, products::Registers& registers, const Panel<Format>& panel, int64_t staged,
-                    int64_t first, int64_t end) {
+// Rows first <= row < end, the staged ones from `staged` on, times one panel, whose weights are given as `Form`.
+template <class Form, class Format>
+void multiply_panel(const Job<Format>& job, products::Registers& registers, const Panel<Format>& panel,
+                    const uint32_t* weights, int64_t staged, int64_t first, int64_t end) {
   Sums sums;
   const int64_t step = products::rows_at_once(end - first);
   for (int64_t row = first; row < end; row += step) {
     const int64_t count = std::min(step, end - row), index = row - staged;
-    products::multiply<Format>(registers, job.staged + index * job.row_values(), count, job.blocks, panel.weights,
-                               sums);
+    products::multiply<Form>(registers, job.staged + index * job.row_values(), count, job.blocks, weights, sums);
     finish(panel, row, count, job.scales + index, sums);
   }
+}
+
+// The same with the weights as they are packed, or, where they would be unpacked several times, as those of int8.
+template <class Format>
+void multiply_packed(const Job<Format>& job, products::Registers& registers, const Panel<Format>& panel,
+                     int64_t staged, int64_t first, int64_t end) {
+  if constexpr (std::is_same_v<Format, Int4>) {
+    if (products::rows_at_once(end - first) < end - first) {
+      uint32_t* unpacked = job.unpacked + omp_get_thread_num() * panel::panel_words<Int8>(job.blocks);
+      int4::unpack_panel(panel.weights, job.blocks, unpacked);
+      return multiply_panel<Int8>(job, registers, panel, unpacked, staged, first, end);
+    }
+  }
+  multiply_panel<Format>(job, registers, panel, panel.weights, staged, first, end);
 }
 
 // One thread's share of a block of rows; all threads of a team call it.
@@ -111,7 +126,7 @@ void multiply_block(const Job<Format>& job, int64_t first, int64_t rows) {
     const int64_t start = unit % parts * part;
     if (start < rows) {
       const int64_t end = first + std::min(rows, start + part);
-      multiply_panel(job, registers, Panel<Format>(job, unit / parts), first, first + start, end);
+      multiply_packed(job, registers, Panel<Format>(job, unit / parts), first, first + start, end);
     }
   }
 }
@@ -128,8 +143,10 @@ void multiply(const rk_linear_call* calls, int32_t count, int32_t threads) {
   const int64_t staged_rows = (rows + Sums::ROWS - 1) / Sums::ROWS * Sums::ROWS;
   if (call.rows * panels * panel::COLUMNS * call.depth < SERIAL_PRODUCTS) threads = 1;
   const Taken<products::Staged<Format>> staged(staged_rows * row_values);
-  const Taken<float> scales(staged_rows), scratch(std::is_same_v<Format, Int8> ? threads * blocks * panel::DEPTH<Int8> : 0);
-  const Job<Format> job{calls, panels, blocks, staged.memory, scales.memory, scratch.memory};
+  const Taken<float> scales(staged_rows);
+  const Taken<float> scratch(std::is_same_v<Format, Bf16> ? 0 : threads * blocks * panel::DEPTH<Int8>);
+  const Taken<uint32_t> unpacked(std::is_same_v<Format, Int4> ? threads * panel::panel_words<Int8>(blocks) : 0);
+  const Job<Format> job{calls, panels, blocks, staged.memory, scales.memory, scratch.memory, unpacked.memory};
 #pragma omp parallel num_threads(threads)
   for (int64_t first = 0; first < call.rows; first += rows) {
     multiply_block(job, first, std::min(rows, call.rows - first));
@@ -182,57 +199,103 @@ void pack_bf16(const Weights& w, uint32_t* packed, int32_t threads) {
   }
 }
 
-// One column of a panel of int8: its words, its scale, the sum of its values.
-void pack_column(const Weights& w, int64_t column, int64_t blocks, uint32_t* panel, float* x, int8_t* line) {
-  for (int64_t k = 0; k < w.depth; k++) {
-    q4h::widen(w.from + column * w.column_stride + k * w.depth_stride, 1, x + k);
-  }
-  const int n = (int)(column % panel::COLUMNS);
-  const float scale = int8::quantise(x, w.depth, line, int8::BLOCK);
-  int32_t sum = 0;
-  for (int64_t k = 0; k < blocks * panel::DEPTH<Int8>; k++) sum += line[k];
-  uint32_t* to = panel + n / panel::STRIP * panel::STRIP_WORDS + n % panel::STRIP;
-  for (int64_t word = 0; word < blocks * panel::WORDS; word++) {
-    const int64_t at = word / panel::WORDS * panel::BLOCK_WORDS + word % panel::WORDS * panel::STRIP;
-    memcpy(to + at, line + word * sizeof *to, sizeof *to);
-  }
-  uint32_t* tail = panel + blocks * panel::BLOCK_WORDS;
-  memcpy(tail + n, &scale, sizeof scale);
-  memcpy(tail + panel::COLUMNS + n, &sum, sizeof sum);
+// Work memory for one column, whole blocks of it: its values, numbers, and multipliers of those in 4 bits.
+struct Column {
+  Taken<float> x;
+  Taken<int8_t> numbers;
+  Taken<uint8_t> multipliers;
+
+  explicit Column(int64_t values) : x(values), numbers(values), multipliers(values / int4::GROUP) {}
+};
+
+// Where column n of a panel has its words: so many of each block, in strips one after the other.
+template <class Format>
+uint32_t* word_of(uint32_t* panel, int n, int64_t word, int block_words) {
+  uint32_t* block = panel + word / block_words * Format::BLOCK_WORDS;
+  return block + n / panel::STRIP * panel::STRIP * block_words + word % block_words * panel::STRIP + n % panel::STRIP;
 }
 
-void pack_int8(const Weights& w, uint32_t* packed, int32_t threads) {
-  const int64_t blocks = panel::blocks_of<Int8>(w.depth), words = panel::panel_words<Int8>(blocks);
+// Rounds and packs column n of a panel; returns its scale and adds up its values.
+float pack_column(const Column& column, int64_t depth, int64_t blocks, uint32_t* panel, int n, int32_t& sum, Int8) {
+  const float scale = int8::quantise(column.x.memory, depth, column.numbers.memory, int8::BLOCK);
+  for (int64_t k = 0; k < blocks * panel::DEPTH<Int8>; k++) sum += column.numbers.memory[k];
+  for (int64_t word = 0; word < blocks * panel::WORDS; word++) {
+    memcpy(word_of<Int8>(panel, n, word, panel::WORDS), column.numbers.memory + 4 * word, 4);
+  }
+  return scale;
+}
+
+float pack_column(const Column& column, int64_t depth, int64_t blocks, uint32_t* panel, int n, int32_t& sum, Int4) {
+  const int8_t* codes = column.numbers.memory;
+  const uint8_t* multipliers = column.multipliers.memory;
+  const float scale = int4::quantise(column.x.memory, depth, column.numbers.memory, column.multipliers.memory);
+  for (int64_t k = 0; k < blocks * panel::DEPTH<Int4>; k++) sum += codes[k] * multipliers[k / int4::GROUP];
+  for (int64_t block = 0; block < blocks; block++, multipliers += 2, codes += panel::DEPTH<Int4>) {
+    for (int word = 0; word < int4::HALF_WORDS; word++) {
+      uint8_t* to = (uint8_t*)word_of<Int4>(panel, n, block * int4::HALF_WORDS + word, int4::HALF_WORDS);
+      for (int i = 0; i < 4; i++) {
+        to[i] = (uint8_t)(codes[4 * word + i] + 8 + (codes[int4::GROUP + 4 * word + i] + 8) * 16);
+      }
+    }
+    uint8_t* of_columns = (uint8_t*)(panel + block * Int4::BLOCK_WORDS + Int4::CODE_WORDS);
+    of_columns[n] = (uint8_t)(multipliers[0] - 1 + (multipliers[1] - 1) * 16);
+  }
+  return scale;
+}
+
+// Packs in int8 or int4.
+template <class Format>
+void pack_rounded(const Weights& w, uint32_t* packed, int32_t threads) {
+  const int64_t blocks = panel::blocks_of<Format>(w.depth), words = panel::panel_words<Format>(blocks);
 #pragma omp parallel num_threads(threads)
   {
-    const Taken<float> x(blocks * panel::DEPTH<Int8>);
-    const Taken<int8_t> line(blocks * panel::DEPTH<Int8>);
+    const Column work(blocks * panel::DEPTH<Format>);
 #pragma omp for schedule(static)
     for (int64_t number = 0; number < panel::panels_of(w.columns); number++) {
       uint32_t* panel = packed + number * words;
       const int64_t column = number * panel::COLUMNS, end = std::min(w.columns, column + panel::COLUMNS);
       if (end < column + panel::COLUMNS) memset(panel, 0, words * sizeof *panel);
-      for (int64_t c = column; c < end; c++) pack_column(w, c, blocks, panel, x.memory, line.memory);
+      for (int64_t c = column; c < end; c++) {
+        for (int64_t k = 0; k < w.depth; k++) {
+          q4h::widen(w.from + c * w.column_stride + k * w.depth_stride, 1, work.x.memory + k);
+        }
+        int32_t sum = 0;
+        const float scale = pack_column(work, w.depth, blocks, panel, (int)(c - column), sum, Format());
+        uint32_t* tail = panel + blocks * Format::BLOCK_WORDS;
+        memcpy(tail + c - column, &scale, sizeof scale);
+        memcpy(tail + panel::COLUMNS + c - column, &sum, sizeof sum);
+      }
     }
   }
+}
+
+template <class Format>
+int64_t packed_words(int64_t columns, int64_t depth) {
+  return panel::panels_of(columns) * panel::panel_words<Format>(panel::blocks_of<Format>(depth));
 }
 
 }  // namespace
 
 extern "C" int64_t rk_packed_bytes(int32_t format, int64_t columns, int64_t depth) {
-  const int64_t words = format == RK_INT8 ? panel::panel_words<Int8>(panel::blocks_of<Int8>(depth))
-                                          : panel::panel_words<Bf16>(panel::blocks_of<Bf16>(depth));
-  return panel::panels_of(columns) * words * (int64_t)sizeof(uint32_t);
+  const int64_t words = format == RK_INT4   ? packed_words<Int4>(columns, depth)
+                        : format == RK_INT8 ? packed_words<Int8>(columns, depth)
+                                            : packed_words<Bf16>(columns, depth);
+  return words * (int64_t)sizeof(uint32_t);
 }
 
 extern "C" void rk_pack(int32_t format, const uint16_t* weights, int64_t column_stride, int64_t depth_stride,
                         int64_t columns, int64_t depth, void* packed, int32_t threads) {
   const Weights from{weights, column_stride, depth_stride, columns, depth};
-  format == RK_INT8 ? pack_int8(from, (uint32_t*)packed, threads) : pack_bf16(from, (uint32_t*)packed, threads);
+  uint32_t* to = (uint32_t*)packed;
+  if (format == RK_INT4) return pack_rounded<Int4>(from, to, threads);
+  if (format == RK_INT8) return pack_rounded<Int8>(from, to, threads);
+  pack_bf16(from, to, threads);
 }
 
 extern "C" void rk_linears(const rk_linear_call* calls, int32_t count, int32_t threads) {
-  calls->format == RK_INT8 ? multiply<Int8>(calls, count, threads) : multiply<Bf16>(calls, count, threads);
+  if (calls->format == RK_INT4) return multiply<Int4>(calls, count, threads);
+  if (calls->format == RK_INT8) return multiply<Int8>(calls, count, threads);
+  multiply<Bf16>(calls, count, threads);
 }
 
 extern "C" void rk_linear(const rk_linear_call* call, int32_t threads) { rk_linears(call, 1, threads); }

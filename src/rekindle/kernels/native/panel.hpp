@@ -8,6 +8,13 @@
 //
 // Both sizes are rounded up and filled with zeros, so kernels meet whole blocks only. A strip is a tile of AMX as well
 // as a run of vectors. A panel of int8 ends with its columns' scales (fp32 [64]) and sums of values (int32 [64]).
+//
+// A block of int4 holds what becomes one of int8 in half as many words: the lower four bits of each byte of word w are
+// the code of a byte of word w there plus 8, the higher four that of word w + 8. A byte for each column follows: the
+// multiplier, less 1, of its first 32 values in the lower bits, that of the others in the higher ones. The tail is that
+// of int8.
+//
+//     [panel][block]{[strip 4][word 8][column 16], multipliers [column 64]}        a block is 2 KiB and 64 bytes
 #pragma once
 
 #include <cstdint>
@@ -22,13 +29,24 @@ constexpr int WORDS = 16;  // of a column in a block
 constexpr int STRIP_WORDS = STRIP * WORDS;
 constexpr int BLOCK_WORDS = COLUMNS * WORDS;
 
-// Formats of weights; rows are multiplied in the same one.
+// Formats of weights, and in which one rows are multiplied.
 struct Bf16 {
+  using Rows = Bf16;
   static constexpr int WORD_VALUES = 2;
+  static constexpr int BLOCK_WORDS = panel::BLOCK_WORDS;
   static constexpr int TAIL_WORDS = 0;  // of a panel, after its blocks
 };
 struct Int8 {
+  using Rows = Int8;
   static constexpr int WORD_VALUES = 4;
+  static constexpr int BLOCK_WORDS = panel::BLOCK_WORDS;
+  static constexpr int TAIL_WORDS = 2 * COLUMNS;
+};
+struct Int4 {
+  using Rows = Int8;
+  static constexpr int WORD_VALUES = 4;  // of a word of int8
+  static constexpr int CODE_WORDS = panel::BLOCK_WORDS / 2;
+  static constexpr int BLOCK_WORDS = CODE_WORDS + COLUMNS / 4;
   static constexpr int TAIL_WORDS = 2 * COLUMNS;
 };
 
@@ -42,7 +60,7 @@ INLINE int64_t blocks_of(int64_t depth) {
 }
 template <class Format>
 INLINE int64_t panel_words(int64_t blocks) {
-  return blocks * BLOCK_WORDS + Format::TAIL_WORDS;
+  return blocks * Format::BLOCK_WORDS + Format::TAIL_WORDS;
 }
 
 // One row after another of a few rows' sums over one panel, before scales, bias and rounding; of int8 they are int32.

@@ -17,7 +17,7 @@ using namespace dots;
 
 namespace products {
 
-// The value of LANES sums: those of int8 are whole numbers, times the scales of row and columns.
+// The value of LANES sums: those of int8 and int4 are whole numbers, times the scales of row and columns.
 template <class Format>
 INLINE simd::Vec value_of(const float* sums, float row_scale, const float* column_scales) {
   if constexpr (std::is_same_v<Format, panel::Bf16>) return simd::load(sums);

@@ -22,13 +22,16 @@ int32_t rk_interface(void);
 /* Asks the system for what this library's instructions need; 1 if they may be used. Call it before anything else. */
 int32_t rk_start(void);
 
-/* Formats of numbers; RK_Q4H is that of K and V in 4 bits, RK_INT8 that of weights and rows in 8. */
-enum { RK_BF16 = 0, RK_FP32 = 1, RK_Q4H = 2, RK_INT8 = 3 };
+/* Formats of numbers; RK_Q4H is that of K and V in 4 bits, RK_INT8 that of weights and rows in 8, RK_INT4 that of
+ * weights in 4. */
+enum { RK_BF16 = 0, RK_FP32 = 1, RK_Q4H = 2, RK_INT8 = 3, RK_INT4 = 4 };
 
-/* Packed weights of a linear layer, out = in * weights^T: how many bytes, and the packing, as RK_BF16 or RK_INT8.
+/* Packed weights of a linear layer, out = in * weights^T: how many bytes, and the packing, as RK_BF16, RK_INT8, RK_INT4.
  *
  * RK_INT8: a column of weights, and every row it is multiplied by, is rounded to int8 with a scale of its own after a
  * rotation. The depth is at most 2^16. All levels give the same bits.
+ *
+ * RK_INT4: the same, but every 32 weights are such numbers as 4 bits times a multiplier of their own can be.
  *
  * weights: bf16, that of output column c and depth k at weights[c * column_stride + k * depth_stride].
  * packed: rk_packed_bytes bytes, aligned to 64.
@@ -156,7 +159,7 @@ enum { RK_SWISH = 2 };
  * `interleaved` is 1. Gates are at most `limit`, the others between -limit and limit; it is infinity where there is none.
  * A bias is added to the product as it was rounded.
  *
- * up, down: [experts], all of the same sizes and format, RK_BF16 or RK_INT8; the two may have different ones.
+ * up, down: [experts], all of the same sizes and format; the two may have different ones.
  */
 typedef struct {
   const rk_weights *up, *down;

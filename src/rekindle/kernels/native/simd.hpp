@@ -56,6 +56,9 @@ INLINE Bits both(Bits a, Bits b) { return _mm512_and_si512(a, b); }
 INLINE Bits either(Bits a, Bits b) { return _mm512_or_si512(a, b); }
 INLINE Bits plus(Bits a, Bits b) { return _mm512_add_epi32(a, b); }
 INLINE Bits minus(Bits a, Bits b) { return _mm512_sub_epi32(a, b); }
+INLINE Bits minus_bytes(Bits a, Bits b) { return _mm512_sub_epi8(a, b); }
+INLINE Bits times_halves(Bits a, Bits b) { return _mm512_mullo_epi16(a, b); }  // 16 bits each, and of the product
+INLINE Bits load_bytes(const uint8_t* p) { return _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i*)p)); }
 INLINE Bits shift_left(Bits a, int count) { return _mm512_sll_epi32(a, _mm_cvtsi32_si128(count)); }
 INLINE Bits shift_right(Bits a, int count) { return _mm512_srl_epi32(a, _mm_cvtsi32_si128(count)); }
 INLINE Vec as_floats(Bits a) { return _mm512_castsi512_ps(a); }
@@ -194,6 +197,9 @@ INLINE Bits zero_bits() { return _mm256_setzero_si256(); }
 INLINE Bits both(Bits a, Bits b) { return _mm256_and_si256(a, b); }
 INLINE Bits either(Bits a, Bits b) { return _mm256_or_si256(a, b); }
 INLINE Bits plus(Bits a, Bits b) { return _mm256_add_epi32(a, b); }
+INLINE Bits minus_bytes(Bits a, Bits b) { return _mm256_sub_epi8(a, b); }
+INLINE Bits times_halves(Bits a, Bits b) { return _mm256_mullo_epi16(a, b); }
+INLINE Bits load_bytes(const uint8_t* p) { return _mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i*)p)); }
 INLINE Bits shift_left(Bits a, int count) { return _mm256_sll_epi32(a, _mm_cvtsi32_si128(count)); }
 INLINE Bits shift_right(Bits a, int count) { return _mm256_srl_epi32(a, _mm_cvtsi32_si128(count)); }
 INLINE Vec as_floats(Bits a) { return _mm256_castsi256_ps(a); }

@@ -6,12 +6,13 @@
 
 #include <type_traits>
 
-#include "int8.hpp"
+#include "int4.hpp"
 #include "panel.hpp"
 
 namespace tiles {
 
 using panel::Bf16;
+using panel::Int4;
 using panel::Int8;
 using panel::Sums;
 
@@ -29,7 +30,7 @@ template <class Format>
 INLINE float stage_row(const uint16_t* input, int64_t row, int64_t depth, float* scratch, uint32_t* out) {
   const int64_t blocks = panel::blocks_of<Format>(depth);
   uint32_t* to = out + (row / ROWS * blocks * ROWS + row % ROWS) * panel::WORDS;
-  if constexpr (std::is_same_v<Format, Int8>) {
+  if constexpr (!std::is_same_v<Format, Bf16>) {
     q4h::widen(input, depth, scratch);
     return int8::quantise(scratch, depth, (int8_t*)to, TILE_WORDS * sizeof *to);
   }
@@ -80,29 +81,49 @@ constexpr int WEIGHT_STRIDE = panel::STRIP * sizeof(uint32_t);
 constexpr int INPUT_STRIDE = panel::WORDS * sizeof(uint32_t);
 constexpr int SUM_STRIDE = panel::COLUMNS * sizeof(float);
 
-constexpr int AHEAD = 2 * panel::BLOCK_WORDS;  // what is fetched while a block is multiplied
+constexpr int AHEAD = 2;  // blocks: what is fetched while one is multiplied
 
-INLINE void prefetch(const uint32_t* weights, int count) {
-  for (int word = 0; word < count; word += 16) _mm_prefetch((const char*)(weights + word), _MM_HINT_T0);
-}
+// STRIPS strips of a block as they are multiplied: where they lie, or unpacked. Those of a later block are fetched.
+template <class Format, int STRIPS>
+struct Strips {
+  static const uint32_t* of(const uint32_t* block, int strip) {
+    const uint32_t* words = block + strip * panel::STRIP_WORDS;
+    for (int word = 0; word < STRIPS * panel::STRIP_WORDS; word += 16) {
+      _mm_prefetch((const char*)(words + AHEAD * Format::BLOCK_WORDS + word), _MM_HINT_T0);
+    }
+    return words;
+  }
+};
+
+template <int STRIPS>
+struct Strips<Int4, STRIPS> {
+  alignas(64) uint32_t values[STRIPS * panel::STRIP_WORDS];
+
+  const uint32_t* of(const uint32_t* block, int strip) {
+    int4::fetch<STRIPS>(block + AHEAD * Int4::BLOCK_WORDS, strip);
+    int4::unpack<STRIPS>(block, strip, values);
+    return values;
+  }
+};
 
 // sums += rows * weights of one block; the intrinsics want the numbers of tiles themselves.
 #define TILE_PRODUCT(sums, rows, weights)         \
-  if constexpr (std::is_same_v<Format, Int8>) {   \
-    _tile_dpbssd(sums, rows, weights);            \
-  } else {                                        \
+  if constexpr (std::is_same_v<Format, Bf16>) {   \
     _tile_dpbf16ps(sums, rows, weights);          \
+  } else {                                        \
+    _tile_dpbssd(sums, rows, weights);            \
   }
 
 // Up to 16 rows times the whole panel: its weights are read once.
 template <class Format>
-INLINE void multiply_one(const uint32_t* a, int64_t blocks, const uint32_t* b, Sums& sums) {
+INLINE void multiply_one(const uint32_t* a, int64_t blocks, const uint32_t* weights, Sums& sums) {
+  Strips<Format, 4> strips;
   _tile_zero(0);
   _tile_zero(1);
   _tile_zero(2);
   _tile_zero(3);
-  for (int64_t block = 0; block < blocks; block++, a += TILE_WORDS, b += panel::BLOCK_WORDS) {
-    prefetch(b + AHEAD, panel::BLOCK_WORDS);
+  for (int64_t block = 0; block < blocks; block++, a += TILE_WORDS, weights += Format::BLOCK_WORDS) {
+    const uint32_t* b = strips.of(weights, 0);
     _tile_loadd(4, a, INPUT_STRIDE);
     _tile_loadd(6, b, WEIGHT_STRIDE);
     _tile_loadd(7, b + panel::STRIP_WORDS, WEIGHT_STRIDE);
@@ -119,16 +140,18 @@ INLINE void multiply_one(const uint32_t* a, int64_t blocks, const uint32_t* b, S
   _tile_stored(3, sums.at[0] + 3 * panel::STRIP, SUM_STRIDE);
 }
 
-// 17 to 32 rows times two strips.
+// 17 to 32 rows times the two strips from `strip` on.
 template <class Format>
-INLINE void multiply_two(const uint32_t* a, int64_t blocks, const uint32_t* b, float* out) {
+INLINE void multiply_two(const uint32_t* a, int64_t blocks, const uint32_t* weights, int strip, Sums& sums) {
+  float* out = sums.at[0] + strip * panel::STRIP;
+  Strips<Format, 2> strips;
   const uint32_t* second = a + blocks * TILE_WORDS;
   _tile_zero(0);
   _tile_zero(1);
   _tile_zero(2);
   _tile_zero(3);
-  for (int64_t block = 0; block < blocks; block++, b += panel::BLOCK_WORDS) {
-    prefetch(b + AHEAD, 2 * panel::STRIP_WORDS);
+  for (int64_t block = 0; block < blocks; block++, weights += Format::BLOCK_WORDS) {
+    const uint32_t* b = strips.of(weights, strip);
     _tile_loadd(6, b, WEIGHT_STRIDE);
     _tile_loadd(4, a + block * TILE_WORDS, INPUT_STRIDE);
     TILE_PRODUCT(0, 4, 6);
@@ -163,8 +186,8 @@ INLINE void multiply(Registers& registers, const uint32_t* a, int64_t rows, int6
                      Sums& sums) {
   registers.shape(rows);
   if (rows <= ROWS) return multiply_one<Format>(a, blocks, b, sums);
-  multiply_two<Format>(a, blocks, b, sums.at[0]);
-  multiply_two<Format>(a, blocks, b + 2 * panel::STRIP_WORDS, sums.at[0] + 2 * panel::STRIP);
+  multiply_two<Format>(a, blocks, b, 0, sums);
+  multiply_two<Format>(a, blocks, b, 2, sums);
 }
 
 #undef TILE_PRODUCT
