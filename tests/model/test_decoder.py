@@ -29,7 +29,8 @@ from tests.tiny_models import tiny_model
 pytestmark = needs_compiler
 BF16 = torch.bfloat16
 FITTING = ("llama", "mistral", "qwen2", "qwen3")
-OTHERS = ("glm", "ministral3", "gemma2", "gemma3", "phi3", "mixtral", "gpt-oss", "gpt2", "olmo2", "cohere2", "llama-80")
+MIXTURES = ("mixtral", "qwen3-moe", "gpt-oss")
+OTHERS = ("glm", "ministral3", "gemma2", "gemma3", "phi3", "gpt2", "olmo2", "cohere2", "llama-80")
 Change = Callable[[Any], None]
 
 
@@ -97,7 +98,25 @@ def test_layers_give_the_outputs_of_their_own_code(kind: str, kv: str, chosen: l
 
 
 @pytest.mark.parametrize("weights", ["native", "int8"])
-@pytest.mark.parametrize("kind", ["llama", "qwen3", "mistral"])
+@pytest.mark.parametrize("kind", MIXTURES)
+def test_mixtures_give_the_outputs_of_their_own_code(
+    kind: str, weights: Literal["native", "int8"], chosen: library.KernelChoice
+) -> None:
+    own, fused = (packed(kind, chosen, weights=weights, kv="q4h") for _ in range(2))
+    assert fuse_layers(fused) == len(layers_of(fused)) == fused_layers(fused) == 3
+    pairs = zip(paths(fused), paths(own), strict=True)
+    # The median: a rounding sends single rows to another expert.
+    assert float(torch.cat([row_errors(one, other) for one, other in pairs]).median()) < 0.04
+
+
+@pytest.mark.parametrize("kind", MIXTURES)
+def test_mixtures_that_do_something_else_are_left_alone(kind: str, fastest: library.KernelChoice) -> None:
+    loaded = packed(kind, fastest, change=scaled)
+    assert fuse_layers(loaded) == fused_layers(loaded) == 0
+
+
+@pytest.mark.parametrize("weights", ["native", "int8"])
+@pytest.mark.parametrize("kind", ["llama", "qwen3", "mistral", *MIXTURES])
 def test_every_path_gives_the_same_bits_without_dummies(
     kind: str, weights: Literal["native", "int8"], chosen: library.KernelChoice
 ) -> None:
@@ -262,6 +281,8 @@ def test_a_model_whose_layers_are_all_fused_is_loaded_without_dummies(model_dir:
 
     fused, other, by_torch = load("llama"), load("gemma3"), load("llama", kernels="torch")
     assert (fused.row_multiple, other.row_multiple, by_torch.row_multiple) == (1, 4, 4)
+    mixture = load("qwen3-moe")
+    assert (mixture.row_multiple, mixture.promise) == (1, "bitwise")
     assert fused.promise == "bitwise" and fused_layers(fused) == 3 and fused_layers(by_torch) == 0
 
 

@@ -17,7 +17,7 @@ from rekindle.kernels.experts import ExpertsKernel
 from rekindle.kernels.levels import LEVELS
 from rekindle.kernels.linear import LinearKernel, WeightFormat
 from rekindle.model.experts import EXPERTS_NAME, FUSED_NAME, each_padded, pack_experts, padded_experts
-from rekindle.model.mixtures import fuse_experts
+from rekindle.model.mixtures import fuse_experts, mixture_layer
 from rekindle.model.selftest import self_test
 from tests.kernels.native import built, needs_compiler
 from tests.model.helpers import in_memory
@@ -104,13 +104,14 @@ class Swish(Plain):
 KINDS = (Silu, Gelu, Limited, Interleaved, Swish)
 
 
-def layer(kind: type[nn.Module], kernels: library.KernelLibrary, weights: WeightFormat = "bf16") -> tuple[Any, int]:
-    """Packed experts, and whether they are computed in one call."""
+def layer(kind: type[nn.Module], kernels: library.KernelLibrary, weights: WeightFormat = "bf16") -> Any:
+    """Packed experts that are computed in one call."""
     torch.manual_seed(0)
     made = kind(SimpleNamespace(_experts_implementation=EXPERTS_NAME))
     model = nn.ModuleList([made])
     pack_experts(model, LinearKernel(kernels), weights)
-    return made, fuse_experts(model, ExpertsKernel(kernels))
+    assert fuse_experts(model, ExpertsKernel(kernels)) == 1
+    return made
 
 
 def rows_of(tokens: int, count: int, *, dtype: torch.dtype = BF16, unused: int = 0) -> Rows:
@@ -134,8 +135,7 @@ def assert_same(pairs: list[tuple[torch.Tensor, torch.Tensor]]) -> None:
 def test_outputs_are_those_of_experts_one_by_one(
     kind: type[nn.Module], weights: WeightFormat, kernels: library.KernelLibrary
 ) -> None:
-    experts, fused = layer(kind, kernels, weights)
-    assert fused == 1
+    experts = layer(kind, kernels, weights)
     for dtype in (BF16, torch.float32):
         pairs = list[tuple[torch.Tensor, torch.Tensor]]()
         for tokens, count, unused in (
@@ -153,7 +153,7 @@ def test_outputs_are_those_of_experts_one_by_one(
 
 
 def test_a_token_may_choose_an_expert_twice_or_all(kernels: library.KernelLibrary) -> None:
-    experts, _ = layer(Interleaved, kernels)
+    experts = layer(Interleaved, kernels)
     rows, _, _ = rows_of(5, 1)
     shares = torch.rand(5, 8).to(BF16)
     choices = (torch.full((5, 8), 3), torch.arange(40).reshape(5, 8) % EXPERTS)
@@ -165,7 +165,7 @@ def test_a_token_may_choose_an_expert_twice_or_all(kernels: library.KernelLibrar
 def test_bits_depend_on_no_company_no_cut_and_no_threads(
     kind: type[nn.Module], weights: WeightFormat, kernels: library.KernelLibrary
 ) -> None:
-    experts, _ = layer(kind, kernels, weights)
+    experts = layer(kind, kernels, weights)
     given = rows_of(230, 3)
     whole = experts(*given)
     for cut in (1, 7, 64, 101):
@@ -183,7 +183,7 @@ def test_bits_depend_on_no_company_no_cut_and_no_threads(
 
 
 def test_values_that_are_not_finite_stay_with_their_token(kernels: library.KernelLibrary) -> None:
-    experts, _ = layer(Limited, kernels)
+    experts = layer(Limited, kernels)
     given = rows_of(20, 3)
     clean = experts(*given)
     given[0][4, 7] = torch.nan
@@ -195,7 +195,7 @@ def test_values_that_are_not_finite_stay_with_their_token(kernels: library.Kerne
 
 
 def test_strides_and_empty_steps(kernels: library.KernelLibrary) -> None:
-    experts, _ = layer(Silu, kernels)
+    experts = layer(Silu, kernels)
     rows, chosen, shares = rows_of(24, 3)
     whole = experts(rows, chosen, shares)
     assert torch.equal(experts(rows[::3], chosen[::3], shares[::3]), whole[::3])
@@ -211,8 +211,9 @@ def erf(module: nn.Module) -> None:
     module.act_fn = nn.GELU()
 
 
-def hooked(module: nn.Module) -> None:
+def hooked(module: nn.Module) -> nn.Module:
     module.register_forward_hook(lambda module, args, output: output)
+    return module
 
 
 def with_a_norm(module: nn.Module) -> None:
@@ -248,7 +249,7 @@ class NothingAdded(Swish):
 
 @pytest.mark.parametrize("change", [erf, hooked, with_a_norm, other_layout, wide_biases])
 def test_a_layer_that_computes_something_else_is_left_alone(
-    change: Callable[[Any], None], kernels: library.KernelLibrary
+    change: Callable[[Any], Any], kernels: library.KernelLibrary
 ) -> None:
     torch.manual_seed(0)
     experts = Silu(SimpleNamespace(_experts_implementation=EXPERTS_NAME))
@@ -263,16 +264,119 @@ def test_a_layer_that_computes_something_else_is_left_alone(
 
 @pytest.mark.parametrize("kind", [InFp32, NothingAdded])
 def test_another_gate_is_left_alone(kind: type[nn.Module], kernels: library.KernelLibrary) -> None:
-    assert layer(kind, kernels)[1] == 0
+    model = nn.ModuleList([kind(SimpleNamespace(_experts_implementation=EXPERTS_NAME))])
+    pack_experts(model, LinearKernel(kernels))
+    assert fuse_experts(model, ExpertsKernel(kernels)) == 0
 
 
 def test_rows_in_fp32_and_weights_of_torch_are_left_alone(kernels: library.KernelLibrary) -> None:
     model = nn.ModuleList([Silu(SimpleNamespace(_experts_implementation=EXPERTS_NAME))])
     assert fuse_experts(model, ExpertsKernel(kernels)) == 0
-    experts, _ = layer(Silu, kernels)
+    experts = layer(Silu, kernels)
     rows, chosen, shares = rows_of(4, 2)
     with pytest.raises(RuntimeError, match="bf16"):
         experts(rows.float(), chosen, shares)
+
+
+class Router(nn.Module):
+    """As gpt-oss's: the softmax of the chosen logits, in bf16."""
+
+    def __init__(self, num_chosen: int = 3) -> None:
+        super().__init__()
+        generator = torch.Generator().manual_seed(5)
+        self.top_k = num_chosen
+        self.weight = nn.Parameter(0.3 * torch.randn(EXPERTS, SIZE, generator=generator).to(BF16), requires_grad=False)
+        self.bias = nn.Parameter(torch.randn(EXPERTS, generator=generator).to(BF16), requires_grad=False)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        logits = nn.functional.linear(x, self.weight, self.bias)
+        return logits, *self.choice(logits)
+
+    def choice(self, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        values, chosen = logits.topk(self.top_k)
+        return values.softmax(-1), chosen
+
+
+class OverAll(Router):
+    def choice(self, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        shares, chosen = logits.float().softmax(-1).topk(self.top_k)
+        return shares.to(BF16), chosen
+
+
+class InWide(OverAll):
+    """As Mixtral's: shares stay in fp32 and sum to 1."""
+
+    def choice(self, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        shares, chosen = logits.float().softmax(-1).topk(self.top_k)
+        return shares / shares.sum(-1, keepdim=True), chosen
+
+
+class Sigmoid(Router):
+    def choice(self, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        shares, chosen = logits.float().sigmoid().topk(self.top_k)
+        return (shares / shares.sum(-1, keepdim=True)).to(BF16), chosen
+
+
+class Smallest(Router):
+    def choice(self, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        values, chosen = logits.topk(self.top_k, largest=False)
+        return values.softmax(-1), chosen
+
+
+class Scaled(Router):
+    def choice(self, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        shares, chosen = super().choice(logits)
+        return 2 * shares, chosen
+
+
+class Block(nn.Module):
+    def __init__(self, router: nn.Module, experts: nn.Module) -> None:
+        super().__init__()
+        self.router, self.experts = router, experts
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        rows = x.reshape(-1, SIZE)
+        _, shares, chosen = self.router(rows)
+        return self.experts(rows, chosen, shares).reshape(x.shape)
+
+
+class WithRows(Block):
+    """What comes in is added to what experts give."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + super().forward(x)
+
+
+@pytest.mark.parametrize("num_chosen", [1, 3, EXPERTS])
+@pytest.mark.parametrize("kind", [Router, OverAll, InWide])
+def test_the_experts_that_a_router_chooses(kind: type[Router], num_chosen: int, kernels: library.KernelLibrary) -> None:
+    block = Block(kind(num_chosen), layer(Silu, kernels))
+    found = mixture_layer(block, kernels)
+    assert found is not None
+    logits = torch.randn(5, EXPERTS).to(BF16)
+    logits[0], logits[1, :4], logits[2] = 1.0, 3.0, -torch.inf  # all equal, some equal, all masked
+    shares, chosen = block.router.choice(logits)
+    ours, ours_shares = torch.empty_like(chosen), torch.empty_like(shares)
+    for threads in (1, 2):
+        addresses = (each.data_ptr() for each in (logits, ours, ours_shares))
+        ExpertsKernel(kernels).choose(found.router, *addresses, rows=5, threads=threads)
+        assert ours[0].tolist() == ours[2].tolist() == list(range(num_chosen))
+        assert torch.equal(logits.gather(1, ours), logits.gather(1, chosen))
+        torch.testing.assert_close(ours_shares, shares, rtol=2**-7, atol=1e-6, equal_nan=True)
+
+
+@pytest.mark.parametrize("router", [Sigmoid, Smallest, Scaled, lambda: hooked(Router()), lambda: Router().float()])
+def test_another_router_is_left_alone(router: Callable[[], nn.Module], kernels: library.KernelLibrary) -> None:
+    assert mixture_layer(Block(router(), layer(Silu, kernels)), kernels) is None
+
+
+def test_another_block_is_left_alone(kernels: library.KernelLibrary) -> None:
+    experts = layer(Silu, kernels)
+    assert mixture_layer(Block(Router(), experts), kernels) is not None
+    assert mixture_layer(WithRows(Router(), experts), kernels) is None
+    more = Block(Router(), experts)
+    more.shared = nn.Identity()
+    assert mixture_layer(more, kernels) is None
 
 
 @pytest.mark.parametrize("weights", ["bf16", "int8", "int4"])

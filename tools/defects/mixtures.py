@@ -1,4 +1,4 @@
-"""Defects in experts that are one call of the kernels."""
+"""Defects in experts that are one call of the kernels, and in layers that have them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,10 @@ from tools.defects.mutant import Mutant, one
 
 EXPERTS = "tests/model/test_mixtures.py"
 OUTPUTS = f"{EXPERTS}::test_outputs_are_those_of_experts_one_by_one"
-TWICE = f"{EXPERTS}::test_a_token_may_choose_an_expert_twice_or_all"
+CHOSEN = f"{EXPERTS}::test_the_experts_that_a_router_chooses"
+ROUTER = f"{EXPERTS}::test_another_router_is_left_alone"
+DECODER = "tests/model/test_decoder.py"
+LAYERS = f"{DECODER}::test_mixtures_give_the_outputs_of_their_own_code"
 LEFT = f"{EXPERTS}::test_a_layer_that_computes_something_else_is_left_alone"
 OTHER_GATE = f"{EXPERTS}::test_another_gate_is_left_alone"
 
@@ -48,7 +51,6 @@ MIXTURES: tuple[Mutant, ...] = (
         "the share of an expert's first choice twice",
         "call.shares)[slot] << 16",
         "call.shares)[slot / 2 * 2] << 16",
-        TWICE,
     ),
     one(
         "experts fused whatever they compute",
@@ -66,5 +68,49 @@ MIXTURES: tuple[Mutant, ...] = (
         "<= int(chosen.max()) < self.layer.experts:",
         "<= int(chosen.max()):",
         f"{EXPERTS}::test_strides_and_empty_steps",
+    ),
+    native(
+        "shares of all experts where they are those of the chosen",
+        "routing.cpp",
+        "if (router.chosen_only) {",
+        "if (false) {",
+        CHOSEN,
+    ),
+    native("an expert chosen again", "routing.cpp", "taken[indices[n]] = 1.f;", "", CHOSEN),
+    native("the last of equal logits", "routing.cpp", "values[i] > values[best]", "values[i] >= values[best]", CHOSEN),
+    native(
+        "experts of rows that are not normed",
+        "decoder.cpp",
+        "apply_mixture(job, *d.mixture, normed, added);",
+        "apply_mixture(job, *d.mixture, out, added);",
+        LAYERS,
+    ),
+    native(
+        "shares in fp32 read as bf16",
+        "decoder.cpp",
+        "shares.memory, router.share_format,",
+        "shares.memory, RK_BF16,",
+        LAYERS,
+    ),
+    one(
+        "mixtures fused in layers that do something else",
+        "model/decoder.py",
+        " or not torch.equal(output, given[0] + given[2])",
+        "",
+        f"{DECODER}::test_mixtures_that_do_something_else_are_left_alone",
+    ),
+    one(
+        "routers known whatever their shares",
+        "model/mixtures.py",
+        ".all()) and alike(our_shares.bfloat16(), shares.bfloat16())",
+        ".all())",
+        ROUTER,
+    ),
+    one(
+        "a router's block fused whatever it adds",
+        "model/mixtures.py",
+        " or not torch.equal(theirs, experts(rows, chosen, shares)[None])",
+        "",
+        f"{EXPERTS}::test_another_block_is_left_alone",
     ),
 )

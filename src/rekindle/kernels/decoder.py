@@ -13,6 +13,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from rekindle.kernels.attention import AttendCall, LayerBlocks, RowsStruct, Scoring, Spans, WriteCall
+from rekindle.kernels.experts import MixtureLayer
 from rekindle.kernels.library import KernelLibrary
 from rekindle.kernels.linear import Linear, WeightsStruct, described
 from rekindle.spec import LayerSpec
@@ -46,6 +47,7 @@ class _Decoder(ctypes.Structure):
         *((name, _Norm) for name in ("input_norm", "post_attention_norm", "q_norm", "k_norm")),
         *((name, WeightsStruct) for name in "qkvo"),
         ("mlp", _Mlp),
+        ("mixture", _POINTER),
     )
 
 
@@ -118,15 +120,19 @@ class Norms(NamedTuple):
 
 
 class DecoderLayer:
-    """A layer in the form that the kernels read; `heads` is the number of query heads."""
+    """A layer in the form that the kernels read; `heads` is the number of query heads.
 
-    def __init__(self, norms: Norms, projections: Projections, mlp: MlpLayer, heads: int) -> None:
+    Without an MLP or a mixture it ends after its attention, before the second norm.
+    """
+
+    def __init__(self, norms: Norms, projections: Projections, mlp: MlpLayer | MixtureLayer | None, heads: int) -> None:
         self._parts = norms, projections, mlp  # kept alive
         self.heads = heads
         self.described = _Decoder(
             *(_Norm(None, 0, 0.0, 0) if norm is None else norm.described for norm in norms),
             *map(described, projections),
-            mlp.described,
+            mlp.described if isinstance(mlp, MlpLayer) else _Mlp(),
+            ctypes.addressof(mlp.described) if isinstance(mlp, MixtureLayer) else None,
         )
         self.reference = ctypes.byref(self.described)
 
@@ -153,6 +159,7 @@ class DecoderKernel:
     """`rk_normalise`, `rk_gated_mlp` and `rk_decoder_layer` of one library."""
 
     def __init__(self, library: KernelLibrary) -> None:
+        self.library = library
         self._normalise = library.function("rk_normalise", [_POINTER, _POINTER, _I64, _POINTER, _I64, _I32])
         self._mlp = library.function("rk_gated_mlp", [_POINTER, _POINTER, _POINTER, _I64, _I32])
         self._layer = library.function("rk_decoder_layer", [_POINTER, _POINTER, _POINTER, _I32])

@@ -80,6 +80,56 @@ class ExpertsLayer:
         self.reference = ctypes.byref(self.described)
 
 
+class _Router(ctypes.Structure):
+    """`rk_router` of native/rekindle.h."""
+
+    _fields_ = (
+        ("weights", WeightsStruct),
+        ("chosen", _I64),
+        *((name, _I32) for name in ("chosen_only", "share_format")),
+    )
+
+
+class _Mixture(ctypes.Structure):
+    """`rk_mixture` of native/rekindle.h."""
+
+    _fields_ = (("router", _Router), ("experts", _Experts))
+
+
+class Shares(NamedTuple):
+    """A softmax over the logits of all experts or of the chosen ones only, in this format."""
+
+    chosen_only: bool
+    share_format: ShareFormat
+
+
+class RouterLayer:
+    """Gives every token the `num_chosen` experts with the largest logits, and shares.
+
+    ValueError if there are not as many.
+    """
+
+    def __init__(self, logits: Linear, num_chosen: int, shares: Shares) -> None:
+        self.experts, self.size = logits.packed.columns, logits.packed.depth
+        if not 1 <= num_chosen <= self.experts:
+            raise ValueError(f"{num_chosen} of {self.experts} experts cannot be chosen")
+        self._logits = logits  # kept alive
+        kind = FP32 if shares.share_format == "fp32" else BF16
+        self.described = _Router(described(logits), num_chosen, shares.chosen_only, kind)
+        self.reference = ctypes.byref(self.described)
+
+
+class MixtureLayer:
+    """A router and its experts; ValueError if they are not those of one layer."""
+
+    def __init__(self, router: RouterLayer, experts: ExpertsLayer) -> None:
+        if (router.experts, router.size) != (experts.experts, experts.size):
+            raise ValueError(f"a router of {router.experts} experts is none of {experts.experts}")
+        self.router, self.experts = router, experts
+        self.size = experts.size
+        self.described = _Mixture(router.described, experts.described)
+
+
 class Choice(NamedTuple):
     """Addresses of what tokens chose: experts, int64 [tokens, num_chosen], and their shares, the same."""
 
@@ -90,10 +140,11 @@ class Choice(NamedTuple):
 
 
 class ExpertsKernel:
-    """`rk_mix` of one library."""
+    """`rk_mix` and `rk_choose` of one library."""
 
     def __init__(self, library: KernelLibrary) -> None:
         self._mix = library.function("rk_mix", [_POINTER, _POINTER, _I32])
+        self._choose = library.function("rk_choose", [_POINTER, _POINTER, _I64, _POINTER, _POINTER, _I32])
 
     def mix(self, layer: ExpertsLayer, source: int, choice: Choice, target: int, *, tokens: int, threads: int) -> None:
         """Write the sum of each token's experts to `target` [tokens, size]; `source` has the same shape, in bf16.
@@ -103,3 +154,7 @@ class ExpertsKernel:
         kind = FP32 if choice.share_format == "fp32" else BF16
         call = _Call(tokens, choice.num_chosen, source, choice.indices, choice.shares, kind, target)
         self._mix(layer.reference, ctypes.byref(call), threads)
+
+    def choose(self, router: RouterLayer, logits: int, indices: int, shares: int, *, rows: int, threads: int) -> None:
+        """Write to the addresses `indices` (int64) and `shares`, [rows, num_chosen], what bf16 `logits` give."""
+        self._choose(router.reference, logits, rows, indices, shares, threads)

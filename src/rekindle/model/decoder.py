@@ -20,7 +20,7 @@ import torch
 from rekindle.kernels import decoder as kernels
 from rekindle.kernels.attention import Scoring
 from rekindle.kernels.decoder import DecoderKernel, DecoderLayer, Norms, Projections
-from rekindle.kernels.experts import ExpertsKernel
+from rekindle.kernels.experts import ExpertsKernel, MixtureLayer
 from rekindle.kv.arena import KVArena
 from rekindle.kv.attention import PagedAttention
 from rekindle.kv.fused import FusedAttention, attention_over
@@ -30,7 +30,7 @@ from rekindle.model.batch import ForwardBatch
 from rekindle.model.formats import check_tokens
 from rekindle.model.fused_modules import fuse_modules, is_changed, is_packed, linear, mlp_layer, norm_layer
 from rekindle.model.loaded import LoadedModel
-from rekindle.model.mixtures import fuse_experts
+from rekindle.model.mixtures import fuse_experts, mixture_layer
 from rekindle.model.runner import PagedStep
 from rekindle.model.trial import interleaved_tables, sequence_step
 from rekindle.spec import LayerSpec
@@ -60,14 +60,17 @@ class FusedDecoder:
     size: int  # of a row
     scoring: Scoring
     sinks: torch.Tensor | None  # kept alive
+    attention: DecoderLayer | None = None  # of a mixture: the layer up to its second norm, by which it is compared
 
     def __call__(self, hidden_states: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
         """As the layer's `forward`: [1, rows, size] -> the same."""
         fused = None if args or not kwargs.keys() <= KEYWORDS else self.run(hidden_states, kwargs)
         return self.own(hidden_states, *args, **kwargs) if fused is None else fused
 
-    def run(self, hidden: torch.Tensor, keywords: dict[str, Any]) -> torch.Tensor | None:
-        """Compute the layer by the kernels; None where they cannot."""
+    def run(
+        self, hidden: torch.Tensor, keywords: dict[str, Any], layer: DecoderLayer | None = None
+    ) -> torch.Tensor | None:
+        """Compute the layer, or another form of it, by the kernels; None where they cannot."""
         step, positions = getattr(keywords.get(STEP_KEYWORD), "step", None), keywords.get("position_embeddings")
         if (
             type(step) is not PagedStep
@@ -76,6 +79,8 @@ class FusedDecoder:
         ):
             return None
         blocks, plan = step.paged.layer_blocks(self.spec.index), step.plan
+        if all(isinstance(x, torch.Tensor) and 2 * x.shape[-1] == self.spec.k_dim for x in positions):
+            positions = tuple(torch.cat((x, x), -1) for x in positions)  # both halves of a head have the same
         shapes = [(1, plan.num_rows, size) for size in (self.size, self.spec.k_dim, self.spec.k_dim)]
         values = (hidden, *positions)
         if blocks is None or keywords.get("attention_mask") is not None or [x.shape for x in values] != shapes:
@@ -86,7 +91,7 @@ class FusedDecoder:
         hidden, cos, sin = hidden.contiguous(), cos.contiguous(), sin.contiguous()
         output = torch.empty_like(hidden)
         self.kernel.layer(
-            self.layer,
+            self.layer if layer is None else layer,
             blocks,
             kernels.Step(plan.row_blocks, plan.row_offsets, plan.worst.data_ptr(), step.paged.spans_of(plan)),
             kernels.Activations(hidden.data_ptr(), output.data_ptr(), cos.data_ptr(), sin.data_ptr()),
@@ -137,14 +142,44 @@ class _Observation:
         return replace(self, hidden=hidden, output=self.module.forward(hidden, **self.keywords))
 
     def agrees(self, fused: FusedDecoder) -> bool:
-        """Whether the kernels give the layer's own output but for roundings, in every row."""
-        output = fused.run(self.hidden, self.keywords)
+        """Whether the kernels give the layer's own output but for roundings, in every row.
+
+        Of a mixture, whether they give what it adds its experts to, as a rounding may send a row to another expert;
+        router and experts were compared by themselves.
+        """
+        if fused.attention is None:
+            return self._near(fused.run(self.hidden, self.keywords), self.output)
+        between = self._added_to()
+        return between is not None and self._near(fused.run(self.hidden, self.keywords, fused.attention), between)
+
+    def _near(self, output: torch.Tensor | None, expected: torch.Tensor) -> bool:
         if output is None:
             return False
         rows = slice(sum(LENGTHS))  # dummies follow
-        ours, own, before = (x[0, rows].float() for x in (output, self.output, self.hidden))
+        ours, own, before = (x[0, rows].float() for x in (output, expected, self.hidden))
         allowed = UPDATE_SHARE * (own - before).norm(dim=1) + ROW_SHARE * own.norm(dim=1)
         return bool(((ours - own).norm(dim=1) <= allowed).all())
+
+    def _added_to(self) -> torch.Tensor | None:
+        """The rows to which the layer adds what its MLP makes of their norm; None if it does something else."""
+        given, norm, mlp = list[torch.Tensor](), self.module.post_attention_layernorm, self.module.mlp
+        handles = [
+            norm.register_forward_pre_hook(lambda module, args: given.append(args[0])),
+            mlp.register_forward_hook(lambda module, args, output: given.extend((args[0], _first(output)))),
+        ]
+        try:
+            output = self.module.forward(self.hidden, **self.keywords)
+        finally:
+            for handle in handles:
+                handle.remove()
+        if len(given) != 3 or not torch.equal(given[1], norm(given[0])) or not torch.equal(output, given[0] + given[2]):
+            return None
+        return given[0]
+
+
+def _first(output: Any) -> Any:
+    """What a module returns, or the first of several things."""
+    return output[0] if isinstance(output, tuple) else output
 
 
 def _agreeing(
@@ -228,14 +263,17 @@ def _fused(seen: _Observation, spec: LayerSpec, kernel: DecoderKernel) -> FusedD
     before, after = (norm_layer(x, kernel) for x in (module.input_layernorm, module.post_attention_layernorm))
     of_heads = [attention._modules.get(name) for name in ("q_norm", "k_norm")]
     q, k = (None if norm is None else norm_layer(norm, kernel) for norm in of_heads)
-    mlp = mlp_layer(module.mlp, kernel)
+    mlp = mlp_layer(module.mlp, kernel) or mixture_layer(module.mlp, kernel.library)
     if before is None or after is None or mlp is None or (q is None, k is None) != tuple(x is None for x in of_heads):
         return None
-    if {before.columns, after.columns, mlp.depth, mlp.columns} != {size} or any(
+    sizes = {mlp.size} if isinstance(mlp, MixtureLayer) else {mlp.depth, mlp.columns}
+    if {before.columns, after.columns, *sizes} != {size} or any(
         norm is not None and norm.columns != spec.k_dim for norm in (q, k)
     ):
         return None
-    layer = DecoderLayer(Norms(before, after, q, k), projections, mlp, heads)
+    norms = Norms(before, after, q, k)
+    layer = DecoderLayer(norms, projections, mlp, heads)
+    attention = DecoderLayer(norms, projections, None, heads) if isinstance(mlp, MixtureLayer) else None
     sinks = None if call.sinks is None else call.sinks.float().contiguous()
     scoring = Scoring(call.scaling, call.window, call.softcap, None if sinks is None else sinks.data_ptr())
-    return FusedDecoder(module.forward, kernel, layer, spec, size, scoring, sinks)
+    return FusedDecoder(module.forward, kernel, layer, spec, size, scoring, sinks, attention)

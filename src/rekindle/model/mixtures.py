@@ -1,9 +1,11 @@
-"""Mixtures whose experts are computed by one call of our kernels.
+"""Mixtures whose experts are computed by one call of our kernels, and the routers before them.
 
-Owns which layers are. One is taken for its structure, never for its model's name: two packed projections for each
-expert, a gate, no norm after them. What its gate computes is found by comparison with the layer's own code on random
-rows of several magnitudes, which must give the same bits but for a few roundings. Whatever is not bf16 rows is left to
-that code.
+Owns which layers are, and which routers are known. One is taken for its structure, never for its model's name: two
+packed projections for each expert, a gate, no norm after them. What its gate computes is found by comparison with the
+layer's own code on random rows of several magnitudes, which must give the same bits but for a few roundings. Whatever
+is not bf16 rows is left to that code. A router is known if its logits are near ours, and if of its own logits the
+kernels choose the same experts with the same shares: a rounding of logits may change a choice, so both at once could
+not be compared.
 """
 
 from __future__ import annotations
@@ -15,15 +17,27 @@ from typing import Any
 
 import torch
 
-from rekindle.kernels.experts import GATE_ACTIVATIONS, Choice, ExpertsKernel, ExpertsLayer, Gate, ShareFormat
-from rekindle.kernels.linear import Linear
+from rekindle.kernels.experts import (
+    GATE_ACTIVATIONS,
+    Choice,
+    ExpertsKernel,
+    ExpertsLayer,
+    Gate,
+    MixtureLayer,
+    RouterLayer,
+    ShareFormat,
+    Shares,
+)
+from rekindle.kernels.library import KernelLibrary
+from rekindle.kernels.linear import Linear, LinearKernel
 from rekindle.model.experts import FUSED_NAME, PACKED_NAME, each_padded, mixtures
-from rekindle.model.fused_modules import alike, is_changed, random_rows
-from rekindle.model.packed import is_bf16
+from rekindle.model.fused_modules import alike, is_changed, own_result, random_rows
+from rekindle.model.packed import is_bf16, multiply, near, pack
 
 log = logging.getLogger(__name__)
 UP, DOWN = "gate_up_proj", "down_proj"
 LIMITS, ALPHAS = ("limit", "swiglu_limit"), ("alpha", "swiglu_alpha")
+LEAST_SHARE = 1e-30  # below, shares may be 0, and any expert may have them
 CHOSEN, STEP = 4, 7  # experts of each compared row, and how far they lie apart
 SHARE_FORMATS: dict[torch.dtype, ShareFormat] = {torch.bfloat16: "bf16", torch.float32: "fp32"}
 
@@ -114,3 +128,77 @@ def _gates(module: Any) -> Iterator[Gate]:
 def _number(module: Any, names: tuple[str, ...]) -> float | None:
     values = (getattr(module, name, None) for name in names)
     return next((float(value) for value in values if isinstance(value, int | float)), None)
+
+
+def mixture_layer(module: Any, library: KernelLibrary) -> MixtureLayer | None:
+    """What computes a module that has a router and fused experts, and nothing else, as its own code does, or None."""
+    children: dict[str, Any] = dict(module._modules)
+    experts = children.pop("experts", None)
+    fused = getattr(experts, FUSED_NAME, None)
+    if not isinstance(fused, FusedExperts) or len(children) != 1 or module._parameters:
+        return None
+    (router,) = children.values()
+    if any(is_changed(each) for each in (module, experts, router)):
+        return None
+    rows = random_rows(fused.layer.size)
+    own = own_result(router, rows)
+    known = _router_layer(router, rows, own, library)
+    if known is None:
+        return None
+    theirs = own_result(module, rows[None])
+    theirs = theirs[0] if isinstance(theirs, tuple) else theirs
+    _, shares, chosen = own
+    if type(theirs) is not torch.Tensor or not torch.equal(theirs, experts(rows, chosen, shares)[None]):
+        return None
+    try:
+        return MixtureLayer(known, fused.layer)
+    except ValueError:
+        return None
+
+
+def _router_layer(module: Any, rows: torch.Tensor, own: Any, library: KernelLibrary) -> RouterLayer | None:
+    """What gives the logits, shares and choices, `own`, of a router for these rows, or None."""
+    parameters: dict[str, Any] = module._parameters
+    weight, bias, count = parameters.get("weight"), parameters.get("bias"), getattr(module, "top_k", None)
+    held = [each for each in parameters.values() if each is not None]
+    if (
+        weight is None
+        or weight.dim() != 2
+        or not parameters.keys() <= {"weight", "bias"}
+        or not all(map(is_bf16, held))
+    ):
+        return None
+    if module._modules or module._buffers or not isinstance(count, int) or not _is_routed(own):
+        return None
+    logits, shares, chosen = own
+    linears, kernel = LinearKernel(library), ExpertsKernel(library)
+    packed = pack(linears, weight, "columns first")
+    ours = multiply(linears, packed, rows, bias)
+    if ours.shape != logits.shape or chosen.shape[1] != count or not near(ours, logits, rows, weight, bias):
+        return None
+    linear = Linear(packed, None if bias is None else bias.data_ptr())
+    for chosen_only in (True, False):
+        router = RouterLayer(linear, count, Shares(chosen_only, SHARE_FORMATS[shares.dtype]))
+        if _chooses(kernel, router, logits, shares, chosen):
+            return router
+    return None
+
+
+def _is_routed(own: Any) -> bool:
+    """Whether a router gave logits, shares and experts, in this order, in formats that the kernels know."""
+    if not isinstance(own, tuple) or len(own) != 3 or not all(type(x) is torch.Tensor and x.dim() == 2 for x in own):
+        return False
+    logits, shares, chosen = own
+    formats = logits.dtype, chosen.dtype
+    return formats == (torch.bfloat16, torch.int64) and shares.dtype in SHARE_FORMATS and shares.shape == chosen.shape
+
+
+def _chooses(
+    kernel: ExpertsKernel, router: RouterLayer, logits: torch.Tensor, shares: torch.Tensor, chosen: torch.Tensor
+) -> bool:
+    """Whether the kernels choose from these logits experts with the same ones, and shares that are alike."""
+    logits, ours, our_shares = logits.contiguous(), torch.empty_like(chosen), torch.empty_like(shares)
+    addresses = (x.data_ptr() for x in (logits, ours, our_shares))
+    kernel.choose(router, *addresses, rows=len(logits), threads=1)
+    same = logits.gather(1, ours) == logits.gather(1, chosen)
+    return bool((same | (shares < LEAST_SHARE)).all()) and alike(our_shares.bfloat16(), shares.bfloat16())

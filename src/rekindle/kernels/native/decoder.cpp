@@ -84,6 +84,21 @@ void apply_mlp(const Job& job, const rk_mlp& mlp, Rows input, Rows gates, Rows o
   job.multiply(&down, 1);
 }
 
+// A token's experts by its logits, and their sum.
+void apply_mixture(const Job& job, const rk_mixture& mixture, Rows input, Rows output) {
+  const rk_router& router = mixture.router;
+  const int64_t slots = job.rows * router.chosen;
+  const Taken<uint16_t> logits(job.rows * router.weights.columns);
+  const Taken<int64_t> indices(slots);
+  const Taken<float> shares(slots);  // room for either format
+  const rk_linear_call product = job.product(router.weights, input, {logits.memory, router.weights.columns});
+  job.multiply(&product, 1);
+  rk_choose(&router, logits.memory, job.rows, indices.memory, shares.memory, job.threads);
+  const rk_experts_call call{job.rows, router.chosen, input.values, indices.memory, shares.memory, router.share_format,
+                             output.values};
+  rk_mix(&mixture.experts, &call, job.threads);
+}
+
 // Norms and positions of every head in a row of q or k.
 void place_heads(const rk_norm& norm, const rk_decoder_call& call, int64_t row, Rows x, int64_t size) {
   for (uint16_t* head = x[row]; head < x[row + 1]; head += size) {
@@ -126,7 +141,8 @@ extern "C" void rk_decoder_layer(const rk_decoder* decoder, const rk_layer* laye
   const rk_decoder& d = *decoder;
   const Job job{call->write.rows, threads};
   const int64_t size = d.q.depth;
-  Matrices memory(job.rows, size + d.q.columns + d.k.columns + d.v.columns + d.o.depth + 2 * d.mlp.inner);
+  const bool half = d.mixture == nullptr && d.mlp.down.packed == nullptr;
+  Matrices memory(job.rows, 2 * size + d.q.columns + d.k.columns + d.v.columns + d.o.depth + 2 * d.mlp.inner);
   const Rows x{(uint16_t*)call->input, size}, out{call->output, size}, normed = memory.take(size);
   const Rows qkv[3] = {memory.take(d.q.columns), memory.take(d.k.columns), memory.take(d.v.columns)};
   const Rows attended = memory.take(d.o.depth);
@@ -145,6 +161,12 @@ extern "C" void rk_decoder_layer(const rk_decoder* decoder, const rk_layer* laye
     elementwise::add(x[row], normed[row], size, out[row]);
     normalise(d.post_attention_norm, out[row], normed[row]);
   });
-  apply_mlp(job, d.mlp, normed, memory.take(2 * d.mlp.inner), normed);
-  job.for_each_row(size, [&](int64_t row) { elementwise::add(out[row], normed[row], size, out[row]); });
+  if (half) return;
+  const Rows added = memory.take(size);
+  if (d.mixture != nullptr) {
+    apply_mixture(job, *d.mixture, normed, added);
+  } else {
+    apply_mlp(job, d.mlp, normed, memory.take(2 * d.mlp.inner), added);
+  }
+  job.for_each_row(size, [&](int64_t row) { elementwise::add(out[row], added[row], size, out[row]); });
 }

@@ -183,14 +183,38 @@ typedef struct {
 
 void rk_mix(const rk_experts* experts, const rk_experts_call* call, int32_t threads);
 
+/* Which experts a token takes: those with the largest logits, the first of equal ones, largest first, and their shares:
+ * the softmax over all logits, or with `chosen_only` over those of the chosen ones.
+ *
+ * weights: those of the logits, one for each expert; `chosen` is at most their number. share_format: RK_BF16 or RK_FP32.
+ */
+typedef struct {
+  rk_weights weights;
+  int64_t chosen;
+  int32_t chosen_only, share_format;
+} rk_router;
+
+/* indices: [rows][chosen]; shares: [rows][chosen] in the router's format. logits: bf16 [rows][experts]. */
+void rk_choose(const rk_router* router, const uint16_t* logits, int64_t rows, int64_t* indices, void* shares,
+               int32_t threads);
+
+/* A router and the experts among which it chooses. */
+typedef struct {
+  rk_router router;
+  rk_experts experts;
+} rk_mixture;
+
 /* A decoder layer of Llama's form: x + o(attention(q, k, v of norm(x))), and of that y + mlp(norm(y)). q_norm and k_norm
  * are those of each head; their weight is NULL where there is none. Everything is rounded to bf16 where transformers
  * does it. The size of heads is a multiple of 32.
+ *
+ * mixture: takes the place of `mlp`, or NULL. Where that is NULL and `mlp` is all zeros, the output is y.
  */
 typedef struct {
   rk_norm input_norm, post_attention_norm, q_norm, k_norm;
   rk_weights q, k, v, o;
   rk_mlp mlp;
+  const rk_mixture* mixture;
 } rk_decoder;
 
 /* input, output: bf16 [rows][size], the latter may be the former. cos, sin: bf16 [rows][k_dim], of each row's position.
