@@ -13,7 +13,7 @@ import torch
 
 from rekindle.engine.core.costs import StepCosts
 from rekindle.engine.core.scheduler import Chunk
-from rekindle.engine.core.speculation import Speculation
+from rekindle.engine.core.speculation import MAX_DRAFT, Speculation, max_draft
 from rekindle.engine.drafts import find_draft
 from rekindle.engine.request import Request, State
 from rekindle.engine.types import GenerationRequest
@@ -286,6 +286,11 @@ def test_prefills_run_as_soon_as_without_drafts(loaded: LoadedModel) -> None:
         rig.finish(prompt)
         steps.append(rig.core.num_steps - before)
     assert steps[0] == steps[1]
+
+
+def test_nothing_is_drafted_where_bits_depend_on_the_rows_of_a_step() -> None:
+    assert max_draft("auto", "bitwise") == MAX_DRAFT > 0
+    assert max_draft("auto", "close") == max_draft("auto", "none") == max_draft("off", "bitwise") == 0
 
 
 def test_an_engine_says_how_many_were_drafted_and_answers_the_same(start: Start) -> None:

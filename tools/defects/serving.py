@@ -6,6 +6,7 @@ from tools.defects.mutant import Edit, Mutant, one
 
 PATHS = "tests/exactness/test_paths.py"
 CRASHES = "tests/store/test_crash.py::test_saved_turns_survive_a_crash_at_any_moment"
+DRAFTS = "tests/engine/test_speculation.py"
 IDLE = "tests/engine/test_background.py"
 FORESEEN = "tests/engine/test_anticipation.py"
 PLACES = "tests/engine/test_places.py"
@@ -48,6 +49,55 @@ SERVING = (
         "        if True:\n",
         "tests/engine/test_scheduler.py::"
         "test_where_time_does_not_depend_on_rows_the_chunk_is_the_largest_and_again_the_bound_once_it_does[1]",
+    ),
+    one(
+        "a drafted token is accepted whatever was sampled",
+        "engine/core/core.py",
+        "        if int(sequence.ids[-1]) != chunk.draft[count - 1]:\n",
+        "        if False:\n",
+        f"{DRAFTS}::test_a_reply_is_the_same_with_right_and_with_wrong_drafts[greedy]",
+    ),
+    one(
+        "rows of a draft are published before they are sampled",
+        "engine/core/core.py",
+        "                chunk.sequence.num_computed = chunk.start + chunk.num_rows\n",
+        "                chunk.sequence.num_computed = chunk.end\n",
+        f"{DRAFTS}::test_a_reply_is_the_same_with_right_and_with_wrong_drafts[greedy]",
+    ),
+    one(
+        "a drafted token that breaks the model ends the reply",
+        "engine/core/core.py",
+        "            elif not chunk.draft:\n",
+        "            else:\n",
+        f"{DRAFTS}::test_a_drafted_token_that_breaks_the_model_ends_no_reply[q4h]",
+    ),
+    one(
+        "drafts go past the last token of a reply",
+        "engine/core/speculation.py",
+        "sequence.max_new_tokens - sequence.num_generated - 1)",
+        "sequence.max_new_tokens - sequence.num_generated)",
+        f"{DRAFTS}::test_it_ends_with_its_last_token_and_computes_none_after_it[5]",
+    ),
+    one(
+        "the rows of drafts cost nothing",
+        "engine/core/speculation.py",
+        "        rates = gained / np.maximum(seconds, 1e-9)\n",
+        "        rates = gained.astype(float)\n",
+        f"{DRAFTS}::test_as_many_rows_as_pay",
+    ),
+    one(
+        "a reply depends on its drafts where bits depend on rows",
+        "engine/core/speculation.py",
+        ' and promise == "bitwise" else 0',
+        " else 0",
+        f"{DRAFTS}::test_nothing_is_drafted_where_bits_depend_on_the_rows_of_a_step",
+    ),
+    one(
+        "replies quote the branches of every agent",
+        "engine/intake/prompt_lookup.py",
+        '        mine = self._memory.book.of(namespace, prompt.agent) if prompt.reuse != "off" else []\n',
+        "        mine = list(self._memory.book.branches())\n",
+        "tests/engine/test_preparing.py::test_a_reply_may_quote_what_its_agent_has_stored_elsewhere",
     ),
     one(
         "blocks restored in the wrong order",

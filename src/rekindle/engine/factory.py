@@ -25,7 +25,7 @@ from rekindle.engine.core.core import EngineCore
 from rekindle.engine.core.costs import StepCosts
 from rekindle.engine.core.loop import EngineLoop
 from rekindle.engine.core.scheduler import Scheduler
-from rekindle.engine.core.speculation import MAX_DRAFT, Speculation
+from rekindle.engine.core.speculation import Speculation, max_draft
 from rekindle.engine.gauges import StorePlace, hot_tokens
 from rekindle.engine.intake.anticipation import Anticipation
 from rekindle.engine.intake.intake import Intake
@@ -254,14 +254,14 @@ def _core(
     settings: Settings, loaded: LoadedModel, runner: ModelRunner, cache: PrefixCache, intake: Intake
 ) -> EngineCore:
     chunk = settings.engine.max_chunk_tokens or CHUNK_TOKENS[torch.device(loaded.device).type]
-    # Where bits depend on the rows of a step, a reply would depend on its drafts.
-    speculates = settings.engine.speculate == "auto" and loaded.promise == "bitwise"
     return EngineCore(
         runner=runner,
         cache=cache,
         scheduler=Scheduler(settings.engine, StepCosts(), max_chunk_tokens=chunk),
         speculation=Speculation(
-            StepCosts(), max_tokens=MAX_DRAFT if speculates else 0, max_step_s=settings.engine.max_stall_s
+            StepCosts(),
+            max_tokens=max_draft(settings.engine.speculate, loaded.promise),
+            max_step_s=settings.engine.max_stall_s,
         ),
         min_reuse_tokens=settings.cache.min_reuse_tokens,
         on_turn=intake.turn_ended,

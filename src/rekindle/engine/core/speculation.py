@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Values
 from dataclasses import replace
+from typing import Literal
 
 import numpy as np
 
@@ -23,8 +24,14 @@ from rekindle.engine.core.costs import StepCosts
 from rekindle.engine.core.scheduler import Chunk
 from rekindle.engine.drafts import NO_DRAFT, Draft, find_draft
 from rekindle.engine.sequence import Sequence
+from rekindle.model.loaded import Promise
 
 MAX_DRAFT = 15
+
+
+def max_draft(setting: Literal["auto", "off"], promise: Promise) -> int:
+    """Return the most tokens of a draft: none where bits depend on the rows of a step, or replies would, too."""
+    return MAX_DRAFT if setting == "auto" and promise == "bitwise" else 0
 
 
 class Speculation:
