@@ -12,7 +12,7 @@ import torch
 
 from rekindle.model.loaded import LoadedModel
 from tests.engine.conftest import start, tiny_llama
-from tests.exactness.rig import Rig, load
+from tests.exactness.rig import ROUNDED, Rig, load
 from tests.tiny_models import tiny_model_dir
 
 __all__ = ["KINDS", "Loader", "MakeRig", "start", "tiny_llama"]
@@ -38,7 +38,7 @@ def loaded(tmp_path_factory: pytest.TempPathFactory) -> Loader:
 
     @cache
     def get(kind: str, dtype: str, kv: str) -> LoadedModel:
-        return load(directory(kind, "bf16" if dtype == "int8" else dtype), dtype, kv)
+        return load(directory(kind, "bf16" if dtype in ROUNDED else dtype), dtype, kv)
 
     return get
 

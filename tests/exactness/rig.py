@@ -49,14 +49,15 @@ from tests.tiny_models import DTYPES
 BLOCK_TOKENS = 16
 SECRET = b"s" * 32
 LOAD_TIMEOUT_S = 20.0
+ROUNDED: dict[str, Literal["int8", "int4"]] = {"int8": "int8", "int4": "int4"}
 # Steps are planned by size, not by time, unless a test is about time: the bound is out of reach.
 BY_SIZE = EngineSettings(max_stall_s=1e6, max_step_s=1e6)
 
 
 def load(directory: Path, dtype: str, kv: str) -> LoadedModel:
-    """`kv` "native" keeps K and V as computed, also in float64, which no setting offers; "int8" is bf16 but weights."""
-    settings = ModelSettings(model=str(directory), threads=1, weights="int8" if dtype == "int8" else "native")
-    dtype = "bf16" if dtype == "int8" else dtype
+    """`kv` "native" keeps K and V as computed, also in float64, which no setting offers; ROUNDED: bf16 but weights."""
+    settings = ModelSettings(model=str(directory), threads=1, weights=ROUNDED.get(dtype, "native"))
+    dtype = "bf16" if dtype in ROUNDED else dtype
     object.__setattr__(settings, "kv", dtype if kv == "native" else kv)
     compute = DTYPES[dtype]
     return load_model(settings, block_tokens=BLOCK_TOKENS, max_context=None, format_map_dir=None, compute_dtype=compute)

@@ -1,8 +1,8 @@
 """Invariant 1 in the precisions that are served.
 
-bf16, the same with weights in int8, and fp32: where the self-test promises `bitwise`, every path gives the same bytes
-and tokens as one cold run in one piece; float64 would hide a matrix product of another shape. fp32 too: the KV that
-every path leaves behind, read by teacher forcing, gives logits within 1e-3 of the largest of what `transformers`
+bf16, the same with weights in int8 or int4, and fp32: where the self-test promises `bitwise`, every path gives the same
+bytes and tokens as one cold run in one piece; float64 would hide a matrix product of another shape. fp32 too: the KV
+that every path leaves behind, read by teacher forcing, gives logits within 1e-3 of the largest of what `transformers`
 computes in one eager pass.
 """
 
@@ -19,7 +19,7 @@ import torch
 from rekindle.model.batch import SequenceStep
 from tests.engine.quoting import quoting, spoilt
 from tests.exactness.conftest import KINDS, Loader, MakeRig
-from tests.exactness.rig import BLOCK_TOKENS, Rig, load
+from tests.exactness.rig import BLOCK_TOKENS, ROUNDED, Rig, load
 from tests.exactness.test_against_transformers import reference
 from tests.exactness.test_paths import some_ids
 from tests.kernels.native import needs_compiler
@@ -132,7 +132,11 @@ EVERY_CASE = pytest.mark.parametrize(
     ("dtype", "kind", "kv"),
     [
         *((dtype, kind, kv) for dtype in ("bf16", "fp32") for kind in KINDS for kv in FORMATS),
-        *(pytest.param("int8", kind, "q4h", marks=needs_compiler) for kind in ("llama", "gemma3", "mixtral")),
+        *(
+            pytest.param(weights, kind, "q4h", marks=needs_compiler)
+            for weights in ROUNDED
+            for kind in ("llama", "gemma3", "mixtral")
+        ),
     ],
 )
 EVERY_PATH = pytest.mark.parametrize("path", PATHS)

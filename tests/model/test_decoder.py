@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, get_args
 
 import pytest
 import torch
@@ -21,7 +21,7 @@ from rekindle.model.loaded import LoadedModel
 from rekindle.model.packed import observed_linears
 from rekindle.model.selftest import self_test
 from rekindle.model.trial import row_errors, trial_forward
-from rekindle.model.weights import Linears, WeightsChoice
+from rekindle.model.weights import Linears, Weights, WeightsChoice
 from tests.kernels.native import built, needs_compiler
 from tests.model.helpers import Bench, in_memory, random_ids, randomise_norms
 from tests.tiny_models import tiny_model
@@ -49,7 +49,7 @@ def packed(
     kind: str,
     kernels: library.KernelChoice,
     *,
-    weights: Literal["native", "int8"] = "native",
+    weights: Weights = "native",
     kv: Any = None,
     change: Change | None = None,
     **changes: Any,
@@ -97,11 +97,9 @@ def test_layers_give_the_outputs_of_their_own_code(kind: str, kv: str, chosen: l
     assert error(fused, own) < 0.5 * own_error  # what our products and attention differ from torch's by
 
 
-@pytest.mark.parametrize("weights", ["native", "int8"])
+@pytest.mark.parametrize("weights", get_args(Weights))
 @pytest.mark.parametrize("kind", MIXTURES)
-def test_mixtures_give_the_outputs_of_their_own_code(
-    kind: str, weights: Literal["native", "int8"], chosen: library.KernelChoice
-) -> None:
+def test_mixtures_give_the_outputs_of_their_own_code(kind: str, weights: Weights, chosen: library.KernelChoice) -> None:
     own, fused = (packed(kind, chosen, weights=weights, kv="q4h") for _ in range(2))
     assert fuse_layers(fused) == len(layers_of(fused)) == fused_layers(fused) == 3
     pairs = zip(paths(fused), paths(own), strict=True)
@@ -115,10 +113,10 @@ def test_mixtures_that_do_something_else_are_left_alone(kind: str, fastest: libr
     assert fuse_layers(loaded) == fused_layers(loaded) == 0
 
 
-@pytest.mark.parametrize("weights", ["native", "int8"])
+@pytest.mark.parametrize("weights", get_args(Weights))
 @pytest.mark.parametrize("kind", ["llama", "qwen3", "mistral", *MIXTURES])
 def test_every_path_gives_the_same_bits_without_dummies(
-    kind: str, weights: Literal["native", "int8"], chosen: library.KernelChoice
+    kind: str, weights: Weights, chosen: library.KernelChoice
 ) -> None:
     loaded = replace(packed(kind, chosen, weights=weights, kv="q4h"), row_multiple=1)
     assert fuse_layers(loaded) == 3

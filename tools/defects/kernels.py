@@ -286,8 +286,8 @@ LINEAR_LAYERS = (
     native(
         "the last block of depth left out",
         "dots.hpp",
-        "block < blocks; block++, b += panel::BLOCK_WORDS",
-        "block + 1 < blocks; block++, b += panel::BLOCK_WORDS",
+        "block < blocks; block++, weights += Format::BLOCK_WORDS",
+        "block + 1 < blocks; block++, weights += Format::BLOCK_WORDS",
         PRODUCTS,
     ),
     native(

@@ -1,4 +1,4 @@
-"""Defects in layers that are one call of the kernels, and in weights of 8 bits."""
+"""Defects in layers that are one call of the kernels, and in weights of 8 and 4 bits."""
 
 from __future__ import annotations
 
@@ -134,12 +134,12 @@ LAYERS: tuple[Mutant, ...] = (
         "model/load.py",
         "identity = identify(dtype=found.dtype, weight_format=ready.weights)",
         "identity = identify(dtype=found.dtype)",
-        f"{WEIGHTS}::test_kv_of_int8_weights_is_never_mixed_with_that_of_the_checkpoints",
+        f"{WEIGHTS}::test_kv_of_rounded_weights_is_never_mixed_with_that_of_others",
     ),
     one(
         "a tied embedding rounded with its head",
         "model/packed.py",
-        'replaced = linears if weight_format == "int8" else users',
+        'replaced = users if weight_format == "bf16" else linears',
         "replaced = users",
         f"{WEIGHTS}::test_a_tied_embedding_keeps_its_values",
     ),
@@ -163,6 +163,20 @@ LAYERS: tuple[Mutant, ...] = (
         "            setattr(module, PACKED_NAME, {})",
         "            pass",
         f"{WEIGHTS}::test_the_self_check_leaves_the_model_as_it_was",
+    ),
+    one(
+        "the head in 4 bits as other layers",
+        "model/packed.py",
+        'of_head = weight_format == "int4" and',
+        "of_head = False and",
+        f"{WEIGHTS}::test_the_bundled_model_in_int4_says_mostly_the_same",
+    ),
+    one(
+        "int8 left out where int4 does not suit",
+        "model/packed.py",
+        '"int4": ("int4", "int8", "bf16"),',
+        '"int4": ("int4", "bf16"),',
+        f"{WEIGHTS}::test_a_layer_that_int4_does_not_suit_is_in_int8",
     ),
     native("rows of 8 bits not rotated", "int8.hpp", "  rotate(x, depth);\n", "", "tests/kernels/test_int8.py"),
     native(

@@ -39,12 +39,13 @@ class ModelSettings:
         "format of the KV cache; auto: 4 bits where that is safe",
         detail="`q4h` is the 4-bit format. `auto` keeps 16 bits for models with biases on K or with attention sinks.",
     )
-    weights: Literal["native", "int8", "auto"] = setting(
+    weights: Literal["native", "int8", "int4", "auto"] = setting(
         "native",
-        "precision of linear layers: the checkpoint's, 8 bits, or auto: 8 bits where that changes next to nothing",
+        "precision of linear layers: the checkpoint's, 8 bits, 4 bits, or auto: 8 where that changes next to nothing",
         detail="`int8` halves the memory of linear layers in bf16 and needs the kernels for the CPU; a tied embedding "
-        "stays as it is. `auto` takes it where, on a text of 512 tokens, the distributions of next tokens stay within "
-        "a KL of 0.002 and 99 % of first choices are the same.",
+        "stays as it is. `int4` takes about a quarter, with the head in 8 bits, and changes what a model says: of the "
+        "bundled one, 3 % of first choices. `auto` takes `int8` where, on a text of 512 tokens, the distributions of "
+        "next tokens stay within a KL of 0.002 and 99 % of first choices are the same.",
     )
     kernels: Literal["auto", "amx", "avx512", "avx2", "torch"] = setting(
         "auto",

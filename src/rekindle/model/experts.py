@@ -17,7 +17,7 @@ from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
 from rekindle.kernels.linear import LinearKernel, PackedWeights, WeightFormat
 from rekindle.kv.plan import ROW_MULTIPLE
-from rekindle.model.packed import Layout, checked_rows, is_bf16, multiply, near, near_in_int8, pack, placeholder
+from rekindle.model.packed import FALLBACKS, Layout, checked_rows, is_bf16, multiply, near, pack, placeholder
 
 EXPERTS_NAME = "rekindle"
 PROJECTIONS = ("gate_up_proj", "up_proj", "down_proj")
@@ -169,11 +169,11 @@ def _packable(module: Any) -> list[str]:
 
 
 def _packed(module: Any, kernel: LinearKernel, weight_format: WeightFormat) -> dict[str, PackedExperts]:
-    """The projections of one layer, packed; in bf16 where int8 does not suit, and not at all where that differs."""
+    """The projections of one layer, packed; in the first format that suits it, and not at all where bf16 differs."""
     layout: Layout = "depth first" if module.is_transposed else "columns first"
     packed: dict[str, PackedExperts] = {}
     for name in _packable(module):
-        for each_format in dict.fromkeys((weight_format, "bf16")):
+        for each_format in FALLBACKS[weight_format]:
             weights = getattr(module, name).detach()
             made = PackedExperts(kernel, tuple(pack(kernel, each, layout, each_format) for each in weights))
             if _agrees(module, name, made):
@@ -190,9 +190,7 @@ def _agrees(module: Any, name: str, packed: PackedExperts) -> bool:
     def agrees(expert: int, weight: torch.Tensor) -> bool:
         ours, theirs = packed.product(expert, rows), _torch_product(module, name, expert, rows)
         by_column = weight.T if module.is_transposed else weight
-        if packed.weights[expert].format == "int8":
-            return near_in_int8(ours, theirs, rows, by_column)
-        return near(ours, theirs, rows, by_column)
+        return near(ours, theirs, rows, by_column, weight_format=packed.weights[expert].format)
 
     with torch.inference_mode():
         return all(agrees(expert, weight) for expert, weight in enumerate(weights))

@@ -1,8 +1,8 @@
 """The fingerprint: a digest of everything that must agree before stored KV may be reused.
 
 Included: weight files and adapters, the config that reaches the forward pass, `quantization_config`, compute dtype,
-weights in int8, RoPE regime, tokenizer file, KV layout, format version. Excluded: template, device, threads, kernels,
-names.
+weights in int8 or int4, RoPE regime, tokenizer file, KV layout, format version. Excluded: template, device, threads,
+kernels, names.
 
 Weight files are read once; their digests are cached by path, size, times and inode. A file of the hub cache is named by
 its SHA-256 and is not read at all.

@@ -124,8 +124,8 @@ def choose_kernels(settings: ModelSettings) -> library.KernelChoice:
         chosen = library.KernelChoice(None)
     else:
         raise ConfigError(f"kernels={settings.kernels} is for the CPU, not for {settings.device}: leave it at auto")
-    if settings.weights == "int8" and chosen.library is None:
-        raise ConfigError(f"weights=int8 needs the kernels for the CPU, and what computes is {chosen}")
+    if settings.weights in ("int8", "int4") and chosen.library is None:
+        raise ConfigError(f"weights={settings.weights} needs the kernels for the CPU, and what computes is {chosen}")
     return chosen
 
 

@@ -4,8 +4,9 @@ Owns which modules are replaced and the modules that replace them. A module is r
 name: nn.Linear and the transposed one of GPT-2, with bf16 weights on the CPU, and together with a head the nn.Embedding
 that has the same weights. The packed weights are then the only copy. Left alone is what may look at weights in ways
 that we do not see: subclasses, modules with hooks, weights shared with anything else, modules that a pass through the
-model does not call. Every replacement is compared with its original before that is dropped. In int8 only linear layers
-are replaced: an embedding keeps its weights as they are, a layer that int8 does not suit is packed in bf16.
+model does not call. Every replacement is compared with its original before that is dropped. In int8 and int4 only
+linear layers are replaced: an embedding keeps its weights as they are. A layer that int4 does not suit is packed in
+int8, and one that int8 does not suit in bf16; a head is never in int4.
 """
 
 from __future__ import annotations
@@ -30,9 +31,16 @@ CHECKED_ROWS = 4
 # Of outputs rounded to bf16 on both sides: an ulp of the larger. Of their fp32 sums: a share of the product of norms,
 # which an unrounded sum of 4,096 products stays below by a factor of 60; one wrong weight of as many exceeds it.
 OUTPUT_ULP, SUM_SHARE = 2.0**-7, 2.0**-14
-# Of the norm of all outputs in int8, where numbers from a normal distribution give 0.013; and of each one, of the
-# product of norms over the square root of the depth: ten times what those give.
-INT8_SHARE, INT8_EACH = 0.05, 0.15
+# In int8 and int4: of the norm of all outputs, where numbers from a normal distribution give 0.013 and 0.093; and of
+# each one, of the product of norms over the square root of the depth, about ten times what those give.
+SHARES: dict[WeightFormat, float] = {"int8": 0.05, "int4": 0.2}
+EACH: dict[WeightFormat, float] = {"int8": 0.15, "int4": 0.8}
+# What a layer is packed in, the first that suits it.
+FALLBACKS: dict[WeightFormat, tuple[WeightFormat, ...]] = {
+    "bf16": ("bf16",),
+    "int8": ("int8", "bf16"),
+    "int4": ("int4", "int8", "bf16"),
+}
 PANEL, STRIP = 64, 16  # columns: see kernels/native/panel.hpp
 
 
@@ -124,7 +132,7 @@ def multiply(
 def pack(
     kernel: LinearKernel, weight: torch.Tensor, layout: Layout, weight_format: WeightFormat = "bf16"
 ) -> PackedWeights:
-    """Pack contiguous bf16 weights, [columns, depth] or [depth, columns]; in bf16 what is too deep for int8."""
+    """Pack contiguous bf16 weights, [columns, depth] or [depth, columns]; in bf16 what is too deep for the others."""
     depth = weight.shape[1] if layout == "columns first" else len(weight)
     if depth > MOST_INT8_DEPTH:
         weight_format = "bf16"
@@ -171,13 +179,14 @@ def pack_linears(
     users_of = _users_of_weights(model)
     groups = [[*users_of[address]] for address in {_address(module) for module in called}]
     users_of.clear()
-    called_ids = {id(module) for module in called}
+    called_ids, head = {id(module) for module in called}, _head(model)
     called.clear()
     notes = list[str]()
     while groups:
         users: list[Any] = groups.pop()
         if _fit(users, called_ids):
-            notes += _replace(users, kernel, places, weight_format)
+            of_head = weight_format == "int4" and any(user is head for user in users)
+            notes += _replace(users, kernel, places, "int8" if of_head else weight_format)
     log.info("%d linear layers are packed", sum(isinstance(module, PackedLinear) for module in model.modules()))
     return notes
 
@@ -251,6 +260,12 @@ def _places(model: nn.Module) -> Places:
     return places
 
 
+def _head(model: nn.Module) -> Any:
+    """The layer whose outputs are the logits, if the model says which; in int4 it doubles what the others change."""
+    found = getattr(model, "get_output_embeddings", None)
+    return None if found is None else found()
+
+
 def _users_of_weights(model: nn.Module) -> dict[int, set[nn.Module]]:
     """By address: the modules whose parameters or buffers are there."""
     users: dict[int, set[nn.Module]] = {}
@@ -280,13 +295,13 @@ def _replace(users: Sequence[Any], kernel: LinearKernel, places: Places, weight_
     linears = [module for module in users if type(module) in LINEARS]
     first = _packed_linear(linears[0], kernel, weight_format)
     replacements: list[PackedLinear | PackedEmbedding] = []
-    replaced = linears if weight_format == "int8" else users
+    replaced = users if weight_format == "bf16" else linears
     for old in replaced:
         embedding = type(old) is nn.Embedding
         new = (PackedEmbedding if embedding else PackedLinear)(first.packed, first.weight, old, kernel)
         if not agrees(old, new):
-            if weight_format == "int8":
-                return _replace(users, kernel, places, "bf16")
+            if weight_format != "bf16":
+                return _replace(users, kernel, places, FALLBACKS[weight_format][1])
             return [f"{places[id(old)][0].path} is left to torch: our kernel gives other outputs"]
         replacements.append(new)
     for old, new in zip(replaced, replacements, strict=True):
@@ -334,8 +349,7 @@ def agrees(old: Any, new: PackedLinear | PackedEmbedding) -> bool:
             ids = torch.randint(new.num_embeddings, (64,), generator=generator)
             return torch.equal(old(ids).view(torch.int16), new(ids).view(torch.int16))
         rows, weight = checked_rows(new.packed.depth), old.weight.T if type(old) is Conv1D else old.weight
-        compare = near_in_int8 if new.packed.format == "int8" else near
-        return compare(new(rows), old(rows), rows, weight, new.bias)
+        return near(new(rows), old(rows), rows, weight, new.bias, weight_format=new.packed.format)
 
 
 def checked_rows(depth: int) -> torch.Tensor:
@@ -350,8 +364,15 @@ def near(
     rows: torch.Tensor,
     weight: torch.Tensor,
     bias: torch.Tensor | None = None,
+    *,
+    weight_format: WeightFormat = "bf16",
 ) -> bool:
-    """Whether two products of rows and weight [columns, depth] differ by no more than roundings; NaN equals NaN."""
+    """Whether two products of rows and weight [columns, depth] differ by no more than the format's roundings.
+
+    In bf16 NaN equals NaN; in int8 and int4 ours must be NaN where theirs are not finite.
+    """
+    if weight_format != "bf16":
+        return _near_rounded(ours, theirs, rows, weight, bias, weight_format)
     ours, theirs = ours.float(), theirs.float()
     sums = rows.float().norm(dim=1)[:, None] * torch.linalg.vector_norm(weight, dim=1).float()
     if bias is not None:
@@ -360,17 +381,17 @@ def near(
     return bool((near | (ours == theirs) | (ours.isnan() & theirs.isnan())).all())
 
 
-def near_in_int8(
+def _near_rounded(
     ours: torch.Tensor,
     theirs: torch.Tensor,
     rows: torch.Tensor,
     weight: torch.Tensor,
-    bias: torch.Tensor | None = None,
+    bias: torch.Tensor | None,
+    weight_format: WeightFormat,
 ) -> bool:
-    """Whether products in int8 are those in bf16 but for its rounding; NaN where those are not finite."""
     finite, error = theirs.isfinite(), (ours.double() - theirs.double()).abs()
     products = theirs.double() - (0.0 if bias is None else bias.double())
     sums = rows.double().norm(dim=1)[:, None] * torch.linalg.vector_norm(weight.double(), dim=1)
-    each = error <= INT8_EACH * sums / rows.shape[1] ** 0.5 + OUTPUT_ULP * theirs.double().abs()
-    small = error[finite].norm() <= INT8_SHARE * products[finite].norm()
+    each = error <= EACH[weight_format] * sums / rows.shape[1] ** 0.5 + OUTPUT_ULP * theirs.double().abs()
+    small = error[finite].norm() <= SHARES[weight_format] * products[finite].norm()
     return bool(small) and bool(each[finite].all()) and torch.equal(ours.isnan(), ~finite)

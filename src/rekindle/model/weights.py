@@ -1,9 +1,9 @@
-"""In which format linear layers keep their weights (`--weights native|int8|auto`), and why.
+"""In which format linear layers keep their weights (`--weights native|int8|int4|auto`), and why.
 
 Owns the decision and what it is based on. `auto` takes int8 only if a self-check says that it costs next to nothing:
 one forward over a fixed text with the checkpoint's own weights, one with those in int8, and the distributions of the
 next token compared at every position. The decision is saved once per model, as the formats of K and V are: it is part
-of the fingerprint, and must not flip between two starts.
+of the fingerprint, and must not flip between two starts. int4 is never taken but on request.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from rekindle.model.fingerprint import write_json
 from rekindle.model.formats import DenseStep
 from rekindle.text.tokenizer import TextTokenizer, TokenizerFile
 
-Weights = Literal["native", "int8"]
+Weights = Literal["native", "int8", "int4"]
 MOST_TOKENS = 512
 # Of the distributions of next tokens: mean KL in nats, and how often the largest logit is the same one.
 MAX_KL, LEAST_AGREEMENT = 0.002, 0.99
@@ -66,18 +66,18 @@ class Linears:
     called: set[torch.nn.Module]
     kernels: KernelChoice
 
-    def decided(self, setting: Literal["native", "int8", "auto"], saved: Path | None) -> WeightsChoice | None:
+    def decided(self, setting: Literal["native", "int8", "int4", "auto"], saved: Path | None) -> WeightsChoice | None:
         """Return the format by the setting; with `auto` the decision in the file `saved`, None if there is none yet."""
         if setting == "native":
             return WeightsChoice("native")
-        if setting == "int8":
-            return WeightsChoice("int8", "forced")
+        if setting != "auto":
+            return WeightsChoice(setting, "forced")
         if self.kernels.library is None:
             return WeightsChoice("native", "int8 needs the kernels for the CPU")
         return _read(saved)
 
     def choose(
-        self, setting: Literal["native", "int8", "auto"], directory: Path, max_context: int, saved: Path | None
+        self, setting: Literal["native", "int8", "int4", "auto"], directory: Path, max_context: int, saved: Path | None
     ) -> WeightsChoice:
         """Return the format that is `decided`, or else by the self-check, whose decision is saved.
 
@@ -114,28 +114,33 @@ class Linears:
     def pack(self, chosen: WeightsChoice) -> list[str]:
         """Pack the layers that were called, and experts, and free the originals; return notes for the banner.
 
-        ConfigError if no layer of the model can be in int8 as it is chosen.
+        ConfigError if no layer of the model can be in int8 or int4 as it is chosen.
         """
         if self.kernels.library is None:
             return [f"kernels: {self.kernels}"] if self.kernels.why_not else []
         kernel = LinearKernel(self.kernels.library)
-        weight_format: WeightFormat = "int8" if chosen.weights == "int8" else "bf16"
+        weight_format: WeightFormat = "bf16" if chosen.weights == "native" else chosen.weights
         notes = packed.pack_linears(self.model, kernel, self.called, weight_format)
         notes += experts.pack_experts(self.model, kernel, weight_format)
         packed.release_files(self.model)
         return [*notes, *self.described(chosen)]
 
     def described(self, chosen: WeightsChoice) -> list[str]:
-        """Return notes on the format of packed weights; ConfigError if it is int8 and no layer can be in that."""
+        """Return notes on the format of packed weights; ConfigError if that is int8 or int4 and no layer can be in it."""
         if chosen.weights == "native":
             return [f"weights: native ({chosen.reason})"] if chosen.reason else []
         held = (*packed.packed_weights(self.model), *experts.packed_weights(self.model))
         found = {each.address: each for each in held}.values()
-        rounded = [each for each in found if each.format == "int8"]
+        rounded = [each for each in found if each.format != "bf16"]
         if not rounded:
-            raise ConfigError("weights=int8 has no effect on this model: it is for linear layers in bf16 (dtype=bf16)")
+            raise ConfigError(
+                f"weights={chosen.weights} has no effect on this model: it is for linear layers in bf16 (dtype=bf16)"
+            )
         num_bytes, in_bf16 = sum(x.num_bytes for x in rounded), sum(2 * x.columns * x.depth for x in rounded)
-        number = f"{len(rounded)} of {len(found)} packed layers in int8"
+        asked = [each for each in rounded if each.format == chosen.weights]
+        number = f"{len(asked)} of {len(found)} packed layers in {chosen.weights}"
+        if len(asked) < len(rounded):
+            number += f", {len(rounded) - len(asked)} in int8 (the head, and what int4 does not suit)"
         return [f"weights: {number}, {num_bytes:,} bytes where bf16 takes {in_bf16:,} ({chosen.reason})"]
 
 

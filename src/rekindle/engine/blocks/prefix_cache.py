@@ -241,7 +241,7 @@ class PrefixCache:
         else:
             head = self._head_inside(sequence)
             if sequence.is_turn and table.blocks and head.hash == self.pool.name(table.blocks[-1]):
-                self.saving.add_again(table.blocks[-1:], sequence.root)  # whoever published it may not have saved it
+                self.saving.add_again(table.blocks[-1:], sequence.root)  # it may be deferred, or deleted with its agent
         table.release()
         return head
 
