@@ -126,7 +126,7 @@ class Linears:
         return [*notes, *self.described(chosen)]
 
     def described(self, chosen: WeightsChoice) -> list[str]:
-        """Return notes on the format of packed weights; ConfigError if that is int8 or int4 and no layer can be in it."""
+        """Return notes on the format of packed weights; ConfigError if it was asked for and no layer can be in it."""
         if chosen.weights == "native":
             return [f"weights: native ({chosen.reason})"] if chosen.reason else []
         held = (*packed.packed_weights(self.model), *experts.packed_weights(self.model))
