@@ -12,6 +12,8 @@ DIFFERENT = f"{DECODER}::test_layers_that_do_something_else_are_left_alone"
 DUMMIES = f"{DECODER}::test_dummies_attend_to_nothing"
 HEADS = f"{DECODER}::test_dummies_stay_where_torch_computes_the_head"
 PARTS = f"{MODULES}::test_what_is_fused_of_each_architecture_gives_its_logits"
+INT4 = "tests/kernels/test_int4.py"
+IN_4_BITS = f"{INT4}::test_outputs_are_those_of_the_definition_to_the_bit"
 SHAPES = f"{MODULES}::test_a_module_that_is_fused_takes_rows_of_any_shape"
 
 LAYERS: tuple[Mutant, ...] = (
@@ -186,5 +188,65 @@ LAYERS: tuple[Mutant, ...] = (
         "simd::shift_left(simd::load_bits(column_sums), 6)",
         "tests/kernels/test_int8.py::test_outputs_are_those_of_the_definition_to_the_bit",
         level="avx512",
+    ),
+    native("columns of 4 bits not rotated", "int4.hpp", "  int8::rotate(x, depth);\n", "", IN_4_BITS),
+    native(
+        "the multiplier of the largest value taken for the best",
+        "int4.hpp",
+        "std::min_element(errors, errors + MULTIPLES)",
+        "std::min_element(errors + MULTIPLES - 1, errors + MULTIPLES)",
+        f"{INT4}::test_the_best_multiplier_is_better_than_the_one_of_the_largest_value",
+    ),
+    native(
+        "errors of multipliers without the bounds of codes",
+        "int4.hpp",
+        "simd::mul(within, multiple)",
+        "simd::mul(code, multiple)",
+        IN_4_BITS,
+    ),
+    native(
+        "codes beyond 7 and -7",
+        "int4.hpp",
+        "(int8_t)std::min(std::max(code, -HIGHEST), HIGHEST)",
+        "(int8_t)std::min(std::max(code, -HIGHEST - 1), HIGHEST)",
+        IN_4_BITS,
+    ),
+    native("multipliers one too small", "int4.hpp", "simd::broadcast_bits(1)", "simd::zero_bits()", IN_4_BITS),
+    native(
+        "the multiplier of a block's first half for both",
+        "int4.hpp",
+        "second(simd::shift_right(both, 4))",
+        "second(simd::both(both, nibble))",
+        IN_4_BITS,
+    ),
+    native(
+        "the offset of codes added twice",
+        "int4.hpp",
+        "shift_left(multiplier, 3)",
+        "shift_left(multiplier, 4)",
+        IN_4_BITS,
+    ),
+    native(
+        "sums of the first half's multipliers",
+        "linear.cpp",
+        "codes[k] * multipliers[k / int4::GROUP]",
+        "codes[k] * multipliers[k / panel::DEPTH<Int4> * 2]",
+        IN_4_BITS,
+        level="avx512",
+    ),
+    native(
+        "an unpacked panel without its tail",
+        "int4.hpp",
+        "  memcpy(out, panel, panel::Int4::TAIL_WORDS * sizeof *out);\n",
+        "",
+        IN_4_BITS,
+        level="avx512",
+    ),
+    native(
+        "one unpacked panel for all threads",
+        "linear.cpp",
+        "job.unpacked + omp_get_thread_num() * panel::panel_words<Int8>(job.blocks)",
+        "job.unpacked",
+        f"{INT4}::test_bits_do_not_depend_on_company",
     ),
 )
