@@ -41,6 +41,7 @@ ATTENTION, HEAD_NORMS = {"q_proj", "k_proj", "v_proj", "o_proj"}, {"q_norm", "k_
 KEYWORDS = {
     *("attention_mask", "position_embeddings", "position_ids", "past_key_values", "use_cache", STEP_KEYWORD),
 }
+ROUTED = "output_router_logits"  # asks for what a router gives; not where it is false
 LENGTHS = (5, 9, 2)  # of the sequences on which a layer is compared
 # How far a row may be from that of the layer's own code: a share of what the layer adds to it, and of the row itself,
 # which both round. Rounding in between moves trained and random layers by less than a fifth of that. As deep layers add
@@ -64,7 +65,8 @@ class FusedDecoder:
 
     def __call__(self, hidden_states: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
         """As the layer's `forward`: [1, rows, size] -> the same."""
-        fused = None if args or not kwargs.keys() <= KEYWORDS else self.run(hidden_states, kwargs)
+        others = {name for name, value in kwargs.items() if name not in KEYWORDS and not (name == ROUTED and not value)}
+        fused = None if args or others else self.run(hidden_states, kwargs)
         return self.own(hidden_states, *args, **kwargs) if fused is None else fused
 
     def run(
