@@ -346,6 +346,7 @@ def test_an_error_behind_the_head_is_an_event_and_the_clients_exception(scripted
     model = scripted.engine.settings.model.model
     flags = {"model": model, "store": tmp_path, "threads": 1, "hot_bytes": "64MiB", "request_timeout_s": 1.0}
     flags["ping_s"] = 0.02  # the head does not wait for the first token, which may be late
+    flags["speculate"] = "off"  # the reply repeats itself, and shall take longer than that
     endless = {"max_output_tokens": 1_500, "extra_body": {"ignore_eos": True}, "stream": True}
     with serving(**flags) as served:
         with pytest.raises(openai.APIError, match=r"second|time|long") as caught:
