@@ -62,17 +62,6 @@ def test_outputs_are_those_of_the_definition_to_the_bit(kernels: list[LinearKern
         np.testing.assert_array_equal(other.memory, packed.memory)
 
 
-def test_bits_do_not_depend_on_company(kernels: list[LinearKernel]) -> None:
-    weights, rows = random_bf16(130, 200, seed=1), random_bf16(512, 200, seed=2)
-    for kernel in kernels:
-        packed = kernel.pack(matrix(weights), weight_format="int4")
-        whole = product(kernel, packed, rows, threads=2)
-        for count in (*range(1, 41), 66):
-            for threads in (1, 3):
-                np.testing.assert_array_equal(product(kernel, packed, rows[:count], threads=threads), whole[:count])
-                np.testing.assert_array_equal(product(kernel, packed, rows[-count:], threads=threads), whole[-count:])
-
-
 @pytest.mark.parametrize("depth", [256, 896])
 def test_an_outlier_does_not_cost_the_precision_of_other_values(kernels: list[LinearKernel], depth: int) -> None:
     weights, rows = random_bf16(64, depth, seed=3), random_bf16(20, depth, seed=4)

@@ -8,7 +8,7 @@ from typing import Literal
 import numpy as np
 import pytest
 
-from rekindle.kernels.linear import MOST_INT8_DEPTH, LinearKernel, Matrix, PackedWeights
+from rekindle.kernels.linear import MOST_INT8_DEPTH, LinearKernel, Matrix, PackedWeights, WeightFormat
 from tests.kernels.native import built, needs_compiler
 from tests.kernels.test_linear import SHAPES, from_bf16, matrix, random_bf16, to_bf16
 
@@ -89,10 +89,11 @@ def test_outputs_are_those_of_the_definition_to_the_bit(kernels: list[LinearKern
         np.testing.assert_array_equal(other.memory, packed.memory)
 
 
-def test_bits_do_not_depend_on_company(kernels: list[LinearKernel]) -> None:
+@pytest.mark.parametrize("weight_format", ["int8", "int4"])
+def test_bits_do_not_depend_on_company(weight_format: WeightFormat, kernels: list[LinearKernel]) -> None:
     weights, rows = random_bf16(130, 200, seed=1), random_bf16(512, 200, seed=2)
     for kernel in kernels:
-        packed = kernel.pack(matrix(weights), weight_format="int8")
+        packed = kernel.pack(matrix(weights), weight_format=weight_format)
         whole = product(kernel, packed, rows, threads=2)
         for count in (*range(1, 41), 66):
             for threads in (1, 3):

@@ -247,6 +247,6 @@ LAYERS: tuple[Mutant, ...] = (
         "linear.cpp",
         "job.unpacked + omp_get_thread_num() * panel::panel_words<Int8>(job.blocks)",
         "job.unpacked",
-        f"{INT4}::test_bits_do_not_depend_on_company",
+        "tests/kernels/test_int8.py::test_bits_do_not_depend_on_company[int4]",
     ),
 )

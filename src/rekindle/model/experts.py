@@ -1,8 +1,9 @@
 """Experts of mixture models, computed so that a token's result does not depend on the other tokens of its expert.
 
 The usual implementations multiply as many rows as happen to be routed to an expert, and products with fewer than four
-rows give other bits. Here each expert's rows are padded to a multiple of four. For CPUs only: it loops over experts.
-Owns how these are packed for our kernels, expert by expert.
+rows give other bits. Here each expert's rows are padded to a multiple of four, one expert after the other, unless
+`mixtures` has found that one call of our kernels gives the same. For CPUs only. Owns how experts are packed for our
+kernels, one by one.
 """
 
 from __future__ import annotations

@@ -90,4 +90,4 @@ async def until(is_so: Callable[[], bool]) -> None:
     """Wait for something that nobody tells of."""
     async with asyncio.timeout(60):
         while not is_so():
-            await asyncio.sleep(0.001)  # a loop that spins would hold up the engine at every call into torch
+            await asyncio.sleep(0.001)  # not 0, which would take a whole core from the engine

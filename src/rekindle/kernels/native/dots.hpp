@@ -153,28 +153,19 @@ INLINE float stage_row(const uint16_t* input, int64_t row, int64_t depth, float*
   return Arithmetic<typename Format::Rows>::stage(input, depth, scratch, out + row * values);
 }
 
-constexpr int AHEAD = 2;  // blocks: what is fetched while one is multiplied
-
 // The strips of a block as they are multiplied: where they lie, or unpacked.
 template <class Format, int STRIPS>
 struct Strips {
   static const uint32_t* of(const uint32_t* block, int strip) { return block + strip * panel::STRIP_WORDS; }
   static void fetch(const uint32_t* words) {
     UNROLL for (int n = 0; n < STRIPS; n++) {
-      _mm_prefetch((const char*)(words + n * panel::STRIP_WORDS + AHEAD * Format::BLOCK_WORDS), _MM_HINT_T0);
+      _mm_prefetch((const char*)(words + n * panel::STRIP_WORDS + panel::AHEAD * Format::BLOCK_WORDS), _MM_HINT_T0);
     }
   }
 };
 
 template <int STRIPS>
-struct Strips<Int4, STRIPS> {
-  alignas(64) uint32_t values[STRIPS * panel::STRIP_WORDS];
-
-  const uint32_t* of(const uint32_t* block, int strip) {
-    int4::fetch<STRIPS>(block + AHEAD * Int4::BLOCK_WORDS, strip);
-    int4::unpack<STRIPS>(block, strip, values);
-    return values;
-  }
+struct Strips<Int4, STRIPS> : int4::Unpacked<STRIPS> {
   static void fetch(const uint32_t*) {}
 };
 

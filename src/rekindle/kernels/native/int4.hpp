@@ -107,6 +107,18 @@ INLINE void fetch(const uint32_t* block, int strip) {
   if (strip == 0) _mm_prefetch((const char*)(block + panel::Int4::CODE_WORDS), _MM_HINT_T0);
 }
 
+// Strips of one block after another, unpacked as they are multiplied. Those of a later block are fetched.
+template <int STRIPS>
+struct Unpacked {
+  alignas(64) uint32_t values[STRIPS * panel::STRIP_WORDS];
+
+  const uint32_t* of(const uint32_t* block, int strip) {
+    fetch<STRIPS>(block + panel::AHEAD * panel::Int4::BLOCK_WORDS, strip);
+    unpack<STRIPS>(block, strip, values);
+    return values;
+  }
+};
+
 // A whole panel as one of int8, with its tail.
 INLINE void unpack_panel(const uint32_t* panel, int64_t blocks, uint32_t* out) {
   for (int64_t block = 0; block < blocks; block++, panel += panel::Int4::BLOCK_WORDS, out += panel::BLOCK_WORDS) {

@@ -30,7 +30,7 @@ struct Job {
   const rk_linear_call* calls;
   int64_t panels, blocks;  // panels of all of them
   products::Staged<Format>* staged;
-  float* scales;   // of the staged rows
+  float* scales;       // of the staged rows
   float* scratch;      // [thread][whole blocks of depth]
   uint32_t* unpacked;  // [thread][panel of int8], for weights in 4 bits
 

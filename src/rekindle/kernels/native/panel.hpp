@@ -28,6 +28,7 @@ constexpr int STRIP = 16;  // columns
 constexpr int WORDS = 16;  // of a column in a block
 constexpr int STRIP_WORDS = STRIP * WORDS;
 constexpr int BLOCK_WORDS = COLUMNS * WORDS;
+constexpr int AHEAD = 2;  // blocks: what is fetched while one is multiplied
 
 // Formats of weights, and in which one rows are multiplied.
 struct Bf16 {

@@ -81,30 +81,20 @@ constexpr int WEIGHT_STRIDE = panel::STRIP * sizeof(uint32_t);
 constexpr int INPUT_STRIDE = panel::WORDS * sizeof(uint32_t);
 constexpr int SUM_STRIDE = panel::COLUMNS * sizeof(float);
 
-constexpr int AHEAD = 2;  // blocks: what is fetched while one is multiplied
-
 // STRIPS strips of a block as they are multiplied: where they lie, or unpacked. Those of a later block are fetched.
 template <class Format, int STRIPS>
 struct Strips {
   static const uint32_t* of(const uint32_t* block, int strip) {
     const uint32_t* words = block + strip * panel::STRIP_WORDS;
     for (int word = 0; word < STRIPS * panel::STRIP_WORDS; word += 16) {
-      _mm_prefetch((const char*)(words + AHEAD * Format::BLOCK_WORDS + word), _MM_HINT_T0);
+      _mm_prefetch((const char*)(words + panel::AHEAD * Format::BLOCK_WORDS + word), _MM_HINT_T0);
     }
     return words;
   }
 };
 
 template <int STRIPS>
-struct Strips<Int4, STRIPS> {
-  alignas(64) uint32_t values[STRIPS * panel::STRIP_WORDS];
-
-  const uint32_t* of(const uint32_t* block, int strip) {
-    int4::fetch<STRIPS>(block + AHEAD * Int4::BLOCK_WORDS, strip);
-    int4::unpack<STRIPS>(block, strip, values);
-    return values;
-  }
-};
+struct Strips<Int4, STRIPS> : int4::Unpacked<STRIPS> {};
 
 // sums += rows * weights of one block; the intrinsics want the numbers of tiles themselves.
 #define TILE_PRODUCT(sums, rows, weights)         \
