@@ -286,8 +286,29 @@ LINEAR_LAYERS = (
     native(
         "the last block of depth left out",
         "dots.hpp",
-        "block < blocks; block++, weights += Format::BLOCK_WORDS",
-        "block + 1 < blocks; block++, weights += Format::BLOCK_WORDS",
+        "count = std::min(step, blocks - block);",
+        "count = std::min(step, blocks - block - 1);",
+        PRODUCTS,
+    ),
+    native(
+        "sums of earlier blocks of depth left out",
+        "dots.hpp",
+        "count, block == 0 ? column_sums : nullptr}",
+        "count, column_sums}",
+        PRODUCTS,
+    ),
+    native(
+        "the first blocks of rows for all",
+        "dots.hpp",
+        "first + row * stride + block * STAGED_BLOCK<Format>;",
+        "first + row * stride;",
+        PRODUCTS,
+    ),
+    native(
+        "a group of rows over the sums of another",
+        "dots.hpp",
+        "some, strip, ahead.at, sums.at + row);",
+        "some, strip, ahead.at, sums.at + row / 2);",
         PRODUCTS,
     ),
     native(

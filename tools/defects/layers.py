@@ -237,7 +237,7 @@ LAYERS: tuple[Mutant, ...] = (
     native(
         "an unpacked panel without its tail",
         "int4.hpp",
-        "  memcpy(out, panel, panel::Int4::TAIL_WORDS * sizeof *out);\n",
+        "  memcpy(out + blocks * panel::BLOCK_WORDS, tail, panel::Int4::TAIL_WORDS * sizeof *out);\n",
         "",
         IN_4_BITS,
         level="avx512",

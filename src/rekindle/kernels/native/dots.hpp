@@ -19,7 +19,8 @@ using simd::Bits;
 using simd::LANES;
 using simd::Vec;
 
-constexpr int MOST_ROWS = 6;
+constexpr int MOST_ROWS = 6;        // that registers can hold
+constexpr int64_t MOST_BLOCKS = 8;  // multiplied at once
 constexpr int STRIP_VECS = panel::STRIP / LANES;
 
 // How a format is multiplied at this level: `Staged` values for each word of a row, and the sums' vectors.
@@ -28,8 +29,7 @@ struct Arithmetic;
 
 #if defined(__AVX512BF16__)
 
-constexpr int MOST_ALONE = 12;  // rows of a call that are not cut into groups: its weights are read from memory once
-constexpr int strips_at_once(int rows) { return rows <= MOST_ROWS ? 4 : 2; }
+constexpr int strips_at_once(int) { return panel::STRIPS; }
 
 // Words of a row are multiplied as they are.
 struct Words {
@@ -52,6 +52,7 @@ struct Arithmetic<Bf16> : Words {
   using Sum = Vec;
 
   static Sum start(const uint32_t*) { return simd::zero(); }
+  static Sum sum(const float* at) { return simd::load(at); }
   static float stage(const uint16_t* input, int64_t depth, float*, Staged* out) {
     uint16_t* values = (uint16_t*)out;
     memcpy(values, input, depth * sizeof *values);
@@ -69,6 +70,7 @@ struct Arithmetic<Int8> : Words {
   static Sum start(const uint32_t* column_sums) {
     return simd::minus(simd::zero_bits(), simd::shift_left(simd::load_bits(column_sums), 7));
   }
+  static Sum sum(const float* at) { return simd::load_bits(at); }
   static float stage(const uint16_t* input, int64_t depth, float* scratch, Staged* out) {
     q4h::widen(input, depth, scratch);
     const float scale = int8::quantise(scratch, depth, (int8_t*)out, int8::BLOCK);
@@ -80,7 +82,6 @@ struct Arithmetic<Int8> : Words {
 
 #else
 
-constexpr int MOST_ALONE = MOST_ROWS;
 constexpr int strips_at_once(int rows) { return rows <= 2 ? 2 : 1; }
 
 INLINE const uint32_t* strip_part(const uint32_t* weights, int vec) {
@@ -95,6 +96,7 @@ struct Arithmetic<Bf16> {
   static constexpr int STAGED = 2;
 
   static Sum start(const uint32_t*) { return simd::zero(); }
+  static Sum sum(const float* at) { return simd::load(at); }
   static float stage(const uint16_t* input, int64_t depth, float*, Staged* out) {
     q4h::widen(input, depth, out);
     const int64_t padded = panel::blocks_of<Bf16>(depth) * panel::DEPTH<Bf16>;
@@ -124,6 +126,7 @@ struct Arithmetic<Int8> {
   static constexpr int STAGED = 1;
 
   static Sum start(const uint32_t*) { return simd::zero_bits(); }
+  static Sum sum(const float* at) { return simd::load_bits(at); }
   static float stage(const uint16_t* input, int64_t depth, float* scratch, Staged* out) {
     q4h::widen(input, depth, scratch);
     return int8::quantise(scratch, depth, (int8_t*)out, int8::BLOCK);
@@ -153,61 +156,63 @@ INLINE float stage_row(const uint16_t* input, int64_t row, int64_t depth, float*
   return Arithmetic<typename Format::Rows>::stage(input, depth, scratch, out + row * values);
 }
 
-// The strips of a block as they are multiplied: where they lie, or unpacked.
-template <class Format, int STRIPS>
-struct Strips {
-  static const uint32_t* of(const uint32_t* block, int strip) { return block + strip * panel::STRIP_WORDS; }
-  static void fetch(const uint32_t* words) {
-    UNROLL for (int n = 0; n < STRIPS; n++) {
-      _mm_prefetch((const char*)(words + n * panel::STRIP_WORDS + panel::AHEAD * Format::BLOCK_WORDS), _MM_HINT_T0);
-    }
-  }
+// Weights for some blocks of depth as they are multiplied, those in 4 bits as int8.
+struct Blocks {
+  const uint32_t* weights;
+  int64_t count;
+  const uint32_t* column_sums;  // null where sums of earlier blocks are added to
 };
 
-template <int STRIPS>
-struct Strips<Int4, STRIPS> : int4::Unpacked<STRIPS> {
-  static void fetch(const uint32_t*) {}
-};
-
-// Sums of ROWS rows over the strips from `strip` on of one panel.
-template <class Format, int ROWS, int STRIPS>
-static void multiply_strips(const Staged<Format>* first, int64_t blocks, const uint32_t* weights, int strip,
-                            Sums& sums) {
-  using Level = Arithmetic<typename Format::Rows>;
-  constexpr int VECS = STRIPS * STRIP_VECS;
-  const uint32_t* column_sums = weights + blocks * Format::BLOCK_WORDS + panel::COLUMNS + strip * panel::STRIP;
-  const Staged<Format>* rows[ROWS];
+// Adds the products of ROWS rows, which are `stride` values apart, to their sums over the strips from `strip` on. With
+// every word, LINES lines from `ahead` on are fetched.
+template <class Rows, int LINES, int ROWS>
+static void add_rows(const Staged<Rows>* first, int64_t stride, const Blocks& blocks, int strip, const uint32_t* ahead,
+                     float (*sums)[panel::COLUMNS]) {
+  using Level = Arithmetic<Rows>;
+  constexpr int VECS = strips_at_once(ROWS) * STRIP_VECS;
+  const int column = strip * panel::STRIP;
+  const Staged<Rows>* rows[ROWS];
   typename Level::Sum acc[ROWS][VECS];
   UNROLL for (int r = 0; r < ROWS; r++) {
-    rows[r] = first + r * blocks * STAGED_BLOCK<Format>;
-    UNROLL for (int n = 0; n < VECS; n++) acc[r][n] = Level::start(column_sums + n * LANES);
+    rows[r] = first + r * stride;
+    UNROLL for (int n = 0; n < VECS; n++) {
+      const int at = column + n * LANES;
+      acc[r][n] = blocks.column_sums != nullptr ? Level::start(blocks.column_sums + at) : Level::sum(sums[r] + at);
+    }
   }
-  Strips<Format, STRIPS> strips;
-  for (int64_t block = 0; block < blocks; block++, weights += Format::BLOCK_WORDS) {
-    const uint32_t* b = strips.of(weights, strip);
-    for (int word = 0; word < panel::WORDS; word++, b += panel::STRIP) {
-      strips.fetch(b);
-      Level::add(acc, rows, (block * panel::WORDS + word) * Level::STAGED, b);
+  const uint32_t* b = blocks.weights + strip * panel::STRIP_WORDS;
+  for (int64_t block = 0; block < blocks.count; block++, b += panel::BLOCK_WORDS) {
+    for (int word = 0; word < panel::WORDS; word++) {
+      UNROLL for (int n = 0; n < LINES; n++, ahead += panel::LINE) _mm_prefetch((const char*)ahead, _MM_HINT_T0);
+      Level::add(acc, rows, (block * panel::WORDS + word) * Level::STAGED, b + word * panel::STRIP);
     }
   }
   UNROLL for (int r = 0; r < ROWS; r++) {
-    UNROLL for (int n = 0; n < VECS; n++) simd::store(sums.at[r] + strip * panel::STRIP + n * LANES, acc[r][n]);
+    UNROLL for (int n = 0; n < VECS; n++) simd::store(sums[r] + column + n * LANES, acc[r][n]);
   }
 }
 
-template <class Format, int ROWS>
-static void multiply_rows(const Staged<Format>* first, int64_t blocks, const uint32_t* weights, Sums& sums) {
-  constexpr int STRIPS = strips_at_once(ROWS);
-  for (int strip = 0; strip < panel::COLUMNS / panel::STRIP; strip += STRIPS) {
-    multiply_strips<Format, ROWS, STRIPS>(first, blocks, weights, strip, sums);
-  }
+template <class Rows>
+using AddRows = void (*)(const Staged<Rows>*, int64_t, const Blocks&, int, const uint32_t*, float (*)[panel::COLUMNS]);
+
+template <class Rows, int LINES, int... N>
+constexpr std::array<AddRows<Rows>, sizeof...(N)> for_each_count(std::integer_sequence<int, N...>) {
+  return {add_rows<Rows, LINES, N + 1>...};
 }
 
-// How many of `rows` rows to multiply at once: as even as six registers of rows allow.
+// By the lines that are fetched with each word, and the number of rows.
+template <class Rows>
+AddRows<Rows> adding(int64_t lines, int64_t rows) {
+  static constexpr auto COUNTS = std::make_integer_sequence<int, MOST_ROWS>();
+  static constexpr auto NONE = for_each_count<Rows, 0>(COUNTS), ONE = for_each_count<Rows, 1>(COUNTS);
+  static constexpr auto TWO = for_each_count<Rows, 2>(COUNTS), FOUR = for_each_count<Rows, 4>(COUNTS);
+  return (lines == 0 ? NONE : lines == 1 ? ONE : lines == 2 ? TWO : FOUR)[rows - 1];
+}
+
+// How many of `rows` rows to multiply in one call: as even as the memory for their sums allows.
 INLINE int64_t rows_at_once(int64_t rows) {
-  if (rows <= MOST_ALONE) return rows;
-  const int64_t groups = (rows + MOST_ROWS - 1) / MOST_ROWS;
-  return (rows + groups - 1) / groups;
+  const int64_t calls = (rows + Sums::ROWS - 1) / Sums::ROWS;
+  return (rows + calls - 1) / calls;
 }
 
 constexpr int64_t TOGETHER = 1;  // staged rows that are one piece of memory
@@ -219,21 +224,40 @@ INLINE void copy_row(Staged<Format>* staged, int64_t from, int64_t to, int64_t b
   memcpy(staged + to * values, staged + from * values, values * sizeof *staged);
 }
 
-template <class Format>
-using Product = void (*)(const Staged<Format>*, int64_t, const uint32_t*, Sums&);
-
-template <class Format, int... N>
-constexpr std::array<Product<Format>, sizeof...(N)> for_each_count(std::integer_sequence<int, N...>) {
-  return {multiply_rows<Format, N + 1>...};
-}
-
 struct Registers {};  // of one thread; nothing to prepare
 
+// How many blocks to multiply at once: they stay in the L1 cache for a few groups of rows. For more groups, longer
+// pieces of rows count for more. Those of int4 are unpacked, which takes the least time where they are used at once.
+template <class Format>
+INLINE int64_t blocks_at_once(int64_t groups) {
+  return groups > 2 ? MOST_BLOCKS : std::is_same_v<Format, Int4> && groups == 1 ? 1 : MOST_BLOCKS / 2;
+}
+
+// Rows are multiplied in groups that registers can hold, some blocks of depth at a time. While these stay near for all
+// groups, and for all passes over their strips, the next ones come from memory. Weights that a call before has left
+// near are multiplied over the whole depth instead.
 template <class Format>
 INLINE void multiply(Registers&, const Staged<Format>* first, int64_t rows, int64_t blocks, const uint32_t* weights,
-                     Sums& sums) {
-  static constexpr auto BY_ROWS = for_each_count<Format>(std::make_integer_sequence<int, MOST_ALONE>());
-  BY_ROWS[rows - 1](first, blocks, weights, sums);
+                     bool near, Sums& sums) {
+  const int64_t groups = (rows + MOST_ROWS - 1) / MOST_ROWS, most = (rows + groups - 1) / groups;
+  const int64_t stride = blocks * STAGED_BLOCK<Format>, step = near ? blocks : blocks_at_once<Format>(groups);
+  const panel::Fetching<Format> fetching(step, groups * panel::STRIPS / strips_at_once((int)most));
+  const uint32_t* column_sums = weights + blocks * Format::BLOCK_WORDS + panel::COLUMNS;
+  alignas(64) uint32_t unpacked[std::is_same_v<Format, Int4> ? MOST_BLOCKS * panel::BLOCK_WORDS : 1];
+  for (int64_t block = 0; block < blocks; block += step, weights += step * Format::BLOCK_WORDS) {
+    const int64_t count = std::min(step, blocks - block);
+    if constexpr (std::is_same_v<Format, Int4>) int4::unpack_blocks(weights, count, unpacked);
+    const Blocks some{std::is_same_v<Format, Int4> ? unpacked : weights, count, block == 0 ? column_sums : nullptr};
+    int64_t pass = 0;
+    for (int64_t row = 0; row < rows; row += most) {
+      const Staged<Format>* from = first + row * stride + block * STAGED_BLOCK<Format>;
+      const int number = (int)std::min(most, rows - row);
+      for (int strip = 0; strip < panel::STRIPS; strip += strips_at_once(number), pass++) {
+        const panel::Ahead ahead = near ? panel::Ahead{nullptr, 0} : fetching.part(weights, count, pass);
+        adding<typename Format::Rows>(ahead.lines, number)(from, stride, some, strip, ahead.at, sums.at + row);
+      }
+    }
+  }
 }
 
 }  // namespace dots

@@ -111,7 +111,7 @@ class Projection {
     Sums sums;
     for (int64_t done = 0; done < part.rows; done += step) {
       const int64_t count = std::min(step, part.rows - done), row = part.first + done;
-      products::multiply<Format>(registers, staged_.memory + row * row_values, count, blocks_, packed, sums);
+      products::multiply<Format>(registers, staged_.memory + row * row_values, count, blocks_, packed, done > 0, sums);
       for (int64_t r = 0; r < count; r++) {
         alignas(64) uint16_t line[panel::COLUMNS];
         for (int n = 0; n < panel::COLUMNS; n += LANES) {

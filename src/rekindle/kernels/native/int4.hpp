@@ -97,34 +97,18 @@ INLINE void unpack(const uint32_t* block, int strip, uint32_t* out) {
   }
 }
 
-// Fetches what `unpack` will read.
-template <int STRIPS>
-INLINE void fetch(const uint32_t* block, int strip) {
-  constexpr int LINE = 64 / sizeof *block, STRIP = panel::STRIP * HALF_WORDS;
-  for (int word = 0; word < STRIPS * STRIP; word += LINE) {
-    _mm_prefetch((const char*)(block + strip * STRIP + word), _MM_HINT_T0);
+// Some blocks one after the other as those of int8.
+INLINE void unpack_blocks(const uint32_t* block, int64_t count, uint32_t* out) {
+  for (; count > 0; count--, block += panel::Int4::BLOCK_WORDS, out += panel::BLOCK_WORDS) {
+    unpack<panel::STRIPS>(block, 0, out);
   }
-  if (strip == 0) _mm_prefetch((const char*)(block + panel::Int4::CODE_WORDS), _MM_HINT_T0);
 }
-
-// Strips of one block after another, unpacked as they are multiplied. Those of a later block are fetched.
-template <int STRIPS>
-struct Unpacked {
-  alignas(64) uint32_t values[STRIPS * panel::STRIP_WORDS];
-
-  const uint32_t* of(const uint32_t* block, int strip) {
-    fetch<STRIPS>(block + panel::AHEAD * panel::Int4::BLOCK_WORDS, strip);
-    unpack<STRIPS>(block, strip, values);
-    return values;
-  }
-};
 
 // A whole panel as one of int8, with its tail.
 INLINE void unpack_panel(const uint32_t* panel, int64_t blocks, uint32_t* out) {
-  for (int64_t block = 0; block < blocks; block++, panel += panel::Int4::BLOCK_WORDS, out += panel::BLOCK_WORDS) {
-    unpack<panel::COLUMNS / panel::STRIP>(panel, 0, out);
-  }
-  memcpy(out, panel, panel::Int4::TAIL_WORDS * sizeof *out);
+  unpack_blocks(panel, blocks, out);
+  const uint32_t* tail = panel + blocks * panel::Int4::BLOCK_WORDS;
+  memcpy(out + blocks * panel::BLOCK_WORDS, tail, panel::Int4::TAIL_WORDS * sizeof *out);
 }
 
 }  // namespace int4

@@ -80,16 +80,19 @@ void finish(const Panel<Format>& panel, int64_t row, int64_t count, const float*
   }
 }
 
-// Rows first <= row < end, the staged ones from `staged` on, times one panel, whose weights are given as `Form`.
+// Rows first <= row < end, the staged ones from `staged` on, times one panel, whose weights are given as `Form`; whether
+// they are near, in a cache.
 template <class Form, class Format>
 void multiply_panel(const Job<Format>& job, products::Registers& registers, const Panel<Format>& panel,
-                    const uint32_t* weights, int64_t staged, int64_t first, int64_t end) {
+                    const uint32_t* weights, bool near, int64_t staged, int64_t first, int64_t end) {
   Sums sums;
   const int64_t step = products::rows_at_once(end - first);
   for (int64_t row = first; row < end; row += step) {
     const int64_t count = std::min(step, end - row), index = row - staged;
-    products::multiply<Form>(registers, job.staged + index * job.row_values(), count, job.blocks, weights, sums);
+    products::multiply<Form>(registers, job.staged + index * job.row_values(), count, job.blocks, weights, near,
+                             sums);
     finish(panel, row, count, job.scales + index, sums);
+    near = true;
   }
 }
 
@@ -101,10 +104,10 @@ void multiply_packed(const Job<Format>& job, products::Registers& registers, con
     if (products::rows_at_once(end - first) < end - first) {
       uint32_t* unpacked = job.unpacked + omp_get_thread_num() * panel::panel_words<Int8>(job.blocks);
       int4::unpack_panel(panel.weights, job.blocks, unpacked);
-      return multiply_panel<Int8>(job, registers, panel, unpacked, staged, first, end);
+      return multiply_panel<Int8>(job, registers, panel, unpacked, true, staged, first, end);
     }
   }
-  multiply_panel<Format>(job, registers, panel, panel.weights, staged, first, end);
+  multiply_panel<Format>(job, registers, panel, panel.weights, false, staged, first, end);
 }
 
 // One thread's share of a block of rows; all threads of a team call it.

@@ -1,8 +1,8 @@
 // Packed weights of a linear layer: where each value is.
 //
-// Weights [columns, depth] are cut into panels of 64 columns, panels into blocks, blocks into four strips of 16 columns.
-// A strip has 16 words of each of its columns. A word holds values that follow each other in depth, two of bf16 or four
-// of int8, so that a block is 32 or 64 steps deep:
+// Weights [columns, depth] are cut into panels of 64 columns, panels into blocks, blocks into four strips of 16
+// columns. A strip has 16 words of each of its columns. A word holds values that follow each other in depth, two of
+// bf16 or four of int8, so that a block is 32 or 64 steps deep:
 //
 //     [panel][block][strip 4][word 16][column 16]        a strip is 1 KiB, a block 4 KiB
 //
@@ -17,6 +17,7 @@
 //     [panel][block]{[strip 4][word 8][column 16], multipliers [column 64]}        a block is 2 KiB and 64 bytes
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 
 #include "simd.hpp"
@@ -28,7 +29,8 @@ constexpr int STRIP = 16;  // columns
 constexpr int WORDS = 16;  // of a column in a block
 constexpr int STRIP_WORDS = STRIP * WORDS;
 constexpr int BLOCK_WORDS = COLUMNS * WORDS;
-constexpr int AHEAD = 2;  // blocks: what is fetched while one is multiplied
+constexpr int STRIPS = COLUMNS / STRIP;
+constexpr int LINE = 64 / sizeof(uint32_t);  // words of a line of the cache
 
 // Formats of weights, and in which one rows are multiplied.
 struct Bf16 {
@@ -64,9 +66,36 @@ INLINE int64_t panel_words(int64_t blocks) {
   return blocks * Format::BLOCK_WORDS + Format::TAIL_WORDS;
 }
 
+// What is fetched from memory with every word of some blocks: so many lines from an address on.
+struct Ahead {
+  const uint32_t* at;
+  int64_t lines;
+};
+
+// Spreads what is fetched over the passes in which some blocks are multiplied: evenly, and in the order of memory,
+// which processors read twice as fast as strips side by side.
+template <class Format>
+class Fetching {
+ public:
+  Fetching(int64_t blocks, int64_t passes)
+      : distance_(std::max<int64_t>(blocks, LEAST_DISTANCE)), lines_((LINES + passes - 1) / passes) {}
+
+  // What one pass over `count` blocks fetches.
+  Ahead part(const uint32_t* blocks, int64_t count, int64_t pass) const {
+    const int64_t before = pass * lines_;
+    if (before >= LINES) return {nullptr, 0};
+    return {blocks + distance_ * Format::BLOCK_WORDS + before * count * WORDS * LINE, lines_};
+  }
+
+ private:
+  static constexpr int64_t LINES = Format::BLOCK_WORDS / LINE / WORDS;  // of a block, for each word of a strip
+  static constexpr int64_t LEAST_DISTANCE = 4;                          // blocks
+  int64_t distance_, lines_;                                            // lines with each word of a pass
+};
+
 // One row after another of a few rows' sums over one panel, before scales, bias and rounding; of int8 they are int32.
 struct Sums {
-  static constexpr int ROWS = 32;
+  static constexpr int ROWS = 48;
   alignas(64) float at[ROWS][COLUMNS];
 };
 

@@ -80,21 +80,34 @@ class Registers {
 constexpr int WEIGHT_STRIDE = panel::STRIP * sizeof(uint32_t);
 constexpr int INPUT_STRIDE = panel::WORDS * sizeof(uint32_t);
 constexpr int SUM_STRIDE = panel::COLUMNS * sizeof(float);
+constexpr int AHEAD = 2;  // blocks: what is fetched while one is multiplied
+
+INLINE void fetch(const uint32_t* from, int words) {
+  for (int n = 0; n < words; n += panel::LINE) _mm_prefetch((const char*)(from + n), _MM_HINT_T0);
+}
 
 // STRIPS strips of a block as they are multiplied: where they lie, or unpacked. Those of a later block are fetched.
 template <class Format, int STRIPS>
 struct Strips {
-  static const uint32_t* of(const uint32_t* block, int strip) {
+  INLINE const uint32_t* of(const uint32_t* block, int strip) {
     const uint32_t* words = block + strip * panel::STRIP_WORDS;
-    for (int word = 0; word < STRIPS * panel::STRIP_WORDS; word += 16) {
-      _mm_prefetch((const char*)(words + panel::AHEAD * Format::BLOCK_WORDS + word), _MM_HINT_T0);
-    }
+    fetch(words + AHEAD * Format::BLOCK_WORDS, STRIPS * panel::STRIP_WORDS);
     return words;
   }
 };
 
 template <int STRIPS>
-struct Strips<Int4, STRIPS> : int4::Unpacked<STRIPS> {};
+struct Strips<Int4, STRIPS> {
+  alignas(64) uint32_t values[STRIPS * panel::STRIP_WORDS];
+
+  const uint32_t* of(const uint32_t* block, int strip) {
+    const uint32_t* later = block + AHEAD * Int4::BLOCK_WORDS;
+    fetch(later + strip * panel::STRIP * int4::HALF_WORDS, STRIPS * panel::STRIP * int4::HALF_WORDS);
+    if (strip == 0) fetch(later + Int4::CODE_WORDS, panel::LINE);
+    int4::unpack<STRIPS>(block, strip, values);
+    return values;
+  }
+};
 
 // sums += rows * weights of one block; the intrinsics want the numbers of tiles themselves.
 #define TILE_PRODUCT(sums, rows, weights)         \
@@ -173,7 +186,7 @@ INLINE void copy_row(uint32_t* staged, int64_t from, int64_t to, int64_t blocks)
 
 template <class Format>
 INLINE void multiply(Registers& registers, const uint32_t* a, int64_t rows, int64_t blocks, const uint32_t* b,
-                     Sums& sums) {
+                     bool /* near */, Sums& sums) {
   registers.shape(rows);
   if (rows <= ROWS) return multiply_one<Format>(a, blocks, b, sums);
   multiply_two<Format>(a, blocks, b, 0, sums);
