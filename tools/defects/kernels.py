@@ -123,8 +123,8 @@ ATTENTION = (
     native(
         "tokens of a pair swapped",
         "levels.hpp",
-        "a = simd::load_bits(one), b = simd::load_bits(other);",
-        "a = simd::load_bits(other), b = simd::load_bits(one);",
+        "a = load_every_other(from + 4 * word, row",
+        "a = load_every_other(from + 4 * (word + row), row",
         RIGHT,
     ),
     native(
@@ -137,8 +137,8 @@ ATTENTION = (
     native(
         "every segment reads the first blocks",
         "levels.hpp",
-        "blocks[(first + t) / size]",
-        "blocks[t / size]",
+        "number = blocks + (first + t) / size;",
+        "number = blocks + t / size;",
         RIGHT,
     ),
     native(
@@ -175,8 +175,15 @@ ATTENTION = (
     native(
         "one scale of a token that has two",
         "scales.hpp",
-        "memcpy(words + i, from + i * groups, groups);",
-        "memcpy(words + i, from + i * groups, 1);",
+        "if (groups == 2) return simd::shift_right(simd::as_bits(simd::load_bf16((const uint16_t*)from)), 16);",
+        "if (groups == 2) return simd::load_bytes(from);",
+        RIGHT,
+    ),
+    native(
+        "two scales of a token that has three",
+        "scales.hpp",
+        "memcpy(words + i, from + i * groups, 3);",
+        "memcpy(words + i, from + i * groups, 2);",
         RIGHT,
     ),
 )

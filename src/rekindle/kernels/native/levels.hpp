@@ -11,6 +11,7 @@
 #include <array>
 #include <utility>
 
+#include "fetching.hpp"
 #include "rekindle.h"
 #include "scales.hpp"
 
@@ -105,15 +106,32 @@ inline void unpack_k(const rk_layer& layer, const uint8_t* block, int64_t head, 
   scales::unpack(block + layer.k_scales + head * layer.block_tokens * groups, groups, count, m.k_steps + first);
 }
 
+// `count` words of every other token, those of PAIRS tokens side by side.
+template <int PAIRS>
+INLINE Bits load_every_other(const uint8_t* from, int row, int count) {
+  constexpr int LANES_OF_PAIR = LANES / PAIRS, BYTES = LANES_OF_PAIR * 4;
+  alignas(64) uint32_t words[LANES] = {};
+  for (int p = 0; p < PAIRS; p++, from += 8 * row) {
+    if (count == LANES_OF_PAIR) {
+      memcpy(words + p * LANES_OF_PAIR, from, BYTES);
+    } else {
+      memcpy(words + p * LANES_OF_PAIR, from, count * 4);
+    }
+  }
+  return simd::load_bits(words);
+}
+
+INLINE Bits load_every_other(const uint8_t* from, int row, int count, int pairs) {
+  if (pairs == 1) return count == LANES ? simd::load_bits(from) : load_every_other<1>(from, row, count);
+  if (pairs == 2) return load_every_other<2>(from, row, count);
+  return pairs == 4 ? load_every_other<4>(from, row, count) : load_every_other<LANES / 2>(from, row, count);
+}
+
 // Words of both tokens of LANES / lanes pairs: the dimensions in their low halves, and those in the high ones.
 INLINE void load_pairs(const uint8_t* from, int row, int word, const Shape& shape, Bits& low, Bits& high) {
-  alignas(64) uint32_t one[LANES] = {}, other[LANES] = {};
   const int count = row - word < shape.lanes ? row - word : shape.lanes;
-  for (int p = 0; p < shape.pairs; p++) {
-    memcpy(one + p * shape.lanes, from + ((int64_t)(2 * p) * row + word) * 4, count * 4);
-    memcpy(other + p * shape.lanes, from + ((int64_t)(2 * p + 1) * row + word) * 4, count * 4);
-  }
-  const Bits a = simd::load_bits(one), b = simd::load_bits(other);
+  const Bits a = load_every_other(from + 4 * word, row, count, shape.pairs);
+  const Bits b = load_every_other(from + 4 * (word + row), row, count, shape.pairs);
   const Bits lows = simd::broadcast_bits(0xffff);
   low = simd::either(simd::both(a, lows), simd::shift_left(b, 16));
   high = simd::either(simd::shift_right(a, 16), simd::both(b, simd::broadcast_bits(0xffff0000u)));
@@ -172,7 +190,9 @@ inline void unpack(const rk_layer& layer, const int32_t* blocks, int64_t first, 
                    const Shape& shape, Segment& m) {
   const int size = (int)layer.block_tokens;
   for (int t = 0; t < count; t += size) {
-    const uint8_t* block = layer.blocks + blocks[(first + t) / size] * layer.block_bytes;
+    const int32_t* number = blocks + (first + t) / size;
+    const uint8_t* block = layer.blocks + *number * layer.block_bytes;
+    if (t + size < count) fetching::fetch_head(layer, number[1], head);
     unpack_k(layer, block, head, t, size, m);
     unpack_v(layer, block, head, t, size, shape, m);
   }

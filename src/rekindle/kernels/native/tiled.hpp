@@ -8,6 +8,7 @@
 //     V   [16 token pairs][tile][pair][dimension]     words of two tokens
 #pragma once
 
+#include "fetching.hpp"
 #include "rekindle.h"
 #include "scales.hpp"
 
@@ -173,7 +174,9 @@ inline void unpack(const rk_layer& layer, const int32_t* blocks, int64_t first, 
                    const Shape& shape, Segment& m) {
   const int size = (int)layer.block_tokens;
   for (int t = 0; t < count; t += size) {
-    const uint8_t* block = layer.blocks + blocks[(first + t) / size] * layer.block_bytes;
+    const int32_t* number = blocks + (first + t) / size;
+    const uint8_t* block = layer.blocks + *number * layer.block_bytes;
+    if (t + size < count) fetching::fetch_head(layer, number[1], head);
     unpack_k(layer, block, head, t, size, shape, m);
     (shape.v_coded ? unpack_v : copy_v)(layer, block, head, t, size, shape, m);
   }
