@@ -4,6 +4,8 @@ rekindle bench engine MODEL --out measured/engine.jsonl
 python tools/readme_tables.py measured/engine.jsonl
 python -m benchmarks coordination --model MODEL --out measured/large.jsonl
 python tools/readme_tables.py measured/large.jsonl --table "coordination, 24 layers"
+rekindle bench engine MODEL --weights int8 --out measured/int8.jsonl
+python tools/readme_tables.py measured/int8.jsonl --table "engine, int8"
 python tools/readme_tables.py replay.jsonl      # docs/replay.md records it
 
 Figures are never typed by hand. The table goes between `<!-- measured: NAME -->` and `<!-- end -->`; NAME is the
@@ -20,7 +22,7 @@ from typing import Any
 ROOT = Path(__file__).parents[1]
 PAGES = (ROOT / "docs" / "measurements.md", ROOT / "README.md")
 SHOWN_SETTINGS = {
-    "engine": ("kv", "threads", "context", "block_tokens", "repeats"),
+    "engine": ("kv", "weights", "threads", "context", "block_tokens", "repeats"),
     "coordination": ("agents", "history", "tokens", "kv", "threads"),
     "replay": ("seed", "scale", "context", "speed"),
     "speculation": ("tokens", "kv", "threads", "repeats"),
@@ -40,6 +42,9 @@ SHOWN_MEASURES = {
 ARMS = {
     "rekindle": "Rekindle",
     "transformers": "`transformers` alone",
+    "openvino": "OpenVINO GenAI",
+    "openvino:q8_0": "OpenVINO GenAI, q8_0",
+    "llama.cpp:q8_0": "llama.cpp, q8_0",
     "off": "`--speculate off`",
     "auto": "`--speculate auto`",
 }
