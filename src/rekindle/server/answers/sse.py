@@ -111,6 +111,8 @@ async def watched(
         try:
             num_running = len(tasks)
             while num_running:
+                if not arrived.empty():  # several tokens of one step: a client that left is noticed between them
+                    await asyncio.sleep(0)
                 try:
                     async with asyncio.timeout(beat_s):
                         item = await arrived.get()
