@@ -235,12 +235,13 @@ INLINE int64_t blocks_at_once(int64_t groups) {
 
 // Rows are multiplied in groups that registers can hold, some blocks of depth at a time. While these stay near for all
 // groups, and for all passes over their strips, the next ones come from memory. Weights that a call before has left
-// near are multiplied over the whole depth instead.
+// near are multiplied over the whole depth instead, if they need no unpacking.
 template <class Format>
 INLINE void multiply(Registers&, const Staged<Format>* first, int64_t rows, int64_t blocks, const uint32_t* weights,
                      bool near, Sums& sums) {
   const int64_t groups = (rows + MOST_ROWS - 1) / MOST_ROWS, most = (rows + groups - 1) / groups;
-  const int64_t stride = blocks * STAGED_BLOCK<Format>, step = near ? blocks : blocks_at_once<Format>(groups);
+  const bool at_once = near && !std::is_same_v<Format, Int4>;
+  const int64_t stride = blocks * STAGED_BLOCK<Format>, step = at_once ? blocks : blocks_at_once<Format>(groups);
   const panel::Fetching<Format> fetching(step, groups * panel::STRIPS / strips_at_once((int)most));
   const uint32_t* column_sums = weights + blocks * Format::BLOCK_WORDS + panel::COLUMNS;
   alignas(64) uint32_t unpacked[std::is_same_v<Format, Int4> ? MOST_BLOCKS * panel::BLOCK_WORDS : 1];
