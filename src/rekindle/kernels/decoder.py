@@ -80,6 +80,7 @@ class MlpLayer:
 
     def __init__(self, gate: Linear, up: Linear | None, down: Linear, activation: Activation) -> None:
         self._linears = gate, up, down  # kept alive
+        self.activation = activation
         self.depth, self.columns = gate.packed.depth, down.packed.columns
         inner = down.packed.depth
         of_gate = 2 * inner if up is None else inner

@@ -68,7 +68,7 @@ class ExpertsLayer:
         ((columns, self.size, _),), ((out, inner, _),) = forms
         if columns != 2 * inner or out != self.size:
             raise ValueError(f"experts of {up[0].packed} and {down[0].packed} do not fit together")
-        self.experts = len(up)
+        self.experts, self.gate = len(up), gate
         self._linears = tuple(up), tuple(down)  # kept alive, as the arrays are
         self._arrays = [(WeightsStruct * self.experts)(*map(described, linears)) for linears in self._linears]
         self.described = _Experts(

@@ -9,6 +9,7 @@ hooks are left alone; hooks that are registered later, on parts of a fused modul
 
 from __future__ import annotations
 
+import copy
 import logging
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -16,9 +17,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from rekindle.kernels.decoder import ACTIVATIONS, ROUNDINGS, DecoderKernel, MlpLayer, NormLayer
-from rekindle.kernels.linear import Linear
-from rekindle.model.packed import HOOKS, PackedLinear, is_bf16
+from rekindle.kernels.decoder import ACTIVATIONS, ROUNDINGS, Activation, DecoderKernel, MlpLayer, NormLayer
+from rekindle.kernels.linear import Linear, LinearKernel
+from rekindle.model.packed import HOOKS, SHARES, PackedLinear, is_bf16, packed_linear
 
 log = logging.getLogger(__name__)
 EPSILONS = ("variance_epsilon", "eps")
@@ -30,6 +31,7 @@ ROWS_EACH = 8
 # differs; with another order of roundings half of them do; with the GELU of erf for that of tanh, a third of those
 # around magnitude 1.
 ULPS, MOST_UNEQUAL = 2.0**-6, 0.05
+SMALL = 64  # inputs and inner values of an MLP over small weights
 Forward = Callable[..., Any]
 
 
@@ -99,16 +101,47 @@ def mlp_layer(module: Any, kernel: DecoderKernel) -> MlpLayer | None:
         return None
     if not is_packed(gate, down) or not (up is None or is_packed(up)):
         return None
+    if down.packed.format == "bf16":
+        return _same_mlp(module, kernel, ACTIVATIONS, alike)
+    small = _same_mlp(_over_small_weights(module, LinearKernel(kernel.library)), kernel, ACTIVATIONS, alike)
+    return None if small is None else _same_mlp(module, kernel, (small.activation,), close_in_8_bits)
+
+
+def _same_mlp(
+    module: Any,
+    kernel: DecoderKernel,
+    activations: Iterable[Activation],
+    same: Callable[[torch.Tensor, Any], bool],
+) -> MlpLayer | None:
+    """The MLP with one of these activations that gives the same outputs for random rows, or None."""
+    gate, up, down = _projections(module)
     rows = random_rows(gate.in_features)
     theirs = own_result(module, rows)
-    for activation in ACTIVATIONS:
+    for activation in activations:
         try:
             mlp = MlpLayer(linear(gate), None if up is None else linear(up), linear(down), activation)
         except ValueError:
             return None
-        if alike(_gated(kernel, mlp, rows), theirs):
+        if same(_gated(kernel, mlp, rows), theirs):
             return mlp
     return None
+
+
+def _projections(module: Any) -> tuple[PackedLinear, PackedLinear | None, PackedLinear]:
+    children = module._modules
+    return next(children[name] for name in GATES if name in children), children.get(UPS), children[DOWNS]
+
+
+def _over_small_weights(module: Any, kernel: LinearKernel) -> Any:
+    """A copy of an MLP that computes with few random bf16 weights in place of the module's."""
+    small = copy.copy(module)
+    small._modules = dict(module._modules)
+    generator = torch.Generator().manual_seed(1)
+    for name in (*GATES, UPS, DOWNS):
+        if name in module._modules:
+            columns = 2 * SMALL if name in GATES and UPS not in module._modules else SMALL
+            small._modules[name] = packed_linear(small_linear(columns, generator), kernel, "bf16")
+    return small
 
 
 def _gated(kernel: DecoderKernel, mlp: MlpLayer, x: torch.Tensor) -> torch.Tensor:
@@ -127,6 +160,15 @@ def _mlp_forward(module: Any, kernel: DecoderKernel, mlp: MlpLayer) -> Forward:
         return _gated(kernel, mlp, args[0])
 
     return forward
+
+
+def small_linear(columns: int, generator: torch.Generator) -> nn.Linear:
+    """A layer of `SMALL` inputs whose outputs are about as large as they are."""
+    layer = nn.Linear(SMALL, columns, bias=False, dtype=torch.bfloat16)
+    layer.weight = nn.Parameter(
+        (torch.randn(columns, SMALL, generator=generator) / SMALL**0.5).to(torch.bfloat16), requires_grad=False
+    )
+    return layer
 
 
 def _is_rows(x: Any, columns: int) -> bool:
@@ -174,3 +216,11 @@ def alike(ours: torch.Tensor, theirs: Any) -> bool:
     near = (a - b).abs() <= ULPS * torch.maximum(b.abs(), scale)
     unequal = (a != b).reshape(len(MAGNITUDES), -1).float().mean(1)
     return bool(near.all()) and float(unequal.max()) <= MOST_UNEQUAL
+
+
+def close_in_8_bits(ours: torch.Tensor, theirs: Any) -> bool:
+    """Whether two results of `random_rows` differ by no more than the rounding of inputs to 8 bits moves them."""
+    if type(theirs) is not torch.Tensor or theirs.dtype != ours.dtype or theirs.shape != ours.shape:
+        return False
+    a, b = ours.float(), theirs.float()
+    return bool(((a - b).norm(dim=-1) <= SHARES["int8"] * b.norm(dim=-1)).all())

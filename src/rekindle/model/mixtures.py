@@ -10,8 +10,9 @@ not be compared.
 
 from __future__ import annotations
 
+import copy
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,15 +31,24 @@ from rekindle.kernels.experts import (
 )
 from rekindle.kernels.library import KernelLibrary
 from rekindle.kernels.linear import Linear, LinearKernel
-from rekindle.model.experts import FUSED_NAME, PACKED_NAME, each_padded, mixtures
-from rekindle.model.fused_modules import alike, is_changed, own_result, random_rows
-from rekindle.model.packed import is_bf16, multiply, near, pack
+from rekindle.model.experts import FUSED_NAME, PACKED_NAME, PackedExperts, each_padded, mixtures
+from rekindle.model.fused_modules import (
+    SMALL,
+    alike,
+    close_in_8_bits,
+    is_changed,
+    own_result,
+    random_rows,
+    small_linear,
+)
+from rekindle.model.packed import is_bf16, multiply, near, pack, packed_linear
 
 log = logging.getLogger(__name__)
 UP, DOWN = "gate_up_proj", "down_proj"
 LIMITS, ALPHAS = ("limit", "swiglu_limit"), ("alpha", "swiglu_alpha")
-LEAST_SHARE = 1e-30  # below, shares may be 0, and any expert may have them
+LEAST_SHARE = 1e-30  # below, shares may be 0 or anything as small, and any expert may have them
 CHOSEN, STEP = 4, 7  # experts of each compared row, and how far they lie apart
+SMALL_EXPERTS = 8  # of a mixture over small weights
 SHARE_FORMATS: dict[torch.dtype, ShareFormat] = {torch.bfloat16: "bf16", torch.float32: "fp32"}
 
 
@@ -88,23 +98,49 @@ def fused_experts(module: Any, kernel: ExpertsKernel) -> FusedExperts | None:
     packed = getattr(module, PACKED_NAME, {})
     if not module.has_gate or module.has_post_expert_norm or is_changed(module) or packed.keys() != {UP, DOWN}:
         return None
+    if all(each.format == "bf16" for each in packed[DOWN].weights):
+        return _same_experts(module, kernel, _gates(module), alike)
+    small = _over_small_weights(module, packed[UP].kernel)
+    known = _same_experts(small, kernel, _gates(module), alike)
+    return None if known is None else _same_experts(module, kernel, [known.layer.gate], close_in_8_bits)
+
+
+def _same_experts(
+    module: Any,
+    kernel: ExpertsKernel,
+    gates: Iterable[Gate],
+    same: Callable[[torch.Tensor, Any], bool],
+) -> FusedExperts | None:
+    """The experts with one of these gates that give the same outputs for random rows, or None."""
     up, down = (_linears(module, name) for name in (UP, DOWN))
     if up is None or down is None:
         return None
-    rows = random_rows(packed[UP].weights[0].depth)
-    count, number = min(CHOSEN, len(packed[UP].weights)), len(packed[UP].weights)
-    chosen = torch.arange(len(rows) * count).reshape(len(rows), count) * STEP % number
+    rows = random_rows(up[0].packed.depth)
+    count = min(CHOSEN, len(up))
+    chosen = torch.arange(len(rows) * count).reshape(len(rows), count) * STEP % len(up)
     shares = random_rows(count)[: len(rows)].abs().softmax(-1)
     theirs = each_padded(module, rows, chosen, shares)
-    for gate in _gates(module):
+    for gate in gates:
         try:
             found = FusedExperts(kernel, ExpertsLayer(up, down, gate))
         except ValueError:
             return None
         ours = found(rows, chosen, shares)
-        if ours is not None and alike(ours, theirs):
+        if ours is not None and same(ours, theirs):
             return found
     return None
+
+
+def _over_small_weights(module: Any, kernel: LinearKernel) -> Any:
+    """A copy of a mixture that computes with few random bf16 weights, without biases, in place of the module's."""
+    small, generator = copy.copy(module), torch.Generator().manual_seed(1)
+    small.has_bias = False
+    made = {}
+    for name, columns in ((UP, 2 * SMALL), (DOWN, SMALL)):
+        linears = [packed_linear(small_linear(columns, generator), kernel, "bf16") for _ in range(SMALL_EXPERTS)]
+        made[name] = PackedExperts(kernel, tuple(each.packed for each in linears))
+    setattr(small, PACKED_NAME, made)
+    return small
 
 
 def _linears(module: Any, name: str) -> list[Linear] | None:
@@ -197,8 +233,9 @@ def _chooses(
     kernel: ExpertsKernel, router: RouterLayer, logits: torch.Tensor, shares: torch.Tensor, chosen: torch.Tensor
 ) -> bool:
     """Whether the kernels choose from these logits experts with the same ones, and shares that are alike."""
-    logits, ours, our_shares = logits.contiguous(), torch.empty_like(chosen), torch.empty_like(shares)
-    addresses = (x.data_ptr() for x in (logits, ours, our_shares))
+    logits, found, our_shares = logits.contiguous(), torch.empty_like(chosen), torch.empty_like(shares)
+    addresses = (x.data_ptr() for x in (logits, found, our_shares))
     kernel.choose(router, *addresses, rows=len(logits), threads=1)
-    same = logits.gather(1, ours) == logits.gather(1, chosen)
-    return bool((same | (shares < LEAST_SHARE)).all()) and alike(our_shares.bfloat16(), shares.bfloat16())
+    same = logits.gather(1, found) == logits.gather(1, chosen)
+    ours, theirs = (x.where(x >= LEAST_SHARE, 0.0).bfloat16() for x in (our_shares, shares))
+    return bool((same | (shares < LEAST_SHARE)).all()) and alike(ours, theirs)

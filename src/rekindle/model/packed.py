@@ -197,7 +197,7 @@ def packed_for_trial(model: nn.Module, kernel: LinearKernel, called: set[nn.Modu
     places, put_back = _places(model), list[tuple[Place, nn.Module]]()
     try:
         for old in called:
-            new = _packed_linear(old, kernel, "int8")
+            new = packed_linear(old, kernel, "int8")
             for place in places[id(old)] if new.packed.format == "int8" and agrees(old, new) else ():
                 put_back.append((place, old))
                 setattr(place.parent, place.name, new)
@@ -293,7 +293,7 @@ def _fit(users: Sequence[Any], called_ids: set[int]) -> bool:
 def _replace(users: Sequence[Any], kernel: LinearKernel, places: Places, weight_format: WeightFormat) -> list[str]:
     """Pack the weights that these modules share, compare, put the new modules in place; return notes."""
     linears = [module for module in users if type(module) in LINEARS]
-    first = _packed_linear(linears[0], kernel, weight_format)
+    first = packed_linear(linears[0], kernel, weight_format)
     replacements: list[PackedLinear | PackedEmbedding] = []
     replaced = users if weight_format == "bf16" else linears
     for old in replaced:
@@ -310,7 +310,8 @@ def _replace(users: Sequence[Any], kernel: LinearKernel, places: Places, weight_
     return []
 
 
-def _packed_linear(linear: Any, kernel: LinearKernel, weight_format: WeightFormat) -> PackedLinear:
+def packed_linear(linear: Any, kernel: LinearKernel, weight_format: WeightFormat) -> PackedLinear:
+    """Pack a layer of `LINEARS` with bf16 weights."""
     layout: Layout = "depth first" if type(linear) is Conv1D else "columns first"
     packed = pack(kernel, linear.weight, layout, weight_format)
     return PackedLinear(packed, placeholder(linear.weight), linear, kernel)
