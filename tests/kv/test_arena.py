@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
+import mmap
+import sys
+
 import numpy as np
 import pytest
 import torch
@@ -133,3 +137,31 @@ def test_a_payload_is_checked_where_it_is_made():
     ):
         with pytest.raises(ValueError):
             BlockPayload(BlockIdentity(hashed, zeros, zeros, held), 0, payload)
+
+
+def num_resident(memory: np.ndarray) -> int:
+    """Pages of contiguous memory that the system has given."""
+    first = memory.ctypes.data // mmap.PAGESIZE * mmap.PAGESIZE
+    count = -(-(memory.ctypes.data + memory.nbytes - first) // mmap.PAGESIZE)
+    flags = (ctypes.c_ubyte * count)()
+    mincore = ctypes.CDLL(None, use_errno=True).mincore
+    mincore.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p)
+    assert mincore(first, count * mmap.PAGESIZE, flags) == 0, ctypes.get_errno()
+    return sum(flags)
+
+
+def test_memory_is_given_ahead_and_keeps_its_content():
+    arena = KVArena(KVLayout(64, (LayerSpec(0, 8, 128, 128, None, "fp32", "fp32"),)), 128)  # 64 MiB
+    rows = arena.parts[0].numpy()
+    assert num_resident(rows[8:]) < 64  # a page, not a whole number of blocks
+    rows[8, :100] = 7
+    given = arena.populate(8, 16)
+    assert (rows[8, :100] == 7).all() and not rows[8, 100:].any() and not rows[9:16].any()
+    assert given == (sys.platform == "linux")
+    if given:
+        assert num_resident(rows[8:16]) >= rows[8:16].nbytes // mmap.PAGESIZE - 1
+        assert num_resident(rows[32:]) == 0
+
+
+def test_there_is_nothing_to_give_of_no_block():
+    assert KVArena(MIXED, 2).populate(1, 1) == (sys.platform == "linux")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from concurrent.futures import TimeoutError as FutureTimeout
 from dataclasses import asdict, dataclass, field, replace
 
@@ -16,6 +16,7 @@ from rekindle.engine.intake.intake import Intake
 from rekindle.engine.intake.rendering import Renderer
 from rekindle.engine.memory.agent_commands import AgentCommands
 from rekindle.engine.memory.memory import AgentMemory
+from rekindle.engine.prefault import Prefault
 from rekindle.engine.recent import Recent
 from rekindle.engine.types import EngineStats, Report
 from rekindle.engine.weights_writer import WeightsWriter
@@ -53,18 +54,19 @@ class Components:
     store: WarmStore | None
     refused: str | None  # why an enabled store could not be opened
     place: StorePlace | None
+    prefault: Prefault | None = None  # with a store
     weights_writer: WeightsWriter | None = None
     reports: Recent[Report] = field(default_factory=Recent)  # of finished requests of named agents
 
     def start(self) -> None:
-        """Start the threads: store, intake, engine, writer of weights; all or none."""
+        """Start the threads: store, intake, engine, what is done once after a start; all or none."""
         try:
             if self.store is not None:
                 self.store.start()
             self.intake.start()
             self.loop.start(self.core)
-            if self.weights_writer is not None:
-                self.weights_writer.start()
+            for once in self._once():
+                once.start()
         except BaseException:
             self._stop()
             raise
@@ -119,8 +121,11 @@ class Components:
         self.intake.stop()
         if self.store is not None:
             self.store.close()
-        if self.weights_writer is not None:
-            self.weights_writer.stop()
+        for once in self._once():
+            once.stop()
+
+    def _once(self) -> Iterator[Prefault | WeightsWriter]:
+        return (each for each in (self.prefault, self.weights_writer) if each is not None)
 
     def stats(self) -> EngineStats:
         """Return statistics: read on the engine thread between two steps, those of the store on the caller's."""

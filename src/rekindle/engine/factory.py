@@ -38,6 +38,7 @@ from rekindle.engine.memory.branches import Branch, BranchBook, KnownBranch
 from rekindle.engine.memory.memory import AgentMemory
 from rekindle.engine.memory.pins import most_pinned
 from rekindle.engine.memory.retention import Retention, RetentionRules
+from rekindle.engine.prefault import Prefault
 from rekindle.engine.request import Request
 from rekindle.engine.weights_writer import WeightsWriter
 from rekindle.errors import StoreRefused
@@ -162,6 +163,7 @@ def _connect(inputs: _Inputs, started: dict[str, float]) -> Components:
         store=store,
         refused=inputs.refused,
         place=StorePlace(settings.store.directory() / spec.fingerprint.hex()) if store is not None else None,
+        prefault=Prefault(inputs.arena, store.stats().num_blocks) if store is not None else None,
         weights_writer=WeightsWriter(loaded.unsaved) if loaded.unsaved is not None else None,
     )
 

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from rekindle.kv import pages
 from rekindle.kv.q4h import LARGEST_BYTE, SMALLEST_BYTE
 from rekindle.spec import KVLayout, LayerSpec, Section
 
@@ -80,6 +81,16 @@ class KVArena:
     @property
     def num_bytes(self) -> int:
         return sum(part.numel() for part in self.parts)
+
+    @property
+    def block_bytes(self) -> int:
+        return sum(part.shape[1] for part in self.parts)
+
+    def populate(self, first: int, end: int) -> bool:
+        """Have the system give the memory of these blocks now; False where it cannot be asked for that. Any thread."""
+        if self.device.type != "cpu":
+            return False
+        return all(pages.populate(part.numpy()[first:end]) for part in self.parts)
 
     def layer(self, layer_index: int) -> LayerView:
         """The views of the layer with this index in the model; KeyError if that layer keeps no KV."""

@@ -1,0 +1,43 @@
+"""A thread that takes hot memory from the system before blocks are loaded from the store.
+
+Owns how much: what is stored has room in it, up to an eighth of all hot memory. After a restart an agent's first turn
+loads its blocks into memory that was never used, and would wait for every page.
+"""
+
+from __future__ import annotations
+
+import threading
+
+from rekindle.kv.arena import KVArena
+from rekindle.worker import Worker
+
+MOST_SHARE = 8  # of hot memory: one in so many blocks
+PIECE_BYTES = 8 << 20  # between two looks at whether to stop
+STOP_S = 5.0
+
+
+class Prefault:
+    """Takes memory once, for `num_blocks` blocks; `worker` is the thread."""
+
+    def __init__(self, arena: KVArena, num_stored: int) -> None:
+        self.num_blocks = min(num_stored, arena.num_blocks // MOST_SHARE)
+        self._arena = arena
+        self._stopped = threading.Event()
+        self.worker = Worker("prefault", self._run, on_death=lambda death: None)
+
+    def start(self) -> None:
+        """Start taking memory; call once."""
+        self.worker.start()
+
+    def stop(self) -> None:
+        """Stop before the next piece; safe before `start`."""
+        self._stopped.set()
+        self.worker.join(STOP_S)
+
+    def _run(self) -> None:
+        """Take the memory of the blocks that are allocated first, some megabytes at a time."""
+        step = max(1, PIECE_BYTES // self._arena.block_bytes)
+        for first in range(0, self.num_blocks, step):
+            end = min(first + step, self.num_blocks)
+            if self._stopped.is_set() or not self._arena.populate(first, end):
+                return
