@@ -63,7 +63,7 @@ PHASES = {  # of a start: where ctrl-C comes, and what is said
     "while the settings are read": ([("settings.py", "_load")], "rekindle: interrupted"),
     "where Python makes a RuntimeError of it": ([("functools.py", "__set_name__")], "interrupted"),
     "while torch is imported": ([("torch/__init__.py", "<module>")], "nothing is lost"),
-    "while the model is loaded": ([("load.py", "load_weights")], "nothing is lost"),
+    "while the model is loaded": ([("loader.py", "load_weights")], "nothing is lost"),
     "when it is ready, and again and again while it stops": (STOPS, "are saved in"),
 }
 EXTRAS = ["typer", "click", "rich", "torch", "transformers", "tokenizers", "yaml", "jinja2", "fastapi", "uvicorn"]

@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 import torch
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForMultimodalLM, PreTrainedConfig, PreTrainedModel
 
 VOCAB_SIZE = 384
 MAX_CONTEXT = 1024
@@ -56,7 +56,16 @@ _COMMON: dict[str, Any] = {
 _NONE_IS_A_VALUE = ("sliding_window", "bos_token_id")
 _ALTERNATING = ["sliding_attention", "full_attention", "sliding_attention"]
 
-# model_type, differences from _COMMON (None removes a key).
+_EYE: dict[str, Any] = {
+    "hidden_size": 32,
+    "intermediate_size": 32,
+    "num_heads": 2,
+    "num_attention_heads": 2,
+    "patch_size": 4,
+    "out_hidden_size": 64,
+}
+
+# model_type, differences from _COMMON (None removes a key); with a `text_config` they are that one's.
 KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("llama", {}),
     "llama-80": ("llama", {"head_dim": 80}),
@@ -109,6 +118,30 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "olmo2": ("olmo2", {"head_dim": None}),
     "granite": ("granite", {"head_dim": None}),
     "cohere2": ("cohere2", {"sliding_window": WINDOW, "layer_types": _ALTERNATING}),
+    # They see, too; tests ask for text alone.
+    "qwen3-vl": (
+        "qwen3_vl",
+        {"text_config": {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [6, 5, 5]}},
+         "vision_config": {"depth": 1, "num_position_embeddings": 16, "deepstack_visual_indexes": [0], **_EYE}},
+    ),
+    "qwen2.5-vl": (
+        "qwen2_5_vl",
+        {"text_config": {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 3, 3]},
+                         "head_dim": None},
+         "vision_config": {"depth": 1, "window_size": 16, "fullatt_block_indexes": [0], **_EYE}},
+    ),
+    "mistral3": (
+        "mistral3",
+        {"text_config": {"model_type": "mistral", "sliding_window": None},
+         "vision_config": {"model_type": "pixtral", "num_hidden_layers": 1, "image_size": 16, **_EYE}},
+    ),
+    "mistral3-ministral3": (
+        "mistral3",
+        {"text_config": {"model_type": "ministral3", "sliding_window": None,
+                         "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "llama_4_scaling_beta": 0.5,
+                                             "original_max_position_embeddings": 256}},
+         "vision_config": {"model_type": "pixtral", "num_hidden_layers": 1, "image_size": 16, **_EYE}},
+    ),
     # Refused, each for its own reason.
     "stablelm": ("stablelm", {"head_dim": None}),
     "falcon": ("falcon", {"head_dim": None, "intermediate_size": None, "num_key_value_heads": None}),
@@ -134,21 +167,28 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama-dynamic": ("llama", {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 4.0}}),
 }  # fmt: skip
 EXACT_KINDS = ("llama", "qwen3", "gemma3", "mixtral", "phi3")
+SEEING_KINDS = ("qwen3-vl", "qwen2.5-vl", "mistral3", "mistral3-ministral3")
 
 
 def tiny_config(kind: str, **changes: Any) -> PreTrainedConfig:
     """The config of a tiny model; `changes` override or add keys."""
     model_type, differences = KINDS[kind]
-    merged = {**_COMMON, **differences, **changes}
-    kept = {name: value for name, value in merged.items() if value is not None or name in _NONE_IS_A_VALUE}
-    return AutoConfig.for_model(model_type, **kept)
+    if "text_config" in differences:
+        text = _kept({**_COMMON, **differences["text_config"], **changes})
+        return AutoConfig.for_model(model_type, **{**differences, "text_config": text, "tie_word_embeddings": False})
+    return AutoConfig.for_model(model_type, **_kept({**_COMMON, **differences, **changes}))
+
+
+def _kept(settings: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in settings.items() if value is not None or name in _NONE_IS_A_VALUE}
 
 
 def tiny_model(kind: str, dtype: torch.dtype = torch.float64, *, seed: int = 0, **changes: Any) -> PreTrainedModel:
     """A tiny random model in memory, in eval mode; the same seed gives the same weights in every dtype."""
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        model = AutoModelForCausalLM.from_config(tiny_config(kind, **changes), dtype=torch.float32)
+        auto = AutoModelForMultimodalLM if kind in SEEING_KINDS else AutoModelForCausalLM
+        model = auto.from_config(tiny_config(kind, **changes), dtype=torch.float32)
         for name, parameter in model.named_parameters():
             if name.endswith(("bias", "sinks")):  # zero by default, so dropping one would not be seen
                 torch.nn.init.normal_(parameter, std=0.5)

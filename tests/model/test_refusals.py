@@ -30,9 +30,9 @@ def try_load(directory: Path | str, **settings: Any) -> None:
     ("kind", "reason"),
     [
         ("stablelm", "does not pass keywords on to its attention"),
-        ("falcon", "falcon cannot be loaded .* attention interface of transformers are served"),
-        ("qwen3-next", "linear_attention; only models whose layers are all full or sliding-window attention"),
-        ("deepseek-v3", "latent attention, MLA.*; models that cache K and V per head are served"),
+        ("falcon", "falcon cannot be loaded: .* attention interface of transformers are served"),
+        ("qwen3-next", r"kind linear_attention: they keep a recurrent state, .*; served are Qwen3-MoE"),
+        ("deepseek-v3", r"multi-head latent attention \(MLA\).*; served are R1's distills"),
         ("phi3-longrope", "longrope changes with the length .* max_context=256"),
         ("llama-dynamic", "dynamic changes with the length .* max_context=1024"),
     ],
@@ -83,7 +83,7 @@ def test_damaged_and_absent_files_are_refused(copied: Path) -> None:
     with pytest.raises(ModelRefused, match="not a safetensors file or is cut short"):
         try_load(copied)
     weights.rename(copied / "pytorch_model.bin")
-    with pytest.raises(ModelRefused, match=r"no model.safetensors; other forms .* are not read"):
+    with pytest.raises(ModelRefused, match=r"no model.safetensors and no GGUF file; pickles are not read"):
         try_load(copied)
     weights.write_bytes(whole)
     (copied / "adapter_config.json").write_text("{}")

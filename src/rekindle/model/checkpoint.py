@@ -1,7 +1,7 @@
 """Where a model's files are and what they hold, read without loading a single weight.
 
 Owns: the model's directory (bundled, local, or fetched from the hub), the list of weight files, their tensors' sizes
-from the safetensors headers. Pickled weights are never read.
+from the headers. Pickled weights are never read.
 """
 
 from __future__ import annotations
@@ -14,7 +14,9 @@ from typing import Any
 
 from rekindle import pocket
 from rekindle.errors import ModelRefused
+from rekindle.model import gguf
 
+CONFIG = "config.json"
 SMALL_FILES = ["*.json", "*.jinja", "tokenizer.model"]
 ITEM_BYTES = {"F64": 8, "F32": 4, "BF16": 2, "F16": 2, "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U8": 1, "BOOL": 1}
 FLOATS = frozenset({"F64", "F32", "BF16", "F16"})
@@ -24,31 +26,63 @@ Header = Mapping[str, Any]  # of a safetensors file: tensor name -> {dtype, shap
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """A model as named by the user: a display name and, unless it is a directory, the hub repository to fetch."""
+    """A model as named by the user: a display name and where it is: a directory, a GGUF file, or else on the hub.
+
+    `label`: the part of a GGUF file's name that follows the repository's, as Q4_K_M.
+    """
 
     name: str
     directory: Path | None
     revision: str | None = None
+    file: Path | None = None
+    label: str | None = None
 
     @classmethod
     def find(cls, model: str | None, revision: str | None) -> Source:
-        """Resolve None to the bundled model, else an existing directory, else a hub name `owner/name`."""
+        """Resolve None to the bundled model, else an existing directory or GGUF file, else a hub name.
+
+        A hub name is `owner/name`, or `owner/name:LABEL` for a GGUF file in that repository.
+        """
         if model is None or model == pocket.NAME:
             return cls(pocket.NAME, pocket.model_dir())
         path = Path(model).expanduser()
         if path.is_dir():
-            return cls(path.absolute().name, path.absolute())
+            file = None if (path / CONFIG).is_file() else gguf.gguf_in(path.absolute())
+            return cls(path.absolute().name, path.absolute() if file is None else None, file=file)
+        if path.is_file() and path.suffix == ".gguf":
+            return cls(path.stem, None, file=path.absolute())
+        if gguf.NAMED.fullmatch(model):
+            name, label = model.split(":")
+            return cls(name, None, revision, label=label)
         if path.is_absolute() or model.startswith((".", "~")) or model.count("/") > 1:
-            raise ModelRefused(f"{model}: there is no such directory")
+            raise ModelRefused(f"{model}: there is no such directory, nor a GGUF file of this name")
         return cls(model, None, revision)
+
+    @property
+    def key(self) -> str:
+        """Names the model among others in one cache: a path, or a hub name."""
+        return str(self.directory or self.file or (f"{self.name}:{self.label}" if self.label else self.name))
 
     def fetch_description(self) -> Path:
         """The directory with the model's small files (config, tokenizer, template)."""
-        return self.directory or _snapshot(self, SMALL_FILES)
+        return self.directory or self._of_gguf() or _snapshot(self, SMALL_FILES)
 
     def fetch(self) -> Path:
         """The directory with everything, weights included; downloads what the local hub cache lacks."""
-        return self.directory or _snapshot(self, [*SMALL_FILES, "*.safetensors"])
+        return self.directory or self._of_gguf() or _snapshot(self, [*SMALL_FILES, "*.safetensors"])
+
+    def _of_gguf(self) -> Path | None:
+        """The model directory of a GGUF file; None if it is none."""
+        if self.file is not None:
+            return gguf.opened(self.file)
+        if self.label is None:
+            return None
+        directory = _snapshot(self, [f"*{self.label}*.gguf"])
+        found = sorted(file for file in directory.rglob("*.gguf") if self.label.lower() in file.name.lower())
+        if len(found) != 1:
+            names = ", ".join(file.name for file in found) or "none"
+            raise ModelRefused(f"{self.name} has no single GGUF file for {self.label}: {names}")
+        return gguf.opened(found[0])
 
 
 def _snapshot(source: Source, patterns: list[str]) -> Path:
@@ -79,7 +113,7 @@ def _snapshot(source: Source, patterns: list[str]) -> Path:
 
 
 def weight_files(directory: Path) -> list[Path]:
-    """The safetensors files of the model, sorted by name; ModelRefused if there are none or one is missing."""
+    """The safetensors files of the model, sorted by name, or its GGUF file; ModelRefused if one is missing."""
     index = directory / "model.safetensors.index.json"
     if index.is_file():
         names = sorted(set(json.loads(index.read_text("utf-8"))["weight_map"].values()))
@@ -88,9 +122,12 @@ def weight_files(directory: Path) -> list[Path]:
             raise ModelRefused(f"{directory} lacks {len(missing)} of {len(names)} weight files, first {missing[0]}")
         return [directory / name for name in names]
     single = directory / "model.safetensors"
-    if not single.is_file():
-        raise ModelRefused(f"{directory} has no model.safetensors; other forms (pickles, GGUF) are not read")
-    return [single]
+    if single.is_file():
+        return [single]
+    file = gguf.gguf_in(directory)
+    if file is None:
+        raise ModelRefused(f"{directory} has no model.safetensors and no GGUF file; pickles are not read")
+    return [file]
 
 
 def adapter_files(directory: Path) -> list[Path]:
@@ -120,10 +157,18 @@ def _read_header(path: Path) -> Header:
     return header
 
 
-def expected_bytes(headers: list[Header], float_bytes: int | None) -> int:
-    """Bytes of all tensors in the files, floats counted at `float_bytes` each if it is given."""
+def gguf_file(files: list[Path]) -> Path | None:
+    """The GGUF file, if that is what the weights are in."""
+    return files[0] if files[0].suffix == ".gguf" else None
+
+
+def expected_bytes(files: list[Path], float_bytes: int | None) -> int:
+    """Bytes of all tensors in the files, floats counted at `float_bytes` each if it is given; GGUF's at 2 otherwise."""
+    file = gguf_file(files)
+    if file is not None:
+        return gguf.types_and_values(file)[1] * (float_bytes or 2)
     total = 0
-    for header in headers:
+    for header in read_headers(files):
         for entry in header.values():
             start, end = entry["data_offsets"]
             kind = entry["dtype"]

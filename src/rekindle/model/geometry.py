@@ -15,8 +15,8 @@ import torch
 
 from rekindle.errors import ConfigError, ModelRefused
 from rekindle.model.adapter import AttentionCall, run_model
+from rekindle.model.refusals import text_config
 
-SERVED_LAYERS = frozenset({"full_attention", "sliding_attention", "attention"})
 CHANGING_ROPE = frozenset({"dynamic", "longrope", "su"})
 K_NAMES = re.compile(r"(^|_)(k|kv|qkv)(_|\d|$)|key|qkv|c_attn", re.IGNORECASE)
 
@@ -132,11 +132,6 @@ def _biases(attention: Any) -> Iterator[tuple[str, torch.Tensor | None]]:
             yield name.rsplit(".", 1)[-1], bias if isinstance(bias, torch.Tensor) else None
 
 
-def text_config(config: Any) -> Any:
-    """The part of the config that describes the language model."""
-    return config.get_text_config() if hasattr(config, "get_text_config") else config
-
-
 def _check_windows(config: Any, step: ProbeStep) -> None:
     """Refuse a model unless the layers that the config calls sliding, and only these, pass a window to attention."""
     kinds = getattr(text_config(config), "layer_types", None)
@@ -181,16 +176,3 @@ def _ropes(parameters: Any) -> Iterator[dict[str, Any]]:
     if isinstance(parameters, dict) and parameters:
         nested = [value for value in parameters.values() if isinstance(value, dict) and "rope_theta" in value]
         yield from nested or [parameters]
-
-
-def refuse_by_config(config: Any) -> None:
-    """Refuse a model by its config alone, before any weights are fetched or read."""
-    text = text_config(config)
-    if getattr(config, "is_encoder_decoder", False):
-        raise ModelRefused(f"{config.model_type} is an encoder-decoder model; decoder-only language models are served")
-    others = sorted(set(getattr(text, "layer_types", None) or ()) - SERVED_LAYERS)
-    if others:
-        raise ModelRefused(
-            f"{config.model_type} has layers of kind {', '.join(others)}; only models whose layers are all full or "
-            "sliding-window attention are served (Llama, Qwen 2 and 3, Mistral, Gemma, Phi, gpt-oss, ...)"
-        )

@@ -1,54 +1,40 @@
 """Load a model by name and prove that it works: `load_model`.
 
-Order: find the files, refuse by config, load the weights unchanged (a `quantization_config` passes through and no
-dtype is forced on it), compare what was loaded with what the files hold, observe a probe pass, run the trial forward,
-choose the formats, run the self-test. A model that cannot be served raises ModelRefused with the reason and what would
-fit.
+Order: find the files, refuse by config, load the weights, observe a probe pass, compare the memory that they take with
+their files, pack, run the trial forward, choose the formats, run the self-test. A model that cannot be served raises
+ModelRefused with the reason and what would fit.
 """
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import logging
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from huggingface_hub.errors import StrictDataclassError
-from safetensors import SafetensorError
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig
 
 from rekindle.config import ModelSettings
 from rekindle.errors import ConfigError, ModelRefused
 from rekindle.kernels import library
-from rekindle.model import checkpoint, experts, formats, geometry, packed, trial, weights
-from rekindle.model.adapter import ATTENTION_NAME, register_attention
+from rekindle.model import checkpoint, formats, geometry, packed, trial, weights
+from rekindle.model.adapter import register_attention
 from rekindle.model.decoder import fuse_layers
-from rekindle.model.device import check_device, total_bytes
+from rekindle.model.device import check_device
 from rekindle.model.fingerprint import DigestCache, fingerprint, model_identity, tokenizer_digest
 from rekindle.model.loaded import LoadedModel
+from rekindle.model.loader import Weights, load_weights
 from rekindle.model.proof import Proof, ProofCache
+from rekindle.model.refusals import WHAT_FITS, refuse_by_config, refusing, text_config
 from rekindle.model.saved_weights import SavedWeights
 from rekindle.model.selftest import self_test
 from rekindle.spec import KVLayout, ModelSpec
 
 log = logging.getLogger(__name__)
-DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
-WHAT_FITS = (
-    "models that use the attention interface of transformers are served (Llama, Qwen 2 and 3, Mistral, Gemma, Phi, "
-    "gpt-oss, ...)"
-)
-BYTES_SLACK = 1.05  # tied weights and small buffers
 MOST_LAYERS = 4096  # some configs list their layers one by one: a count of a billion takes all memory
-LOAD_ERRORS = (
-    *(ValueError, LookupError, TypeError, AttributeError, OSError, RuntimeError, ImportError, ArithmeticError),
-    *(MemoryError, SafetensorError, StrictDataclassError),
-)
 
 
 def load_model(
@@ -69,20 +55,20 @@ def load_model(
     kernels = choose_kernels(settings)
     if settings.threads is not None:
         torch.set_num_threads(settings.threads)
-    source = checkpoint.Source.find(settings.model, settings.revision)
-    config = read_config(source.fetch_description())
-    geometry.refuse_by_config(config)
+    source, config = _named(settings)
     rope, longest = geometry.rope_regime(config, max_context)
     directory = source.fetch()
     digests = DigestCache(format_map_dir / "digests.json" if format_map_dir else None)
     tokenizer = tokenizer_digest(directory, digests)
-    model, notes = load_weights(directory, config, settings, compute_dtype)
+    loaded = load_weights(directory, config, settings, compute_dtype)
+    model, settings = loaded.model, _for_blocks(settings, loaded, kernels)
     identify = _identified(directory, digests, config=config, rope=rope, tokenizer=tokenizer)
-    saved = SavedWeights(format_map_dir, str(source.directory or source.name), settings, kernels, identify)
+    saved = SavedWeights(format_map_dir, source.key, settings, kernels, identify)
     ready = saved.place(model)
     refusal = f"{type(model).__name__} cannot run packed sequences with given positions"
     with refusing(refusal, "; " + WHAT_FITS), packed.observed_linears(model) as called:
         found = geometry.probe(model)
+    notes = [*loaded.notes, *loaded.size_notes(settings.device)]
     if ready.chosen is None:
         linears, decision = weights.Linears(model, called, kernels), saved.decision(found.dtype)
         ready = saved.pack(linears, _choose(linears, settings, directory, longest, decision), ready.notes)
@@ -101,6 +87,20 @@ def load_model(
         model, spec, directory, settings.device, found.dtype, "close", native, kernels, (*notes, *ready.notes)
     )
     return _proved(_fused(replace(draft, unsaved=ready.unsaved)), found, settings, format_map_dir)
+
+
+def _named(settings: ModelSettings) -> tuple[checkpoint.Source, Any]:
+    """The model that the settings name, and its config, which does not show that it cannot be served."""
+    source = checkpoint.Source.find(settings.model, settings.revision)
+    config = read_config(source.fetch_description())
+    refuse_by_config(config)
+    return source, config
+
+
+def _for_blocks(settings: ModelSettings, loaded: Weights, kernels: library.KernelChoice) -> ModelSettings:
+    """The settings, with int8 in place of the checkpoint's own precision where a GGUF file has quantised blocks."""
+    fits = settings.device == "cpu" and kernels.library is not None and loaded.model.dtype == torch.bfloat16
+    return replace(settings, weights="int8") if loaded.blocks and settings.weights == "native" and fits else settings
 
 
 def _choose(
@@ -195,107 +195,10 @@ def _check_layers(path: Path, value: Any) -> None:
             raise ModelRefused(f"{path}: num_hidden_layers must be a number from 1 to {MOST_LAYERS}, not {shown}")
 
 
-def load_weights(
-    directory: Path, config: Any, settings: ModelSettings, compute_dtype: torch.dtype | None
-) -> tuple[Any, list[str]]:
-    """The model in eval mode on its device, and notes on what differs from the files."""
-    files = checkpoint.weight_files(directory)
-    if checkpoint.adapter_files(directory) and importlib.util.find_spec("peft") is None:
-        raise ModelRefused(f"{directory} holds a PEFT adapter: merge it into the weights, or install peft")
-    headers = checkpoint.read_headers(files)
-    quantised = getattr(config, "quantization_config", None) is not None
-    dtype, notes = _wanted_dtype(config, settings, compute_dtype, quantised)
-    _check_memory(headers, dtype, settings.device)
-    placed = {"device_map": {"": settings.device}} if quantised and settings.device != "cpu" else {}
-    with refusing(f"{config.model_type} cannot be loaded with attention of ours", "; " + WHAT_FITS):
-        model, report = AutoModelForCausalLM.from_pretrained(
-            directory,
-            config=config,
-            dtype=dtype,
-            attn_implementation=ATTENTION_NAME,
-            trust_remote_code=False,
-            use_safetensors=True,
-            output_loading_info=True,
-            **placed,
-        )
-        if not placed:
-            model.to(settings.device)
-    model.eval()
-    if settings.device == "cpu":
-        experts.use_padded_experts(model)
-    notes += check_loaded(model, report, headers, None if quantised else model.dtype)
-    return model, notes
-
-
-def _wanted_dtype(
-    config: Any, settings: ModelSettings, compute_dtype: torch.dtype | None, quantised: bool
-) -> tuple[torch.dtype | str, list[str]]:
-    """The dtype to request from transformers, and a note if it is not what the checkpoint or the user specifies."""
-    if quantised:
-        ignored = settings.dtype != "auto" or compute_dtype is not None
-        return "auto", ["dtype is ignored: the checkpoint is quantised and brings its own"] if ignored else []
-    if compute_dtype is not None:
-        return compute_dtype, []
-    if settings.dtype != "auto":
-        return DTYPES[settings.dtype], []
-    if getattr(geometry.text_config(config), "dtype", None) == torch.float16:
-        return torch.float32, ["the checkpoint is fp16: loaded as fp32 (dtype=bf16 takes half the memory)"]
-    return "auto", []
-
-
-def _check_memory(headers: list[checkpoint.Header], dtype: torch.dtype | str, device: str) -> None:
-    """Refuse weights that do not fit in the device's memory, before the system kills the process half-way."""
-    needed = checkpoint.expected_bytes(headers, dtype.itemsize if isinstance(dtype, torch.dtype) else None)
-    most = total_bytes(device)
-    if needed > most:
-        raise ModelRefused(
-            f"the weights take {needed:,} bytes, and the memory of {device} is {most:,}: choose a smaller model, a "
-            "quantised one, or dtype=bf16 where they are loaded as fp32"
-        )
-
-
-def check_loaded(
-    model: Any, report: dict[str, Any], headers: list[checkpoint.Header], dtype: torch.dtype | None
-) -> list[str]:
-    """Compare what was loaded with what the files hold; `dtype` None: a quantised checkpoint.
-
-    Missing or misshapen weights would be random, so they are refused. Other differences become notes.
-    """
-    missing = sorted([*report.get("missing_keys", ()), *(str(x) for x in report.get("mismatched_keys", ()))])
-    if missing:
-        raise ModelRefused(f"the checkpoint lacks {len(missing)} weights of {type(model).__name__}, first {missing[0]}")
-    notes = []
-    unexpected = sorted(report.get("unexpected_keys", ()))
-    if unexpected:
-        notes.append(f"{len(unexpected)} tensors of the checkpoint are not used, first {unexpected[0]}")
-    loaded = loaded_bytes(model)
-    expected = checkpoint.expected_bytes(headers, dtype.itemsize if dtype else None)
-    if loaded > expected * BYTES_SLACK:
-        why = "a quantiser skipped layers" if dtype is None else "some weights were loaded wider than stored"
-        notes.append(f"weights take {loaded:,} bytes where the files hold {expected:,}: {why}")
-    return notes
-
-
-def loaded_bytes(model: Any) -> int:
-    """Bytes of all parameters, each storage once."""
-    storages = [parameter.untyped_storage() for parameter in model.parameters()]
-    return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
-
-
 def eos_ids(directory: Path, config: Any) -> frozenset[int]:
     """The ids that end an answer, from generation_config.json or else from the config."""
     path = directory / "generation_config.json"
     value = json.loads(path.read_text("utf-8")).get("eos_token_id") if path.is_file() else None
     if value is None:
-        value = getattr(geometry.text_config(config), "eos_token_id", None)
+        value = getattr(text_config(config), "eos_token_id", None)
     return frozenset(value if isinstance(value, list) else [] if value is None else [value])
-
-
-@contextmanager
-def refusing(what: str, advice: str = "") -> Iterator[None]:
-    """Turn errors of transformers or of a model's code into ModelRefused: what failed, why, what would fit."""
-    try:
-        yield
-    except LOAD_ERRORS as error:
-        lines = str(error).strip().splitlines() or [""]
-        raise ModelRefused(f"{what}: {type(error).__name__}: {lines[0][:300]}{advice}") from error

@@ -17,8 +17,8 @@ from rekindle.kv.arena import KVArena
 from rekindle.model.adapter import ATTENTION_NAME
 from rekindle.model.batch import SequenceStep
 from rekindle.model.formats import check_tokens
-from rekindle.model.geometry import text_config
 from rekindle.model.loaded import LoadedModel
+from rekindle.model.refusals import text_config
 from rekindle.model.runner import ModelRunner
 from rekindle.spec import ModelSpec
 

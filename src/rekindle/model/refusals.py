@@ -1,0 +1,104 @@
+"""Models that are refused: why, and what is served instead.
+
+Owns the reasons that a config shows, before weights are fetched or read, and how an error of transformers or of a
+model's code becomes a refusal. What neither shows, the probe pass and the trial forward find.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from huggingface_hub.errors import StrictDataclassError
+from safetensors import SafetensorError
+
+from rekindle.errors import ModelRefused
+
+SERVED_LAYERS = frozenset({"full_attention", "sliding_attention", "attention"})
+WHAT_FITS = (
+    "models that use the attention interface of transformers are served (Llama, Qwen 2 and 3, Mistral, Gemma, Phi, "
+    "gpt-oss, ...)"
+)
+LOAD_ERRORS = (
+    *(ValueError, LookupError, TypeError, AttributeError, OSError, RuntimeError, ImportError, ArithmeticError),
+    *(MemoryError, SafetensorError, StrictDataclassError, struct.error),
+)
+# What a kind of layer needs that is not stored yet.
+_LAYERS = {
+    "linear_attention": "keep a recurrent state, of which no snapshots are stored yet",
+    "hybrid": "keep a recurrent state as well as KV, of which no snapshots are stored yet",
+    "hybrid_sliding": "keep a recurrent state as well as KV, of which no snapshots are stored yet",
+    "conv": "keep the last inputs of a convolution, of which no snapshots are stored yet",
+    "moe": "have no attention of their own",
+    "chunked_attention": "attend within chunks, for which blocks have no part yet",
+    "indexed_attention": "choose what they attend to by an index that is not stored yet",
+    "compressed_sparse_attention": "attend to compressed KV that is not stored yet",
+    "heavily_compressed_attention": "attend to compressed KV that is not stored yet",
+    "minimax_m3_sparse": "choose what they attend to by an index that is not stored yet",
+}
+# By the beginning of `model_type`, the longest first: what of the same makers or size is served.
+_SIBLINGS = {
+    "qwen3_5": "Qwen3, Qwen3-MoE and the text of Qwen3-VL",
+    "qwen3_next": "Qwen3-MoE (as Qwen3-Coder-30B-A3B)",
+    "qwen4": "Qwen3, Qwen3-MoE and the text of Qwen3-VL",
+    "deepseek": "R1's distills of Qwen 2.5 and Llama",
+    "glm4_moe_lite": "GLM-4.5-Air, GLM-4.6 and GLM-4",
+    "glm_moe_dsa": "GLM-4.5-Air, GLM-4.6 and GLM-4",
+    "glm5": "GLM-4.5-Air, GLM-4.6 and GLM-4",
+    "granitemoehybrid": "Granite 3.3 and Granite 4 without Mamba layers",
+    "nemotron_h": "Nemotron models of Llama's form",
+    "lfm": "Qwen3 and SmolLM3 of the same size",
+    "falcon": "Falcon 3, which has Llama's form",
+    "llama4": "Llama 3",
+    "olmo": "OLMo 2 and 3",
+    "minimax": "MiniMax M2",
+    "minicpm3": "MiniCPM of Llama's form",
+    "mistral": "Mistral Small 3, Ministral 3 and Mixtral",
+    "hy_v": "Hunyuan's dense and MoE models",
+}
+
+
+def text_config(config: Any) -> Any:
+    """The part of the config that describes the language model."""
+    return config.get_text_config() if hasattr(config, "get_text_config") else config
+
+
+def refuse_by_config(config: Any) -> None:
+    """Refuse a model by its config alone; ModelRefused names the reason, and a sibling that is served."""
+    text, name = text_config(config), config.model_type
+    if getattr(config, "is_encoder_decoder", False):
+        raise ModelRefused(f"{name} is an encoder-decoder model; decoder-only language models are served")
+    others = sorted(set(getattr(text, "layer_types", None) or ()) - SERVED_LAYERS)
+    if others:
+        reasons = dict.fromkeys(_LAYERS.get(kind, "are none that we know") for kind in others)
+        raise ModelRefused(
+            f"{name} has layers of kind {', '.join(others)}: they {'; they '.join(reasons)}; {_instead(name)}"
+        )
+    if getattr(text, "kv_lora_rank", None):
+        raise ModelRefused(
+            f"{name} has multi-head latent attention (MLA): it caches a latent from which K and V are computed, which "
+            f"is not stored yet; {_instead(name)}"
+        )
+
+
+def _instead(model_type: str) -> str:
+    """What is served in place of a model, as the end of a sentence."""
+    known = [start for start in _SIBLINGS if model_type.startswith(start)]
+    return f"served are {_SIBLINGS[max(known, key=len)]}" if known else WHAT_FITS
+
+
+@contextmanager
+def refusing(what: str, advice: str = "") -> Iterator[None]:
+    """Turn errors of transformers or of a model's code into ModelRefused: what failed, why, what would fit."""
+    try:
+        yield
+    except LOAD_ERRORS as error:
+        raise ModelRefused(f"{what}: {type(error).__name__}: {first_line(error)}{advice}") from error
+
+
+def first_line(error: BaseException) -> str:
+    """The beginning of an error's message."""
+    lines = str(error).strip().splitlines() or [""]
+    return lines[0][:300]

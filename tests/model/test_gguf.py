@@ -1,0 +1,157 @@
+"""GGUF files: served as they are named, with their own tokenizer or the original's beside them, and kept small."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+from rekindle.bench.engine.gguf_model import write_gguf
+from rekindle.config import ModelSettings
+from rekindle.errors import ModelRefused
+from rekindle.model import checkpoint, gguf
+from rekindle.model.load import load_model
+from rekindle.model.loaded import LoadedModel
+from rekindle.model.packed import packed_weights
+from rekindle.text.messages import Message
+from rekindle.text.prompt import PromptEncoder
+from tests.kernels.native import needs_compiler
+from tests.model.helpers import Bench, random_ids
+from tests.tiny_models import tiny_model_dir
+
+TEXT = "The lighthouse keeper wrote it down; Größe is text as well."  # digits are split otherwise
+
+
+@pytest.fixture(autouse=True)
+def caches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The user's cache directory."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path / "cache" / "rekindle" / "gguf"
+
+
+@pytest.fixture
+def original(tmp_path: Path) -> Path:
+    return tiny_model_dir("llama", "bf16", tmp_path)
+
+
+def loaded_from(model: Path | str, **settings: str) -> LoadedModel:
+    return load_model(
+        ModelSettings(model=str(model), kv="bf16", **settings),  # type: ignore[arg-type]
+        block_tokens=16,
+        max_context=None,
+        format_map_dir=None,
+    )
+
+
+def error(ours: LoadedModel, theirs: LoadedModel) -> float:
+    ids = random_ids(40)
+    a, b = (Bench(each).forward(("a", ids))[0].float() for each in (ours, theirs))
+    return float((a - b).norm() / b.norm())
+
+
+def test_values_that_are_not_quantised_give_the_originals_bits(original: Path, tmp_path: Path) -> None:
+    write_gguf(original, tmp_path / "tiny.gguf", "bf16")
+    ours = loaded_from(tmp_path / "tiny.gguf", kernels="torch")
+    assert (ours.spec.name, ours.promise) == ("tiny", "bitwise")
+    assert error(ours, loaded_from(original, kernels="torch")) == 0.0
+
+
+@needs_compiler
+def test_blocks_are_read_into_8_bits(original: Path, tmp_path: Path) -> None:
+    write_gguf(original, tmp_path / "tiny.gguf", "q8_0")
+    ours = loaded_from(tmp_path / "tiny.gguf")
+    assert {each.format for each in packed_weights(ours.model)} == {"int8"}
+    assert error(ours, loaded_from(original)) < 0.1
+    assert any("GGUF" in note and "Q8_0" in note for note in ours.notes)
+    wide = loaded_from(tmp_path / "tiny.gguf", dtype="fp32")
+    assert wide.dtype == torch.float32 and error(wide, loaded_from(original, dtype="fp32")) < 0.1
+
+
+def test_its_tokenizer_and_template_are_those_of_the_file(original: Path, tmp_path: Path, caches: Path) -> None:
+    write_gguf(original, tmp_path / "tiny.gguf", "q8_0")
+    directory = checkpoint.Source.find(str(tmp_path / "tiny.gguf"), None).fetch()
+    assert directory.parent == caches and (directory / "tiny.gguf").resolve() == tmp_path / "tiny.gguf"
+    assert checkpoint.weight_files(directory) == [directory / "tiny.gguf"]
+    encoder, own = (PromptEncoder.from_dir(each) for each in (directory, original))
+    messages = [Message("user", TEXT)]
+    prompts = [each.render_chat(messages) for each in (encoder, own)]
+    assert encoder.encode(prompts[0]).tolist() == own.encode(prompts[1]).tolist()
+    written = (directory / "config.json").stat().st_mtime_ns
+    assert checkpoint.Source.find(str(tmp_path / "tiny.gguf"), None).fetch_description() == directory
+    assert (directory / "config.json").stat().st_mtime_ns == written
+    write_gguf(original, tmp_path / "tiny.gguf", "bf16")  # another file of the same name
+    assert checkpoint.Source.find(str(tmp_path / "tiny.gguf"), None).fetch() != directory
+    assert not [path for path in caches.iterdir() if path.name.startswith(".making")]
+
+
+def test_the_originals_small_files_beside_it_are_used(original: Path, tmp_path: Path, caches: Path) -> None:
+    write_gguf(original, original / "tiny.gguf", "bf16")
+    (original / "model.safetensors").unlink()
+    for name in (original, original / "tiny.gguf"):
+        assert checkpoint.Source.find(str(name), None).fetch() == original
+        assert loaded_from(name, kernels="torch").promise == "bitwise"
+    assert not caches.exists()
+
+
+def test_a_directory_with_one_file_is_served_and_more_are_named(original: Path, tmp_path: Path) -> None:
+    place = tmp_path / "files"
+    place.mkdir()
+    write_gguf(original, place / "a.gguf", "bf16")
+    assert loaded_from(place, kernels="torch").promise == "bitwise"
+    shutil.copy(place / "a.gguf", place / "b.gguf")
+    with pytest.raises(ModelRefused, match=r"several GGUF files \(a.gguf, b.gguf\): name the one to serve"):
+        loaded_from(place)
+    (place / "a.gguf").unlink()
+    (place / "b.gguf").rename(place / "b-00001-of-00002.gguf")
+    with pytest.raises(ModelRefused, match="in 1 parts: join them"):
+        loaded_from(place)
+
+
+def test_names_on_the_hub_have_a_label(
+    original: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caches: Path
+) -> None:
+    hub = tmp_path / "hub"
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(hub))
+    with pytest.raises(ModelRefused, match="not in the local hub cache"):
+        loaded_from("owner/tiny-GGUF:Q8_0")
+    repository = hub / "models--owner--tiny-GGUF"
+    snapshot = repository / "snapshots" / ("a" * 40)
+    snapshot.mkdir(parents=True)
+    (repository / "refs").mkdir()
+    (repository / "refs" / "main").write_text("a" * 40)
+    write_gguf(original, snapshot / "tiny-q8_0.gguf", "q8_0")
+    write_gguf(original, snapshot / "tiny-bf16.gguf", "bf16")
+    source = checkpoint.Source.find("owner/tiny-GGUF:Q8_0", None)
+    assert (source.name, source.label) == ("owner/tiny-GGUF", "Q8_0")
+    assert (source.fetch() / "tiny-q8_0.gguf").is_file()
+    with pytest.raises(ModelRefused, match=r"no single GGUF file for Q4_K_M: none"):
+        loaded_from("owner/tiny-GGUF:Q4_K_M")
+    with pytest.raises(ModelRefused, match=r"no single GGUF file for tiny: tiny-bf16.gguf, tiny-q8_0.gguf"):
+        loaded_from("owner/tiny-GGUF:tiny")
+
+
+@pytest.mark.parametrize("content", [b"", b"GGUF", b"GGUF" + bytes(100), b"no such thing" * 10])
+def test_a_damaged_file_is_refused(tmp_path: Path, content: bytes, caches: Path) -> None:
+    file = tmp_path / "broken.gguf"
+    file.write_bytes(content)
+    with pytest.raises(ModelRefused, match=r"broken.gguf cannot be read: .*; name the original model"):
+        loaded_from(file)
+    assert not list(caches.glob("*"))
+
+
+def test_a_missing_library_is_named(original: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_gguf(original, tmp_path / "tiny.gguf", "bf16")
+    monkeypatch.setitem(__import__("sys").modules, "gguf", None)
+    gguf.types_and_values.cache_clear()
+    with pytest.raises(ModelRefused, match="pip install gguf"):
+        gguf.types_and_values(tmp_path / "tiny.gguf")
+
+
+def test_a_safetensors_model_with_a_gguf_file_beside_it_stays_one(original: Path) -> None:
+    write_gguf(original, original / "extra.gguf", "q8_0")
+    assert checkpoint.weight_files(original) == [original / "model.safetensors"]
+    assert json.loads((original / "config.json").read_text())["model_type"] == "llama"
