@@ -125,6 +125,27 @@ LAYERS: tuple[Mutant, ...] = (
         f"{MODULES}::test_what_computes_something_else_is_left_alone",
     ),
     one(
+        "MLPs in 8 bits fused whatever their own weights give",
+        "model/fused_modules.py",
+        '<= SHARES["int8"] * b.norm(dim=-1)',
+        "<= 9 * b.norm(dim=-1)",
+        f"{MODULES}::test_the_modules_own_weights_are_compared_in_8_bits_too",
+    ),
+    one(
+        "MLPs in 8 bits fused that are nearly alike",
+        "model/fused_modules.py",
+        "LinearKernel(kernel.library)), kernel, ACTIVATIONS, alike)",
+        "LinearKernel(kernel.library)), kernel, ACTIVATIONS, close_in_8_bits)",
+        f"{MODULES}::test_what_computes_something_else_is_left_alone",
+    ),
+    one(
+        "hot memory taken beyond its share",
+        "engine/prefault.py",
+        "arena.num_blocks // MOST_SHARE",
+        "arena.num_blocks",
+        "tests/engine/test_prefault.py",
+    ),
+    one(
         "int8 taken by its KL alone",
         "model/weights.py",
         "self.kl <= MAX_KL and self.agreement >= LEAST_AGREEMENT",

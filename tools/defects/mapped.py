@@ -85,8 +85,8 @@ MAPPED: tuple[Mutant, ...] = (
     one(
         "packed weights never written",
         "engine/components.py",
-        "self.weights_writer.start()",
-        "self.weights_writer.stop()",
+        "(self.prefault, self.weights_writer)",
+        "(self.prefault,)",
         f"{STARTING}::test_packed_weights_are_written_once_served_and_mapped_by_the_next_start",
     ),
 )

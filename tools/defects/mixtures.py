@@ -55,10 +55,17 @@ MIXTURES: tuple[Mutant, ...] = (
     one(
         "experts fused whatever they compute",
         "model/mixtures.py",
-        "is not None and alike(ours, theirs)",
+        "is not None and same(ours, theirs)",
         "is not None",
         LEFT,
         OTHER_GATE,
+    ),
+    one(
+        "blocks of experts in 4 bits unpacked beyond their memory",
+        "kernels/native/dots.hpp",
+        "at_once = near && !std::is_same_v<Format, Int4>",
+        "at_once = near",
+        f"{EXPERTS}::test_experts_are_fused_whatever_their_weights_are",
     ),
     one("experts with hooks fused", "model/mixtures.py", " or is_changed(module)", "", LEFT),
     one("experts with a norm fused", "model/mixtures.py", " or module.has_post_expert_norm", "", LEFT),
@@ -102,7 +109,7 @@ MIXTURES: tuple[Mutant, ...] = (
     one(
         "routers known whatever their shares",
         "model/mixtures.py",
-        ".all()) and alike(our_shares.bfloat16(), shares.bfloat16())",
+        ".all()) and alike(ours, theirs)",
         ".all())",
         ROUTER,
     ),
