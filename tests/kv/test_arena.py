@@ -151,7 +151,7 @@ def num_resident(memory: np.ndarray) -> int:
 
 
 def test_memory_is_given_ahead_and_keeps_its_content():
-    arena = KVArena(KVLayout(64, (LayerSpec(0, 8, 128, 128, None, "fp32", "fp32"),)), 128)  # 64 MiB
+    arena = KVArena(KVLayout(64, (LayerSpec(0, 8, 128, 128, None, "fp32", "fp32"),)), 4096)  # 2 GiB, never used before
     rows = arena.parts[0].numpy()
     assert num_resident(rows[8:]) < 64  # a page, not a whole number of blocks
     rows[8, :100] = 7
