@@ -39,13 +39,13 @@ def taken(arena: Watched, num_stored: int) -> list[tuple[int, int]]:
     return arena.asked
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="only Linux can be asked")
 @pytest.mark.parametrize(
     ("num_stored", "asked"),
     [(0, []), (3, [(0, 3)]), (40, [(0, 16), (16, 32), (32, 40)]), (1000, [(0, 16), (16, 32), (32, 48), (48, 50)])],
 )
 def test_blocks_that_are_allocated_first_are_taken_in_pieces(num_stored: int, asked: list[tuple[int, int]]) -> None:
-    assert taken(Watched(400), num_stored) == asked
+    some = asked if sys.platform == "linux" else asked[:1]  # others cannot be asked
+    assert taken(Watched(400), num_stored) == some
 
 
 def test_a_stop_ends_it_after_the_current_piece() -> None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import shutil
+import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -37,9 +39,9 @@ def original(tmp_path: Path) -> Path:
     return tiny_model_dir("llama", "bf16", tmp_path)
 
 
-def loaded_from(model: Path | str, **settings: str) -> LoadedModel:
+def loaded_from(model: Path | str, **settings: Any) -> LoadedModel:
     return load_model(
-        ModelSettings(model=str(model), kv="bf16", **settings),  # type: ignore[arg-type]
+        ModelSettings(model=str(model), kv="bf16", **settings),
         block_tokens=16,
         max_context=None,
         format_map_dir=None,
@@ -57,6 +59,14 @@ def test_values_that_are_not_quantised_give_the_originals_bits(original: Path, t
     ours = loaded_from(tmp_path / "tiny.gguf", kernels="torch")
     assert (ours.spec.name, ours.promise) == ("tiny", "bitwise")
     assert error(ours, loaded_from(original, kernels="torch")) == 0.0
+
+
+def test_halves_are_widened_as_those_of_other_checkpoints_are(original: Path, tmp_path: Path) -> None:
+    for kind, dtype in (("f16", torch.float32), ("f32", torch.float32), ("bf16", torch.bfloat16)):
+        write_gguf(original, tmp_path / f"{kind}.gguf", kind)
+        loaded = loaded_from(tmp_path / f"{kind}.gguf", kernels="torch")
+        assert loaded.dtype == dtype
+        assert any("the checkpoint is fp16" in note for note in loaded.notes) == (kind == "f16")
 
 
 @needs_compiler
@@ -104,10 +114,14 @@ def test_a_directory_with_one_file_is_served_and_more_are_named(original: Path, 
     shutil.copy(place / "a.gguf", place / "b.gguf")
     with pytest.raises(ModelRefused, match=r"several GGUF files \(a.gguf, b.gguf\): name the one to serve"):
         loaded_from(place)
+    shutil.copy(original / "config.json", place)
+    shutil.copy(original / "tokenizer.json", place)
+    assert loaded_from(place / "b.gguf", kernels="torch").promise == "bitwise", "named among several"
     (place / "a.gguf").unlink()
     (place / "b.gguf").rename(place / "b-00001-of-00002.gguf")
-    with pytest.raises(ModelRefused, match="in 1 parts: join them"):
-        loaded_from(place)
+    for name in (place, place / "b-00001-of-00002.gguf"):
+        with pytest.raises(ModelRefused, match=r"b-00001-of-00002.gguf is a part of a GGUF file: join its parts"):
+            loaded_from(name)
 
 
 def test_names_on_the_hub_have_a_label(
@@ -128,10 +142,13 @@ def test_names_on_the_hub_have_a_label(
     source = checkpoint.Source.find("owner/tiny-GGUF:Q8_0", None)
     assert (source.name, source.label) == ("owner/tiny-GGUF", "Q8_0")
     assert (source.fetch() / "tiny-q8_0.gguf").is_file()
-    with pytest.raises(ModelRefused, match=r"no single GGUF file for Q4_K_M: none"):
-        loaded_from("owner/tiny-GGUF:Q4_K_M")
-    with pytest.raises(ModelRefused, match=r"no single GGUF file for tiny: tiny-bf16.gguf, tiny-q8_0.gguf"):
-        loaded_from("owner/tiny-GGUF:tiny")
+    for label in ("Q4_K_M", "tiny", "q8"):
+        with pytest.raises(ModelRefused, match=f"no single GGUF file whose name ends in {label}: none"):
+            loaded_from(f"owner/tiny-GGUF:{label}")
+    shutil.copy(snapshot / "tiny-q8_0.gguf", snapshot / "UD-q8_0.gguf")
+    with pytest.raises(ModelRefused, match=r"ends in Q8_0: UD-q8_0.gguf, tiny-q8_0.gguf"):
+        loaded_from("owner/tiny-GGUF:Q8_0")
+    assert (checkpoint.Source.find("owner/tiny-GGUF:tiny-Q8_0", None).fetch() / "tiny-q8_0.gguf").is_file()
 
 
 @pytest.mark.parametrize("content", [b"", b"GGUF", b"GGUF" + bytes(100), b"no such thing" * 10])
@@ -145,8 +162,7 @@ def test_a_damaged_file_is_refused(tmp_path: Path, content: bytes, caches: Path)
 
 def test_a_missing_library_is_named(original: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_gguf(original, tmp_path / "tiny.gguf", "bf16")
-    monkeypatch.setitem(__import__("sys").modules, "gguf", None)
-    gguf.types_and_values.cache_clear()
+    monkeypatch.setitem(sys.modules, "gguf", None)
     with pytest.raises(ModelRefused, match="pip install gguf"):
         gguf.types_and_values(tmp_path / "tiny.gguf")
 

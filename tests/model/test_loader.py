@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -178,7 +177,7 @@ def test_weights_that_are_larger_than_memory_once_they_are_loaded_are_refused() 
         Weights(model, (), 1 << 40, "fp8").size_notes("cpu")
 
 
-def test_a_checkpoint_that_is_only_wider_says_so(model_dir: Callable[..., Path]) -> None:
+def test_a_checkpoint_that_is_only_wider_says_so() -> None:
     model = nn.Linear(4, 4, bias=False)
     assert Weights(model, (), 32, None).size_notes("cpu") == [
         "weights take 64 bytes where the files hold 32: some weights were loaded wider than stored"

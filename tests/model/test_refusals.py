@@ -42,6 +42,17 @@ def test_each_failure_has_its_reason(load: Loader, kind: str, reason: str) -> No
         load(kind)
 
 
+@pytest.mark.parametrize(("kind", "reason"), [("qwen3-next", "linear_attention"), ("deepseek-v3", "MLA")])
+def test_what_a_config_shows_is_refused_before_weights_are_read(
+    model_dir: Callable[..., Path], tmp_path: Path, kind: str, reason: str
+) -> None:
+    directory = tmp_path / "model"
+    directory.mkdir()
+    shutil.copy(model_dir(kind) / "config.json", directory)
+    with pytest.raises(ModelRefused, match=reason):
+        try_load(directory)
+
+
 def test_changing_rope_is_served_where_it_does_not_change(load: Loader) -> None:
     assert load("phi3-longrope", max_context=200).spec.max_context == 200
     with pytest.raises(ModelRefused, match="longrope"):

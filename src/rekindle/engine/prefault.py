@@ -11,7 +11,7 @@ import threading
 from rekindle.kv.arena import KVArena
 from rekindle.worker import Worker
 
-MOST_SHARE = 8  # of hot memory: one in so many blocks
+MOST_SHARE = 8  # one in so many blocks of hot memory, at most
 PIECE_BYTES = 8 << 20  # between two looks at whether to stop
 STOP_S = 5.0
 
@@ -36,7 +36,7 @@ class Prefault:
 
     def _run(self) -> None:
         """Take the memory of the blocks that are allocated first, some megabytes at a time."""
-        step = max(1, PIECE_BYTES // self._arena.block_bytes)
+        step = max(1, PIECE_BYTES // self._arena.layout.block_bytes)
         for first in range(0, self.num_blocks, step):
             end = min(first + step, self.num_blocks)
             if self._stopped.is_set() or not self._arena.populate(first, end):

@@ -82,10 +82,6 @@ class KVArena:
     def num_bytes(self) -> int:
         return sum(part.numel() for part in self.parts)
 
-    @property
-    def block_bytes(self) -> int:
-        return sum(part.shape[1] for part in self.parts)
-
     def populate(self, first: int, end: int) -> bool:
         """Have the system give the memory of these blocks now; False where it cannot be asked for that. Any thread."""
         if self.device.type != "cpu":

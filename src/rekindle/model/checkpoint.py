@@ -16,7 +16,6 @@ from rekindle import pocket
 from rekindle.errors import ModelRefused
 from rekindle.model import gguf
 
-CONFIG = "config.json"
 SMALL_FILES = ["*.json", "*.jinja", "tokenizer.model"]
 ITEM_BYTES = {"F64": 8, "F32": 4, "BF16": 2, "F16": 2, "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U8": 1, "BOOL": 1}
 FLOATS = frozenset({"F64", "F32", "BF16", "F16"})
@@ -28,7 +27,7 @@ Header = Mapping[str, Any]  # of a safetensors file: tensor name -> {dtype, shap
 class Source:
     """A model as named by the user: a display name and where it is: a directory, a GGUF file, or else on the hub.
 
-    `label`: the part of a GGUF file's name that follows the repository's, as Q4_K_M.
+    `label`: the end of a GGUF file's name in that repository, as Q4_K_M, in any case.
     """
 
     name: str
@@ -47,7 +46,7 @@ class Source:
             return cls(pocket.NAME, pocket.model_dir())
         path = Path(model).expanduser()
         if path.is_dir():
-            file = None if (path / CONFIG).is_file() else gguf.gguf_in(path.absolute())
+            file = None if (path / gguf.CONFIG).is_file() else gguf.gguf_in(path.absolute())
             return cls(path.absolute().name, path.absolute() if file is None else None, file=file)
         if path.is_file() and path.suffix == ".gguf":
             return cls(path.stem, None, file=path.absolute())
@@ -77,11 +76,12 @@ class Source:
             return gguf.opened(self.file)
         if self.label is None:
             return None
-        directory = _snapshot(self, [f"*{self.label}*.gguf"])
-        found = sorted(file for file in directory.rglob("*.gguf") if self.label.lower() in file.name.lower())
+        any_case = "".join(f"[{char.lower()}{char.upper()}]" if char.isalpha() else char for char in self.label)
+        directory = _snapshot(self, [f"*{any_case}.gguf"])
+        found = sorted(directory.rglob(f"*{any_case}.gguf"))
         if len(found) != 1:
             names = ", ".join(file.name for file in found) or "none"
-            raise ModelRefused(f"{self.name} has no single GGUF file for {self.label}: {names}")
+            raise ModelRefused(f"{self.name} has no single GGUF file whose name ends in {self.label}: {names}")
         return gguf.opened(found[0])
 
 

@@ -2,9 +2,11 @@
 
 Owns which modules are fused. A module is recognised by what it holds, never by its name in a model: a weight and an
 epsilon; packed projections and an activation. What it computes is found by comparison with its own code on random rows
-of several magnitudes: fused is what gives the same bits but for a few roundings. The module stays where it is with all
-its attributes; only its `forward` is ours, which leaves to its own code whatever is not bf16 rows alone. Modules with
-hooks are left alone; hooks that are registered later, on parts of a fused module, are not called.
+of several magnitudes: fused is what gives the same bits but for a few roundings. Where the last product rounds its
+inputs to 8 bits, one such rounding moves many outputs: there the code is compared over small bf16 weights, and the
+module's own outputs within what 8 bits allow. The module stays where it is with all its attributes; only its `forward`
+is ours, which leaves to its own code whatever is not bf16 rows alone. Modules with hooks are left alone; hooks that are
+registered later, on parts of a fused module, are not called.
 """
 
 from __future__ import annotations

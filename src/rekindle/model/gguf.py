@@ -15,35 +15,46 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from rekindle.errors import ModelRefused
 from rekindle.model.refusals import refusing
 
 NAMED = re.compile(r"[\w.-]+/[\w.-]+:[\w.-]+")  # owner/name:Q4_K_M
 SPLIT = re.compile(r"-\d{5}-of-\d{5}\.gguf$")
 PLAIN = frozenset({"F32", "F16", "BF16", "F64"})  # types of values that are not quantised
-SMALL_FILES = ("config.json", "tokenizer.json")
+CONFIG = "config.json"
+SMALL_FILES = (CONFIG, "tokenizer.json")
 MISSING = "GGUF files are read by transformers with the package gguf, which is missing: pip install gguf"
 
 
 def gguf_in(directory: Path) -> Path | None:
     """The GGUF file of a model directory without safetensors; ModelRefused if there are several, or parts of one."""
-    files = sorted(directory.glob("*.gguf"))
-    if not files or any(directory.glob("*.safetensors")):
-        return None
-    if any(SPLIT.search(file.name) for file in files):
-        raise ModelRefused(
-            f"{directory} holds a GGUF file in {len(files)} parts: join them with llama.cpp's llama-gguf-split"
-        )
+    files = _candidates(directory)
+    for file in files:
+        _refuse_part(file)
     if len(files) > 1:
         names = ", ".join(file.name for file in files)
         raise ModelRefused(f"{directory} holds several GGUF files ({names}): name the one to serve")
-    return files[0]
+    return files[0] if files else None
+
+
+def _candidates(directory: Path) -> list[Path]:
+    return [] if any(directory.glob("*.safetensors")) else sorted(directory.glob("*.gguf"))
+
+
+def _refuse_part(file: Path) -> None:
+    if SPLIT.search(file.name):
+        raise ModelRefused(f"{file} is a part of a GGUF file: join its parts with llama.cpp's llama-gguf-split")
 
 
 def opened(file: Path) -> Path:
-    """The model directory of a GGUF file: the file's own if it has a config and a tokenizer, else one in the cache."""
-    has_small_files = all((file.parent / name).is_file() for name in SMALL_FILES)
-    if has_small_files and gguf_in(file.parent) == file:
+    """The model directory of a GGUF file: its own, if it is alone there with a config and a tokenizer, else a new one.
+
+    New ones are in the user's cache directory, and found there again.
+    """
+    _refuse_part(file)
+    if _candidates(file.parent) == [file] and all((file.parent / name).is_file() for name in SMALL_FILES):
         return file.parent
     from platformdirs import user_cache_path
 
@@ -51,13 +62,13 @@ def opened(file: Path) -> Path:
     described = f"{file.resolve()} {status.st_size} {status.st_mtime_ns}".encode()
     digest = hashlib.blake2b(described, digest_size=6).hexdigest()
     target = user_cache_path("rekindle") / "gguf" / f"{file.stem}-{digest}"
-    if not (target / "config.json").is_file():
+    if not target.is_dir():
         _write(file, target)
     return target
 
 
 def _write(file: Path, target: Path) -> None:
-    """Write the small files and a link to a temporary directory, then move it to `target`."""
+    """Write the small files and a link to a temporary directory, then move it to `target`, unless that is there."""
     from transformers import AutoConfig, AutoTokenizer
 
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -68,24 +79,39 @@ def _write(file: Path, target: Path) -> None:
             AutoConfig.from_pretrained(**described).save_pretrained(made)
             AutoTokenizer.from_pretrained(**described).save_pretrained(made)
         (made / file.name).symlink_to(file.resolve())
-        shutil.rmtree(target, ignore_errors=True)
-        made.rename(target)
+        try:
+            made.rename(target)
+        except OSError:
+            if not target.is_dir():  # another process was faster
+                raise
     finally:
         shutil.rmtree(made, ignore_errors=True)
+
+
+def float_type(types: frozenset[str]) -> torch.dtype:
+    """In which dtype transformers would load what is stored so: blocks are widened to bf16."""
+    if types <= {"F32", "F64"}:
+        return torch.float32
+    return torch.float16 if types <= {"F32", "F16"} else torch.bfloat16
 
 
 def reading(file: Path) -> dict[str, Any]:
     """Arguments with which transformers reads the weights from a file, and widens all of them."""
     import transformers
 
-    config = getattr(transformers, "GgufConfig", None)  # since 5.20; before, all weights were widened
+    config = getattr(transformers, "GgufConfig", None)  # versions without it widen all weights
     widened = {} if config is None else {"quantization_config": config(dequantize=True)}
     return {"gguf_file": file.name, **widened}
 
 
-@lru_cache(maxsize=1)
 def types_and_values(file: Path) -> tuple[frozenset[str], int]:
     """The types in which a file's tensors are stored, by their GGUF names, and the number of all their values."""
+    return _types_and_values(file, file.stat().st_mtime_ns)
+
+
+@lru_cache(maxsize=1)
+def _types_and_values(file: Path, changed_ns: int) -> tuple[frozenset[str], int]:
+    """As `types_and_values`: parsing the vocabulary on the way takes a second."""
     try:
         from gguf import GGUFReader
     except ImportError as error:

@@ -66,9 +66,12 @@ def load_weights(
     if checkpoint.adapter_files(directory) and importlib.util.find_spec("peft") is None:
         raise ModelRefused(f"{directory} holds a PEFT adapter: merge it into the weights, or install peft")
     quantiser, file = _quantiser(config), checkpoint.gguf_file(files)
-    dtype, notes = _wanted_dtype(config, settings, compute_dtype, quantiser is not None)
-    if file is not None and dtype == "auto":
-        dtype = torch.bfloat16
+    types = gguf.types_and_values(file)[0] if file is not None else frozenset[str]()
+    widened = gguf.float_type(types) if file is not None else None
+    stored = widened or getattr(text_config(config), "dtype", None)
+    dtype, notes = _wanted_dtype(stored, settings, compute_dtype, quantiser is not None)
+    if widened is not None and dtype == "auto":
+        dtype = widened
     _check_memory(
         checkpoint.expected_bytes(files, dtype.itemsize if isinstance(dtype, torch.dtype) else None), settings
     )
@@ -78,7 +81,7 @@ def load_weights(
         experts.use_padded_experts(model)
     notes += check_loaded(model, report)
     expected = checkpoint.expected_bytes(files, model.dtype.itemsize if quantiser is None else None)
-    blocks = gguf.types_and_values(file)[0] - gguf.PLAIN if file is not None else frozenset[str]()
+    blocks = types - gguf.PLAIN
     if blocks:
         notes.append(f"the weights are a GGUF file's {', '.join(sorted(blocks))}, widened by transformers")
     return Weights(model, tuple(notes), expected, quantiser, blocks)
@@ -127,9 +130,9 @@ def _loaded(
 
 
 def _wanted_dtype(
-    config: Any, settings: ModelSettings, compute_dtype: torch.dtype | None, quantised: bool
+    stored: torch.dtype | None, settings: ModelSettings, compute_dtype: torch.dtype | None, quantised: bool
 ) -> tuple[torch.dtype | str, list[str]]:
-    """The dtype to request from transformers, and a note if it is not what the checkpoint or the user specifies."""
+    """The dtype to request from transformers, and a note if it is not what is stored or what the user specifies."""
     if quantised:
         ignored = settings.dtype != "auto" or compute_dtype is not None
         return "auto", ["dtype is ignored: the checkpoint is quantised and brings its own"] if ignored else []
@@ -137,7 +140,7 @@ def _wanted_dtype(
         return compute_dtype, []
     if settings.dtype != "auto":
         return DTYPES[settings.dtype], []
-    if getattr(text_config(config), "dtype", None) == torch.float16:
+    if stored == torch.float16:
         return torch.float32, ["the checkpoint is fp16: loaded as fp32 (dtype=bf16 takes half the memory)"]
     return "auto", []
 

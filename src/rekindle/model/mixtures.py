@@ -2,10 +2,10 @@
 
 Owns which layers are, and which routers are known. One is taken for its structure, never for its model's name: two
 packed projections for each expert, a gate, no norm after them. What its gate computes is found by comparison with the
-layer's own code on random rows of several magnitudes, which must give the same bits but for a few roundings. Whatever
-is not bf16 rows is left to that code. A router is known if its logits are near ours, and if of its own logits the
-kernels choose the same experts with the same shares: a rounding of logits may change a choice, so both at once could
-not be compared.
+layer's own code on random rows of several magnitudes, which must give the same bits but for a few roundings; experts
+that round to 8 bits are compared as in `fused_modules`. Whatever is not bf16 rows is left to that code. A router is
+known if its logits are near ours, and if of its own logits the kernels choose the same experts with the same shares: a
+rounding of logits may change a choice, so both at once could not be compared.
 """
 
 from __future__ import annotations

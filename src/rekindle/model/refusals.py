@@ -1,7 +1,8 @@
 """Models that are refused: why, and what is served instead.
 
-Owns the reasons that a config shows, before weights are fetched or read, and how an error of transformers or of a
-model's code becomes a refusal. What neither shows, the probe pass and the trial forward find.
+Owns the reasons that a config shows, before weights are fetched or read, the part of it that describes the language
+model, and how an error of transformers or of a model's code becomes a refusal. What neither shows, the probe pass and
+the trial forward find.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ _LAYERS = {
     "heavily_compressed_attention": "attend to compressed KV that is not stored yet",
     "minimax_m3_sparse": "choose what they attend to by an index that is not stored yet",
 }
-# By the beginning of `model_type`, the longest first: what of the same makers or size is served.
+# By the beginning of `model_type` (of several, the longest counts): what of the same makers or size is served.
 _SIBLINGS = {
     "qwen3_5": "Qwen3, Qwen3-MoE and the text of Qwen3-VL",
     "qwen3_next": "Qwen3-MoE (as Qwen3-Coder-30B-A3B)",
