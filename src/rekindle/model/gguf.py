@@ -15,8 +15,6 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from rekindle.errors import ModelRefused
 from rekindle.model.refusals import refusing
 
@@ -86,13 +84,6 @@ def _write(file: Path, target: Path) -> None:
                 raise
     finally:
         shutil.rmtree(made, ignore_errors=True)
-
-
-def float_type(types: frozenset[str]) -> torch.dtype:
-    """In which dtype transformers would load what is stored so: blocks are widened to bf16."""
-    if types <= {"F32", "F64"}:
-        return torch.float32
-    return torch.float16 if types <= {"F32", "F16"} else torch.bfloat16
 
 
 def reading(file: Path) -> dict[str, Any]:

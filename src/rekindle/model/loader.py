@@ -67,7 +67,7 @@ def load_weights(
         raise ModelRefused(f"{directory} holds a PEFT adapter: merge it into the weights, or install peft")
     quantiser, file = _quantiser(config), checkpoint.gguf_file(files)
     types = gguf.types_and_values(file)[0] if file is not None else frozenset[str]()
-    widened = gguf.float_type(types) if file is not None else None
+    widened = _float_type(types) if file is not None else None
     stored = widened or getattr(text_config(config), "dtype", None)
     dtype, notes = _wanted_dtype(stored, settings, compute_dtype, quantiser is not None)
     if widened is not None and dtype == "auto":
@@ -85,6 +85,13 @@ def load_weights(
     if blocks:
         notes.append(f"the weights are a GGUF file's {', '.join(sorted(blocks))}, widened by transformers")
     return Weights(model, tuple(notes), expected, quantiser, blocks)
+
+
+def _float_type(types: frozenset[str]) -> torch.dtype:
+    """The dtype to which transformers would load a GGUF file's types: blocks are widened to bf16."""
+    if types <= {"F32", "F64"}:
+        return torch.float32
+    return torch.float16 if types <= {"F32", "F16"} else torch.bfloat16
 
 
 def _quantiser(config: Any) -> str | None:
