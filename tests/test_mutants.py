@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -26,3 +28,11 @@ def test_a_mutant_fits(mutant: Mutant, tmp_path: Path) -> None:
         text = (ROOT / path).read_text()
         missing = [name for name in names if not re.search(rf"^(\s*def |class |){name}\b", text, re.MULTILINE)]
         assert not missing, f"{path} has no {missing}"
+
+
+def test_the_cases_that_must_fail_exist() -> None:
+    cases = {test for mutant in MUTANTS for test in mutant.tests if "[" in test}
+    files = sorted({case.partition("::")[0] for case in cases})
+    command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-n0", "-p", "no:cacheprovider", *files]
+    collected = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    assert cases <= set(collected.splitlines()), sorted(cases - set(collected.splitlines()))
