@@ -3,7 +3,8 @@
 Owns all offsets: no other module computes one. Knows no tensors and no files.
 
 A block holds `block_tokens` consecutive tokens and has one *part* per layer group: the full-attention layers
-together, then one part per window size. The payload of a part is the same in memory, in flight and on disk:
+together, then one part per window size, which a block has only where a resume point needs it. The payload of a part is
+the same in memory, in flight and on disk:
 
     layer 0: | K codes | K scales | V codes | V scales |   layer 1: | ...      (q4h)
              | K               | V               |                             (native)
@@ -103,6 +104,11 @@ class KVLayout:
         """The full-attention part first (if there is one), then one part per window size, ascending."""
         windows = sorted({layer.window for layer in self.layers}, key=lambda w: (w is not None, w or 0))
         return tuple(self._part(index, window) for index, window in enumerate(windows))
+
+    @property
+    def ending_parts(self) -> tuple[PartLayout, ...]:
+        """The parts that blocks have only near resume points: windows, unless there is nothing else."""
+        return self.parts[1:]
 
     def _part(self, index: int, window: int | None) -> PartLayout:
         layers = tuple(layer for layer in self.layers if layer.window == window)

@@ -112,11 +112,11 @@ def test_check_names_the_block_that_is_not_finite():
     arena = filled()
     arena.check()
     arena.layer(0).v[1][3, 0, 0, 0] = 0xF8
-    with pytest.raises(AssertionError, match="layer 0: V of block 3"):
+    with pytest.raises(AssertionError, match="layer 0: V of row 3"):
         arena.check()
     arena.layer(0).v[1][3, 0, 0, 0] = 0
     arena.layer(1).k[0][2, 1, 5, 7] = float("nan")
-    with pytest.raises(AssertionError, match="layer 1: K of block 2"):
+    with pytest.raises(AssertionError, match="layer 1: K of row 2"):
         arena.check()
 
 

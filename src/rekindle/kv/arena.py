@@ -1,20 +1,24 @@
-"""The bytes of all hot blocks: per part one uint8 tensor [num_blocks, payload_bytes], layers are strided views of it.
+"""The bytes of all hot blocks: per part one uint8 tensor [rows, payload_bytes], layers are strided views of it.
 
-Knows nothing of what a block means, who holds it or whether it is free. Invariant (verified by `check`): the bytes of
-every block decode to finite numbers, so attention may read past a sequence's end and mask the result.
+Every block has a row in the part of the full-attention layers, its own; in that of a window it has the row that
+`WindowSlots` give it, or none. Knows nothing of what a block means, who holds it or whether it is free. Invariant
+(verified by `check`): the bytes of every row decode to finite numbers, so attention may read past a sequence's end and
+mask the result.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from rekindle.cache.blocks.windows import ABSENT, WindowSlots
 from rekindle.kv import pages
 from rekindle.kv.q4h import LARGEST_BYTE, SMALLEST_BYTE
-from rekindle.spec import KVLayout, LayerSpec, Section
+from rekindle.spec import KVLayout, LayerSpec, PartLayout, Section
 
 TORCH_DTYPES = {
     "u32": torch.int32,
@@ -49,14 +53,26 @@ class LayerView:
 
 
 class KVArena:
-    """Hot bytes of `num_blocks` blocks on `device`, initially zero; pages are touched as blocks are used."""
+    """Hot bytes of `num_blocks` blocks on `device`, initially zero; pages are touched as blocks are used.
 
-    def __init__(self, layout: KVLayout, num_blocks: int, device: torch.device | str = "cpu") -> None:
+    Parts of a window that `windows` have no slots for have a row for every block.
+    """
+
+    def __init__(
+        self,
+        layout: KVLayout,
+        num_blocks: int,
+        device: torch.device | str = "cpu",
+        windows: Sequence[WindowSlots] = (),
+    ) -> None:
         self.layout = layout
         self.num_blocks = num_blocks
         self.device = torch.device(device)
+        self.windows: dict[int | None, WindowSlots] = {slots.window: slots for slots in windows}
         with torch.inference_mode(False):
-            self.parts = tuple(_zeros(num_blocks, part.payload_bytes, self.device) for part in layout.parts)
+            self.parts = tuple(
+                _zeros(self.num_rows(part.index), part.payload_bytes, self.device) for part in layout.parts
+            )
             self._layers = {
                 spec.index: self._layer_view(part, position)
                 for part, part_layout in enumerate(layout.parts)
@@ -82,11 +98,36 @@ class KVArena:
     def num_bytes(self) -> int:
         return sum(part.numel() for part in self.parts)
 
+    def num_rows(self, part: int) -> int:
+        """Return the number of rows of a part."""
+        slots = self.windows.get(self.layout.parts[part].window)
+        return self.num_blocks if slots is None else slots.num_slots
+
+    def has(self, part: int, block: int) -> bool:
+        """Whether a block has this part."""
+        slots = self.windows.get(self.layout.parts[part].window)
+        return slots is None or slots.has(block)
+
+    def row(self, part: int, block: int) -> int:
+        """Return the row of a block in a part; ValueError if the block lacks this part."""
+        slots = self.windows.get(self.layout.parts[part].window)
+        if slots is None:
+            return block
+        if not slots.has(block):
+            raise ValueError(f"block {block} has no part for the window of {slots.window} tokens")
+        return int(slots.slot_of[block])
+
+    def rows_of(self, window: int | None, blocks: np.ndarray) -> np.ndarray:
+        """Return the rows int32 of these blocks in the part of a window; for those without it one that is zero."""
+        slots = self.windows.get(window)
+        return blocks if slots is None else slots.slot_of[blocks]
+
     def populate(self, first: int, end: int) -> bool:
         """Have the system give the memory of these blocks now; False where it cannot be asked for that. Any thread."""
         if self.device.type != "cpu":
             return False
-        return all(pages.populate(part.numpy()[first:end]) for part in self.parts)
+        pieces = (part.numpy()[first:end] for part in self.parts)  # none of parts with fewer rows
+        return all(pages.populate(piece) for piece in pieces if piece.size)
 
     def layer(self, layer_index: int) -> LayerView:
         """The views of the layer with this index in the model; KeyError if that layer keeps no KV."""
@@ -94,13 +135,18 @@ class KVArena:
 
     def copy_tokens(self, source: int, target: int, num_tokens: int) -> None:
         """Copy the first `num_tokens` tokens of all parts; the rest of `target` is unchanged."""
-        for layer in self._layers.values():
-            for section in (*layer.k, *layer.v):
-                section[target, :, :num_tokens].copy_(section[source, :, :num_tokens])
+        for part in self.layout.parts:
+            from_row, to_row = self.row(part.index, source), self.row(part.index, target)
+            for section in self._sections(part):
+                section[to_row, :, :num_tokens].copy_(section[from_row, :, :num_tokens])
+
+    def _sections(self, part: PartLayout) -> Iterator[Tensor]:
+        for layer in part.layers:
+            yield from (*self._layers[layer.index].k, *self._layers[layer.index].v)
 
     def read(self, block: int, part: int, num_tokens: int, out: np.ndarray) -> None:
         """Copy a part's payload into `out` uint8 [payload_bytes], bytes beyond `num_tokens` tokens as zeros."""
-        torch.from_numpy(out).copy_(self.parts[part][block])
+        torch.from_numpy(out).copy_(self.parts[part][self.row(part, block)])
         if num_tokens == self.layout.block_tokens:
             return
         for layer in self.layout.parts[part].sections:
@@ -111,24 +157,30 @@ class KVArena:
 
     def write(self, block: int, part: int, data: np.ndarray) -> None:
         """Replace a part's payload by `data` uint8 [payload_bytes] (may be read-only) that `read` produced."""
-        row = self.parts[part][block]
+        row = self.parts[part][self.row(part, block)]
         if self.device.type == "cpu":
             np.copyto(row.numpy(), data)
         else:
             row.copy_(torch.from_numpy(data.copy()))
 
     def wipe(self, block: int, first_token: int = 0) -> None:
-        """Zero a block from token `first_token` on, in all parts and layers."""
+        """Zero a block from token `first_token` on, in the parts that it has and all their layers."""
+        for part in self.layout.parts:
+            if self.has(part.index, block):
+                self.wipe_row(part.index, self.row(part.index, block), first_token)
+
+    def wipe_row(self, part: int, row: int, first_token: int = 0) -> None:
+        """Zero a row of a part from token `first_token` on, in all layers."""
         if not first_token:
-            for part in self.parts:
-                part[block].zero_()
+            self.parts[part][row].zero_()
             return
-        for layer in self._layers.values():
-            for section in (*layer.k, *layer.v):
-                section[block, :, first_token:] = 0
+        for section in self._sections(self.layout.parts[part]):
+            section[row, :, first_token:] = 0
 
     def check(self) -> None:
-        """Assert that every block of every layer decodes to finite numbers."""
+        """Assert that every row of every layer decodes to finite numbers, and that no block has written another's."""
+        for part in self.layout.parts:
+            assert part.window not in self.windows or not self.parts[part.index][ABSENT].any(), "row 0 was written"
         for index, layer in self._layers.items():
             for name, sections in (("K", layer.k), ("V", layer.v)):
                 if len(sections) == 2:
@@ -137,14 +189,14 @@ class KVArena:
                 else:
                     good = sections[0].isfinite()
                 bad = (~good.flatten(1).all(1)).nonzero()
-                assert not len(bad), f"layer {index}: {name} of block {int(bad[0])} does not decode to finite numbers"
+                assert not len(bad), f"layer {index}: {name} of row {int(bad[0])} does not decode to finite numbers"
 
 
-def _zeros(num_blocks: int, payload_bytes: int, device: torch.device) -> Tensor:
-    """Zeros uint8 [num_blocks, payload_bytes]. On a CPU, numpy allocates pages that cost nothing until used."""
+def _zeros(num_rows: int, payload_bytes: int, device: torch.device) -> Tensor:
+    """Zeros uint8 [num_rows, payload_bytes]. On a CPU, numpy allocates pages that cost nothing until used."""
     if device.type == "cpu":
-        return torch.from_numpy(np.zeros((num_blocks, payload_bytes), dtype=np.uint8))
-    return torch.zeros(num_blocks, payload_bytes, dtype=torch.uint8, device=device)
+        return torch.from_numpy(np.zeros((num_rows, payload_bytes), dtype=np.uint8))
+    return torch.zeros(num_rows, payload_bytes, dtype=torch.uint8, device=device)
 
 
 def _section_view(rows: Tensor, section: Section) -> Tensor:

@@ -86,7 +86,7 @@ class PagedAttention:
     def _scatter(self, layer: LayerView, section: Tensor, values: Tensor, plan: AttentionPlan) -> None:
         if plan.num_written:
             chosen = values if plan.written is None else values.index_select(0, plan.written)
-            section.index_put_((plan.target_blocks, layer.heads, plan.target_offsets), chosen)
+            section.index_put_((plan.target_blocks(layer.spec.window), layer.heads, plan.target_offsets), chosen)
 
     def attend(
         self,

@@ -31,6 +31,7 @@ class FusedAttention(PagedAttention):
         self._kernel = AttentionKernel(kernels)
         self._layers: dict[int, LayerBlocks] = {}
         self._plan: AttentionPlan | None = None
+        self._spans: dict[int | None, Spans] = {}  # of this plan, by window
         signs = q4h.sign_values(MOST_DIMS).astype(np.float32)
         for part, rows in zip(arena.layout.parts, arena.parts, strict=True):
             for spec, sections in zip(part.layers, part.sections, strict=True):
@@ -51,7 +52,7 @@ class FusedAttention(PagedAttention):
             layer,
             _rows(k),
             _rows(v),
-            blocks=plan.row_blocks,
+            blocks=plan.row_blocks(self.arena.layer(layer_index).spec.window),
             offsets=plan.row_offsets,
             worst=plan.worst.data_ptr(),
             threads=torch.get_num_threads(),
@@ -78,7 +79,7 @@ class FusedAttention(PagedAttention):
         outputs[plan.num_used :].zero_()
         self._kernel.attend(
             layer,
-            self.spans_of(plan),
+            self.spans_of(plan, window),
             _rows(q),
             heads=q.shape[1],
             output=outputs.data_ptr(),
@@ -91,15 +92,17 @@ class FusedAttention(PagedAttention):
         """Where the kernels find a layer's K and V; None for a layer that they do not know."""
         return self._layers.get(layer_index)
 
-    def spans_of(self, plan: AttentionPlan) -> Spans:
-        """The plan's spans for the kernels, made once for all layers of a step."""
+    def spans_of(self, plan: AttentionPlan, window: int | None) -> Spans:
+        """The plan's spans for the kernels, made once a step for all layers of a window."""
         if self._plan is not plan:
+            self._plan, self._spans = plan, {}
+        if window not in self._spans:
             row, spans = 0, []
             for span in plan.spans:
-                spans.append(Span(np.asarray(span.blocks, np.int32), span.start, span.num_rows, row))
+                spans.append(Span(plan.context(window, span), span.start, span.num_rows, row))
                 row += span.num_rows
-            self._plan, self._spans = plan, Spans(spans)
-        return self._spans
+            self._spans[window] = Spans(spans)
+        return self._spans[window]
 
 
 def _dense(rows: Tensor) -> Tensor:

@@ -13,7 +13,7 @@ starts at a multiple of TILE, whatever else is computed alongside.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -71,6 +71,11 @@ class ScoreShape:
     dtype: torch.dtype
 
 
+def same_rows(window: int | None, blocks: np.ndarray) -> np.ndarray:
+    """The rows of blocks where every block has one in each part, its own."""
+    return blocks
+
+
 @dataclass(frozen=True, slots=True)
 class _Rows:
     """Positions `position .. until` of a sequence, which are the step's rows from `row` on."""
@@ -84,16 +89,27 @@ class _Rows:
 
 
 class AttentionPlan:
-    """Where a step's rows are written and what they see; `worst` collects the largest magnitude in each row."""
+    """Where a step's rows are written and what they see; `worst` collects the largest magnitude in each row.
 
-    def __init__(self, spans: Sequence[SequenceSpan], layout: KVLayout, num_rows: int, device: torch.device) -> None:
+    `rows_of` gives the arena's rows of blocks for a window, as `KVArena.rows_of`.
+    """
+
+    def __init__(
+        self,
+        spans: Sequence[SequenceSpan],
+        layout: KVLayout,
+        num_rows: int,
+        device: torch.device,
+        rows_of: Callable[[int | None, np.ndarray], np.ndarray],
+    ) -> None:
         self.spans = tuple(spans)
         self.num_rows = num_rows
         self.block_tokens = layout.block_tokens
         self.device = device
         self.num_used = sum(span.num_rows for span in self.spans)
         positions, blocks, written = self._rows()
-        self.row_blocks = np.where(written, blocks, -1).astype(np.int32)  # -1: not written
+        self._blocks, self._written, self._rows_of = blocks, written, rows_of
+        self._targets: dict[int | None, np.ndarray] = {}
         self.row_offsets = (positions % self.block_tokens).astype(np.int32)
         self.num_written = int(written.sum())
         with torch.inference_mode(False):
@@ -103,17 +119,27 @@ class AttentionPlan:
     @cached_property
     def written(self) -> Tensor | None:
         """Indices of the rows that are written; None if all are, as in most steps: no gather is needed."""
-        return None if self.num_written == self.num_rows else self._constant(np.flatnonzero(self.row_blocks >= 0))
+        return None if self.num_written == self.num_rows else self._constant(np.flatnonzero(self._written))
 
-    @cached_property
-    def target_blocks(self) -> Tensor:
-        """The block of every written row, [written rows, 1]."""
-        return self._constant(self.row_blocks[self.row_blocks >= 0, None].astype(np.int64))
+    def row_blocks(self, window: int | None) -> np.ndarray:
+        """Where each row is written in the part of a window, int32 [rows]: a row of the arena, -1 if it is not."""
+        if window not in self._targets:
+            targets = np.where(self._written, self._rows_of(window, self._blocks), -1)
+            self._targets[window] = targets.astype(np.int32)
+        return self._targets[window]
+
+    def context(self, window: int | None, span: SequenceSpan) -> np.ndarray:
+        """The arena's rows of a span's blocks in the part of a window, int32 [blocks]."""
+        return self._rows_of(window, np.asarray(span.blocks, np.int32)).astype(np.int32, copy=False)
+
+    def target_blocks(self, window: int | None) -> Tensor:
+        """As `row_blocks`, of the written rows alone: [written rows, 1]."""
+        return self._constant(self.row_blocks(window)[self._written, None].astype(np.int64))
 
     @cached_property
     def target_offsets(self) -> Tensor:
         """The token inside its block of every written row, [written rows, 1]."""
-        return self._constant(self.row_offsets[self.row_blocks >= 0, None].astype(np.int64))
+        return self._constant(self.row_offsets[self._written, None].astype(np.int64))
 
     def _constant(self, values: np.ndarray) -> Tensor:
         with torch.inference_mode(False):
@@ -121,7 +147,12 @@ class AttentionPlan:
 
     @classmethod
     def build(
-        cls, spans: Sequence[SequenceSpan], layout: KVLayout, num_rows: int, device: torch.device | str
+        cls,
+        spans: Sequence[SequenceSpan],
+        layout: KVLayout,
+        num_rows: int,
+        device: torch.device | str,
+        rows_of: Callable[[int | None, np.ndarray], np.ndarray] = same_rows,
     ) -> AttentionPlan:
         """Plan rows in the order of `spans`, padded to `num_rows` with rows that nothing reads.
 
@@ -135,7 +166,7 @@ class AttentionPlan:
                 raise ValueError(f"a span needs at least one row from position 0 on: {span.num_rows} at {span.start}")
             if len(span.blocks) * layout.block_tokens < span.start + span.num_rows:
                 raise ValueError(f"{len(span.blocks)} blocks do not hold position {span.start + span.num_rows - 1}")
-        return cls(spans, layout, num_rows, torch.device(device))
+        return cls(spans, layout, num_rows, torch.device(device), rows_of)
 
     def _rows(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Position, block and "is written" of every row."""
@@ -185,15 +216,15 @@ class AttentionPlan:
         oldest = 0 if shape.window is None else max(0, rows.position - shape.window + 1)
         first = oldest // TILE * TILE
         num_context = -(-rows.until // TILE) * TILE - first
-        table = span.blocks[first // self.block_tokens : -(-rows.until // self.block_tokens)]
+        blocks = slice(first // self.block_tokens, -(-rows.until // self.block_tokens))
+        table = self.context(shape.window, span)[blocks]
         per_piece = MAX_SCORES // (num_context * shape.heads_per_kv * shape.num_kv_heads)
         per_piece = max(ROW_MULTIPLE, per_piece // ROW_MULTIPLE * ROW_MULTIPLE)
         pieces = tuple(
             self._piece(rows.part(start, per_piece), first, num_context, shape=shape)
             for start in range(rows.position, rows.until, per_piece)
         )
-        blocks = torch.tensor(np.asarray(table, np.int32), device=self.device)
-        return QueryRange(blocks, first, num_context, pieces)
+        return QueryRange(torch.tensor(table, device=self.device), first, num_context, pieces)
 
     def _piece(self, rows: _Rows, first: int, num_context: int, *, shape: ScoreShape) -> QueryPiece:
         """Fold rows as (row, query head of the K/V head), then repeat the last row up to a multiple of 4."""

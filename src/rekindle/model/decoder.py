@@ -80,7 +80,7 @@ class FusedDecoder:
             or not isinstance(positions, tuple)
         ):
             return None
-        blocks, plan = step.paged.layer_blocks(self.spec.index), step.plan
+        blocks, plan, window = step.paged.layer_blocks(self.spec.index), step.plan, self.spec.window
         if all(isinstance(x, torch.Tensor) and 2 * x.shape[-1] == self.spec.k_dim for x in positions):
             positions = tuple(torch.cat((x, x), -1) for x in positions)  # both halves of a head have the same
         shapes = [(1, plan.num_rows, size) for size in (self.size, self.spec.k_dim, self.spec.k_dim)]
@@ -95,7 +95,9 @@ class FusedDecoder:
         self.kernel.layer(
             self.layer if layer is None else layer,
             blocks,
-            kernels.Step(plan.row_blocks, plan.row_offsets, plan.worst.data_ptr(), step.paged.spans_of(plan)),
+            kernels.Step(
+                plan.row_blocks(window), plan.row_offsets, plan.worst.data_ptr(), step.paged.spans_of(plan, window)
+            ),
             kernels.Activations(hidden.data_ptr(), output.data_ptr(), cos.data_ptr(), sin.data_ptr()),
             self.scoring,
             threads=torch.get_num_threads(),

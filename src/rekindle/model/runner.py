@@ -65,7 +65,9 @@ class ModelRunner:
         """
         batch = ForwardBatch.build(steps, self._device, row_multiple=self._row_multiple)
         with torch.inference_mode():
-            plan = AttentionPlan.build(batch.spans, self._arena.layout, batch.num_rows, self._device)
+            plan = AttentionPlan.build(
+                batch.spans, self._arena.layout, batch.num_rows, self._device, self._arena.rows_of
+            )
             step = PagedStep(self._paged, plan)
             began = self._clock()
             logits = run_model(self._model, step, batch.input_ids, batch.position_ids, batch.logit_rows)

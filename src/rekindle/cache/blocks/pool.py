@@ -13,7 +13,7 @@ lookup by hash succeeds only if the token ids agree too. A cached block is evict
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from itertools import count
 from operator import index
 from typing import Any
@@ -23,6 +23,7 @@ from rekindle.cache.blocks.copying import BlockCopy
 from rekindle.cache.blocks.free import FreeList
 from rekindle.cache.blocks.hashing import BlockHash, Ids, TokenIds, block_hash, id_bytes, tail_hash, token_ids
 from rekindle.cache.blocks.id_column import ID_BYTES
+from rekindle.cache.blocks.windows import WindowSlots
 from rekindle.cache.eviction.hints import Hints
 from rekindle.cache.eviction.order import EvictionOrder
 from rekindle.cache.eviction.policies import Policy
@@ -43,7 +44,7 @@ class BlockPool:
 
     `policy` selects the cached leaf to evict, by its last use: counted, or timed by `clock`. `ttl` is a lifetime from
     the last use, in units of the clock, enforced by `expire`. `on_evict` is called with the hash of each evicted or
-    expired block; it must not call the pool.
+    expired block; it must not call the pool. `windows` have the parts of its blocks that end with a window.
 
     Ids are arrays u32 [n]; other integer arrays and sequences of ints are copied into one. ValueError, with no effect,
     for a block that the pool does not have, one that is free but must be held, one that is already published, and for
@@ -64,12 +65,14 @@ class BlockPool:
         on_evict: Callable[[BlockHash], None] | None = None,
         hash_fn: HashFn = block_hash,
         tail_hash_fn: HashFn = tail_hash,
+        windows: Sequence[WindowSlots] = (),
     ) -> None:
         if not (_is_count(num_blocks, 1) and _is_count(block_tokens, 1)):
             raise ValueError(f"a pool needs one block of one token at least, not {num_blocks} of {block_tokens} tokens")
         num_blocks, block_tokens = index(num_blocks), index(block_tokens)
         self.num_blocks = num_blocks
         self.block_tokens = block_tokens
+        self.windows = tuple(windows)
         self.hash_fn = hash_fn
         self.tail_hash_fn = tail_hash_fn
         self._on_evict = on_evict
@@ -205,6 +208,8 @@ class BlockPool:
             self._check_held(block)
         if num_refs == 1:
             if block not in self._contents:
+                for slots in self.windows:
+                    slots.drop(block)
                 self._free.append(block)
             elif hints is None or isinstance(hints, Hints):
                 self._order.release(block, self._use(), hints=hints)  # raises for an invalid time, before any change
@@ -323,6 +328,8 @@ class BlockPool:
     def check(self) -> None:
         """Assert that all state agrees with the reference counts and contents."""
         self._order.check()
+        for slots in self.windows:
+            slots.check([block for block, refs in enumerate(self._refs) if refs or block in self._contents])
         self._contents.check(self.hash_fn, self.tail_hash_fn)
         self._free.check({block for block, refs in enumerate(self._refs) if not refs and block not in self._contents})
         assert len(self._contents) == len(self._order), "the order differs from the published blocks"
@@ -362,6 +369,8 @@ class BlockPool:
         if existing is None or existing == block:
             return block
         self.share(existing)
+        for slots in self.windows:
+            slots.move(block, existing)
         self.release(block)
         return existing
 
@@ -375,6 +384,8 @@ class BlockPool:
 
     def _empty(self, block: int) -> None:
         """Drop the contents of a cached block that was already removed from the order."""
+        for slots in self.windows:
+            slots.drop(block)
         removed = self._contents.remove(block)
         if self._on_evict is not None:
             self._on_evict(removed)

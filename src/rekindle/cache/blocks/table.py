@@ -7,8 +7,9 @@ Does not know bytes: it returns which tokens to copy, the arena copies them. All
     positions  0 ........................num_tokens ......capacity
                stored, written once           prepared, not stored yet
 
-One step is: `prepare(n)`, copy what it returns, the forward pass, `publish(ids)`. At the end of a turn: `seal`.
-Invariants: the block that holds the next position is private; blocks before it are never written again.
+One step is: `prepare(n)`, copy what it returns, the forward pass, `publish(ids)`, `pass_windows()`. At the end of a
+turn: `seal`. Invariants: the block that holds the next position is private; blocks before it are never written again.
+Of each window, the parts of its last blocks are held, as far back as the next token needs them.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from rekindle.cache.blocks.copying import BlockCopy as BlockCopy
 from rekindle.cache.blocks.hashing import BlockHash, Ids, TokenIds, token_ids
 from rekindle.cache.blocks.identity import BlockIdentity
 from rekindle.cache.blocks.pool import BlockPool
+from rekindle.cache.blocks.windows import first_needed
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +45,7 @@ class BlockTable:
         self.num_tokens = 0
         self.names: list[BlockHash] = []  # hashes of the leading full blocks, as far as they are published
         self._sources: list[int] = []
+        self._first_held = [0] * len(pool.windows)  # per window: its parts of the blocks from here on are held
 
     @property
     def capacity_tokens(self) -> int:
@@ -56,7 +59,8 @@ class BlockTable:
     def append_shared(self, blocks: list[int], num_tokens: int) -> None:
         """Append blocks, taking over one reference on each; the whole table then has `num_tokens` stored positions.
 
-        The last block may be used in part, whatever else it holds. Blocks reserved before are released.
+        The last block may be used in part, whatever else it holds. Blocks reserved before are released. The blocks in
+        the windows before the new end must have their parts.
         """
         self.truncate(self.num_tokens)
         block_tokens = self.pool.block_tokens
@@ -69,6 +73,13 @@ class BlockTable:
             if block_hash is None:
                 break
             self.names.append(block_hash)
+        num_before = len(self.blocks) - len(blocks)
+        for which, slots in enumerate(self.pool.windows):
+            first, held = first_needed(num_tokens, slots.window, block_tokens), self._first_held[which]
+            self._release_parts(which, held, min(first, num_before))
+            for block in self.blocks[max(first, num_before) :]:
+                slots.hold(block)
+            self._first_held[which] = max(first, held)
 
     def prepare(self, num_tokens: int) -> list[BlockCopy] | None:
         """Make positions `self.num_tokens` to `num_tokens - 1` writable and return the copies to make first.
@@ -86,6 +97,8 @@ class BlockTable:
         num_new = max(0, -(-num_tokens // block_tokens) - len(self.blocks))
         if num_new + must_copy > self.pool.num_free + self.pool.num_cached:
             return None
+        if any(num_new + must_copy > slots.num_available for slots in self.pool.windows):
+            return None
         copy = self.pool.copy_on_write(self.blocks[last], self.num_tokens % block_tokens) if must_copy else None
         fresh = None if must_copy and copy is None else self.pool.allocate_many(num_new)
         if fresh is None:
@@ -95,6 +108,9 @@ class BlockTable:
             self._sources.append(copy.source)
             self.blocks[last] = copy.target
         self.blocks += fresh
+        for slots in self.pool.windows:
+            for block in self.blocks[len(self.blocks) - num_new - must_copy :]:
+                slots.take(block)
         return [copy] if copy is not None else []
 
     def publish(self, ids: Ids, root: BlockHash) -> list[Published]:
@@ -125,6 +141,13 @@ class BlockTable:
             if self.blocks[index] == block and not was_published:
                 published.append(Published(block, BlockIdentity(block_hash, parent, root, part.copy())))
         return published
+
+    def pass_windows(self) -> None:
+        """Release the parts that no token from the end on needs; what resume points need was marked before."""
+        for which, slots in enumerate(self.pool.windows):
+            first = first_needed(self.num_tokens, slots.window, self.pool.block_tokens)
+            self._release_parts(which, self._first_held[which], first)
+            self._first_held[which] = max(self._first_held[which], first)
 
     def seal(self, ids: Ids, root: BlockHash) -> Published | None:
         """Publish the tail at the end of a turn, release reserved blocks, and return the tail.
@@ -160,6 +183,10 @@ class BlockTable:
         forked.names = self.names.copy()
         for block in forked.blocks:
             self.pool.share(block)
+        forked._first_held = self._first_held.copy()
+        for slots, first in zip(self.pool.windows, self._first_held, strict=True):
+            for block in forked.blocks[first:]:
+                slots.hold(block)
         return forked
 
     def truncate(self, num_tokens: int) -> None:
@@ -168,6 +195,9 @@ class BlockTable:
             raise ValueError(f"cannot keep {num_tokens} of {self.num_tokens} tokens")
         self._release_sources()
         num_blocks = -(-num_tokens // self.pool.block_tokens)
+        for which, first in enumerate(self._first_held):
+            self._release_parts(which, max(first, num_blocks), len(self.blocks))
+            self._first_held[which] = min(first, num_blocks)
         self.pool.release_all(self.blocks[num_blocks:])
         del self.blocks[num_blocks:]
         self.num_tokens = num_tokens
@@ -192,11 +222,21 @@ class BlockTable:
             assert follows, f"block {block} at {index} has another parent"
         for block in self.blocks[-(-self.num_tokens // block_tokens) :]:
             assert self.pool.is_private(block), f"reserved block {block} is not private"
+        for slots, first in zip(self.pool.windows, self._first_held, strict=True):
+            lacking = [block for block in self.blocks[first:] if not slots.is_held(block)]
+            assert not lacking, f"block {lacking[:1]} of the table does not hold its part of a window"
 
     def _is_at(self, index: int, block_hash: BlockHash, parent: BlockHash, ids: TokenIds) -> bool:
         """Return whether the block at `index` is the pool's block of this hash, parent and ids."""
         return self.pool.peek(block_hash, ids, parent=parent) == self.blocks[index]
 
+    def _release_parts(self, which: int, first: int, end: int) -> None:
+        for block in self.blocks[first:end]:
+            self.pool.windows[which].release(block)
+
     def _release_sources(self) -> None:
+        for slots in self.pool.windows:
+            for block in self._sources:
+                slots.release(block)
         self.pool.release_all(self._sources)
         self._sources.clear()

@@ -1,0 +1,170 @@
+"""Slots for window parts: K and V of layers that see only the last tokens, kept for the blocks in which a resume point
+needs them.
+
+Owns which blocks have such a part in hot memory, and where. Does not know its bytes, nor whether the block itself is
+held. Slot 0 is that of all blocks without the part: nothing is written there, and what is read there is masked.
+
+    take ──▶ held ──last release──▶ passed, or kept once marked ──its slot is taken, or its block emptied──▶ free
+
+What nobody holds stays readable until another block needs its slot: first what sequences have passed, the oldest first,
+then what resume points need, the least recently used first.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable
+
+import numpy as np
+
+ABSENT = 0  # the slot of a block without the part
+
+
+def first_needed(position: int, window: int, block_tokens: int) -> int:
+    """Return the first block whose part the token at `position` needs, or the one before it, which may run again."""
+    return max(0, position - window) // block_tokens
+
+
+class WindowSlots:
+    """`num_slots` slots for the parts of `window` tokens in `num_blocks` blocks. All operations are O(1).
+
+    `slot_of` [num_blocks] is the slot of each block, `ABSENT` for those without one.
+    """
+
+    def __init__(self, window: int, *, num_slots: int, num_blocks: int) -> None:
+        self.window = window
+        self.num_slots = num_slots
+        self.slot_of = np.zeros(num_blocks, dtype=np.int32)
+        self._block_of = [-1] * num_slots
+        self._refs = [0] * num_slots
+        self._marked = bytearray(num_slots)
+        self._free = list(range(num_slots - 1, ABSENT, -1))
+        self._passed: OrderedDict[int, None] = OrderedDict()
+        self._kept: OrderedDict[int, None] = OrderedDict()
+        self._used: set[int] = set()  # free slots that may hold data
+
+    def __repr__(self) -> str:
+        held = self.num_slots - 1 - self.num_available
+        return (
+            f"<WindowSlots of {self.num_slots:,} slots for windows of {self.window} tokens: {len(self._free):,} free, "
+            f"{len(self._passed):,} passed, {len(self._kept):,} kept, {held:,} held>"
+        )
+
+    @property
+    def num_available(self) -> int:
+        """Number of slots that nobody holds."""
+        return len(self._free) + len(self._passed) + len(self._kept)
+
+    @property
+    def num_kept(self) -> int:
+        """Number of slots that resume points need and nobody holds."""
+        return len(self._kept)
+
+    def has(self, block: int) -> bool:
+        """Whether the block has its part."""
+        return int(self.slot_of[block]) != ABSENT
+
+    def is_held(self, block: int) -> bool:
+        """Whether the block has its part and a holder of it."""
+        return self._refs[int(self.slot_of[block])] > 0
+
+    def take(self, block: int) -> bool:
+        """Give a block without the part a slot and hold it; False on a shortage."""
+        assert not self.slot_of[block], f"block {block} has a slot"
+        if self._free:
+            slot = self._free.pop()
+            self._used.discard(slot)
+        elif self._passed or self._kept:
+            slot, _ = (self._passed or self._kept).popitem(last=False)
+            self._put(self._block_of[slot], ABSENT)
+        else:
+            return False
+        self._put(block, slot)
+        self._marked[slot] = False
+        self._refs[slot] = 1
+        return True
+
+    def hold(self, block: int) -> None:
+        """Add a reference to a part that is there."""
+        slot = int(self.slot_of[block])
+        assert slot, f"block {block} has no slot"
+        if not self._refs[slot]:
+            self._unheld(slot).pop(slot)
+        self._refs[slot] += 1
+
+    def release(self, block: int) -> None:
+        """Drop a reference; what nobody holds stays until its slot is needed."""
+        slot = int(self.slot_of[block])
+        assert self._refs[slot] > 0, f"the part of block {block} is not held"
+        self._refs[slot] -= 1
+        if not self._refs[slot]:
+            self._unheld(slot)[slot] = None
+
+    def mark(self, block: int) -> None:
+        """Note that a resume point needs the part of a block, if it is there: it outlives those passed."""
+        slot = int(self.slot_of[block])
+        if slot and not self._marked[slot]:
+            self._marked[slot] = True
+            if not self._refs[slot]:
+                self._passed.pop(slot)
+                self._kept[slot] = None
+
+    def move(self, source: int, target: int) -> None:
+        """Let `target` have the part and the references of `source`, a block of the same content."""
+        slot = int(self.slot_of[source])
+        if not slot:
+            return
+        if not self.slot_of[target]:
+            self._put(source, ABSENT)
+            self._put(target, slot)
+            return
+        if self._marked[slot]:
+            self.mark(target)
+        for _ in range(self._refs[slot]):
+            self.hold(target)
+        if self._refs[slot]:
+            self._refs[slot] = 0
+        else:
+            self._unheld(slot).pop(slot)
+        self._empty(source, slot)
+
+    def drop(self, block: int) -> None:
+        """Free the slot of a block that is emptied."""
+        slot = int(self.slot_of[block])
+        if slot:
+            assert not self._refs[slot], f"block {block} is emptied while its part is held"
+            self._unheld(slot).pop(slot)
+            self._empty(block, slot)
+
+    def take_used_free(self) -> list[int]:
+        """Return the free slots that may still hold data: those freed since this last returned them."""
+        used, self._used = sorted(self._used), set()
+        return used
+
+    def _unheld(self, slot: int) -> OrderedDict[int, None]:
+        """Return the queue of a slot that nobody holds."""
+        return self._kept if self._marked[slot] else self._passed
+
+    def _empty(self, block: int, slot: int) -> None:
+        self._put(block, ABSENT)
+        self._block_of[slot] = -1
+        self._free.append(slot)
+        self._used.add(slot)
+
+    def _put(self, block: int, slot: int) -> None:
+        self.slot_of[block] = slot
+        if slot:
+            self._block_of[slot] = block
+
+    def check(self, filled: Iterable[int]) -> None:
+        """Assert that both directions agree, that every slot is in one place, and that parts are of `filled` blocks."""
+        found = {slot: block for block, slot in enumerate(self.slot_of.tolist()) if slot}
+        taken = {slot: block for slot, block in enumerate(self._block_of) if block >= 0}
+        assert found == taken, "slots and blocks do not agree"
+        held = {slot for slot, refs in enumerate(self._refs) if refs}
+        queues = [*self._free, *self._passed, *self._kept, *held]
+        assert sorted(queues) == list(range(1, self.num_slots)), "a slot is in no place, or in two"
+        assert held | {*self._passed, *self._kept} == set(taken), "a free slot has a block"
+        assert all(self._marked[slot] for slot in self._kept), "a part is kept without a mark"
+        assert not any(self._marked[slot] for slot in self._passed), "a marked part counts as passed"
+        assert set(taken.values()) <= set(filled), "a free block has a part"

@@ -1,0 +1,232 @@
+"""Window parts: what a table needs is there and is what it computed, whatever others do; where a sequence resumes."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from rekindle.cache.blocks.hashing import BlockHash
+from rekindle.cache.blocks.pool import BlockPool
+from rekindle.cache.blocks.resume import resume_position
+from rekindle.cache.blocks.table import BlockTable
+from rekindle.cache.blocks.windows import ABSENT, WindowSlots, first_needed
+
+SIZE, NUM_BLOCKS = 4, 14
+WINDOWS = {3: 9, 7: 11}  # tokens -> slots
+ROOTS = [BlockHash(bytes([number]) * 32) for number in (1, 2)]
+KV = tuple[int, ...]  # of a token: all ids up to it
+id_runs = st.lists(st.integers(0, 1), min_size=1, max_size=14)
+picks = st.integers(0, 100)
+
+
+class WindowMachine(RuleBasedStateMachine):
+    """`rows`: for each window and slot, the KV written to each of its tokens."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.slots = [
+            WindowSlots(window, num_slots=number, num_blocks=NUM_BLOCKS) for window, number in WINDOWS.items()
+        ]
+        self.pool = BlockPool(NUM_BLOCKS, SIZE, windows=self.slots)
+        self.rows: list[list[list[KV | None]]] = [
+            [[None] * SIZE for _ in range(slots.num_slots)] for slots in self.slots
+        ]
+        self.tables: list[tuple[BlockTable, BlockHash, list[int]]] = []
+
+    def pick(self, number: int) -> tuple[BlockTable, BlockHash, list[int]]:
+        return self.tables[number % len(self.tables)]
+
+    @precondition(lambda self: len(self.tables) < 4)
+    @rule(root=st.sampled_from(ROOTS), ids=id_runs)
+    def attach(self, root: BlockHash, ids: list[int]) -> None:
+        """Resume at the last point that the stored blocks allow, and no later one."""
+        blocks = self.pool.try_reuse_prefix(root, ids)
+        parent = self.pool.name(blocks[-1]) if blocks else root
+        assert parent is not None
+        child = self.pool.find_child(parent, ids[len(blocks) * SIZE :] or [9])
+        num_matched = len(blocks) * SIZE
+        if child is not None:
+            self.pool.share(child[0])
+            blocks.append(child[0])
+            num_matched += child[1]
+        position = resume_position(
+            num_matched, list(WINDOWS), SIZE, lambda index, which: self.slots[which].has(blocks[index])
+        )
+        assert position == max(at for at in range(num_matched + 1) if self.is_covered(blocks, at))
+        kept = -(-position // SIZE)
+        self.pool.release_all(blocks[kept:])
+        table = BlockTable(self.pool)
+        table.append_shared(blocks[:kept], position)
+        self.tables.append((table, root, ids[:position]))
+
+    def is_covered(self, blocks: list[int], position: int) -> bool:
+        return all(
+            slots.has(blocks[at // SIZE])
+            for slots in self.slots
+            for at in range(max(0, position - slots.window) // SIZE * SIZE, position)
+        )
+
+    @precondition(lambda self: self.tables)
+    @rule(number=picks, more=id_runs, spare=st.integers(0, 4), is_marked=st.booleans())
+    def compute(self, number: int, more: list[int], spare: int, is_marked: bool) -> None:
+        table, root, ids = self.pick(number)
+        end = len(ids) + len(more)
+        copies = table.prepare(end + spare)
+        if copies is None:
+            return
+        for copy in copies:
+            for slots, rows in zip(self.slots, self.rows, strict=True):
+                source, target = slots.slot_of[copy.source], slots.slot_of[copy.target]
+                assert source != ABSENT and target != ABSENT
+                rows[target][: copy.num_tokens] = rows[source][: copy.num_tokens]
+        ids += more
+        for at in range(end - len(more), end):
+            for slots, rows in zip(self.slots, self.rows, strict=True):
+                slot = slots.slot_of[table.blocks[at // SIZE]]
+                assert slot != ABSENT, "nowhere to write"
+                rows[slot][at % SIZE] = tuple(ids[: at + 1])
+        table.publish(ids, root)
+        if is_marked:
+            for slots in self.slots:
+                for block in table.blocks[first_needed(end, slots.window, SIZE) : -(-end // SIZE)]:
+                    slots.mark(block)
+        table.pass_windows()
+
+    @precondition(lambda self: self.tables)
+    @rule(number=picks)
+    def end(self, number: int) -> None:
+        table, root, ids = self.pick(number)
+        table.seal(ids, root)
+        table.release()
+        self.tables.remove((table, root, ids))
+
+    @precondition(lambda self: 0 < len(self.tables) < 4)
+    @rule(number=picks)
+    def fork(self, number: int) -> None:
+        table, root, ids = self.pick(number)
+        self.tables.append((table.fork(), root, ids.copy()))
+
+    @rule(number=picks)
+    def evict(self, number: int) -> None:
+        idle = self.pool.idle_blocks()
+        if idle:
+            self.pool.evict(idle[number % len(idle)])
+
+    @invariant()
+    def what_is_needed_is_there(self) -> None:
+        self.pool.check()
+        for table, _, ids in self.tables:
+            table.check()
+            for slots, rows in zip(self.slots, self.rows, strict=True):
+                for at in range(max(0, len(ids) - slots.window), len(ids)):
+                    slot = slots.slot_of[table.blocks[at // SIZE]]
+                    assert slot != ABSENT and rows[slot][at % SIZE] == tuple(ids[: at + 1]), (slots, at)
+
+    @invariant()
+    def no_more_is_held_than_windows(self) -> None:
+        for slots in self.slots:
+            held = {
+                block
+                for table, _, ids in self.tables
+                for block in table.blocks[first_needed(len(ids), slots.window, SIZE) :]
+            }
+            sources = {block for table, _, _ in self.tables for block in table._sources}
+            num_held = slots.num_slots - 1 - slots.num_available
+            assert len(held) <= num_held <= len(held | sources), (slots, held)
+
+
+WindowMachine.TestCase.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+TestWindowMachine = WindowMachine.TestCase
+
+
+@given(
+    st.integers(0, 40),
+    st.lists(st.integers(1, 30), min_size=1, max_size=2),
+    st.lists(st.sets(st.integers(0, 9)), min_size=2, max_size=2),
+)
+def test_a_sequence_resumes_at_the_last_point_whose_windows_are_there(
+    num_tokens: int, windows: list[int], present: list[set[int]]
+) -> None:
+    def is_point(position: int) -> bool:
+        return all(
+            at // SIZE in present[which]
+            for which, window in enumerate(windows)
+            for at in range(first_needed(position, window, SIZE) * SIZE, position)
+        )
+
+    found = resume_position(num_tokens, windows, SIZE, lambda index, which: index in present[which])
+    assert found == max(at for at in range(num_tokens + 1) if is_point(at))
+
+
+def test_a_long_match_without_windows_asks_about_each_block_once() -> None:
+    asked: list[int] = []
+
+    def has_part(index: int, which: int) -> bool:
+        asked.append(index)
+        return index < 3
+
+    assert resume_position(1000 * SIZE, [5], SIZE, has_part) == 3 * SIZE
+    assert len(asked) == len(set(asked))
+
+
+def test_what_was_passed_goes_before_what_is_marked() -> None:
+    slots = WindowSlots(4, num_slots=4, num_blocks=8)
+    for block in (0, 1, 2):
+        assert slots.take(block)
+    assert not slots.take(3), "all slots are held"
+    slots.mark(0)
+    for block in (0, 1, 2):
+        slots.release(block)
+    assert (slots.num_available, slots.num_kept) == (3, 1)
+    for block, gone in ((3, 1), (4, 2), (5, 0)):
+        assert slots.take(block)
+        assert not slots.has(gone)
+    assert slots.take_used_free() == [], "a slot that has another block is not free"
+    slots.release(3)
+    slots.drop(3)
+    assert slots.take_used_free() == [2] and slots.take_used_free() == []
+    slots.check([4, 5])
+
+
+def test_a_part_that_is_used_again_outlives_older_ones() -> None:
+    slots = WindowSlots(4, num_slots=3, num_blocks=4)
+    for block in (0, 1):
+        assert slots.take(block)
+        slots.mark(block)
+        slots.release(block)
+    slots.hold(0)
+    slots.release(0)
+    assert slots.take(2)
+    assert slots.has(0) and not slots.has(1)
+
+
+def test_equal_blocks_become_one_with_the_parts_and_holders_of_both() -> None:
+    slots = WindowSlots(4, num_slots=5, num_blocks=4)
+    for block in (0, 1):
+        assert slots.take(block)
+    slots.mark(0)
+    slots.move(0, 1)
+    assert not slots.has(0) and slots.is_held(1)
+    slots.release(1)
+    assert slots.is_held(1)
+    slots.release(1)
+    assert slots.num_kept == 1, "a resume point of either needs it"
+    slots.move(1, 2)
+    assert slots.has(2) and not slots.has(1)
+    slots.check([2])
+
+
+def test_a_table_says_how_it_is_divided() -> None:
+    slots = WindowSlots(1024, num_slots=2001, num_blocks=4)
+    assert slots.take(0)
+    assert "2,001 slots for windows of 1024 tokens: 1,999 free, 0 passed, 0 kept, 1 held" in repr(slots)
+
+
+@pytest.mark.parametrize(("position", "window", "first"), [(0, 8, 0), (8, 8, 0), (9, 8, 0), (12, 8, 1), (13, 1, 3)])
+def test_a_window_reaches_back_to_the_token_before_the_first_it_shows(position: int, window: int, first: int) -> None:
+    assert first_needed(position, window, SIZE) == first
+    seen = np.arange(max(0, position - 1 - window + 1), position)  # by the token before `position`, when it runs again
+    assert not len(seen) or first == seen[0] // SIZE
