@@ -19,6 +19,7 @@ import torch
 from rekindle.cache.blocks.hashing import chain_hashes
 from rekindle.cache.blocks.pool import BlockPool
 from rekindle.cache.blocks.token_ids import Ids
+from rekindle.cache.blocks.windows import WindowSlots
 from rekindle.config import EngineSettings, ModelSettings, StoreSettings
 from rekindle.engine.blocks.loads import Load
 from rekindle.engine.blocks.prefix_cache import PrefixCache
@@ -63,6 +64,19 @@ def load(directory: Path, dtype: str, kv: str) -> LoadedModel:
     return load_model(settings, block_tokens=BLOCK_TOKENS, max_context=None, format_map_dir=None, compute_dtype=compute)
 
 
+@dataclass(frozen=True, eq=False)
+class BlockBytes:
+    """Bytes of a block's parts; None for a window's part that has ended. Equal if those are that both have."""
+
+    parts: tuple[bytes | None, ...]
+
+    def __eq__(self, other: object) -> bool:
+        assert isinstance(other, BlockBytes) and self.parts[0] is not None and other.parts[0] is not None
+        return all(a is None or b is None or a == b for a, b in zip(self.parts, other.parts, strict=True))
+
+    __hash__ = None
+
+
 @dataclass
 class Rig:
     """One core over one loaded model. `max_chunk_tokens` is the largest chunk; `store_dir` adds a warm tier.
@@ -82,13 +96,18 @@ class Rig:
     max_draft: int = 0
     draft_costs: StepCosts = field(default_factory=lambda: FixedCosts(base_s=0.01, row_s=0.0, row_context_s=0.0))
     report_load: Callable[[Load, int], None] | None = None
+    window_slots: int | None = None  # of each window; none: one for every block
     turns: list[FinishedTurn] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         layout = self.loaded.spec.layout
-        self.arena = KVArena(layout, self.num_blocks, "cpu")
+        num_slots = 1 + (self.window_slots or self.num_blocks)
+        windows = [
+            WindowSlots(part.window, num_slots=num_slots, num_blocks=self.num_blocks) for part in layout.ending_parts
+        ]
+        self.arena = KVArena(layout, self.num_blocks, "cpu", windows)
         self.runner = ModelRunner(self.loaded, self.arena)
-        self.pool = BlockPool(self.num_blocks, layout.block_tokens)
+        self.pool = BlockPool(self.num_blocks, layout.block_tokens, windows=windows)
         self.encoder = PromptEncoder.from_dir(self.loaded.directory)
         self._reports: queue.SimpleQueue[tuple[Load, int]] = queue.SimpleQueue()
         self.store: WarmStore | None = None
@@ -209,8 +228,8 @@ class Rig:
         """The greedy answer to `ids`."""
         return self.finish(self.request(ids, new_tokens, reuse))[0]
 
-    def stored(self, ids: Ids) -> list[bytes]:
-        """Bytes of every block of the sequence, part by part; asserts that all of it is in memory."""
+    def stored(self, ids: Ids) -> list[BlockBytes]:
+        """Bytes of every block of the sequence; asserts that all of it is in memory."""
         array, size = np.asarray(ids, dtype=np.uint32), self.pool.block_tokens
         root = self.cache.root("default")
         blocks = self.pool.try_reuse_prefix(root, array)
@@ -231,20 +250,24 @@ class Rig:
         array, root = np.asarray(ids, dtype=np.uint32), self.cache.root("default")
         return self.cache.num_hot_tokens(root, array, tuple(chain_hashes(root, array, self.pool.block_tokens)))
 
-    def _read(self, block: int, num_tokens: int) -> bytes:
-        parts = []
+    def _read(self, block: int, num_tokens: int) -> BlockBytes:
+        parts: list[bytes | None] = []
         for part in self.loaded.spec.layout.parts:
             out = np.zeros(part.payload_bytes, dtype=np.uint8)
-            self.arena.read(block, part.index, num_tokens, out)
-            parts.append(out.tobytes())
-        return b"".join(parts)
+            if self.arena.has(part.index, block):
+                self.arena.read(block, part.index, num_tokens, out)
+            parts.append(out.tobytes() if self.arena.has(part.index, block) else None)
+        return BlockBytes(tuple(parts))
 
     def save(self) -> None:
         """Make every finished turn durable, as the intake would."""
         assert self.store is not None
         for number, turn in enumerate(self.turns):
             self.cache.saving.add(
-                SequenceRecord("default", f"a{number}", 0, turn.root, turn.head, turn.head_tokens, 0, float(number))
+                SequenceRecord(
+                    *("default", f"a{number}", 0, turn.root, turn.head, turn.head_tokens, 0, float(number)),
+                    resume_points=turn.resume_points,
+                )
             )
         while len(self.cache.saving):
             self.step()
@@ -256,13 +279,20 @@ class Rig:
         self.save()
         assert self.store is not None
         self.store.close()
-        return Rig(self.loaded, self.num_blocks, self.max_chunk_tokens, self.store_dir, max_draft=self.max_draft)
+        return Rig(
+            self.loaded,
+            self.num_blocks,
+            self.max_chunk_tokens,
+            self.store_dir,
+            max_draft=self.max_draft,
+            window_slots=self.window_slots,
+        )
 
     def close(self) -> None:
         if self.store is not None:
             self.store.close()
 
-    def compute(self, ids: Ids, pieces: Iterable[int]) -> tuple[torch.Tensor, list[bytes]]:
+    def compute(self, ids: Ids, pieces: Iterable[int]) -> tuple[torch.Tensor, list[BlockBytes]]:
         """Teacher-forced logits [len(ids), vocab], run in these pieces on private blocks, and the blocks' bytes."""
         table, size = self.cache.new_table(), self.pool.block_tokens
         assert table.prepare(len(ids)) == []

@@ -30,6 +30,8 @@ LAYOUT = KVLayout(
         LayerSpec(2, 1, 16, 16, None, "q4h", "q4h"),
     ),
 )
+PLAIN_LAYOUT = KVLayout(SIZE, tuple(layer for layer in LAYOUT.layers if layer.window is None))  # its first part alone
+ALL_PARTS = tuple(part.index for part in LAYOUT.parts)
 BLOCK_BYTES = sum(RecordFormat.of(LAYOUT, part.index).record_bytes for part in LAYOUT.parts)
 FINGERPRINT = bytes(range(32))
 
@@ -44,13 +46,14 @@ def open_store(
     namespaces: Sequence[str] = ("default",),
     on_saved: OnSaved = ignore,
     on_lost: OnLost = ignore,
+    layout: KVLayout = LAYOUT,
     **settings: float,
 ) -> WarmStore:
     """An open store of the tiny layout, not started; few slots a shard, so that several are in play."""
     return WarmStore.open(
         directory,
         fingerprint=FINGERPRINT,
-        layout=LAYOUT,
+        layout=layout,
         settings=StoreSettings(**{"staging_bytes": 1 << 20, "disk_bytes": 1 << 24, **settings}),
         fs=fs,
         clock=clock,
@@ -76,15 +79,16 @@ def payload_of(name: bytes, part: int) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Chain:
-    """Blocks of a run of ids: full ones, then perhaps a tail."""
+    """Blocks of a run of ids: full ones, then perhaps a tail, with all parts of the store's layout."""
 
     root: BlockHash
     ids: np.ndarray
+    parts: tuple[int, ...] = ALL_PARTS
 
     @classmethod
     def of(cls, store: WarmStore, ids: Sequence[int], namespace: str = "default") -> Chain:
         root = root_hash(fingerprint=FINGERPRINT, namespace=namespace, cache_salt="", secret=store.secret)
-        return cls(root, np.array(ids, dtype=np.uint32))
+        return cls(root, np.array(ids, dtype=np.uint32), tuple(range(store.index.num_parts)))
 
     @property
     def full_names(self) -> list[BlockHash]:
@@ -97,7 +101,9 @@ class Chain:
         if len(self.ids) % SIZE:
             names.append(tail_hash(parents[-1], self.ids[len(names) * SIZE :]))
         return [
-            StagedBlock(BlockIdentity(name, parent, self.root, self.ids[i * SIZE : (i + 1) * SIZE]), _filler(name))
+            StagedBlock(
+                BlockIdentity(name, parent, self.root, self.ids[i * SIZE : (i + 1) * SIZE]), self.parts, _filler(name)
+            )
             for i, (name, parent) in enumerate(zip(names, parents, strict=False))
         ]
 
@@ -143,8 +149,8 @@ def one_batch(store: WarmStore) -> Iterator[None]:
     assert store.flush(10)
 
 
-def load(store: WarmStore, blocks: Sequence[StoredBlock]) -> list[list[np.ndarray]]:
-    """Payloads per block and part, as far as the load came; checked against the blocks' names."""
+def load(store: WarmStore, blocks: Sequence[StoredBlock]) -> list[dict[int, np.ndarray]]:
+    """Payloads per block, by part, as far as the load came; checked against the blocks' names."""
     parts: dict[tuple[int, int], np.ndarray] = {}
     counts: list[int] = []
     ended = threading.Event()
@@ -156,9 +162,9 @@ def load(store: WarmStore, blocks: Sequence[StoredBlock]) -> list[list[np.ndarra
     store.load(blocks, lambda i, part, data: parts.__setitem__((i, part), data.copy()), done)
     assert ended.wait(10)
     assert len(counts) == 1
-    loaded = [[parts[i, part] for part in range(len(LAYOUT.parts))] for i in range(counts[0])]
+    loaded = [{part: parts[i, part] for part in block.parts} for i, block in enumerate(blocks[: counts[0]])]
     for block, payloads in zip(blocks, loaded, strict=False):
-        for part, payload in enumerate(payloads):
+        for part, payload in payloads.items():
             assert np.array_equal(payload, payload_of(block.identity.hash, part)), "a wrong payload was delivered"
     return loaded
 

@@ -79,7 +79,7 @@ def test_an_index_of_version_1_is_taken_over(opened: Opened, tmp_path: Path) -> 
     store.check("records")
     store.close()
     with sqlite3.connect(index) as connection:
-        assert connection.execute("PRAGMA user_version").fetchone()[0] == INDEX_VERSION == 3
+        assert connection.execute("PRAGMA user_version").fetchone()[0] == INDEX_VERSION == 4
     connection.close()
     assert opened().pins() == {("default", "ann"): 1e9}
     assert not list(index.parent.glob("*damaged*"))
@@ -90,6 +90,7 @@ def make_version_2(path: Path) -> None:
     with sqlite3.connect(path) as connection:
         for table in COLUMNS:
             connection.execute(f"ALTER TABLE {table} DROP COLUMN mac")
+        connection.execute("DROP TABLE cover")
         connection.execute("PRAGMA user_version = 2")
     connection.close()
 

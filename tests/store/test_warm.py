@@ -117,6 +117,7 @@ def test_staging_is_bounded_and_copies(opened: Opened) -> None:
     for block in chain.blocks:
         scratch = StagedBlock(
             block.identity,
+            block.parts,
             lambda part, out, b=block: (b.fill(part, data[: len(out)]), np.copyto(out, data[: len(out)])),
         )
         if not store.stage(scratch):

@@ -3,24 +3,70 @@
 from __future__ import annotations
 
 import os
+from dataclasses import dataclass
 
 import torch
 
+from rekindle.cache.blocks.windows import WindowSlots
 from rekindle.config import HOT_SHARE, MOST_HOT_BYTES, CacheSettings, StoreSettings
 from rekindle.errors import ConfigError
 from rekindle.model.device import total_bytes
-from rekindle.spec import ModelSpec
+from rekindle.spec import ModelSpec, PartLayout
+
+# How hot memory is divided for models with windows: as for conversations of this length with this many resume points.
+TYPICAL_TOKENS = 8192
+TYPICAL_POINTS = 2
 
 
-def capacity(settings: CacheSettings, spec: ModelSpec, device: str) -> tuple[int, int]:
-    """Return the blocks in hot memory, and the tokens a request may have: the model's context, or what they hold."""
-    wanted = hot_budget(settings, device)
-    num_blocks = wanted // spec.layout.block_bytes
+@dataclass(frozen=True, slots=True)
+class HotSizes:
+    """Blocks in hot memory, slots for the parts of each window, and the tokens that a request may have."""
+
+    num_blocks: int
+    windows: tuple[WindowSlots, ...]
+    max_context: int
+
+
+def capacity(settings: CacheSettings, spec: ModelSpec, device: str, *, chunk_tokens: int) -> HotSizes:
+    """Return the sizes of hot memory; a request may have the model's context, or the tokens that the blocks hold.
+
+    At least one request can run, `chunk_tokens` at a time.
+    """
+    layout, wanted = spec.layout, hot_budget(settings, device)
+    num_blocks = wanted // layout.block_bytes
     if num_blocks < 2:
-        need = 2 * spec.layout.block_bytes
+        need = 2 * layout.block_bytes
         raise ConfigError(f"hot_bytes={wanted} holds less than two blocks of this model: give at least {need}")
+    least = [_least_slots(part, layout.block_tokens, chunk_tokens) for part in layout.ending_parts]
+    rest = [part.payload_bytes for part in layout.ending_parts]
+    shares = [_share(part, layout.block_tokens) for part in layout.ending_parts]
+    per_block = layout.parts[0].payload_bytes + sum(share * size for share, size in zip(shares, rest, strict=True))
+    more = (wanted - sum(slots * size for slots, size in zip(least, rest, strict=True))) / per_block
+    num_blocks = max(num_blocks, int(more))
+    slots = [min(num_blocks, max(count, int(share * num_blocks))) for count, share in zip(least, shares, strict=True)]
+    windows = tuple(
+        WindowSlots(part.window, num_slots=count + 1, num_blocks=num_blocks)
+        for part, count in zip(layout.ending_parts, slots, strict=True)
+        if part.window is not None
+    )
     # One block stays for the copy of a shared tail while its original is still held.
-    return num_blocks, min(spec.max_context, (num_blocks - 1) * spec.layout.block_tokens)
+    return HotSizes(num_blocks, windows, min(spec.max_context, (num_blocks - 1) * layout.block_tokens))
+
+
+def _cover_blocks(part: PartLayout, block_tokens: int) -> int:
+    """Return how many blocks' parts a resume point keeps at most."""
+    assert part.window is not None, f"{part.name} does not end"
+    return -(-part.window // block_tokens) + 2
+
+
+def _least_slots(part: PartLayout, block_tokens: int, chunk_tokens: int) -> int:
+    """Return the slots for one request: its window, the blocks of a chunk, and a copy of a shared tail."""
+    return _cover_blocks(part, block_tokens) + -(-chunk_tokens // block_tokens) + 2
+
+
+def _share(part: PartLayout, block_tokens: int) -> float:
+    """Return for how many of the blocks there is a slot."""
+    return min(1.0, TYPICAL_POINTS * _cover_blocks(part, block_tokens) * block_tokens / TYPICAL_TOKENS)
 
 
 def check_budget(settings: CacheSettings, device: str) -> None:

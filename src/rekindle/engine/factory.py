@@ -78,11 +78,11 @@ def assemble(settings: Settings, *, clock: Callable[[], datetime] = datetime.now
     )
     started["weights"] = time.time()
     spec = loaded.spec
-    num_blocks, max_context = capacity(settings.cache, spec, loaded.device)
+    hot = capacity(settings.cache, spec, loaded.device, chunk_tokens=_chunk_tokens(settings, loaded.device))
     if use_store:
         check_disk(settings.store, spec)
     encoder = PromptEncoder.from_dir(loaded.directory, clock=clock)
-    arena = KVArena(spec.layout, num_blocks, torch.device(loaded.device))
+    arena = KVArena(spec.layout, hot.num_blocks, torch.device(loaded.device), hot.windows)
     store, refused = (
         _open_store(
             settings,
@@ -97,9 +97,9 @@ def assemble(settings: Settings, *, clock: Callable[[], datetime] = datetime.now
     started["store"] = time.time()
     try:
         form = find_reply_format(encoder)
-        encoder = encoder.bounded(max_context)
+        encoder = encoder.bounded(hot.max_context)
         renderer = Renderer(encoder, form, settings.prompt.kinds())
-        inputs = _Inputs(settings, loaded, encoder, form, renderer, arena, store, refused, max_context)
+        inputs = _Inputs(settings, loaded, encoder, form, renderer, arena, store, refused, hot.max_context)
         components = _connect(inputs, started)
         return components
     except BaseException:
@@ -219,7 +219,12 @@ def _prefix_cache(
     loop: EngineLoop,
 ) -> PrefixCache:
     return PrefixCache(
-        pool=BlockPool(arena.num_blocks, spec.layout.block_tokens, policy=settings.eviction),
+        pool=BlockPool(
+            arena.num_blocks,
+            spec.layout.block_tokens,
+            policy=settings.eviction,
+            windows=tuple(arena.windows.values()),
+        ),
         arena=arena,
         store=store,
         fingerprint=spec.fingerprint,
@@ -249,17 +254,21 @@ def _preparer(
         new_table=cache.new_table,
         submit=submit,
         wake=wake,
+        has_windows=bool(spec.layout.ending_parts),
     )
+
+
+def _chunk_tokens(settings: Settings, device: str) -> int:
+    return settings.engine.max_chunk_tokens or CHUNK_TOKENS[torch.device(device).type]
 
 
 def _core(
     settings: Settings, loaded: LoadedModel, runner: ModelRunner, cache: PrefixCache, intake: Intake
 ) -> EngineCore:
-    chunk = settings.engine.max_chunk_tokens or CHUNK_TOKENS[torch.device(loaded.device).type]
     return EngineCore(
         runner=runner,
         cache=cache,
-        scheduler=Scheduler(settings.engine, StepCosts(), max_chunk_tokens=chunk),
+        scheduler=Scheduler(settings.engine, StepCosts(), max_chunk_tokens=_chunk_tokens(settings, loaded.device)),
         speculation=Speculation(
             StepCosts(),
             max_tokens=max_draft(settings.engine.speculate, loaded.promise),

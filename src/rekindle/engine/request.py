@@ -147,3 +147,4 @@ class FinishedTurn:
     text: str = ""  # of the reply, as its caller received it
     opening: str = ""  # beginning of the reply that was in the prompt
     breakpoints: tuple[CachedBreakpoint, ...] = ()  # prefixes of the prompt that stay stored
+    resume_points: tuple[int, ...] = ()  # tokens after which others, or the next turn, may go on

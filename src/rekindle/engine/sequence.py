@@ -36,6 +36,9 @@ class Sequence:
     task: Task | Literal["idle"]
     max_new_tokens: int = 0
     texts: tuple[np.ndarray, ...] = ()  # uint32
+    resume_points: set[int] = field(default_factory=set)  # tokens after which others, or its next turn, may go on
+    num_matched: int = 0  # tokens of it that were stored when it was attached last
+    num_unresumed: int = 0  # of them, those after the point at which it was resumed when it first started
     num_computed: int = 0
     num_generated: int = 0
     num_preemptions: int = 0
@@ -51,8 +54,15 @@ class Sequence:
 
     def __post_init__(self) -> None:
         self.num_prompt = len(self.prompt_ids)
+        self.resume_points.add(self.num_prompt)
         self.token_ids = np.zeros(self.num_prompt + self.max_new_tokens, dtype=np.uint32)
         self.token_ids[: self.num_prompt] = self.prompt_ids
+
+    def note_resumed(self, position: int) -> None:
+        """Record that it is resumed before its match ends; there others may part from it, too."""
+        self.resume_points.add(self.num_matched)
+        if not self.num_preemptions:
+            self.num_unresumed = self.num_matched - position
 
     @property
     def block_tokens(self) -> int:

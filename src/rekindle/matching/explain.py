@@ -22,12 +22,14 @@ if TYPE_CHECKING:
     from rekindle.text.messages import Message
     from rekindle.text.prompt import PromptEncoder, RenderedPrompt
 
-KnownCause = Literal["evicted", "not_stored", "other_fingerprint"]
+KnownCause = Literal["evicted", "window_ended", "not_stored", "other_fingerprint"]
 Cause = Literal["text_differs", "template_rewrote_history", "date_line", "attribution_header", "tool_order", KnownCause]
 
 QUOTED_BYTES = 120  # of each text after the first difference; as many before it, within its line
 _KNOWN: dict[KnownCause, str] = {
     "evicted": "the text matches what was stored, but its KV is no longer in memory or on disk",
+    "window_ended": "the text matches further, but layers with a window keep their KV only where prompts are likely to "
+    "go on",
     "not_stored": "nothing is stored for this agent yet",
     "other_fingerprint": "what is stored was computed by another model, tokenizer or KV format",
 }

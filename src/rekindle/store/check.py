@@ -23,7 +23,8 @@ def check_index(index: Index, block_tokens: int, secret: bytes) -> None:
             _check_macs(connection, index)
             for part in range(index.num_parts):
                 _check_slots(connection, part)
-            blocks = _check_blocks(connection, index.num_parts, block_tokens)
+            blocks = _check_blocks(connection, block_tokens)
+            _check_covers(connection)
             _check_sequences(connection, blocks, secret)
         finally:
             connection.execute("ROLLBACK")
@@ -47,9 +48,17 @@ def _check_slots(connection: sqlite3.Connection, part: int) -> None:
     assert not differing, f"part {part}: slots lost, or beyond the mark of {num_slots}: {sorted(differing)[:5]}"
 
 
-def _check_blocks(
-    connection: sqlite3.Connection, num_parts: int, block_tokens: int
-) -> dict[bytes, tuple[bytes, bytes, int]]:
+def _check_covers(connection: sqlite3.Connection) -> None:
+    lost = """
+        SELECT COUNT(*) FROM cover WHERE NOT EXISTS (
+            SELECT 1 FROM block WHERE block.name = cover.name AND block.part = cover.part)
+            OR NOT EXISTS (SELECT 1 FROM sequence WHERE agent = cover.agent AND branch = cover.branch)
+    """
+    (num_lost,) = connection.execute(lost).fetchone()
+    assert not num_lost, f"{num_lost} covers are of branches or parts that do not exist"
+
+
+def _check_blocks(connection: sqlite3.Connection, block_tokens: int) -> dict[bytes, tuple[bytes, bytes, int]]:
     """Return block hash -> (parent, root, tokens) after checking that all parts agree."""
     blocks: dict[bytes, tuple[bytes, bytes, int]] = {}
     parts: dict[bytes, list[int]] = {}
@@ -64,7 +73,7 @@ def _check_blocks(
         expected = (block_hash if num_tokens == block_tokens else tail_hash)(BlockHash(parent), held)
         assert expected == digest, f"{digest.hex()} is not the hash of its parent and ids"
     for digest, (parent, root, _) in blocks.items():
-        assert parts[digest] == list(range(num_parts)), f"{digest.hex()} has parts {parts[digest]} of {num_parts}"
+        assert parts[digest][0] == 0, f"{digest.hex()} has parts {parts[digest]} and not its first"
         if parent != root:
             assert parent in blocks, f"{digest.hex()}: parent {parent.hex()} is missing"
             is_full = blocks[parent][1:] == (root, block_tokens)
@@ -105,9 +114,9 @@ def damaged_blocks(
         stored = index.block(digest)
         try:
             if stored is None:
-                raise BadRecord("not all its parts are in the index")
-            for part, buffer in enumerate(buffers):
-                read_record(shards, stored, part, buffer)
+                raise BadRecord("its first part is not in the index")
+            for place in stored.places:
+                read_record(shards, stored, place, buffers[place.part])
         except BadRecord as bad:
             yield digest, str(bad)
         progress(number, len(hashes))

@@ -2,8 +2,8 @@
 
 Owns all queries; tables are defined in `schema`, changes in `ledger`. Every row read is verified against its MAC, and
 one that does not verify counts as missing. One connection writes (the writer thread's); others (`connections`) read and
-see only whole transactions. A block has one row per part and counts as present only with all of them. Knows no other
-files.
+see only whole transactions. A block has a row for each stored part and counts as present with its first one; those of
+windows are there for as long as a branch may be resumed with them. Knows no other files.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from rekindle.store.schema import (
     prepare,
 )
 from rekindle.store.sqlite_file import connect_writer
-from rekindle.store.values import SequenceRecord, StoredBlock
+from rekindle.store.values import Place, SequenceRecord, StoredBlock
 
 logger = logging.getLogger(__name__)
 
@@ -97,7 +97,7 @@ class Index:
         self._readers = ReadConnections(path)
         self.writer = connect_writer(path)
         try:
-            prepare(self.writer, secret, path)
+            self.was_older = prepare(self.writer, secret, path)
         except BaseException:
             self.writer.close()
             raise
@@ -171,7 +171,7 @@ class Index:
         return False
 
     def block(self, block_hash: BlockHash) -> StoredBlock | None:
-        """Where a block is stored; None unless all its parts are. About 10 µs."""
+        """Where a block is stored; None unless its first part is. About 10 µs."""
         with self.reading() as connection:
             return self._stored(connection, block_hash)
 
@@ -182,19 +182,18 @@ class Index:
         _, _, parent, root, _, _, ids = rows[0][:7]
         stored_ids = np.frombuffer(ids, dtype="<u4").astype(np.uint32)
         identity = BlockIdentity(BlockHash(block_hash), BlockHash(parent), BlockHash(root), stored_ids)
-        return StoredBlock(identity, tuple(row[4] for row in rows), tuple(row[7] for row in rows))
+        return StoredBlock(identity, tuple(Place(row[1], row[4], row[7]) for row in rows))
 
     def _rows(self, connection: sqlite3.Connection, block_hash: bytes) -> list[Row]:
-        """A block's rows, one per part; empty unless all exist and verify."""
+        """A block's rows, one for each stored part; empty unless the first part exists and all verify."""
         rows: list[Row] = connection.execute(_BLOCK, (block_hash,)).fetchall()
-        if len(rows) != self.num_parts:
-            if rows:
-                self.damage.found("a block without all its parts")
+        if rows and rows[0][1] != 0:
+            self.damage.found("a block without its first part")
             return []
         return rows if all(self._holds("block", row) for row in rows) else []
 
     def chain(self, hashes: Sequence[BlockHash], parent: BlockHash, ids: TokenIds) -> list[StoredBlock]:
-        """The leading blocks of a chain that are stored with all parts and hold exactly these ids after `parent`."""
+        """The leading blocks of a chain that are stored and hold exactly these ids after `parent`."""
         found: list[StoredBlock] = []
         size = len(ids) // len(hashes) if hashes else 0
         with self.reading() as connection:

@@ -5,17 +5,19 @@ as a whole or has no effect. A change that meets a row that does not verify rais
 be retried after `repair`.
 
 A block is in use while it has a child or is the head of a sequence. Removing the last use frees the block and continues
-with its parent, so reference counts are never stored and a shared prefix is freed with its last user.
+with its parent, so reference counts are never stored and a shared prefix is freed with its last user. A window part is
+in use while a branch covers it (see `covers`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 from rekindle.cache.blocks.hashing import BlockHash
+from rekindle.store.covers import Covers, PartKey
 from rekindle.store.damage import DamagedRow
 from rekindle.store.index import Index, packed, unpacked
 from rekindle.store.repair import Repaired, RowRepair
@@ -53,9 +55,9 @@ class Forgotten:
 
 
 class Ledger:
-    """The write side of an `Index`."""
+    """The write side of an `Index`. `windows`: the parts that end, with the window of each in tokens."""
 
-    def __init__(self, index: Index, secret: bytes, block_tokens: int) -> None:
+    def __init__(self, index: Index, secret: bytes, block_tokens: int, windows: Mapping[int, int]) -> None:
         self._db = index.writer
         self._block_tokens = block_tokens
         self._order = StoreEvictionOrder(self._db)
@@ -64,6 +66,7 @@ class Ledger:
         self._macs = index.macs
         self.damage = index.damage
         self.slots = SlotTable(self._db, self._num_parts, index.macs)
+        self._covers = Covers(self._db, index.macs, windows, block_tokens)
 
     @contextmanager
     def transaction(self) -> Iterator[list[Slot]]:
@@ -81,30 +84,40 @@ class Ledger:
             raise
 
     def has(self, block_hash: BlockHash) -> bool:
-        """Whether the block is in the index with all its parts."""
-        return len(self._block(block_hash)) == self._num_parts
+        """Whether the block is in the index."""
+        return bool(self._block(block_hash))
 
-    def add(self, blocks: Iterable[StoredBlock], now: float) -> None:
-        """Insert these blocks and take their slots; a block already in the index moves to its new slots."""
+    def parts(self, block_hash: BlockHash) -> set[int]:
+        """Return the parts of a block that are in the index."""
+        return {row[1] for row in self._block(block_hash)}
+
+    def add(self, blocks: Iterable[StoredBlock], now: float, *, damaged: Collection[bytes] = ()) -> None:
+        """Insert these blocks and take their slots; a part already in the index moves to its new slot.
+
+        A block without its first part must be in the index with it. What a `damaged` one had is freed.
+        """
         for block in blocks:
             identity = block.identity
             before = self._block(identity.hash)
-            self._db.execute("DELETE FROM block WHERE name = ?", (identity.hash,))
+            assert before or 0 in block.parts, "a block is added without its first part"
             if not before:
                 self._order.add(identity.hash, identity.parent, identity.root)
-            for part, slot in enumerate(block.slots):
-                self.slots.take(part, slot)
+            moved = [row for row in before if row[1] in block.parts or identity.hash in damaged]
+            for row in moved:
+                self._db.execute("DELETE FROM block WHERE name = ? AND part = ?", row[:2])
+            for place in block.places:
+                self.slots.take(place.part, place.slot)
             for row in block_rows(block, now):
                 self._put_block(row)
-            self.slots.free([(part, slot) for _, part, _, _, slot, *_ in before])
+            self.slots.free([(row[1], row[4]) for row in moved])
 
     def _put_block(self, row: Row) -> None:
         query = f"INSERT INTO block({BLOCK}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
         self._db.execute(query, (*row, self._macs["block"].of(row)))
 
     def move(self, records: Sequence[SequenceRecord]) -> None:
-        """Set each branch's new head, then free what only the old heads used."""
-        heads = []
+        """Set each branch's new head and cover, then free what only the old ones used."""
+        heads, covered = list[bytes](), list[PartKey]()
         for record in records:
             agent = agent_key(record.namespace, record.agent, self._secret)
             heads += self._heads(agent, record.branch)
@@ -123,15 +136,47 @@ class Ledger:
                     packed(record.turn_ends),
                 )
             )
+            if self._covers:
+                covered += self._covers.of(agent, record.branch)
+                self._cover(agent, record)
+        self._free_uncovered(covered)
         self._release(heads)
+
+    def _cover(self, agent: bytes, record: SequenceRecord) -> None:
+        """Cover the end of a branch and its resume points."""
+        positions = {at for at in record.resume_points if 0 < at <= record.num_tokens} | {record.num_tokens}
+        self._covers.put(agent, record.branch, record.head, positions - {0}, self._parent)
+
+    def _parent(self, block_hash: bytes) -> bytes | None:
+        rows = self._block(block_hash)
+        return rows[0][2] if rows else None
+
+    def _free_uncovered(self, parts: Iterable[PartKey]) -> None:
+        """Free those of these window parts that no branch covers."""
+        for block_hash, part in self._covers.uncovered(parts):
+            found = [row for row in self._block(block_hash) if row[1] == part]
+            self._db.execute("DELETE FROM block WHERE name = ? AND part = ?", (block_hash, part))
+            self.slots.free([(part, row[4]) for row in found])
+
+    def settle_covers(self) -> None:
+        """Cover the end of every branch that covers nothing, and free all window parts that none covers."""
+        if not self._covers:
+            return
+        for key, branch, _, head, num_tokens, *_ in self._verified("sequence", "1"):
+            if num_tokens and not self._covers.of(key, branch):
+                self._covers.put(key, branch, head, {num_tokens}, self._parent)
+        self._free_uncovered(self._covers.all_uncovered())
 
     def delete(self, namespace: str, agent: str, branch: int | None) -> int:
         """Delete a branch, or a whole agent (None); return the number of slots freed."""
         key = agent_key(namespace, agent, self._secret)
-        heads = self._heads(key, branch)
+        heads, covered, before = self._heads(key, branch), self._covers.of(key, branch), len(self.slots.freed)
         self._db.execute("DELETE FROM sequence WHERE agent = ?1 AND (?2 IS NULL OR branch = ?2)", (key, branch))
+        self._covers.drop(key, branch)
         self._forget_empty(key)
-        return self._release(heads)
+        self._free_uncovered(covered)
+        self._release(heads)
+        return len(self.slots.freed) - before
 
     def _forget_empty(self, key: bytes) -> None:
         self._db.execute(
@@ -158,6 +203,7 @@ class Ledger:
         counts = {
             "its agent": "SELECT COUNT(*) FROM agent WHERE agent = ?",
             "its sequences": "SELECT COUNT(*) FROM sequence WHERE agent = ?",
+            "its covers": "SELECT COUNT(*) FROM cover WHERE agent = ?",
         }
         left = [what for what, query in counts.items() if self._db.execute(query, (forgotten.key,)).fetchone()[0]]
         left += ["a block"] * any(self._block(block_hash) for block_hash in forgotten.hashes)
@@ -196,8 +242,8 @@ class Ledger:
         """Evict first from a namespace that has more than this share of the blocks."""
         self._order.limit_namespaces(share)
 
-    def evict(self, num_blocks: int, keep: Iterable[bytes], now: float) -> list[Shortened]:
-        """Evict up to `num_blocks` blocks, children before parents, never one of `keep`; return shortened branches.
+    def evict(self, is_short: Callable[[], bool], keep: Iterable[bytes], now: float) -> list[Shortened]:
+        """Evict blocks while room `is_short`, children before parents, never one of `keep`; return shortened branches.
 
         A sequence that ended in an evicted block then ends in its parent.
         """
@@ -205,7 +251,7 @@ class Ledger:
         if self._order.is_outdated(now):
             self._clamp_future_uses(now)
         with self._order.holding(keep):
-            for _ in range(num_blocks):
+            while is_short():
                 block_hash = self._order.next(now)
                 if block_hash is None:
                     break
@@ -232,6 +278,7 @@ class Ledger:
                 self._put_sequence((key, branch, root, parent, left, min(canonical, left), last_use, ends))
             else:
                 self._db.execute("DELETE FROM sequence WHERE agent = ? AND branch = ?", (key, branch))
+                self._covers.drop(key, branch)
                 self._forget_empty(key)
             shortened.append(Shortened(owner[1], owner[2], branch, left))
         return shortened
@@ -244,6 +291,7 @@ class Ledger:
         done = RowRepair(self._db, self._macs, self._secret, shards, now).run()
         self.slots.freed += done.freed
         self.slots.reload()
+        self.settle_covers()
         self._order.forget()
         self.damage.repaired(done.num_rows)
         return done
@@ -311,6 +359,7 @@ class Ledger:
         return len(self.slots.freed) - before
 
     def _remove(self, block_hash: bytes, rows: Sequence[Row]) -> None:
+        self._covers.drop_block(block_hash)
         self._db.execute("DELETE FROM block WHERE name = ?", (block_hash,))
         self.slots.free([(row[1], row[4]) for row in rows])
         self._order.remove(block_hash, rows[0][2])

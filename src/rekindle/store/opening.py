@@ -86,12 +86,16 @@ def _open(
     namespaces: Iterable[str],
 ) -> OpenedStore:
     formats = [RecordFormat.of(layout, part.index) for part in layout.parts]
+    suspicion = place.suspicion()
     index, ledger = readable_index(place, layout)
     try:
         slots = shard_slots(index)
         if slots is not None:
             shards = Shards(place.path, formats, slots, fs)
             repair_rows(ledger, shards, clock())
+            if index.was_older or suspicion == "crashed":
+                with ledger.transaction():
+                    ledger.settle_covers()
             ledger.clamp_future_uses(clock())
             place.forget_damage()
             return OpenedStore(place, index, ledger, shards, None)
@@ -138,7 +142,8 @@ def readable_index(place: StoreDirectory, layout: KVLayout) -> tuple[Index, Ledg
     except UnicodeDecodeError as error:  # SQLite's message about a damaged schema quotes it
         raise sqlite3.DatabaseError(f"its schema is damaged: {error}") from error
     try:
-        ledger = Ledger(index, place.secret, layout.block_tokens)
+        windows = {part.index: part.window for part in layout.ending_parts if part.window is not None}
+        ledger = Ledger(index, place.secret, layout.block_tokens, windows)
         if suspicion == "damaged" or index.num_bytes <= QUICKLY_CHECKED_BYTES:
             _check_all(index, ledger)
         elif suspicion == "crashed":

@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from rekindle.store.records import BadRecord
 from rekindle.store.shards import Shards
-from rekindle.store.values import StoredBlock
+from rekindle.store.values import Place, StoredBlock
 from rekindle.worker import Death, Worker
 
 logger = logging.getLogger(__name__)
@@ -31,7 +31,7 @@ Done = Callable[[int], object]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LoadJob:
-    """Blocks to read in order, the callback for their payloads, and the callback for how many were read."""
+    """Blocks to read in order, with the parts to read, and callbacks for their payloads and for how many were read."""
 
     blocks: tuple[StoredBlock, ...]
     deliver: Deliver
@@ -125,23 +125,23 @@ class Readers:
         """Deliver one block; False if it is damaged."""
         block = job.blocks[number]
         try:
-            payloads = [read_record(self._shards, block, part, buffer) for part, buffer in enumerate(buffers)]
+            payloads = [read_record(self._shards, block, place, buffers[place.part]) for place in block.places]
         except BadRecord as bad:
             self._report_bad(block, str(bad))
             return False
-        for part, payload in enumerate(payloads):
-            job.deliver(number, part, payload)
+        for place, payload in zip(block.places, payloads, strict=True):
+            job.deliver(number, place.part, payload)
         with self._lock:
             self.blocks_read += 1
-            self.bytes_read += sum(buffer.nbytes for buffer in buffers)
+            self.bytes_read += sum(buffers[place.part].nbytes for place in block.places)
         return True
 
 
-def read_record(shards: Shards, block: StoredBlock, part: int, buffer: Bytes) -> Bytes:
+def read_record(shards: Shards, block: StoredBlock, place: Place, buffer: Bytes) -> Bytes:
     """Read the payload of a block's part as a view of `buffer` [record_bytes]; BadRecord unless it is as expected."""
-    shards.read(part, block.slots[part], buffer)
-    payload = shards.formats[part].decode(buffer)
-    if shards.formats[part].payload_crc(buffer) != block.crcs[part]:
+    shards.read(place.part, place.slot, buffer)
+    payload = shards.formats[place.part].decode(buffer)
+    if shards.formats[place.part].payload_crc(buffer) != place.crc:
         raise BadRecord("holds an older version of the block")
     found, wanted = payload.identity, block.identity
     if (found.hash, found.parent, found.root) != (wanted.hash, wanted.parent, wanted.root):

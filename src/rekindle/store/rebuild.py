@@ -95,7 +95,8 @@ def rebuild(
     with ledger.transaction():
         ledger.slots.set_meta(settings)
         for part in range(len(shards.formats)):
-            ledger.slots.extend(part, max((row.slots[part] + 1 for row in rows), default=0))
+            used = (place.slot for row in rows for place in row.places if place.part == part)
+            ledger.slots.extend(part, max(used, default=-1) + 1)
         ledger.add(rows, now)
         named = _named(rows, salvaged, shards.formats[0].block_tokens)
         recovered = _recovered(rows, {known.record.head for known in named}, namespaces, now)
@@ -103,6 +104,7 @@ def rebuild(
         for known in named:
             if known.pinned_until > 0:
                 ledger.pin(known.record.namespace, known.record.agent, known.pinned_until)
+        ledger.settle_covers()
     return RebuildReport(len(rows), max(0, num_found - len(rows)), len(named) + len(recovered))
 
 

@@ -9,13 +9,13 @@ import numpy as np
 from rekindle.cache.blocks.hashing import block_hash, tail_hash
 from rekindle.store.records import PAGE, BadRecord
 from rekindle.store.shards import Shards
-from rekindle.store.values import StoredBlock
+from rekindle.store.values import Place, StoredBlock
 
 
 def whole_rows(shards: Shards, slots: Sequence[Iterable[int]]) -> tuple[int, list[StoredBlock]]:
     """Count the non-empty ones of these slots (per part) and return the intact blocks in them, unordered.
 
-    If a block is stored twice, the later slot wins.
+    A block needs its first part, and has those of windows that are there. If it is stored twice, the later slot wins.
     """
     num_found, by_part = [], []
     for part, of_part in enumerate(slots):
@@ -24,10 +24,8 @@ def whole_rows(shards: Shards, slots: Sequence[Iterable[int]]) -> tuple[int, lis
         by_part.append({row.identity.hash: row for row in found if row is not None})
     rows = []
     for digest, row in by_part[0].items():
-        if all(digest in found for found in by_part):
-            parts = [found[digest] for found in by_part]
-            places, crcs = tuple(p.slots[0] for p in parts), tuple(p.crcs[0] for p in parts)
-            rows.append(StoredBlock(row.identity, places, crcs))
+        places = tuple(place for found in by_part if digest in found for place in found[digest].places)
+        rows.append(StoredBlock(row.identity, places))
     return max(num_found), rows
 
 
@@ -63,6 +61,6 @@ def _records(shards: Shards, part: int, slots: Iterable[int]) -> Iterator[Stored
             continue
         hash_fn = block_hash if stated.num_tokens == record_format.block_tokens else tail_hash
         if hash_fn(stated.parent, stated.ids) == stated.hash:
-            yield StoredBlock(stated, (slot,), (record_format.payload_crc(buffer),))
+            yield StoredBlock(stated, (Place(part, slot, record_format.payload_crc(buffer)),))
         else:
             yield None

@@ -18,7 +18,7 @@ from rekindle.store.schema import AGENT, BLOCK, COLUMNS, IndexMacs, Table, block
 from rekindle.store.shards import Shards
 from rekindle.store.values import Shortened
 
-_INCOMPLETE = "DELETE FROM block WHERE name IN (SELECT name FROM block GROUP BY name HAVING COUNT(*) != ?)"
+_INCOMPLETE = "DELETE FROM block WHERE part > 0 AND name NOT IN (SELECT name FROM block WHERE part = 0)"
 _UNREACHABLE = """
 WITH RECURSIVE reached(name, root) AS (
     SELECT name, root FROM block WHERE part = 0 AND parent = root
@@ -61,9 +61,9 @@ class RowRepair:
         """Leave only rows that verify and agree. sqlite3.DatabaseError if the file is damaged beyond its rows."""
         num_rows = self._drop_agents() + self._drop_blocks()
         known = self._branches()
-        num_rows += self._drop("meta") + self._drop("free") + self._drop("sequence")
+        num_rows += self._drop("meta") + self._drop("free") + self._drop("sequence") + self._drop("cover")
         self._check_file()
-        self._db.execute(_INCOMPLETE, (len(self._parts),))
+        self._db.execute(_INCOMPLETE)
         num_slots = [self._num_slots(part) for part in self._parts]
         unknown = [self._unknown(part, num_slots[part]) for part in self._parts]
         self._bring_back(unknown)

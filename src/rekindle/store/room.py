@@ -69,7 +69,7 @@ class DiskRoom:
 
     @property
     def num_blocks(self) -> int:
-        """How many more blocks fit; negative if there are more than the budget allows."""
+        """How many more blocks with all their parts fit; negative if there are more than the budget allows."""
         free_bytes = self.disk_bytes - self.used_bytes - file_bytes(self._text_files)
         return free_bytes // sum(f.record_bytes for f in self._shards.formats)
 
@@ -81,8 +81,8 @@ class DiskRoom:
         if self.num_blocks < num_blocks:
             with self._ledger.transaction() as freed:
                 self._ledger.touch(touched, now)
-                shortened = self._ledger.evict(num_blocks - self.num_blocks, keep, now)
-            self._counts["blocks_evicted"] += len(freed) // len(self._shards.formats)
+                shortened = self._ledger.evict(lambda: self.num_blocks < num_blocks, keep, now)
+            self._counts["blocks_evicted"] += sum(part == 0 for part, _ in freed)
             self._counts["sequences_evicted"] += sum(cut.num_tokens == 0 for cut in shortened)
             for cut in shortened:
                 self.on_lost(cut.namespace, cut.agent, cut.branch, cut.num_tokens)

@@ -1,8 +1,8 @@
 """The tables of the index, the MACs of their rows, and the migration from older versions.
 
-Version 3 gave every row a MAC. Migrated rows get one if they can be verified: a block by its hash of parent and ids, an
-agent by its key. The other tables' rows were never verifiable; for a block, the records on disk decide whether its row
-is right.
+Version 4 added covers: without them, blocks kept all their parts. Version 3 gave every row a MAC. Migrated rows get one
+if they can be verified: a block by its hash of parent and ids, an agent by its key. The other tables' rows were never
+verifiable; for a block, the records on disk decide whether its row is right.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from rekindle.store.values import StoredBlock
 
 logger = logging.getLogger(__name__)
 
-INDEX_VERSION = 3
+INDEX_VERSION = 4
 Row = Sequence[Any]
-Table = Literal["meta", "free", "agent", "sequence", "block"]
+Table = Literal["meta", "free", "agent", "sequence", "block", "cover"]
 IndexMacs = dict[Table, TableMac]
 
 # Columns in the order they are read and hashed, the MAC last.
@@ -36,20 +36,42 @@ AGENT = "agent, namespace, id, pinned_until, mac"
 SEQUENCE = "agent, branch, root, head, num_tokens, canonical_tokens, last_use, turn_ends, mac"
 FREE = "part, slot, mac"
 META = "key, value, mac"
-COLUMNS: dict[Table, str] = {"meta": META, "free": FREE, "agent": AGENT, "sequence": SEQUENCE, "block": BLOCK}
-_KINDS: dict[Table, str] = {"meta": "ti", "free": "ii", "agent": "bttf", "sequence": "bibbiifb", "block": "bibbiibif"}
+COVER = "agent, branch, name, part, mac"
+COLUMNS: dict[Table, str] = {
+    "meta": META,
+    "free": FREE,
+    "agent": AGENT,
+    "sequence": SEQUENCE,
+    "block": BLOCK,
+    "cover": COVER,
+}
+_KINDS: dict[Table, str] = {
+    "meta": "ti",
+    "free": "ii",
+    "agent": "bttf",
+    "sequence": "bibbiifb",
+    "block": "bibbiibif",
+    "cover": "bibi",
+}
+_TABLES_TO_3 = frozenset(COLUMNS) - {"cover"}  # of the first three versions
 
 
 def block_rows(block: StoredBlock, last_use: float) -> list[tuple[Any, ...]]:
-    """The rows of a block, one per part, without their MACs."""
+    """The rows of a block, one for each stored part, without their MACs."""
     own = block.identity
     ids = id_bytes(own.ids)
     return [
-        (own.hash, part, own.parent, own.root, slot, own.num_tokens, ids, crc, last_use)
-        for part, (slot, crc) in enumerate(zip(block.slots, block.crcs, strict=True))
+        (own.hash, place.part, own.parent, own.root, place.slot, own.num_tokens, ids, place.crc, last_use)
+        for place in block.places
     ]
 
 
+_COVER_TABLE = """
+CREATE TABLE cover(
+    agent BLOB NOT NULL, branch INTEGER NOT NULL, name BLOB NOT NULL, part INTEGER NOT NULL, mac BLOB NOT NULL,
+    PRIMARY KEY(agent, branch, name, part)) WITHOUT ROWID
+"""
+_COVER_INDEX = "CREATE INDEX cover_part ON cover(name, part)"
 # The child index contains the ids, so the child with the most leading ids in common is adjacent to the queried ids:
 # O(log n), even below a root with ten thousand children.
 _SCHEMA = f"""
@@ -69,12 +91,14 @@ CREATE TABLE sequence(
 CREATE INDEX sequence_head ON sequence(head);
 CREATE TABLE free(
     part INTEGER NOT NULL, slot INTEGER NOT NULL, mac BLOB NOT NULL DEFAULT x'', PRIMARY KEY(part, slot)) WITHOUT ROWID;
+{_COVER_TABLE}; {_COVER_INDEX};
 PRAGMA user_version = {INDEX_VERSION};
 """
 # Version -> statements that migrate it to the next.
 _MIGRATIONS = {
     1: ["ALTER TABLE agent ADD COLUMN pinned_until REAL NOT NULL DEFAULT 0"],
-    2: [f"ALTER TABLE {table} ADD COLUMN mac BLOB NOT NULL DEFAULT x''" for table in COLUMNS],
+    2: [f"ALTER TABLE {table} ADD COLUMN mac BLOB NOT NULL DEFAULT x''" for table in sorted(_TABLES_TO_3)],
+    3: [_COVER_TABLE, _COVER_INDEX],
 }
 _MIGRATED_ROWS = 10_000  # per batch
 
@@ -93,8 +117,8 @@ def agent_key(namespace: str, agent: str, secret: bytes) -> bytes:
     return digest.digest()
 
 
-def prepare(db: sqlite3.Connection, secret: bytes, path: Path) -> None:
-    """Create the tables of a new index, or migrate an older one, one transaction per version.
+def prepare(db: sqlite3.Connection, secret: bytes, path: Path) -> bool:
+    """Create the tables of a new index, or migrate an older one, one transaction per version; True if it was older.
 
     StoreError for a newer version, sqlite3.DatabaseError if the file is not an index.
     """
@@ -102,13 +126,13 @@ def prepare(db: sqlite3.Connection, secret: bytes, path: Path) -> None:
     tables = {row[0] for row in db.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
     if version == 0 and not tables:
         db.executescript(f"BEGIN IMMEDIATE; {_SCHEMA} COMMIT;")
-        return
+        return False
     if version > INDEX_VERSION and tables >= set(COLUMNS):
         raise StoreError(
             f"{path} was written by a newer Rekindle (version {version}, this one knows {INDEX_VERSION}): "
             "use that one, or choose another directory as store"
         )
-    if version < 1 or not tables >= set(COLUMNS):
+    if version < 1 or not tables >= (_TABLES_TO_3 if version < INDEX_VERSION else set(COLUMNS)):
         raise sqlite3.DatabaseError(f"tables {sorted(tables)} of version {version}")
     for number in range(version, INDEX_VERSION):
         logger.info("migrating the index to version %d, once; 640,000 blocks take up to a minute", number + 1)
@@ -118,6 +142,7 @@ def prepare(db: sqlite3.Connection, secret: bytes, path: Path) -> None:
             if number == 2:
                 _add_macs(db, secret)
             db.execute(f"PRAGMA user_version = {number + 1}")
+    return bool(version < INDEX_VERSION)
 
 
 def _add_macs(db: sqlite3.Connection, secret: bytes) -> None:

@@ -7,7 +7,7 @@ engine thread fills rows, the writer frees them. Rows never used are never touch
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -22,11 +22,11 @@ Bytes = npt.NDArray[np.uint8]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class WaitingBlock:
-    """A block in a row of the staging buffer; `records` has one buffer [record_bytes] per part."""
+    """Parts of a block in a row of the staging buffer; `records` has a buffer [record_bytes] for each."""
 
     identity: BlockIdentity
     row: int
-    records: tuple[Bytes, ...]
+    records: Mapping[int, Bytes]
 
 
 class StagingBuffer:
@@ -53,10 +53,10 @@ class StagingBuffer:
                 return None
             row = self._free.pop()
         ends = self._ends
-        records = tuple(self._memory[row, ends[part] : ends[part + 1]] for part in range(len(self._formats)))
+        records = {part: self._memory[row, ends[part] : ends[part + 1]] for part in block.parts}
         try:
-            for part, (record, record_format) in enumerate(zip(records, self._formats, strict=True)):
-                block.fill(part, record_format.payload(record))
+            for part, record in records.items():
+                block.fill(part, self._formats[part].payload(record))
         except BaseException:
             self._give(row)
             raise

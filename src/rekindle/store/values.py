@@ -5,7 +5,7 @@ All frozen; token ids are u32 [n].
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,19 +19,37 @@ Bytes = npt.NDArray[np.uint8]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StagedBlock:
-    """A block to save. `fill(part, out)` writes a part's whole payload into `out` [payload_bytes]."""
+    """Parts of a block to save. `fill(part, out)` writes a part's whole payload into `out` [payload_bytes]."""
 
     identity: BlockIdentity
+    parts: tuple[int, ...]
     fill: Callable[[int, Bytes], object]
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where the record of a part is, and the checksum of its payload."""
+
+    part: int
+    slot: int
+    crc: int
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StoredBlock:
-    """A block whose records are durable: a slot and a payload checksum per part."""
+    """A block with durable records: that of its first part, and those of the windows that end in it."""
 
     identity: BlockIdentity
-    slots: tuple[int, ...]
-    crcs: tuple[int, ...]
+    places: tuple[Place, ...]
+
+    @property
+    def parts(self) -> frozenset[int]:
+        """The parts that are stored."""
+        return frozenset(place.part for place in self.places)
+
+    def only(self, parts: Collection[int]) -> StoredBlock:
+        """Return the block with only these of its parts."""
+        return StoredBlock(self.identity, tuple(place for place in self.places if place.part in parts))
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +57,8 @@ class SequenceRecord:
     """One branch of an agent. `head` is the hash of its last block, full or tail (the root if it has none).
 
     `num_tokens` may end inside the head block; then only its first tokens belong to the branch. `turn_ends` are the
-    token counts after each turn, for rewinding.
+    token counts after each turn, for rewinding. `resume_points` are token counts at which it is likely to be resumed,
+    in addition to its end.
     """
 
     namespace: str
@@ -51,6 +70,7 @@ class SequenceRecord:
     canonical_tokens: int
     last_use: float
     turn_ends: tuple[int, ...] = ()
+    resume_points: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

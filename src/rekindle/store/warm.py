@@ -160,9 +160,10 @@ class WarmStore:
         self._parts.close()
 
     def stage(self, block: StagedBlock) -> bool:
-        """Copy a block, full or tail, for saving; False if staging is full: try again later.
+        """Copy parts of a block, full or tail, for saving; False if staging is full: try again later.
 
-        Stage parents before children. A block already on disk is not written again. One whose parent is not is dropped
+        Stage parents before children, and a block's first part before the others, or with them. What is already on disk
+        is not written again. One whose parent is not is dropped
         and counted (`blocks_orphaned`); so is every block once the writer has died (`unsaved_evicted`).
         """
         if self.writer.worker.death is not None:
@@ -205,11 +206,20 @@ class WarmStore:
 
     def contains(self, block_hash: BlockHash) -> bool:
         """Whether the block is on disk and not known to be damaged."""
+        return self.stored(block_hash) is not None
+
+    def parts(self, block_hash: BlockHash) -> frozenset[int]:
+        """The parts of a block that are on disk and not known to be damaged."""
+        stored = self.stored(block_hash)
+        return stored.parts if stored is not None else frozenset()
+
+    def stored(self, block_hash: BlockHash) -> StoredBlock | None:
+        """Where a block is stored; None if it is not, or known to be damaged."""
         stored = self._query(lambda: self.index.block(block_hash), None)
-        return stored is not None and not self.writer.is_bad(block_hash)
+        return None if self.writer.is_bad(block_hash) else stored
 
     def locate(self, hashes: Sequence[BlockHash], *, parent: BlockHash, ids: TokenIds) -> list[StoredBlock]:
-        """The leading run of full blocks that are on disk with all parts and hold exactly `ids` after `parent`."""
+        """The leading run of full blocks that are on disk and hold exactly `ids` after `parent`."""
         assert len(ids) == len(hashes) * self._block_tokens, f"{len(hashes)} full blocks of {len(ids)} ids"
         nothing: list[StoredBlock] = []
         found = self._query(lambda: self.index.chain(hashes, parent, ids), nothing)
@@ -224,7 +234,8 @@ class WarmStore:
         return None if found is None or self.writer.is_bad(found[0].identity.hash) else found
 
     def load(self, blocks: Sequence[StoredBlock], deliver: Deliver, done: Done) -> None:
-        """Read blocks on a reader thread: `deliver(i, part, payload)` for each in order, then `done(num_good)`, once.
+        """Read the given parts of blocks on a reader thread: `deliver(i, part, payload)` in order, then
+        `done(num_good)`, once.
 
         Only intact blocks with the expected ids are delivered; the first other one ends the load. `payload`
         [payload_bytes] is valid only during the call.
@@ -286,7 +297,7 @@ class WarmStore:
         """Mark a block whose record did not verify as damaged, unless it has only moved in the meantime."""
         block_hash = block.identity.hash
         now = self._query(lambda: self.index.block(block_hash), None)
-        if now is None or now.slots != block.slots or self.writer.is_bad(block_hash):
+        if now is None or not set(block.places) <= set(now.places) or self.writer.is_bad(block_hash):
             return
         self._bad_records += 1
         self.writer.mark_bad(block_hash)

@@ -20,7 +20,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -37,7 +37,7 @@ from rekindle.store.purging import prove
 from rekindle.store.room import DiskRoom, OnLost
 from rekindle.store.staging import StagingBuffer, WaitingBlock
 from rekindle.store.trouble import SaveTrouble
-from rekindle.store.values import SequenceRecord, StoredBlock
+from rekindle.store.values import Place, SequenceRecord, StoredBlock
 from rekindle.worker import Death, Worker, fail, failure_of, fulfil
 
 logger = logging.getLogger(__name__)
@@ -248,7 +248,7 @@ class Writer:
         rows = self._write(accepted)
         self._shards.sync()
         with self._ledger.transaction() as freed:
-            self._ledger.add(rows, now)
+            self._ledger.add(rows, now, damaged=self._bad)
             saved = [turn for turn in turns if turn.head == turn.root or self._known(turn.head, rows)]
             self._ledger.move(saved)
             self._ledger.touch(touched, now)
@@ -257,7 +257,7 @@ class Writer:
         if rows or saved:
             self.trouble.recovered()
         self.counts["blocks_written"] += len(rows)
-        self.counts["bytes_written"] += sum(record.nbytes for block in accepted for record in block.records)
+        self.counts["bytes_written"] += sum(record.nbytes for block in accepted for record in block.records.values())
         self._report_turns(turns, saved)
         self.room.give_back(freed)
 
@@ -285,16 +285,23 @@ class Writer:
         touched: Mapping[BranchKey, float],
         now: float,
     ) -> list[WaitingBlock]:
-        """The blocks not yet on disk whose parent is, as far as there is room or room can be made."""
+        """The parts of blocks not yet on disk whose parent is, as far as there is room or room can be made."""
         wanted: dict[BlockHash, WaitingBlock] = {}
         for block in blocks:
             block_hash, parent = block.identity.hash, block.identity.parent
-            if block_hash in wanted or (self._ledger.has(block_hash) and not self.is_bad(block_hash)):
+            known = set[int]() if self.is_bad(block_hash) else self._ledger.parts(block_hash)
+            coming = wanted.get(block_hash)
+            records = {part: record for part, record in block.records.items() if part not in known}
+            if coming is not None:
+                wanted[block_hash] = replace(coming, records={**records, **coming.records})
+            elif not records:
                 continue
-            if parent != block.identity.root and parent not in wanted and not self._ledger.has(parent):
+            elif 0 not in known | records.keys() or not (
+                parent == block.identity.root or parent in wanted or self._ledger.has(parent)
+            ):
                 self.counts["blocks_orphaned"] += 1
             else:
-                wanted[block_hash] = block
+                wanted[block_hash] = replace(block, records=records)
         keep: set[bytes] = set()
         if self.room.num_blocks < len(wanted):
             keep.update(each for block in blocks for each in (block.identity.hash, block.identity.parent))
@@ -306,16 +313,17 @@ class Writer:
 
     def _write(self, blocks: Sequence[WaitingBlock]) -> list[StoredBlock]:
         """Write the records to free slots; nothing refers to them yet."""
-        slots = [self._ledger.slots.next(f.part, len(blocks)) for f in self._shards.formats]
+        counts = Counter(part for block in blocks for part in block.records)
+        slots = {f.part: iter(self._ledger.slots.next(f.part, counts[f.part])) for f in self._shards.formats}
         rows = []
-        for number, block in enumerate(blocks):
-            places = tuple(of_part[number] for of_part in slots)
-            crcs = []
-            for record_format, record, slot in zip(self._shards.formats, block.records, places, strict=True):
-                payload = BlockPayload(block.identity, record_format.part, record_format.payload(record))
-                crcs.append(record_format.encode(payload, record))
-                self._shards.write(record_format.part, slot, record)
-            rows.append(StoredBlock(block.identity, places, tuple(crcs)))
+        for block in blocks:
+            places = []
+            for part, record in sorted(block.records.items()):
+                record_format, slot = self._shards.formats[part], next(slots[part])
+                payload = BlockPayload(block.identity, part, record_format.payload(record))
+                places.append(Place(part, slot, record_format.encode(payload, record)))
+                self._shards.write(part, slot, record)
+            rows.append(StoredBlock(block.identity, tuple(places)))
         return rows
 
     def _answer(self, command: StoreChange | _Call) -> Any:

@@ -172,12 +172,13 @@ def _restored(loaded: LoadedModel, run: _Run, ids: np.ndarray, num_tokens: int) 
     root = root_hash(fingerprint=loaded.spec.fingerprint, namespace="eval", cache_salt="", secret=b"eval")
     first = ids[:num_tokens]
     hashes = chain_hashes(root, first, size)
+    all_parts = tuple(part.index for part in layout.parts)
     with tempfile.TemporaryDirectory(prefix="rekindle-eval-") as directory:
         with _store(Path(directory), loaded, layout) as store:
             for index, block_hash in enumerate(hashes):
                 part = first[index * size : (index + 1) * size]
                 identity = BlockIdentity(block_hash, hashes[index - 1] if index else root, root, part)
-                block = StagedBlock(identity, partial(_fill, run.arena, index, size))
+                block = StagedBlock(identity, all_parts, partial(_fill, run.arena, index, size))
                 while not store.stage(block):
                     store.flush(LOAD_S)
             store.flush(LOAD_S)

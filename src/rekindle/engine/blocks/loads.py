@@ -14,6 +14,7 @@ import numpy as np
 
 from rekindle.cache.blocks.hashing import BlockHash
 from rekindle.cache.blocks.pool import BlockPool
+from rekindle.cache.blocks.windows import WindowSlots
 from rekindle.engine.sequence import Sequence
 from rekindle.kv.arena import KVArena
 from rekindle.store.warm import StoredBlock, WarmStore
@@ -21,7 +22,10 @@ from rekindle.store.warm import StoredBlock, WarmStore
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Load:
-    """Blocks on their way from disk. Owns its target blocks, and holds their ancestors, until it reports."""
+    """Parts of blocks on their way from disk. Owns its target blocks, and holds their ancestors, until it reports.
+
+    Parts of a block that is in memory already also have a target of their own, so that nobody sees them early.
+    """
 
     sequence: Sequence
     blocks: tuple[StoredBlock, ...]
@@ -51,11 +55,11 @@ class Loads:
     def start(self, store: WarmStore, sequence: Sequence, held: list[int], blocks: list[StoredBlock]) -> bool:
         """Reserve target blocks and start the read in the store; False when no block is free."""
         targets: list[int] = []
-        for _ in blocks:
-            block = self._pool.allocate()
-            if block is None:
+        for stored in blocks:
+            target = self._reserve(stored)
+            if target is None:
                 break
-            targets.append(block)
+            targets.append(target)
         if not targets:
             return False
         load = Load(sequence, tuple(blocks[: len(targets)]), tuple(targets), tuple(held))
@@ -68,23 +72,47 @@ class Loads:
         store.load(load.blocks, deliver, lambda num_good: self._report(load, num_good))
         return True
 
+    def _reserve(self, stored: StoredBlock) -> int | None:
+        """Return a block with slots for its window parts, all held; None on a shortage."""
+        target = self._pool.allocate()
+        if target is None:
+            return None
+        for taken, slots in enumerate(windows := self._windows(stored)):
+            if not slots.take(target):
+                for other in windows[:taken]:
+                    other.release(target)
+                self._pool.release(target)
+                return None
+        return target
+
+    def _windows(self, stored: StoredBlock) -> list[WindowSlots]:
+        """Return the slots of the parts that are read of a block and end with a window."""
+        parts = self._arena.layout.ending_parts
+        return [slots for slots, part in zip(self._pool.windows, parts, strict=True) if part.index in stored.parts]
+
     def finish(self, load: Load, num_good: int) -> None:
         """Publish the good blocks, release the rest; a bad record ends the run and is not tried again."""
         for index, (stored, target) in enumerate(zip(load.blocks, load.targets, strict=True)):
             identity = stored.identity
             del self._by_hash[identity.hash]
-            if index >= num_good:
-                self._pool.release(target)
-                continue
-            if identity.num_tokens == self._pool.block_tokens:
-                block = self._pool.register(target, identity.hash, identity.parent, identity.ids)
-            else:
-                block = self._pool.register_tail(target, identity.parent, identity.ids)
-            load.sequence.loaded.add(identity.hash)
+            block = self._published(stored, target) if index < num_good else target
+            for slots in self._windows(stored):
+                if index < num_good:
+                    slots.mark(block)
+                slots.release(block)
+            if index < num_good and 0 in stored.parts:
+                load.sequence.loaded.add(identity.hash)
             self._pool.release(block)
         if num_good < len(load.blocks):
             load.sequence.tried_loads.add(load.blocks[num_good].identity.hash)
         self._pool.release_all(list(load.held))
+
+    def _published(self, stored: StoredBlock, target: int) -> int:
+        """Publish what was read; return the block that has it now, held."""
+        identity = stored.identity
+        if identity.num_tokens == self._pool.block_tokens:
+            return self._pool.register(target, identity.hash, identity.parent, identity.ids)
+        return self._pool.register_tail(target, identity.parent, identity.ids)
 
     def check(self) -> None:
         """Assert that every target is held."""

@@ -1,6 +1,7 @@
 """Blocks for sequences: found hot, loaded from warm, published when full, handed to the store.
 
-Owns the pool, the arena and the loads in flight; only the engine thread calls it.
+Owns the pool, the arena and the loads in flight; only the engine thread calls it. A sequence resumes where its match
+ends, or before, where the windows of its layers are at hand (see `window_parts`).
 
     attach   hot full blocks, then warm ones (see `loads`), then the child with the longest common ids, shared
     publish  after the forward pass: newly full blocks get their hashes and are queued for the store, parents first
@@ -20,6 +21,7 @@ from rekindle.cache.blocks.pool import BlockPool
 from rekindle.cache.blocks.table import BlockTable, Published
 from rekindle.engine.blocks.loads import Load, Loads
 from rekindle.engine.blocks.save_queue import SaveQueue
+from rekindle.engine.blocks.window_parts import WindowParts
 from rekindle.engine.sequence import Sequence
 from rekindle.kv.arena import KVArena
 from rekindle.store.warm import StoredBlock, WarmStore
@@ -74,6 +76,7 @@ class PrefixCache:
         self._most_of_namespace = max(1, int(namespace_share * pool.num_blocks)) if namespace_share < 1 else None
         self._bounded: set[BlockHash] = set()
         self.loads = Loads(pool=pool, arena=arena, report=report_load)
+        self.windows = WindowParts(pool, arena.layout)
 
     def root(self, namespace: str) -> BlockHash:
         """Return the parent of a sequence's first block: model, tenant and store. Any thread."""
@@ -97,7 +100,7 @@ class PrefixCache:
             return "ready"
         self._bound(sequence.root)
         hot = self.pool.try_reuse_prefix(sequence.root, sequence.ids)
-        found = self._find_rest(sequence, len(hot), computing, alone=alone)
+        found = self._find_rest(sequence, hot, computing, alone=alone)
         if found.outcome != "ready":
             self.pool.release_all(hot)
             return found.outcome
@@ -109,10 +112,10 @@ class PrefixCache:
         return "ready"
 
     def _find_rest(
-        self, sequence: Sequence, num_hot: int, computing: Collection[BlockHash], *, alone: bool
+        self, sequence: Sequence, hot: list[int], computing: Collection[BlockHash], *, alone: bool
     ) -> Attachment:
         """Find what continues the hot blocks of a sequence, without taking a reference."""
-        size = self.pool.block_tokens
+        size, num_hot = self.pool.block_tokens, len(hot)
         on_disk: list[StoredBlock] = []
         if num_hot < sequence.num_tokens // size:
             next_hash = sequence.hash_at(num_hot)
@@ -123,19 +126,33 @@ class PrefixCache:
         parent = sequence.parent_of(num_hot)
         child = self.pool.find_child(parent, rest) if len(rest) else None
         num_shared = child[1] if child else 0
+        chain, matched = hot if on_disk or child is None else [*hot, child[0]], num_hot * size + num_shared
+        if on_disk:
+            matched = (num_hot + len(on_disk)) * size
         if not on_disk and self._store is not None and num_shared < len(rest):
             nearest = self._store.child(parent, rest)
             if nearest is not None and nearest[1] > num_shared:
                 if nearest[0].identity.hash in self.loads:
                     return Attachment("wait")
                 if nearest[0].identity.hash not in sequence.tried_loads:
-                    on_disk = [nearest[0]]
+                    chain, on_disk, matched = hot, [nearest[0]], num_hot * size + nearest[1]
+        sequence.num_matched = matched
+        on_disk = self.windows.to_load(chain, on_disk, matched, lambda block: self._stored(sequence, block))
+        if any(stored.identity.hash in self.loads for stored in on_disk):
+            return Attachment("wait")
         if on_disk and not alone:
             fitting = self._fitting(sequence, on_disk, num_hot)
             if fitting is None:
                 return Attachment("short")
             on_disk = fitting
         return Attachment("ready", on_disk, child)
+
+    def _stored(self, sequence: Sequence, block: int) -> StoredBlock | None:
+        """Look up a hot block on disk, unless the sequence found it damaged there."""
+        block_hash = self.pool.name(block)
+        if self._store is None or block_hash is None or block_hash in sequence.tried_loads:
+            return None
+        return self._store.stored(block_hash)
 
     def share_prompt(self, sequence: Sequence, computed: Sequence) -> None:
         """Give a sequence the blocks of one that has computed the same prompt; the first to write copies the tail."""
@@ -174,17 +191,22 @@ class PrefixCache:
         return list(found)
 
     def _adopt(self, sequence: Sequence, hot: list[int], child: tuple[int, int] | None) -> None:
-        """Add shared blocks to the table and count the reused tokens; release them if they are too few."""
+        """Add shared blocks to the table, up to where they can be resumed, and count the reused tokens; release them if
+        they are too few."""
         size = self.pool.block_tokens
-        stored = len(hot) * size + (child[1] if child else 0)
+        matched = len(hot) * size + (child[1] if child else 0)
         blocks = [*hot, child[0]] if child else hot
-        if stored < self._least(sequence):
-            self.pool.release_all(blocks)
-            blocks, stored = [], 0
+        position = self.windows.resume_at(blocks, matched)
+        stored = position if position >= self._least(sequence) else 0
+        if self.windows and position < sequence.num_matched:
+            sequence.note_resumed(stored)
+        if stored < matched:
+            self.pool.release_all(blocks[-(-stored // size) :])
+            blocks = blocks[: -(-stored // size)]
         if blocks:
             sequence.table.append_shared(blocks, stored)
             if sequence.is_turn:
-                self.saving.flush_deferred(hot)
+                self.saving.flush_deferred(blocks[: stored // size])
         sequence.num_computed = min(stored, sequence.num_tokens - (sequence.task == "generate"))
         if sequence.num_preemptions:
             return  # preempted: it reports the reuse of its first start
@@ -216,9 +238,13 @@ class PrefixCache:
         num_stored = max(table.num_tokens, sequence.num_computed)
         if sequence.reuse == "off":
             table.num_tokens = num_stored
+            table.pass_windows()
             return
+        before = table.num_tokens
         for published in table.publish(sequence.ids[:num_stored], sequence.root):
             self._save(sequence, published)
+        self.windows.mark(table, [at for at in sequence.resume_points if before < at <= num_stored])
+        table.pass_windows()
 
     def _save(self, sequence: Sequence, published: Published) -> None:
         """Queue a newly hashed block; one that is not part of a turn is deferred until a turn depends on it."""
@@ -235,6 +261,7 @@ class PrefixCache:
             if sequence.is_turn:
                 self.saving.add_missing(table, sequence.root)
             sealed = table.seal(sequence.ids[: table.num_tokens], sequence.root)
+        self.windows.mark(table, [table.num_tokens])
         if sealed is not None:
             self._save(sequence, sealed)
             head = Head(sealed.identity.hash, table.num_tokens)
@@ -242,14 +269,23 @@ class PrefixCache:
             head = self._head_inside(sequence)
             if sequence.is_turn and table.blocks and head.hash == self.pool.name(table.blocks[-1]):
                 self.saving.add_again(table.blocks[-1:], sequence.root)  # it may be deferred, or deleted with its agent
+        if sequence.is_turn and sequence.reuse != "off":
+            points = [at for at in sequence.resume_points if at <= table.num_tokens]
+            self._save_windows(table.blocks, [*points, table.num_tokens], sequence.root)
         table.release()
         return head
+
+    def _save_windows(self, blocks: list[int], positions: list[int], root: BlockHash) -> None:
+        """Queue the window parts that these resume points need, as far as they are in memory."""
+        for index, parts in self.windows.needed(blocks, positions):
+            self.saving.add_parts(blocks[index], parts, root)
 
     def suspend(self, sequence: Sequence) -> None:
         """Drop all references of a sequence that attaches again later; its tail gets a hash and stays in memory."""
         table = sequence.table
         if table.blocks and sequence.reuse != "off":
             sealed = table.seal(sequence.ids[: table.num_tokens], sequence.root)
+            self.windows.mark(table, [table.num_tokens])
             if sealed is not None:
                 self.saving.defer(sealed)
         table.release()
@@ -295,6 +331,7 @@ class PrefixCache:
         if last is not None and last not in blocks and len(blocks) == len(hashes):
             blocks.append(last)
         self.saving.add_again(blocks, root)
+        self._save_windows(blocks, [len(ids)], root)
 
     def demote(self, root: BlockHash, ids: np.ndarray, hashes: tuple[BlockHash, ...], *, num_kept: int) -> None:
         """Make a superseded sequence the first to be evicted, except for its first `num_kept` blocks."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Collection, Sequence
 from concurrent.futures import Future
+from dataclasses import dataclass
 from typing import Any
 
 from rekindle.cache.blocks.hashing import BlockHash
@@ -23,6 +24,15 @@ from rekindle.store.warm import SequenceRecord, StagedBlock, WarmStore
 from rekindle.worker import fail
 
 
+@dataclass(frozen=True, slots=True)
+class QueuedBlock:
+    """Parts of a block of the pool that wait for room in the store's staging buffer."""
+
+    block: int
+    identity: BlockIdentity
+    parts: tuple[int, ...]
+
+
 class SaveQueue:
     """Parents before children, blocks before the turn that depends on them. Without a store nothing is queued."""
 
@@ -30,7 +40,7 @@ class SaveQueue:
         self._pool = pool
         self._arena = arena
         self._store = store
-        self._items: deque[Published | StoreCommand] = deque()
+        self._items: deque[QueuedBlock | StoreCommand] = deque()
         self._queued: set[BlockHash] = set()
         self._deferred: dict[BlockHash, Published] = {}
         # Deletions the store has not carried out yet: blocks on disk may be about to disappear.
@@ -45,10 +55,20 @@ class SaveQueue:
         return len(self._deferred)
 
     def add_block(self, published: Published) -> None:
-        """Queue a newly hashed block."""
+        """Queue a newly hashed block: its first part; those of windows are queued where a turn may be resumed."""
         if self._store is not None:
-            self._items.append(published)
+            self._items.append(QueuedBlock(published.block, published.identity, (0,)))
             self._queued.add(published.identity.hash)
+
+    def add_parts(self, block: int, parts: Collection[int], root: BlockHash) -> None:
+        """Queue those of these window parts of a published block that are not on disk."""
+        block_hash, parent = self._pool.name(block), self._pool.parent(block)
+        if self._store is None or block_hash is None or parent is None:
+            return
+        lacking = sorted(set(parts) - self._store.parts(block_hash))
+        if lacking:
+            identity = BlockIdentity(block_hash, parent, root, self._pool.ids(block))
+            self._items.append(QueuedBlock(block, identity, tuple(lacking)))
 
     def defer(self, published: Published) -> None:
         """Note a newly hashed block that is saved only once a turn depends on it."""
@@ -138,17 +158,24 @@ class SaveQueue:
             item = self._items[0]
             if isinstance(item, SequenceRecord):
                 store.save_turn(item)
-            elif not isinstance(item, Published):
+            elif not isinstance(item, QueuedBlock):
                 store.submit(item)
                 if isinstance(item, Delete | Purge):
                     self._ends.append(item.done)
-            elif self._pool.name(item.block) != item.identity.hash:
-                store.skip(item.identity.hash)
-            elif not store.stage(self._staged(item)):
+            elif not self._stage(store, item):
                 return
             self._items.popleft()
-            if isinstance(item, Published):
+            if isinstance(item, QueuedBlock) and 0 in item.parts:
                 self._queued.discard(item.identity.hash)
+
+    def _stage(self, store: WarmStore, item: QueuedBlock) -> bool:
+        """Pass on what is still in memory of a block; False if there is no room for it."""
+        parts = [part for part in item.parts if self._arena.has(part, item.block)]
+        if self._pool.name(item.block) != item.identity.hash:
+            if 0 in item.parts:
+                store.skip(item.identity.hash)
+            return True
+        return not parts or store.stage(self._staged(item, tuple(parts)))
 
     def close(self, error: RekindleError) -> None:
         """Pass on what there is room for; callers waiting for anything left get the error."""
@@ -171,7 +198,7 @@ class SaveQueue:
         end = self._items.index(command)
         left = [item for at, item in enumerate(self._items) if at >= end or not _is_of(item, command, hashes)]
         self._items = deque(left)
-        self._queued = {item.identity.hash for item in left if isinstance(item, Published)}
+        self._queued = {item.identity.hash for item in left if isinstance(item, QueuedBlock) and 0 in item.parts}
 
     def is_queued(self, block_hash: BlockHash) -> bool:
         """Whether the block waits here for the store."""
@@ -179,23 +206,23 @@ class SaveQueue:
 
     def check(self) -> None:
         """Assert that `_queued` matches the queue, and that deferred blocks are bounded and kept by their hash."""
-        waiting = {item.identity.hash for item in self._items if isinstance(item, Published)}
+        waiting = {item.identity.hash for item in self._items if isinstance(item, QueuedBlock)}
         assert self._queued <= waiting, f"{len(self._queued - waiting)} blocks are marked as queued and are not"
         assert all(key == item.identity.hash for key, item in self._deferred.items()), "deferred under another hash"
         assert self.num_deferred <= self._pool.num_blocks, f"{self.num_deferred} blocks are deferred"
 
-    def _staged(self, item: Published) -> StagedBlock:
+    def _staged(self, item: QueuedBlock, parts: tuple[int, ...]) -> StagedBlock:
         block, num_tokens = item.block, item.identity.num_tokens
-        return StagedBlock(item.identity, lambda part, out: self._arena.read(block, part, num_tokens, out))
+        return StagedBlock(item.identity, parts, lambda part, out: self._arena.read(block, part, num_tokens, out))
 
 
-def _is_of(item: Published | StoreCommand, command: Purge, hashes: Collection[BlockHash]) -> bool:
-    if isinstance(item, Published):
+def _is_of(item: QueuedBlock | StoreCommand, command: Purge, hashes: Collection[BlockHash]) -> bool:
+    if isinstance(item, QueuedBlock):
         return item.identity.hash in hashes
     return isinstance(item, SequenceRecord) and (item.namespace, item.agent) == (command.namespace, command.agent)
 
 
-def refuse(item: Published | StoreCommand, error: RekindleError) -> None:
+def refuse(item: QueuedBlock | StoreCommand, error: RekindleError) -> None:
     """Fail a command that never reached the store."""
     if isinstance(item, StoreChange):
         fail(item.done, error)

@@ -171,6 +171,7 @@ class Admission:
         wanted = copied + sum(each.sequence.num_blocks_ahead for each in [request, *running])
         freed = 0 if giver is None else freed_by([giver], pool)
         short = wanted > pool.num_free + pool.num_cached + freed
+        short = short or any(wanted > slots.num_available + freed for slots in pool.windows)
         if short and (self._scheduler.running or self._scheduler.loading):
             sequence.table.release()
             sequence.num_computed = 0

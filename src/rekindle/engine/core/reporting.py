@@ -6,6 +6,7 @@ Reads requests; changes only the progress they show.
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 
 from rekindle.engine.request import Request
 from rekindle.engine.types import Outcome, Progress, Report, Source, Timings
@@ -120,11 +121,19 @@ def _timings(request: Request, now: float) -> Timings:
 
 
 def _explanation(request: Request, outcome: Outcome) -> Explanation | None:
-    """Explain why not more was reused: evicted KV although the text agreed, else where the texts differ."""
+    """Explain why not more was reused: a resume point before the end of the match, evicted KV although the text agreed,
+    else where the texts differ."""
     sequence, match = request.sequence, request.match
     if sequence.reuse == "off" or (request.resumes and match.source is None):
         return None
-    missing = min(match.num_tokens, sequence.num_reusable) - sequence.reused_tokens
+    differing = match.explanation if outcome in ("diverge", "miss") else None
+    resumed = sequence.reused_tokens
+    if sequence.num_unresumed:
+        where = f"matched {resumed + sequence.num_unresumed:,} tokens, resumed at {resumed:,}"
+        if differing is None:
+            return explain_known("window_ended", where)
+        return replace(differing, detail=f"{differing.detail}; {where}")
+    missing = min(match.num_tokens, sequence.num_reusable) - resumed
     if missing >= sequence.block_tokens:
         return explain_known("evicted", f"{missing} of {match.num_tokens} matched tokens")
-    return match.explanation if outcome in ("diverge", "miss") else None
+    return differing

@@ -142,6 +142,7 @@ class Replies:
                 text="".join(request.reply.texts),
                 opening=request.reply.generation.opening,
                 breakpoints=request.breakpoints,
+                resume_points=tuple(sorted(at for at in sequence.resume_points if at < len(ids))),
             )
         )
 

@@ -13,6 +13,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import takewhile
 
 import numpy as np
 
@@ -60,7 +61,8 @@ class _Ready:
 class RequestBuilder:
     """Turns `GenerationRequest`s into `Request`s and passes them to `submit`.
 
-    `visible` tokens are written out in the deltas of structured requests.
+    `visible` tokens are written out in the deltas of structured requests. With `has_windows`, sequences can be resumed
+    at some places only, which are chosen here by the text of the prompt.
     """
 
     def __init__(
@@ -76,7 +78,9 @@ class RequestBuilder:
         submit: Callable[[Request], None],
         wake: Callable[[], None],
         clock: Callable[[], float] = time.perf_counter,
+        has_windows: bool = False,
     ) -> None:
+        self._has_windows = has_windows
         self._encoder = encoder
         self._renderer = renderer
         self._lookup = lookup
@@ -124,6 +128,7 @@ class RequestBuilder:
         request, prompt, rendering = ready.request, ready.prompt, ready.rendering
         breakpoints, taken_out = self._marked_and_removed(prompt, rendering)
         texts = self._lookup.other_texts(request.namespace, prompt)
+        resume_points = self._resume_points(prompt, rendering, breakpoints) if self._has_windows else frozenset[int]()
         for index, generation in enumerate(generations):
             built = Request(
                 namespace=request.namespace,
@@ -136,6 +141,7 @@ class RequestBuilder:
                     task=request.task,
                     max_new_tokens=ready.max_new_tokens,
                     texts=texts,
+                    resume_points=set(resume_points),
                 ),
                 match=prompt.match,
                 reply=self._reply(ready, generation, index),
@@ -209,6 +215,18 @@ class RequestBuilder:
             for (each, _), num in zip(rendering.removed, num_before[len(rendering.breakpoints) :], strict=True)
         )
         return breakpoints, taken_out
+
+    def _resume_points(
+        self, prompt: Prompt, rendering: Rendering, breakpoints: tuple[CachedBreakpoint, ...]
+    ) -> frozenset[int]:
+        """Return after how many tokens other prompts are likely to part from this one: the caller's breakpoints, and
+        the end of the system text."""
+        points = {each.num_tokens for each in breakpoints}
+        leading = list(takewhile(lambda message: message.role == "system", rendering.request.messages or ()))
+        if leading and prompt.reuse != "off":
+            end = self._encoder.message_ends(rendering.prompt, leading)[-1]
+            points.add(int(np.searchsorted(self._encoder.byte_ends(prompt.ids), end, side="right")))
+        return frozenset(points - {0})
 
     def _sent_before(self, prompt: Prompt, rendering: Rendering) -> frozenset[str] | None:
         """Return the digests of what was removed from the agent's previous request (None: unknown), and remember this

@@ -7,7 +7,7 @@ the store's index on demand. An agent keeps at most `max_branches`; the least re
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 import numpy as np
@@ -33,6 +33,7 @@ class Branch:
     saved_tokens: int
     last_use: float
     turn_ends: tuple[int, ...]
+    resume_points: tuple[int, ...] = ()  # of the last turn, in addition to its end; unknown after a restart
 
     def with_ids(self, ids: np.ndarray, hashes: tuple[BlockHash, ...]) -> KnownBranch:
         """Return the branch with its token ids, uint32 [num_tokens], and the hashes of their full blocks."""
@@ -47,12 +48,12 @@ class Branch:
 class KnownBranch(Branch):
     """A branch whose token ids are in memory; after a restart they are read on demand."""
 
-    ids: np.ndarray
-    hashes: tuple[BlockHash, ...]
+    ids: np.ndarray = field(kw_only=True)
+    hashes: tuple[BlockHash, ...] = field(kw_only=True)
 
 
 def _described(branch: Branch) -> dict[str, Any]:
-    return {field.name: getattr(branch, field.name) for field in fields(Branch)}
+    return {each.name: getattr(branch, each.name) for each in fields(Branch)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,6 +227,7 @@ class BranchBook:
             saved_tokens=extended.saved_tokens if extended is not None else 0,
             last_use=now,
             turn_ends=(*earlier, len(turn.ids)),
+            resume_points=turn.resume_points,
             ids=turn.ids,
             hashes=turn.hashes,
         )

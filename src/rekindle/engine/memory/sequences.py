@@ -22,6 +22,7 @@ def record_of(branch: Branch) -> SequenceRecord:
         canonical_tokens=branch.canonical_tokens,
         last_use=branch.last_use,
         turn_ends=branch.turn_ends,
+        resume_points=branch.resume_points,
     )
 
 

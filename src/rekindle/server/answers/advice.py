@@ -12,6 +12,7 @@ ADVICE: dict[Cause, str] = {
     "attribution_header": "serve with --normalise attribution, or have the client leave the line out",
     "tool_order": "serve with --normalise attribution,tools, or send tools and their keys in one order",
     "evicted": "give more room with --hot-bytes or --disk-bytes, or pin the agent: rekindle agents pin ID",
+    "window_ended": "mark the place with cache_control if prompts part there often; the next one resumes there anyway",
     "not_stored": "nothing: the first turn is computed, the next ones reuse it",
     "other_fingerprint": "serve the model, dtype and --kv of before, or let the agent start anew",
 }

@@ -1,0 +1,104 @@
+"""Covers: the window parts that each branch keeps, so that it can be resumed at its resume points.
+
+Owns the rows of `cover`: one for each part of a block that a branch needs. A window part without a cover is of no use;
+the ledger frees it. Parts of layers with full attention need no cover: they stay as long as their block. Used only by
+the ledger, inside its transactions.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from rekindle.cache.blocks.windows import first_needed
+from rekindle.store.schema import COVER, IndexMacs
+
+PartKey = tuple[bytes, int]  # block hash, part
+
+_UNCOVERED = """
+SELECT name, part FROM block WHERE part > 0
+    AND NOT EXISTS (SELECT 1 FROM cover WHERE cover.name = block.name AND cover.part = block.part)
+"""
+_UNKNOWN = """
+DELETE FROM cover WHERE NOT EXISTS (SELECT 1 FROM sequence WHERE agent = cover.agent AND branch = cover.branch)
+    OR NOT EXISTS (SELECT 1 FROM block WHERE name = cover.name AND part = cover.part)
+"""
+
+
+class Covers:
+    """The covers in `db`. `windows`: the parts that end, with the window of each in tokens."""
+
+    def __init__(self, db: sqlite3.Connection, macs: IndexMacs, windows: Mapping[int, int], block_tokens: int) -> None:
+        self._db = db
+        self._mac = macs["cover"]
+        self._windows = windows
+        self._block_tokens = block_tokens
+
+    def __bool__(self) -> bool:
+        return bool(self._windows)
+
+    def put(
+        self,
+        agent: bytes,
+        branch: int,
+        head: bytes,
+        positions: Iterable[int],
+        parent_of: Callable[[bytes], bytes | None],
+    ) -> None:
+        """Cover these positions of a branch, the last of which is in `head`, instead of what it covered before.
+
+        Each is covered from a block before its window on, so that a prompt may leave the text a little before it.
+        """
+        self.drop(agent, branch)
+        needed = self._needed(positions)
+        index, block_hash = max((index for index, _ in needed), default=-1), head
+        first = min((index for index, _ in needed), default=0)
+        found: list[tuple[Any, ...]] = []
+        while index >= first:
+            found += [(agent, branch, block_hash, part) for part in self._windows if (index, part) in needed]
+            parent = parent_of(block_hash)
+            if parent is None:
+                break
+            index, block_hash = index - 1, parent
+        stored = [row for row in found if self._is_stored(row[2], row[3])]
+        self._db.executemany(
+            f"INSERT INTO cover({COVER}) VALUES (?, ?, ?, ?, ?)", [(*row, self._mac.of(row)) for row in stored]
+        )
+
+    def _needed(self, positions: Iterable[int]) -> set[tuple[int, int]]:
+        """Return (index of a block, part) of all that these positions need."""
+        size = self._block_tokens
+        return {
+            (index, part)
+            for position in positions
+            for part, window in self._windows.items()
+            for index in range(first_needed(position - size, window, size), -(-position // size))
+        }
+
+    def _is_stored(self, block_hash: bytes, part: int) -> bool:
+        query = "SELECT 1 FROM block WHERE name = ? AND part = ?"
+        return self._db.execute(query, (block_hash, part)).fetchone() is not None
+
+    def of(self, agent: bytes, branch: int | None) -> list[PartKey]:
+        """Return what a branch covers, or all branches of an agent (None)."""
+        query = "SELECT name, part FROM cover WHERE agent = ?1 AND (?2 IS NULL OR branch = ?2)"
+        return self._db.execute(query, (agent, branch)).fetchall()
+
+    def drop(self, agent: bytes, branch: int | None) -> None:
+        """Forget what a branch covers, or all branches of an agent (None)."""
+        self._db.execute("DELETE FROM cover WHERE agent = ?1 AND (?2 IS NULL OR branch = ?2)", (agent, branch))
+
+    def drop_block(self, block_hash: bytes) -> None:
+        """Forget who covers a block that is removed."""
+        self._db.execute("DELETE FROM cover WHERE name = ?", (block_hash,))
+
+    def uncovered(self, parts: Iterable[PartKey]) -> list[PartKey]:
+        """Return those of these parts that no branch covers."""
+        query = "SELECT 1 FROM cover WHERE name = ? AND part = ?"
+        return [key for key in parts if self._db.execute(query, key).fetchone() is None]
+
+    def all_uncovered(self) -> list[PartKey]:
+        """Forget covers of what is gone; return every stored window part that no branch covers. Reads all rows."""
+        self._db.execute(_UNKNOWN)
+        return [(name, part) for name, part in self._db.execute(_UNCOVERED) if part in self._windows]
