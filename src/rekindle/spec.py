@@ -110,6 +110,28 @@ class KVLayout:
         """The parts that blocks have only near resume points: windows, unless there is nothing else."""
         return self.parts[1:]
 
+    def cover_blocks(self, part: PartLayout) -> int:
+        """How many blocks keep an ending part for one resume point, at most: its window, and a block before it."""
+        if part.window is None:
+            raise ValueError(f"the part {part.name} does not end")
+        return -(-part.window // self.block_tokens) + 2
+
+    def kept_bytes(self, num_tokens: int) -> int:
+        """Bytes of a conversation of `num_tokens` tokens with one resume point, its end."""
+        num_blocks = -(-num_tokens // self.block_tokens)
+        windows = (min(num_blocks, self.cover_blocks(part)) * part.payload_bytes for part in self.ending_parts)
+        return num_blocks * self.parts[0].payload_bytes + sum(windows)
+
+    def describe(self) -> str:
+        """Formats and bytes in one line, for display."""
+        formats = ", ".join(f"{name} on {count} layers" for name, count in self.formats().items())
+        parts = [f"{self.parts[0].payload_bytes / self.block_tokens:,.0f} bytes a token"]
+        parts += [
+            f"{part.payload_bytes / self.block_tokens:,.0f} more in the last {part.window:,}"
+            for part in self.ending_parts
+        ]
+        return f"{formats} (K/V); {', '.join(parts)}"
+
     def _part(self, index: int, window: int | None) -> PartLayout:
         layers = tuple(layer for layer in self.layers if layer.window == window)
         sections, offset = [], 0

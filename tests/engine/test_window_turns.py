@@ -12,6 +12,7 @@ import pytest
 
 from rekindle.engine.api import Engine
 from rekindle.engine.types import Report
+from tests.engine.test_purge import disk_pieces, hot_pieces
 from tests.tiny_models import WINDOW, tiny_model_dir
 
 Start = Callable[..., Engine]
@@ -105,3 +106,20 @@ def test_an_agent_that_leaves_memory_leaves_no_window_behind(start: Start, gemma
             assert connection.execute("SELECT COUNT(*) FROM block").fetchone() == (0,)
             assert connection.execute("SELECT COUNT(*) FROM cover").fetchone() == (0,)
     engine.components.loop.call(lambda core: core.check()).result()
+
+
+def test_no_window_of_a_purged_agent_is_left(start: Start, gemma: Path, tmp_path: Path) -> None:
+    engine = start(gemma)
+    asked(engine, "bob", "Where is the red box?", system="You are another assistant. " * 6)
+    engine.flush()
+    before = hot_pieces(engine) | disk_pieces(tmp_path)
+    for text in ("Hello " * 20, "Hello again " * 20):
+        asked(engine, "ada", text)
+    engine.flush()
+    of_ada = (hot_pieces(engine) | disk_pieces(tmp_path)) - before
+    assert len(of_ada) > 1000
+    engine.purge("ada")
+    left = hot_pieces(engine) | disk_pieces(tmp_path)
+    assert not of_ada & left
+    bob = asked(engine, "bob", "Where is the red box?", system="You are another assistant. " * 6)
+    assert bob.computed_tokens == 1

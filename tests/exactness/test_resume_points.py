@@ -163,3 +163,20 @@ def test_requests_that_run_together_hold_their_windows(make_rig: MakeRig) -> Non
     for prompt, result in zip(prompts, rig.finish(*requests), strict=True):
         assert result.token_ids == plain.generate(prompt, 40).token_ids
     assert all(request.state is State.FINISHED for request in requests)
+
+
+def test_conversations_that_come_back_together_take_turns_for_slots(make_rig: MakeRig, tmp_path: Path) -> None:
+    """Each needs four slots to be loaded and eight for its chunks; there are fourteen."""
+    rig = make_rig("gemma3", "fp64", "q4h", store_dir=tmp_path, window_slots=14, max_chunk_tokens=64)
+    plain = make_rig("gemma3", "fp64", "q4h")
+    histories = [some_ids(100 + 20 * number, seed=number) for number in range(5)]
+    results = [rig.generate(ids, NEW) for ids in histories]
+    rig = rig.reopened()
+    prompts = [
+        [*ids, *result.token_ids, *some_ids(30, seed=50)] for ids, result in zip(histories, results, strict=True)
+    ]
+    requests = [rig.request(prompt, 20) for prompt in prompts]
+    for prompt, result in zip(prompts, rig.finish(*requests), strict=True):
+        assert result.token_ids == plain.generate(prompt, 20, "off").token_ids
+        assert result.report.warm_tokens == len(prompt) - 31
+    rig.close()

@@ -6,5 +6,6 @@ from tools.defects.layers import LAYERS
 from tools.defects.mapped import MAPPED
 from tools.defects.mixtures import MIXTURES
 from tools.defects.serving import SERVING
+from tools.defects.windows import WINDOWS
 
-MUTANTS = (*COMPUTING, *SERVING, *KERNELS, *LAYERS, *MAPPED, *MIXTURES)
+MUTANTS = (*COMPUTING, *SERVING, *KERNELS, *LAYERS, *MAPPED, *MIXTURES, *WINDOWS)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from tools.defects.mutant import Edit, Mutant, one
 
 PATHS = "tests/exactness/test_paths.py"
-LOW = "tests/exactness/test_low_precision.py"
 ALONE = "tests/exactness/test_against_transformers.py"
 
 COMPUTING = (
@@ -109,14 +108,14 @@ COMPUTING = (
         "kv/plan.py",
         "ROW_MULTIPLE = 4",
         "ROW_MULTIPLE = 1",
-        f"{LOW}::test_bf16_logits_of_wide_layers_are_the_same_in_every_cut[q4h]",
+        "tests/kv/test_attention_exactness.py",
     ),
     one(
         "context not padded to whole tiles",
         "kv/plan.py",
         "num_context = -(-rows.until // TILE) * TILE - first",
         "num_context = -(-rows.until // 64) * 64 - first",
-        f"{LOW}::test_bytes_are_the_same_on_every_path[bf16-llama-q4h]",
+        "tests/kv/test_attention_exactness.py",
     ),
     one(
         "presence counted like frequency",

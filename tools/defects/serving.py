@@ -174,8 +174,8 @@ SERVING = (
     one(
         "a policy that is parsed and ignored",
         "engine/factory.py",
-        ", policy=settings.eviction)",
-        ")",
+        "            policy=settings.eviction,\n",
+        "",
         "tests/engine/test_evicting.py::test_the_policy_says_who_leaves_memory_first",
     ),
     one(

@@ -17,7 +17,9 @@ from rekindle.cache.blocks.hashing import (
 )
 from rekindle.cache.blocks.identity import BlockIdentity
 from rekindle.cache.blocks.pool import BlockPool
+from rekindle.cache.blocks.resume import resume_position
 from rekindle.cache.blocks.table import BlockTable, Published
+from rekindle.cache.blocks.windows import WindowSlots
 from rekindle.cache.eviction import POLICIES, EvictionOrder, Hints, KeyedOrder, Policy, make_policy
 from rekindle.cache.library.batch import BatchAnalysis, SharedPrefix, analyze_batch
 from rekindle.cache.library.entries import CacheConfig, CacheEntry, CacheStats, PrefixMatch, content_key
@@ -49,12 +51,14 @@ __all__ = [
     "RadixTrie",
     "SharedPrefix",
     "TokenIds",
+    "WindowSlots",
     "analyze_batch",
     "block_hash",
     "chain_hashes",
     "content_key",
     "id_bytes",
     "make_policy",
+    "resume_position",
     "root_hash",
     "tail_hash",
 ]

@@ -103,13 +103,10 @@ def probe_model(settings: Settings) -> tuple[list[Finding], LoadedModel | None]:
     except (ModelRefused, ConfigError) as error:
         return [Finding("model", "fail", str(error), "name another MODEL, or fix this one as described")], None
     spec = loaded.spec
-    formats = ", ".join(f"{name} on {count} layers" for name, count in spec.layout.formats().items())
     findings = [
         Finding("model", "ok", f"{spec.name} ({spec.architecture}), context {spec.max_context:,} tokens"),
         Finding("trial forward", "ok", "packed sequences over paged KV give the logits of the model's own attention"),
-        Finding(
-            "KV formats", "ok", f"{formats}: {spec.layout.block_bytes / spec.layout.block_tokens:,.0f} bytes a token"
-        ),
+        Finding("KV formats", "ok", spec.layout.describe()),
         _promise(loaded),
     ]
     return findings, loaded

@@ -11,7 +11,7 @@ from rekindle.cache.blocks.windows import WindowSlots
 from rekindle.config import HOT_SHARE, MOST_HOT_BYTES, CacheSettings, StoreSettings
 from rekindle.errors import ConfigError
 from rekindle.model.device import total_bytes
-from rekindle.spec import ModelSpec, PartLayout
+from rekindle.spec import KVLayout, ModelSpec, PartLayout
 
 # How hot memory is divided for models with windows: as for conversations of this length with this many resume points.
 TYPICAL_TOKENS = 8192
@@ -37,9 +37,9 @@ def capacity(settings: CacheSettings, spec: ModelSpec, device: str, *, chunk_tok
     if num_blocks < 2:
         need = 2 * layout.block_bytes
         raise ConfigError(f"hot_bytes={wanted} holds less than two blocks of this model: give at least {need}")
-    least = [_least_slots(part, layout.block_tokens, chunk_tokens) for part in layout.ending_parts]
+    least = [_least_slots(layout, part, chunk_tokens) for part in layout.ending_parts]
     rest = [part.payload_bytes for part in layout.ending_parts]
-    shares = [_share(part, layout.block_tokens) for part in layout.ending_parts]
+    shares = [_share(layout, part) for part in layout.ending_parts]
     per_block = layout.parts[0].payload_bytes + sum(share * size for share, size in zip(shares, rest, strict=True))
     more = (wanted - sum(slots * size for slots, size in zip(least, rest, strict=True))) / per_block
     num_blocks = max(num_blocks, int(more))
@@ -53,20 +53,14 @@ def capacity(settings: CacheSettings, spec: ModelSpec, device: str, *, chunk_tok
     return HotSizes(num_blocks, windows, min(spec.max_context, (num_blocks - 1) * layout.block_tokens))
 
 
-def _cover_blocks(part: PartLayout, block_tokens: int) -> int:
-    """Return how many blocks' parts a resume point keeps at most."""
-    assert part.window is not None, f"{part.name} does not end"
-    return -(-part.window // block_tokens) + 2
-
-
-def _least_slots(part: PartLayout, block_tokens: int, chunk_tokens: int) -> int:
+def _least_slots(layout: KVLayout, part: PartLayout, chunk_tokens: int) -> int:
     """Return the slots for one request: its window, the blocks of a chunk, and a copy of a shared tail."""
-    return _cover_blocks(part, block_tokens) + -(-chunk_tokens // block_tokens) + 2
+    return layout.cover_blocks(part) + -(-chunk_tokens // layout.block_tokens) + 2
 
 
-def _share(part: PartLayout, block_tokens: int) -> float:
+def _share(layout: KVLayout, part: PartLayout) -> float:
     """Return for how many of the blocks there is a slot."""
-    return min(1.0, TYPICAL_POINTS * _cover_blocks(part, block_tokens) * block_tokens / TYPICAL_TOKENS)
+    return min(1.0, TYPICAL_POINTS * layout.cover_blocks(part) * layout.block_tokens / TYPICAL_TOKENS)
 
 
 def check_budget(settings: CacheSettings, device: str) -> None:

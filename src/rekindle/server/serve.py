@@ -42,8 +42,6 @@ TICK_S = 0.05
 def banner(engine: Engine, settings: Settings, url: str) -> str:
     """Describe the model, KV formats and why, memory, warm agents, and the URL."""
     spec, stats = engine.spec, engine.stats()
-    formats = ", ".join(f"{name} on {count} layers" for name, count in spec.layout.formats().items())
-    per_token = spec.layout.block_bytes / spec.layout.block_tokens
     name = settings.server.served_model_name or spec.name
     store = str(settings.store.directory()) if settings.store.enabled else "off: nothing survives a restart"
     source = Source.find(settings.model.model, settings.model.revision)
@@ -51,7 +49,7 @@ def banner(engine: Engine, settings: Settings, url: str) -> str:
     lines = [
         f"model      {name} ({spec.architecture}), context {engine.max_context:,} tokens",
         *textwrap.wrap(about, 100, initial_indent=INDENT, subsequent_indent=INDENT),
-        f"KV         {formats} (K/V); {per_token:,.0f} bytes a token",
+        f"KV         {spec.layout.describe()}",
         *(f"{INDENT}{note}" for note in engine.notes),
         f"hot        {stats.num_blocks * spec.layout.block_tokens:,} tokens in {stats.hot_bytes / 2**20:,.0f} MiB",
         f"warm       agents found: {engine.num_warm_agents:,}, in {store}",

@@ -137,9 +137,12 @@ class PrefixCache:
                 if nearest[0].identity.hash not in sequence.tried_loads:
                     chain, on_disk, matched = hot, [nearest[0]], num_hot * size + nearest[1]
         sequence.num_matched = matched
-        on_disk = self.windows.to_load(chain, on_disk, matched, lambda block: self._stored(sequence, block))
+        wanted = self.windows.to_load(chain, on_disk, matched, lambda block: self._stored(sequence, block))
+        on_disk = wanted.blocks
         if any(stored.identity.hash in self.loads for stored in on_disk):
             return Attachment("wait")
+        if on_disk and not self.windows.has_room(wanted):
+            return Attachment("ready", [], child) if alone else Attachment("short")
         if on_disk and not alone:
             fitting = self._fitting(sequence, on_disk, num_hot)
             if fitting is None:

@@ -7,6 +7,7 @@ engine thread only.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 
 from rekindle.cache.blocks.pool import BlockPool
 from rekindle.cache.blocks.resume import resume_position
@@ -14,6 +15,14 @@ from rekindle.cache.blocks.table import BlockTable
 from rekindle.cache.blocks.windows import first_needed
 from rekindle.spec import KVLayout
 from rekindle.store.warm import StoredBlock
+
+
+@dataclass(frozen=True, slots=True)
+class ToLoad:
+    """What to read of the blocks on disk, in order, and for each window the slots that nobody holds yet."""
+
+    blocks: list[StoredBlock]
+    num_slots: tuple[int, ...] = ()
 
 
 class WindowParts:
@@ -42,13 +51,13 @@ class WindowParts:
         found: Sequence[StoredBlock],
         num_tokens: int,
         stored: Callable[[int], StoredBlock | None],
-    ) -> list[StoredBlock]:
-        """Return what to read, in order, so that a sequence resumes as near to `num_tokens` as it can.
+    ) -> ToLoad:
+        """Return what to read so that a sequence resumes as near to `num_tokens` as it can.
 
         Its blocks are `hot`, then `found` on disk; `stored` looks up a hot one there.
         """
         if not self._slots:
-            return list(found)
+            return ToLoad(list(found))
         known: dict[int, StoredBlock | None] = dict(enumerate(found, len(hot)))
 
         def on_disk(index: int) -> StoredBlock | None:
@@ -77,7 +86,16 @@ class WindowParts:
             block = on_disk(index) if parts else None
             if block is not None:
                 wanted.append(block.only(parts))
-        return wanted
+        end = -(-position // self._size)
+        num_slots = (
+            sum(index >= len(hot) or not slots.is_held(hot[index]) for index in range(start, end))
+            for slots, start in zip(self._slots, first, strict=True)
+        )
+        return ToLoad(wanted, tuple(num_slots))
+
+    def has_room(self, wanted: ToLoad) -> bool:
+        """Whether a load and what it resumes with fit in the slots that nobody holds, together."""
+        return all(count <= slots.num_available for count, slots in zip(wanted.num_slots, self._slots, strict=False))
 
     def mark(self, table: BlockTable, positions: Iterable[int]) -> None:
         """Note that resume points at these positions need the parts before them."""

@@ -1,0 +1,160 @@
+"""Defects in window parts: where they are, how long they stay, and where a sequence is resumed with them."""
+
+from __future__ import annotations
+
+from tools.defects.mutant import Mutant, one
+
+SLOTS, COVERS = "tests/cache/test_windows.py", "tests/store/test_covers.py"
+RESUMED, TURNS = "tests/exactness/test_resume_points.py", "tests/engine/test_window_turns.py"
+MACHINE = f"{SLOTS}::TestWindowMachine"
+ANY_ORDER = f"{RESUMED}::test_any_order_of_turns_gives_the_answers_of_no_reuse"
+
+WINDOWS: tuple[Mutant, ...] = (
+    one(
+        "a window a token too short",
+        "cache/blocks/windows.py",
+        "return max(0, position - window) // block_tokens",
+        "return max(0, position - window + 2) // block_tokens",
+        SLOTS,
+    ),
+    one(
+        "a taken slot left to the block before",
+        "cache/blocks/windows.py",
+        "            self._put(self._block_of[slot], ABSENT)\n",
+        "",
+        MACHINE,
+    ),
+    one(
+        "parts of a resume point go before those passed",
+        "cache/blocks/windows.py",
+        "(self._passed or self._kept).popitem(last=False)",
+        "(self._kept or self._passed).popitem(last=False)",
+        SLOTS,
+    ),
+    one(
+        "holders of an equal block forgotten",
+        "cache/blocks/windows.py",
+        "        for _ in range(self._refs[slot]):\n            self.hold(target)\n",
+        "",
+        SLOTS,
+    ),
+    one(
+        "resumed without one of two windows",
+        "cache/blocks/resume.py",
+        "        position, at = missing * block_tokens, 0\n",
+        "        position, at = missing * block_tokens, at + 1\n",
+        SLOTS,
+    ),
+    one(
+        "a window released while its table needs it",
+        "cache/blocks/table.py",
+        "first = first_needed(self.num_tokens, slots.window, self.pool.block_tokens)",
+        "first = first_needed(self.num_tokens + self.pool.block_tokens, slots.window, self.pool.block_tokens)",
+        MACHINE,
+    ),
+    one(
+        "windows of a fork not held",
+        "cache/blocks/table.py",
+        "            for block in forked.blocks[first:]:\n                slots.hold(block)\n",
+        "            pass\n",
+        MACHINE,
+    ),
+    one(
+        "windows read in the rows of their blocks",
+        "kv/plan.py",
+        "return self._rows_of(window, np.asarray(span.blocks, np.int32)).astype(np.int32, copy=False)",
+        "return np.asarray(span.blocks, np.int32)",
+        ANY_ORDER,
+    ),
+    one(
+        "windows of a copied tail not copied",
+        "kv/arena.py",
+        "        for part in self.layout.parts:\n            from_row,",
+        "        for part in self.layout.parts[:1]:\n            from_row,",
+        ANY_ORDER,
+    ),
+    one(
+        "resumed where windows have ended",
+        "engine/blocks/prefix_cache.py",
+        "position = self.windows.resume_at(blocks, matched)",
+        "position = matched",
+        ANY_ORDER,
+    ),
+    one(
+        "windows on disk not loaded",
+        "engine/blocks/window_parts.py",
+        "            parts |= {0} if index >= len(hot) else set()\n",
+        "            parts = {0} if index >= len(hot) else set()\n",
+        RESUMED,
+    ),
+    one(
+        "ends of prompts not marked",
+        "engine/blocks/prefix_cache.py",
+        "self.windows.mark(table, [at for at in sequence.resume_points if before < at <= num_stored])",
+        "self.windows.mark(table, [])",
+        RESUMED,
+    ),
+    one(
+        "windows of a turn not saved",
+        "engine/blocks/prefix_cache.py",
+        "self._save_windows(table.blocks, [*points, table.num_tokens], sequence.root)",
+        "self._save_windows(table.blocks, [], sequence.root)",
+        RESUMED,
+    ),
+    one(
+        "the end of the system text is no resume point",
+        "engine/intake/request_builder.py",
+        "            points.add(int(np.searchsorted",
+        "            points.discard(int(np.searchsorted",
+        TURNS,
+    ),
+    one(
+        "a rounded match not explained",
+        "engine/core/reporting.py",
+        "    if sequence.num_unresumed:\n",
+        "    if False:\n",
+        TURNS,
+    ),
+    one(
+        "windows of superseded turns stay on disk",
+        "store/ledger.py",
+        "        self._free_uncovered(covered)\n        self._release(heads)\n\n",
+        "        self._release(heads)\n\n",
+        COVERS,
+    ),
+    one(
+        "a window freed that another branch covers",
+        "store/covers.py",
+        "return [key for key in parts if self._db.execute(query, key).fetchone() is None]",
+        "return list(parts)",
+        COVERS,
+    ),
+    one(
+        "a cover that reaches a block too little",
+        "store/covers.py",
+        "first_needed(position - size, window, size)",
+        "first_needed(position, window, size)",
+        COVERS,
+    ),
+    one(
+        "parts saved before a crash stay for ever",
+        "store/opening.py",
+        'if index.was_older or suspicion == "crashed":',
+        "if index.was_older:",
+        COVERS,
+    ),
+    one(
+        "a damaged window counts as stored with its block",
+        "store/writer.py",
+        "damaged=self._bad)",
+        "damaged=())",
+        COVERS,
+    ),
+    one(
+        "purged windows not overwritten",
+        "engine/core/purge.py",
+        "            arena.wipe_row(part.index, row)\n",
+        "            pass\n",
+        TURNS,
+    ),
+)
