@@ -107,7 +107,7 @@ class KVLayout:
 
     @property
     def ending_parts(self) -> tuple[PartLayout, ...]:
-        """The parts that blocks have only near resume points: windows, unless there is nothing else."""
+        """The parts that blocks have only near resume points: windows, but for the smallest if all layers have one."""
         return self.parts[1:]
 
     def cover_blocks(self, part: PartLayout) -> int:

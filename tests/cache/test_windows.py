@@ -219,6 +219,28 @@ def test_equal_blocks_become_one_with_the_parts_and_holders_of_both() -> None:
     slots.check([2])
 
 
+def test_a_tail_that_two_tables_hold_keeps_its_part_when_one_finds_it_published() -> None:
+    slots = WindowSlots(8, num_slots=9, num_blocks=16)
+    pool, ids = BlockPool(16, SIZE, windows=[slots]), [1, 2, 3, 4, 5, 6]
+    first, other, second = (BlockTable(pool) for _ in range(3))
+    for table in (first, other):
+        assert table.prepare(len(ids)) == []
+        table.publish(ids, ROOTS[0])
+        table.pass_windows()
+    for block in first.blocks:
+        pool.share(block)
+    second.append_shared(list(first.blocks), len(ids))
+    other.seal(ids, ROOTS[0])
+    other.release()
+    assert second.seal(ids, ROOTS[0]) is None
+    second.release()
+    first.check()
+    assert first.prepare(len(ids) + 1) == []
+    first.publish([*ids, 7], ROOTS[0])
+    first.release()
+    pool.check()
+
+
 def test_a_table_says_how_it_is_divided() -> None:
     slots = WindowSlots(1024, num_slots=2001, num_blocks=4)
     assert slots.take(0)

@@ -13,6 +13,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from rekindle.store.admin import check_store
 from rekindle.store.commands import Delete, Move, Purge
 from rekindle.store.values import StagedBlock
 from rekindle.store.warm import WarmStore
@@ -198,6 +199,77 @@ def test_what_is_repaired_can_be_resumed_at_its_ends(opened: Opened, tmp_path: P
     assert sum(record.num_tokens == 9 * SIZE + 3 for record in store.sequences()) == 2
     left = windows_on_disk(store)
     assert left == expected or (lost == "a window's row" and len(expected - left) == 1 and left < expected)
+    store.check("records")
+
+
+def test_a_part_that_is_written_alone_keeps_a_block_that_is_found_bad_meanwhile(opened: Opened) -> None:
+    store = opened()
+    chain = Chain.of(store, range(5 * SIZE))
+    stage(store, chain, set())
+    store.save_turn(chain.record("bob"))
+    assert store.flush(10)
+    first = chain.blocks[0]
+    with one_batch(store):
+        assert store.stage(StagedBlock(first.identity, (1,), first.fill))
+        store.writer.call(lambda ledger: store.writer.mark_bad(first.identity.hash))
+    assert store.stage(StagedBlock(chain.blocks[1].identity, (1,), chain.blocks[1].fill))
+    assert store.flush(10)
+    assert not store.contains(first.identity.hash), "its first part is bad still"
+    store.check()
+
+
+def test_a_bad_block_that_is_saved_again_leaves_no_cover_of_what_it_lost(opened: Opened) -> None:
+    store = opened()
+    chain = Chain.of(store, range(5 * SIZE))
+    save(store, chain)
+    block = chain.blocks[3]
+    store.writer.mark_bad(block.identity.hash)
+    assert store.stage(StagedBlock(block.identity, (0,), block.fill))
+    assert store.flush(10)
+    assert store.parts(block.identity.hash) == {0}
+    store.check("records")
+
+
+@pytest.mark.parametrize("size", ["small", "large"])
+def test_an_index_without_covers_is_settled_also_if_a_row_is_damaged(
+    opened: Opened, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: str
+) -> None:
+    store = opened()
+    chain = Chain.of(store, range(9 * SIZE))
+    save(store, chain)
+    store.close()
+    index = tmp_path / "store" / FINGERPRINT.hex() / "index.db"
+    with closing(sqlite3.connect(index)) as connection, connection:
+        connection.execute("UPDATE block SET last_use = 7.25 WHERE slot = 8 AND part = 0")
+        as_version_3(connection)
+    if size == "large":
+        monkeypatch.setattr("rekindle.store.opening.QUICKLY_CHECKED_BYTES", 0)
+    store = opened()
+    store.check("records")
+    assert len(windows_on_disk(store)) <= -(-WINDOW // SIZE) + 2
+
+
+def as_version_3(connection: sqlite3.Connection) -> None:
+    """Leave of an index what version 3 wrote."""
+    connection.execute("DROP TABLE cover")
+    connection.execute("DELETE FROM meta WHERE key = 'covers_settled'")
+    connection.execute("PRAGMA user_version = 3")
+
+
+@pytest.mark.parametrize("how", ["opened", "checked first"])
+def test_windows_of_an_earlier_version_end_at_the_first_start(opened: Opened, tmp_path: Path, how: str) -> None:
+    store = opened()
+    chain = Chain.of(store, range(20 * SIZE))
+    save(store, chain)
+    used = store.stats().used_bytes
+    store.close()
+    with closing(sqlite3.connect(tmp_path / "store" / FINGERPRINT.hex() / "index.db")) as connection, connection:
+        as_version_3(connection)
+    if how == "checked first":
+        assert check_store(tmp_path / "store", FINGERPRINT.hex()).is_sound
+    store = opened()
+    assert windows_on_disk(store) == needed(chain, {20 * SIZE})
+    assert store.stats().used_bytes < used
     store.check("records")
 
 

@@ -83,8 +83,8 @@ WINDOWS: tuple[Mutant, ...] = (
     one(
         "windows on disk not loaded",
         "engine/blocks/window_parts.py",
-        "            parts |= {0} if index >= len(hot) else set()\n",
-        "            parts = {0} if index >= len(hot) else set()\n",
+        "parts = {self.indices[which] for which in lacking} | ({0} if index >= len(hot) else set())",
+        "parts = {0} if index >= len(hot) else set()",
         RESUMED,
     ),
     one(
@@ -139,8 +139,8 @@ WINDOWS: tuple[Mutant, ...] = (
     one(
         "parts saved before a crash stay for ever",
         "store/opening.py",
-        'if index.was_older or suspicion == "crashed":',
-        "if index.was_older:",
+        'if suspicion == "crashed" or not index.meta().get(SETTLED):',
+        "if not index.meta().get(SETTLED):",
         COVERS,
     ),
     one(
@@ -149,6 +149,55 @@ WINDOWS: tuple[Mutant, ...] = (
         "damaged=self._bad)",
         "damaged=())",
         COVERS,
+    ),
+    one(
+        "windows of an earlier version stay for ever",
+        "store/opening.py",
+        'if suspicion == "crashed" or not index.meta().get(SETTLED):',
+        'if suspicion == "crashed":',
+        COVERS,
+    ),
+    one(
+        "covers of a lost part kept",
+        "store/ledger.py",
+        "                    self._covers.drop_part(identity.hash, row[1])\n",
+        "                    pass\n",
+        COVERS,
+    ),
+    one(
+        "a tail not held while its window is read",
+        "engine/blocks/prefix_cache.py",
+        "self.loads.start(self._store, sequence, held, found.on_disk)",
+        "self.loads.start(self._store, sequence, hot, found.on_disk)",
+        RESUMED,
+    ),
+    one(
+        "the slot of a copy given to a reserved block",
+        "cache/blocks/table.py",
+        "for block in fresh if copy is None else [copy.target, *fresh]:",
+        "for block in self.blocks[len(self.blocks) - num_new - must_copy :]:",
+        MACHINE,
+    ),
+    one(
+        "a tail that others hold published as another block",
+        "cache/blocks/pool.py",
+        " or (self.windows and self._refs[block] > 1):",
+        ":",
+        SLOTS,
+    ),
+    one(
+        "a long prompt waits for slots for all of it",
+        "engine/core/admission.py",
+        "sum(min(each.sequence.num_blocks_ahead, chunk) for each in requests)",
+        "sum(each.sequence.num_blocks_ahead for each in requests)",
+        RESUMED,
+    ),
+    one(
+        "windows of cancelled prompts saved",
+        "engine/core/sampling.py",
+        "is_remembered=is_turn and keep and len(ids) > 0)",
+        "is_remembered=is_turn)",
+        RESUMED,
     ),
     one(
         "purged windows not overwritten",

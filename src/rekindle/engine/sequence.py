@@ -37,8 +37,7 @@ class Sequence:
     max_new_tokens: int = 0
     texts: tuple[np.ndarray, ...] = ()  # uint32
     resume_points: set[int] = field(default_factory=set)  # tokens after which others, or its next turn, may go on
-    num_matched: int = 0  # tokens of it that were stored when it was attached last
-    num_unresumed: int = 0  # of them, those after the point at which it was resumed when it first started
+    num_unresumed: int = 0  # stored tokens after the point at which it was resumed when it first started
     num_computed: int = 0
     num_generated: int = 0
     num_preemptions: int = 0
@@ -58,11 +57,12 @@ class Sequence:
         self.token_ids = np.zeros(self.num_prompt + self.max_new_tokens, dtype=np.uint32)
         self.token_ids[: self.num_prompt] = self.prompt_ids
 
-    def note_resumed(self, position: int) -> None:
-        """Record that it is resumed before its match ends; there others may part from it, too."""
-        self.resume_points.add(self.num_matched)
+    def note_resumed(self, position: int, *, num_matched: int) -> None:
+        """Record where it is resumed; if its match ends later, others may part from it there, too."""
+        if position < num_matched:
+            self.resume_points.add(num_matched)
         if not self.num_preemptions:
-            self.num_unresumed = self.num_matched - position
+            self.num_unresumed = num_matched - position
 
     @property
     def block_tokens(self) -> int:

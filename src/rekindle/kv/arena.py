@@ -32,7 +32,7 @@ _WORD_BYTES = 8  # blocks are gathered in int64
 
 @dataclass(frozen=True, slots=True)
 class LayerView:
-    """One layer's bytes: whole rows as int64 [num_blocks, n], every section as [num_blocks, heads, token, ...].
+    """One layer's bytes: whole rows as int64 [rows, n], every section as [rows, heads, token, ...].
 
     `heads` are the indices 0, 1, ... by which rows are written.
     """

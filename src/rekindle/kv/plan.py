@@ -53,7 +53,8 @@ class QueryPiece:
 
 @dataclass(frozen=True, slots=True)
 class QueryRange:
-    """Pieces that see the same context: `blocks` int32 [n] from position `first`, padded to `num_context` tokens."""
+    """Pieces that see the same context: `blocks` int32 [n], rows of the arena, from position `first`, padded to
+    `num_context` tokens."""
 
     blocks: Tensor
     first: int
@@ -110,6 +111,7 @@ class AttentionPlan:
         positions, blocks, written = self._rows()
         self._blocks, self._written, self._rows_of = blocks, written, rows_of
         self._targets: dict[int | None, np.ndarray] = {}
+        self._target_blocks: dict[int | None, Tensor] = {}
         self.row_offsets = (positions % self.block_tokens).astype(np.int32)
         self.num_written = int(written.sum())
         with torch.inference_mode(False):
@@ -134,7 +136,10 @@ class AttentionPlan:
 
     def target_blocks(self, window: int | None) -> Tensor:
         """As `row_blocks`, of the written rows alone: [written rows, 1]."""
-        return self._constant(self.row_blocks(window)[self._written, None].astype(np.int64))
+        if window not in self._target_blocks:
+            targets = self.row_blocks(window)[self._written, None].astype(np.int64)
+            self._target_blocks[window] = self._constant(targets)
+        return self._target_blocks[window]
 
     @cached_property
     def target_offsets(self) -> Tensor:

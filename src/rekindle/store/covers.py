@@ -1,8 +1,9 @@
 """Covers: the window parts that each branch keeps, so that it can be resumed at its resume points.
 
-Owns the rows of `cover`: one for each part of a block that a branch needs. A window part without a cover is of no use;
-the ledger frees it. Parts of layers with full attention need no cover: they stay as long as their block. Used only by
-the ledger, inside its transactions.
+Owns the rows of `cover`: one for each part of a block that a branch needs. A window part that loses its last cover is
+freed by the ledger; one that never had a cover, left by a crash or an earlier version, at the next open. Parts of
+layers with full attention need no cover: they stay as long as their block. Used only by the ledger, inside its
+transactions.
 """
 
 from __future__ import annotations
@@ -48,7 +49,8 @@ class Covers:
     ) -> None:
         """Cover these positions of a branch, the last of which is in `head`, instead of what it covered before.
 
-        Each is covered from a block before its window on, so that a prompt may leave the text a little before it.
+        Each is covered from a block before its window on, so that a prompt may leave the text a little before it. Walks
+        from the end of the branch to the first of them.
         """
         self.drop(agent, branch)
         needed = self._needed(positions)
@@ -92,6 +94,10 @@ class Covers:
     def drop_block(self, block_hash: bytes) -> None:
         """Forget who covers a block that is removed."""
         self._db.execute("DELETE FROM cover WHERE name = ?", (block_hash,))
+
+    def drop_part(self, block_hash: bytes, part: int) -> None:
+        """Forget who covers a part that is removed."""
+        self._db.execute("DELETE FROM cover WHERE name = ? AND part = ?", (block_hash, part))
 
     def uncovered(self, parts: Iterable[PartKey]) -> list[PartKey]:
         """Return those of these parts that no branch covers."""

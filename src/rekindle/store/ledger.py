@@ -94,7 +94,7 @@ class Ledger:
     def add(self, blocks: Iterable[StoredBlock], now: float, *, damaged: Collection[bytes] = ()) -> None:
         """Insert these blocks and take their slots; a part already in the index moves to its new slot.
 
-        A block without its first part must be in the index with it. What a `damaged` one had is freed.
+        A block without its first part must be in the index with it. A `damaged` one loses what it had with its first.
         """
         for block in blocks:
             identity = block.identity
@@ -102,9 +102,12 @@ class Ledger:
             assert before or 0 in block.parts, "a block is added without its first part"
             if not before:
                 self._order.add(identity.hash, identity.parent, identity.root)
-            moved = [row for row in before if row[1] in block.parts or identity.hash in damaged]
+            is_anew = 0 in block.parts and identity.hash in damaged
+            moved = [row for row in before if row[1] in block.parts or is_anew]
             for row in moved:
                 self._db.execute("DELETE FROM block WHERE name = ? AND part = ?", row[:2])
+                if row[1] not in block.parts:
+                    self._covers.drop_part(identity.hash, row[1])
             for place in block.places:
                 self.slots.take(place.part, place.slot)
             for row in block_rows(block, now):

@@ -6,13 +6,14 @@ operator to fix (StoreError).
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import sqlite3
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from rekindle.spec import KVLayout
-from rekindle.store.damage import INDEX_DAMAGE, is_damage_at_open
+from rekindle.store.damage import INDEX_DAMAGE, DamagedRow, is_damage_at_open
 from rekindle.store.directory import StoreDirectory
 from rekindle.store.index import Index
 from rekindle.store.ledger import Ledger
@@ -27,6 +28,7 @@ logger = logging.getLogger(__name__)
 
 # A full check takes a third of a second for an index of 20,000 blocks, 15 s for 640,000 (540 MB).
 QUICKLY_CHECKED_BYTES = 16 << 20
+SETTLED = "covers_settled"  # in `meta`, once window parts without a cover are gone
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -93,14 +95,13 @@ def _open(
         if slots is not None:
             shards = Shards(place.path, formats, slots, fs)
             repair_rows(ledger, shards, clock())
-            if index.was_older or suspicion == "crashed":
-                with ledger.transaction():
-                    ledger.settle_covers()
+            if suspicion == "crashed" or not index.meta().get(SETTLED):
+                _settle_covers(ledger, shards, clock())
             ledger.clamp_future_uses(clock())
             place.forget_damage()
             return OpenedStore(place, index, ledger, shards, None)
         slots = [found_slots(place.path, f, fs) or max(1, shard_bytes // f.record_bytes) for f in formats]
-        settings = {f"slots_per_shard.{part}": count for part, count in enumerate(slots)}
+        settings = {f"slots_per_shard.{part}": count for part, count in enumerate(slots)} | {SETTLED: 1}
         shards, report = Shards(place.path, formats, slots, fs), None
         if place.has_shards():
             kept = place.last_set_aside()
@@ -169,6 +170,20 @@ def _check_all(index: Index, ledger: Ledger) -> None:
     for part in range(index.num_parts):
         if (problem := ledger.slots.differing(part)) is not None:
             index.damage.found(problem)
+
+
+def _settle_covers(ledger: Ledger, shards: Shards, now: float) -> None:
+    """Free the window parts that no branch needs: left by a crash, or by a version that kept all."""
+    try:
+        with ledger.transaction() as freed:
+            ledger.settle_covers()
+            ledger.slots.set_meta({SETTLED: 1})
+    except DamagedRow as damaged:
+        ledger.damage.found(str(damaged))
+        repair_rows(ledger, shards, now)  # settles them as well
+        return
+    with contextlib.suppress(OSError):  # they are free anyway
+        shards.punch(freed)
 
 
 def repair_rows(ledger: Ledger, shards: Shards, now: float) -> None:

@@ -117,8 +117,8 @@ def agent_key(namespace: str, agent: str, secret: bytes) -> bytes:
     return digest.digest()
 
 
-def prepare(db: sqlite3.Connection, secret: bytes, path: Path) -> bool:
-    """Create the tables of a new index, or migrate an older one, one transaction per version; True if it was older.
+def prepare(db: sqlite3.Connection, secret: bytes, path: Path) -> None:
+    """Create the tables of a new index, or migrate an older one, one transaction per version.
 
     StoreError for a newer version, sqlite3.DatabaseError if the file is not an index.
     """
@@ -126,7 +126,7 @@ def prepare(db: sqlite3.Connection, secret: bytes, path: Path) -> bool:
     tables = {row[0] for row in db.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
     if version == 0 and not tables:
         db.executescript(f"BEGIN IMMEDIATE; {_SCHEMA} COMMIT;")
-        return False
+        return
     if version > INDEX_VERSION and tables >= set(COLUMNS):
         raise StoreError(
             f"{path} was written by a newer Rekindle (version {version}, this one knows {INDEX_VERSION}): "
@@ -142,7 +142,6 @@ def prepare(db: sqlite3.Connection, secret: bytes, path: Path) -> bool:
             if number == 2:
                 _add_macs(db, secret)
             db.execute(f"PRAGMA user_version = {number + 1}")
-    return bool(version < INDEX_VERSION)
 
 
 def _add_macs(db: sqlite3.Connection, secret: bytes) -> None:

@@ -128,7 +128,7 @@ class Writer:
 
     def put(self, item: WaitingBlock | SequenceRecord | StoreChange) -> None:
         """Queue a block, a moved sequence or a change; dropped, or refused, if the thread has ended."""
-        if isinstance(item, WaitingBlock):
+        if isinstance(item, WaitingBlock) and 0 in item.records:
             with self._lock:
                 self._pending[item.identity.hash] += 1
         self._put(item)
@@ -152,7 +152,7 @@ class Writer:
             self._touched[branch] = last_use
 
     def is_pending(self, block_hash: BlockHash) -> bool:
-        """Whether the block is queued and not yet on disk."""
+        """Whether the block's first part is queued and not yet on disk."""
         with self._lock:
             return block_hash in self._pending
 
@@ -240,7 +240,7 @@ class Writer:
         for block in blocks:
             self._staging.give_back(block)
         with self._lock:
-            self._pending -= Counter(block.identity.hash for block in blocks)
+            self._pending -= Counter(block.identity.hash for block in blocks if 0 in block.records)
 
     def _save(self, blocks: Sequence[WaitingBlock], turns: Sequence[SequenceRecord]) -> None:
         now, touched = self._clock(), self._take_touched()
@@ -253,7 +253,7 @@ class Writer:
             self._ledger.move(saved)
             self._ledger.touch(touched, now)
         with self._lock:
-            self._bad -= {row.identity.hash for row in rows}
+            self._bad -= {row.identity.hash for row in rows if 0 in row.parts}
         if rows or saved:
             self.trouble.recovered()
         self.counts["blocks_written"] += len(rows)

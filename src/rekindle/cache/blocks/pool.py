@@ -366,7 +366,7 @@ class BlockPool:
                 self._place(block, name, parent)
             return block
         existing = self._contents.match(name, data, parent)
-        if existing is None or existing == block:
+        if existing is None or existing == block or (self.windows and self._refs[block] > 1):  # others hold its parts
             return block
         self.share(existing)
         for slots in self.windows:

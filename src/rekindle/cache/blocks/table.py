@@ -52,6 +52,11 @@ class BlockTable:
         """Number of positions that its blocks have room for."""
         return len(self.blocks) * self.pool.block_tokens
 
+    @property
+    def num_parts_held(self) -> list[int]:
+        """Number of parts that it holds of each window."""
+        return [max(0, len(self.blocks) - first) for first in self._first_held]
+
     def head(self, root: BlockHash) -> BlockHash:
         """Return the hash of the last published full block, or `root` if there is none."""
         return self.names[-1] if self.names else root
@@ -109,7 +114,7 @@ class BlockTable:
             self.blocks[last] = copy.target
         self.blocks += fresh
         for slots in self.pool.windows:
-            for block in self.blocks[len(self.blocks) - num_new - must_copy :]:
+            for block in fresh if copy is None else [copy.target, *fresh]:
                 slots.take(block)
         return [copy] if copy is not None else []
 
@@ -190,7 +195,10 @@ class BlockTable:
         return forked
 
     def truncate(self, num_tokens: int) -> None:
-        """Keep only the first `num_tokens` stored positions; reserved blocks are released in any case."""
+        """Keep only the first `num_tokens` stored positions; reserved blocks are released in any case.
+
+        Parts of windows that were passed do not come back: nothing can be computed after a shorter end with them.
+        """
         if not 0 <= num_tokens <= self.num_tokens:
             raise ValueError(f"cannot keep {num_tokens} of {self.num_tokens} tokens")
         self._release_sources()

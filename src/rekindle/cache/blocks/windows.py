@@ -26,7 +26,7 @@ def first_needed(position: int, window: int, block_tokens: int) -> int:
 
 
 class WindowSlots:
-    """`num_slots` slots for the parts of `window` tokens in `num_blocks` blocks. All operations are O(1).
+    """`num_slots` slots for the parts of `window` tokens in `num_blocks` blocks.
 
     `slot_of` [num_blocks] is the slot of each block, `ABSENT` for those without one.
     """
@@ -109,8 +109,14 @@ class WindowSlots:
                 self._passed.pop(slot)
                 self._kept[slot] = None
 
+    def touch(self, block: int) -> None:
+        """Record that the part of a block is used as a resume point needs it: it is replaced last."""
+        self.hold(block)
+        self.mark(block)
+        self.release(block)
+
     def move(self, source: int, target: int) -> None:
-        """Let `target` have the part and the references of `source`, a block of the same content."""
+        """Let `target` have the part and the references of `source`, a block of the same content with one holder."""
         slot = int(self.slot_of[source])
         if not slot:
             return

@@ -22,9 +22,10 @@ from rekindle.store.warm import StoredBlock, WarmStore
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Load:
-    """Parts of blocks on their way from disk. Owns its target blocks, and holds their ancestors, until it reports.
+    """Parts of blocks on their way from disk. Owns its target blocks, and holds the blocks that they follow, until it
+    reports.
 
-    Parts of a block that is in memory already also have a target of their own, so that nobody sees them early.
+    Window parts of a block that is held also have a target of their own, so that nobody sees them early.
     """
 
     sequence: Sequence
@@ -95,12 +96,13 @@ class Loads:
         for index, (stored, target) in enumerate(zip(load.blocks, load.targets, strict=True)):
             identity = stored.identity
             del self._by_hash[identity.hash]
-            block = self._published(stored, target) if index < num_good else target
+            is_good = index < num_good and (0 in stored.parts or self._pool.block_of(identity.hash) is not None)
+            block = self._published(stored, target) if is_good else target
             for slots in self._windows(stored):
-                if index < num_good:
+                if is_good:
                     slots.mark(block)
                 slots.release(block)
-            if index < num_good and 0 in stored.parts:
+            if is_good and 0 in stored.parts:
                 load.sequence.loaded.add(identity.hash)
             self._pool.release(block)
         if num_good < len(load.blocks):

@@ -39,6 +39,17 @@ class Attachment:
     outcome: Literal["ready", "wait", "short"]
     on_disk: list[StoredBlock] = field(default_factory=list)
     child: tuple[int, int] | None = None
+    num_matched: int = 0  # tokens that are stored, in memory and on disk
+
+
+@dataclass(frozen=True, slots=True)
+class _Match:
+    """What is stored of a sequence: hot blocks, then those on disk; a hot child instead, if it has one."""
+
+    hot: list[int]
+    on_disk: list[StoredBlock]
+    child: tuple[int, int] | None
+    num_tokens: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,51 +115,57 @@ class PrefixCache:
         if found.outcome != "ready":
             self.pool.release_all(hot)
             return found.outcome
-        if found.on_disk and self._store is not None and self.loads.start(self._store, sequence, hot, found.on_disk):
-            return "loading"
+        held = hot if found.child is None else [*hot, found.child[0]]
         if found.child is not None:
             self.pool.share(found.child[0])
-        self._adopt(sequence, hot, found.child)
+        if found.on_disk and self._store is not None and self.loads.start(self._store, sequence, held, found.on_disk):
+            return "loading"
+        self._adopt(sequence, hot, found.child, num_stored=0 if found.on_disk else found.num_matched)
         return "ready"
 
     def _find_rest(
         self, sequence: Sequence, hot: list[int], computing: Collection[BlockHash], *, alone: bool
     ) -> Attachment:
         """Find what continues the hot blocks of a sequence, without taking a reference."""
-        size, num_hot = self.pool.block_tokens, len(hot)
-        on_disk: list[StoredBlock] = []
-        if num_hot < sequence.num_tokens // size:
-            next_hash = sequence.hash_at(num_hot)
-            if next_hash in self.loads or next_hash in computing:
-                return Attachment("wait")
-            on_disk = self._warm(sequence, num_hot)
-        rest = sequence.ids[num_hot * size : (num_hot + 1) * size]
-        parent = sequence.parent_of(num_hot)
-        child = self.pool.find_child(parent, rest) if len(rest) else None
-        num_shared = child[1] if child else 0
-        chain, matched = hot if on_disk or child is None else [*hot, child[0]], num_hot * size + num_shared
-        if on_disk:
-            matched = (num_hot + len(on_disk)) * size
-        if not on_disk and self._store is not None and num_shared < len(rest):
-            nearest = self._store.child(parent, rest)
-            if nearest is not None and nearest[1] > num_shared:
-                if nearest[0].identity.hash in self.loads:
-                    return Attachment("wait")
-                if nearest[0].identity.hash not in sequence.tried_loads:
-                    chain, on_disk, matched = hot, [nearest[0]], num_hot * size + nearest[1]
-        sequence.num_matched = matched
-        wanted = self.windows.to_load(chain, on_disk, matched, lambda block: self._stored(sequence, block))
+        match = self._match(sequence, hot, computing)
+        if match is None:
+            return Attachment("wait")
+        wanted = self.windows.to_load(
+            match.hot, match.on_disk, match.num_tokens, lambda block: self._stored(sequence, block)
+        )
         on_disk = wanted.blocks
         if any(stored.identity.hash in self.loads for stored in on_disk):
             return Attachment("wait")
-        if on_disk and not self.windows.has_room(wanted):
-            return Attachment("ready", [], child) if alone else Attachment("short")
+        if on_disk and not self.windows.reserve(wanted):
+            return Attachment("ready", [], match.child) if alone else Attachment("short")
         if on_disk and not alone:
-            fitting = self._fitting(sequence, on_disk, num_hot)
+            fitting = self._fitting(sequence, on_disk, len(hot))
             if fitting is None:
                 return Attachment("short")
             on_disk = fitting
-        return Attachment("ready", on_disk, child)
+        return Attachment("ready", on_disk, match.child, match.num_tokens if on_disk == wanted.blocks else 0)
+
+    def _match(self, sequence: Sequence, hot: list[int], computing: Collection[BlockHash]) -> _Match | None:
+        """Find how much of a sequence is stored after its full hot blocks; None if its next block is on its way."""
+        size, num_hot = self.pool.block_tokens, len(hot)
+        if num_hot < sequence.num_tokens // size:
+            next_hash = sequence.hash_at(num_hot)
+            if next_hash in self.loads or next_hash in computing:
+                return None
+        rest = sequence.ids[num_hot * size : (num_hot + 1) * size]
+        parent = sequence.parent_of(num_hot)
+        child = self.pool.find_child(parent, rest) if len(rest) else None
+        on_disk = self._warm(sequence, num_hot) if num_hot < sequence.num_tokens // size else []
+        if on_disk:
+            return _Match(hot, on_disk, child, (num_hot + len(on_disk)) * size)
+        num_shared = child[1] if child else 0
+        nearest = self._store.child(parent, rest) if self._store is not None and num_shared < len(rest) else None
+        if nearest is not None and nearest[1] > num_shared:
+            if nearest[0].identity.hash in self.loads:
+                return None
+            if nearest[0].identity.hash not in sequence.tried_loads:
+                return _Match(hot, [nearest[0]], child, num_hot * size + nearest[1])
+        return _Match(hot if child is None else [*hot, child[0]], [], child, num_hot * size + num_shared)
 
     def _stored(self, sequence: Sequence, block: int) -> StoredBlock | None:
         """Look up a hot block on disk, unless the sequence found it damaged there."""
@@ -193,16 +210,17 @@ class PrefixCache:
                 return list(found[:index])
         return list(found)
 
-    def _adopt(self, sequence: Sequence, hot: list[int], child: tuple[int, int] | None) -> None:
+    def _adopt(self, sequence: Sequence, hot: list[int], child: tuple[int, int] | None, *, num_stored: int = 0) -> None:
         """Add shared blocks to the table, up to where they can be resumed, and count the reused tokens; release them if
-        they are too few."""
+        they are too few. With those on disk, `num_stored` tokens are stored.
+        """
         size = self.pool.block_tokens
         matched = len(hot) * size + (child[1] if child else 0)
         blocks = [*hot, child[0]] if child else hot
         position = self.windows.resume_at(blocks, matched)
         stored = position if position >= self._least(sequence) else 0
-        if self.windows and position < sequence.num_matched:
-            sequence.note_resumed(stored)
+        num_stored = max(num_stored, matched)
+        sequence.note_resumed(stored, num_matched=num_stored if position < num_stored else stored)
         if stored < matched:
             self.pool.release_all(blocks[-(-stored // size) :])
             blocks = blocks[: -(-stored // size)]
@@ -256,8 +274,11 @@ class PrefixCache:
         else:
             self.saving.defer(published)
 
-    def detach(self, sequence: Sequence) -> Head:
-        """Hash the tail, drop all references; return the head of the stored sequence (the root if it is empty)."""
+    def detach(self, sequence: Sequence, *, is_remembered: bool = False) -> Head:
+        """Hash the tail, drop all references; return the head of the stored sequence (the root if it is empty).
+
+        Window parts are saved only if it `is_remembered` as a turn, which covers them.
+        """
         table = sequence.table
         sealed = None
         if table.blocks and sequence.reuse != "off":
@@ -272,7 +293,7 @@ class PrefixCache:
             head = self._head_inside(sequence)
             if sequence.is_turn and table.blocks and head.hash == self.pool.name(table.blocks[-1]):
                 self.saving.add_again(table.blocks[-1:], sequence.root)  # it may be deferred, or deleted with its agent
-        if sequence.is_turn and sequence.reuse != "off":
+        if is_remembered:
             points = [at for at in sequence.resume_points if at <= table.num_tokens]
             self._save_windows(table.blocks, [*points, table.num_tokens], sequence.root)
         table.release()

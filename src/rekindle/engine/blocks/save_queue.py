@@ -65,7 +65,7 @@ class SaveQueue:
         block_hash, parent = self._pool.name(block), self._pool.parent(block)
         if self._store is None or block_hash is None or parent is None:
             return
-        lacking = sorted(set(parts) - self._store.parts(block_hash))
+        lacking = sorted(parts if self._is_deleting() else set(parts) - self._store.parts(block_hash))
         if lacking:
             identity = BlockIdentity(block_hash, parent, root, self._pool.ids(block))
             self._items.append(QueuedBlock(block, identity, tuple(lacking)))

@@ -12,17 +12,54 @@ from dataclasses import dataclass
 from rekindle.cache.blocks.pool import BlockPool
 from rekindle.cache.blocks.resume import resume_position
 from rekindle.cache.blocks.table import BlockTable
-from rekindle.cache.blocks.windows import first_needed
+from rekindle.cache.blocks.windows import WindowSlots, first_needed
 from rekindle.spec import KVLayout
 from rekindle.store.warm import StoredBlock
 
 
 @dataclass(frozen=True, slots=True)
 class ToLoad:
-    """What to read of the blocks on disk, in order, and for each window the slots that nobody holds yet."""
+    """What to read of the blocks on disk, in order; for each window, how many slots the resume point needs in addition
+    to those held, and the hot blocks among its own."""
 
     blocks: list[StoredBlock]
     num_slots: tuple[int, ...] = ()
+    hot: tuple[list[int], ...] = ()
+
+
+class _StoredChain:
+    """The blocks of a stored sequence: those in memory, then those on disk, where `stored` looks up the first ones."""
+
+    def __init__(
+        self,
+        slots: Sequence[WindowSlots],
+        parts: Sequence[int],
+        hot: Sequence[int],
+        found: Sequence[StoredBlock],
+        stored: Callable[[int], StoredBlock | None],
+    ) -> None:
+        self._slots = slots
+        self._parts = parts
+        self._hot = hot
+        self._stored = stored
+        self._known: dict[int, StoredBlock | None] = dict(enumerate(found, len(hot)))
+
+    def on_disk(self, index: int) -> StoredBlock | None:
+        """Return a block as it is on disk; None if it is not there."""
+        if index not in self._known:
+            self._known[index] = self._stored(self._hot[index])
+        return self._known[index]
+
+    def is_hot(self, index: int, which: int) -> bool:
+        """Whether a block's part of a window is in memory."""
+        return index < len(self._hot) and self._slots[which].has(self._hot[index])
+
+    def has_part(self, index: int, which: int) -> bool:
+        """Whether a block's part of a window is in memory or on disk."""
+        if self.is_hot(index, which):
+            return True
+        block = self.on_disk(index)
+        return block is not None and self._parts[which] in block.parts
 
 
 class WindowParts:
@@ -58,44 +95,35 @@ class WindowParts:
         """
         if not self._slots:
             return ToLoad(list(found))
-        known: dict[int, StoredBlock | None] = dict(enumerate(found, len(hot)))
-
-        def on_disk(index: int) -> StoredBlock | None:
-            if index not in known:
-                known[index] = stored(hot[index])
-            return known[index]
-
-        def is_hot(index: int, which: int) -> bool:
-            return index < len(hot) and self._slots[which].has(hot[index])
-
-        def has_part(index: int, which: int) -> bool:
-            if is_hot(index, which):
-                return True
-            block = on_disk(index)
-            return block is not None and self.indices[which] in block.parts
-
+        chain = _StoredChain(self._slots, self.indices, hot, found, stored)
         windows = [slots.window for slots in self._slots]
-        position = resume_position(num_tokens, windows, self._size, has_part)
-        first = [first_needed(position, window, self._size) for window in windows]
+        position = resume_position(num_tokens, windows, self._size, chain.has_part)
+        first, end = [first_needed(position, window, self._size) for window in windows], -(-position // self._size)
         wanted = []
-        for index in range(min(len(hot), *first), -(-position // self._size)):
-            parts = {
-                part for which, part in enumerate(self.indices) if index >= first[which] and not is_hot(index, which)
-            }
-            parts |= {0} if index >= len(hot) else set()
-            block = on_disk(index) if parts else None
+        for index in range(min(len(hot), *first), end):
+            lacking = (which for which, start in enumerate(first) if start <= index and not chain.is_hot(index, which))
+            parts = {self.indices[which] for which in lacking} | ({0} if index >= len(hot) else set())
+            block = chain.on_disk(index) if parts else None
             if block is not None:
                 wanted.append(block.only(parts))
-        end = -(-position // self._size)
-        num_slots = (
-            sum(index >= len(hot) or not slots.is_held(hot[index]) for index in range(start, end))
-            for slots, start in zip(self._slots, first, strict=True)
+        needed = [hot[start:end] for start in first]
+        held = (sum(map(slots.is_held, blocks)) for slots, blocks in zip(self._slots, needed, strict=True))
+        return ToLoad(
+            wanted,
+            tuple(end - start - count for start, count in zip(first, held, strict=True)),
+            tuple([*filter(slots.has, blocks)] for slots, blocks in zip(self._slots, needed, strict=True)),
         )
-        return ToLoad(wanted, tuple(num_slots))
 
-    def has_room(self, wanted: ToLoad) -> bool:
-        """Whether a load and what it resumes with fit in the slots that nobody holds, together."""
-        return all(count <= slots.num_available for count, slots in zip(wanted.num_slots, self._slots, strict=False))
+    def reserve(self, wanted: ToLoad) -> bool:
+        """Keep what a resume point has in memory from being replaced by what is read for it; False if both do not
+        fit."""
+        needed = list(zip(self._slots, wanted.num_slots, wanted.hot, strict=False))
+        if any(count > slots.num_available for slots, count, _ in needed):
+            return False
+        for slots, _, hot in needed:
+            for block in hot:
+                slots.touch(block)
+        return True
 
     def mark(self, table: BlockTable, positions: Iterable[int]) -> None:
         """Note that resume points at these positions need the parts before them."""

@@ -171,7 +171,7 @@ class Admission:
         wanted = copied + sum(each.sequence.num_blocks_ahead for each in [request, *running])
         freed = 0 if giver is None else freed_by([giver], pool)
         short = wanted > pool.num_free + pool.num_cached + freed
-        short = short or any(wanted > slots.num_available + freed for slots in pool.windows)
+        short = short or self._lacks_slots([request, *running], giver)
         if short and (self._scheduler.running or self._scheduler.loading):
             sequence.table.release()
             sequence.num_computed = 0
@@ -183,6 +183,14 @@ class Admission:
         self._scheduler.move(request, State.RUNNING)
         computing |= _to_compute(sequence)
         return "ready"
+
+    def _lacks_slots(self, requests: list[Request], giver: Request | None) -> bool:
+        """Whether these requests cannot all get slots for their windows: of a long prompt, for a chunk at once."""
+        pool = self._cache.pool
+        chunk = -(-self._scheduler.max_chunk_tokens // pool.block_tokens) + 1
+        wanted = sum(min(each.sequence.num_blocks_ahead, chunk) for each in requests) + 1
+        given = [0] * len(pool.windows) if giver is None else giver.sequence.table.num_parts_held
+        return any(wanted > slots.num_available + more for slots, more in zip(pool.windows, given, strict=True))
 
     def _begin(self, request: Request) -> None:
         """Record the first start of a request, and report its progress."""

@@ -117,12 +117,13 @@ class Replies:
         """Detach a request and remember it; `is_whole`: the reply is whole, so its caller will send it back."""
         sequence = request.sequence
         ids, hashes = sequence.ids[: sequence.table.num_tokens].copy(), tuple(sequence.table.names)
-        head = self._cache.detach(sequence)
+        is_turn = sequence.reuse != "off" and sequence.task not in ("absorb", "load")
+        head = self._cache.detach(sequence, is_remembered=is_turn and keep and len(ids) > 0)
         self._scheduler.move(request, State.FINISHED)
         if sequence.task == "absorb":
             computed = hashes[sequence.reused_tokens // sequence.block_tokens :]
             self._orphans.note((request.namespace, request.agent), {*computed, head.hash})
-        if sequence.reuse == "off" or sequence.task in ("absorb", "load"):
+        if not is_turn:
             return
         if not keep or not len(ids):
             self._note_unfinished(request, hashes)

@@ -128,7 +128,7 @@ class Scheduler:
         self.costs = costs
         self.num_stall_misses = 0
         self._settings = settings
-        self._max_chunk_tokens = max_chunk_tokens
+        self.max_chunk_tokens = max_chunk_tokens
         self._num_picks = 0
         self._num_starts = 0
         self._last_starts: dict[str, int] = {}  # by namespace: the number of its last start
@@ -222,7 +222,7 @@ class Scheduler:
             first = len(chunks) == len(decoding)
             sequence = request.sequence
             fit = self._fit(sequence, bound, rows=rows, contexts=contexts, first=first)
-            count = self._chunk(sequence, fit, room=self._max_chunk_tokens - rows, first=first)
+            count = self._chunk(sequence, fit, room=self.max_chunk_tokens - rows, first=first)
             if count:
                 chunks.append(Chunk(sequence, sequence.num_computed, count, request))
                 rows += count
@@ -237,7 +237,7 @@ class Scheduler:
         """
         bound = self._settings.max_stall_s * IDLE_SHARE
         fit = self._fit(sequence, bound, rows=0, contexts=0, first=True)
-        count = self._chunk(sequence, fit, room=self._max_chunk_tokens, first=True)
+        count = self._chunk(sequence, fit, room=self.max_chunk_tokens, first=True)
         start, size = sequence.num_computed, sequence.block_tokens
         end = (start + count) // size * size
         return Chunk(sequence, start, end - start if count < sequence.num_left and end > start else count)
