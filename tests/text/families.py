@@ -37,6 +37,52 @@ CODER = (
     "<parameter={{ key }}>\n{{ value if value is string else value | tojson }}\n</parameter>\n{% endfor %}"
     "</function>\n</tool_call>{% endfor %}<|im_end|>\n{% endfor %}" + IM_CUE
 )
+_TAGGED = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}{% if m.tool_calls %}OPEN"
+    "{% for c in m.tool_calls %}CALL{% endfor %}CLOSE{% endif %}<|im_end|>\n{% endfor %}" + IM_CUE
+)
+_ARGUMENTS = "{% for key, value in c.function.arguments.items() %}ARGUMENT{% endfor %}"
+_VALUE = "{{ value if value is string else value | tojson }}"
+
+
+def tagged(opening: str, call: str, argument: str, closing: str) -> str:
+    """A template with calls in tags; `ARGUMENTS` in `call` are those of a call."""
+    call = call.replace("NAME", "{{ c.function.name }}").replace("ARGUMENTS", _ARGUMENTS)
+    parts = {"OPEN": opening, "CALL": call.replace("ARGUMENT", argument.replace("VALUE", _VALUE)), "CLOSE": closing}
+    template = _TAGGED
+    for name, text in parts.items():
+        template = template.replace(name, text, 1)
+    return template
+
+
+GLM = tagged(
+    "",
+    "{{ '\n' }}<tool_call>NAME\nARGUMENTS</tool_call>",
+    "<arg_key>{{ key }}</arg_key>\n<arg_value>VALUE</arg_value>\n",
+    "",
+)
+GLM_DENSE = tagged(
+    "", "<tool_call>NAMEARGUMENTS</tool_call>", "<arg_key>{{ key }}</arg_key><arg_value>VALUE</arg_value>", ""
+)
+INVOKED = tagged(
+    "{{ '\n' }}<minimax:tool_call>\n",
+    '<invoke name="NAME">\nARGUMENTS</invoke>\n',
+    '<parameter name="{{ key }}">VALUE</parameter>\n',
+    "</minimax:tool_call>",
+)
+DSML = tagged(
+    "{{ '\n\n' }}<|DSML|function_calls>\n",
+    '<|DSML|invoke name="NAME">\nARGUMENTS</|DSML|invoke>\n',
+    "<|DSML|parameter name=\"{{ key }}\" string=\"{{ 'true' if value is string else 'false' }}\">VALUE"
+    "</|DSML|parameter>\n",
+    "</|DSML|function_calls>",
+)
+SEED = tagged(
+    "",
+    "{{ '\n' }}<seed:tool_call>\n<function=NAME>\nARGUMENTS</function>\n</seed:tool_call>",
+    "<parameter={{ key }}>VALUE</parameter>\n",
+    "",
+)
 LLAMA = (
     "<|begin|>{% for m in messages %}<|header|>{{ m.role }}<|/header|>\n\n"
     "{% if loop.first and tools %}{{ tools | tojson }} Use <|python_tag|> never.{% endif %}{% if m.tool_calls %}"
@@ -133,6 +179,11 @@ FAMILIES = {
     "special": Family(HERMES, (*IM, *THINK)),
     "stripped": Family(STRIPPED, IM),
     "coder": Family(CODER, IM, ("<tool_call>", "</tool_call>")),
+    "glm": Family(GLM, IM, ("<tool_call>", "</tool_call>", "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>")),
+    "glm_dense": Family(GLM_DENSE, (*IM, "<tool_call>", "</tool_call>", "<arg_key>", "</arg_key>")),
+    "invoked": Family(INVOKED, IM, ("<minimax:tool_call>", "</minimax:tool_call>")),
+    "dsml": Family(DSML, (*IM, "|DSML|")),
+    "seed": Family(SEED, (*IM, "<seed:tool_call>", "</seed:tool_call>")),
     "llama": Family(LLAMA, ("<|begin|>", "<|header|>", "<|/header|>", "<|eot|>", "<|python_tag|>")),
     "mistral_list": Family(MISTRAL_LIST, MISTRAL),
     "mistral_args": Family(MISTRAL_ARGS, (*MISTRAL, "[ARGS]", "[THINK]", "[/THINK]")),

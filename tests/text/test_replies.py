@@ -29,6 +29,7 @@ from rekindle.text.replies import (
     new_call_id,
 )
 from rekindle.text.replies.envelope import EnvelopeForm
+from rekindle.text.replies.probes import structured
 from rekindle.text.replies.reader import CallMarks
 from tests.text.families import FAMILIES, encoder_for, read_reply
 
@@ -192,6 +193,17 @@ def test_a_whole_call_is_read_in_every_form(name: str) -> None:
     text = {
         "coder": f'{OPEN}\n<function=f>\n<parameter=s>\na, "b"\n}}\n</parameter>\n<parameter=n>\n7\n</parameter>\n'
         f"</function>\n{CLOSE}",
+        "seed": f'{G}<seed:tool_call>\n<function=f>\n<parameter=s>a, "b"\n}}</parameter>\n<parameter=n>'
+        f"\n7\n</parameter>\n</function>\n{G}</seed:tool_call>",
+        "glm": f'{OPEN}f\n<arg_key>s</arg_key>\n<arg_value>a, "b"\n}}</arg_value>\n<arg_key>n</arg_key>\n<arg_value>'
+        f"\n7\n</arg_value>\n{CLOSE}",
+        "glm_dense": f'{G}{OPEN}f{G}<arg_key>s{G}</arg_key><arg_value>a, "b"\n}}</arg_value>{G}<arg_key>n{G}</arg_key>'
+        f"<arg_value>\n7\n</arg_value>{G}{CLOSE}",
+        "invoked": '<minimax:tool_call>\n<invoke name="f">\n<parameter name="s">a, "b"\n}</parameter>\n'
+        '<parameter name="n">\n7\n</parameter>\n</invoke>\n</minimax:tool_call>',
+        "dsml": f'<{G}|DSML|function_calls>\n<{G}|DSML|invoke name="f">\n<{G}|DSML|parameter name="s" string="true">'
+        f'a, "b"\n}}</{G}|DSML|parameter>\n<{G}|DSML|parameter name="n" string="false">\n7\n</{G}|DSML|parameter>\n'
+        f"</{G}|DSML|invoke>\n</{G}|DSML|function_calls>",
         "keyed_first": f'{K_OPEN}f{{s:{QUOTE}a, "b"\n}}{QUOTE},n:7}}{K_CLOSE}',
         "keyed": f'{K_OPEN}f{{s:{QUOTE}a, "b"\n}}{QUOTE},n:7}}{K_CLOSE}',
         "llama": f'{{"name": "f", "parameters": {arguments}}}',
@@ -210,7 +222,8 @@ def test_a_whole_call_is_read_in_every_form(name: str) -> None:
         assert cut_off[1] == ""
 
 
-OTHER_CUES = ("opened", "empty", "keyed_first", "coder")  # or values without types
+TAGGED = ("coder", "glm", "glm_dense", "invoked", "dsml", "seed")
+OTHER_CUES = ("opened", "empty", "keyed_first", *TAGGED)  # or values without types
 scalars = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False)
 words = st.text(st.characters(exclude_categories=("Cs",), exclude_characters=G), max_size=8)
 spelled = st.sampled_from(
@@ -250,15 +263,67 @@ def test_calls_come_out_as_they_went_in(name: str, value: dict[str, Any], num_ca
         assert name.startswith("keyed") or call.arguments == arguments
 
 
-@given(st.lists(words | spelled | st.just("\n"), max_size=4).map("".join), st.lists(st.integers(0, 99), max_size=4))
-def test_tagged_strings_come_out_as_they_went_in(value: str, cuts: list[int]) -> None:
-    if "</parameter>" in value:
+@given(
+    st.sampled_from(TAGGED),
+    st.dictionaries(
+        st.sampled_from(["s", "n", "o", "é"]),
+        st.lists(words | spelled | st.just("\n"), max_size=4).map("".join) | st.integers() | st.just({"a": [1, "b"]}),
+        max_size=3,
+    ),
+    st.integers(1, 2),
+    st.lists(st.integers(0, 99), max_size=4),
+)
+def test_tagged_values_come_out_as_they_went_in(
+    name: str, values: dict[str, Any], num_calls: int, cuts: list[int]
+) -> None:
+    """With the types that the tool declares; a template does not guard the tags in a value."""
+    value_end = FORMS[name].tools.tags.value[1].removeprefix(G)
+    if any(isinstance(value, str) and value_end in value for value in values.values()):
         return
-    text = f"{OPEN}\n<function=f>\n<parameter=s>\n{value}\n</parameter>\n</function>\n{CLOSE}"
+    types = {int: "integer", dict: "object", str: "string"}
+    properties = {key: {"type": types[type(value)]} for key, value in values.items()}
+    tools = [{"type": "function", "function": {"name": "f", "parameters": {"properties": properties}}}]
+    encoder, asked = encoder_for(name), Message("user", "?")
+    calls = tuple(ToolCall(f"call_{at}", "f", json.dumps(values)) for at in range(num_calls))
+    prompt = encoder.render_chat([asked])
+    whole = encoder.render_chat([asked, Message("assistant", "", tool_calls=calls)], add_generation_prompt=False)
+    text = structured(encoder, encoder.encode_rest(whole, len(prompt.key))).partition(f"{G}<|im_end|>")[0]
     said = ParsedReply()
-    for event in read(CODER, pieces_of(text, cuts), tools=TOOLS):
+    for event in read(FORMS[name], pieces_of(text, cuts), tools=tools):
         said.take(event)
-    assert [(call.whole, json.loads(call.arguments)) for call in said.calls] == [(True, {"s": value})]
+    assert [(call.whole, json.loads(call.arguments)) for call in said.calls] == [(True, values)] * num_calls
+    assert (said.text, said.reasoning) == ("", "")
+
+
+@pytest.mark.parametrize(
+    ("stated", "value", "expected"), [("true", "7", '"7"'), ("false", "7", "7"), ("false", "null", "null")]
+)
+@pytest.mark.parametrize("tools", [True, TOOLS], ids=["unknown tools", "known"])
+def test_a_type_that_the_tag_states_needs_no_definition(
+    stated: str, value: str, expected: str, tools: bool | list[Any]
+) -> None:
+    tag = f"{G}|DSML|"
+    text = (
+        f'<{tag}function_calls>\n<{tag}invoke name="f">\n<{tag}parameter name="new" string="{stated}">{value}'
+        f"</{tag}parameter>\n</{tag}invoke>\n</{tag}function_calls>"
+    )
+    assert said_in(text, FORMS["dsml"], tools=tools) == ("", "", [("f", f'{{"new": {expected}}}', True)])
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '<minimax:tool_call>\n<invoke name="f">\n<parameter name="s">a',
+        '<minimax:tool_call>\n<invoke name="f">\n<parameter nam',
+        '<minimax:tool_call>\n<invoke name="f">\n<parameter name="s">a</parameter>\n</inv',
+        f"{OPEN}f\n<arg_key>s</arg_key>\n<arg_val",
+        f"{OPEN}f\n<arg_key>s</arg_key>\nno value",
+    ],
+)
+def test_a_call_in_tags_that_breaks_off_is_not_whole(text: str) -> None:
+    form = FORMS["invoked" if text.startswith("<minimax") else "glm"]
+    _, said, calls = said_in(text, form, tools=TOOLS)
+    assert [(name, whole) for name, _, whole in calls] == [("f", False)] and said.strip() in ("", "no value")
 
 
 @given(junk())

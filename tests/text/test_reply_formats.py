@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -21,7 +23,7 @@ from rekindle.text.replies.keyed import KeyedForm
 from rekindle.text.replies.named import NamedForm
 from rekindle.text.replies.probes import structured
 from rekindle.text.replies.reader import CallMarks
-from rekindle.text.replies.tagged import TaggedForm
+from rekindle.text.replies.tagged import TaggedForm, Tags
 from rekindle_pocket import MODEL_DIR
 from tests.text.factories import CHAT, KINDS, STRIPS_THINKING, encoder_of
 from tests.text.families import FAMILIES, encoder_for, read_reply
@@ -29,6 +31,20 @@ from tests.text.families import FAMILIES, encoder_for, read_reply
 G = "\ufdd0"
 THINK = ThinkingFormat("<think>", "</think>", "\n", "\n", "\n\n")
 QWEN = EnvelopeForm(CallMarks("<tool_call>", "</tool_call>", "\n"))
+ARG_KEYS = Tags(("", ""), ("<arg_key>", "</arg_key>"), ("<arg_value>", "</arg_value>"), "", lines=False)
+
+
+def invoke(prefix: str) -> Tags:
+    """The tags of calls that are invoked by name, with words that begin like this."""
+    return Tags(
+        (f'<{prefix}invoke name="', '">'),
+        (f'<{prefix}parameter name="', '"'),
+        ("", f"</{prefix}parameter>"),
+        f"</{prefix}invoke>",
+        lines=False,
+    )
+
+
 ASKED = Message("user", "What is in the attic?")
 ARGUMENTS = '{"floor": 3, "place": "the \\"old\\" attic\\n<b>"}'
 HOLDS_ONE = ("llama", "channels")
@@ -52,6 +68,43 @@ TOOLS = [
         ("spelled", THINK, QWEN),
         ("stripped", THINK, None),
         ("coder", None, TaggedForm(CallMarks("<tool_call>", "</tool_call>", "\n", tag="<function="))),
+        ("glm", None, TaggedForm(CallMarks("<tool_call>", "</tool_call>", "\n"), "", ARG_KEYS)),
+        (
+            "glm_dense",
+            None,
+            TaggedForm(
+                CallMarks(G + "<tool_call>", G + "</tool_call>"),
+                "",
+                replace(ARG_KEYS, key=(G + "<arg_key>", G + "</arg_key>")),
+            ),
+        ),
+        (
+            "invoked",
+            None,
+            TaggedForm(
+                CallMarks("<minimax:tool_call>", "</minimax:tool_call>", "\n", tag='<invoke name="'), tags=invoke("")
+            ),
+        ),
+        (
+            "dsml",
+            None,
+            TaggedForm(
+                CallMarks(
+                    *(f"<{end}{G}|DSML|function_calls>" for end in ("", "/")),
+                    "\n\n",
+                    tag=f'<{G}|DSML|invoke name="',
+                ),
+                tags=invoke(G + "|DSML|"),
+            ),
+        ),
+        (
+            "seed",
+            None,
+            TaggedForm(
+                CallMarks(G + "<seed:tool_call>", G + "</seed:tool_call>", "\n", tag="<function="),
+                tags=Tags(lines=False),
+            ),
+        ),
         ("llama", None, EnvelopeForm(CallMarks("", tag=G + "<|python_tag|>"), "parameters", "")),
         ("mistral_list", None, EnvelopeForm(CallMarks(G + "[TOOL_CALLS]", listed=True), blank=" ")),
         (
@@ -271,6 +324,11 @@ def _arguments_of(whole: str, family: str) -> str:
     """What follows the beginning of the call in a rendered reply, without the end of the turn."""
     behind = {
         "coder": "=look>\n",
+        "seed": "=look>\n",
+        "glm": "look\n",
+        "glm_dense": "look",
+        "invoked": '"look">\n',
+        "dsml": '"look">\n',
         "keyed": "look{",
         "keyed_first": "look{",
         "mistral_args": "[ARGS]",

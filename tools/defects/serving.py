@@ -10,6 +10,7 @@ DRAFTS = "tests/engine/test_speculation.py"
 IDLE = "tests/engine/test_background.py"
 FORESEEN = "tests/engine/test_anticipation.py"
 PLACES = "tests/engine/test_places.py"
+REPLIES = "tests/text/test_replies.py"
 RETENTION = "tests/store/test_retention.py"
 TRACES = "tests/store/test_purge_traces.py"
 
@@ -170,6 +171,27 @@ SERVING = (
         "        self._bound(sequence.root)\n",
         "",
         "tests/engine/test_evicting.py::test_a_namespace_beyond_its_share_gives_way_before_others",
+    ),
+    one(
+        "the type that a tag states passed over",
+        "text/replies/tagged.py",
+        "_STATED.get(attributes.strip(), types_of(self._tools, self._name, key=key))",
+        "types_of(self._tools, self._name, key=key)",
+        REPLIES,
+    ),
+    one(
+        "a part of a tag taken for a value",
+        "text/replies/tagged.py",
+        "return end, len(text) - kept",
+        "return end, len(text)",
+        REPLIES,
+    ),
+    one(
+        "line breaks of values lost where tags have none",
+        "text/replies/tagged.py",
+        'return value.removesuffix("\\n") if self._tags.lines else value',
+        'return value.removesuffix("\\n")',
+        REPLIES,
     ),
     one(
         "a policy that is parsed and ignored",

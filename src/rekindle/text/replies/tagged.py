@@ -1,23 +1,23 @@
 """Calls whose arguments are tags, values without quotes.
 
-    <tool_call>
-    <function=look>
-    <parameter=place>
-    attic
-    </parameter>
+    <tool_call>             <tool_call>look                 <minimax:tool_call>
+    <function=look>         <arg_key>place</arg_key>        <invoke name="look">
+    <parameter=place>       <arg_value>attic</arg_value>    <parameter name="place">attic</parameter>
+    attic                   </tool_call>                    </invoke>
+    </parameter>                                            </minimax:tool_call>
     </function>
     </tool_call>
 
-The arguments are emitted as JSON: a value has the type that the tool's definition requires, if that was sent. Strings
-are emitted as they come, other values when they are complete. One line break belongs to each tag. Models sometimes omit
-the marks around the function: that is accepted.
+The arguments are emitted as JSON: a value has the type that the tool's definition requires, if that was sent, or that
+its tag states (`string="true"`). Strings are emitted as they come, other values when they are complete. Models
+sometimes omit the marks around the function, and some write several calls between one pair: both are accepted.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,10 +28,28 @@ from rekindle.text.replies.types import escaped, json_of, types_of
 from rekindle.text.stream import overlap
 from rekindle.text.tools_json import skip_blanks
 
-FUNCTION, PARAMETER = "<function=", "<parameter="
-END_FUNCTION, END_PARAMETER = "</function>", "</parameter>"
-_NAME = re.compile(rf"[^<>\n{GUARD}]*")
+_BARE = re.compile(rf"[^<>\n{GUARD}]*")
+_QUOTED = re.compile(rf"[^\"\n{GUARD}]*")
+_ATTRIBUTES = re.compile(rf"[^<>\n{GUARD}]*>")
 _STRING = frozenset(("string",))
+_NO_STRING = frozenset(("null", "boolean", "integer", "number", "object", "array"))
+_STATED = {'string="true"': _STRING, 'string="false"': _NO_STRING}
+_PREFIX = rf"(?:{GUARD}?[^\s<>\"/{GUARD}]{{0,20}})"  # of the words in tags: `<PREFIXinvoke name=`
+
+
+@dataclass(frozen=True, slots=True)
+class Tags:
+    """What is before and after a tool's name, a key and a value; what is after the last argument, if not the mark.
+
+    A name with nothing after it ends with its line, or with the next tag. A key in quotes may have attributes after it.
+    `lines`: a line break belongs to the tag before a value, and to that after it.
+    """
+
+    name: tuple[str, str] = ("<function=", ">")
+    key: tuple[str, str] = ("<parameter=", ">")
+    value: tuple[str, str] = ("", "</parameter>")
+    end: str = "</function>"
+    lines: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,34 +58,70 @@ class TaggedForm:
 
     marks: CallMarks
     blank: str = "\n"
+    tags: Tags = Tags()
 
     def opening(self, name: str | None) -> str:
         """How a call begins, up to its arguments or its name."""
-        head = self.marks.open + self.blank + FUNCTION
-        return head if name is None else f"{head}{name}>\n"
+        head = self.marks.open + self.blank + self.tags.name[0]
+        return head if name is None else f"{head}{name}{self.tags.name[1]}\n"
 
     def new_scan(self, tools: Sequence[Any]) -> Callable[[], CallScan]:
         """Return a factory of scans, one per call."""
-        return lambda: TaggedScan(self.marks.close, tools)
+        return lambda: TaggedScan(self, tools)
 
 
 def recognise_tagged(sample: CallSample) -> TaggedForm | None:
-    """The form, if the sample's call is written in these tags."""
-    start = sample.body.find(f"{FUNCTION}{TOOL}>")
-    end = sample.body.find(END_FUNCTION, start) + len(END_FUNCTION)
-    has_values = all(f"{PARAMETER}{key}>\n{value}\n{END_PARAMETER}" in sample.body for key, value in VALUES.items())
-    if start < 0 or end < start or not has_values:
-        return None
-    between, gap, after = sample.split_at(start, end)
-    before, closing = re.search(rf"({MARK})(\s*)$", between), re.match(rf"\s*({MARK})", after)
-    return TaggedForm(CallMarks(before[1], closing[1], gap, tag=FUNCTION), before[2]) if before and closing else None
+    """The form, if the sample's call is written in such tags."""
+    for tags in _candidates(sample.body):
+        start = sample.body.find("".join((tags.name[0], TOOL, tags.name[1])))
+        ends = [
+            match.end()
+            for key, value in VALUES.items()
+            for match in [_argument(tags, key, value, sample.body)]
+            if match
+        ]
+        if start < 0 or len(ends) < len(VALUES):
+            continue
+        end = sample.body.find(tags.end, max(ends)) + len(tags.end)
+        between, gap, after = sample.split_at(start, end)
+        mark = rf"{MARK}|<{_PREFIX}\w+>"
+        before, closing = re.search(rf"({mark})(\s*)$", between), re.match(rf"\s*({MARK}|</{_PREFIX}\w+>)", after)
+        if before and closing and end >= start:
+            marks = CallMarks(before[1], closing[1], gap, tag=tags.name[0])
+            return TaggedForm(marks, before[2], tags)
+    return None
+
+
+def _candidates(body: str) -> Iterator[Tags]:
+    """Yield the tags that this text may be written in."""
+    yield Tags()
+    yield Tags(lines=False)
+    keys = re.search(
+        rf"({GUARD}?<arg_key>)probe_number({GUARD}?</arg_key>)\s*({GUARD}?<arg_value>)7({GUARD}?</arg_value>)", body
+    )
+    if keys:
+        yield Tags(("", ""), (keys[1], keys[2]), (keys[3], keys[4]), "", lines=False)
+    invoked = re.search(rf'<({_PREFIX})invoke name="', body)
+    if invoked:
+        prefix = invoked[1]
+        quoted = (f'<{prefix}parameter name="', '"')
+        yield Tags((invoked[0], '">'), quoted, ("", f"</{prefix}parameter>"), f"</{prefix}invoke>", lines=False)
+
+
+def _argument(tags: Tags, key: str, value: Any, body: str) -> re.Match[str] | None:
+    """Find an argument of the sample, written in these tags."""
+    attributes = r"[^<>\n]*>" if tags.key[1] == '"' else ""
+    begin, end = (re.escape(text) for text in tags.value)
+    line = "\n" if tags.lines else ""
+    pattern = rf"{re.escape(tags.key[0])}{key}{re.escape(tags.key[1])}{attributes}\s*{begin}{line}{value}{line}{end}"
+    return re.search(pattern if tags.value[0] else pattern.replace(r"\s*", "", 1), body)
 
 
 class TaggedScan:
     """One call; see `CallScan`."""
 
-    def __init__(self, close: str, tools: Sequence[Any]) -> None:
-        self._close = close
+    def __init__(self, form: TaggedForm, tools: Sequence[Any]) -> None:
+        self._close, self._tags = form.marks.close, form.tags
         self._tools = tools
         self._name = ""
         self._num_values = 0
@@ -79,69 +133,90 @@ class TaggedScan:
         return self._step(text, at, final)
 
     def _head(self, text: str, at: int, final: bool) -> tuple[int, Step]:
-        at -= len(FUNCTION) if text.endswith(FUNCTION, 0, at) else 0  # the opening mark was left out
-        found = _tag(text, at, FUNCTION)
+        before, after = self._tags.name
+        at -= len(before) if text.endswith(before, 0, at) else 0  # the opening mark was left out
+        found = _tag(text, at, before, after)
         if isinstance(found, str):
-            return at, "broken" if found == "other" else "more"
-        end, self._name = found
+            return at, "broken" if found == "other" or final else "more"
+        end, self._name, _ = found
         self._step = self._between
         return end, Begun(self._name) if self._name else "broken"
 
     def _between(self, text: str, at: int, final: bool) -> tuple[int, Step]:
         """Before a further argument or the end of the call."""
-        found = _tag(text, at, PARAMETER)
+        found = _tag(text, at, *self._tags.key)
         if not isinstance(found, str):
-            end, key = found
-            self._types = types_of(self._tools, self._name, key=key)
-            self._step = self._string_begins if self._types == _STRING else self._value
+            end, key, attributes = found
+            self._types = _STATED.get(attributes.strip(), types_of(self._tools, self._name, key=key))
+            self._step = self._value_begins
             self._num_values += 1
             joint = ", " if self._num_values > 1 else "{"
             return end, Passed(f"{joint}{json.dumps(key, ensure_ascii=False)}: ")
         begin = skip_blanks(text, at)
-        for mark in (END_FUNCTION, self._close):
+        ends = [mark for mark in (self._tags.end, self._close) if mark]
+        for mark in ends:
             if text.startswith(mark, begin):
                 self._step = self._closing
-                size = len(mark) if mark == END_FUNCTION else 0
+                size = len(mark) if mark == self._tags.end else 0
                 return begin + size, Passed("}" if self._num_values else "{}")
         rest = text[begin:]
-        if found == "part" or any(mark.startswith(rest) for mark in (END_FUNCTION, self._close)):
+        if found == "part" or any(mark.startswith(rest) for mark in ends):
             return (len(text), Ended(False)) if final else (at, "more")
         return at, Ended(False)
 
-    def _string_begins(self, text: str, at: int, final: bool) -> tuple[int, Step]:
-        if at == len(text):
-            return (at, Ended(False)) if final else (at, "more")
-        self._step = self._string
-        return at + text.startswith("\n", at), Passed('"')
+    def _value_begins(self, text: str, at: int, final: bool) -> tuple[int, Step]:
+        """After a key: the tag of the value, if it has one."""
+        tag = self._tags.value[0]
+        begin = skip_blanks(text, at) if tag else at
+        if tag and not text.startswith(tag, begin):
+            if tag.startswith(text[begin:]):
+                return (len(text), Ended(False)) if final else (at, "more")
+            return at, Ended(False)
+        end = begin + len(tag)
+        if end == len(text) and not final and self._tags.lines:
+            return at, "more"
+        end += self._tags.lines and text.startswith("\n", end)
+        if self._types == _STRING:
+            self._step = self._string
+            return end, Passed('"')
+        self._step = self._value
+        return self._value(text, end, final)
 
     def _string(self, text: str, at: int, final: bool) -> tuple[int, Step]:
-        end = text.find(END_PARAMETER, at)
-        guard = text.find(GUARD, at, end if end >= 0 else len(text))
-        if guard == at:
-            return at, Ended(False)
-        if guard > at:
-            return guard, Passed(escaped(text[at:guard]))
+        end, certain = self._end_of_value(text, at, final)
+        guard = text.find(GUARD, at, certain)
+        if guard >= 0:
+            return (guard, Passed(escaped(text[at:guard]))) if guard > at else (at, Ended(False))
         if end >= 0:
             self._step = self._between
-            value = text[at:end].removesuffix("\n")
-            return end + len(END_PARAMETER), Passed(escaped(value) + '"')
-        rest = text[at:]
-        kept = max(overlap(rest, "\n" + END_PARAMETER), overlap(rest, END_PARAMETER)) if not final else 0
-        if kept < len(rest):
-            return len(text) - kept, Passed(escaped(rest[: len(rest) - kept]))
+            return end + len(self._tags.value[1]), Passed(escaped(self._trimmed(text[at:end])) + '"')
+        if certain > at:
+            return certain, Passed(escaped(text[at:certain]))
         return at, Ended(False) if final else "more"
 
     def _value(self, text: str, at: int, final: bool) -> tuple[int, Step]:
         """A value that is not, or may not be, a string: its whole text is needed."""
-        end = text.find(END_PARAMETER, at)
-        guard = text.find(GUARD, at, end if end >= 0 else len(text))
+        end, certain = self._end_of_value(text, at, final)
+        guard = text.find(GUARD, at, certain)
         if guard >= 0:
             return guard, Ended(False)
         if end < 0:
             return (len(text), Ended(False)) if final else (at, "more")
         self._step = self._between
-        value = text[at:end].removeprefix("\n").removesuffix("\n")
-        return end + len(END_PARAMETER), Passed(json_of(value, self._types))
+        return end + len(self._tags.value[1]), Passed(json_of(self._trimmed(text[at:end]), self._types))
+
+    def _end_of_value(self, text: str, at: int, final: bool) -> tuple[int, int]:
+        """Where the value ends (-1: not yet), and up to where the text is certainly its own."""
+        tag = self._tags.value[1]
+        end = text.find(tag, at)
+        if end >= 0 or final:
+            return end, end if end >= 0 else len(text)
+        rest = text[at:]
+        kept = max(overlap(rest, tag), overlap(rest, "\n" + tag) if self._tags.lines else 0)
+        return end, len(text) - kept
+
+    def _trimmed(self, value: str) -> str:
+        return value.removesuffix("\n") if self._tags.lines else value
 
     def _closing(self, text: str, at: int, final: bool) -> tuple[int, Step]:
         begin = skip_blanks(text, at)
@@ -152,13 +227,23 @@ class TaggedScan:
         return at, Ended(True)
 
 
-def _tag(text: str, at: int, tag: str) -> tuple[int, str] | str:
-    """The end of a tag, and the name in it; "part" if only a part is there, "other" for anything else."""
+def _tag(text: str, at: int, before: str, after: str) -> tuple[int, str, str] | str:
+    """The end of a tag, the name in it and its attributes; "part": only a part is there, "other": anything else."""
     begin = skip_blanks(text, at)
-    if not text.startswith(tag, begin):
-        return "part" if tag.startswith(text[begin:]) else "other"
-    found = _NAME.match(text, begin + len(tag))
+    if not text.startswith(before, begin):
+        return "part" if before.startswith(text[begin:]) else "other"
+    is_quoted = after.startswith('"')
+    found = (_QUOTED if is_quoted else _BARE).match(text, begin + len(before))
     assert found is not None  # it may be empty
-    if text.startswith(">", found.end()):
-        return found.end() + 1, found.group().strip()
-    return "part" if found.end() == len(text) else "other"
+    end, name = found.end(), found.group().strip()
+    if not after:
+        return (end, name, "") if end < len(text) else "part"
+    if not text.startswith(after, end):
+        return "part" if after.startswith(text[end:]) else "other"
+    end += len(after)
+    if not is_quoted or after.endswith(">"):
+        return end, name, ""
+    attributes = _ATTRIBUTES.match(text, end)
+    if attributes is None:
+        return "part" if GUARD not in text[end:] and not set("<\n") & set(text[end:]) else "other"
+    return attributes.end(), name, attributes.group()[:-1]
