@@ -83,6 +83,20 @@ SEED = tagged(
     "<parameter={{ key }}>VALUE</parameter>\n",
     "",
 )
+PYTHONIC = tagged(
+    "<|tool_call_start|>[",
+    "{{ ', ' if not loop.first }}NAME(ARGUMENTS)",
+    "{{ ', ' if not loop.first }}{{ key }}={{ value | tojson }}",
+    "]<|tool_call_end|>",
+)
+_ESCAPED = r"""replace('\\', '\\\\') | replace("'", "\\'") | replace('\n', '\\n')"""
+_REPR = "{% if value is string %}'{{ value | " + _ESCAPED + " }}'{% else %}{{ value }}{% endif %}"
+PYTHON_LINES = tagged(
+    "{{ '\n' }}<function_calls>\n",
+    "NAME(ARGUMENTS)\n",
+    "{{ ', ' if not loop.first }}{{ key }}=" + _REPR,
+    "</function_calls>",
+)
 LLAMA = (
     "<|begin|>{% for m in messages %}<|header|>{{ m.role }}<|/header|>\n\n"
     "{% if loop.first and tools %}{{ tools | tojson }} Use <|python_tag|> never.{% endif %}{% if m.tool_calls %}"
@@ -184,6 +198,8 @@ FAMILIES = {
     "invoked": Family(INVOKED, IM, ("<minimax:tool_call>", "</minimax:tool_call>")),
     "dsml": Family(DSML, (*IM, "|DSML|")),
     "seed": Family(SEED, (*IM, "<seed:tool_call>", "</seed:tool_call>")),
+    "pythonic": Family(PYTHONIC, (*IM, "<|tool_call_start|>", "<|tool_call_end|>")),
+    "python_lines": Family(PYTHON_LINES, IM, ("<function_calls>", "</function_calls>")),
     "llama": Family(LLAMA, ("<|begin|>", "<|header|>", "<|/header|>", "<|eot|>", "<|python_tag|>")),
     "mistral_list": Family(MISTRAL_LIST, MISTRAL),
     "mistral_args": Family(MISTRAL_ARGS, (*MISTRAL, "[ARGS]", "[THINK]", "[/THINK]")),

@@ -31,6 +31,7 @@ from rekindle.text.replies import (
 from rekindle.text.replies.envelope import EnvelopeForm
 from rekindle.text.replies.probes import structured
 from rekindle.text.replies.reader import CallMarks
+from rekindle.text.replies.tagged import TaggedForm
 from tests.text.families import FAMILIES, encoder_for, read_reply
 
 G = "\ufdd0"
@@ -193,6 +194,8 @@ def test_a_whole_call_is_read_in_every_form(name: str) -> None:
     text = {
         "coder": f'{OPEN}\n<function=f>\n<parameter=s>\na, "b"\n}}\n</parameter>\n<parameter=n>\n7\n</parameter>\n'
         f"</function>\n{CLOSE}",
+        "pythonic": f"""{G}<|tool_call_start|>[f(s='a, "b"\\n}}', n=7)]{G}<|tool_call_end|>""",
+        "python_lines": """<function_calls>\nf(s="a, \\"b\\"\n}", n=7)\n</function_calls>""",
         "seed": f'{G}<seed:tool_call>\n<function=f>\n<parameter=s>a, "b"\n}}</parameter>\n<parameter=n>'
         f"\n7\n</parameter>\n</function>\n{G}</seed:tool_call>",
         "glm": f'{OPEN}f\n<arg_key>s</arg_key>\n<arg_value>a, "b"\n}}</arg_value>\n<arg_key>n</arg_key>\n<arg_value>'
@@ -217,13 +220,14 @@ def test_a_whole_call_is_read_in_every_form(name: str) -> None:
     }.get(name, f'{OPEN}\n{{"name": "f", "arguments": {arguments}}}\n{CLOSE}')
     if text:
         assert said_in(text, form, tools=TOOLS) == ("", "", [("f", arguments, True)])
-        cut_off = said_in(text.partition("7}")[0].partition("\n7\n")[0], form, tools=TOOLS)
+        cut_off = said_in(text.partition("7}")[0].partition("\n7\n")[0].partition("7)")[0], form, tools=TOOLS)
         assert [(each[0], each[2]) for each in cut_off[2]] == [("f", False)]
         assert cut_off[1] == ""
 
 
 TAGGED = ("coder", "glm", "glm_dense", "invoked", "dsml", "seed")
-OTHER_CUES = ("opened", "empty", "keyed_first", *TAGGED)  # or values without types
+NO_JSON = (*TAGGED, "pythonic", "python_lines")
+OTHER_CUES = ("opened", "empty", "keyed_first", *NO_JSON)  # or arguments that are no JSON
 scalars = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False)
 words = st.text(st.characters(exclude_categories=("Cs",), exclude_characters=G), max_size=8)
 spelled = st.sampled_from(
@@ -264,21 +268,24 @@ def test_calls_come_out_as_they_went_in(name: str, value: dict[str, Any], num_ca
 
 
 @given(
-    st.sampled_from(TAGGED),
+    st.sampled_from(NO_JSON),
     st.dictionaries(
         st.sampled_from(["s", "n", "o", "é"]),
-        st.lists(words | spelled | st.just("\n"), max_size=4).map("".join) | st.integers() | st.just({"a": [1, "b"]}),
+        st.lists(words | spelled | st.sampled_from(["\n", "'", "\\n", ")", ","]), max_size=4).map("".join)
+        | st.integers()
+        | st.just({"a": [1, "b"], "c": [None, True]}),
         max_size=3,
     ),
     st.integers(1, 2),
     st.lists(st.integers(0, 99), max_size=4),
 )
-def test_tagged_values_come_out_as_they_went_in(
+def test_values_that_are_no_json_come_out_as_they_went_in(
     name: str, values: dict[str, Any], num_calls: int, cuts: list[int]
 ) -> None:
     """With the types that the tool declares; a template does not guard the tags in a value."""
-    value_end = FORMS[name].tools.tags.value[1].removeprefix(G)
-    if any(isinstance(value, str) and value_end in value for value in values.values()):
+    form = FORMS[name]
+    value_end = form.tools.tags.value[1].removeprefix(G) if isinstance(form.tools, TaggedForm) else ""
+    if value_end and any(isinstance(value, str) and value_end in value for value in values.values()):
         return
     types = {int: "integer", dict: "object", str: "string"}
     properties = {key: {"type": types[type(value)]} for key, value in values.items()}
@@ -289,7 +296,7 @@ def test_tagged_values_come_out_as_they_went_in(
     whole = encoder.render_chat([asked, Message("assistant", "", tool_calls=calls)], add_generation_prompt=False)
     text = structured(encoder, encoder.encode_rest(whole, len(prompt.key))).partition(f"{G}<|im_end|>")[0]
     said = ParsedReply()
-    for event in read(FORMS[name], pieces_of(text, cuts), tools=tools):
+    for event in read(form, pieces_of(text, cuts), tools=tools):
         said.take(event)
     assert [(call.whole, json.loads(call.arguments)) for call in said.calls] == [(True, values)] * num_calls
     assert (said.text, said.reasoning) == ("", "")
@@ -308,6 +315,51 @@ def test_a_type_that_the_tag_states_needs_no_definition(
         f"</{tag}parameter>\n</{tag}invoke>\n</{tag}function_calls>"
     )
     assert said_in(text, FORMS["dsml"], tools=tools) == ("", "", [("f", f'{{"new": {expected}}}', True)])
+
+
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [
+        ("'a\\x41\\u00e9\\U0001F600'", "aAé😀"),
+        ("'\\ud83d\\ude00'", "😀"),
+        ("'\\ud83d'", "\ufffd"),
+        ("'\\d+ \\\\d'", "\\d+ \\d"),
+        ("''", ""),
+        ("'line\none'", "line\none"),
+        ("[1, 2.5, 'x', None]", [1, 2.5, "x", None]),
+        ('{"a": true, "b": [null]}', {"a": True, "b": [None]}),
+        ("{'a': True}", {"a": True}),
+        ("-3", -3),
+        ("True", True),
+        ("attic", "attic"),
+        ("{1, 2}", "{1, 2}"),
+        ("1e999", "1e999"),
+        ("f(1, 2)", "f(1, 2)"),
+    ],
+)
+@pytest.mark.parametrize("size", [1, 3, 1000])
+def test_literals_of_python_are_read_as_json(source: str, expected: object, size: int) -> None:
+    text = f"{G}<|tool_call_start|>[f(s={source}), f(s={source},)]{G}<|tool_call_end|>"
+    said = ParsedReply()
+    for event in read(FORMS["pythonic"], [text[at : at + size] for at in range(0, len(text), size)], tools=TOOLS):
+        said.take(event)
+    assert [json.loads(call.arguments) for call in said.calls] == [{"s": expected}] * 2
+    assert all(call.whole for call in said.calls) and said.text == ""
+
+
+@pytest.mark.parametrize(
+    ("text", "left"),
+    [
+        ("[f(s='a", ""),
+        ("[f(s=[1, 2", ""),
+        ("[f(s='a' n=2)]", " n=2)]"),
+        ("[f(1)]", "1)]"),
+        ("[f(s=)]", ")]"),
+    ],
+)
+def test_a_call_in_python_that_breaks_off_is_not_whole(text: str, left: str) -> None:
+    _, said, calls = said_in(f"{G}<|tool_call_start|>{text}", FORMS["pythonic"], tools=TOOLS)
+    assert [(name, whole) for name, _, whole in calls] == [("f", False)] and said == left
 
 
 @pytest.mark.parametrize(

@@ -22,6 +22,7 @@ from rekindle.text.replies.envelope import EnvelopeForm
 from rekindle.text.replies.keyed import KeyedForm
 from rekindle.text.replies.named import NamedForm
 from rekindle.text.replies.probes import structured
+from rekindle.text.replies.pythonic import PythonicForm
 from rekindle.text.replies.reader import CallMarks
 from rekindle.text.replies.tagged import TaggedForm, Tags
 from rekindle_pocket import MODEL_DIR
@@ -103,6 +104,18 @@ TOOLS = [
             TaggedForm(
                 CallMarks(G + "<seed:tool_call>", G + "</seed:tool_call>", "\n", tag="<function="),
                 tags=Tags(lines=False),
+            ),
+        ),
+        (
+            "pythonic",
+            None,
+            PythonicForm(CallMarks(G + "<|tool_call_start|>", G + "<|tool_call_end|>", listed=True, item="")),
+        ),
+        (
+            "python_lines",
+            None,
+            PythonicForm(
+                CallMarks("<function_calls>", "</function_calls>", "\n", listed=True, item=""), blank="\n", lead=""
             ),
         ),
         ("llama", None, EnvelopeForm(CallMarks("", tag=G + "<|python_tag|>"), "parameters", "")),
@@ -329,6 +342,8 @@ def _arguments_of(whole: str, family: str) -> str:
         "glm_dense": "look",
         "invoked": '"look">\n',
         "dsml": '"look">\n',
+        "pythonic": "look(",
+        "python_lines": "look(",
         "keyed": "look{",
         "keyed_first": "look{",
         "mistral_args": "[ARGS]",

@@ -194,6 +194,20 @@ SERVING = (
         REPLIES,
     ),
     one(
+        "an escape of Python cut in two",
+        "text/replies/pythonic.py",
+        "return (escape if _OPEN_ESCAPE.fullmatch(text, escape) else len(text)), False",
+        "return len(text), False",
+        REPLIES,
+    ),
+    one(
+        "a comma inside a list of Python ends its value",
+        "text/replies/pythonic.py",
+        "elif not opened and sign in",
+        "elif sign in",
+        REPLIES,
+    ),
+    one(
         "a policy that is parsed and ignored",
         "engine/factory.py",
         "            policy=settings.eviction,\n",

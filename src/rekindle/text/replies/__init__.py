@@ -6,7 +6,8 @@
 each as a guard (U+FDD0) and its content. No model can generate the guard, so look-alike text is never such a mark.
 
 The format of a model's replies is found by rendering (`find_reply_format`), not by its name. Malformed output is text,
-never an error. A scan for each form of calls: `envelope`, `named`, `tagged`, `keyed`; replies in channels: `channels`.
+never an error. A scan for each form of calls: `envelope`, `named`, `tagged`, `keyed`, `pythonic`; replies in channels:
+`channels`.
 """
 
 from rekindle.text.replies.events import (

@@ -22,6 +22,7 @@ from rekindle.text.replies.envelope import recognise_envelope
 from rekindle.text.replies.format import ReplyFormat, ThinkingFormat, ToolFormat
 from rekindle.text.replies.keyed import recognise_keyed
 from rekindle.text.replies.named import recognise_named
+from rekindle.text.replies.pythonic import recognise_pythonic
 from rekindle.text.replies.sample import ARGUMENTS, MARK, QUESTION, REASONING, REPLY, SHORT_ID, TOOL, CallSample
 from rekindle.text.replies.tagged import recognise_tagged
 from rekindle.text.stream import TextStream
@@ -48,7 +49,10 @@ _KNOWN_MARKS = (
     ("<|channel>thought", "<channel|>", "\n", "", ""),
 )
 _VARIANTS: tuple[dict[str, Any], ...] = ({}, {"enable_thinking": True})
-_RECOGNISERS = (recognise_channels, recognise_envelope, recognise_keyed, recognise_tagged, recognise_named)
+_RECOGNISERS = (
+    *(recognise_channels, recognise_envelope, recognise_keyed, recognise_tagged, recognise_named),
+    recognise_pythonic,
+)
 
 
 def structured(encoder: PromptEncoder, ids: Sequence[int] | np.ndarray) -> str:

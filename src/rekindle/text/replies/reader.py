@@ -61,8 +61,9 @@ class CallMarks:
     """The marks around calls.
 
     `open` empty: calls are bare JSON, which only begin a reply or follow a call. A call may begin with `tag` as well.
-    `gap` is between a reply's text and its first call. `listed`: one opening mark, then calls in a JSON list, then
-    `close`; else the scan of each call knows its end.
+    `gap` is between a reply's text and its first call. `listed`: one opening mark, then calls in a list, then `close`;
+    else the scan of each call knows its end. `item`: what each of a list begins with; if that can be anything, brackets
+    and commas may be missing.
     """
 
     open: str
@@ -70,6 +71,7 @@ class CallMarks:
     gap: str = ""
     listed: bool = False
     tag: str = ""
+    item: str = "{"
 
     @property
     def starts(self) -> tuple[str, ...]:
@@ -175,8 +177,9 @@ class CallReader:
         at = skip_blanks(self._held, self._read)
         if at == len(self._held) and not self._final:
             return False
-        self._in_list = self._held.startswith("[", at)
-        self._read = at + self._in_list
+        has_bracket = self._held.startswith("[", at)
+        self._in_list = has_bracket or not self._item
+        self._read = at + has_bracket
         self._state = self._call
         return True
 
@@ -216,18 +219,24 @@ class CallReader:
             return False
         if sign in (",", ";"):
             after = skip_blanks(self._held, at + 1)
-            if self._held.startswith("{", after):
-                self._open(at, after)
-                self._state = self._call
-                return True
             if after == len(self._held) and not self._final:
                 return False
+            if self._held.startswith(self._item, after):
+                return self._next(at, after)
+        if self._in_list and not self._item and (sign.isalpha() or sign == "_"):
+            return self._next(at, at)
         if sign == "]" and self._in_list:
             self._emit(Blanks(self._held[: at + 1]), at + 1)
             self._state = self._closing
         else:
-            self._state = self._blanks
+            self._state = self._closing if self._in_list and not self._item else self._blanks
         self._in_list = False
+        return True
+
+    def _next(self, at: int, after: int) -> bool:
+        """Begin a further call of a list at `after`."""
+        self._open(at, after)
+        self._state = self._call
         return True
 
     def _closing(self) -> bool:
@@ -241,6 +250,10 @@ class CallReader:
             self._emit(Blanks(self._held[: at + len(close)]), at + len(close))
         self._state = self._blanks
         return True
+
+    @property
+    def _item(self) -> str:
+        return self._marks.item if self._marks else ""
 
     @property
     def _starts(self) -> tuple[str, ...]:
