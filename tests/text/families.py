@@ -97,6 +97,14 @@ PYTHON_LINES = tagged(
     "{{ ', ' if not loop.first }}{{ key }}=" + _REPR,
     "</function_calls>",
 )
+ACTIONS = tagged(
+    "<|START_ACTION|>[\n",
+    '{{ ",\n" if not loop.first }}    {"tool_call_id": "{{ loop.index0 }}", "tool_name": "NAME", "parameters": '
+    "{{ c.function.arguments | tojson }}}",
+    "",
+    "\n]<|END_ACTION|>",
+)
+FUNCTIONS = tagged("", "<function=NAME>{{ c.function.arguments | tojson }}</function>", "", "")
 LLAMA = (
     "<|begin|>{% for m in messages %}<|header|>{{ m.role }}<|/header|>\n\n"
     "{% if loop.first and tools %}{{ tools | tojson }} Use <|python_tag|> never.{% endif %}{% if m.tool_calls %}"
@@ -200,6 +208,8 @@ FAMILIES = {
     "seed": Family(SEED, (*IM, "<seed:tool_call>", "</seed:tool_call>")),
     "pythonic": Family(PYTHONIC, (*IM, "<|tool_call_start|>", "<|tool_call_end|>")),
     "python_lines": Family(PYTHON_LINES, IM, ("<function_calls>", "</function_calls>")),
+    "actions": Family(ACTIONS, (*IM, "<|START_ACTION|>", "<|END_ACTION|>")),
+    "functions": Family(FUNCTIONS, IM),
     "llama": Family(LLAMA, ("<|begin|>", "<|header|>", "<|/header|>", "<|eot|>", "<|python_tag|>")),
     "mistral_list": Family(MISTRAL_LIST, MISTRAL),
     "mistral_args": Family(MISTRAL_ARGS, (*MISTRAL, "[ARGS]", "[THINK]", "[/THINK]")),

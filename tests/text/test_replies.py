@@ -194,6 +194,9 @@ def test_a_whole_call_is_read_in_every_form(name: str) -> None:
     text = {
         "coder": f'{OPEN}\n<function=f>\n<parameter=s>\na, "b"\n}}\n</parameter>\n<parameter=n>\n7\n</parameter>\n'
         f"</function>\n{CLOSE}",
+        "actions": f'{G}<|START_ACTION|>[\n  {{"tool_call_id": "0", "tool_name": "f", "parameters": {arguments}}}\n]'
+        f"{G}<|END_ACTION|>",
+        "functions": f"<function=f>{arguments}</function>",
         "pythonic": f"""{G}<|tool_call_start|>[f(s='a, "b"\\n}}', n=7)]{G}<|tool_call_end|>""",
         "python_lines": """<function_calls>\nf(s="a, \\"b\\"\n}", n=7)\n</function_calls>""",
         "seed": f'{G}<seed:tool_call>\n<function=f>\n<parameter=s>a, "b"\n}}</parameter>\n<parameter=n>'

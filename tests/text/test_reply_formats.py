@@ -107,6 +107,17 @@ TOOLS = [
             ),
         ),
         (
+            "actions",
+            None,
+            EnvelopeForm(
+                CallMarks(G + "<|START_ACTION|>", G + "<|END_ACTION|>", listed=True),
+                "parameters",
+                "",
+                name_key="tool_name",
+            ),
+        ),
+        ("functions", None, NamedForm(CallMarks("<function=", "</function>"), ">")),
+        (
             "pythonic",
             None,
             PythonicForm(CallMarks(G + "<|tool_call_start|>", G + "<|tool_call_end|>", listed=True, item="")),
@@ -343,6 +354,8 @@ def _arguments_of(whole: str, family: str) -> str:
         "invoked": '"look">\n',
         "dsml": '"look">\n',
         "pythonic": "look(",
+        "actions": '"tool_name": "look", "parameters":',
+        "functions": "=look>",
         "python_lines": "look(",
         "keyed": "look{",
         "keyed_first": "look{",

@@ -18,6 +18,7 @@ from rekindle.text.messages import GUARD, is_sound
 # as they come. "ready": name and arguments are known. "closed": the envelope is closed. "broken": this is no call.
 Verdict = Literal["go", "more", "object", "ready", "closed", "broken"]
 
+NAME_KEYS = ("name", "tool_name")
 ARGUMENTS_KEYS = ("arguments", "parameters")
 _BLANKS = re.compile(r"[ \t\n\r]*")
 _IN_STRING = re.compile(rf'["\\{GUARD}]')
@@ -179,7 +180,7 @@ class Envelope:
     def _member(self, value: str) -> Verdict:
         if not is_json(value):
             return "broken"
-        if self._key == "name":
+        if self._key in NAME_KEYS:
             name = json.loads(value, strict=False)
             if not isinstance(name, str) or not name or not is_sound(name):
                 return "broken"

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from rekindle.text.messages import GUARD
@@ -21,7 +21,7 @@ from rekindle.text.replies.arguments import JsonArguments
 from rekindle.text.replies.reader import Begun, CallMarks, CallScan, Ended, Passed, Step
 from rekindle.text.replies.sample import FENCE, MARK, TOOL, VALUES, CallSample, json_objects
 from rekindle.text.replies.types import escaped, names_of
-from rekindle.text.tools_json import ARGUMENTS_KEYS, Envelope, Verdict, skip_blanks
+from rekindle.text.tools_json import ARGUMENTS_KEYS, NAME_KEYS, Envelope, Verdict, skip_blanks
 
 HERMES = CallMarks("<tool_call>", "</tool_call>")
 _TAG = f"{GUARD}<|python_tag|>"  # some models write it before bare calls, their templates do not
@@ -29,15 +29,18 @@ _TAG = f"{GUARD}<|python_tag|>"  # some models write it before bare calls, their
 
 @dataclass(frozen=True, slots=True)
 class EnvelopeForm:
-    """Calls as JSON objects; `key` names the arguments, `blank` is what the template puts after the opening mark."""
+    """Calls as JSON objects; `name_key` and `key` are those of the name and of the arguments; `blank` is what the
+    template puts after the opening mark.
+    """
 
     marks: CallMarks = HERMES
     key: str = "arguments"
     blank: str = "\n"
+    name_key: str = "name"
 
     def opening(self, name: str | None) -> str:
         """How a call begins, up to its arguments or its name."""
-        head = f'{self.marks.open}{self.blank}{"[" if self.marks.listed else ""}{{"name": "'
+        head = f'{self.marks.open}{self.blank}{"[" if self.marks.listed else ""}{{"{self.name_key}": "'
         return head if name is None else f'{head}{escaped(name)}", "{self.key}":'
 
     def new_scan(self, tools: Sequence[Any]) -> Callable[[], CallScan]:
@@ -50,8 +53,10 @@ def recognise_envelope(sample: CallSample) -> EnvelopeForm | None:
     """The form, if the sample's call is a JSON object with its name and arguments."""
     for start, end, value in json_objects(sample.body):
         key = next((key for key in ARGUMENTS_KEYS if value.get(key) == VALUES), None)
-        if value.get("name") == TOOL and key is not None:
-            return _form_around(sample, start, end, key)
+        name_key = next((key for key in NAME_KEYS if value.get(key) == TOOL), None)
+        if name_key is not None and key is not None:
+            form = _form_around(sample, start, end, key)
+            return None if form is None else replace(form, name_key=name_key)
     return None
 
 

@@ -1,6 +1,6 @@
 """Calls as a name and then a JSON object.
 
-    [TOOL_CALLS]look[ARGS]{"place": "attic"}
+    [TOOL_CALLS]look[ARGS]{"place": "attic"}        <function=look>{"place": "attic"}</function>
 
 Between the two is a mark, or nothing; some models write an id of the call after another mark, which is skipped.
 """
@@ -46,8 +46,8 @@ def recognise_named(sample: CallSample) -> NamedForm | None:
         if value != VALUES or name_at < 0:
             continue
         between, gap, after = sample.split_at(name_at, end)
-        before = re.search(rf"({MARK})\s*$", between)
-        middle = re.fullmatch(rf"(?:({MARK})\w+)?({MARK})?\s*", sample.body[name_at + len(TOOL) : start])
+        before = re.search(rf"({MARK}|<function=)\s*$", between)
+        middle = re.fullmatch(rf"(?:({MARK})\w+)?({MARK}|>)?\s*", sample.body[name_at + len(TOOL) : start])
         closing = re.match(rf"\s*({MARK})?", after)
         if before and middle and closing:
             marks = CallMarks(before[1], closing[1] or "", gap)
