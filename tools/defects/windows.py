@@ -22,7 +22,7 @@ WINDOWS: tuple[Mutant, ...] = (
         "cache/blocks/windows.py",
         "            self._put(self._block_of[slot], ABSENT)\n",
         "",
-        MACHINE,
+        f"{SLOTS}::test_what_was_passed_goes_before_what_is_marked",
     ),
     one(
         "parts of a resume point go before those passed",
