@@ -159,6 +159,20 @@ def bench_speculation(
     return run_speculation(settings, options, console())
 
 
+@app.command("windows")
+@with_settings(unused=BENCH_UNUSED | {"anticipate"})
+def bench_windows(
+    settings: Settings,
+    context: Annotated[int, typer.Option(help="tokens of the conversation")] = 32768,
+    seed: Annotated[int, typer.Option(help="of the tokens")] = 0,
+    out: Annotated[Path | None, typer.Option(help="append JSON lines here instead of printing them")] = None,
+) -> int:
+    """Bytes that models with sliding windows keep: of large shapes, or measured with --model."""
+    from benchmarks.windows import WindowBench, run_windows
+
+    return run_windows(settings, WindowBench(context, seed, out), console())
+
+
 @app.command("cache")
 def bench_cache(
     sequences: Annotated[int, typer.Option(help="sequences in the trie")] = 100_000,
