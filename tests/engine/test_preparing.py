@@ -111,7 +111,7 @@ def test_what_has_no_room_is_refused_with_its_size() -> None:
 
 def branch(number: int, ids: Sequence[int], *, agent: str = "ada", namespace: str = "default") -> KnownBranch:
     array = np.asarray(ids, dtype=np.uint32)
-    return KnownBranch(namespace, agent, number, ROOT, ROOT, len(array), 0, 0, float(number), (), array, ())
+    return KnownBranch(namespace, agent, number, ROOT, ROOT, len(array), 0, 0, float(number), (), ids=array, hashes=())
 
 
 def test_a_reply_may_quote_what_its_agent_has_stored_elsewhere() -> None:

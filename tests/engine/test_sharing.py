@@ -26,7 +26,7 @@ def branch(agent: str, ids: list[int], *, namespace: str = "default") -> Branch:
     names = tuple(chain_hashes(ROOT, array, SIZE))
     parent, rest = names[-1] if names else ROOT, array[len(names) * SIZE :]
     head = tail_hash(parent, rest) if len(rest) else parent
-    return KnownBranch(namespace, agent, 0, ROOT, head, len(ids), 0, 0, 0.0, (), array, names)
+    return KnownBranch(namespace, agent, 0, ROOT, head, len(ids), 0, 0, 0.0, (), ids=array, hashes=names)
 
 
 @given(st.lists(st.integers(0, 2), min_size=1, max_size=30), st.lists(st.integers(0, 2), min_size=1, max_size=30))
