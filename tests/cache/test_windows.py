@@ -133,9 +133,8 @@ class WindowMachine(RuleBasedStateMachine):
                 for table, _, ids in self.tables
                 for block in table.blocks[first_needed(len(ids), slots.window, SIZE) :]
             }
-            sources = {block for table, _, _ in self.tables for block in table._sources}
             num_held = slots.num_slots - 1 - slots.num_available
-            assert len(held) <= num_held <= len(held | sources), (slots, held)
+            assert len(held) <= num_held <= len(held) + len(self.tables), "each may hold the source of a copy as well"
 
 
 WindowMachine.TestCase.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
