@@ -5,8 +5,8 @@ In float64. Windows have 24 tokens and blocks 16, so a resume point needs the pa
 
 from __future__ import annotations
 
+import queue
 import random
-import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,7 +15,7 @@ import pytest
 from rekindle.engine.blocks.loads import Load
 from rekindle.engine.request import State
 from tests.exactness.conftest import MakeRig
-from tests.exactness.rig import BLOCK_TOKENS, Rig
+from tests.exactness.rig import BLOCK_TOKENS, LOAD_TIMEOUT_S, Rig
 from tests.exactness.test_paths import some_ids
 from tests.tiny_models import WINDOW
 
@@ -198,25 +198,24 @@ class Tail:
 
 def test_a_tail_stays_while_its_window_is_read(make_rig: MakeRig, tmp_path: Path) -> None:
     """If it left, its other part would be that of another block."""
-    reports: list[tuple[Load, int]] = []
+    reports: queue.SimpleQueue[tuple[Load, int]] = queue.SimpleQueue()
     rig = make_rig(
         *("gemma3", "fp64", "q4h"),
         num_blocks=60,
         store_dir=tmp_path,
-        report_load=lambda load, good: reports.append((load, good)),
+        report_load=lambda load, good: reports.put((load, good)),
     )
     tail = Tail.of(rig)
     request = rig.request([*tail.ids, *some_ids(20, seed=9)], NEW)
     rig.step()
-    while not reports:
-        time.sleep(0.001)
-    assert [sorted(block.parts) for block in reports[0][0].blocks] == [[1]]
+    load, num_good = reports.get(timeout=LOAD_TIMEOUT_S)
+    assert [sorted(block.parts) for block in load.blocks] == [[1]]
     taken = []
     while (block := rig.pool.allocate()) is not None:
         taken.append(block)
     rig.pool.release_all(taken)
     assert rig.pool.name(tail.block) is not None, "it is held"
-    rig.core.finish_load(*reports[0])
+    rig.core.finish_load(load, num_good)
     (result,) = rig.finish(request)
     assert result.report.reused_tokens == len(tail.ids)
     assert not rig.pool.num_held, "it is held no longer"

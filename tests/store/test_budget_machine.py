@@ -8,11 +8,10 @@ must have evicted the same ones.
 from __future__ import annotations
 
 import math
-import shutil
 
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from hypothesis.stateful import initialize, invariant, precondition, rule
 
 from rekindle.agent_ids import AgentKind, kind_of, recovered
 from rekindle.store.commands import Delete, Pin, Purge
@@ -22,12 +21,11 @@ from tests.store.chains import (
     FINGERPRINT,
     PLAIN_LAYOUT,
     SIZE,
-    Chain,
-    fast_directory,
     one_batch,
     open_store,
     warm_tokens,
 )
+from tests.store.machine import StoreMachine
 
 AGENTS = st.sampled_from(["ann", "bob", f"{AgentKind.CONVERSATION.value}x", recovered(1), "cat"])
 RUNS = st.lists(st.integers(0, 2), max_size=6)
@@ -95,12 +93,11 @@ class NaiveStore:
             name = self.blocks.pop(name)[0]
 
 
-class BudgetMachine(RuleBasedStateMachine):
+class BudgetMachine(StoreMachine):
     """Every rule is one batch of the writer."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.directory = fast_directory()
         self.model = NaiveStore()
         self.now = 1000.0
         self.told: dict[Key, int] = {}
@@ -116,14 +113,6 @@ class BudgetMachine(RuleBasedStateMachine):
             on_lost=lambda namespace, agent, branch, left: self.told.__setitem__((agent, branch), left),
         )
         self.store.start()
-
-    def teardown(self) -> None:
-        if hasattr(self, "store"):
-            self.store.close()
-        shutil.rmtree(self.directory)
-
-    def chain(self, ids: list[int]) -> Chain:
-        return Chain.of(self.store, ids)
 
     def batch(self, ids: list[int], key: Key | None, num_tokens: int | None = None) -> None:
         """Stage a chain and, with a key, move that branch to its end; the same in the model."""
@@ -223,7 +212,7 @@ class BudgetMachine(RuleBasedStateMachine):
 
     @invariant()
     def agrees(self) -> None:
-        if not hasattr(self, "store"):
+        if self.store is None:
             return
         assert self.store.flush(10)
         self.store.check("records")

@@ -6,12 +6,13 @@ import shutil
 import sqlite3
 from collections.abc import Callable
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from hypothesis.stateful import initialize, invariant, precondition, rule
 
 from rekindle.store.admin import check_store
 from rekindle.store.commands import Delete, Move, Purge
@@ -23,12 +24,12 @@ from tests.store.chains import (
     LAYOUT,
     SIZE,
     Chain,
-    fast_directory,
     load,
     one_batch,
     open_store,
     save,
 )
+from tests.store.machine import StoreMachine
 
 Opened = Callable[..., WarmStore]
 WINDOW_PART = LAYOUT.parts[1]
@@ -59,12 +60,11 @@ def stage(store: WarmStore, chain: Chain, wanted: set[bytes]) -> None:
         assert store.stage(StagedBlock(block.identity, parts, block.fill))
 
 
-class CoverMachine(RuleBasedStateMachine):
+class CoverMachine(StoreMachine):
     """Model: the ids, tokens and resume points of every branch."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.directory = fast_directory()
         self.branches: dict[str, tuple[list[int], int, set[int]]] = {}
 
     @initialize()
@@ -72,20 +72,12 @@ class CoverMachine(RuleBasedStateMachine):
         self.store = open_store(self.directory, shard_bytes=1 << 14)
         self.store.start()
 
-    def teardown(self) -> None:
-        if hasattr(self, "store"):
-            self.store.close()
-        shutil.rmtree(self.directory)
-
-    def chain(self, ids: list[int]) -> Chain:
-        return Chain.of(self.store, ids)
-
     def turn_of(self, agent: str, ids: list[int], num_tokens: int, points: set[int]) -> None:
         chain = self.chain(ids)
         with one_batch(self.store):
             stage(self.store, chain, needed(chain, {at for at in points if at <= num_tokens} | {num_tokens}))
             record = chain.record(agent, num_tokens=num_tokens)
-            self.store.save_turn(type(record)(*_fields(record), resume_points=tuple(points)))
+            self.store.save_turn(replace(record, resume_points=tuple(points)))
         self.branches[agent] = (ids, num_tokens, points)
 
     @rule(
@@ -104,8 +96,7 @@ class CoverMachine(RuleBasedStateMachine):
     def fork(self, data: st.DataObject, agent: str) -> None:
         source = data.draw(st.sampled_from(sorted(self.branches)))
         ids, num_tokens, points = self.branches[source]
-        record = self.chain(ids).record(agent, num_tokens=num_tokens)
-        record = type(record)(*_fields(record), resume_points=tuple(points))
+        record = replace(self.chain(ids).record(agent, num_tokens=num_tokens), resume_points=tuple(points))
         assert self.store.submit(Move("default", agent, "fork", (record,))).result(10)
         self.branches[agent] = (ids, num_tokens, points)
 
@@ -122,17 +113,13 @@ class CoverMachine(RuleBasedStateMachine):
 
     @invariant()
     def exactly_what_is_needed_is_stored(self) -> None:
-        if not hasattr(self, "store"):
+        if self.store is None:
             return
         self.store.check("records")
         expected: set[bytes] = set()
         for ids, num_tokens, points in self.branches.values():
             expected |= needed(self.chain(ids), {at for at in points if at <= num_tokens} | {num_tokens})
         assert windows_on_disk(self.store) == expected
-
-
-def _fields(record):
-    return [getattr(record, name) for name in record.__slots__ if name != "resume_points"]
 
 
 CoverMachine.TestCase.settings = settings(max_examples=40, stateful_step_count=25, deadline=None)

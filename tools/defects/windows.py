@@ -132,8 +132,8 @@ WINDOWS: tuple[Mutant, ...] = (
     one(
         "a cover that reaches a block too little",
         "store/covers.py",
-        "first_needed(position - size, window, size)",
-        "first_needed(position, window, size)",
+        "first_kept(position, window, size)",
+        "first_kept(position + size, window, size)",
         COVERS,
     ),
     one(

@@ -178,7 +178,7 @@ class KVArena:
             section[row, :, first_token:] = 0
 
     def check(self) -> None:
-        """Assert that every row of every layer decodes to finite numbers, and that no block has written another's."""
+        """Assert that every row of every layer is finite once decoded, and that absent parts were never written."""
         for part in self.layout.parts:
             assert part.window not in self.windows or not self.parts[part.index][ABSENT].any(), "row 0 was written"
         for index, layer in self._layers.items():

@@ -12,7 +12,7 @@ import sqlite3
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from rekindle.cache.blocks.windows import first_needed
+from rekindle.cache.blocks.windows import first_kept
 from rekindle.store.schema import COVER, IndexMacs
 
 PartKey = tuple[bytes, int]  # block hash, part
@@ -49,8 +49,7 @@ class Covers:
     ) -> None:
         """Cover these positions of a branch, the last of which is in `head`, instead of what it covered before.
 
-        Each is covered from a block before its window on, so that a prompt may leave the text a little before it. Walks
-        from the end of the branch to the first of them.
+        Walks from the end of the branch to the first of them.
         """
         self.drop(agent, branch)
         needed = self._needed(positions)
@@ -75,7 +74,7 @@ class Covers:
             (index, part)
             for position in positions
             for part, window in self._windows.items()
-            for index in range(first_needed(position - size, window, size), -(-position // size))
+            for index in range(first_kept(position, window, size), -(-position // size))
         }
 
     def _is_stored(self, block_hash: bytes, part: int) -> bool:

@@ -37,7 +37,7 @@ class Place:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StoredBlock:
-    """A block with durable records: that of its first part, and those of the windows that end in it."""
+    """A block with durable records: that of its first part, and those of windows that a branch covers."""
 
     identity: BlockIdentity
     places: tuple[Place, ...]
@@ -58,7 +58,7 @@ class SequenceRecord:
 
     `num_tokens` may end inside the head block; then only its first tokens belong to the branch. `turn_ends` are the
     token counts after each turn, for rewinding. `resume_points` are token counts at which it is likely to be resumed,
-    in addition to its end.
+    in addition to its end; they are not read back.
     """
 
     namespace: str

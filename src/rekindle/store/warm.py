@@ -163,8 +163,8 @@ class WarmStore:
         """Copy parts of a block, full or tail, for saving; False if staging is full: try again later.
 
         Stage parents before children, and a block's first part before the others, or with them. What is already on disk
-        is not written again. One whose parent is not is dropped
-        and counted (`blocks_orphaned`); so is every block once the writer has died (`unsaved_evicted`).
+        is not written again. One whose parent is not is dropped and counted (`blocks_orphaned`); so is every block once
+        the writer has died (`unsaved_evicted`).
         """
         if self.writer.worker.death is not None:
             self.skip(block.identity.hash)

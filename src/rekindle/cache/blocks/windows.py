@@ -25,6 +25,14 @@ def first_needed(position: int, window: int, block_tokens: int) -> int:
     return max(0, position - window) // block_tokens
 
 
+def first_kept(position: int, window: int, block_tokens: int) -> int:
+    """Return the first block whose part a resume point at `position` keeps: one more than it needs.
+
+    So a prompt may leave the text up to a block before the point.
+    """
+    return first_needed(position - block_tokens, window, block_tokens)
+
+
 class WindowSlots:
     """`num_slots` slots for the parts of `window` tokens in `num_blocks` blocks.
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from rekindle.cache.blocks.pool import BlockPool
 from rekindle.cache.blocks.resume import resume_position
 from rekindle.cache.blocks.table import BlockTable
-from rekindle.cache.blocks.windows import WindowSlots, first_needed
+from rekindle.cache.blocks.windows import WindowSlots, first_kept, first_needed
 from rekindle.spec import KVLayout
 from rekindle.store.warm import StoredBlock
 
@@ -135,12 +135,12 @@ class WindowParts:
     def needed(self, blocks: Sequence[int], positions: Iterable[int]) -> list[tuple[int, set[int]]]:
         """Return the indices of blocks with the parts in hot memory that these resume points need.
 
-        They reach a block further than the window, so that a prompt may leave the text a little before the point.
+        See `first_kept`.
         """
         found: dict[int, set[int]] = {}
         for position in positions:
             for which, part in enumerate(self.indices):
-                first = first_needed(position - self._size, self._slots[which].window, self._size)
+                first = first_kept(position, self._slots[which].window, self._size)
                 for index in range(first, min(-(-position // self._size), len(blocks))):
                     if self._slots[which].has(blocks[index]):
                         found.setdefault(index, set()).add(part)

@@ -127,8 +127,8 @@ class Scheduler:
         self.running: list[Request] = []
         self.costs = costs
         self.num_stall_misses = 0
-        self._settings = settings
         self.max_chunk_tokens = max_chunk_tokens
+        self._settings = settings
         self._num_picks = 0
         self._num_starts = 0
         self._last_starts: dict[str, int] = {}  # by namespace: the number of its last start

@@ -50,7 +50,11 @@ _KNOWN_MARKS = (
 )
 _VARIANTS: tuple[dict[str, Any], ...] = ({}, {"enable_thinking": True})
 _RECOGNISERS = (
-    *(recognise_channels, recognise_envelope, recognise_keyed, recognise_tagged, recognise_named),
+    recognise_channels,
+    recognise_envelope,
+    recognise_keyed,
+    recognise_tagged,
+    recognise_named,
     recognise_pythonic,
 )
 

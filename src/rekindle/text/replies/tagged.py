@@ -74,19 +74,16 @@ def recognise_tagged(sample: CallSample) -> TaggedForm | None:
     """The form, if the sample's call is written in such tags."""
     for tags in _candidates(sample.body):
         start = sample.body.find("".join((tags.name[0], TOOL, tags.name[1])))
-        ends = [
-            match.end()
-            for key, value in VALUES.items()
-            for match in [_argument(tags, key, value, sample.body)]
-            if match
-        ]
-        if start < 0 or len(ends) < len(VALUES):
+        found = [_argument(tags, key, value, sample.body) for key, value in VALUES.items()]
+        ends = [match.end() for match in found if match]
+        last = sample.body.find(tags.end, max(ends, default=0))
+        if start < 0 or len(ends) < len(found) or last < start:
             continue
-        end = sample.body.find(tags.end, max(ends)) + len(tags.end)
+        end = last + len(tags.end)
         between, gap, after = sample.split_at(start, end)
         mark = rf"{MARK}|<{_PREFIX}\w+>"
         before, closing = re.search(rf"({mark})(\s*)$", between), re.match(rf"\s*({MARK}|</{_PREFIX}\w+>)", after)
-        if before and closing and end >= start:
+        if before and closing:
             marks = CallMarks(before[1], closing[1], gap, tag=tags.name[0])
             return TaggedForm(marks, before[2], tags)
     return None
@@ -111,10 +108,10 @@ def _candidates(body: str) -> Iterator[Tags]:
 def _argument(tags: Tags, key: str, value: Any, body: str) -> re.Match[str] | None:
     """Find an argument of the sample, written in these tags."""
     attributes = r"[^<>\n]*>" if tags.key[1] == '"' else ""
-    begin, end = (re.escape(text) for text in tags.value)
+    before, after, begin, end = (re.escape(text) for text in (*tags.key, *tags.value))
     line = "\n" if tags.lines else ""
-    pattern = rf"{re.escape(tags.key[0])}{key}{re.escape(tags.key[1])}{attributes}\s*{begin}{line}{value}{line}{end}"
-    return re.search(pattern if tags.value[0] else pattern.replace(r"\s*", "", 1), body)
+    blanks = r"\s*" if tags.value[0] else ""
+    return re.search(rf"{before}{key}{after}{attributes}{blanks}{begin}{line}{value}{line}{end}", body)
 
 
 class TaggedScan:
@@ -137,7 +134,7 @@ class TaggedScan:
         at -= len(before) if text.endswith(before, 0, at) else 0  # the opening mark was left out
         found = _tag(text, at, before, after)
         if isinstance(found, str):
-            return at, "broken" if found == "other" or final else "more"
+            return at, "broken" if found == "other" else "more"
         end, self._name, _ = found
         self._step = self._between
         return end, Begun(self._name) if self._name else "broken"
