@@ -101,6 +101,16 @@ def test_bits_do_not_depend_on_company(weight_format: WeightFormat, kernels: lis
                 np.testing.assert_array_equal(product(kernel, packed, rows[-count:], threads=threads), whole[-count:])
 
 
+def test_threads_unpack_int4_weights_apart(kernels: list[LinearKernel]) -> None:
+    # Long enough that threads overlap even where other processes take turns with them.
+    weights, rows = random_bf16(4096, 512, seed=1), random_bf16(64, 512, seed=2)
+    for kernel in kernels:
+        packed = kernel.pack(matrix(weights), weight_format="int4", threads=2)
+        alone = product(kernel, packed, rows, threads=1)
+        for _ in range(10):
+            np.testing.assert_array_equal(product(kernel, packed, rows, threads=3), alone)
+
+
 @pytest.mark.parametrize("depth", [256, 896])
 def test_an_outlier_does_not_cost_the_precision_of_other_values(kernels: list[LinearKernel], depth: int) -> None:
     weights, rows = random_bf16(64, depth, seed=3), random_bf16(20, depth, seed=4)

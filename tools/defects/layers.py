@@ -268,6 +268,6 @@ LAYERS: tuple[Mutant, ...] = (
         "linear.cpp",
         "job.unpacked + omp_get_thread_num() * panel::panel_words<Int8>(job.blocks)",
         "job.unpacked",
-        "tests/kernels/test_int8.py::test_bits_do_not_depend_on_company[int4]",
+        "tests/kernels/test_int8.py::test_threads_unpack_int4_weights_apart",
     ),
 )
