@@ -1,6 +1,6 @@
 """Introduce plausible defects into the code and check that the tests catch them: `make mutants`.
 
-    python -m tools.mutants                # all, two at a time
+    python -m tools.mutants                # all, two at a time, then races one by one
     python -m tools.mutants --only rope    # those with the word in their name
 
 Each mutant is a few exact replacements in a copy of the tree and the narrowest tests that must fail on it. First the
@@ -142,11 +142,12 @@ def main() -> int:
     began = time.monotonic()
     if not unchanged_is_green(mutants):
         return 1
-    with ThreadPoolExecutor(given.jobs) as pool:
-        outcomes = []
-        for outcome in pool.map(try_mutant, mutants):
-            outcomes.append(outcome)
-            print(f"{outcome.verdict:<9}{outcome.seconds:5.0f} s  {outcome.name:<64} {outcome.detail}", flush=True)
+    outcomes = []
+    for alone, jobs in ((False, given.jobs), (True, 1)):
+        with ThreadPoolExecutor(jobs) as pool:
+            for outcome in pool.map(try_mutant, [mutant for mutant in mutants if mutant.alone is alone]):
+                outcomes.append(outcome)
+                print(f"{outcome.verdict:<9}{outcome.seconds:5.0f} s  {outcome.name:<64} {outcome.detail}", flush=True)
     killed = sum(outcome.verdict == "killed" for outcome in outcomes)
     print(f"{killed} of {len(outcomes)} mutants killed in {time.monotonic() - began:.0f} s")
     return 0 if killed == len(outcomes) else 1

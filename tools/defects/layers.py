@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from tools.defects.kernels import native
 from tools.defects.mutant import Mutant, one
 
@@ -155,8 +157,8 @@ LAYERS: tuple[Mutant, ...] = (
     one(
         "KV of int8 weights taken for the checkpoint's",
         "model/load.py",
-        "identity = identify(dtype=found.dtype, weight_format=ready.weights)",
-        "identity = identify(dtype=found.dtype)",
+        "fingerprint=identify(dtype=found.dtype, weight_format=ready.weights)",
+        "fingerprint=identify(dtype=found.dtype)",
         f"{WEIGHTS}::test_kv_of_rounded_weights_is_never_mixed_with_that_of_others",
     ),
     one(
@@ -263,11 +265,14 @@ LAYERS: tuple[Mutant, ...] = (
         IN_4_BITS,
         level="avx512",
     ),
-    native(
-        "one unpacked panel for all threads",
-        "linear.cpp",
-        "job.unpacked + omp_get_thread_num() * panel::panel_words<Int8>(job.blocks)",
-        "job.unpacked",
-        "tests/kernels/test_int8.py::test_threads_unpack_int4_weights_apart",
+    replace(
+        native(
+            "one unpacked panel for all threads",
+            "linear.cpp",
+            "job.unpacked + omp_get_thread_num() * panel::panel_words<Int8>(job.blocks)",
+            "job.unpacked",
+            "tests/kernels/test_int8.py::test_threads_unpack_int4_weights_apart",
+        ),
+        alone=True,
     ),
 )

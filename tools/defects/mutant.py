@@ -27,13 +27,15 @@ class Edit:
 class Mutant:
     """One defect, and the tests (pytest node ids) of which at least one must fail.
 
-    `level`: that of the kernels without which no test can notice it, or "".
+    `level`: that of the kernels without which no test can notice it, or "". `alone`: it is a race, which shows only
+    while no other process needs the cores.
     """
 
     name: str
     edits: tuple[Edit, ...]
     tests: tuple[str, ...]
     level: str = ""
+    alone: bool = False
 
     @property
     def is_native(self) -> bool:
