@@ -118,7 +118,93 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "olmo2": ("olmo2", {"head_dim": None}),
     "granite": ("granite", {"head_dim": None}),
     "cohere2": ("cohere2", {"sliding_window": WINDOW, "layer_types": _ALTERNATING}),
+    "lfm2": (  # short convolutions
+        "lfm2",
+        {"head_dim": None, "num_hidden_layers": 4, "layer_types": ["conv", "full_attention", "conv", "full_attention"],
+         "conv_L_cache": 3, "block_auto_adjust_ff_dim": False},
+    ),
+    "lfm2-moe": (
+        "lfm2_moe",
+        {"head_dim": None, "num_hidden_layers": 4, "layer_types": ["conv", "full_attention", "conv", "full_attention"],
+         "conv_L_cache": 3, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 48,
+         "num_dense_layers": 1},
+    ),
+    "qwen3-next": (
+        "qwen3_next",
+        {"layer_types": ["linear_attention", "full_attention", "linear_attention"], "num_experts": 4,
+         "num_experts_per_tok": 2, "moe_intermediate_size": 48, "shared_expert_intermediate_size": 48,
+         "linear_num_key_heads": 2, "linear_num_value_heads": 2, "linear_key_head_dim": 32,
+         "linear_value_head_dim": 32},
+    ),
+    "qwen3.5": (  # Gated DeltaNet
+        "qwen3_5_text",
+        {"num_hidden_layers": 4, "layer_types": ["linear_attention", "full_attention"] * 2,
+         "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 16,
+         "linear_value_head_dim": 16},
+    ),
+    "qwen3.5-moe": (
+        "qwen3_5_moe_text",
+        {"num_hidden_layers": 4, "layer_types": ["linear_attention", "full_attention"] * 2,
+         "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 16,
+         "linear_value_head_dim": 16, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 48,
+         "shared_expert_intermediate_size": 48},
+    ),
+    "granite-4-h": (  # Mamba 2
+        "granitemoehybrid",
+        {"head_dim": None, "num_hidden_layers": 4, "layer_types": ["mamba", "attention", "mamba", "attention"],
+         "mamba_n_heads": 8, "mamba_d_head": 16, "mamba_d_state": 16, "mamba_n_groups": 1, "mamba_expand": 2,
+         "mamba_chunk_size": 64, "num_local_experts": 4, "num_experts_per_tok": 2, "shared_intermediate_size": 48},
+    ),
+    "nemotron-h": (  # Mamba 2, and layers without attention
+        "nemotron_h",
+        {"num_hidden_layers": None, "layers_block_type": ["mamba", "attention", "mlp", "mamba", "attention", "mlp"],
+         "mamba_num_heads": 8, "mamba_head_dim": 16, "ssm_state_size": 16, "n_groups": 1, "chunk_size": 64,
+         "expand": 2, "n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 48,
+         "moe_shared_expert_intermediate_size": 48, "n_group": 1, "topk_group": 1},
+    ),
+    "falcon-h1": (  # attention and Mamba 2 in every layer
+        "falcon_h1",
+        {"num_hidden_layers": 2, "mamba_d_ssm": 128, "mamba_n_heads": 8, "mamba_d_head": 16, "mamba_d_state": 16,
+         "mamba_n_groups": 1, "mamba_chunk_size": 64, "mamba_expand": 2},
+    ),
+    "olmo-hybrid": (
+        "olmo_hybrid",
+        {"head_dim": None, "num_hidden_layers": 4, "layer_types": ["linear_attention", "full_attention"] * 2,
+         "linear_num_key_heads": 2, "linear_num_value_heads": 2, "linear_key_head_dim": 16,
+         "linear_value_head_dim": 16},
+    ),
+    "lfm3": (  # short convolutions and windows
+        "lfm3",
+        {"num_hidden_layers": 4, "layer_types": ["conv", "full_attention", "conv", "sliding_attention"],
+         "sliding_window": WINDOW},
+    ),
+    "bamba": (
+        "bamba",
+        {"head_dim": None, "num_hidden_layers": 3, "attn_layer_indices": [1], "mamba_n_heads": 8, "mamba_d_head": 16,
+         "mamba_d_state": 16, "mamba_n_groups": 1, "mamba_expand": 2, "mamba_chunk_size": 64},
+    ),
+    "zamba2": (
+        "zamba2",
+        {"head_dim": None, "num_hidden_layers": 4, "layers_block_type": ["mamba", "hybrid", "mamba", "hybrid"],
+         "mamba_d_state": 16, "n_mamba_heads": 8, "mamba_expand": 2, "chunk_size": 64, "mamba_ngroups": 1,
+         "num_key_value_heads": 4, "num_mem_blocks": 1, "use_mem_rope": True},
+    ),
     # They see, too; tests ask for text alone.
+    "qwen3.5-vl": (
+        "qwen3_5",
+        {"text_config": {"num_hidden_layers": 4, "layer_types": ["linear_attention", "full_attention"] * 2,
+                         "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 16,
+                         "linear_value_head_dim": 16},
+         "vision_config": {"depth": 1, "num_position_embeddings": 16, **_EYE}},
+    ),
+    "qwen3.5-moe-vl": (
+        "qwen3_5_moe",
+        {"text_config": {"num_hidden_layers": 4, "layer_types": ["linear_attention", "full_attention"] * 2,
+                         "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 16,
+                         "linear_value_head_dim": 16, "num_experts": 4, "num_experts_per_tok": 2,
+                         "moe_intermediate_size": 48, "shared_expert_intermediate_size": 48},
+         "vision_config": {"depth": 1, "num_position_embeddings": 16, **_EYE}},
+    ),
     "qwen3-vl": (
         "qwen3_vl",
         {"text_config": {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [6, 5, 5]}},
@@ -145,12 +231,20 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     # Refused, each for its own reason.
     "stablelm": ("stablelm", {"head_dim": None}),
     "falcon": ("falcon", {"head_dim": None, "intermediate_size": None, "num_key_value_heads": None}),
-    "qwen3-next": (
-        "qwen3_next",
-        {"layer_types": ["linear_attention", "full_attention", "linear_attention"], "num_experts": 4,
-         "num_experts_per_tok": 2, "moe_intermediate_size": 48, "shared_expert_intermediate_size": 48,
-         "linear_num_key_heads": 2, "linear_num_value_heads": 2, "linear_key_head_dim": 32,
-         "linear_value_head_dim": 32},
+    "jamba": (  # Mamba 1
+        "jamba",
+        {"head_dim": None, "num_hidden_layers": 4, "attn_layer_period": 2, "attn_layer_offset": 1, "num_experts": 4,
+         "num_experts_per_tok": 2, "mamba_d_state": 16, "mamba_dt_rank": 8, "use_mamba_kernels": False},
+    ),
+    "minimax": (  # lightning attention
+        "minimax",
+        {"num_hidden_layers": 4, "layer_types": ["linear_attention", "full_attention"] * 2, "num_local_experts": 4,
+         "num_experts_per_tok": 2, "block_size": 64},
+    ),
+    "llama4": (
+        "llama4_text",
+        {"layer_types": ["chunked_attention", "full_attention", "chunked_attention"], "num_local_experts": 2,
+         "intermediate_size_mlp": 96, "attention_chunk_size": 64, "interleave_moe_layer_step": 2},
     ),
     "deepseek-v3": (
         "deepseek_v3",
@@ -166,8 +260,12 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "llama-dynamic": ("llama", {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 4.0}}),
 }  # fmt: skip
+HYBRID_KINDS = (
+    *("lfm2", "lfm2-moe", "lfm3", "qwen3-next", "qwen3.5", "qwen3.5-moe", "granite-4-h", "nemotron-h", "falcon-h1"),
+    *("olmo-hybrid", "bamba", "zamba2"),
+)
 EXACT_KINDS = ("llama", "qwen3", "gemma3", "mixtral", "phi3")
-SEEING_KINDS = ("qwen3-vl", "qwen2.5-vl", "mistral3", "mistral3-ministral3")
+SEEING_KINDS = ("qwen3-vl", "qwen2.5-vl", "mistral3", "mistral3-ministral3", "qwen3.5-vl", "qwen3.5-moe-vl")
 
 
 def tiny_config(kind: str, **changes: Any) -> PreTrainedConfig:

@@ -3,20 +3,23 @@
 Owns all offsets: no other module computes one. Knows no tensors and no files.
 
 A block holds `block_tokens` consecutive tokens and has one *part* per layer group: the full-attention layers
-together, then one part per window size, which a block has only where a resume point needs it. The payload of a part is
-the same in memory, in flight and on disk:
+together, then one part per window size, then the state of recurrent layers after the block's last token. A block has
+parts other than the first only where a resume point needs them. The payload of a part is the same in memory, in flight
+and on disk:
 
     layer 0: | K codes | K scales | V codes | V scales |   layer 1: | ...      (q4h)
              | K               | V               |                             (native)
+             | tensor 0 | tensor 1 | ...                                       (state)
 
 every section starting at a multiple of 64 bytes. Shapes, per layer: codes u32 [head][token][dim/8], scales u8
-[head][token][dim/group], native [head][token][dim].
+[head][token][dim/group], native [head][token][dim]; of states as the model has them.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import math
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import Literal
@@ -26,6 +29,7 @@ NATIVE_BYTES: dict[Format, int] = {"bf16": 2, "fp32": 4, "fp64": 8}
 FORMAT_VERSION = 1
 SECTION_ALIGN = 64
 CODES_PER_WORD = 8
+STATE_WINDOW = 1  # the window of the state part: a state after a token needs no earlier one
 
 
 def rotation_size(dim: int) -> int:
@@ -56,6 +60,27 @@ class LayerSpec:
                 raise ValueError(f"layer {self.index}: q4h needs a head size divisible by 16, not {dim}")
 
 
+StateKind = Literal["conv", "recurrent"]
+
+
+@dataclass(frozen=True, slots=True)
+class StateTensor:
+    """One tensor of a layer's state, without the axis of sequences: the `number`-th of its kind in the layer."""
+
+    kind: StateKind
+    number: int
+    shape: tuple[int, ...]
+    dtype: Format
+
+
+@dataclass(frozen=True, slots=True)
+class StateSpec:
+    """The state of one recurrent layer: of a short convolution its last inputs, else what was learned of all tokens."""
+
+    index: int
+    tensors: tuple[StateTensor, ...]
+
+
 @dataclass(frozen=True, slots=True)
 class Section:
     """A typed range of a part's payload; `shape` without the block axis, `dtype` one of u32 u8 bf16 fp32 fp64."""
@@ -76,7 +101,10 @@ class LayerSections:
 
 @dataclass(frozen=True, slots=True)
 class PartLayout:
-    """One layer group of a block: its layers in order and the bytes of its payload."""
+    """One layer group of a block: its layers in order and the bytes of its payload.
+
+    The part of states has `states` with the sections of their tensors in place of `layers`, and `STATE_WINDOW`.
+    """
 
     index: int
     name: str
@@ -84,37 +112,50 @@ class PartLayout:
     layers: tuple[LayerSpec, ...]
     sections: tuple[LayerSections, ...]
     payload_bytes: int
+    states: tuple[StateSpec, ...] = ()
+    state_sections: tuple[tuple[Section, ...], ...] = ()
 
 
 @dataclass(frozen=True)
 class KVLayout:
-    """Parts, sections and sizes of a block of `block_tokens` tokens for these layers."""
+    """Parts, sections and sizes of a block of `block_tokens` tokens for these layers and states of others."""
 
     block_tokens: int
     layers: tuple[LayerSpec, ...]
+    states: tuple[StateSpec, ...] = ()
 
     def __post_init__(self) -> None:
         if not 16 <= self.block_tokens <= 256 or self.block_tokens & (self.block_tokens - 1):
             raise ValueError(f"block_tokens must be a power of two from 16 to 256, not {self.block_tokens}")
         if not self.layers:
             raise ValueError("a model without KV layers has nothing to cache")
+        if self.states and any(layer.window == STATE_WINDOW for layer in self.layers):
+            raise ValueError(f"a window of {STATE_WINDOW} token is that of states: a layer cannot have it as well")
 
     @cached_property
     def parts(self) -> tuple[PartLayout, ...]:
-        """The full-attention part first (if there is one), then one part per window size, ascending."""
+        """The full-attention part first (if there is one), then one part per window size, ascending, then states."""
         windows = sorted({layer.window for layer in self.layers}, key=lambda w: (w is not None, w or 0))
-        return tuple(self._part(index, window) for index, window in enumerate(windows))
+        parts = [self._part(index, window) for index, window in enumerate(windows)]
+        return (*parts, self._state_part(len(parts))) if self.states else tuple(parts)
 
     @property
     def ending_parts(self) -> tuple[PartLayout, ...]:
-        """The parts that blocks have only near resume points: windows, but for the smallest if all layers have one."""
+        """The parts that blocks have only near resume points: windows, but for the smallest if all layers have one, and
+        states."""
         return self.parts[1:]
 
+    @property
+    def state_part(self) -> PartLayout | None:
+        """The part of recurrent layers' states, if there are any."""
+        return self.parts[-1] if self.states else None
+
     def cover_blocks(self, part: PartLayout) -> int:
-        """How many blocks keep an ending part for one resume point, at most: its window, and a block before it."""
+        """How many blocks keep an ending part for one resume point, at most: its window, and a block before it; of a
+        state only one."""
         if part.window is None:
             raise ValueError(f"the part {part.name} does not end")
-        return -(-part.window // self.block_tokens) + 2
+        return 1 if part.states else -(-part.window // self.block_tokens) + 2
 
     def kept_bytes(self, num_tokens: int) -> int:
         """Bytes of a conversation of `num_tokens` tokens with one resume point, its end."""
@@ -127,7 +168,9 @@ class KVLayout:
         formats = ", ".join(f"{name} on {count} layers" for name, count in self.formats().items())
         parts = [f"{self.parts[0].payload_bytes / self.block_tokens:,.0f} bytes a token"]
         parts += [
-            f"{part.payload_bytes / self.block_tokens:,.0f} more in the last {part.window:,}"
+            f"{part.payload_bytes:,} in a snapshot of recurrent state"
+            if part.states
+            else f"{part.payload_bytes / self.block_tokens:,.0f} more in the last {part.window:,}"
             for part in self.ending_parts
         ]
         return f"{formats} (K/V); {', '.join(parts)}"
@@ -141,6 +184,17 @@ class KVLayout:
             sections.append(LayerSections(k, v))
         name = "full" if window is None else f"window-{window}"
         return PartLayout(index, name, window, layers, tuple(sections), offset)
+
+    def _state_part(self, index: int) -> PartLayout:
+        sections, offset = [], 0
+        for state in self.states:
+            own = []
+            for tensor in state.tensors:
+                num_bytes = NATIVE_BYTES[tensor.dtype] * math.prod(tensor.shape)
+                own.append(Section(offset, num_bytes, tensor.shape, str(tensor.dtype)))
+                offset += -(-num_bytes // SECTION_ALIGN) * SECTION_ALIGN
+            sections.append(tuple(own))
+        return PartLayout(index, "state", STATE_WINDOW, (), (), offset, self.states, tuple(sections))
 
     def _sections(
         self, kind: Literal["k", "v"], heads: int, dim: int, fmt: Format, offset: int
@@ -162,14 +216,21 @@ class KVLayout:
         """Bytes of one block over all parts."""
         return sum(part.payload_bytes for part in self.parts)
 
+    @property
+    def token_bytes(self) -> float:
+        """Bytes of KV for each token, over all layers that keep any."""
+        return sum(part.payload_bytes for part in self.parts if not part.states) / self.block_tokens
+
     @cached_property
     def digest(self) -> bytes:
         """32 bytes that differ whenever the bytes of a block would be read differently."""
-        described = {
+        described: dict[str, object] = {
             "version": FORMAT_VERSION,
             "block_tokens": self.block_tokens,
             "layers": [asdict(x) for x in self.layers],
         }
+        if self.states:
+            described["states"] = [asdict(x) for x in self.states]
         return hashlib.blake2b(json.dumps(described, sort_keys=True).encode(), digest_size=32).digest()
 
     def formats(self) -> dict[str, int]:

@@ -1,4 +1,5 @@
-"""Window parts: what a table needs is there and is what it computed, whatever others do; where a sequence resumes."""
+"""Window parts and states: what a table needs is there and is what it computed, whatever others do; where a sequence
+resumes."""
 
 from __future__ import annotations
 
@@ -11,8 +12,9 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from rekindle.cache.blocks.hashing import BlockHash
 from rekindle.cache.blocks.pool import BlockPool
 from rekindle.cache.blocks.resume import resume_position
-from rekindle.cache.blocks.table import BlockTable
-from rekindle.cache.blocks.windows import ABSENT, WindowSlots, first_needed
+from rekindle.cache.blocks.table import BlockCopy, BlockTable
+from rekindle.cache.blocks.windows import ABSENT, WindowSlots, first_needed, kept_blocks
+from rekindle.spec import STATE_WINDOW
 
 SIZE, NUM_BLOCKS = 4, 14
 WINDOWS = {3: 9, 7: 11}  # tokens -> slots
@@ -23,14 +25,20 @@ picks = st.integers(0, 100)
 
 
 class WindowMachine(RuleBasedStateMachine):
-    """`rows`: for each window and slot, the KV written to each of its tokens."""
+    """`rows`: for each window and slot, the KV written to each of its tokens; `states` are slots for recurrent states,
+    `state_rows` for each of these the tokens that its state has seen."""
+
+    num_states = 0
 
     def __init__(self) -> None:
         super().__init__()
         self.slots = [
             WindowSlots(window, num_slots=number, num_blocks=NUM_BLOCKS) for window, number in WINDOWS.items()
         ]
-        self.pool = BlockPool(NUM_BLOCKS, SIZE, windows=self.slots)
+        self.states = WindowSlots(STATE_WINDOW, num_slots=1 + self.num_states, num_blocks=NUM_BLOCKS)
+        self.state_rows: list[KV | None] = [None] * self.states.num_slots
+        self.all_slots = [*self.slots, self.states] if self.num_states else self.slots
+        self.pool = BlockPool(NUM_BLOCKS, SIZE, windows=self.all_slots)
         self.rows: list[list[list[KV | None]]] = [
             [[None] * SIZE for _ in range(slots.num_slots)] for slots in self.slots
         ]
@@ -52,10 +60,14 @@ class WindowMachine(RuleBasedStateMachine):
             self.pool.share(child[0])
             blocks.append(child[0])
             num_matched += child[1]
+        step = SIZE if self.num_states else 1
         position = resume_position(
-            num_matched, list(WINDOWS), SIZE, lambda index, which: self.slots[which].has(blocks[index])
+            num_matched // step * step,
+            [slots.window for slots in self.all_slots],
+            SIZE,
+            lambda index, which: self.all_slots[which].has(blocks[index]),
         )
-        assert position == max(at for at in range(num_matched + 1) if self.is_covered(blocks, at))
+        assert position == max(at for at in range(0, num_matched + 1, step) if self.is_covered(blocks, at))
         kept = -(-position // SIZE)
         self.pool.release_all(blocks[kept:])
         table = BlockTable(self.pool)
@@ -67,15 +79,15 @@ class WindowMachine(RuleBasedStateMachine):
             slots.has(blocks[at // SIZE])
             for slots in self.slots
             for at in range(max(0, position - slots.window) // SIZE * SIZE, position)
-        )
+        ) and not (self.num_states and position and not self.states.has(blocks[(position - 1) // SIZE]))
 
     @precondition(lambda self: self.tables)
-    @rule(number=picks, more=id_runs, spare=st.integers(0, 4), is_marked=st.booleans())
-    def compute(self, number: int, more: list[int], spare: int, is_marked: bool) -> None:
+    @rule(number=picks, more=id_runs, spare=st.integers(0, 4), is_marked=st.booleans(), points=st.sets(picks))
+    def compute(self, number: int, more: list[int], spare: int, is_marked: bool, points: set[int]) -> None:
         table, root, ids = self.pick(number)
         end = len(ids) + len(more)
-        copies = table.prepare(end + spare)
-        if copies is None:
+        copies = table.prepare(end + spare, points)
+        if copies is None or (spare and table.prepare(end, points) is None):
             return
         for copy in copies:
             for slots, rows in zip(self.slots, self.rows, strict=True):
@@ -88,12 +100,35 @@ class WindowMachine(RuleBasedStateMachine):
                 slot = slots.slot_of[table.blocks[at // SIZE]]
                 assert slot != ABSENT, "nowhere to write"
                 rows[slot][at % SIZE] = tuple(ids[: at + 1])
+        if self.num_states:
+            self.compute_states(table, ids, len(more), copies)
+            for point in [at for at in points if end - len(more) < at <= end]:
+                for index in kept_blocks(point, STATE_WINDOW, SIZE):
+                    if (index + 1) * SIZE > end - len(more):
+                        assert self.states.has(table.blocks[index]), "a resume point has no state"
         table.publish(ids, root)
         if is_marked:
+            for index in kept_blocks(end, STATE_WINDOW, SIZE) if self.num_states else ():
+                self.states.mark(table.blocks[index])
             for slots in self.slots:
                 for block in table.blocks[first_needed(end, slots.window, SIZE) : -(-end // SIZE)]:
                     slots.mark(block)
         table.pass_windows()
+
+    def compute_states(self, table: BlockTable, ids: list[int], num_new: int, copies: list[BlockCopy]) -> None:
+        start = len(ids) - num_new
+        for copy in copies:
+            source, target = self.states.slot_of[copy.source], self.states.slot_of[copy.target]
+            if source != ABSENT and target != ABSENT:
+                self.state_rows[target] = self.state_rows[source]
+        if start:
+            before = self.states.slot_of[table.blocks[(start - 1) // SIZE]]
+            assert before != ABSENT and self.state_rows[before] == tuple(ids[:start]), "nothing to go on from"
+        for index in range(start // SIZE, -(-len(ids) // SIZE)):
+            slot = self.states.slot_of[table.blocks[index]]
+            if slot != ABSENT:
+                self.state_rows[slot] = tuple(ids[: (index + 1) * SIZE])
+        assert self.states.slot_of[table.blocks[(len(ids) - 1) // SIZE]] != ABSENT, "nowhere to keep the state"
 
     @precondition(lambda self: self.tables)
     @rule(number=picks)
@@ -137,8 +172,39 @@ class WindowMachine(RuleBasedStateMachine):
             assert len(held) <= num_held <= len(held) + len(self.tables), "each may hold the source of a copy as well"
 
 
-WindowMachine.TestCase.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+class StateMachine(WindowMachine):
+    """With slots for states as well: at the end of every block that has one is the state after it."""
+
+    num_states = 9
+
+    @invariant()
+    def states_are_those_after_their_blocks(self) -> None:
+        for table, _, ids in self.tables:
+            if ids:
+                slot = self.states.slot_of[table.blocks[(len(ids) - 1) // SIZE]]
+                assert slot != ABSENT and self.state_rows[slot] == tuple(ids)
+        for block in range(NUM_BLOCKS):
+            name, slot = self.pool.name(block), self.states.slot_of[block]
+            if name is not None and slot != ABSENT and len(self.pool.ids(block)) == SIZE:
+                assert self.state_rows[slot] == self.chain(block)
+
+    def chain(self, block: int) -> KV:
+        """The ids of a published block and all before it."""
+        parent = self.pool.parent(block)
+        assert parent is not None
+        above = self.pool.block_of(parent)
+        return (*(() if above is None else self.chain(above)), *self.pool.ids(block).tolist())
+
+    @invariant()
+    def few_states_are_held(self) -> None:
+        held = self.states.num_slots - 1 - self.states.num_available
+        assert held <= sum(parts for table, _, _ in self.tables for parts in table.num_parts_held[-1:])
+
+
+for machine in (WindowMachine, StateMachine):
+    machine.TestCase.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
 TestWindowMachine = WindowMachine.TestCase
+TestStateMachine = StateMachine.TestCase
 
 
 @given(
@@ -238,6 +304,25 @@ def test_a_tail_that_two_tables_hold_keeps_its_part_when_one_finds_it_published(
     first.publish([*ids, 7], ROOTS[0])
     first.release()
     pool.check()
+
+
+def test_a_sequence_holds_the_state_at_the_end_of_its_last_full_block() -> None:
+    """It is what it goes on from if it is preempted, and what the end of a turn keeps."""
+    slots = WindowSlots(STATE_WINDOW, num_slots=4, num_blocks=16)
+    pool, ids = BlockPool(16, SIZE, windows=[slots]), [1, 2, 3, 4, 5, 6]
+    table, other = BlockTable(pool), BlockTable(pool)
+    for end in (4, 6):
+        assert table.prepare(end) == []
+        table.publish(ids[:end], ROOTS[0])
+        table.pass_windows()
+    assert [slots.is_held(block) for block in table.blocks] == [True, True]
+    assert other.prepare(4) == [] and other.prepare(9) is None, "there is a slot for one of its blocks"
+    assert table.prepare(9) is None
+    other.release()
+    assert table.prepare(9) == []
+    table.publish([*ids, 7, 8, 9], ROOTS[0])
+    table.pass_windows()
+    assert [slots.is_held(block) for block in table.blocks] == [False, True, True]
 
 
 def test_a_table_says_how_it_is_divided() -> None:

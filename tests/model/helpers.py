@@ -13,7 +13,7 @@ from transformers.masking_utils import eager_mask
 
 from rekindle.kernels.library import KernelChoice
 from rekindle.kv.arena import KVArena
-from rekindle.model import formats, geometry
+from rekindle.model import formats, geometry, recurrent
 from rekindle.model.adapter import register_attention
 from rekindle.model.batch import SequenceStep
 from rekindle.model.experts import use_padded_experts
@@ -21,7 +21,7 @@ from rekindle.model.fingerprint import fingerprint
 from rekindle.model.formats import native_format
 from rekindle.model.loaded import LoadedModel
 from rekindle.model.runner import ModelRunner
-from rekindle.spec import KVLayout, ModelSpec
+from rekindle.spec import ModelSpec
 
 Loader = Callable[..., LoadedModel]
 
@@ -73,7 +73,8 @@ def in_memory(model: Any, *, kv: formats.Format | None = None, block_tokens: int
     use_padded_experts(model)
     found = geometry.probe(model)
     chosen = formats.forced_formats(found, kv or native_format(found.dtype))
-    layout = KVLayout(block_tokens, formats.layer_specs(found, chosen))
+    recurrent.split_sequences(found.recurrent, block_tokens)
+    layout = formats.layout_of(found, chosen, block_tokens)
     name = type(model).__name__
     spec = ModelSpec("tiny", name, found.vocab_size, 1024, frozenset(), fingerprint(b"", layout), layout)
     return LoadedModel(model, spec, Path(), "cpu", found.dtype, "close", chosen, KernelChoice(None), ())

@@ -63,7 +63,18 @@ def test_recurrent_layers_are_found_without_their_names() -> None:
     adapter.register_attention()
     model = tiny_model("qwen3-next", torch.float32)
     model.set_attn_implementation("rekindle")
-    with pytest.raises(ModelRefused, match="recurrent or convolutional"):
+    found = geometry.probe(model)
+    assert [type(each.module).__name__ for each in found.recurrent] == ["Qwen3NextGatedDeltaNet"] * 2
+    assert [each.state.index for each in found.recurrent] == [0, 2]
+    assert [(each.kind, each.dtype) for each in found.states[0].tensors] == [("conv", "fp32"), ("recurrent", "fp32")]
+
+
+def test_layers_that_neither_attend_nor_keep_a_state_are_refused() -> None:
+    adapter.register_attention()
+    model = tiny_model("llama", torch.float32)
+    model.set_attn_implementation("rekindle")
+    model.model.layers[1].self_attn.forward = lambda hidden_states, **_: (hidden_states, None)
+    with pytest.raises(ModelRefused, match=r"layers \[1\] .* neither attend .* nor keep a state"):
         geometry.probe(model)
 
 

@@ -13,6 +13,7 @@ from rekindle.model.adapter import StepCache
 from rekindle.model.batch import ForwardBatch, SequenceStep
 from rekindle.model.geometry import ProbeStep
 from rekindle.model.loaded import LoadedModel
+from rekindle.model.recurrent import ObservedStates
 from tests.model.helpers import Bench, in_memory, random_ids
 from tests.tiny_models import tiny_model
 
@@ -98,7 +99,7 @@ def test_only_k_that_is_not_finite_is_seen() -> None:
 
 
 def test_shared_kv_layers_find_the_layer_that_wrote() -> None:
-    cache = StepCache(ProbeStep())
+    cache = StepCache(ProbeStep(ObservedStates([])))
     k, v = torch.zeros(1, 2, 4, 16), torch.zeros(1, 2, 4, 16)
     assert cache.update(k, v, 5)[0] is k
     assert cache.kv_layer(k, v) == 5

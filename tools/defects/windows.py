@@ -48,15 +48,15 @@ WINDOWS: tuple[Mutant, ...] = (
     one(
         "a window released while its table needs it",
         "cache/blocks/table.py",
-        "first = first_needed(self.num_tokens, slots.window, self.pool.block_tokens)",
-        "first = first_needed(self.num_tokens + self.pool.block_tokens, slots.window, self.pool.block_tokens)",
+        "first = first_held(self.num_tokens, slots.window, self.pool.block_tokens)",
+        "first = first_held(self.num_tokens + self.pool.block_tokens, slots.window, self.pool.block_tokens)",
         MACHINE,
     ),
     one(
         "windows of a fork not held",
         "cache/blocks/table.py",
-        "            for block in forked.blocks[first:]:\n                slots.hold(block)\n",
-        "            pass\n",
+        "                slots.hold(forked.blocks[index])\n",
+        "                pass\n",
         MACHINE,
     ),
     one(
@@ -69,15 +69,15 @@ WINDOWS: tuple[Mutant, ...] = (
     one(
         "windows of a copied tail not copied",
         "kv/arena.py",
-        "        for part in self.layout.parts:\n            from_row,",
-        "        for part in self.layout.parts[:1]:\n            from_row,",
+        "        for part in self.layout.parts:\n            if part.states:\n",
+        "        for part in self.layout.parts[:1]:\n            if part.states:\n",
         ANY_ORDER,
     ),
     one(
         "resumed where windows have ended",
         "engine/blocks/prefix_cache.py",
-        "position = self.windows.resume_at(blocks, matched)",
-        "position = matched",
+        "position = self.windows.resume_at(blocks, self.windows.usable(matched, sequence.num_resumable))",
+        "position = self.windows.usable(matched, sequence.num_resumable)",
         ANY_ORDER,
     ),
     one(
@@ -132,8 +132,8 @@ WINDOWS: tuple[Mutant, ...] = (
     one(
         "a cover that reaches a block too little",
         "store/covers.py",
-        "first_kept(position, window, size)",
-        "first_kept(position + size, window, size)",
+        "kept_blocks(position, window, size)",
+        "kept_blocks(position, window, size)[1:]",
         COVERS,
     ),
     one(
@@ -174,8 +174,8 @@ WINDOWS: tuple[Mutant, ...] = (
     one(
         "the slot of a copy given to a reserved block",
         "cache/blocks/table.py",
-        "for block in fresh if copy is None else [copy.target, *fresh]:",
-        "for block in self.blocks[len(self.blocks) - num_new - must_copy :]:",
+        "return [first, *(index for index in lacking if index > first)] if must_copy else lacking",
+        "return lacking",
         MACHINE,
     ),
     one(

@@ -80,6 +80,11 @@ class Sequence:
         return self.num_prompt - (self.task == "generate")
 
     @property
+    def num_resumable(self) -> int:
+        """Tokens of prompt and reply that need not run before the next one can be sampled, or the task is done."""
+        return self.num_tokens - (self.task == "generate")
+
+    @property
     def num_tokens(self) -> int:
         """Tokens of prompt and reply so far."""
         return self.num_prompt + self.num_generated

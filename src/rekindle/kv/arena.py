@@ -1,9 +1,9 @@
 """The bytes of all hot blocks: per part one uint8 tensor [rows, payload_bytes], layers are strided views of it.
 
-Every block has a row in the part of the full-attention layers, its own; in that of a window it has the row that
-`WindowSlots` give it, or none. Knows nothing of what a block means, who holds it or whether it is free. Invariant
-(verified by `check`): the bytes of every row decode to finite numbers, so attention may read past a sequence's end and
-mask the result.
+Every block has a row in the part of the full-attention layers, its own; in those that end, of windows and states, it
+has the row that `WindowSlots` give it, or none. Knows nothing of what a block means, who holds it or whether it is
+free. Invariant (verified by `check`): the bytes of every row decode to finite numbers, so attention may read past a
+sequence's end and mask the result.
 """
 
 from __future__ import annotations
@@ -78,6 +78,11 @@ class KVArena:
                 for part, part_layout in enumerate(layout.parts)
                 for position, spec in enumerate(part_layout.layers)
             }
+            state = layout.state_part
+            sections = zip(layout.states, state.state_sections, strict=True) if state is not None else ()
+            self._states = {
+                spec.index: tuple(_section_view(self.parts[-1], section) for section in own) for spec, own in sections
+            }
 
     def _layer_view(self, part: int, position: int) -> LayerView:
         layout, rows = self.layout.parts[part], self.parts[part]
@@ -133,9 +138,18 @@ class KVArena:
         """The views of the layer with this index in the model; KeyError if that layer keeps no KV."""
         return self._layers[layer_index]
 
+    def states(self, layer_index: int) -> tuple[Tensor, ...]:
+        """The tensors of a recurrent layer's state, each [rows, *shape]; KeyError if that layer keeps none."""
+        return self._states[layer_index]
+
     def copy_tokens(self, source: int, target: int, num_tokens: int) -> None:
-        """Copy the first `num_tokens` tokens of all parts; the rest of `target` is unchanged."""
+        """Copy the first `num_tokens` tokens of all parts, and a whole state; the rest of `target` is unchanged."""
         for part in self.layout.parts:
+            if part.states:
+                if self.has(part.index, source) and self.has(part.index, target):
+                    rows = self.parts[part.index]
+                    rows[self.row(part.index, target)].copy_(rows[self.row(part.index, source)])
+                continue
             from_row, to_row = self.row(part.index, source), self.row(part.index, target)
             for section in self._sections(part):
                 section[to_row, :, :num_tokens].copy_(section[from_row, :, :num_tokens])
@@ -145,7 +159,10 @@ class KVArena:
             yield from (*self._layers[layer.index].k, *self._layers[layer.index].v)
 
     def read(self, block: int, part: int, num_tokens: int, out: np.ndarray) -> None:
-        """Copy a part's payload into `out` uint8 [payload_bytes], bytes beyond `num_tokens` tokens as zeros."""
+        """Copy a part's payload into `out` uint8 [payload_bytes], bytes beyond `num_tokens` tokens as zeros.
+
+        A state is copied whole.
+        """
         torch.from_numpy(out).copy_(self.parts[part][self.row(part, block)])
         if num_tokens == self.layout.block_tokens:
             return
@@ -170,7 +187,7 @@ class KVArena:
                 self.wipe_row(part.index, self.row(part.index, block), first_token)
 
     def wipe_row(self, part: int, row: int, first_token: int = 0) -> None:
-        """Zero a row of a part from token `first_token` on, in all layers."""
+        """Zero a row of a part from token `first_token` on, in all layers; states, of the tokens before, stay."""
         if not first_token:
             self.parts[part][row].zero_()
             return
@@ -181,6 +198,8 @@ class KVArena:
         """Assert that every row of every layer is finite once decoded, and that absent parts were never written."""
         for part in self.layout.parts:
             assert part.window not in self.windows or not self.parts[part.index][ABSENT].any(), "row 0 was written"
+        for index, tensors in self._states.items():
+            assert all(bool(tensor.isfinite().all()) for tensor in tensors), f"a state of layer {index} is not finite"
         for index, layer in self._layers.items():
             for name, sections in (("K", layer.k), ("V", layer.v)):
                 if len(sections) == 2:

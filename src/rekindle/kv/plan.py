@@ -21,7 +21,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rekindle.spec import KVLayout
+from rekindle.kv.states import StatePlan
+from rekindle.spec import STATE_WINDOW, KVLayout
 
 TILE = 512
 ROW_MULTIPLE = 4  # torch's matrix products change their bits below 4 rows
@@ -198,6 +199,11 @@ class AttentionPlan:
                 failed.append(index)
             row += span.num_rows
         return failed
+
+    @cached_property
+    def states(self) -> StatePlan:
+        """Where the states of recurrent layers come from and go to."""
+        return StatePlan.build(self.spans, self.block_tokens, lambda blocks: self._rows_of(STATE_WINDOW, blocks))
 
     def ranges(self, shape: ScoreShape) -> tuple[QueryRange, ...]:
         """The query ranges of all spans, masks included; built once per shape."""

@@ -18,6 +18,7 @@ from transformers import AttentionInterface
 from transformers.cache_utils import Cache
 
 from rekindle.errors import ModelRefused
+from rekindle.kv.states import StepStates
 
 ATTENTION_NAME = "rekindle"
 STEP_KEYWORD = "rekindle_step"
@@ -44,11 +45,26 @@ class AttentionCall:
 class Step(Protocol):
     """One pass through the model: what happens to the K and V of each layer, and how rows attend."""
 
+    @property
+    def states(self) -> StepStates | None:
+        """The states of recurrent layers, of several sequences; None if the pass is one sequence in one piece."""
+
+    @property
+    def recurrent(self) -> States | None:
+        """The states of recurrent layers where the pass is one sequence in one piece."""
+
     def write(self, layer_index: int, k: torch.Tensor, v: torch.Tensor) -> None:
         """Take K and V, both [rows, kv_heads, dim], of one layer."""
 
     def attend(self, call: AttentionCall) -> torch.Tensor:
         """The attention output [rows, heads, v_dim] of one layer."""
+
+
+class States(Protocol):
+    """The states of one sequence."""
+
+    def of(self, layer_index: int) -> Any:
+        """The state of a layer, as caches of `transformers` keep it."""
 
 
 class StepCache(Cache):
@@ -87,14 +103,42 @@ class StepCache(Cache):
         """Refuse a model that builds masks itself: it bypasses our attention."""
         raise ModelRefused("the model builds its own attention masks, which our attention would not see")
 
-    def _refuse_state(self, *args: Any, **kwargs: Any) -> Any:
-        raise ModelRefused(
-            "the model has recurrent or convolutional layers, whose state is not KV per token; "
-            "models with full and sliding-window attention only are served"
-        )
+    def get_conv_state(self, layer_idx: int, state_idx: int = 0) -> torch.Tensor | None:
+        """The state of a convolution in a pass of one sequence; None before its first tokens."""
+        layer = self._recurrent(layer_idx)
+        return layer.conv_states[state_idx] if layer.has_previous_state[state_idx] else None
 
-    get_conv_state = update_conv_state = get_recurrent_state = update_recurrent_state = _refuse_state
-    has_previous_state = is_recording_past = update_indexer = _refuse_state
+    def get_recurrent_state(self, layer_idx: int, state_idx: int = 0) -> torch.Tensor | None:
+        """The recurrent state in a pass of one sequence; None before its first tokens."""
+        layer = self._recurrent(layer_idx)
+        return layer.recurrent_states[state_idx] if layer.has_previous_state[state_idx] else None
+
+    def update_conv_state(self, conv_states: torch.Tensor, layer_idx: int, state_idx: int = 0, **kwargs: Any) -> Any:
+        """Keep the last inputs of a convolution in a pass of one sequence; return all it needs."""
+        return self._recurrent(layer_idx).update_conv_state(conv_states, state_idx, **kwargs)
+
+    def update_recurrent_state(
+        self, recurrent_states: torch.Tensor, layer_idx: int, state_idx: int = 0, **kwargs: Any
+    ) -> Any:
+        """Keep a recurrent state in a pass of one sequence."""
+        return self._recurrent(layer_idx).update_recurrent_state(recurrent_states, state_idx, **kwargs)
+
+    def has_previous_state(self, layer_idx: int | None = None, state_idx: int | None = None) -> bool:
+        """Return False: a pass of one sequence begins with its first token, others never ask."""
+        return False
+
+    def is_recording_past(self, layer_idx: int) -> bool:
+        """Return False: states are never cropped."""
+        return False
+
+    def _recurrent(self, layer_idx: int) -> Any:
+        if self.step.recurrent is None:
+            raise ModelRefused(f"layer {layer_idx} asks for a state elsewhere than in the pass that showed its layers")
+        return self.step.recurrent.of(layer_idx)
+
+    def update_indexer(self, *args: Any, **kwargs: Any) -> Any:
+        """Refuse a model whose layers choose by an index what they attend to."""
+        raise ModelRefused("the model chooses what it attends to by an index, which is not stored yet")
 
 
 def rekindle_attention(

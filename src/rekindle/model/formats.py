@@ -24,7 +24,8 @@ from rekindle.kv.q4h import round_trip
 from rekindle.model.adapter import AttentionCall, run_model
 from rekindle.model.fingerprint import write_json
 from rekindle.model.geometry import Geometry, LayerGeometry
-from rekindle.spec import Format, LayerSpec, group_size
+from rekindle.model.recurrent import RecurrentLayers
+from rekindle.spec import Format, KVLayout, LayerSpec, group_size
 
 Policy = Literal["auto", "q4h", "bf16", "fp32"]
 NATIVE: dict[torch.dtype, Format] = {torch.bfloat16: "bf16", torch.float64: "fp64"}
@@ -65,12 +66,13 @@ def summary(formats: Sequence[LayerFormats]) -> str:
     return ", ".join(f"{count} layers K {k} V {v} ({reason})" for (k, v, reason), count in groups.items())
 
 
-def layer_specs(geometry: Geometry, formats: Sequence[LayerFormats]) -> tuple[LayerSpec, ...]:
-    """Geometry and formats joined: what `KVLayout` is made of."""
-    return tuple(
+def layout_of(geometry: Geometry, formats: Sequence[LayerFormats], block_tokens: int) -> KVLayout:
+    """Geometry and formats joined."""
+    layers = tuple(
         LayerSpec(layer.index, layer.num_kv_heads, layer.k_dim, layer.v_dim, layer.window, chosen.k, chosen.v)
         for layer, chosen in zip(geometry.layers, formats, strict=True)
     )
+    return KVLayout(block_tokens, layers, geometry.states)
 
 
 def forced_formats(geometry: Geometry, policy: Format) -> tuple[LayerFormats, ...]:
@@ -146,7 +148,10 @@ def check_tokens(vocab_size: int, count: int) -> torch.Tensor:
 class DenseStep:
     """Dense causal attention over one sequence with true K and V."""
 
+    states = None
+
     def __init__(self) -> None:
+        self.recurrent = RecurrentLayers()
         self._kv: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
 
     def write(self, layer_index: int, k: torch.Tensor, v: torch.Tensor) -> None:

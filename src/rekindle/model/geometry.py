@@ -15,7 +15,9 @@ import torch
 
 from rekindle.errors import ConfigError, ModelRefused
 from rekindle.model.adapter import AttentionCall, run_model
-from rekindle.model.refusals import text_config
+from rekindle.model.recurrent import ObservedStates, Recurrent, observed_states
+from rekindle.model.refusals import WITHOUT_ATTENTION, text_config
+from rekindle.spec import StateSpec
 
 CHANGING_ROPE = frozenset({"dynamic", "longrope", "su"})
 K_NAMES = re.compile(r"(^|_)(k|kv|qkv)(_|\d|$)|key|qkv|c_attn", re.IGNORECASE)
@@ -36,17 +38,26 @@ class LayerGeometry:
 
 @dataclass(frozen=True, slots=True)
 class Geometry:
-    """The KV layers in order, the dtype of K and V, the width of the logits."""
+    """The KV layers in order, the dtype of K and V, the width of the logits, and the recurrent layers."""
 
     layers: tuple[LayerGeometry, ...]
     dtype: torch.dtype
     vocab_size: int
+    recurrent: tuple[Recurrent, ...] = ()
+
+    @property
+    def states(self) -> tuple[StateSpec, ...]:
+        """What the recurrent layers keep."""
+        return tuple(each.state for each in self.recurrent)
 
 
 class ProbeStep:
     """Records shapes and arguments; returns zeros for every attention call."""
 
-    def __init__(self) -> None:
+    states = None
+
+    def __init__(self, recurrent: ObservedStates) -> None:
+        self.recurrent = recurrent
         self.shapes: dict[int, tuple[int, int, int]] = {}
         self.calls: list[AttentionCall] = []
         self.dtypes: set[torch.dtype] = set()
@@ -67,9 +78,9 @@ class ProbeStep:
 
 def probe(model: Any) -> Geometry:
     """Run four tokens through the model and read off its KV layers; ModelRefused if they cannot be served."""
-    step = ProbeStep()
     rows = torch.arange(4, device=model.device)
-    with torch.inference_mode():
+    with torch.inference_mode(), observed_states(model) as recurrent:
+        step = ProbeStep(recurrent)
         logits = run_model(model, step, rows[None], rows[None], rows)
     if not step.calls or not step.shapes:
         raise ModelRefused(f"{type(model).__name__} does not call attention through the interface of transformers")
@@ -78,17 +89,19 @@ def probe(model: Any) -> Geometry:
     _check_every_layer(model, step)
     layers = tuple(_layer(step, index) for index in sorted(step.shapes))
     _check_windows(model.config, step)
-    return Geometry(layers, step.dtypes.pop(), int(logits.shape[-1]))
+    return Geometry(layers, step.dtypes.pop(), int(logits.shape[-1]), recurrent.found())
 
 
 def _check_every_layer(model: Any, step: ProbeStep) -> None:
-    """Refuse a model unless every layer counted by the config has attended."""
-    expected = int(text_config(model.config).num_hidden_layers)
-    missing = sorted(set(range(expected)) - {call.layer_index for call in step.calls})
+    """Refuse a model unless every layer that the config counts has attended or kept a state, or need do neither."""
+    text = text_config(model.config)
+    kinds = getattr(text, "layer_types", None) or ()
+    neither = {index for index, kind in enumerate(kinds) if kind in WITHOUT_ATTENTION}
+    seen = {call.layer_index for call in step.calls} | step.recurrent.calls.keys()
+    missing = sorted(set(range(int(text.num_hidden_layers))) - seen - neither)
     if missing:
         raise ModelRefused(
-            f"layers {missing[:4]} of {type(model).__name__} do not use attention with a KV cache (recurrent or "
-            "convolutional layers?); models with full and sliding-window attention only are served"
+            f"layers {missing[:4]} of {type(model).__name__} neither attend through a KV cache nor keep a state in it"
         )
 
 

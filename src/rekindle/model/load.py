@@ -20,7 +20,7 @@ from transformers import AutoConfig
 from rekindle.config import ModelSettings
 from rekindle.errors import ConfigError, ModelRefused
 from rekindle.kernels import library
-from rekindle.model import checkpoint, formats, geometry, packed, trial, weights
+from rekindle.model import checkpoint, formats, geometry, packed, recurrent, trial, weights
 from rekindle.model.adapter import register_attention
 from rekindle.model.decoder import fuse_layers
 from rekindle.model.device import check_device
@@ -31,7 +31,7 @@ from rekindle.model.proof import Proof, ProofCache
 from rekindle.model.refusals import WHAT_FITS, refuse_by_config, refusing, text_config
 from rekindle.model.saved_weights import SavedWeights
 from rekindle.model.selftest import self_test
-from rekindle.spec import KVLayout, ModelSpec
+from rekindle.spec import ModelSpec
 
 log = logging.getLogger(__name__)
 MOST_LAYERS = 4096  # some configs list their layers one by one: a count of a billion takes all memory
@@ -68,11 +68,11 @@ def load_model(
     refusal = f"{type(model).__name__} cannot run packed sequences with given positions"
     with refusing(refusal, "; " + WHAT_FITS), packed.observed_linears(model) as called:
         found = geometry.probe(model)
+    recurrent.split_sequences(found.recurrent, block_tokens)
     notes = [*loaded.notes, *loaded.size_notes(settings.device)]
     if ready.chosen is None:
         linears, decision = weights.Linears(model, called, kernels), saved.decision(found.dtype)
         ready = saved.pack(linears, _choose(linears, settings, directory, longest, decision), ready.notes)
-    identity = identify(dtype=found.dtype, weight_format=ready.weights)
     native = formats.forced_formats(found, formats.native_format(found.dtype))
     spec = ModelSpec(
         name=source.name,
@@ -80,8 +80,8 @@ def load_model(
         vocab_size=found.vocab_size,
         max_context=longest,
         eos_ids=eos_ids(directory, config),
-        fingerprint=identity,
-        layout=KVLayout(block_tokens, formats.layer_specs(found, native)),
+        fingerprint=identify(dtype=found.dtype, weight_format=ready.weights),
+        layout=formats.layout_of(found, native, block_tokens),
     )
     draft = LoadedModel(
         model, spec, directory, settings.device, found.dtype, "close", native, kernels, (*notes, *ready.notes)
@@ -147,6 +147,7 @@ def _proved(
     proof = proofs.read()
     if proof is None:
         with refusing(f"the trial forward of {draft.spec.architecture} failed"):
+            recurrent.check_that_they_go_on(found.recurrent, draft.spec.layout.block_tokens)
             trial.trial_forward(draft, found.dtype)
     loaded = _with_formats(draft, found, settings, identity, format_map_dir)
     if proof is None:
@@ -168,7 +169,7 @@ def _with_formats(
         )
     else:
         chosen = formats.forced_formats(found, settings.kv)
-    layout = KVLayout(draft.spec.layout.block_tokens, formats.layer_specs(found, chosen))
+    layout = formats.layout_of(found, chosen, draft.spec.layout.block_tokens)
     spec = replace(draft.spec, layout=layout, fingerprint=fingerprint(identity, layout))
     return replace(draft, spec=spec, formats=chosen, notes=(*draft.notes, f"KV: {formats.summary(chosen)}"))
 

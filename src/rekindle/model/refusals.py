@@ -17,6 +17,7 @@ from safetensors import SafetensorError
 
 from rekindle.errors import ModelRefused
 
+WITHOUT_ATTENTION = frozenset({"mlp", "moe"})  # layers that see each token by itself
 SERVED_LAYERS = frozenset({"full_attention", "sliding_attention", "attention"})
 WHAT_FITS = (
     "models that use the attention interface of transformers are served (Llama, Qwen 2 and 3, Mistral, Gemma, Phi, "

@@ -15,6 +15,7 @@ from rekindle.kv.arena import KVArena
 from rekindle.kv.attention import PagedAttention
 from rekindle.kv.fused import attention_over
 from rekindle.kv.plan import AttentionPlan
+from rekindle.kv.states import StepStates
 from rekindle.model.adapter import AttentionCall, run_model
 from rekindle.model.batch import ForwardBatch
 from rekindle.model.batch import SequenceStep as SequenceStep
@@ -24,8 +25,11 @@ from rekindle.model.loaded import LoadedModel
 class PagedStep:
     """Writes each layer's K and V to the arena, then attends to what is stored there."""
 
+    recurrent = None
+
     def __init__(self, paged: PagedAttention, plan: AttentionPlan) -> None:
         self.paged, self.plan = paged, plan
+        self.states = StepStates(paged.arena, plan.states) if paged.arena.layout.states else None
 
     def write(self, layer_index: int, k: torch.Tensor, v: torch.Tensor) -> None:
         """Encode and scatter K and V [rows, kv_heads, dim]."""
@@ -75,13 +79,16 @@ class ModelRunner:
             logits = logits[: batch.num_logits]
             if logits.dtype != torch.float64:
                 logits = logits.float()
-            self.failed_steps = _failed_steps(steps, plan.failed_spans(), logits)
+            failed = set(plan.failed_spans()) | (step.states.failed_spans() if step.states is not None else set())
+            self.failed_steps = _failed_steps(steps, failed, logits)
+            if step.states is not None:
+                step.states.commit(self.failed_steps)
         return logits
 
 
-def _failed_steps(steps: Sequence[SequenceStep], failed_spans: list[int], logits: torch.Tensor) -> tuple[int, ...]:
+def _failed_steps(steps: Sequence[SequenceStep], failed_spans: set[int], logits: torch.Tensor) -> tuple[int, ...]:
     """Indices of the steps with KV that is not finite, or with logits from which no token can be drawn."""
-    failed = set(failed_spans)
+    failed = failed_spans.copy()
     sound, at = torch.isfinite(logits.amax(dim=-1)).tolist(), 0
     for index, step in enumerate(steps):
         asked = {"none": 0, "last": 1, "all": step.num_rows}[step.logits]

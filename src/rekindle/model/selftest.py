@@ -16,12 +16,13 @@ from dataclasses import replace
 import numpy as np
 import torch
 
+from rekindle.cache.blocks.windows import WindowSlots
 from rekindle.kv.arena import KVArena
 from rekindle.model.formats import check_tokens, fits_q4h, native_format
 from rekindle.model.loaded import LoadedModel, Promise
 from rekindle.model.runner import ModelRunner
 from rekindle.model.trial import interleaved_tables, sequence_step
-from rekindle.spec import KVLayout, LayerSpec
+from rekindle.spec import STATE_WINDOW, KVLayout, LayerSpec
 
 LARGE_MODEL = 1_000_000_000
 PIECES = (1, 2, 13, 64, 1, 1, 58, 3, 127, 1, 260)
@@ -32,7 +33,7 @@ def self_test(loaded: LoadedModel) -> tuple[Promise, str]:
     """Return the promise for the same ids on different paths, and the finding in words."""
     num_parameters = sum(parameter.numel() for parameter in loaded.model.parameters())
     count = min(sum(PIECES) if num_parameters < LARGE_MODEL else 150, loaded.spec.max_context)
-    differing, total, same_logits = _compare_bytes(loaded, count)
+    differing, total, same_logits = _compare_bytes(loaded, count, _bounds(count))
     if loaded.device.startswith("cpu") and not differing and same_logits:
         return "bitwise", f"{count} tokens in one chunk and in odd pieces give the same bytes"
     paths, formats = divergences(loaded)
@@ -40,23 +41,46 @@ def self_test(loaded: LoadedModel) -> tuple[Promise, str]:
     return promise, (
         f"{count} tokens in one chunk and in odd pieces: {differing} of {total} bytes differ; "
         f"mean KL between the two {paths:.2g} nats, between 4-bit and native KV {formats:.2g}"
+        + (_finding_of_prompts(loaded, count) if loaded.spec.layout.states else "")
     )
 
 
-def _compare_bytes(loaded: LoadedModel, count: int) -> tuple[int, int, bool]:
+def _finding_of_prompts(loaded: LoadedModel, count: int) -> str:
+    """What is true of prompts, which models with recurrent states compute in pieces that end with blocks."""
+    size = loaded.spec.layout.block_tokens
+    ends = [min(count, turn * (turn + 1) // 2 * size) for turn in range(1, count)]  # pieces of 1, 2, 3, ... blocks
+    bounds = [(start, end) for start, end in zip([0, *ends], ends, strict=False) if start < end]
+    differing, total, same_logits = _compare_bytes(loaded, count, bounds)
+    if not differing and same_logits:
+        return "; prompts, in pieces of whole blocks, give the same bytes"
+    return f"; in pieces of whole blocks, as prompts are computed, {differing} of {total} differ"
+
+
+def _compare_bytes(loaded: LoadedModel, count: int, bounds: Sequence[tuple[int, int]]) -> tuple[int, int, bool]:
     """Count the bytes that differ between one chunk and pieces, and all bytes; compare the last logits."""
     layout = loaded.spec.layout
     ids = check_tokens(loaded.spec.vocab_size, count + 9)
     tables, num_blocks = interleaved_tables(layout.block_tokens, [count, count, 9])
-    arena = KVArena(layout, num_blocks, loaded.model.device)
+    arena = KVArena(layout, num_blocks, loaded.model.device, _slots_for_states(layout, tables))
     runner = ModelRunner(loaded, arena)
     whole = runner.forward([sequence_step(ids[:count], 0, tables[0], "last")])[0]
     pieced = whole
-    for turn, (start, end) in enumerate(_bounds(count)):
+    for turn, (start, end) in enumerate(bounds):
         others = [sequence_step(ids[count : count + 5 + turn % 4], 0, tables[2], "last")] if turn % 2 else []
         pieced = runner.forward([*others, sequence_step(ids[start:end], start, tables[1], "last")])[-1]
     differing, total = _differing_bytes(arena, tables[0], tables[1], count)
     return differing, total, torch.equal(pieced, whole)
+
+
+def _slots_for_states(layout: KVLayout, tables: Sequence[Sequence[int]]) -> list[WindowSlots]:
+    """Slots for states: of the first table for its last block alone, so that it is computed in one piece."""
+    if not layout.states:
+        return []
+    blocks = [tables[0][-1], *(block for table in tables[1:] for block in table)]
+    slots = WindowSlots(STATE_WINDOW, num_slots=len(blocks) + 1, num_blocks=sum(map(len, tables)))
+    for block in blocks:
+        slots.take(block)
+    return [slots]
 
 
 def _bounds(count: int) -> list[tuple[int, int]]:
@@ -95,7 +119,7 @@ def _in_other_format(loaded: LoadedModel) -> LoadedModel:
         )
 
     layers = tuple(changed(layer) for layer in layout.layers)
-    return replace(loaded, spec=replace(loaded.spec, layout=KVLayout(layout.block_tokens, layers)))
+    return replace(loaded, spec=replace(loaded.spec, layout=replace(layout, layers=layers)))
 
 
 def _logits(loaded: LoadedModel, ids: torch.Tensor, bounds: Sequence[tuple[int, int]]) -> torch.Tensor:
@@ -118,6 +142,8 @@ def _differing_bytes(arena: KVArena, first: Sequence[int], second: Sequence[int]
     for part in arena.layout.parts:
         one, other = np.empty((2, part.payload_bytes), dtype=np.uint8)
         for index, (a, b) in enumerate(zip(first, second, strict=True)):
+            if not (arena.has(part.index, a) and arena.has(part.index, b)):
+                continue
             num_tokens = min(size, count - index * size)
             arena.read(a, part.index, num_tokens, one)
             arena.read(b, part.index, num_tokens, other)

@@ -57,7 +57,7 @@ class ServedModel:
             "rekindle": {
                 "architecture": spec.architecture,
                 "kv_formats": layout.formats(),
-                "kv_bytes_per_token": layout.block_bytes / layout.block_tokens,
+                "kv_bytes_per_token": layout.token_bytes,
                 "kv_bytes_per_token_16bit": sum(
                     2 * layer.num_kv_heads * (layer.k_dim + layer.v_dim) for layer in layout.layers
                 ),

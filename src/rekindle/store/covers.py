@@ -12,7 +12,7 @@ import sqlite3
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from rekindle.cache.blocks.windows import first_kept
+from rekindle.cache.blocks.windows import kept_blocks
 from rekindle.store.schema import COVER, IndexMacs
 
 PartKey = tuple[bytes, int]  # block hash, part
@@ -52,8 +52,9 @@ class Covers:
         Walks from the end of the branch to the first of them.
         """
         self.drop(agent, branch)
+        positions = list(positions)
         needed = self._needed(positions)
-        index, block_hash = max((index for index, _ in needed), default=-1), head
+        index, block_hash = -(-max(positions, default=0) // self._block_tokens) - 1, head
         first = min((index for index, _ in needed), default=0)
         found: list[tuple[Any, ...]] = []
         while index >= first:
@@ -74,7 +75,7 @@ class Covers:
             (index, part)
             for position in positions
             for part, window in self._windows.items()
-            for index in range(first_kept(position, window, size), -(-position // size))
+            for index in kept_blocks(position, window, size)
         }
 
     def _is_stored(self, block_hash: bytes, part: int) -> bool:

@@ -9,11 +9,14 @@ Does not know bytes: it returns which tokens to copy, the arena copies them. All
 
 One step is: `prepare(n)`, copy what it returns, the forward pass, `publish(ids)`, `pass_windows()`. At the end of a
 turn: `seal`. Invariants: the block that holds the next position is private; blocks before it are never written again.
-Of each window, the parts of its last blocks are held, as far back as the next token needs them.
+Of each window, the parts of its last blocks are held, as far back as the next token needs them; of states, those of the
+last block and of the last full one, and until they are passed those that resume points keep.
 """
 
 from __future__ import annotations
 
+from collections import deque
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from rekindle.cache.blocks.contents import check_hash
@@ -21,7 +24,7 @@ from rekindle.cache.blocks.copying import BlockCopy as BlockCopy
 from rekindle.cache.blocks.hashing import BlockHash, Ids, TokenIds, token_ids
 from rekindle.cache.blocks.identity import BlockIdentity
 from rekindle.cache.blocks.pool import BlockPool
-from rekindle.cache.blocks.windows import first_needed
+from rekindle.cache.blocks.windows import blocks_with_slots, first_held, first_needed
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +48,8 @@ class BlockTable:
         self.num_tokens = 0
         self.names: list[BlockHash] = []  # hashes of the leading full blocks, as far as they are published
         self._sources: list[int] = []
-        self._first_held = [0] * len(pool.windows)  # per window: its parts of the blocks from here on are held
+        self._source_parts: list[tuple[int, int]] = []  # of the sources: window, block
+        self._held: list[deque[int]] = [deque() for _ in pool.windows]  # per window: indices of blocks with held parts
 
     @property
     def capacity_tokens(self) -> int:
@@ -55,7 +59,7 @@ class BlockTable:
     @property
     def num_parts_held(self) -> list[int]:
         """Number of parts that it holds of each window."""
-        return [max(0, len(self.blocks) - first) for first in self._first_held]
+        return [len(held) for held in self._held]
 
     def head(self, root: BlockHash) -> BlockHash:
         """Return the hash of the last published full block, or `root` if there is none."""
@@ -79,19 +83,20 @@ class BlockTable:
                 break
             self.names.append(block_hash)
         num_before = len(self.blocks) - len(blocks)
+        self.pass_windows()
         for which, slots in enumerate(self.pool.windows):
-            first, held = first_needed(num_tokens, slots.window, block_tokens), self._first_held[which]
-            self._release_parts(which, held, min(first, num_before))
-            for block in self.blocks[max(first, num_before) :]:
-                slots.hold(block)
-            self._first_held[which] = max(first, held)
+            needed = first_needed(num_tokens, slots.window, block_tokens)
+            for index in range(max(num_before, first_held(num_tokens, slots.window, block_tokens)), len(self.blocks)):
+                if index >= needed or slots.has(self.blocks[index]):
+                    slots.hold(self.blocks[index])
+                    self._held[which].append(index)
 
-    def prepare(self, num_tokens: int) -> list[BlockCopy] | None:
+    def prepare(self, num_tokens: int, resume_points: Collection[int] = ()) -> list[BlockCopy] | None:
         """Make positions `self.num_tokens` to `num_tokens - 1` writable and return the copies to make first.
 
         A last block that is shared or published is replaced by a private one that takes over its stored tokens: at most
         one copy, to be made before any other call on this table. None is a shortage, and leaves the table unchanged.
-        No effect if there is nothing to write.
+        No effect if there is nothing to write. States are kept for those `resume_points` that are among the positions.
         """
         self._release_sources()
         if num_tokens <= self.num_tokens:
@@ -102,7 +107,11 @@ class BlockTable:
         num_new = max(0, -(-num_tokens // block_tokens) - len(self.blocks))
         if num_new + must_copy > self.pool.num_free + self.pool.num_cached:
             return None
-        if any(num_new + must_copy > slots.num_available for slots in self.pool.windows):
+        lacking = [
+            self._lacking(which, num_tokens, resume_points, must_copy=must_copy)
+            for which in range(len(self.pool.windows))
+        ]
+        if any(len(each) > slots.num_available for each, slots in zip(lacking, self.pool.windows, strict=True)):
             return None
         copy = self.pool.copy_on_write(self.blocks[last], self.num_tokens % block_tokens) if must_copy else None
         fresh = None if must_copy and copy is None else self.pool.allocate_many(num_new)
@@ -111,12 +120,28 @@ class BlockTable:
             return None
         if copy is not None:
             self._sources.append(copy.source)
+            for which, held in enumerate(self._held):
+                if last in held:
+                    self._source_parts.append((which, copy.source))
+                    held.remove(last)
             self.blocks[last] = copy.target
         self.blocks += fresh
-        for slots in self.pool.windows:
-            for block in fresh if copy is None else [copy.target, *fresh]:
-                slots.take(block)
+        for which, indices in enumerate(lacking):
+            for index in indices:
+                self.pool.windows[which].take(self.blocks[index])
+            self._held[which].extend(indices)
+            if len(indices) < len(self._held[which]) and self._held[which][-len(indices) - 1] > (indices or [0])[0]:
+                self._held[which] = deque(sorted(self._held[which]))
         return [copy] if copy is not None else []
+
+    def _lacking(self, which: int, num_tokens: int, resume_points: Collection[int], *, must_copy: bool) -> list[int]:
+        """Return the indices of blocks that need a slot of a window to be written up to `num_tokens`."""
+        size, held = self.pool.block_tokens, self._held[which]
+        first, window = self.num_tokens // size, self.pool.windows[which].window
+        wanted = blocks_with_slots(first, -(-num_tokens // size), window, size, resume_points)
+        last = held[-1] if held else -1
+        lacking = [index for index in wanted if index > last or index not in held]
+        return [first, *(index for index in lacking if index > first)] if must_copy else lacking
 
     def publish(self, ids: Ids, root: BlockHash) -> list[Published]:
         """Record that positions [0, len(ids)) are stored, publish the blocks that became full, and return them.
@@ -149,10 +174,10 @@ class BlockTable:
 
     def pass_windows(self) -> None:
         """Release the parts that no token from the end on needs; what resume points need was marked before."""
-        for which, slots in enumerate(self.pool.windows):
-            first = first_needed(self.num_tokens, slots.window, self.pool.block_tokens)
-            self._release_parts(which, self._first_held[which], first)
-            self._first_held[which] = max(self._first_held[which], first)
+        for slots, held in zip(self.pool.windows, self._held, strict=True):
+            first = first_held(self.num_tokens, slots.window, self.pool.block_tokens)
+            while held and held[0] < first:
+                slots.release(self.blocks[held.popleft()])
 
     def seal(self, ids: Ids, root: BlockHash) -> Published | None:
         """Publish the tail at the end of a turn, release reserved blocks, and return the tail.
@@ -188,10 +213,10 @@ class BlockTable:
         forked.names = self.names.copy()
         for block in forked.blocks:
             self.pool.share(block)
-        forked._first_held = self._first_held.copy()
-        for slots, first in zip(self.pool.windows, self._first_held, strict=True):
-            for block in forked.blocks[first:]:
-                slots.hold(block)
+        for slots, held, own in zip(self.pool.windows, self._held, forked._held, strict=True):
+            own.extend(index for index in held if index < len(forked.blocks))
+            for index in own:
+                slots.hold(forked.blocks[index])
         return forked
 
     def truncate(self, num_tokens: int) -> None:
@@ -203,9 +228,9 @@ class BlockTable:
             raise ValueError(f"cannot keep {num_tokens} of {self.num_tokens} tokens")
         self._release_sources()
         num_blocks = -(-num_tokens // self.pool.block_tokens)
-        for which, first in enumerate(self._first_held):
-            self._release_parts(which, max(first, num_blocks), len(self.blocks))
-            self._first_held[which] = min(first, num_blocks)
+        for slots, held in zip(self.pool.windows, self._held, strict=True):
+            while held and held[-1] >= num_blocks:
+                slots.release(self.blocks[held.pop()])
         self.pool.release_all(self.blocks[num_blocks:])
         del self.blocks[num_blocks:]
         self.num_tokens = num_tokens
@@ -230,21 +255,18 @@ class BlockTable:
             assert follows, f"block {block} at {index} has another parent"
         for block in self.blocks[-(-self.num_tokens // block_tokens) :]:
             assert self.pool.is_private(block), f"reserved block {block} is not private"
-        for slots, first in zip(self.pool.windows, self._first_held, strict=True):
-            lacking = [block for block in self.blocks[first:] if not slots.is_held(block)]
+        for slots, held in zip(self.pool.windows, self._held, strict=True):
+            lacking = [index for index in held if not slots.is_held(self.blocks[index])]
             assert not lacking, f"block {lacking[:1]} of the table does not hold its part of a window"
+            assert list(held) == sorted(set(held)), f"parts of blocks {list(held)} are held out of order"
 
     def _is_at(self, index: int, block_hash: BlockHash, parent: BlockHash, ids: TokenIds) -> bool:
         """Return whether the block at `index` is the pool's block of this hash, parent and ids."""
         return self.pool.peek(block_hash, ids, parent=parent) == self.blocks[index]
 
-    def _release_parts(self, which: int, first: int, end: int) -> None:
-        for block in self.blocks[first:end]:
-            self.pool.windows[which].release(block)
-
     def _release_sources(self) -> None:
-        for slots in self.pool.windows:
-            for block in self._sources:
-                slots.release(block)
+        for which, block in self._source_parts:
+            self.pool.windows[which].release(block)
+        self._source_parts.clear()
         self.pool.release_all(self._sources)
         self._sources.clear()

@@ -1,5 +1,8 @@
-"""Slots for window parts: K and V of layers that see only the last tokens, kept for the blocks in which a resume point
-needs them.
+"""Slots for parts that end: K and V of layers with a window, and states of recurrent layers, kept for the blocks in
+which a resume point needs them.
+
+A state is a window of one token, `STATE_WINDOW`: the slot of a block has the state after its last token, or after the
+last one that was computed. A sequence goes on from a state at the end of a block only, so its resume points lie there.
 
 Owns which blocks have such a part in hot memory, and where. Does not know its bytes, nor whether the block itself is
 held. Slot 0 is that of all blocks without the part: nothing is written there, and what is read there is masked.
@@ -13,9 +16,11 @@ then what resume points need, the least recently used first.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 import numpy as np
+
+from rekindle.spec import STATE_WINDOW
 
 ABSENT = 0  # the slot of a block without the part
 
@@ -25,16 +30,40 @@ def first_needed(position: int, window: int, block_tokens: int) -> int:
     return max(0, position - window) // block_tokens
 
 
-def first_kept(position: int, window: int, block_tokens: int) -> int:
-    """Return the first block whose part a resume point at `position` keeps: one more than it needs.
+def first_held(position: int, window: int, block_tokens: int) -> int:
+    """Return the first block whose part a sequence with `position` tokens holds; of states, that of the last full block
+    too."""
+    first = first_needed(position, window, block_tokens)
+    return max(0, first - 1) if window == STATE_WINDOW else first
 
-    So a prompt may leave the text up to a block before the point.
+
+def kept_blocks(position: int, window: int, block_tokens: int) -> range:
+    """Return the blocks whose part a resume point at `position` keeps: one more than it needs.
+
+    So a prompt may leave the text up to a block before the point. Of states it is one, at the last end of a block
+    before `position`: the last token of a prompt is always computed.
     """
-    return first_needed(position - block_tokens, window, block_tokens)
+    if window == STATE_WINDOW:
+        end = max(0, position - 1) // block_tokens
+        return range(max(0, end - 1), end)
+    return range(first_needed(position - block_tokens, window, block_tokens), -(-position // block_tokens))
+
+
+def blocks_with_slots(
+    first: int, end: int, window: int, block_tokens: int, resume_points: Collection[int]
+) -> Collection[int]:
+    """Return which of the blocks [first, end) need a slot while they are computed: all of a window's.
+
+    Of states the last one, and those that resume points keep.
+    """
+    if window != STATE_WINDOW:
+        return range(first, end)
+    kept = {block for at in resume_points for block in kept_blocks(at, window, block_tokens)}
+    return sorted({block for block in kept if first <= block < end} | {*range(max(first, end - 1), end)})
 
 
 class WindowSlots:
-    """`num_slots` slots for the parts of `window` tokens in `num_blocks` blocks.
+    """`num_slots` slots for the parts of `window` tokens in `num_blocks` blocks, `STATE_WINDOW` for states.
 
     `slot_of` [num_blocks] is the slot of each block, `ABSENT` for those without one.
     """

@@ -130,9 +130,8 @@ class PrefixCache:
         match = self._match(sequence, hot, computing)
         if match is None:
             return Attachment("wait")
-        wanted = self.windows.to_load(
-            match.hot, match.on_disk, match.num_tokens, lambda block: self._stored(sequence, block)
-        )
+        usable = self.windows.usable(match.num_tokens, sequence.num_resumable)
+        wanted = self.windows.to_load(match.hot, match.on_disk, usable, lambda block: self._stored(sequence, block))
         on_disk = wanted.blocks
         if any(stored.identity.hash in self.loads for stored in on_disk):
             return Attachment("wait")
@@ -217,10 +216,11 @@ class PrefixCache:
         size = self.pool.block_tokens
         matched = len(hot) * size + (child[1] if child else 0)
         blocks = [*hot, child[0]] if child else hot
-        position = self.windows.resume_at(blocks, matched)
+        position = self.windows.resume_at(blocks, self.windows.usable(matched, sequence.num_resumable))
         stored = position if position >= self._least(sequence) else 0
         num_stored = max(num_stored, matched)
-        sequence.note_resumed(stored, num_matched=num_stored if position < num_stored else stored)
+        is_early = self.windows.is_early(position, num_stored, sequence.num_resumable)
+        sequence.note_resumed(stored, num_matched=num_stored if is_early else stored)
         if stored < matched:
             self.pool.release_all(blocks[-(-stored // size) :])
             blocks = blocks[: -(-stored // size)]
@@ -228,7 +228,7 @@ class PrefixCache:
             sequence.table.append_shared(blocks, stored)
             if sequence.is_turn:
                 self.saving.flush_deferred(blocks[: stored // size])
-        sequence.num_computed = min(stored, sequence.num_tokens - (sequence.task == "generate"))
+        sequence.num_computed = min(stored, sequence.num_resumable)
         if sequence.num_preemptions:
             return  # preempted: it reports the reuse of its first start
         reused = min(stored, sequence.num_reusable)
@@ -246,7 +246,7 @@ class PrefixCache:
 
     def prepare(self, sequence: Sequence, num_tokens: int) -> bool:
         """Reserve positions [0, num_tokens), copying a shared tail that will be written; False on a shortage."""
-        copies = sequence.table.prepare(num_tokens)
+        copies = sequence.table.prepare(num_tokens, sequence.resume_points)
         if copies is None:
             return False
         for copy in copies:

@@ -1,4 +1,4 @@
-"""Window parts of sequences: where a sequence can be resumed with them, and which ones its resume points need.
+"""Parts that end, windows and states: where a sequence can be resumed with them, and which its resume points need.
 
 Owns no slot (`WindowSlots` do) and no block: it connects the pool's windows with the parts of the layout. Called by the
 engine thread only.
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from rekindle.cache.blocks.pool import BlockPool
 from rekindle.cache.blocks.resume import resume_position
 from rekindle.cache.blocks.table import BlockTable
-from rekindle.cache.blocks.windows import WindowSlots, first_kept, first_needed
+from rekindle.cache.blocks.windows import WindowSlots, first_needed, kept_blocks
 from rekindle.spec import KVLayout
 from rekindle.store.warm import StoredBlock
 
@@ -72,8 +72,23 @@ class WindowParts:
         expected = [part.window for part in layout.ending_parts]
         assert [slots.window for slots in self._slots] == expected, "the pool has other windows than the layout"
 
+        self._has_states = bool(layout.states)
+
     def __bool__(self) -> bool:
         return bool(self._slots)
+
+    def usable(self, num_tokens: int, num_resumable: int) -> int:
+        """Return how many matched tokens a resume point can have: with states, those of full blocks among the first
+        `num_resumable`, which need not be computed."""
+        if not self._has_states:
+            return num_tokens
+        return min(num_tokens, num_resumable) // self._size * self._size
+
+    def is_early(self, position: int, num_tokens: int, num_resumable: int) -> bool:
+        """Whether a sequence resumes before the point that the end of its match would keep (see `kept_blocks`)."""
+        if not self._has_states:
+            return position < num_tokens
+        return position < (min(num_tokens, num_resumable) - 1) // self._size * self._size
 
     def resume_at(self, blocks: Sequence[int], num_tokens: int) -> int:
         """Return the last position up to `num_tokens` at which these hot blocks can be resumed."""
@@ -135,13 +150,12 @@ class WindowParts:
     def needed(self, blocks: Sequence[int], positions: Iterable[int]) -> list[tuple[int, set[int]]]:
         """Return the indices of blocks with the parts in hot memory that these resume points need.
 
-        See `first_kept`.
+        See `kept_blocks`.
         """
         found: dict[int, set[int]] = {}
         for position in positions:
             for which, part in enumerate(self.indices):
-                first = first_kept(position, self._slots[which].window, self._size)
-                for index in range(first, min(-(-position // self._size), len(blocks))):
-                    if self._slots[which].has(blocks[index]):
+                for index in kept_blocks(position, self._slots[which].window, self._size):
+                    if index < len(blocks) and self._slots[which].has(blocks[index]):
                         found.setdefault(index, set()).add(part)
         return sorted(found.items())
