@@ -1,11 +1,13 @@
-"""What models with sliding windows keep: computed for the layers of large models, measured on a conversation.
+"""What models with sliding windows or recurrent layers keep: computed for the layers of large models, measured on a
+conversation.
 
     python -m benchmarks windows --context 32768
     python -m benchmarks windows --model DIR --context 8192
 
-Three arms: all parts of all blocks, as without windows that end; one resume point, the end of the conversation; plain
-KV in 16 bits that ends with its window, as other engines have it. With a model, an agent's conversation grows to this
-context turn by turn, and what is then on disk is compared with the same. Bytes are exact.
+Three arms: all parts of all blocks, as without windows that end, and with a snapshot of the states at every block; one
+resume point, the end of the conversation; plain KV in 16 bits that ends with its window, and one state, as other
+engines have it. With a model, an agent's conversation grows to this context turn by turn, and what is then on disk is
+compared with the same. Bytes are exact.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ from rekindle.errors import ConfigError
 from rekindle.harness.flags import flags_of
 from rekindle.harness.record import Measurement, Origin, deliver
 from rekindle.model.params import SamplingParams
-from rekindle.spec import Format, KVLayout, LayerSpec
+from rekindle.spec import Format, KVLayout, LayerSpec, StateSpec, StateTensor
 
 ARMS = ("all parts", "windows end", "16 bits")
 TURN_TOKENS, REPLY_TOKENS = 512, 8
@@ -44,11 +46,24 @@ class Layers:
     k_format: Format = "q4h"
 
 
+@dataclass(frozen=True, slots=True)
+class States:
+    """`count` recurrent layers of one kind: the last `kernel` inputs of `channels`, and `values` of fp32."""
+
+    count: int
+    channels: int
+    kernel: int
+    values: int = 0
+
+
 # Layers of the models' configs.
-SHAPES = {
+SHAPES: dict[str, tuple[Layers | States, ...]] = {
     "Gemma 3 27B": (Layers(10, 16, 128, None), Layers(52, 16, 128, 1024)),
     "Gemma 4 31B": (Layers(10, 4, 512, None), Layers(50, 16, 256, 1024)),
     "gpt-oss-20b": (Layers(12, 8, 64, None, "bf16"), Layers(12, 8, 64, 128, "bf16")),
+    "Qwen3.6-27B": (Layers(16, 4, 256, None), States(48, 10240, 4, 48 * 128 * 128)),
+    "Qwen3.6-35B-A3B": (Layers(10, 2, 256, None), States(30, 8192, 4, 32 * 128 * 128)),
+    "LFM2-1.2B": (Layers(6, 8, 64, None), States(10, 2048, 3)),
 }
 
 
@@ -79,16 +94,24 @@ def run_windows(settings: Settings, options: WindowBench, console: Console) -> i
     return 0
 
 
-def layout_of(kinds: tuple[Layers, ...]) -> KVLayout:
+def layout_of(kinds: tuple[Layers | States, ...]) -> KVLayout:
     """Return the layout of these layers, V in 4 bits."""
-    each = [kind for kind in kinds for _ in range(kind.count)]
+    each = list(enumerate(kind for kind in kinds for _ in range(kind.count)))
     return KVLayout(
         BLOCK_TOKENS,
         tuple(
             LayerSpec(index, kind.heads, kind.dim, kind.dim, kind.window, kind.k_format, "q4h")
-            for index, kind in enumerate(each)
+            for index, kind in each
+            if isinstance(kind, Layers)
         ),
+        tuple(StateSpec(index, tuple(_tensors(kind))) for index, kind in each if isinstance(kind, States)),
     )
+
+
+def _tensors(kind: States) -> Iterator[StateTensor]:
+    yield StateTensor("conv", 0, (kind.channels, kind.kernel), "bf16")
+    if kind.values:
+        yield StateTensor("recurrent", 0, (kind.values,), "fp32")
 
 
 def _kept(name: str, layout: KVLayout, num_tokens: int) -> Iterator[Measurement]:
@@ -98,6 +121,7 @@ def _kept(name: str, layout: KVLayout, num_tokens: int) -> Iterator[Measurement]
         2 * layer.num_kv_heads * (layer.k_dim + layer.v_dim) * min(num_tokens, layer.window or num_tokens)
         for layer in layout.layers
     )
+    plain += 0 if layout.state_part is None else layout.state_part.payload_bytes
     sizes = (num_blocks * layout.block_bytes, layout.kept_bytes(num_tokens), plain)
     for arm, size in zip(ARMS, sizes, strict=True):
         yield Measurement(name, arm, "bytes", (float(size),), {"tokens": num_tokens})

@@ -338,3 +338,27 @@ def test_where_time_does_not_depend_on_rows_the_chunk_is_the_largest_and_again_t
     recovered = [step(machine)[1] for _ in range(40)]
     assert sum(took > 0.3 for took in recovered) <= 8, "one step in eight shows what a row costs"
     assert all(took <= 0.3 for took in recovered[8:])
+
+
+@pytest.mark.parametrize("ms", [16, 40, 96, 150, 250])
+def test_chunks_end_at_multiples(make: MakeRequest, ms: int) -> None:
+    """However many rows fit: at least up to the next multiple, and all that are left at the end."""
+    scheduler = Scheduler(
+        EngineSettings(max_stall_s=ms / 1000, max_step_s=ms / 1000), ROW_MS, max_chunk_tokens=200, chunk_multiple=64
+    )
+    running = make(300, num_computed=64, state=State.RUNNING)
+    scheduler.running.append(running)
+    ends = []
+    while running.sequence.num_computed < 300:
+        (chunk,) = scheduler.plan(0.0)
+        running.sequence.num_computed = chunk.end
+        ends.append(chunk.end)
+    assert ends[-1] == 300 and all(end % 64 == 0 for end in ends[:-1])
+    assert ends[0] == 64 + max(64, min(ms, 200) // 64 * 64)
+
+
+def test_a_second_prompt_waits_until_a_multiple_fits(make: MakeRequest) -> None:
+    scheduler = Scheduler(EngineSettings(max_stall_s=0.1), ROW_MS, max_chunk_tokens=512, chunk_multiple=64)
+    for _ in range(2):
+        scheduler.running.append(make(300, state=State.RUNNING))
+    assert [chunk.num_rows for chunk in scheduler.plan(0.0)] == [64]

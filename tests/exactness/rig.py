@@ -28,6 +28,7 @@ from rekindle.engine.core.core import EngineCore
 from rekindle.engine.core.costs import StepCosts
 from rekindle.engine.core.scheduler import Scheduler
 from rekindle.engine.core.speculation import Speculation
+from rekindle.engine.factory import chunk_multiple
 from rekindle.engine.generation import Generation
 from rekindle.engine.request import NO_MATCH, FinishedTurn, Reply, Request, RequestTimes, State
 from rekindle.engine.sequence import Sequence
@@ -127,7 +128,9 @@ class Rig:
             min_reuse_tokens=1,
             report_load=self.report_load or (lambda load, good: self._reports.put((load, good))),
         )
-        self.scheduler = Scheduler(self.settings, self.costs, max_chunk_tokens=self.max_chunk_tokens)
+        self.scheduler = Scheduler(
+            self.settings, self.costs, max_chunk_tokens=self.max_chunk_tokens, chunk_multiple=chunk_multiple(layout)
+        )
         self.core = EngineCore(
             runner=self.runner,
             cache=self.cache,

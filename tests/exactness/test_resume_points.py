@@ -20,6 +20,7 @@ from tests.exactness.test_paths import some_ids
 from tests.tiny_models import WINDOW
 
 KINDS = ("gemma3", "gpt-oss", "gemma4")
+RECURRENT = ("lfm2", "qwen3.5", "granite-4-h", "falcon-h1")
 COVER = -(-WINDOW // BLOCK_TOKENS) + 2  # blocks of a resume point
 NEW = 5
 
@@ -45,8 +46,13 @@ class Stored:
     num_prompt: int
 
 
-@pytest.mark.parametrize("seed", range(5))
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("kind", "seed"),
+    [
+        *((kind, seed) for kind in KINDS for seed in range(5)),
+        *((kind, seed) for kind in RECURRENT for seed in range(3)),
+    ],
+)
 def test_any_order_of_turns_gives_the_answers_of_no_reuse(
     make_rig: MakeRig, tmp_path: Path, kind: str, seed: int
 ) -> None:

@@ -6,6 +6,7 @@ from tools.defects.layers import LAYERS
 from tools.defects.mapped import MAPPED
 from tools.defects.mixtures import MIXTURES
 from tools.defects.serving import SERVING
+from tools.defects.states import STATES
 from tools.defects.windows import WINDOWS
 
-MUTANTS = (*COMPUTING, *SERVING, *KERNELS, *LAYERS, *MAPPED, *MIXTURES, *WINDOWS)
+MUTANTS = (*COMPUTING, *SERVING, *KERNELS, *LAYERS, *MAPPED, *MIXTURES, *WINDOWS, *STATES)

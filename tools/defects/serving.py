@@ -89,8 +89,8 @@ SERVING = (
     one(
         "a reply depends on its drafts where bits depend on rows",
         "engine/core/speculation.py",
-        ' and promise == "bitwise" else 0',
-        " else 0",
+        ' and promise == "bitwise" and',
+        " and",
         f"{DRAFTS}::test_nothing_is_drafted_where_bits_depend_on_the_rows_of_a_step",
     ),
     one(

@@ -188,7 +188,7 @@ WINDOWS: tuple[Mutant, ...] = (
     one(
         "a long prompt waits for slots for all of it",
         "engine/core/admission.py",
-        "sum(min(each.sequence.num_blocks_ahead, chunk) for each in requests)",
+        "sum(min(each.sequence.num_blocks_ahead, most) for each in requests)",
         "sum(each.sequence.num_blocks_ahead for each in requests)",
         RESUMED,
     ),

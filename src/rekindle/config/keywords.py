@@ -23,6 +23,7 @@ class SettingsWithoutModel(TypedDict, total=False):
     threads: int | None
     block_tokens: int
     hot_bytes: int | str | None
+    snapshot_bytes: int | str | None
     min_reuse_tokens: int
     min_reuse_ratio: float
     reuse: Literal["on", "off"]

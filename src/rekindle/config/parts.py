@@ -78,6 +78,13 @@ class CacheSettings:
     hot_bytes: int | None = setting(
         None, "memory for hot KV, as 512MB or 4GiB", unset="a quarter of what is free, at most 4GiB", bounds=at_least(1)
     )
+    snapshot_bytes: int | None = setting(
+        None,
+        "of it, memory for snapshots of recurrent state",
+        detail="For models with recurrent or convolutional layers; others have none.",
+        unset="two for each 8,192 tokens",
+        bounds=at_least(1),
+    )
     block_tokens: int = setting(64, "tokens in a block", bounds=Bounds(choices=(16, 32, 64, 128, 256)))
     reuse: Literal["on", "off"] = setting("on", "reuse stored KV", detail="`off`: every prompt is computed.")
     min_reuse_tokens: int = setting(16, "fewest tokens worth reusing", bounds=at_least(1))

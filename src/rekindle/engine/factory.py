@@ -49,7 +49,7 @@ from rekindle.model.device import check_device
 from rekindle.model.load import load_model
 from rekindle.model.loaded import LoadedModel
 from rekindle.model.runner import ModelRunner
-from rekindle.spec import ModelSpec
+from rekindle.spec import KVLayout, ModelSpec
 from rekindle.store.directory import make_directory
 from rekindle.store.room import OnLost
 from rekindle.store.sync import OsFileSystem
@@ -258,6 +258,12 @@ def _preparer(
     )
 
 
+def chunk_multiple(layout: KVLayout) -> int:
+    """Return where chunks of a prompt may end: with recurrent states, where blocks do, so that their bits do not depend
+    on the cuts."""
+    return layout.block_tokens if layout.states else 1
+
+
 def _chunk_tokens(settings: Settings, device: str) -> int:
     return settings.engine.max_chunk_tokens or CHUNK_TOKENS[torch.device(device).type]
 
@@ -268,10 +274,15 @@ def _core(
     return EngineCore(
         runner=runner,
         cache=cache,
-        scheduler=Scheduler(settings.engine, StepCosts(), max_chunk_tokens=_chunk_tokens(settings, loaded.device)),
+        scheduler=Scheduler(
+            settings.engine,
+            StepCosts(),
+            max_chunk_tokens=_chunk_tokens(settings, loaded.device),
+            chunk_multiple=chunk_multiple(loaded.spec.layout),
+        ),
         speculation=Speculation(
             StepCosts(),
-            max_tokens=max_draft(settings.engine.speculate, loaded.promise),
+            max_tokens=max_draft(settings.engine.speculate, loaded.promise, has_states=bool(loaded.spec.layout.states)),
             max_step_s=settings.engine.max_stall_s,
         ),
         min_reuse_tokens=settings.cache.min_reuse_tokens,

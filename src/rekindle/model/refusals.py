@@ -18,7 +18,10 @@ from safetensors import SafetensorError
 from rekindle.errors import ModelRefused
 
 WITHOUT_ATTENTION = frozenset({"mlp", "moe"})  # layers that see each token by itself
-SERVED_LAYERS = frozenset({"full_attention", "sliding_attention", "attention"})
+SERVED_LAYERS = WITHOUT_ATTENTION | {
+    *("full_attention", "sliding_attention", "attention"),
+    *("conv", "linear_attention", "mamba", "hybrid", "hybrid_sliding"),
+}
 WHAT_FITS = (
     "models that use the attention interface of transformers are served (Llama, Qwen 2 and 3, Mistral, Gemma, Phi, "
     "gpt-oss, ...)"
@@ -29,11 +32,6 @@ LOAD_ERRORS = (
 )
 # What a kind of layer needs that is not stored yet.
 _LAYERS = {
-    "linear_attention": "keep a recurrent state, of which no snapshots are stored yet",
-    "hybrid": "keep a recurrent state as well as KV, of which no snapshots are stored yet",
-    "hybrid_sliding": "keep a recurrent state as well as KV, of which no snapshots are stored yet",
-    "conv": "keep the last inputs of a convolution, of which no snapshots are stored yet",
-    "moe": "have no attention of their own",
     "chunked_attention": "attend within chunks, for which blocks have no part yet",
     "indexed_attention": "choose what they attend to by an index that is not stored yet",
     "compressed_sparse_attention": "attend to compressed KV that is not stored yet",
@@ -42,17 +40,13 @@ _LAYERS = {
 }
 # By the beginning of `model_type` (of several, the longest counts): what of the same makers or size is served.
 _SIBLINGS = {
-    "qwen3_5": "Qwen3, Qwen3-MoE and the text of Qwen3-VL",
-    "qwen3_next": "Qwen3-MoE (as Qwen3-Coder-30B-A3B)",
-    "qwen4": "Qwen3, Qwen3-MoE and the text of Qwen3-VL",
+    "qwen4": "Qwen3, Qwen3.5 and the text of Qwen3-VL",
     "deepseek": "R1's distills of Qwen 2.5 and Llama",
     "glm4_moe_lite": "GLM-4.5-Air, GLM-4.6 and GLM-4",
     "glm_moe_dsa": "GLM-4.5-Air, GLM-4.6 and GLM-4",
     "glm5": "GLM-4.5-Air, GLM-4.6 and GLM-4",
-    "granitemoehybrid": "Granite 3.3 and Granite 4 without Mamba layers",
-    "nemotron_h": "Nemotron models of Llama's form",
-    "lfm": "Qwen3 and SmolLM3 of the same size",
-    "falcon": "Falcon 3, which has Llama's form",
+    "falcon": "Falcon 3, which has Llama's form, and Falcon-H1",
+    "jamba": "Granite 4-H, Nemotron-H, Bamba and Falcon-H1",
     "llama4": "Llama 3",
     "olmo": "OLMo 2 and 3",
     "minimax": "MiniMax M2",

@@ -18,7 +18,9 @@ from rekindle.engine.core.shares import Shares, freed_by
 from rekindle.engine.request import Request, State
 from rekindle.engine.sequence import Sequence
 from rekindle.errors import Overloaded
+from rekindle.spec import STATE_WINDOW
 
+STATES_AHEAD = 3  # the last block, and the resume points that a chunk is likely to have
 _Key = tuple[int, BlockHash, str]
 
 
@@ -185,12 +187,17 @@ class Admission:
         return "ready"
 
     def _lacks_slots(self, requests: list[Request], giver: Request | None) -> bool:
-        """Whether these requests cannot all get slots for their windows: of a long prompt, for a chunk at once."""
+        """Whether these requests cannot all get slots for their windows: of a long prompt, for a chunk at once; of
+        states only for its last block and its resume points."""
         pool = self._cache.pool
         chunk = -(-self._scheduler.max_chunk_tokens // pool.block_tokens) + 1
-        wanted = sum(min(each.sequence.num_blocks_ahead, chunk) for each in requests) + 1
         given = [0] * len(pool.windows) if giver is None else giver.sequence.table.num_parts_held
-        return any(wanted > slots.num_available + more for slots, more in zip(pool.windows, given, strict=True))
+        for slots, more in zip(pool.windows, given, strict=True):
+            most = STATES_AHEAD if slots.window == STATE_WINDOW else chunk
+            wanted = sum(min(each.sequence.num_blocks_ahead, most) for each in requests) + 1
+            if wanted > slots.num_available + more:
+                return True
+        return False
 
     def _begin(self, request: Request) -> None:
         """Record the first start of a request, and report its progress."""

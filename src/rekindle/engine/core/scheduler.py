@@ -119,15 +119,21 @@ class _RowCounts:
 
 
 class Scheduler:
-    """Queues of one engine. Every request is in exactly one of `waiting`, `loading`, `running`."""
+    """Queues of one engine. Every request is in exactly one of `waiting`, `loading`, `running`.
 
-    def __init__(self, settings: EngineSettings, costs: StepCosts, *, max_chunk_tokens: int) -> None:
+    Chunks that do not complete a prompt end at multiples of `chunk_multiple` tokens, 1 for any place.
+    """
+
+    def __init__(
+        self, settings: EngineSettings, costs: StepCosts, *, max_chunk_tokens: int, chunk_multiple: int = 1
+    ) -> None:
         self.waiting: list[Request] = []
         self.loading: list[Request] = []
         self.running: list[Request] = []
         self.costs = costs
         self.num_stall_misses = 0
         self.max_chunk_tokens = max_chunk_tokens
+        self._chunk_multiple = chunk_multiple
         self._settings = settings
         self._num_picks = 0
         self._num_starts = 0
@@ -258,13 +264,19 @@ class Scheduler:
         return max(MIN_CHUNK, costs.rows_within(seconds=late, rows=rows, row_contexts=contexts, start=start))
 
     def _chunk(self, sequence: Sequence, fit: int, *, room: int, first: bool) -> int:
-        """Return the rows for a prefilling sequence: all that is left if it fits, else whole multiples of MIN_CHUNK."""
+        """Return the rows for a prefilling sequence: all that is left if it fits, else whole multiples of MIN_CHUNK, up
+        to a multiple of `chunk_multiple` tokens; the first prefill of a step always gets there."""
         if first:
             room = max(room, MIN_CHUNK)
         count = min(fit, room, sequence.num_left)
         if count >= sequence.num_left:
             return count
-        return max(0, count - count % MIN_CHUNK)
+        count -= count % MIN_CHUNK
+        start, multiple = sequence.num_computed, self._chunk_multiple
+        end = (start + count) // multiple * multiple
+        if end <= start and first:
+            end = (start // multiple + 1) * multiple
+        return min(max(0, end - start), sequence.num_left)
 
     def youngest(self, requests: list[Request]) -> Request:
         """Return the request submitted last: it is preempted when memory is short."""

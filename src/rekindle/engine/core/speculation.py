@@ -29,9 +29,12 @@ from rekindle.model.loaded import Promise
 MAX_DRAFT = 15
 
 
-def max_draft(setting: Literal["auto", "off"], promise: Promise) -> int:
-    """Return the most tokens of a draft: none where bits depend on the rows of a step, or replies would, too."""
-    return MAX_DRAFT if setting == "auto" and promise == "bitwise" else 0
+def max_draft(setting: Literal["auto", "off"], promise: Promise, *, has_states: bool = False) -> int:
+    """Return the most tokens of a draft: none where bits depend on the rows of a step, or replies would, too.
+
+    Nor with recurrent states, which cannot go back to the token before a wrong one.
+    """
+    return MAX_DRAFT if setting == "auto" and promise == "bitwise" and not has_states else 0
 
 
 class Speculation:
