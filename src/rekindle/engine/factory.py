@@ -19,7 +19,7 @@ import torch
 from rekindle.cache.blocks.pool import BlockPool
 from rekindle.config import CacheSettings, Settings
 from rekindle.engine.blocks.prefix_cache import PrefixCache
-from rekindle.engine.capacity import capacity, check_budget, check_disk
+from rekindle.engine.capacity import TYPICAL_TOKENS, capacity, check_budget, check_disk
 from rekindle.engine.components import Components
 from rekindle.engine.core.core import EngineCore
 from rekindle.engine.core.costs import StepCosts
@@ -315,7 +315,8 @@ def _memory(
     settings: Settings, encoder: PromptEncoder, store: WarmStore | None, loop: EngineLoop, spec: ModelSpec
 ) -> AgentMemory:
     cache, layout, num_tenants = settings.cache, spec.layout, len(settings.server.namespaces())
-    disk_blocks = store.stats().disk_bytes // layout.block_bytes if store is not None else 0
+    typical_blocks, typical_bytes = TYPICAL_TOKENS // layout.block_tokens, layout.kept_bytes(TYPICAL_TOKENS)
+    disk_blocks = store.stats().disk_bytes * typical_blocks // typical_bytes if store is not None else 0
     pinned = most_pinned(disk_blocks, num_tenants, settings.store.namespace_share) if store is not None else math.inf
     return AgentMemory(
         encoder=encoder,

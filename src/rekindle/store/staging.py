@@ -1,7 +1,8 @@
 """The staging buffer: blocks waiting for the writer, so that the pool need not pin them for a disk write.
 
-Owns a fixed amount of memory, divided into rows of one block each (the records of all its parts, side by side). The
-engine thread fills rows, the writer frees them. Rows never used are never touched, so they take no physical memory.
+Owns a fixed amount of memory, divided into rows of one record each. Parts have rows of their own: a snapshot of states
+may be hundreds of times as large as a block's KV. The engine thread fills rows, the writer frees them. Rows never used
+are never touched, so they take no physical memory.
 """
 
 from __future__ import annotations
@@ -22,56 +23,58 @@ Bytes = npt.NDArray[np.uint8]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class WaitingBlock:
-    """Parts of a block in a row of the staging buffer; `records` has a buffer [record_bytes] for each."""
+    """Parts of a block in rows of the staging buffer: the row of each, and its buffer [record_bytes]."""
 
     identity: BlockIdentity
-    row: int
+    rows: Mapping[int, int]
     records: Mapping[int, Bytes]
 
 
 class StagingBuffer:
-    """`num_bytes` of memory for waiting blocks, at least two rows."""
+    """`num_bytes` of memory for waiting blocks, the same for each part, and at least two rows of each."""
 
     def __init__(self, formats: Sequence[RecordFormat], num_bytes: int) -> None:
         self._formats = tuple(formats)
-        sizes = [f.record_bytes for f in formats]
-        self._ends = np.cumsum([0, *sizes]).tolist()
-        self.num_rows = max(2, num_bytes // sum(sizes))
-        self._memory = np.empty((self.num_rows, sum(sizes)), dtype=np.uint8)
-        self._free = list(reversed(range(self.num_rows)))
+        sizes = [record.record_bytes for record in formats]
+        self._num_rows = [max(2, num_bytes // len(sizes) // size) for size in sizes]
+        self._memory = [
+            np.empty((rows, size), dtype=np.uint8) for rows, size in zip(self._num_rows, sizes, strict=True)
+        ]
+        self._free = [list(reversed(range(rows))) for rows in self._num_rows]
         self._lock = threading.Lock()
 
     @property
     def num_waiting(self) -> int:
         """Rows in use."""
-        return self.num_rows - len(self._free)
+        return sum(self._num_rows) - sum(map(len, self._free))
 
     def take(self, block: StagedBlock) -> WaitingBlock | None:
-        """Copy the block into a free row; None if there is none."""
+        """Copy the block's parts into free rows; None if there are too few."""
         with self._lock:
-            if not self._free:
+            if not all(self._free[part] for part in block.parts):
                 return None
-            row = self._free.pop()
-        ends = self._ends
-        records = {part: self._memory[row, ends[part] : ends[part + 1]] for part in block.parts}
+            rows = {part: self._free[part].pop() for part in block.parts}
+        records = {part: self._memory[part][row] for part, row in rows.items()}
         try:
             for part, record in records.items():
                 block.fill(part, self._formats[part].payload(record))
         except BaseException:
-            self._give(row)
+            self._give(rows)
             raise
-        return WaitingBlock(block.identity, row, records)
+        return WaitingBlock(block.identity, rows, records)
 
     def give_back(self, block: WaitingBlock) -> None:
-        """Free the block's row; its records must not be touched afterwards."""
-        self._give(block.row)
+        """Free the block's rows; its records must not be touched afterwards."""
+        self._give(block.rows)
 
-    def _give(self, row: int) -> None:
+    def _give(self, rows: Mapping[int, int]) -> None:
         with self._lock:
-            self._free.append(row)
+            for part, row in rows.items():
+                self._free[part].append(row)
 
     def check(self) -> None:
         """Assert that no row is free twice."""
         with self._lock:
-            assert len(set(self._free)) == len(self._free), "a staging row is free twice"
-            assert set(self._free) <= set(range(self.num_rows)), "a staging row does not exist"
+            for free, num_rows in zip(self._free, self._num_rows, strict=True):
+                assert len(set(free)) == len(free), "a staging row is free twice"
+                assert set(free) <= set(range(num_rows)), "a staging row does not exist"
