@@ -18,7 +18,7 @@ from rekindle.model import checkpoint
 from rekindle.model.load import choose_kernels, load_model
 from rekindle.model.loaded import LoadedModel
 from tests.model.helpers import Bench, Loader, random_ids, reference_logits
-from tests.tiny_models import END_ID, EXACT_KINDS
+from tests.tiny_models import END_ID, EXACT_KINDS, tiny_model
 
 
 def test_the_bundled_model_is_the_default() -> None:
@@ -88,3 +88,19 @@ def test_expected_bytes_count_floats_at_the_compute_width(model_dir: Callable[..
     count = sum(tensor.numel() for tensor in load_file(files[0]).values())
     assert checkpoint.expected_bytes(files, None) == checkpoint.expected_bytes(files, 2) == 2 * count
     assert checkpoint.expected_bytes(files, 8) == 8 * count
+
+
+def test_longrope_has_one_set_of_factors_for_all_lengths(load: Loader) -> None:
+    """A prompt that grows past what the short factors are for gives what transformers gives for its whole length."""
+    own, ids = tiny_model("phi3-longrope", torch.float64), random_ids(300)
+    long, short = (load("phi3-longrope", "fp64", kv="fp32", max_context=most) for most in (None, 256))
+    assert (long.spec.max_context, short.spec.max_context) == (1024, 256)
+    for loaded, is_long in ((long, True), (short, False)):
+        assert any("long factors for prompts of every length" in note for note in loaded.notes) is is_long
+    bench = Bench(long)
+    grown = torch.cat([bench.forward(("a", part))[0] for part in (ids[:100], ids[100:])])
+    (few,) = Bench(short).forward(("a", ids[:100]))
+    for ours, theirs in ((grown, reference_logits(own, ids)), (few, reference_logits(own, ids[:100]))):
+        assert (ours - theirs).abs().max() < 1e-4 * theirs.abs().max()
+    assert (few - grown[:100]).abs().max() > 1e-2 * few.abs().max()
+    assert short.spec.fingerprint != long.spec.fingerprint, "their K is not the same"

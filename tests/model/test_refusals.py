@@ -35,7 +35,6 @@ def try_load(directory: Path | str, **settings: Any) -> None:
         ("minimax", "MiniMax uses cache of its own"),
         ("llama4", r"kind chunked_attention: they attend within chunks, .*; served are Llama 3"),
         ("deepseek-v3", r"multi-head latent attention \(MLA\).*; served are R1's distills"),
-        ("phi3-longrope", "longrope changes with the length .* max_context=256"),
         ("llama-dynamic", "dynamic changes with the length .* max_context=1024"),
     ],
 )
@@ -55,10 +54,10 @@ def test_what_a_config_shows_is_refused_before_weights_are_read(
         try_load(directory)
 
 
-def test_changing_rope_is_served_where_it_does_not_change(load: Loader) -> None:
-    assert load("phi3-longrope", max_context=200).spec.max_context == 200
-    with pytest.raises(ModelRefused, match="longrope"):
-        load("phi3-longrope", max_context=257)
+def test_dynamic_rope_is_served_where_it_does_not_change(load: Loader) -> None:
+    assert load("llama-dynamic", max_context=1024).spec.max_context == 1024
+    with pytest.raises(ModelRefused, match="dynamic changes with the length"):
+        load("llama-dynamic")
 
 
 def test_recurrent_layers_are_found_without_their_names() -> None:

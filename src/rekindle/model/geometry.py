@@ -20,6 +20,7 @@ from rekindle.model.refusals import WITHOUT_ATTENTION, text_config
 from rekindle.spec import StateSpec
 
 CHANGING_ROPE = frozenset({"dynamic", "longrope", "su"})
+LONG_FACTORS = "longrope with its long factors"
 K_NAMES = re.compile(r"(^|_)(k|kv|qkv)(_|\d|$)|key|qkv|c_attn", re.IGNORECASE)
 
 
@@ -157,11 +158,12 @@ def _check_windows(config: Any, step: ProbeStep) -> None:
 
 
 def rope_regime(config: Any, max_context: int | None) -> tuple[str, int]:
-    """The RoPE types in use and the longest context served with them.
+    """Fix the RoPE of a config that no model was built from yet; return the types in use and the longest context.
 
-    `dynamic` and `longrope` change with the length of the prompt, so K cached at one length is wrong at another; they
-    are served only within the context below which they do not change, and only if `max_context` is set to fit it.
-    ConfigError if `max_context` is more than the model has.
+    `longrope` and `dynamic` change with the length of the prompt, so K cached at one length is wrong at another. Of
+    `longrope` one set of factors is taken for all lengths: the long ones, or the short ones if `max_context` is within
+    the length that those are for. `dynamic` is served only within the context below which it does not change, and only
+    if `max_context` is set to fit it. ConfigError if `max_context` is more than the model has.
     """
     text = text_config(config)
     longest = int(getattr(text, "max_position_embeddings", None) or 0)
@@ -173,6 +175,10 @@ def rope_regime(config: Any, max_context: int | None) -> tuple[str, int]:
         kinds.append(kind)
         if kind in CHANGING_ROPE:
             steady = int(rope.get("original_max_position_embeddings") or longest)
+            if (max_context is None or max_context > steady) and kind == "longrope" and "long_factor" in rope:
+                rope["short_factor"] = rope["long_factor"]
+                kinds[-1] = LONG_FACTORS
+                continue
             if max_context is None or max_context > steady:
                 raise ModelRefused(
                     f"RoPE of type {kind} changes with the length of the prompt, so cached K would be wrong at another "
@@ -182,6 +188,13 @@ def rope_regime(config: Any, max_context: int | None) -> tuple[str, int]:
     if max_context is not None and max_context > longest:
         raise ConfigError(f"max_context={max_context} is more than the {longest} tokens that the model was made for")
     return ",".join(sorted(set(kinds))) or "none", max_context or longest
+
+
+def rope_notes(rope: str) -> list[str]:
+    """What is to be said of the RoPE types of `rope_regime`."""
+    if LONG_FACTORS not in rope:
+        return []
+    return ["RoPE has its long factors for prompts of every length; max_context within its short ones takes those"]
 
 
 def _ropes(parameters: Any) -> Iterator[dict[str, Any]]:

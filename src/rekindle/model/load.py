@@ -69,7 +69,7 @@ def load_model(
     with refusing(refusal, "; " + WHAT_FITS), packed.observed_linears(model) as called:
         found = geometry.probe(model)
     recurrent.split_sequences(found.recurrent, block_tokens)
-    notes = [*loaded.notes, *loaded.size_notes(settings.device)]
+    notes = [*loaded.notes, *loaded.size_notes(settings.device), *geometry.rope_notes(rope)]
     if ready.chosen is None:
         linears, decision = weights.Linears(model, called, kernels), saved.decision(found.dtype)
         ready = saved.pack(linears, _choose(linears, settings, directory, longest, decision), ready.notes)
