@@ -104,6 +104,34 @@ ACTIONS = tagged(
     "",
     "\n]<|END_ACTION|>",
 )
+KIMI = tagged(
+    "<|tool_calls_section_begin|>",
+    "<|tool_call_begin|>{{ c.id }}<|tool_call_argument_begin|>{{ c.function.arguments | tojson }}<|tool_call_end|>",
+    "",
+    "<|tool_calls_section_end|>",
+)
+DISTILLED = tagged(
+    "<|tool▁calls▁begin|>",
+    "<|tool▁call▁begin|>function<|tool▁sep|>NAME\n```json\n{{ c.function.arguments | tojson }}\n```<|tool▁call▁end|>",
+    "",
+    "<|tool▁calls▁end|>",
+)
+NAME_THEN_FENCE = tagged(
+    "", "{{ '\n' }}<tool_call>NAME\n```json\n{{ c.function.arguments | tojson }}\n```</tool_call>", "", ""
+)
+NAME_KEYS = tagged(
+    "<|tools_prefix|>[",
+    "{{ ', ' if not loop.first }}{\"NAME\": {{ c.function.arguments | tojson }}}",
+    "",
+    "]<|tools_suffix|>",
+)
+# Templates that render tools, and no calls.
+_SILENT = (
+    "{% for t in tools or [] %}{{ t | tojson }} TEXT{% endfor %}"
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}" + IM_CUE
+)
+SILENT, SILENT_HERMES = _SILENT.replace("TEXT", ""), _SILENT.replace("TEXT", "Write <tool_call></tool_call>.")
+SILENT_FUNCTOOLS = _SILENT.replace("TEXT", "Write functools[...].")
 FUNCTIONS = tagged("", "<function=NAME>{{ c.function.arguments | tojson }}</function>", "", "")
 LLAMA = (
     "<|begin|>{% for m in messages %}<|header|>{{ m.role }}<|/header|>\n\n"
@@ -210,6 +238,28 @@ FAMILIES = {
     "python_lines": Family(PYTHON_LINES, IM, ("<function_calls>", "</function_calls>")),
     "actions": Family(ACTIONS, (*IM, "<|START_ACTION|>", "<|END_ACTION|>")),
     "functions": Family(FUNCTIONS, IM),
+    "kimi": Family(
+        KIMI,
+        (
+            *(*IM, "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>", "<|tool_call_begin|>"),
+            *("<|tool_call_argument_begin|>", "<|tool_call_end|>"),
+        ),
+    ),
+    "distilled": Family(
+        DISTILLED,
+        (
+            *(*IM, "<|tool▁calls▁begin|>", "<|tool▁calls▁end|>", "<|tool▁call▁begin|>", "<|tool▁sep|>"),
+            "<|tool▁call▁end|>",
+        ),
+    ),
+    "name_then_fence": Family(NAME_THEN_FENCE, IM, ("<tool_call>", "</tool_call>")),
+    "name_keys": Family(
+        NAME_KEYS, (*IM, "<|tools_prefix|>", "<|tools_suffix|>", "<|inner_prefix|>", "<|inner_suffix|>")
+    ),
+    "silent_list": Family(SILENT, (*IM, "<|tool_call|>")),
+    "silent_pythonic": Family(SILENT, (*IM, "<|tool_call_start|>", "<|tool_call_end|>")),
+    "silent_hermes": Family(SILENT_HERMES, IM),
+    "silent_functools": Family(SILENT_FUNCTOOLS, IM),
     "llama": Family(LLAMA, ("<|begin|>", "<|header|>", "<|/header|>", "<|eot|>", "<|python_tag|>")),
     "mistral_list": Family(MISTRAL_LIST, MISTRAL),
     "mistral_args": Family(MISTRAL_ARGS, (*MISTRAL, "[ARGS]", "[THINK]", "[/THINK]")),

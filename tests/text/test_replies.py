@@ -197,6 +197,13 @@ def test_a_whole_call_is_read_in_every_form(name: str) -> None:
         "actions": f'{G}<|START_ACTION|>[\n  {{"tool_call_id": "0", "tool_name": "f", "parameters": {arguments}}}\n]'
         f"{G}<|END_ACTION|>",
         "functions": f"<function=f>{arguments}</function>",
+        "kimi": f"{G}<|tool_call_begin|>functions.f:0{G}<|tool_call_argument_begin|>{arguments}{G}<|tool_call_end|>",
+        "distilled": f"{G}<|tool▁call▁begin|>function{G}<|tool▁sep|>f\n```json\n{arguments}\n```{G}<|tool▁call▁end|>",
+        "name_then_fence": f"<tool_call>f\n```json\n{arguments}\n```</tool_call>",
+        "name_keys": f'{G}<|tools_prefix|>[{{"f": {arguments}}}]{G}<|tools_suffix|>',
+        "silent_list": f'{G}<|tool_call|>[{{"name": "f", "arguments": {arguments}}}]',
+        "silent_pythonic": f"""{G}<|tool_call_start|>[f(s='a, "b"\\n}}', n=7)]{G}<|tool_call_end|>""",
+        "silent_functools": f'functools[{{"name": "f", "arguments": {arguments}}}]',
         "pythonic": f"""{G}<|tool_call_start|>[f(s='a, "b"\\n}}', n=7)]{G}<|tool_call_end|>""",
         "python_lines": """<function_calls>\nf(s="a, \\"b\\"\n}", n=7)\n</function_calls>""",
         "seed": f'{G}<seed:tool_call>\n<function=f>\n<parameter=s>a, "b"\n}}</parameter>\n<parameter=n>'
@@ -230,7 +237,8 @@ def test_a_whole_call_is_read_in_every_form(name: str) -> None:
 
 TAGGED = ("coder", "glm", "glm_dense", "invoked", "dsml", "seed")
 NO_JSON = (*TAGGED, "pythonic", "python_lines")
-OTHER_CUES = ("opened", "empty", "keyed_first", *NO_JSON)  # or arguments that are no JSON
+SILENT = tuple(name for name in FORMS if name.startswith("silent"))  # they render no calls
+OTHER_CUES = ("opened", "empty", "keyed_first", *SILENT, *NO_JSON)  # or arguments that are no JSON
 scalars = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False)
 words = st.text(st.characters(exclude_categories=("Cs",), exclude_characters=G), max_size=8)
 spelled = st.sampled_from(
@@ -254,7 +262,8 @@ def test_calls_come_out_as_they_went_in(name: str, value: dict[str, Any], num_ca
     encoder, form = encoder_for(name), FORMS[name]
     arguments = json.dumps(value, ensure_ascii=to_ascii)
     calls = tuple(
-        ToolCall(form.new_id(), "look", arguments) for _ in range(1 if AS_FOUND[name].one_call else num_calls)
+        ToolCall(f"functions.look:{number}" if name == "kimi" else form.new_id(), "look", arguments)
+        for number in range(1 if AS_FOUND[name].one_call else num_calls)
     )
     asked = Message("user", "?")
     prompt = encoder.render_chat([asked])

@@ -20,6 +20,7 @@ from rekindle.text.replies import (
 from rekindle.text.replies.channels import ChannelForm
 from rekindle.text.replies.envelope import EnvelopeForm
 from rekindle.text.replies.keyed import KeyedForm
+from rekindle.text.replies.name_keys import NameKeyForm
 from rekindle.text.replies.named import NamedForm
 from rekindle.text.replies.probes import structured
 from rekindle.text.replies.pythonic import PythonicForm
@@ -117,6 +118,42 @@ TOOLS = [
             ),
         ),
         ("functions", None, NamedForm(CallMarks("<function=", "</function>"), ">")),
+        (
+            "kimi",
+            None,
+            NamedForm(
+                CallMarks(G + "<|tool_call_begin|>", G + "<|tool_call_end|>"),
+                G + "<|tool_call_argument_begin|>",
+                is_named_by_id=True,
+            ),
+        ),
+        (
+            "distilled",
+            None,
+            NamedForm(
+                CallMarks(f"{G}<|tool▁call▁begin|>function{G}<|tool▁sep|>", f"```{G}<|tool▁call▁end|>"),
+                "```json",
+                blank="\n",
+            ),
+        ),
+        (
+            "name_then_fence",
+            None,
+            NamedForm(CallMarks("<tool_call>", "```</tool_call>", "\n"), "```json", blank="\n"),
+        ),
+        (
+            "name_keys",
+            ThinkingFormat(G + "<|inner_prefix|>", G + "<|inner_suffix|>"),
+            NameKeyForm(CallMarks(G + "<|tools_prefix|>", G + "<|tools_suffix|>", listed=True)),
+        ),
+        ("silent_list", None, EnvelopeForm(CallMarks(G + "<|tool_call|>", listed=True), blank="")),
+        (
+            "silent_pythonic",
+            None,
+            PythonicForm(CallMarks(G + "<|tool_call_start|>", G + "<|tool_call_end|>", listed=True, item="")),
+        ),
+        ("silent_hermes", None, EnvelopeForm(CallMarks("<tool_call>", "</tool_call>"))),
+        ("silent_functools", None, EnvelopeForm(CallMarks("functools", listed=True), blank="")),
         (
             "pythonic",
             None,
@@ -219,6 +256,18 @@ def test_a_template_that_takes_thoughts_out_knows_their_marks() -> None:
     assert find_reply_format(encoder_of("cl100k", STRIPS_THINKING)).thinking == THINK
 
 
+def test_reasoning_that_a_cue_opens_in_words_is_known() -> None:
+    cue = "{% if add_generation_prompt %}<|user|>Here are my reasoning steps:\n{% endif %}"
+    template = "{% for m in messages %}<|user|>{{ m.content }}{% endfor %}" + cue
+    found = find_reply_format(encoder_of("cl100k", template)).thinking
+    assert found == ThinkingFormat("Here are my reasoning steps:", "[BEGIN FINAL RESPONSE]", "\n", "\n", "\n")
+
+
+def test_a_template_that_takes_no_tools_has_no_known_form() -> None:
+    template = "Never write <tool_call>. {% for m in messages %}<|user|>{{ m.content }}{% endfor %}"
+    assert find_reply_format(encoder_of("cl100k", template)).tools is None
+
+
 def reply_of(encoder: PromptEncoder, message: Message) -> tuple[np.ndarray, str]:
     """The ids of a reply as the template writes it, up to its end, and the text of the whole."""
     prompt = encoder.render_chat([ASKED])
@@ -233,12 +282,13 @@ def until_end(encoder: PromptEncoder, ids: np.ndarray, family: str) -> np.ndarra
     return ids[: [int(token_id) in ends for token_id in ids].index(True)]
 
 
+SILENT = ("silent_list", "silent_pythonic", "silent_hermes", "silent_functools")
 DROPS_TEXT = ("llama", "mistral_list", "channels", "keyed_first")
 THINKS = ("hermes", "spelled", "special", "keyed", "channels")
 
 
 @pytest.mark.parametrize(
-    "family", [name for name in FAMILIES if name not in ("opened", "empty", "stripped", "keyed_first")]
+    "family", [name for name in FAMILIES if name not in ("opened", "empty", "stripped", "keyed_first", *SILENT)]
 )
 @pytest.mark.parametrize("kind", ["cl100k", "prepend", "first"])
 @pytest.mark.parametrize("num_calls", [1, 2])
@@ -246,7 +296,7 @@ def test_what_the_template_writes_is_read_back_and_written_the_same(family: str,
     encoder = encoder_for(family, kind)
     num_calls = 1 if family in HOLDS_ONE else num_calls
     form = find_reply_format(encoder)
-    calls = tuple(ToolCall(form.new_id(), "look", ARGUMENTS) for _ in range(num_calls))
+    calls = tuple(ToolCall(id_for(family, form, number), "look", ARGUMENTS) for number in range(num_calls))
     text = "" if family in DROPS_TEXT else "Let me see."
     thought = "Up there?" if family in THINKS else None
     ids, whole = reply_of(encoder, Message("assistant", text, tool_calls=calls, reasoning=thought))
@@ -260,6 +310,20 @@ def test_what_the_template_writes_is_read_back_and_written_the_same(family: str,
     for old, new in zip(calls, again.tool_calls, strict=True):
         rewritten = rewritten.replace(str(new.id), str(old.id))
     assert rewritten == whole
+
+
+def id_for(family: str, form: ReplyFormat, number: int) -> str:
+    """An id for a call of the tool `look`, as its model would write it or as it is made here."""
+    return f"functions.look:{number}" if family == "kimi" else form.new_id()
+
+
+def test_the_id_that_a_model_writes_is_that_of_its_call() -> None:
+    """Its template renders nothing else of a call: with another id the name would be lost."""
+    encoder = encoder_for("kimi")
+    calls = tuple(ToolCall(f"functions.look:{number}", "look", ARGUMENTS) for number in (4, 5))
+    ids, _ = reply_of(encoder, Message("assistant", "", tool_calls=calls))
+    said = read_reply(find_reply_format(encoder), encoder, until_end(encoder, ids, "kimi"), tools=TOOLS)
+    assert [(call.id, call.name) for call in said.calls] == [("functions.look:4", "look"), ("functions.look:5", "look")]
 
 
 @pytest.mark.parametrize("family", [name for name in FAMILIES if name not in ("opened", "empty", "keyed_first")])
@@ -318,7 +382,7 @@ def test_variables_of_the_template_open_and_close_thoughts() -> None:
     assert opened_by(form, encoder, prompt) == f"{G}<|channel>thought\n{G}<channel|>"
 
 
-@pytest.mark.parametrize("family", [name for name in FAMILIES if name != "stripped"])
+@pytest.mark.parametrize("family", [name for name in FAMILIES if name not in ("stripped", *SILENT)])
 def test_a_forced_call_is_told_when_the_model_goes_on(family: str) -> None:
     """The opening of a call, behind what the cue has begun, is tokens of the model; what follows are its arguments."""
     encoder = encoder_for(family)
@@ -329,7 +393,7 @@ def test_a_forced_call_is_told_when_the_model_goes_on(family: str) -> None:
     prompt, opening = begin_reply(form, encoder, prompt=cue, prefix=prefix)
     assert structured(encoder, encoder.encode(prompt)).endswith(opening)
     assert opening.startswith(opened_by(form, encoder, cue))
-    call = ToolCall(form.new_id(), "look", ARGUMENTS)
+    call = ToolCall(id_for(family, form, 0), "look", ARGUMENTS)
     ids, whole = reply_of(
         encoder_for({"opened": "hermes", "empty": "hermes", "keyed_first": "keyed"}.get(family, family)), _calling(call)
     )
@@ -356,6 +420,10 @@ def _arguments_of(whole: str, family: str) -> str:
         "pythonic": "look(",
         "actions": '"tool_name": "look", "parameters":',
         "functions": "=look>",
+        "kimi": "look:",
+        "distilled": "```json\n",
+        "name_then_fence": "```json\n",
+        "name_keys": '"look": ',
         "python_lines": "look(",
         "keyed": "look{",
         "keyed_first": "look{",

@@ -2,7 +2,14 @@
 
     [TOOL_CALLS]look[ARGS]{"place": "attic"}        <function=look>{"place": "attic"}</function>
 
-Between the two is a mark, or nothing; some models write an id of the call after another mark, which is skipped.
+    <tool_call>look                                 <|tool_call_begin|>functions.look:0<|tool_call_argument_begin|>
+    ```json                                         {"place": "attic"}<|tool_call_end|>
+    {"place": "attic"}
+    ```</tool_call>
+
+Between the two is a mark, the first line of a fenced block, or nothing; some models write an id of the call after
+another mark, which is skipped. Others write an id that has the name and the number of the call in place of the name:
+that is the id of the call, since their templates render nothing else of it.
 """
 
 from __future__ import annotations
@@ -15,24 +22,34 @@ from typing import Any
 from rekindle.text.messages import GUARD
 from rekindle.text.replies.arguments import JsonArguments
 from rekindle.text.replies.reader import Begun, CallMarks, CallScan, Ended, Passed, Step
-from rekindle.text.replies.sample import MARK, TOOL, VALUES, CallSample, json_objects
+from rekindle.text.replies.sample import FENCE, MARK, TOOL, VALUES, CallSample, json_objects
 from rekindle.text.tools_json import skip_blanks
 
 _NAME = re.compile(rf"[^\s{{}}\[\]<>\"{GUARD}]+")
 _ID = re.compile(r"[\w\-]*")
+_NAMING_ID = re.compile(r"(?:functions\.)?([\w.\-]+?)(?::\d+)?")
 
 
 @dataclass(frozen=True, slots=True)
 class NamedForm:
-    """Calls as name and arguments; `separator` precedes these, `id_mark` an id."""
+    """Calls as name and arguments; `separator` precedes these, `id_mark` an id. `is_named_by_id`: the name is in an id.
+
+    `blank`: the template puts it before the separator.
+    """
 
     marks: CallMarks
     separator: str
     id_mark: str = ""
+    is_named_by_id: bool = False
+    blank: str = ""
 
     def opening(self, name: str | None) -> str:
-        """How a call begins, up to its arguments or its name; the id is left to the model."""
-        return self.marks.open if name is None else self.marks.open + name + self.separator
+        """How a call begins, up to its arguments or its name; ids and numbers are left to the model."""
+        if name is None:
+            return self.marks.open
+        if self.is_named_by_id:
+            return f"{self.marks.open}functions.{name}:"
+        return f"{self.marks.open}{name}{self.blank}{self.separator}"
 
     def new_scan(self, tools: Sequence[Any]) -> Callable[[], CallScan]:
         """Return a factory of scans, one per call."""
@@ -42,16 +59,18 @@ class NamedForm:
 def recognise_named(sample: CallSample) -> NamedForm | None:
     """The form, if the sample's call is its name and then its arguments as JSON."""
     for start, end, value in json_objects(sample.body):
-        name_at = sample.body.rfind(TOOL, 0, start)
+        name, name_at = TOOL, sample.body.rfind(TOOL, 0, start)
+        if name_at < 0:
+            name, name_at = sample.call_id, sample.body.rfind(sample.call_id, 0, start)
         if value != VALUES or name_at < 0:
             continue
         between, gap, after = sample.split_at(name_at, end)
-        before = re.search(rf"({MARK}|<function=)\s*$", between)
-        middle = re.fullmatch(rf"(?:({MARK})\w+)?({MARK}|>)?\s*", sample.body[name_at + len(TOOL) : start])
-        closing = re.match(rf"\s*({MARK})?", after)
-        if before and middle and closing:
-            marks = CallMarks(before[1], closing[1] or "", gap)
-            return NamedForm(marks, middle[2] or "", middle[1] or "")
+        before = re.search(rf"({MARK}\w+{MARK}|{MARK}|<function=)\s*$", between)
+        middle = re.fullmatch(rf"(?:({MARK})\w+)?(\s*)({MARK}|>|{FENCE})?\s*", sample.body[name_at + len(name) : start])
+        closing = re.match(rf"\s*(```)?\s*({MARK})?", after)
+        if before and middle and closing and bool(closing[1]) == (middle[3] or "").startswith("```"):
+            marks = CallMarks(before[1], (closing[1] or "") + (closing[2] or ""), gap)
+            return NamedForm(marks, middle[3] or "", middle[1] or "", name != TOOL, middle[2] if middle[3] else "")
     return None
 
 
@@ -79,7 +98,10 @@ class NamedScan:
         if not text.startswith("{", end):
             return at, "broken"
         self._has_begun = True
-        return end, Begun(name.group())
+        if not self._form.is_named_by_id:
+            return end, Begun(name.group())
+        naming = _NAMING_ID.fullmatch(name.group())
+        return (end, Begun(naming[1], call_id=name.group())) if naming else (at, "broken")
 
     def _arguments_start(self, text: str, at: int) -> int | None:
         """Where the arguments should begin; None: not known yet."""

@@ -9,20 +9,23 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from rekindle.errors import BadRequest
+from rekindle.text.controls import AddedToken
 from rekindle.text.messages import GUARD, Message, ToolCall
 from rekindle.text.prompt import PromptEncoder
 from rekindle.text.replies.channels import ANALYSIS, ChannelForm, recognise_channels
-from rekindle.text.replies.envelope import recognise_envelope
+from rekindle.text.replies.envelope import HERMES, EnvelopeForm, recognise_envelope
 from rekindle.text.replies.format import ReplyFormat, ThinkingFormat, ToolFormat
 from rekindle.text.replies.keyed import recognise_keyed
+from rekindle.text.replies.name_keys import recognise_name_keys
 from rekindle.text.replies.named import recognise_named
-from rekindle.text.replies.pythonic import recognise_pythonic
+from rekindle.text.replies.pythonic import PythonicForm, recognise_pythonic
+from rekindle.text.replies.reader import CallMarks
 from rekindle.text.replies.sample import ARGUMENTS, MARK, QUESTION, REASONING, REPLY, SHORT_ID, TOOL, CallSample
 from rekindle.text.replies.tagged import recognise_tagged
 from rekindle.text.stream import TextStream
@@ -47,6 +50,16 @@ _KNOWN_MARKS = (
     ("<think>", "</think>", "\n", "\n", "\n\n"),
     ("[THINK]", "[/THINK]", "", "", ""),
     ("<|channel>thought", "<channel|>", "\n", "", ""),
+    ("<|inner_prefix|>", "<|inner_suffix|>", "", "", ""),
+    ("Here are my reasoning steps:", "[BEGIN FINAL RESPONSE]", "\n", "\n", "\n"),
+)
+# Forms of calls whose templates render none of a conversation, by what must be in the vocabulary, or in a prompt with
+# tools: (sign, form).
+_KNOWN_CALLS: tuple[tuple[str, ToolFormat], ...] = (
+    ("<|tool_call_start|>", PythonicForm(CallMarks("<|tool_call_start|>", "<|tool_call_end|>", listed=True, item=""))),
+    ("<|tool_call|>", EnvelopeForm(CallMarks("<|tool_call|>", listed=True), blank="")),
+    ("<tool_call>", EnvelopeForm(HERMES)),
+    ("functools[", EnvelopeForm(CallMarks("functools", listed=True), blank="")),
 )
 _VARIANTS: tuple[dict[str, Any], ...] = ({}, {"enable_thinking": True})
 _RECOGNISERS = (
@@ -54,6 +67,7 @@ _RECOGNISERS = (
     recognise_envelope,
     recognise_keyed,
     recognise_tagged,
+    recognise_name_keys,
     recognise_named,
     recognise_pythonic,
 )
@@ -123,11 +137,24 @@ class _Prober:
             call = ToolCall(call_id, TOOL, ARGUMENTS)
             for text in (REPLY, ""):
                 body = self._body(Message("assistant", text, tool_calls=(call,)))
-                found = _recognised(CallSample(body or "", plain, self._specials()))
+                found = _recognised(CallSample(body or "", plain, self._specials(), call_id))
                 if found is not None:
                     two = self._body(Message("assistant", text, tool_calls=(call, call))) or ""
-                    return CallProbe(found, has_short_ids=call_id == SHORT_ID, takes_one=two.count(TOOL) < 2)
-        return CallProbe(None)
+                    num_calls = max(two.count(TOOL), two.count(call_id))
+                    return CallProbe(found, has_short_ids=call_id == SHORT_ID, takes_one=num_calls < 2)
+        return CallProbe(self._known_calls())
+
+    def _known_calls(self) -> ToolFormat | None:
+        """A form that the vocabulary, or the template's text about tools, has the opening mark of."""
+        contents = {token.content: token for token in self._encoder.controls.tokens}
+        prompt = self._rendered([Message("user", QUESTION)], _TOOLS, cue=True) or ""
+        if TOOL not in prompt:  # it takes no tools
+            return None
+        for sign, form in _KNOWN_CALLS:
+            if sign in contents or sign in prompt:
+                special = {mark for mark in (form.marks.open, form.marks.close) if _is_special(contents.get(mark))}
+                return _guarded(form, special)
+        return None
 
     def _known(self, pair: tuple[str, str, str, str, str]) -> ThinkingFormat | None:
         """A pair that the cue opens, that the template removes from earlier replies, or whose marks are tokens."""
@@ -182,6 +209,17 @@ def _around_reasoning(turn: str, plain: str) -> ThinkingFormat | None:
     form = ThinkingFormat(found[1], found[4], found[2], found[3], found[5])
     empty = re.search(rf"{re.escape(form.open)}\s*{re.escape(form.close)}", plain)
     return form if form.open != form.close and (form.open not in plain or empty) else None
+
+
+def _is_special(token: AddedToken | None) -> bool:
+    return token is not None and token.special
+
+
+def _guarded(form: Any, special: set[str]) -> ToolFormat:
+    """The form with a guard before the marks that are tokens flagged special."""
+    open_, close = (GUARD + mark if mark in special else mark for mark in (form.marks.open, form.marks.close))
+    guarded: ToolFormat = replace(form, marks=replace(form.marks, open=open_, close=close))
+    return guarded
 
 
 def _recognised(sample: CallSample) -> ToolFormat | None:

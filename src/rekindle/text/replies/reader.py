@@ -22,10 +22,11 @@ from rekindle.text.tools_json import skip_blanks
 
 @dataclass(frozen=True, slots=True)
 class Begun:
-    """The name is known; `arguments`, if they are known at once and complete."""
+    """The name is known; `arguments`, if they are known at once and complete; `call_id`, if the model wrote one."""
 
     name: str
     arguments: str | None = None
+    call_id: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,7 +195,8 @@ class CallReader:
             self._emit_text(self._opened or 1)
             return True
         if isinstance(step, Begun):
-            self._emit(CallStart(self._num_calls, self._new_id(), step.name, self._held[:size]), size)
+            call_id = step.call_id or self._new_id()
+            self._emit(CallStart(self._num_calls, call_id, step.name, self._held[:size]), size)
             self._num_calls += 1
             self._has_begun = True
             if step.arguments is not None:

@@ -21,11 +21,13 @@ class CallSample:
     """`body`: structured text of a reply with one call, as rendered after the cue (empty: the template refuses one).
 
     `plain`: a question and a reply without a call. `specials`: how tokens flagged special are in structured text.
+    `call_id`: that of the call.
     """
 
     body: str
     plain: str
     specials: frozenset[str]
+    call_id: str = SHORT_ID
 
     @property
     def after_question(self) -> str:
