@@ -6,7 +6,7 @@ STAMP := $(VENV)/installed-$(shell cat pyproject.toml pocket/pyproject.toml cons
 export HF_HUB_OFFLINE = 1
 export TOKENIZERS_PARALLELISM = false
 
-.PHONY: demo test quick lint types mutants torture kernels clean
+.PHONY: demo test quick lint types models mutants torture kernels clean
 
 demo: kernels
 	$(BIN)/rekindle demo $(DEMO_FLAGS)
@@ -25,6 +25,10 @@ lint: $(STAMP)
 
 types: $(STAMP)
 	$(BIN)/mypy
+
+# Turns on a tiny model of every type in docs/models.md; `make test` takes one of each kind.
+models: kernels
+	FAMILIES=all $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist worksteal tests/engine/test_families.py
 
 mutants: kernels
 	$(BIN)/python -m tools.mutants

@@ -27,43 +27,19 @@ from rekindle.engine.types import GenerationRequest
 from rekindle.errors import ConfigError
 from rekindle.harness.flags import flags_of
 from rekindle.harness.record import Measurement, Origin, deliver
+from rekindle.model.families import FAMILIES
 from rekindle.model.params import SamplingParams
-from rekindle.spec import Format, KVLayout, LayerSpec, StateSpec, StateTensor
+from rekindle.spec import KVLayout
 
 ARMS = ("all parts", "windows end", "16 bits")
 TURN_TOKENS, REPLY_TOKENS = 512, 8
-BLOCK_TOKENS = 64
 
 
-@dataclass(frozen=True, slots=True)
-class Layers:
-    """`count` layers of one kind; K and V heads of `dim`."""
-
-    count: int
-    heads: int
-    dim: int
-    window: int | None
-    k_format: Format = "q4h"
-
-
-@dataclass(frozen=True, slots=True)
-class States:
-    """`count` recurrent layers of one kind: the last `kernel` inputs of `channels`, and `values` of fp32."""
-
-    count: int
-    channels: int
-    kernel: int
-    values: int = 0
-
-
-# Layers of the models' configs.
-SHAPES: dict[str, tuple[Layers | States, ...]] = {
-    "Gemma 3 27B": (Layers(10, 16, 128, None), Layers(52, 16, 128, 1024)),
-    "Gemma 4 31B": (Layers(10, 4, 512, None), Layers(50, 16, 256, 1024)),
-    "gpt-oss-20b": (Layers(12, 8, 64, None, "bf16"), Layers(12, 8, 64, 128, "bf16")),
-    "Qwen3.6-27B": (Layers(16, 4, 256, None), States(48, 10240, 4, 48 * 128 * 128)),
-    "Qwen3.6-35B-A3B": (Layers(10, 2, 256, None), States(30, 8192, 4, 32 * 128 * 128)),
-    "LFM2-1.2B": (Layers(6, 8, 64, None), States(10, 2048, 3)),
+# Models with parts that end, by the layers of their configs.
+SHAPES = {
+    family.example.name: family.example.layout
+    for family in FAMILIES
+    if family.example is not None and family.example.layout.ending_parts
 }
 
 
@@ -83,7 +59,7 @@ class WindowBench:
 def run_windows(settings: Settings, options: WindowBench, console: Console) -> int:
     """Compute the shapes, or measure a model if one is named; print the table and JSON lines; return 0."""
     if settings.model.model is None:
-        measured = [each for name, kinds in SHAPES.items() for each in _kept(name, layout_of(kinds), options.context)]
+        measured = [each for name, layout in SHAPES.items() for each in _kept(name, layout, options.context)]
     else:
         with console.status("a conversation grows"):
             measured = list(_conversation(settings, options))
@@ -92,26 +68,6 @@ def run_windows(settings: Settings, options: WindowBench, console: Console) -> i
         measured, Origin.here("windows", {**flags_of(settings), **asdict(options), "out": None}), options.out, console
     )
     return 0
-
-
-def layout_of(kinds: tuple[Layers | States, ...]) -> KVLayout:
-    """Return the layout of these layers, V in 4 bits."""
-    each = list(enumerate(kind for kind in kinds for _ in range(kind.count)))
-    return KVLayout(
-        BLOCK_TOKENS,
-        tuple(
-            LayerSpec(index, kind.heads, kind.dim, kind.dim, kind.window, kind.k_format, "q4h")
-            for index, kind in each
-            if isinstance(kind, Layers)
-        ),
-        tuple(StateSpec(index, tuple(_tensors(kind))) for index, kind in each if isinstance(kind, States)),
-    )
-
-
-def _tensors(kind: States) -> Iterator[StateTensor]:
-    yield StateTensor("conv", 0, (kind.channels, kind.kernel), "bf16")
-    if kind.values:
-        yield StateTensor("recurrent", 0, (kind.values,), "fp32")
 
 
 def _kept(name: str, layout: KVLayout, num_tokens: int) -> Iterator[Measurement]:

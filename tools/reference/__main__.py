@@ -2,6 +2,7 @@
 
 python -m tools.reference            # all of them
 python -m tools.reference settings   # docs/settings.md, from rekindle.config
+python -m tools.reference models     # docs/models.md, from rekindle.model.families
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from rekindle import Engine
 from rekindle.server.app import create_app
 from rekindle.server.schema import describe
 from tools.reference.http import http
+from tools.reference.models import models
 from tools.reference.page import page, path
 from tools.reference.settings import settings
 
@@ -26,7 +28,7 @@ def served_http() -> str:
             app.close()
 
 
-PARTS = {"settings": settings, "http": served_http}
+PARTS = {"settings": settings, "models": models, "http": served_http}
 
 
 def main() -> None:

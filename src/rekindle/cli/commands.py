@@ -13,6 +13,7 @@ from rekindle.cli.benches import bench
 from rekindle.cli.caches import cache
 from rekindle.cli.doctor import doctor
 from rekindle.cli.evaluating import evaluate
+from rekindle.cli.families import models
 from rekindle.cli.running import run
 from rekindle.cli.serving import chat, demo, serve
 from rekindle.cli.settings import GroupedCommand
@@ -35,7 +36,7 @@ def rekindle(
     """An inference server whose agents' KV memory lasts."""
 
 
-for command in (serve, chat, demo, run, doctor, why, analyze, simulate):
+for command in (serve, chat, demo, run, doctor, why, models, analyze, simulate):
     app.command(cls=GroupedCommand)(command)
 app.command("eval", cls=GroupedCommand)(evaluate)
 for name, group in (("agents", agents), ("cache", cache), ("bench", bench)):

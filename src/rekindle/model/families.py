@@ -1,0 +1,245 @@
+"""Families of models: which are served, with which KV and at which promise; what docs/models.md and `rekindle models`
+show.
+
+Owns no behaviour: whether a model is served is decided when it is loaded, from what it does. Tests load a tiny model of
+every family and compare. Knows neither torch nor transformers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from rekindle.spec import Format, KVLayout, LayerSpec, StateSpec, StateTensor
+
+BLOCK_TOKENS = 64
+Served = Literal["yes", "text", "no"]
+Kind = Literal["attention", "windows", "experts", "convolutions", "delta rule", "mamba", "vision", "refused"]
+
+
+@dataclass(frozen=True, slots=True)
+class Layers:
+    """`count` layers of one kind; K and V heads of `dim`."""
+
+    count: int
+    heads: int
+    dim: int
+    window: int | None = None
+    k_format: Format = "q4h"
+
+
+@dataclass(frozen=True, slots=True)
+class States:
+    """`count` recurrent layers of one kind: the last `kernel` inputs of `channels`, and `values` of fp32."""
+
+    count: int
+    channels: int
+    kernel: int
+    values: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Example:
+    """A model of a family by the layers of its config."""
+
+    name: str
+    layers: tuple[Layers | States, ...]
+
+    @property
+    def layout(self) -> KVLayout:
+        """Its layout: V in 4 bits, K as `auto` keeps it."""
+        each = list(enumerate(kind for kind in self.layers for _ in range(kind.count)))
+        return KVLayout(
+            BLOCK_TOKENS,
+            tuple(
+                LayerSpec(index, kind.heads, kind.dim, kind.dim, kind.window, kind.k_format, "q4h")
+                for index, kind in each
+                if isinstance(kind, Layers)
+            ),
+            tuple(StateSpec(index, _tensors(kind)) for index, kind in each if isinstance(kind, States)),
+        )
+
+
+def _tensors(kind: States) -> tuple[StateTensor, ...]:
+    conv = StateTensor("conv", 0, (kind.channels, kind.kernel), "bf16")
+    return (conv, StateTensor("recurrent", 0, (kind.values,), "fp32")) if kind.values else (conv,)
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """Models of one form. `model_types` as their configs name them; `promise`: of the self-test, on a CPU.
+
+    `served`: "text" of models that see as well; "no" with the reason in `about`.
+    """
+
+    name: str
+    model_types: tuple[str, ...]
+    about: str
+    kind: Kind
+    served: Served = "yes"
+    promise: Literal["bitwise", "close", ""] = "bitwise"
+    example: Example | None = None
+
+
+def _example(name: str, *layers: Layers | States) -> Example:
+    return Example(name, layers)
+
+
+FAMILIES = (
+    Family(
+        "Llama 2 to 3, Mistral, Arcee, SmolLM3",
+        ("llama", "mistral", "arcee", "smollm3"),
+        "grouped heads",
+        "attention",
+        example=_example("Llama 3.1 8B", Layers(32, 8, 128)),
+    ),
+    Family("Ministral 3", ("ministral3",), "queries scaled by position, YaRN", "attention"),
+    Family(
+        "Qwen 3",
+        ("qwen3",),
+        "norms of Q and K",
+        "attention",
+        example=_example("Qwen3 8B", Layers(36, 8, 128)),
+    ),
+    Family(
+        "Qwen 2 and 2.5, R1's distills of it, Seed-OSS, StarCoder 2",
+        ("qwen2", "seed_oss", "starcoder2"),
+        "K has a bias and stays in 16 bits",
+        "attention",
+        example=_example("Qwen2.5 7B", Layers(28, 4, 128, None, "bf16")),
+    ),
+    Family(
+        "Phi 3 and 4",
+        ("phi3",),
+        "projections in one; RoPE with other factors for long prompts has the long ones for all, or the short ones "
+        "within their context (`--max-context 4096`)",
+        "attention",
+        example=_example("Phi 4", Layers(40, 10, 128)),
+    ),
+    Family(
+        "Granite 3 and 4 without Mamba, OLMo 2, Apertus, ERNIE 4.5, Hunyuan",
+        ("granite", "olmo2", "apertus", "ernie4_5", "hunyuan_v1_dense"),
+        "multipliers, norms in other places",
+        "attention",
+        example=_example("Granite 3.3 8B", Layers(40, 8, 128)),
+    ),
+    Family("GLM-4", ("glm", "glm4"), "RoPE on a part of each head", "attention"),
+    Family("Gemma 1", ("gemma",), "heads of 256", "attention"),
+    Family("GPT-2, GPT-NeoX, Pythia", ("gpt2", "gpt_neox"), "a head for each query", "attention"),
+    Family(
+        "Gemma 2 and 3",
+        ("gemma2", "gemma3_text"),
+        "five of six layers see a window; caps",
+        "windows",
+        example=_example("Gemma 3 27B", Layers(10, 16, 128), Layers(52, 16, 128, 1024)),
+    ),
+    Family(
+        "Gemma 4",
+        ("gemma4_text",),
+        "windows, larger heads where there is none, KV shared between layers",
+        "windows",
+        example=_example("Gemma 4 31B", Layers(10, 4, 512), Layers(50, 16, 256, 1024)),
+    ),
+    Family(
+        "gpt-oss",
+        ("gpt_oss",),
+        "windows and learned sinks, for which K stays in 16 bits; experts in MXFP4",
+        "windows",
+        example=_example("gpt-oss-20b", Layers(12, 8, 64, None, "bf16"), Layers(12, 8, 64, 128, "bf16")),
+    ),
+    Family("OLMo 3, EXAONE 4, Command R and A", ("olmo3", "exaone4", "cohere2"), "windows", "windows"),
+    Family(
+        "Qwen 3 mixtures, Mixtral",
+        ("qwen3_moe", "mixtral"),
+        "experts",
+        "experts",
+        example=_example("Qwen3 30B-A3B", Layers(48, 4, 128)),
+    ),
+    Family(
+        "GLM-4.5 and 4.6, MiniMax M2",
+        ("glm4_moe", "minimax_m2"),
+        "experts; RoPE on a part of each head",
+        "experts",
+    ),
+    Family(
+        "Qwen2.5-VL, Qwen3-VL, Mistral Small 3 and Ministral 3 as they are shipped",
+        ("qwen2_5_vl", "qwen3_vl", "mistral3"),
+        "they also see; images are refused by name",
+        "vision",
+        "text",
+    ),
+    Family(
+        "LFM2 and 3 and their mixtures",
+        ("lfm2", "lfm2_moe", "lfm3"),
+        "short convolutions",
+        "convolutions",
+        example=_example("LFM2-1.2B", Layers(6, 8, 64), States(10, 2048, 3)),
+    ),
+    Family(
+        "Qwen 3.5 and 3.6",
+        ("qwen3_5_text", "qwen3_5"),
+        "Gated DeltaNet in three of four layers; they also see",
+        "delta rule",
+        "text",
+        "close",
+        _example("Qwen3.6-27B", Layers(16, 4, 256), States(48, 10240, 4, 48 * 128 * 128)),
+    ),
+    Family(
+        "Qwen 3.5 and 3.6 mixtures, Qwen3-Next",
+        ("qwen3_5_moe_text", "qwen3_5_moe", "qwen3_next"),
+        "Gated DeltaNet and experts",
+        "delta rule",
+        "text",
+        "close",
+        _example("Qwen3.6-35B-A3B", Layers(10, 2, 256), States(30, 8192, 4, 32 * 128 * 128)),
+    ),
+    Family("OLMo Hybrid", ("olmo_hybrid",), "Gated DeltaNet in three of four layers", "delta rule", promise="close"),
+    Family(
+        "Granite 4-H",
+        ("granitemoehybrid",),
+        "Mamba 2 in nine of ten layers, experts",
+        "mamba",
+        promise="close",
+        example=_example("Granite-4-H-Small", Layers(4, 8, 128), States(36, 8448, 4, 128 * 64 * 128)),
+    ),
+    Family(
+        "Nemotron-H and 3",
+        ("nemotron_h",),
+        "Mamba 2, layers without attention, experts",
+        "mamba",
+        promise="close",
+        example=_example("Nemotron-3-Nano-30B", Layers(6, 2, 128), States(23, 6144, 4, 64 * 64 * 128)),
+    ),
+    Family(
+        "Falcon-H1, Bamba, Zamba 2",
+        ("falcon_h1", "bamba", "zamba2"),
+        "Mamba 2, alongside attention or between",
+        "mamba",
+        promise="close",
+    ),
+    Family(
+        "Jamba",
+        ("jamba",),
+        "Mamba 1, which `transformers` cannot continue from a state with several tokens",
+        "refused",
+        "no",
+        "",
+    ),
+    Family(
+        "DeepSeek V2 and V3, GLM-4.7-Flash, Kimi, MiniCPM 3",
+        ("deepseek_v3",),
+        "multi-head latent attention",
+        "refused",
+        "no",
+        "",
+    ),
+    Family("MiniMax 01", ("minimax",), "lightning attention with a cache of its own", "refused", "no", ""),
+    Family("Llama 4", ("llama4_text",), "attention within chunks", "refused", "no", ""),
+    Family("StableLM", ("stablelm",), "keywords that do not reach its attention", "refused", "no", ""),
+    Family("Falcon", ("falcon",), "attention of its own", "refused", "no", ""),
+)
+
+
+def family_of(model_type: str) -> Family | None:
+    """Return the family of a config's `model_type`."""
+    return next((family for family in FAMILIES if model_type in family.model_types), None)
