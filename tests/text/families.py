@@ -131,7 +131,6 @@ _SILENT = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}" + IM_CUE
 )
 SILENT, SILENT_HERMES = _SILENT.replace("TEXT", ""), _SILENT.replace("TEXT", "Write <tool_call></tool_call>.")
-SILENT_FUNCTOOLS = _SILENT.replace("TEXT", "Write functools[...].")
 FUNCTIONS = tagged("", "<function=NAME>{{ c.function.arguments | tojson }}</function>", "", "")
 LLAMA = (
     "<|begin|>{% for m in messages %}<|header|>{{ m.role }}<|/header|>\n\n"
@@ -259,7 +258,6 @@ FAMILIES = {
     "silent_list": Family(SILENT, (*IM, "<|tool_call|>")),
     "silent_pythonic": Family(SILENT, (*IM, "<|tool_call_start|>", "<|tool_call_end|>")),
     "silent_hermes": Family(SILENT_HERMES, IM),
-    "silent_functools": Family(SILENT_FUNCTOOLS, IM),
     "llama": Family(LLAMA, ("<|begin|>", "<|header|>", "<|/header|>", "<|eot|>", "<|python_tag|>")),
     "mistral_list": Family(MISTRAL_LIST, MISTRAL),
     "mistral_args": Family(MISTRAL_ARGS, (*MISTRAL, "[ARGS]", "[THINK]", "[/THINK]")),

@@ -203,7 +203,6 @@ def test_a_whole_call_is_read_in_every_form(name: str) -> None:
         "name_keys": f'{G}<|tools_prefix|>[{{"f": {arguments}}}]{G}<|tools_suffix|>',
         "silent_list": f'{G}<|tool_call|>[{{"name": "f", "arguments": {arguments}}}]',
         "silent_pythonic": f"""{G}<|tool_call_start|>[f(s='a, "b"\\n}}', n=7)]{G}<|tool_call_end|>""",
-        "silent_functools": f'functools[{{"name": "f", "arguments": {arguments}}}]',
         "pythonic": f"""{G}<|tool_call_start|>[f(s='a, "b"\\n}}', n=7)]{G}<|tool_call_end|>""",
         "python_lines": """<function_calls>\nf(s="a, \\"b\\"\n}", n=7)\n</function_calls>""",
         "seed": f'{G}<seed:tool_call>\n<function=f>\n<parameter=s>a, "b"\n}}</parameter>\n<parameter=n>'

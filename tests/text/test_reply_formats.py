@@ -11,7 +11,9 @@ from rekindle.errors import BadRequest
 from rekindle.text.messages import Message, ToolCall
 from rekindle.text.prompt import PromptEncoder, RenderedPrompt
 from rekindle.text.replies import (
+    ParsedReply,
     ReplyFormat,
+    ReplyStream,
     ThinkingFormat,
     begin_reply,
     find_reply_format,
@@ -131,7 +133,7 @@ TOOLS = [
             "distilled",
             None,
             NamedForm(
-                CallMarks(f"{G}<|tool▁call▁begin|>function{G}<|tool▁sep|>", f"```{G}<|tool▁call▁end|>"),
+                CallMarks(f"{G}<|tool▁call▁begin|>function{G}<|tool▁sep|>", f"{G}<|tool▁call▁end|>"),
                 "```json",
                 blank="\n",
             ),
@@ -139,7 +141,7 @@ TOOLS = [
         (
             "name_then_fence",
             None,
-            NamedForm(CallMarks("<tool_call>", "```</tool_call>", "\n"), "```json", blank="\n"),
+            NamedForm(CallMarks("<tool_call>", "</tool_call>", "\n"), "```json", blank="\n"),
         ),
         (
             "name_keys",
@@ -153,7 +155,6 @@ TOOLS = [
             PythonicForm(CallMarks(G + "<|tool_call_start|>", G + "<|tool_call_end|>", listed=True, item="")),
         ),
         ("silent_hermes", None, EnvelopeForm(CallMarks("<tool_call>", "</tool_call>"))),
-        ("silent_functools", None, EnvelopeForm(CallMarks("functools", listed=True), blank="")),
         (
             "pythonic",
             None,
@@ -268,6 +269,47 @@ def test_a_template_that_takes_no_tools_has_no_known_form() -> None:
     assert find_reply_format(encoder_of("cl100k", template)).tools is None
 
 
+@pytest.mark.parametrize(
+    ("family", "text", "calls", "left"),
+    [
+        ("name_then_fence", "A <tool_call>element {the tag} is here.", [], None),
+        ("name_then_fence", '<tool_call>look\n```\n{"p": 1}\n```\n</tool_call>', [("look", '{"p": 1}')], ""),
+        ("name_then_fence", '<tool_call>look\n{"p": 1}</tool_call>', [("look", '{"p": 1}')], ""),
+        ("name_keys", f'{G}<|tools_prefix|>[{{"": {{}}}}]{G}<|tools_suffix|>', [], None),
+        ("name_keys", f'{G}<|tools_prefix|>[{{"\\ud800": {{}}}}]{G}<|tools_suffix|>', [], None),
+        (
+            "kimi",
+            f"{G}<|tool_call_begin|>functions.look:0{G}<|tool_call_argument_begin|>{G}<|tool_call_end|>",
+            [("look", "{}")],
+            "",
+        ),
+        (
+            "kimi",
+            f"{G}<|tool_call_begin|>functions.:0{G}<|tool_call_argument_begin|>{{}}{G}<|tool_call_end|>",
+            [],
+            None,
+        ),
+    ],
+)
+def test_odd_calls_are_read_or_stay_text(
+    family: str, text: str, calls: list[tuple[str, str]], left: str | None
+) -> None:
+    stream, said = ReplyStream(find_reply_format(encoder_for(family)), tools=True), ParsedReply()
+    for event in [*(event for sign in text for event in stream.push(sign)), *stream.finish()]:
+        said.take(event)
+    assert [(call.name, call.arguments) for call in said.calls] == calls
+    assert left is None or said.text == left
+
+
+def test_ids_that_a_model_writes_twice_are_told_apart() -> None:
+    call = f"{G}<|tool_call_begin|>functions.look:0{G}<|tool_call_argument_begin|>{{}}{G}<|tool_call_end|>"
+    stream, said = ReplyStream(find_reply_format(encoder_for("kimi")), tools=True), ParsedReply()
+    for event in stream.push(call * 2) + stream.finish():
+        said.take(event)
+    first, second = (call.id for call in said.calls)
+    assert first == "functions.look:0" != second
+
+
 def reply_of(encoder: PromptEncoder, message: Message) -> tuple[np.ndarray, str]:
     """The ids of a reply as the template writes it, up to its end, and the text of the whole."""
     prompt = encoder.render_chat([ASKED])
@@ -282,7 +324,7 @@ def until_end(encoder: PromptEncoder, ids: np.ndarray, family: str) -> np.ndarra
     return ids[: [int(token_id) in ends for token_id in ids].index(True)]
 
 
-SILENT = ("silent_list", "silent_pythonic", "silent_hermes", "silent_functools")
+SILENT = ("silent_list", "silent_pythonic", "silent_hermes")
 DROPS_TEXT = ("llama", "mistral_list", "channels", "keyed_first")
 THINKS = ("hermes", "spelled", "special", "keyed", "channels")
 

@@ -2,7 +2,7 @@
 
     <|tools_prefix|>[{"look": {"place": "attic"}}]<|tools_suffix|>
 
-The arguments are emitted verbatim, as they come.
+The arguments are emitted verbatim, as they come. What follows them in an object is no call.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rekindle.text.messages import GUARD
+from rekindle.text.messages import GUARD, is_sound
 from rekindle.text.replies.arguments import JsonArguments
 from rekindle.text.replies.reader import Begun, CallMarks, CallScan, Ended, Passed, Step
 from rekindle.text.replies.sample import MARK, TOOL, VALUES, CallSample, json_objects
@@ -85,6 +85,8 @@ class NameKeyScan:
         try:
             name = json.loads(name, strict=False)
         except ValueError:
+            return at, "broken"
+        if not name or not is_sound(name):
             return at, "broken"
         self._has_begun = True
         return end, Begun(name)

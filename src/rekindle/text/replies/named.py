@@ -17,7 +17,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from rekindle.text.messages import GUARD
 from rekindle.text.replies.arguments import JsonArguments
@@ -27,7 +27,8 @@ from rekindle.text.tools_json import skip_blanks
 
 _NAME = re.compile(rf"[^\s{{}}\[\]<>\"{GUARD}]+")
 _ID = re.compile(r"[\w\-]*")
-_NAMING_ID = re.compile(r"(?:functions\.)?([\w.\-]+?)(?::\d+)?")
+_NAMING_ID = re.compile(r"(?:functions\.)?([^:.]+(?:\.[^:.]+)*)(?::\d+)?")
+_FENCE, _ANY_FENCE = "```", re.compile(r"```\w*")
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,9 +68,9 @@ def recognise_named(sample: CallSample) -> NamedForm | None:
         between, gap, after = sample.split_at(name_at, end)
         before = re.search(rf"({MARK}\w+{MARK}|{MARK}|<function=)\s*$", between)
         middle = re.fullmatch(rf"(?:({MARK})\w+)?(\s*)({MARK}|>|{FENCE})?\s*", sample.body[name_at + len(name) : start])
-        closing = re.match(rf"\s*(```)?\s*({MARK})?", after)
-        if before and middle and closing and bool(closing[1]) == (middle[3] or "").startswith("```"):
-            marks = CallMarks(before[1], (closing[1] or "") + (closing[2] or ""), gap)
+        closing = re.match(rf"\s*({_FENCE})?\s*({MARK})?", after)
+        if before and middle and closing and bool(closing[1]) == (middle[3] or "").startswith(_FENCE):
+            marks = CallMarks(before[1], closing[2] or "", gap)
             return NamedForm(marks, middle[3] or "", middle[1] or "", name != TOOL, middle[2] if middle[3] else "")
     return None
 
@@ -81,6 +82,7 @@ class NamedScan:
         self._form = form
         self._json = JsonArguments(form.marks.close)
         self._has_begun = False
+        self._is_over = False  # the call has no arguments
 
     def advance(self, text: str, at: int, *, final: bool) -> tuple[int, Step]:
         """Read one more piece."""
@@ -95,13 +97,30 @@ class NamedScan:
         end = self._arguments_start(text, name.end())
         if end is None:
             return at, "more"
-        if not text.startswith("{", end):
-            return at, "broken"
-        self._has_begun = True
+        close = self._form.marks.close
+        has_none = bool(close) and text.startswith(close, end)
+        if not has_none and (problem := self._no_object(text, end)) is not None:
+            return at, problem
+        begun = self._begun(name.group(), "{}" if has_none else None)
+        self._has_begun = begun is not None
+        return (at, "broken") if begun is None else (end, begun)
+
+    def _no_object(self, text: str, at: int) -> Literal["more", "broken"] | None:
+        """Why no object begins here. After a mark that plain text may have, its first sign must be that of one, too."""
+        close = self._form.marks.close
+        if not text.startswith("{", at):
+            return "more" if close and close.startswith(text[at:]) else "broken"
+        first = skip_blanks(text, at + 1)
+        if GUARD in self._form.marks.open or text.startswith(('"', "}"), first):
+            return None
+        return "more" if first == len(text) else "broken"
+
+    def _begun(self, name: str, arguments: str | None) -> Begun | None:
+        self._is_over = arguments is not None
         if not self._form.is_named_by_id:
-            return end, Begun(name.group())
-        naming = _NAMING_ID.fullmatch(name.group())
-        return (end, Begun(naming[1], call_id=name.group())) if naming else (at, "broken")
+            return Begun(name, arguments)
+        naming = _NAMING_ID.fullmatch(name)
+        return Begun(naming[1], arguments, name) if naming else None
 
     def _arguments_start(self, text: str, at: int) -> int | None:
         """Where the arguments should begin; None: not known yet."""
@@ -113,15 +132,23 @@ class NamedScan:
                 at = found.end() if found else at + len(mark)
             elif mark and mark.startswith(rest):
                 return None
+            elif mark.startswith(_FENCE) and (fence := _ANY_FENCE.match(text, at)):
+                if fence.end() == len(text):
+                    return None
+                at = fence.end()
         at = skip_blanks(text, at)
         return at if at < len(text) else None
 
     def _arguments(self, text: str, at: int, final: bool) -> tuple[int, Step]:
-        end, found = self._json.advance(text, at, final=final)
+        end, found = (at, "closed") if self._is_over else self._json.advance(text, at, final=final)
         if isinstance(found, Passed) or found == "more":
             return end, found
         close = self._form.marks.close
         end = skip_blanks(text, at)
+        if self._form.separator.startswith(_FENCE):
+            if _FENCE.startswith(text[end : end + len(_FENCE)]) and len(text) - end < len(_FENCE) and not final:
+                return at, "more"
+            end = skip_blanks(text, end + len(_FENCE)) if text.startswith(_FENCE, end) else end
         if close and text.startswith(close, end):
             return end + len(close), Ended(found == "closed")
         if close and found == "closed" and not final and close.startswith(text[end:]):

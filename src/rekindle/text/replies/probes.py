@@ -59,7 +59,6 @@ _KNOWN_CALLS: tuple[tuple[str, ToolFormat], ...] = (
     ("<|tool_call_start|>", PythonicForm(CallMarks("<|tool_call_start|>", "<|tool_call_end|>", listed=True, item=""))),
     ("<|tool_call|>", EnvelopeForm(CallMarks("<|tool_call|>", listed=True), blank="")),
     ("<tool_call>", EnvelopeForm(HERMES)),
-    ("functools[", EnvelopeForm(CallMarks("functools", listed=True), blank="")),
 )
 _VARIANTS: tuple[dict[str, Any], ...] = ({}, {"enable_thinking": True})
 _RECOGNISERS = (

@@ -108,6 +108,7 @@ class CallReader:
         self._read = 0  # how much of `_held` was read already
         self._opened = 0  # where the text after the opening mark begins in `_held`
         self._num_calls = 0
+        self._call_ids: set[str] = set()
         self._final = False
         self._has_begun = False
         self._in_list = False
@@ -195,7 +196,8 @@ class CallReader:
             self._emit_text(self._opened or 1)
             return True
         if isinstance(step, Begun):
-            call_id = step.call_id or self._new_id()
+            call_id = step.call_id if step.call_id and step.call_id not in self._call_ids else self._new_id()
+            self._call_ids.add(call_id)
             self._emit(CallStart(self._num_calls, call_id, step.name, self._held[:size]), size)
             self._num_calls += 1
             self._has_begun = True
