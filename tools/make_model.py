@@ -64,6 +64,21 @@ def _gpt_oss(experts: int, chosen: int, window: int) -> dict[str, Any]:
     }
 
 
+def _lfm2(period: int, layers: int) -> dict[str, Any]:
+    """Every `period`-th layer attends, the others are short convolutions."""
+    kinds = ["full_attention" if (at + 1) % period == 0 else "conv" for at in range(layers)]
+    rope = {"rope_type": "default", "rope_theta": 1_000_000.0}
+    return {"layer_types": kinds, "conv_L_cache": 3, "block_auto_adjust_ff_dim": False, "rope_parameters": rope}
+
+
+def _qwen3_5(key_heads: int, value_heads: int, dim: int, layers: int) -> dict[str, Any]:
+    """Every fourth layer attends, or the last of fewer; the others are Gated DeltaNet with heads of `dim`."""
+    kinds = ["full_attention" if (at + 1) % min(4, layers) == 0 else "linear_attention" for at in range(layers)]
+    sizes = {"linear_key_head_dim": dim, "linear_value_head_dim": dim}
+    heads = {"linear_num_key_heads": key_heads, "linear_num_value_heads": value_heads}
+    return {"layer_types": kinds, **sizes, **heads}
+
+
 SHAPES = {
     "tiny": Shape(2, 128, 2, 1, 64, 256, 2048, 4096, True, others={"rope_parameters": ROPE}),
     "24-layer": Shape(24, 896, 14, 2, 64, 4864, 32_000, 32_768, True, others={"rope_parameters": ROPE}),
@@ -75,6 +90,10 @@ SHAPES = {
     "gemma3-tiny": Shape(2, 128, 2, 1, 64, 256, 2048, 4096, True, "gemma3_text", _gemma3(64, 64, 2)),
     "gpt-oss": Shape(10, 576, 16, 2, 64, 576, 32_000, 32_768, False, "gpt_oss", _gpt_oss(32, 4, 128)),
     "gpt-oss-tiny": Shape(2, 128, 2, 1, 64, 128, 2048, 4096, False, "gpt_oss", _gpt_oss(8, 2, 64)),
+    "lfm2": Shape(16, 1024, 16, 8, 64, 4608, 32_000, 32_768, True, "lfm2", _lfm2(3, 16)),
+    "lfm2-tiny": Shape(2, 128, 2, 1, 64, 256, 2048, 4096, True, "lfm2", _lfm2(2, 2)),
+    "qwen3.5": Shape(16, 1024, 8, 2, 256, 3584, 32_000, 32_768, True, "qwen3_5_text", _qwen3_5(16, 16, 128, 16)),
+    "qwen3.5-tiny": Shape(2, 128, 2, 1, 64, 256, 2048, 4096, True, "qwen3_5_text", _qwen3_5(2, 4, 32, 2)),
 }
 
 
@@ -89,7 +108,7 @@ def make_model(directory: Path, shape: Shape, *, seed: int = 0) -> int:
         num_hidden_layers=shape.layers,
         num_attention_heads=shape.heads,
         num_key_value_heads=shape.kv_heads,
-        head_dim=shape.head_size,
+        **({} if shape.family == "lfm2" else {"head_dim": shape.head_size}),  # its heads divide the hidden size
         max_position_embeddings=shape.context,
         tie_word_embeddings=shape.tied,
         bos_token_id=None,

@@ -217,9 +217,19 @@ class KVLayout:
         return sum(part.payload_bytes for part in self.parts)
 
     @property
+    def kv_block_bytes(self) -> int:
+        """Bytes of one block over all parts but that of states."""
+        return sum(part.payload_bytes for part in self.parts if not part.states)
+
+    @property
     def token_bytes(self) -> float:
         """Bytes of KV for each token, over all layers that keep any."""
-        return sum(part.payload_bytes for part in self.parts if not part.states) / self.block_tokens
+        return self.kv_block_bytes / self.block_tokens
+
+    @property
+    def token_bytes_16bit(self) -> int:
+        """What these layers would keep for each token in 16 bits."""
+        return sum(2 * layer.num_kv_heads * (layer.k_dim + layer.v_dim) for layer in self.layers)
 
     @cached_property
     def digest(self) -> bytes:

@@ -325,6 +325,17 @@ def test_a_sequence_holds_the_state_at_the_end_of_its_last_full_block() -> None:
     assert [slots.is_held(block) for block in table.blocks] == [False, True, True]
 
 
+def test_resume_points_do_without_states_where_slots_are_short() -> None:
+    slots = WindowSlots(STATE_WINDOW, num_slots=4, num_blocks=16)
+    pool = BlockPool(16, SIZE, windows=[slots])
+    table = BlockTable(pool)
+    assert table.prepare(9 * SIZE, range(SIZE + 1, 9 * SIZE, SIZE)) == [], "of eight points, and three slots"
+    assert table.num_parts_held == [1] and slots.is_held(table.blocks[-1])
+    other = BlockTable(pool)
+    assert other.prepare(3 * SIZE, {SIZE + 1}) == [] and other.num_parts_held == [2]
+    assert BlockTable(pool).prepare(1) is None
+
+
 def test_a_table_says_how_it_is_divided() -> None:
     slots = WindowSlots(1024, num_slots=2001, num_blocks=4)
     assert slots.take(0)

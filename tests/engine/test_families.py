@@ -31,6 +31,14 @@ TEMPLATE = (
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 SERVED = [family for family in FAMILIES if family.served != "no"]
+REASONS = {
+    "jamba": "does not go on from its state",
+    "deepseek-v3": "multi-head latent attention",
+    "minimax": "cache of its own",
+    "llama4": "attend within chunks",
+    "stablelm": "does not pass keywords on to its attention",
+    "falcon": "cannot be loaded",
+}
 OF_EACH_KIND = ("llama", "gemma3", "qwen3-moe", "mistral3", "lfm2", "qwen3.5", "nemotron-h")
 
 
@@ -50,7 +58,7 @@ def test_every_type_of_a_row_has_a_tiny_model(family: Family) -> None:
 
 
 def test_every_kind_of_family_is_tried() -> None:
-    assert {family.kind for family in SERVED} - {"windows"} <= {family_of(KINDS[kind][0]).kind for kind in OF_EACH_KIND}  # type: ignore[union-attr]
+    assert {family.kind for family in SERVED} <= {family_of(KINDS[kind][0]).kind for kind in OF_EACH_KIND}  # type: ignore[union-attr]
 
 
 @pytest.fixture(params=CHOSEN)
@@ -82,7 +90,7 @@ def test_a_family_is_what_its_row_says(kind: str, tmp_path: Path) -> None:
 def test_what_is_not_served_is_refused(family: Family, tmp_path: Path) -> None:
     for kind in kinds_of(family):
         directory = tiny_model_dir(kind, "bf16", tmp_path)
-        with pytest.raises(ModelRefused):
+        with pytest.raises(ModelRefused, match=REASONS[kind]):
             load_model(ModelSettings(model=str(directory)), block_tokens=64, max_context=None, format_map_dir=None)
 
 
@@ -147,6 +155,7 @@ def test_turns_of_a_family_are_those_of_no_reuse(kind: str, tmp_path: Path, star
     next(iter(stream))
     stream.cancel()
     stream.result()
+    assert replies(engine, "bob", *TEXTS) > 60, "what it had computed is kept"
     both = [engine.stream(agent, turn(first, agent, third), temperature=0.0, max_tokens=12) for agent in ("cy", "di")]
     for agent, stream in zip(("cy", "di"), both, strict=True):
         plain = engine.chat("plain", turn(first, agent, third), temperature=0.0, max_tokens=12, reuse="off")

@@ -175,3 +175,9 @@ def test_a_budget_that_cannot_work_is_refused(start: Start, tmp_path: Path, snap
     directory = tiny_model_dir("lfm2", "fp32", tmp_path / "model")
     with pytest.raises(ConfigError, match=problem):
         start(directory, snapshot_bytes=snapshot_bytes)
+
+
+def test_hot_memory_for_too_few_snapshots_is_refused(start: Start, tmp_path: Path) -> None:
+    directory = tiny_model_dir("qwen3.5", "fp32", tmp_path / "model")
+    with pytest.raises(ConfigError, match=r"less than 8 blocks with snapshots .* give at least"):
+        start(directory, hot_bytes=100_000)

@@ -113,6 +113,22 @@ def test_a_preempted_reply_goes_on_from_its_last_full_block(make_rig: MakeRig) -
     assert result.token_ids == plain.generate(some_ids(70), 60).token_ids
 
 
+def test_a_prompt_that_is_preempted_between_chunks_goes_on_where_it_was(make_rig: MakeRig) -> None:
+    """Though others take the slots that it has passed."""
+    rig = make_rig("lfm2", "fp64", "q4h", window_slots=8, max_chunk_tokens=64, num_blocks=160)
+    request = rig.request(some_ids(400), NEW)
+    while request.sequence.num_computed < 256:
+        rig.step()
+    rig.core.admission.preempt(request)
+    request.cancelled.set()
+    rig.step()
+    for other in range(4):
+        rig.generate(some_ids(150, seed=50 + other), NEW)
+    again = rig.generate(some_ids(400), NEW)
+    assert again.report.reused_tokens >= 256
+    assert again.token_ids == make_rig("lfm2", "fp64", "q4h").generate(some_ids(400), NEW).token_ids
+
+
 def test_a_purge_beside_a_running_reply_leaves_its_state(make_rig: MakeRig) -> None:
     rig, plain = make_rig("qwen3.5", "fp64", "q4h"), make_rig("qwen3.5", "fp64", "q4h")
     request = rig.request(some_ids(70), 30)

@@ -149,6 +149,25 @@ def test_a_state_that_is_not_finite_fails_its_sequence_and_is_not_kept() -> None
     assert runs.states(one[0]) != before[0]
 
 
+def test_a_prompt_that_fails_alongside_a_stream_leaves_the_states_of_both_right() -> None:
+    """The stream's states are written once, the prompt's not at all, and what is run again gives the same."""
+    loaded = in_memory(tiny_model("qwen3.5", torch.float32), block_tokens=SIZE)
+    runs = Runs(loaded)
+    stream, alone, prompt = runs.table(20), runs.table(20), runs.table(9)
+    runs.forward((IDS[:9], 0, stream))
+    runs.forward((IDS[:9], 0, alone))
+    (expected,) = runs.forward((IDS[9:10], 9, alone))
+    handle = loaded.model.model.layers[2].input_layernorm.register_forward_hook(
+        lambda module, args, output: output.index_fill(1, torch.arange(1, output.shape[1]), float("nan"))
+    )
+    steps = [sequence_step(IDS[9:10], 9, stream, "last"), sequence_step(IDS[:9], 0, prompt, "last")]
+    logits = runs.runner.forward(steps)
+    handle.remove()
+    assert runs.runner.failed_steps == (1,)
+    assert torch.equal(logits[0], expected) and runs.states(stream[0]) == runs.states(alone[0])
+    assert not any(runs.states(prompt[0])), "nothing of it was written"
+
+
 def test_a_pass_that_raises_leaves_all_states() -> None:
     loaded = hybrid("qwen3.5")
     runs = Runs(loaded)

@@ -24,7 +24,7 @@ STATES = (
         "a snapshot of another block loaded",
         "kv/states.py",
         "source = None if position == 0 else rows[(position - 1) // block_tokens - first]",
-        "source = None if position == 0 else rows[0]",
+        "source = None if position == 0 else max(rows)",
         INSIDE,
     ),
     one(
@@ -50,6 +50,20 @@ STATES = (
         "        self._kept.append((layer_index, group, tensors))\n        self.commit(())\n",
         f"{RECURRENT}::test_a_pass_that_raises_leaves_all_states",
         f"{RECURRENT}::test_a_state_that_is_not_finite_fails_its_sequence_and_is_not_kept",
+    ),
+    one(
+        "what failed alone stops the others' states",
+        "kv/states.py",
+        "torch.tensor(targets, dtype=torch.int64, device=",
+        "torch.tensor(targets, device=",
+        f"{RECURRENT}::test_a_prompt_that_fails_alongside_a_stream_leaves_the_states_of_both_right",
+    ),
+    one(
+        "a prompt that is preempted at the end of a block loses its state",
+        "engine/blocks/prefix_cache.py",
+        "[table.num_tokens, table.num_tokens + 1]",
+        "[table.num_tokens]",
+        f"{SNAPSHOTS}::test_a_prompt_that_is_preempted_between_chunks_goes_on_where_it_was",
     ),
     one(
         "a state that is not finite kept",

@@ -12,7 +12,7 @@ from rich.table import Table
 from rekindle.cli.console import console
 from rekindle.model.families import FAMILIES, Family
 
-HEAD = ("family", "what is peculiar", "served", "promise", "KV bytes a token", "and", "in 16 bits")
+HEAD = ("family", "what is peculiar", "served", "promise", "KV bytes a token", "and", "of all layers in 16 bits")
 
 
 def models(
@@ -49,11 +49,11 @@ def _sizes(family: Family) -> tuple[str, str, str]:
         else f"{part.payload_bytes / layout.block_tokens:,.0f} in the last {part.window:,}"
         for part in ending
     ]
-    plain = sum(2 * layer.num_kv_heads * (layer.k_dim + layer.v_dim) for layer in layout.layers)
+    name = family.example.name
     return (
-        f"{first.payload_bytes / layout.block_tokens:,.0f} ({family.example.name})",
+        f"{first.payload_bytes / layout.block_tokens:,.0f} ({name})",
         "; ".join(more),
-        f"{plain:,}",
+        f"{layout.token_bytes_16bit:,}",
     )
 
 
@@ -64,7 +64,13 @@ def described(family: Family) -> dict[str, Any]:
         layout = family.example.layout
         found["example"] = {
             "name": family.example.name,
-            "kv_bytes_per_token": layout.token_bytes,
+            "kv_bytes_per_token": layout.parts[0].payload_bytes / layout.block_tokens,
+            "window_bytes_per_token": {
+                str(part.window): part.payload_bytes / layout.block_tokens
+                for part in layout.ending_parts
+                if not part.states
+            },
+            "kv_bytes_per_token_16bit": layout.token_bytes_16bit,
             "snapshot_bytes": None if layout.state_part is None else layout.state_part.payload_bytes,
             "bytes_at_32768_tokens": layout.kept_bytes(32768),
         }

@@ -80,9 +80,9 @@ class CacheSettings:
     )
     snapshot_bytes: int | None = setting(
         None,
-        "of it, memory for snapshots of recurrent state",
-        detail="For models with recurrent or convolutional layers; others have none.",
-        unset="two for each 8,192 tokens",
+        "the part of hot_bytes that is for snapshots of recurrent state",
+        detail="Of models with recurrent or convolutional layers; others have none.",
+        unset="two for each 8,192 tokens, at least eight",
         bounds=at_least(1),
     )
     block_tokens: int = setting(64, "tokens in a block", bounds=Bounds(choices=(16, 32, 64, 128, 256)))
@@ -170,7 +170,11 @@ class StoreSettings:
         unset="an eighth of disk_bytes",
         bounds=at_least(1),
     )
-    staging_bytes: int = setting(64 * MiB, "memory for blocks on their way to the disk", bounds=at_least(1))
+    staging_bytes: int = setting(
+        64 * MiB,
+        "memory for blocks on their way to the disk; there is always room for two of each kind",
+        bounds=at_least(1),
+    )
     readers: int = setting(2, "threads that read the store", bounds=at_least(1, 64))
 
     def __post_init__(self) -> None:

@@ -13,15 +13,16 @@ from rekindle.errors import ConfigError
 from rekindle.model.device import total_bytes
 from rekindle.spec import KVLayout, ModelSpec, PartLayout
 
-# How hot memory is divided for models with windows: as for conversations of this length with this many resume points.
+# How hot memory is divided for models with windows and states: as for conversations of this length with this many
+# resume points.
 TYPICAL_TOKENS = 8192
 TYPICAL_POINTS = 2
-LEAST_STATES = 8
+LEAST_STATES = 8  # of a request: its last two blocks, and some resume points, which can do without
 
 
 @dataclass(frozen=True, slots=True)
 class HotSizes:
-    """Blocks in hot memory, slots for the parts of each window, and the tokens that a request may have."""
+    """Blocks in hot memory, slots for the parts of windows and states, and the tokens that a request may have."""
 
     num_blocks: int
     windows: tuple[WindowSlots, ...]
@@ -47,6 +48,12 @@ def capacity(settings: CacheSettings, spec: ModelSpec, device: str, *, chunk_tok
     more = (wanted - sum(slots * size for slots, size in zip(least, rest, strict=True))) / per_block
     num_blocks = max(num_blocks, int(more))
     slots = [min(num_blocks, max(count, int(share * num_blocks))) for count, share in zip(least, shares, strict=True)]
+    if layout.states and slots[-1] < LEAST_STATES:
+        need = LEAST_STATES * layout.block_bytes
+        raise ConfigError(
+            f"hot_bytes={wanted} holds less than {LEAST_STATES} blocks with snapshots of recurrent state, which one "
+            f"request may need: give at least {need}"
+        )
     windows = tuple(
         WindowSlots(part.window, num_slots=count + 1, num_blocks=num_blocks)
         for part, count in zip(layout.ending_parts, slots, strict=True)

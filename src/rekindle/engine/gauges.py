@@ -31,7 +31,7 @@ def engine_stats(
         num_cached_blocks=pool.num_cached,
         num_held_blocks=pool.num_held,
         hot_bytes=core.cache.arena.num_bytes,
-        block_bytes=core.cache.arena.layout.block_bytes,
+        block_bytes=core.cache.arena.layout.kv_block_bytes,
         num_steps=core.num_steps,
         num_stall_misses=scheduler.num_stall_misses,
         num_preemptions=core.num_preemptions,

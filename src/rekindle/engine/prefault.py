@@ -36,7 +36,7 @@ class Prefault:
 
     def _run(self) -> None:
         """Take the memory of the blocks that are allocated first, some megabytes at a time."""
-        step = max(1, PIECE_BYTES // self._arena.layout.block_bytes)
+        step = max(1, PIECE_BYTES // self._arena.layout.kv_block_bytes)
         for first in range(0, self.num_blocks, step):
             end = min(first + step, self.num_blocks)
             if self._stopped.is_set() or not self._arena.populate(first, end):

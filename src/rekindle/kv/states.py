@@ -107,6 +107,7 @@ def _segments(
         if until < end and target == ABSENT and not all_have_one:
             continue
         source = None if position == 0 else rows[(position - 1) // block_tokens - first]
+        assert all_have_one or ABSENT not in (source, target), f"a state of span {index} at {position} has no place"
         segments.append(Segment(index, row, until - position, source, target))
         row += until - position
         position = until
@@ -151,12 +152,16 @@ class StepStates:
         }
 
     def commit(self, failed: Collection[int]) -> None:
-        """Write what was kept, but for spans that failed."""
+        """Write what was kept, but for spans that failed: all of it, or nothing if memory for that is short."""
+        ready: list[tuple[Tensor, Tensor, Tensor]] = []
         for layer_index, group, tensors in self._kept:
             good = [at for at, segment in enumerate(group.segments) if segment.span not in failed]
-            targets = torch.tensor([group.segments[at].target for at in good], device=self._arena.device)
-            for rows, tensor in zip(self._arena.states(layer_index), tensors, strict=True):
-                rows.index_copy_(0, targets, tensor if len(good) == len(tensor) else tensor[good])
+            targets = [group.segments[at].target for at in good]
+            at = torch.tensor(targets, dtype=torch.int64, device=self._arena.device)
+            chosen = tensors if len(good) == len(group.segments) else tuple(tensor[good] for tensor in tensors)
+            ready += ((rows, at, new) for rows, new in zip(self._arena.states(layer_index), chosen, strict=True))
+        for rows, at, new in ready:
+            rows.index_copy_(0, at, new)
 
 
 def _sum_dtype(tensor: Tensor) -> torch.dtype:

@@ -2,7 +2,8 @@
 show.
 
 Owns no behaviour: whether a model is served is decided when it is loaded, from what it does. Tests load a tiny model of
-every family and compare. Knows neither torch nor transformers.
+every type and compare what it keeps and promises; the layers of examples are those of their configs, and are not
+checked. Knows neither torch nor transformers.
 """
 
 from __future__ import annotations
@@ -117,19 +118,24 @@ FAMILIES = (
         example=_example("Phi 4", Layers(40, 10, 128)),
     ),
     Family(
-        "Granite 3 and 4 without Mamba, OLMo 2, Apertus, ERNIE 4.5, Hunyuan",
+        "Granite 3, OLMo 2, Apertus, ERNIE 4.5, Hunyuan",
         ("granite", "olmo2", "apertus", "ernie4_5", "hunyuan_v1_dense"),
         "multipliers, norms in other places",
         "attention",
         example=_example("Granite 3.3 8B", Layers(40, 8, 128)),
     ),
-    Family("GLM-4", ("glm", "glm4"), "RoPE on a part of each head", "attention"),
+    Family("GLM-4", ("glm", "glm4"), "RoPE on a part of each head; K stays in 16 bits if it has a bias", "attention"),
     Family("Gemma 1", ("gemma",), "heads of 256", "attention"),
-    Family("GPT-2, GPT-NeoX, Pythia", ("gpt2", "gpt_neox"), "a head for each query", "attention"),
+    Family(
+        "GPT-2, GPT-NeoX, Pythia",
+        ("gpt2", "gpt_neox"),
+        "a K head for each query; K has a bias and stays in 16 bits",
+        "attention",
+    ),
     Family(
         "Gemma 2 and 3",
         ("gemma2", "gemma3_text"),
-        "five of six layers see a window; caps",
+        "windows in half of the layers (2) or five of six (3); Gemma 2 caps its scores",
         "windows",
         example=_example("Gemma 3 27B", Layers(10, 16, 128), Layers(52, 16, 128, 1024)),
     ),
@@ -147,7 +153,7 @@ FAMILIES = (
         "windows",
         example=_example("gpt-oss-20b", Layers(12, 8, 64, None, "bf16"), Layers(12, 8, 64, 128, "bf16")),
     ),
-    Family("OLMo 3, EXAONE 4, Command R and A", ("olmo3", "exaone4", "cohere2"), "windows", "windows"),
+    Family("OLMo 3, EXAONE 4, Command R7B and A", ("olmo3", "exaone4", "cohere2"), "windows", "windows"),
     Family(
         "Qwen 3 mixtures, Mixtral",
         ("qwen3_moe", "mixtral"),
@@ -158,7 +164,7 @@ FAMILIES = (
     Family(
         "GLM-4.5 and 4.6, MiniMax M2",
         ("glm4_moe", "minimax_m2"),
-        "experts; RoPE on a part of each head",
+        "experts; RoPE on a part of each head; K stays in 16 bits if it has a bias",
         "experts",
     ),
     Family(
@@ -178,21 +184,22 @@ FAMILIES = (
     Family(
         "Qwen 3.5 and 3.6",
         ("qwen3_5_text", "qwen3_5"),
-        "Gated DeltaNet in three of four layers; they also see",
+        "Gated DeltaNet in three of four layers; as they are shipped they also see",
         "delta rule",
         "text",
         "close",
         _example("Qwen3.6-27B", Layers(16, 4, 256), States(48, 10240, 4, 48 * 128 * 128)),
     ),
     Family(
-        "Qwen 3.5 and 3.6 mixtures, Qwen3-Next",
-        ("qwen3_5_moe_text", "qwen3_5_moe", "qwen3_next"),
-        "Gated DeltaNet and experts",
+        "Qwen 3.5 and 3.6 mixtures",
+        ("qwen3_5_moe_text", "qwen3_5_moe"),
+        "Gated DeltaNet and experts; as they are shipped they also see",
         "delta rule",
         "text",
         "close",
         _example("Qwen3.6-35B-A3B", Layers(10, 2, 256), States(30, 8192, 4, 32 * 128 * 128)),
     ),
+    Family("Qwen3-Next", ("qwen3_next",), "Gated DeltaNet and experts", "delta rule", promise="close"),
     Family("OLMo Hybrid", ("olmo_hybrid",), "Gated DeltaNet in three of four layers", "delta rule", promise="close"),
     Family(
         "Granite 4-H",
@@ -226,7 +233,7 @@ FAMILIES = (
         "",
     ),
     Family(
-        "DeepSeek V2 and V3, GLM-4.7-Flash, Kimi, MiniCPM 3",
+        "DeepSeek V3, and others with its attention: GLM-4.7-Flash, Kimi K2, MiniCPM 3",
         ("deepseek_v3",),
         "multi-head latent attention",
         "refused",

@@ -58,9 +58,7 @@ class ServedModel:
                 "architecture": spec.architecture,
                 "kv_formats": layout.formats(),
                 "kv_bytes_per_token": layout.token_bytes,
-                "kv_bytes_per_token_16bit": sum(
-                    2 * layer.num_kv_heads * (layer.k_dim + layer.v_dim) for layer in layout.layers
-                ),
+                "kv_bytes_per_token_16bit": layout.token_bytes_16bit,
                 "block_tokens": layout.block_tokens,
                 "promise": self._engine.promise,
             },

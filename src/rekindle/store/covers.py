@@ -1,6 +1,6 @@
-"""Covers: the window parts that each branch keeps, so that it can be resumed at its resume points.
+"""Covers: the parts of windows and states that each branch keeps, so that it can be resumed at its resume points.
 
-Owns the rows of `cover`: one for each part of a block that a branch needs. A window part that loses its last cover is
+Owns the rows of `cover`: one for each part of a block that a branch needs. One that loses its last cover is
 freed by the ledger; one that never had a cover, left by a crash or an earlier version, at the next open. Parts of
 layers with full attention need no cover: they stay as long as their block. Used only by the ledger, inside its
 transactions.

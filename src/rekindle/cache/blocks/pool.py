@@ -44,7 +44,7 @@ class BlockPool:
 
     `policy` selects the cached leaf to evict, by its last use: counted, or timed by `clock`. `ttl` is a lifetime from
     the last use, in units of the clock, enforced by `expire`. `on_evict` is called with the hash of each evicted or
-    expired block; it must not call the pool. `windows` say where parts that only a sliding window needs are.
+    expired block; it must not call the pool. `windows` say where parts that end are.
 
     Ids are arrays u32 [n]; other integer arrays and sequences of ints are copied into one. ValueError, with no effect,
     for a block that the pool does not have, one that is free but must be held, one that is already published, and for

@@ -1,7 +1,7 @@
 """Resume points: positions of a stored sequence at which the state of every layer is at hand.
 
 Blocks alone are enough for layers with full attention. A layer with a window also needs its parts of the blocks in the
-window before the position; other blocks have none.
+window before the position, a recurrent layer its state at the end of the last one; other blocks have none.
 """
 
 from __future__ import annotations

@@ -25,6 +25,7 @@ from rekindle.cache.blocks.hashing import BlockHash, Ids, TokenIds, token_ids
 from rekindle.cache.blocks.identity import BlockIdentity
 from rekindle.cache.blocks.pool import BlockPool
 from rekindle.cache.blocks.windows import blocks_with_slots, first_held, first_needed
+from rekindle.spec import STATE_WINDOW
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +59,7 @@ class BlockTable:
 
     @property
     def num_parts_held(self) -> list[int]:
-        """Number of parts that it holds of each window."""
+        """Number of parts that it holds of each window, and of states."""
         return [len(held) for held in self._held]
 
     def head(self, root: BlockHash) -> BlockHash:
@@ -96,7 +97,8 @@ class BlockTable:
 
         A last block that is shared or published is replaced by a private one that takes over its stored tokens: at most
         one copy, to be made before any other call on this table. None is a shortage, and leaves the table unchanged.
-        No effect if there is nothing to write. States are kept for those `resume_points` that are among the positions.
+        No effect if there is nothing to write. States are kept for those `resume_points` that are among the positions,
+        if there are slots for all of them.
         """
         self._release_sources()
         if num_tokens <= self.num_tokens:
@@ -111,8 +113,11 @@ class BlockTable:
             self._lacking(which, num_tokens, resume_points, must_copy=must_copy)
             for which in range(len(self.pool.windows))
         ]
-        if any(len(each) > slots.num_available for each, slots in zip(lacking, self.pool.windows, strict=True)):
-            return None
+        for slots, wanted in zip(self.pool.windows, lacking, strict=True):
+            if len(wanted) > slots.num_available and slots.window == STATE_WINDOW:
+                del wanted[:-1]  # resume points do without
+            if len(wanted) > slots.num_available:
+                return None
         copy = self.pool.copy_on_write(self.blocks[last], self.num_tokens % block_tokens) if must_copy else None
         fresh = None if must_copy and copy is None else self.pool.allocate_many(num_new)
         if fresh is None:
@@ -126,12 +131,14 @@ class BlockTable:
                     held.remove(last)
             self.blocks[last] = copy.target
         self.blocks += fresh
-        for which, indices in enumerate(lacking):
+        for which, (slots, indices) in enumerate(zip(self.pool.windows, lacking, strict=True)):
             for index in indices:
-                self.pool.windows[which].take(self.blocks[index])
-            self._held[which].extend(indices)
-            if len(indices) < len(self._held[which]) and self._held[which][-len(indices) - 1] > (indices or [0])[0]:
-                self._held[which] = deque(sorted(self._held[which]))
+                slots.take(self.blocks[index])
+            held = self._held[which]
+            in_order = not (held and indices) or held[-1] < indices[0]
+            held.extend(indices)
+            if not in_order:
+                self._held[which] = deque(sorted(held))
         return [copy] if copy is not None else []
 
     def _lacking(self, which: int, num_tokens: int, resume_points: Collection[int], *, must_copy: bool) -> list[int]:

@@ -1,7 +1,7 @@
 """Blocks for sequences: found hot, loaded from warm, published when full, handed to the store.
 
 Owns the pool, the arena and the loads in flight; only the engine thread calls it. A sequence resumes where its match
-ends, or before, where the windows of its layers are at hand (see `window_parts`).
+ends, or before, where the windows and states of its layers are at hand (see `window_parts`).
 
     attach   hot full blocks, then warm ones (see `loads`), then the child with the longest common ids, shared
     publish  after the forward pass: newly full blocks get their hashes and are queued for the store, parents first
@@ -285,7 +285,7 @@ class PrefixCache:
             if sequence.is_turn:
                 self.saving.add_missing(table, sequence.root)
             sealed = table.seal(sequence.ids[: table.num_tokens], sequence.root)
-        self.windows.mark(table, [table.num_tokens])
+        self._mark_end(table)
         if sealed is not None:
             self._save(sequence, sealed)
             head = Head(sealed.identity.hash, table.num_tokens)
@@ -299,6 +299,10 @@ class PrefixCache:
         table.release()
         return head
 
+    def _mark_end(self, table: BlockTable) -> None:
+        """Keep what resumes a sequence at its end, also one that continues it from there."""
+        self.windows.mark(table, [table.num_tokens, table.num_tokens + 1])
+
     def _save_windows(self, blocks: list[int], positions: list[int], root: BlockHash) -> None:
         """Queue the window parts that these resume points need, as far as they are in memory."""
         for index, parts in self.windows.needed(blocks, positions):
@@ -309,7 +313,7 @@ class PrefixCache:
         table = sequence.table
         if table.blocks and sequence.reuse != "off":
             sealed = table.seal(sequence.ids[: table.num_tokens], sequence.root)
-            self.windows.mark(table, [table.num_tokens])
+            self._mark_end(table)
             if sealed is not None:
                 self.saving.defer(sealed)
         table.release()

@@ -63,7 +63,7 @@ class _StoredChain:
 
 
 class WindowParts:
-    """The parts that end of one pool's blocks; none for models without windows, where a sequence resumes anywhere."""
+    """The parts that end of one pool's blocks; none for models with full attention alone, which resume anywhere."""
 
     def __init__(self, pool: BlockPool, layout: KVLayout) -> None:
         self._slots = pool.windows
