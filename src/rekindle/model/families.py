@@ -113,7 +113,7 @@ FAMILIES = (
         "Phi 3 and 4",
         ("phi3",),
         "projections in one; RoPE with other factors for long prompts has the long ones for all, or the short ones "
-        "within their context (`--max-context 4096`)",
+        "within their context (`max_context=4096`)",
         "attention",
         example=_example("Phi 4", Layers(40, 10, 128)),
     ),
