@@ -2,47 +2,24 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from rekindle.engine.api import Engine
-from rekindle.engine.types import Report
 from rekindle.errors import ConfigError
-from tests.engine.test_purge import disk_pieces, hot_pieces
+from tests.engine.turns import asked, purged, with_template
 from tests.tiny_models import tiny_model_dir
 
 Start = Callable[..., Engine]
 SIZE = 16
-SYSTEM = "You are a careful assistant. Answer in one short sentence, and remember what you are told. " * 3
-TEMPLATE = (
-    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
-    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-)
-
-
-def with_template(directory: Path) -> Path:
-    (directory / "chat_template.jinja").write_text(TEMPLATE)
-    config = json.loads((directory / "tokenizer_config.json").read_text())
-    config.pop("chat_template", None)
-    (directory / "tokenizer_config.json").write_text(json.dumps(config))
-    return directory
 
 
 @pytest.fixture(scope="module", params=["lfm2", "qwen3.5"])
 def hybrid(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("hybrid")
     return with_template(tiny_model_dir(request.param, "fp32", directory, max_position_embeddings=8192))
-
-
-def asked(engine: Engine, agent: str, *texts: str, system: str = SYSTEM) -> Report:
-    roles = ("user", "assistant")
-    messages: list[dict[str, Any]] = [{"role": "system", "content": system}]
-    messages += [{"role": roles[at % 2], "content": text} for at, text in enumerate(texts)]
-    return engine.chat(agent, messages, temperature=0.0, max_tokens=4).report
 
 
 def num_snapshots(engine: Engine) -> int:
@@ -108,19 +85,7 @@ def test_an_agent_that_leaves_memory_leaves_no_snapshot_behind(start: Start, hyb
 
 
 def test_no_state_of_a_purged_agent_is_left(start: Start, hybrid: Path, tmp_path: Path) -> None:
-    engine = start(hybrid)
-    asked(engine, "bob", "Where is the red box?", system="You are another assistant. " * 6)
-    engine.flush()
-    before = hot_pieces(engine) | disk_pieces(tmp_path)
-    for text in ("Hello " * 20, "Hello again " * 20):
-        asked(engine, "ada", text)
-    engine.flush()
-    of_ada = (hot_pieces(engine) | disk_pieces(tmp_path)) - before
-    assert len(of_ada) > 500
-    engine.purge("ada")
-    assert not of_ada & (hot_pieces(engine) | disk_pieces(tmp_path))
-    bob = asked(engine, "bob", "Where is the red box?", system="You are another assistant. " * 6)
-    assert bob.computed_tokens <= SIZE
+    assert purged(start(hybrid), tmp_path, least=500).computed_tokens <= SIZE
 
 
 @pytest.mark.parametrize("place", ["hot", "warm"])

@@ -2,43 +2,23 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from rekindle.engine.api import Engine
-from rekindle.engine.types import Report
-from tests.engine.test_purge import disk_pieces, hot_pieces
+from tests.engine.turns import asked, purged, with_template
 from tests.tiny_models import WINDOW, tiny_model_dir
 
 Start = Callable[..., Engine]
 SIZE = 16
-SYSTEM = "You are a careful assistant. Answer in one short sentence, and remember what you are told. " * 3
-TEMPLATE = (
-    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
-    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-)
 
 
 @pytest.fixture(scope="module")
 def gemma(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    directory = tiny_model_dir("gemma3", "fp32", tmp_path_factory.mktemp("gemma"))
-    (directory / "chat_template.jinja").write_text(TEMPLATE)
-    config = json.loads((directory / "tokenizer_config.json").read_text())
-    config.pop("chat_template", None)
-    (directory / "tokenizer_config.json").write_text(json.dumps(config))
-    return directory
-
-
-def asked(engine: Engine, agent: str, *texts: str, system: str = SYSTEM) -> Report:
-    roles = ("user", "assistant")
-    messages: list[dict[str, Any]] = [{"role": "system", "content": system}]
-    messages += [{"role": roles[at % 2], "content": text} for at, text in enumerate(texts)]
-    return engine.chat(agent, messages, temperature=0.0, max_tokens=4).report
+    return with_template(tiny_model_dir("gemma3", "fp32", tmp_path_factory.mktemp("gemma")))
 
 
 def test_agents_share_their_system_text_after_a_restart(start: Start, gemma: Path) -> None:
@@ -109,17 +89,4 @@ def test_an_agent_that_leaves_memory_leaves_no_window_behind(start: Start, gemma
 
 
 def test_no_window_of_a_purged_agent_is_left(start: Start, gemma: Path, tmp_path: Path) -> None:
-    engine = start(gemma)
-    asked(engine, "bob", "Where is the red box?", system="You are another assistant. " * 6)
-    engine.flush()
-    before = hot_pieces(engine) | disk_pieces(tmp_path)
-    for text in ("Hello " * 20, "Hello again " * 20):
-        asked(engine, "ada", text)
-    engine.flush()
-    of_ada = (hot_pieces(engine) | disk_pieces(tmp_path)) - before
-    assert len(of_ada) > 1000
-    engine.purge("ada")
-    left = hot_pieces(engine) | disk_pieces(tmp_path)
-    assert not of_ada & left
-    bob = asked(engine, "bob", "Where is the red box?", system="You are another assistant. " * 6)
-    assert bob.computed_tokens == 1
+    assert purged(start(gemma), tmp_path, least=1000).computed_tokens == 1

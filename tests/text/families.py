@@ -130,7 +130,8 @@ _SILENT = (
     "{% for t in tools or [] %}{{ t | tojson }} TEXT{% endfor %}"
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}" + IM_CUE
 )
-SILENT, SILENT_HERMES = _SILENT.replace("TEXT", ""), _SILENT.replace("TEXT", "Write <tool_call></tool_call>.")
+TOOLS_ALONE = _SILENT.replace("TEXT", "")
+TOOLS_AND_MARK = _SILENT.replace("TEXT", "Write <tool_call></tool_call>.")
 FUNCTIONS = tagged("", "<function=NAME>{{ c.function.arguments | tojson }}</function>", "", "")
 LLAMA = (
     "<|begin|>{% for m in messages %}<|header|>{{ m.role }}<|/header|>\n\n"
@@ -255,9 +256,9 @@ FAMILIES = {
     "name_keys": Family(
         NAME_KEYS, (*IM, "<|tools_prefix|>", "<|tools_suffix|>", "<|inner_prefix|>", "<|inner_suffix|>")
     ),
-    "silent_list": Family(SILENT, (*IM, "<|tool_call|>")),
-    "silent_pythonic": Family(SILENT, (*IM, "<|tool_call_start|>", "<|tool_call_end|>")),
-    "silent_hermes": Family(SILENT_HERMES, IM),
+    "silent_list": Family(TOOLS_ALONE, (*IM, "<|tool_call|>")),
+    "silent_pythonic": Family(TOOLS_ALONE, (*IM, "<|tool_call_start|>", "<|tool_call_end|>")),
+    "silent_hermes": Family(TOOLS_AND_MARK, IM),
     "llama": Family(LLAMA, ("<|begin|>", "<|header|>", "<|/header|>", "<|eot|>", "<|python_tag|>")),
     "mistral_list": Family(MISTRAL_LIST, MISTRAL),
     "mistral_args": Family(MISTRAL_ARGS, (*MISTRAL, "[ARGS]", "[THINK]", "[/THINK]")),
@@ -275,6 +276,9 @@ FAMILIES = {
         CHANNELS, ("<|start|>", "<|channel|>", "<|message|>", "<|end|>", "<|call|>", "<|return|>", "<|constrain|>")
     ),
 }
+
+
+SILENT = ("silent_list", "silent_pythonic", "silent_hermes")  # they render no calls
 
 
 @cache

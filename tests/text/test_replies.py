@@ -32,7 +32,7 @@ from rekindle.text.replies.envelope import EnvelopeForm
 from rekindle.text.replies.probes import structured
 from rekindle.text.replies.reader import CallMarks
 from rekindle.text.replies.tagged import TaggedForm
-from tests.text.families import FAMILIES, encoder_for, read_reply
+from tests.text.families import FAMILIES, SILENT, encoder_for, read_reply
 
 G = "\ufdd0"
 AS_FOUND = {name: find_reply_format(encoder_for(name)) for name in FAMILIES}
@@ -236,7 +236,6 @@ def test_a_whole_call_is_read_in_every_form(name: str) -> None:
 
 TAGGED = ("coder", "glm", "glm_dense", "invoked", "dsml", "seed")
 NO_JSON = (*TAGGED, "pythonic", "python_lines")
-SILENT = tuple(name for name in FORMS if name.startswith("silent"))  # they render no calls
 OTHER_CUES = ("opened", "empty", "keyed_first", *SILENT, *NO_JSON)  # or arguments that are no JSON
 scalars = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False)
 words = st.text(st.characters(exclude_categories=("Cs",), exclude_characters=G), max_size=8)

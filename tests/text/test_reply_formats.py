@@ -30,7 +30,7 @@ from rekindle.text.replies.reader import CallMarks
 from rekindle.text.replies.tagged import TaggedForm, Tags
 from rekindle_pocket import MODEL_DIR
 from tests.text.factories import CHAT, KINDS, STRIPS_THINKING, encoder_of
-from tests.text.families import FAMILIES, encoder_for, read_reply
+from tests.text.families import FAMILIES, SILENT, encoder_for, read_reply
 
 G = "\ufdd0"
 THINK = ThinkingFormat("<think>", "</think>", "\n", "\n", "\n\n")
@@ -324,7 +324,6 @@ def until_end(encoder: PromptEncoder, ids: np.ndarray, family: str) -> np.ndarra
     return ids[: [int(token_id) in ends for token_id in ids].index(True)]
 
 
-SILENT = ("silent_list", "silent_pythonic", "silent_hermes")
 DROPS_TEXT = ("llama", "mistral_list", "channels", "keyed_first")
 THINKS = ("hermes", "spelled", "special", "keyed", "channels")
 

@@ -39,22 +39,14 @@ def cells(family: Family) -> tuple[str, ...]:
 
 def _sizes(family: Family) -> tuple[str, str, str]:
     """Return bytes of KV a token, what comes in addition, and bytes in 16 bits, of the family's example."""
-    if family.example is None:
+    figures = described(family)["example"]
+    if figures is None:
         return "", "", ""
-    layout = family.example.layout
-    first, *ending = layout.parts
-    more = [
-        f"{part.payload_bytes / 1e6:,.1f} MB a snapshot"
-        if part.states
-        else f"{part.payload_bytes / layout.block_tokens:,.0f} in the last {part.window:,}"
-        for part in ending
-    ]
-    name = family.example.name
-    return (
-        f"{first.payload_bytes / layout.block_tokens:,.0f} ({name})",
-        "; ".join(more),
-        f"{layout.token_bytes_16bit:,}",
-    )
+    more = [f"{size:,.0f} in the last {int(window):,}" for window, size in figures["window_bytes_per_token"].items()]
+    if figures["snapshot_bytes"] is not None:
+        more.append(f"{figures['snapshot_bytes'] / 1e6:,.1f} MB a snapshot")
+    kv = f"{figures['kv_bytes_per_token']:,.0f} ({figures['name']})"
+    return kv, "; ".join(more), f"{figures['kv_bytes_per_token_16bit']:,}"
 
 
 def described(family: Family) -> dict[str, Any]:

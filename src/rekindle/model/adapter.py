@@ -124,7 +124,7 @@ class StepCache(Cache):
         return self._recurrent(layer_idx).update_recurrent_state(recurrent_states, state_idx, **kwargs)
 
     def has_previous_state(self, layer_idx: int | None = None, state_idx: int | None = None) -> bool:
-        """Return False: a pass of one sequence begins with its first token, others never ask."""
+        """Return False: models ask this to prepare masks of padded batches, and nothing is padded here."""
         return False
 
     def is_recording_past(self, layer_idx: int) -> bool:

@@ -11,9 +11,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from rekindle.config import CacheSettings
 from rekindle.spec import Format, KVLayout, LayerSpec, StateSpec, StateTensor
 
-BLOCK_TOKENS = 64
+BLOCK_TOKENS = CacheSettings().block_tokens
 Served = Literal["yes", "text", "no"]
 Kind = Literal["attention", "windows", "experts", "convolutions", "delta rule", "mamba", "vision", "refused"]
 
@@ -82,17 +83,13 @@ class Family:
     example: Example | None = None
 
 
-def _example(name: str, *layers: Layers | States) -> Example:
-    return Example(name, layers)
-
-
 FAMILIES = (
     Family(
         "Llama 2 to 3, Mistral, Arcee, SmolLM3",
         ("llama", "mistral", "arcee", "smollm3"),
         "grouped heads",
         "attention",
-        example=_example("Llama 3.1 8B", Layers(32, 8, 128)),
+        example=Example("Llama 3.1 8B", (Layers(32, 8, 128),)),
     ),
     Family("Ministral 3", ("ministral3",), "queries scaled by position, YaRN", "attention"),
     Family(
@@ -100,14 +97,14 @@ FAMILIES = (
         ("qwen3",),
         "norms of Q and K",
         "attention",
-        example=_example("Qwen3 8B", Layers(36, 8, 128)),
+        example=Example("Qwen3 8B", (Layers(36, 8, 128),)),
     ),
     Family(
         "Qwen 2 and 2.5, R1's distills of it, Seed-OSS, StarCoder 2",
         ("qwen2", "seed_oss", "starcoder2"),
         "K has a bias and stays in 16 bits",
         "attention",
-        example=_example("Qwen2.5 7B", Layers(28, 4, 128, None, "bf16")),
+        example=Example("Qwen2.5 7B", (Layers(28, 4, 128, None, "bf16"),)),
     ),
     Family(
         "Phi 3 and 4",
@@ -115,14 +112,14 @@ FAMILIES = (
         "projections in one; RoPE with other factors for long prompts has the long ones for all, or the short ones "
         "within their context (`max_context=4096`)",
         "attention",
-        example=_example("Phi 4", Layers(40, 10, 128)),
+        example=Example("Phi 4", (Layers(40, 10, 128),)),
     ),
     Family(
         "Granite 3, OLMo 2, Apertus, ERNIE 4.5, Hunyuan",
         ("granite", "olmo2", "apertus", "ernie4_5", "hunyuan_v1_dense"),
         "multipliers, norms in other places",
         "attention",
-        example=_example("Granite 3.3 8B", Layers(40, 8, 128)),
+        example=Example("Granite 3.3 8B", (Layers(40, 8, 128),)),
     ),
     Family("GLM-4", ("glm", "glm4"), "RoPE on a part of each head; K stays in 16 bits if it has a bias", "attention"),
     Family("Gemma 1", ("gemma",), "heads of 256", "attention"),
@@ -137,21 +134,21 @@ FAMILIES = (
         ("gemma2", "gemma3_text"),
         "windows in half of the layers (2) or five of six (3); Gemma 2 caps its scores",
         "windows",
-        example=_example("Gemma 3 27B", Layers(10, 16, 128), Layers(52, 16, 128, 1024)),
+        example=Example("Gemma 3 27B", (Layers(10, 16, 128), Layers(52, 16, 128, 1024))),
     ),
     Family(
         "Gemma 4",
         ("gemma4_text",),
         "windows, larger heads where there is none, KV shared between layers",
         "windows",
-        example=_example("Gemma 4 31B", Layers(10, 4, 512), Layers(50, 16, 256, 1024)),
+        example=Example("Gemma 4 31B", (Layers(10, 4, 512), Layers(50, 16, 256, 1024))),
     ),
     Family(
         "gpt-oss",
         ("gpt_oss",),
         "windows and learned sinks, for which K stays in 16 bits; experts in MXFP4",
         "windows",
-        example=_example("gpt-oss-20b", Layers(12, 8, 64, None, "bf16"), Layers(12, 8, 64, 128, "bf16")),
+        example=Example("gpt-oss-20b", (Layers(12, 8, 64, None, "bf16"), Layers(12, 8, 64, 128, "bf16"))),
     ),
     Family("OLMo 3, EXAONE 4, Command R7B and A", ("olmo3", "exaone4", "cohere2"), "windows", "windows"),
     Family(
@@ -159,7 +156,7 @@ FAMILIES = (
         ("qwen3_moe", "mixtral"),
         "experts",
         "experts",
-        example=_example("Qwen3 30B-A3B", Layers(48, 4, 128)),
+        example=Example("Qwen3 30B-A3B", (Layers(48, 4, 128),)),
     ),
     Family(
         "GLM-4.5 and 4.6, MiniMax M2",
@@ -179,7 +176,7 @@ FAMILIES = (
         ("lfm2", "lfm2_moe", "lfm3"),
         "short convolutions",
         "convolutions",
-        example=_example("LFM2-1.2B", Layers(6, 8, 64), States(10, 2048, 3)),
+        example=Example("LFM2-1.2B", (Layers(6, 8, 64), States(10, 2048, 3))),
     ),
     Family(
         "Qwen 3.5 and 3.6",
@@ -188,7 +185,7 @@ FAMILIES = (
         "delta rule",
         "text",
         "close",
-        _example("Qwen3.6-27B", Layers(16, 4, 256), States(48, 10240, 4, 48 * 128 * 128)),
+        Example("Qwen3.6-27B", (Layers(16, 4, 256), States(48, 10240, 4, 48 * 128 * 128))),
     ),
     Family(
         "Qwen 3.5 and 3.6 mixtures",
@@ -197,7 +194,7 @@ FAMILIES = (
         "delta rule",
         "text",
         "close",
-        _example("Qwen3.6-35B-A3B", Layers(10, 2, 256), States(30, 8192, 4, 32 * 128 * 128)),
+        Example("Qwen3.6-35B-A3B", (Layers(10, 2, 256), States(30, 8192, 4, 32 * 128 * 128))),
     ),
     Family("Qwen3-Next", ("qwen3_next",), "Gated DeltaNet and experts", "delta rule", promise="close"),
     Family("OLMo Hybrid", ("olmo_hybrid",), "Gated DeltaNet in three of four layers", "delta rule", promise="close"),
@@ -207,7 +204,7 @@ FAMILIES = (
         "Mamba 2 in nine of ten layers, experts",
         "mamba",
         promise="close",
-        example=_example("Granite-4-H-Small", Layers(4, 8, 128), States(36, 8448, 4, 128 * 64 * 128)),
+        example=Example("Granite-4-H-Small", (Layers(4, 8, 128), States(36, 8448, 4, 128 * 64 * 128))),
     ),
     Family(
         "Nemotron-H and 3",
@@ -215,7 +212,7 @@ FAMILIES = (
         "Mamba 2, layers without attention, experts",
         "mamba",
         promise="close",
-        example=_example("Nemotron-3-Nano-30B", Layers(6, 2, 128), States(23, 6144, 4, 64 * 64 * 128)),
+        example=Example("Nemotron-3-Nano-30B", (Layers(6, 2, 128), States(23, 6144, 4, 64 * 64 * 128))),
     ),
     Family(
         "Falcon-H1, Bamba, Zamba 2",
@@ -245,8 +242,3 @@ FAMILIES = (
     Family("StableLM", ("stablelm",), "keywords that do not reach its attention", "refused", "no", ""),
     Family("Falcon", ("falcon",), "attention of its own", "refused", "no", ""),
 )
-
-
-def family_of(model_type: str) -> Family | None:
-    """Return the family of a config's `model_type`."""
-    return next((family for family in FAMILIES if model_type in family.model_types), None)

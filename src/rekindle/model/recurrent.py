@@ -68,18 +68,17 @@ class Recurrent:
         generator = torch.Generator().manual_seed(0)
         shape = (1, 2 * block_tokens + 1, hidden.shape[-1])
         rows = torch.randn(shape, generator=generator).to(hidden)
-        cache = _StateCache(self.state, None)
 
-        def run(chosen: torch.Tensor) -> torch.Tensor:
+        def run(chosen: torch.Tensor, cache: _StateCache) -> torch.Tensor:
             own_args, own_kwargs = _with_cache(cache, args, kwargs)
             result: torch.Tensor = self.own(chosen, *own_args, **own_kwargs)
             return result
 
         with torch.inference_mode():
-            whole, pieces = run(rows), []
+            whole, pieces = run(rows, _StateCache(self.state, None)), []
             cache = _StateCache(self.state, None)
             for piece in rows.split((block_tokens, block_tokens, 1), dim=1):
-                pieces.append(run(piece))
+                pieces.append(run(piece, cache))
                 cache = _StateCache(self.state, cache.tensors())
         difference = (torch.cat(pieces, dim=1) - whole).float().norm(dim=-1) / whole.float().norm(dim=-1)
         if not float(difference.max()) <= MOST_DIFFERENCE:

@@ -25,7 +25,6 @@ from rekindle.cache.blocks.hashing import BlockHash, Ids, TokenIds, token_ids
 from rekindle.cache.blocks.identity import BlockIdentity
 from rekindle.cache.blocks.pool import BlockPool
 from rekindle.cache.blocks.windows import blocks_with_slots, first_held, first_needed
-from rekindle.spec import STATE_WINDOW
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +113,7 @@ class BlockTable:
             for which in range(len(self.pool.windows))
         ]
         for slots, wanted in zip(self.pool.windows, lacking, strict=True):
-            if len(wanted) > slots.num_available and slots.window == STATE_WINDOW:
+            if len(wanted) > slots.num_available and slots.are_for_states:
                 del wanted[:-1]  # resume points do without
             if len(wanted) > slots.num_available:
                 return None

@@ -88,6 +88,11 @@ class WindowSlots:
         )
 
     @property
+    def are_for_states(self) -> bool:
+        """Whether they have recurrent states in place of a window's K and V."""
+        return self.window == STATE_WINDOW
+
+    @property
     def num_available(self) -> int:
         """Number of slots that nobody holds."""
         return len(self._free) + len(self._passed) + len(self._kept)

@@ -18,7 +18,6 @@ from rekindle.engine.core.shares import Shares, freed_by
 from rekindle.engine.request import Request, State
 from rekindle.engine.sequence import Sequence
 from rekindle.errors import Overloaded
-from rekindle.spec import STATE_WINDOW
 
 STATES_AHEAD = 3  # the last block, and the resume points that a chunk is likely to have
 _Key = tuple[int, BlockHash, str]
@@ -193,7 +192,7 @@ class Admission:
         chunk = -(-self._scheduler.max_chunk_tokens // pool.block_tokens) + 1
         given = [0] * len(pool.windows) if giver is None else giver.sequence.table.num_parts_held
         for slots, more in zip(pool.windows, given, strict=True):
-            most = STATES_AHEAD if slots.window == STATE_WINDOW else chunk
+            most = STATES_AHEAD if slots.are_for_states else chunk
             wanted = sum(min(each.sequence.num_blocks_ahead, most) for each in requests) + 1
             if wanted > slots.num_available + more:
                 return True
