@@ -56,6 +56,24 @@ _COMMON: dict[str, Any] = {
 _NONE_IS_A_VALUE = ("sliding_window", "bos_token_id")
 _ALTERNATING = ["sliding_attention", "full_attention", "sliding_attention"]
 
+_MLA: dict[str, Any] = {
+    "head_dim": None,
+    "num_key_value_heads": 4,
+    "q_lora_rank": 32,
+    "kv_lora_rank": 32,
+    "qk_rope_head_dim": 16,
+    "qk_nope_head_dim": 16,
+    "v_head_dim": 32,
+}
+_DEEPSEEK_MOE: dict[str, Any] = {
+    "n_routed_experts": 4,
+    "num_experts_per_tok": 2,
+    "n_group": 2,
+    "topk_group": 1,
+    "moe_intermediate_size": 48,
+    "first_k_dense_replace": 1,
+}
+_DELTA = {"layer_types": ["linear_attention", "full_attention", "linear_attention"]}
 _EYE: dict[str, Any] = {
     "hidden_size": 32,
     "intermediate_size": 32,
@@ -243,7 +261,35 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
                                              "original_max_position_embeddings": 256}},
          "vision_config": {"model_type": "pixtral", "num_hidden_layers": 1, "image_size": 16, **_EYE}},
     ),
+    "mistral3-mistral4": (
+        "mistral3",
+        {"text_config": {"model_type": "mistral4", **_MLA, **_DEEPSEEK_MOE},
+         "vision_config": {"model_type": "pixtral", "num_hidden_layers": 1, "image_size": 16, **_EYE}},
+    ),
+    # Multi-head latent attention.
+    "deepseek-v3": ("deepseek_v3", {**_MLA, **_DEEPSEEK_MOE}),
+    "deepseek-v2": ("deepseek_v2", {**_MLA, **_DEEPSEEK_MOE, "n_shared_experts": 1}),
+    "glm-4.7-flash": ("glm4_moe_lite", {**_MLA, **_DEEPSEEK_MOE}),
+    "axk1": ("axk1", {**_MLA, **_DEEPSEEK_MOE}),
+    "minicpm3": ("minicpm3", _MLA),
+    "youtu": ("youtu", _MLA),
+    "longcat-flash": (  # two attentions in a layer
+        "longcat_flash",
+        {**_MLA, "head_dim": 16, "num_hidden_layers": None, "num_layers": 2, "n_routed_experts": 4, "moe_topk": 2,
+         "zero_expert_num": 2, "expert_ffn_hidden_size": 48, "ffn_hidden_size": 96},
+    ),
+    "kimi-linear": (
+        "kimi_linear",
+        {**_MLA, **_DELTA, "linear_num_heads": 4, "linear_head_dim": 32, "num_local_experts": 4,
+         "num_experts_per_tok": 2, "moe_intermediate_size": 48},
+    ),
+    "ling-hybrid": (
+        "bailing_hybrid",
+        {**_MLA, **_DELTA, **_DEEPSEEK_MOE, "head_dim": 32, "num_local_experts": 4},
+    ),
     # Refused, each for its own reason.
+    "deepseek-v32": ("deepseek_v32", {**_MLA, **_DEEPSEEK_MOE, "index_n_heads": 2, "index_head_dim": 32}),
+    "glm-5": ("glm_moe_dsa", {**_MLA, **_DEEPSEEK_MOE, "index_n_heads": 2, "index_head_dim": 32}),
     "stablelm": ("stablelm", {"head_dim": None}),
     "falcon": ("falcon", {"head_dim": None, "intermediate_size": None, "num_key_value_heads": None}),
     "jamba": (  # Mamba 1
@@ -261,12 +307,6 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
         {"layer_types": ["chunked_attention", "full_attention", "chunked_attention"], "num_local_experts": 2,
          "intermediate_size_mlp": 96, "attention_chunk_size": 64, "interleave_moe_layer_step": 2},
     ),
-    "deepseek-v3": (
-        "deepseek_v3",
-        {"head_dim": None, "num_key_value_heads": 4, "q_lora_rank": 32, "kv_lora_rank": 32, "qk_rope_head_dim": 16,
-         "qk_nope_head_dim": 16, "v_head_dim": 32, "n_routed_experts": 4, "num_experts_per_tok": 2, "n_group": 2,
-         "topk_group": 1, "moe_intermediate_size": 48, "first_k_dense_replace": 1},
-    ),
     "phi3-longrope": (
         "phi3",
         {"head_dim": None, "sliding_window": None, "original_max_position_embeddings": 256,
@@ -277,10 +317,14 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
 }  # fmt: skip
 HYBRID_KINDS = (
     *("lfm2", "lfm2-moe", "lfm3", "qwen3-next", "qwen3.5", "qwen3.5-moe", "granite-4-h", "nemotron-h", "falcon-h1"),
-    *("olmo-hybrid", "bamba", "zamba2"),
+    *("olmo-hybrid", "bamba", "zamba2", "kimi-linear", "ling-hybrid"),
 )
+LATENT_KINDS = ("deepseek-v3", "deepseek-v2", "glm-4.7-flash", "axk1", "minicpm3", "youtu", "longcat-flash")
 EXACT_KINDS = ("llama", "qwen3", "gemma3", "mixtral", "phi3")
-SEEING_KINDS = ("qwen3-vl", "qwen2.5-vl", "mistral3", "mistral3-ministral3", "qwen3.5-vl", "qwen3.5-moe-vl")
+SEEING_KINDS = (
+    *("qwen3-vl", "qwen2.5-vl", "mistral3", "mistral3-ministral3", "mistral3-mistral4"),
+    *("qwen3.5-vl", "qwen3.5-moe-vl"),
+)
 
 
 def tiny_config(kind: str, **changes: Any) -> PreTrainedConfig:

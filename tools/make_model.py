@@ -79,6 +79,12 @@ def _qwen3_5(key_heads: int, value_heads: int, dim: int, layers: int) -> dict[st
     return {"layer_types": kinds, **sizes, **heads}
 
 
+def _latent(latent: int, rotary: int, nope: int, value: int) -> dict[str, Any]:
+    """Multi-head latent attention; queries come of a latent of their own."""
+    sizes = {"kv_lora_rank": latent, "qk_rope_head_dim": rotary, "qk_nope_head_dim": nope, "v_head_dim": value}
+    return {**sizes, "q_lora_rank": 3 * latent // 2, "rope_parameters": ROPE}
+
+
 SHAPES = {
     "tiny": Shape(2, 128, 2, 1, 64, 256, 2048, 4096, True, others={"rope_parameters": ROPE}),
     "24-layer": Shape(24, 896, 14, 2, 64, 4864, 32_000, 32_768, True, others={"rope_parameters": ROPE}),
@@ -92,6 +98,8 @@ SHAPES = {
     "gpt-oss-tiny": Shape(2, 128, 2, 1, 64, 128, 2048, 4096, False, "gpt_oss", _gpt_oss(8, 2, 64)),
     "lfm2": Shape(16, 1024, 16, 8, 64, 4608, 32_000, 32_768, True, "lfm2", _lfm2(3, 16)),
     "lfm2-tiny": Shape(2, 128, 2, 1, 64, 256, 2048, 4096, True, "lfm2", _lfm2(2, 2)),
+    "minicpm3": Shape(20, 1024, 16, 16, 64, 3072, 32_000, 32_768, True, "minicpm3", _latent(512, 64, 64, 64)),
+    "minicpm3-tiny": Shape(2, 128, 4, 4, 32, 256, 2048, 4096, True, "minicpm3", _latent(64, 32, 32, 32)),
     "qwen3.5": Shape(16, 1024, 8, 2, 256, 3584, 32_000, 32_768, True, "qwen3_5_text", _qwen3_5(16, 16, 128, 16)),
     "qwen3.5-tiny": Shape(2, 128, 2, 1, 64, 256, 2048, 4096, True, "qwen3_5_text", _qwen3_5(2, 4, 32, 2)),
 }

@@ -44,7 +44,11 @@ def group_size(kind: Literal["k", "v"], dim: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class LayerSpec:
-    """One KV layer: heads and head dimensions, the window in tokens (None: full attention), the stored formats."""
+    """One KV layer: heads and head dimensions, the window in tokens (None: full attention), the stored formats.
+
+    `latent`: of multi-head latent attention (MLA). Its K is the latent of a token and its V the rotary key, both of one
+    head that all queries share; scores are of the two together, and what is summed is the latent.
+    """
 
     index: int
     num_kv_heads: int
@@ -53,11 +57,24 @@ class LayerSpec:
     window: int | None
     k_format: Format
     v_format: Format
+    latent: bool = False
 
     def __post_init__(self) -> None:
         for dim, fmt in ((self.k_dim, self.k_format), (self.v_dim, self.v_format)):
             if fmt == "q4h" and dim % 16:
                 raise ValueError(f"layer {self.index}: q4h needs a head size divisible by 16, not {dim}")
+        if self.latent and self.v_format == "q4h":
+            raise ValueError(f"layer {self.index}: queries of a rotary key are not rotated, so it is not kept in q4h")
+
+    @property
+    def q_dim(self) -> int:
+        """The size of a query."""
+        return self.k_dim + self.v_dim if self.latent else self.k_dim
+
+    @property
+    def out_dim(self) -> int:
+        """The size of what attention gives for a query."""
+        return self.k_dim if self.latent else self.v_dim
 
 
 StateKind = Literal["conv", "recurrent"]
@@ -237,7 +254,7 @@ class KVLayout:
         described: dict[str, object] = {
             "version": FORMAT_VERSION,
             "block_tokens": self.block_tokens,
-            "layers": [asdict(x) for x in self.layers],
+            "layers": [_described(x) for x in self.layers],
         }
         if self.states:
             described["states"] = [asdict(x) for x in self.states]
@@ -250,6 +267,11 @@ class KVLayout:
             name = f"{layer.k_format}/{layer.v_format}"
             counts[name] = counts.get(name, 0) + 1
         return counts
+
+
+def _described(layer: LayerSpec) -> dict[str, object]:
+    """All that a layer is; `latent` only of those that are, so that digests of before stay."""
+    return {name: value for name, value in asdict(layer).items() if name != "latent" or value}
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,13 +26,14 @@ TEXTS = ("What is on the table? " * 4, "Where does the river end?", "And then? "
 SERVED = [family for family in FAMILIES if family.served != "no"]
 REASONS = {
     "jamba": "does not go on from its state",
-    "deepseek-v3": "multi-head latent attention",
+    "deepseek-v32": "by an index",
+    "glm-5": "by an index",
     "minimax": "cache of its own",
     "llama4": "attend within chunks",
     "stablelm": "does not pass keywords on to its attention",
     "falcon": "cannot be loaded",
 }
-OF_EACH_KIND = ("llama", "gemma3", "qwen3-moe", "mistral3", "lfm2", "qwen3.5", "nemotron-h")
+OF_EACH_KIND = ("llama", "gemma3", "qwen3-moe", "deepseek-v3", "mistral3", "lfm2", "qwen3.5", "nemotron-h")
 
 
 def family_of(kind: str) -> Family:

@@ -32,17 +32,22 @@ class Layer:
     sinks: bool = False
     block_tokens: int = BLOCK_TOKENS
     beside: tuple[int | None, ...] = ()
+    latent: bool = False
+
+    @property
+    def spec(self) -> LayerSpec:
+        sizes = (self.kv_heads, self.k_dim, self.v_dim)
+        return LayerSpec(5, *sizes, self.window, self.k_format, self.v_format, self.latent)
 
     @property
     def layout(self) -> KVLayout:
-        spec = LayerSpec(5, self.kv_heads, self.k_dim, self.v_dim, self.window, self.k_format, self.v_format)
         others = [LayerSpec(index, 3, 48, 80, window, "q4h", "bf16") for index, window in enumerate(self.beside)]
-        return KVLayout(self.block_tokens, (*others, spec))
+        return KVLayout(self.block_tokens, (*others, self.spec))
 
     @property
     def scoring(self) -> dict[str, object]:
         sinks = torch.linspace(-2, 2, self.heads).to(self.dtype) if self.sinks else None
-        return {"scaling": 1.5 * self.k_dim**-0.5, "window": self.window, "softcap": self.softcap, "sinks": sinks}
+        return {"scaling": 1.5 * self.spec.q_dim**-0.5, "window": self.window, "softcap": self.softcap, "sinks": sinks}
 
 
 @dataclass(frozen=True)
@@ -60,7 +65,8 @@ class Rows:
         def draw(heads: int, dim: int) -> Tensor:
             return torch.randn(num_tokens, heads, dim, generator=generator).to(layer.dtype)
 
-        return cls(draw(layer.heads, layer.k_dim), draw(layer.kv_heads, layer.k_dim), draw(layer.kv_heads, layer.v_dim))
+        q = draw(layer.heads, layer.spec.q_dim)
+        return cls(q, draw(layer.kv_heads, layer.k_dim), draw(layer.kv_heads, layer.v_dim))
 
 
 def scattered_blocks(num_tokens: int, num_blocks: int, seed: int = 0, *, block_tokens: int = BLOCK_TOKENS) -> list[int]:

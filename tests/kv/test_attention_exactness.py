@@ -16,6 +16,7 @@ BF16, FP32, FP64 = torch.bfloat16, torch.float32, torch.float64
 LAYERS = [
     *(Layer(dtype) for dtype in (BF16, FP32, FP64)),
     *(Layer(dtype, window=200) for dtype in (BF16, FP32, FP64)),
+    Layer(BF16, "q4h", "bf16", k_dim=128, v_dim=32, kv_heads=1, heads=5, latent=True),
     Layer(BF16, "bf16", "bf16"),
     Layer(FP64, "fp64", "fp64"),
     Layer(FP32, "fp32", "q4h", k_dim=80, v_dim=96, heads=14),
@@ -49,7 +50,7 @@ def test_chunks_do_not_matter(layer):
         assert torch.equal(block_bytes(again.arena, elsewhere), stored)
 
 
-@pytest.mark.parametrize("layer", LAYERS[:6], ids=str)
+@pytest.mark.parametrize("layer", LAYERS[:7], ids=str)
 def test_one_token_at_a_time_does_not_matter(layer):
     rows = Rows.random(layer, NUM_TOKENS)
     whole_attention = PagedAttention(KVArena(layer.layout, 36))

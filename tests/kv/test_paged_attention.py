@@ -35,6 +35,9 @@ LAYERS = [
     Layer(BF16, "bf16", "q4h", sinks=True),
     Layer(FP64, window=1),
     Layer(FP64, window=4096),
+    Layer(FP64, "q4h", "fp64", k_dim=128, v_dim=16, kv_heads=1, heads=5, latent=True),
+    Layer(BF16, "q4h", "bf16", k_dim=512, v_dim=64, kv_heads=1, heads=8, latent=True),
+    Layer(FP32, "fp32", "fp32", k_dim=32, v_dim=16, kv_heads=1, heads=4, window=70, latent=True),
 ]
 
 

@@ -19,6 +19,7 @@ from rekindle.model.batch import SequenceStep
 from rekindle.model.experts import use_padded_experts
 from rekindle.model.fingerprint import fingerprint
 from rekindle.model.formats import native_format
+from rekindle.model.latent import absorb_latents
 from rekindle.model.loaded import LoadedModel
 from rekindle.model.runner import ModelRunner
 from rekindle.spec import ModelSpec
@@ -71,6 +72,7 @@ def in_memory(model: Any, *, kv: formats.Format | None = None, block_tokens: int
     register_attention()
     model.set_attn_implementation("rekindle")
     use_padded_experts(model)
+    absorb_latents(model, "rekindle")
     found = geometry.probe(model)
     chosen = formats.forced_formats(found, kv or native_format(found.dtype))
     recurrent.split_sequences(found.recurrent, block_tokens)

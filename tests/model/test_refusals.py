@@ -34,7 +34,7 @@ def try_load(directory: Path | str, **settings: Any) -> None:
         ("jamba", "JambaMambaMixer does not go on from its state: .* differ by 0"),
         ("minimax", "MiniMax uses cache of its own"),
         ("llama4", r"kind chunked_attention: they attend within chunks, .*; served are Llama 3"),
-        ("deepseek-v3", r"multi-head latent attention \(MLA\).*; served are R1's distills"),
+        ("deepseek-v32", r"kind indexed_attention: they choose .* by an index .*; served are DeepSeek V3"),
         ("llama-dynamic", "dynamic changes with the length .* max_context=1024"),
     ],
 )
@@ -43,7 +43,7 @@ def test_each_failure_has_its_reason(load: Loader, kind: str, reason: str) -> No
         load(kind)
 
 
-@pytest.mark.parametrize(("kind", "reason"), [("llama4", "chunked_attention"), ("deepseek-v3", "MLA")])
+@pytest.mark.parametrize(("kind", "reason"), [("llama4", "chunked_attention"), ("deepseek-v32", "by an index")])
 def test_what_a_config_shows_is_refused_before_weights_are_read(
     model_dir: Callable[..., Path], tmp_path: Path, kind: str, reason: str
 ) -> None:

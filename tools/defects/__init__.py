@@ -2,6 +2,7 @@
 
 from tools.defects.computing import COMPUTING
 from tools.defects.kernels import KERNELS
+from tools.defects.latents import LATENTS
 from tools.defects.layers import LAYERS
 from tools.defects.mapped import MAPPED
 from tools.defects.mixtures import MIXTURES
@@ -9,4 +10,4 @@ from tools.defects.serving import SERVING
 from tools.defects.states import STATES
 from tools.defects.windows import WINDOWS
 
-MUTANTS = (*COMPUTING, *SERVING, *KERNELS, *LAYERS, *MAPPED, *MIXTURES, *WINDOWS, *STATES)
+MUTANTS = (*COMPUTING, *SERVING, *KERNELS, *LAYERS, *MAPPED, *MIXTURES, *WINDOWS, *STATES, *LATENTS)

@@ -26,15 +26,15 @@ COMPUTING = (
     one(
         "K and V swapped",
         "kv/decode.py",
-        "        return keys, values\n",
-        "        return values, keys\n",
+        "            return k, v\n",
+        "            return v, k\n",
         f"{ALONE}::test_logits_at_every_position[fp64-sdpa-1e-12-llama]",
     ),
     one(
         "halves of V swapped",
         "kv/decode.py",
-        "        return keys, values\n",
-        "        return keys, values.roll(values.shape[-1] // 2, -1)\n",
+        "            return k, v\n",
+        "            return k, v.roll(v.shape[-1] // 2, -1)\n",
         f"{ALONE}::test_logits_at_every_position[fp64-sdpa-1e-12-llama]",
     ),
     one(

@@ -127,7 +127,7 @@ def probe_kernels(
 ) -> Iterator[Finding]:
     """Encode and attend as it is done here; yield one finding for every kind of layer."""
     dtype = torch.float32 if dtype == torch.float16 else dtype
-    kinds = {(x.num_kv_heads, x.k_dim, x.v_dim, x.window, x.k_format, x.v_format): x for x in layers}
+    kinds = {replace(layer, index=0): layer for layer in layers}
     for layer in kinds.values():
         name = f"kernels {layer.k_format}/{layer.v_format} {layer.k_dim}" + (
             f" w{layer.window}" if layer.window else ""
@@ -163,7 +163,7 @@ def compare_kernels(layer: LayerSpec, dtype: torch.dtype, place: Place, block_to
     layout = KVLayout(block_tokens, (layer,))
     source = torch.Generator().manual_seed(0)
     shape = (NUM_TOKENS, layer.num_kv_heads)
-    q = torch.randn(NUM_TOKENS, HEADS_PER_KV * layer.num_kv_heads, layer.k_dim, generator=source).to(dtype)
+    q = torch.randn(NUM_TOKENS, HEADS_PER_KV * layer.num_kv_heads, layer.q_dim, generator=source).to(dtype)
     k = torch.randn(*shape, layer.k_dim, generator=source).to(dtype)
     v = torch.randn(*shape, layer.v_dim, generator=source).to(dtype)
     (blocks,), num_blocks = interleaved_tables(block_tokens, [NUM_TOKENS])
@@ -174,7 +174,7 @@ def compare_kernels(layer: LayerSpec, dtype: torch.dtype, place: Place, block_to
         plan = AttentionPlan.build([SequenceSpan(blocks, 0, NUM_TOKENS, 0)], layout, NUM_TOKENS, device)
         with torch.inference_mode():
             attention.write(layer.index, k.to(device), v.to(device), plan)
-            scaling = layer.k_dim**-0.5
+            scaling = layer.q_dim**-0.5
             attended = attention.attend(layer.index, q.to(device), plan, scaling=scaling, window=layer.window)
             outputs.append(attended.cpu())
         arenas.append(arena)

@@ -112,7 +112,9 @@ def _scales_offset(sections: Sequence[Section]) -> int:
 
 def fits(spec: LayerSpec) -> bool:
     """Whether the kernels know a layer's formats and head sizes."""
-    if spec.k_format not in FORMATS or spec.v_format not in FORMATS or max(spec.k_dim, spec.v_dim) > MOST_DIMS:
+    if spec.latent or spec.k_format not in FORMATS or spec.v_format not in FORMATS:
+        return False
+    if max(spec.k_dim, spec.v_dim) > MOST_DIMS:
         return False
     if spec.v_format == "q4h":
         chunks = -(-spec.v_dim // (CODES_PER_WORD * _NARROWEST))

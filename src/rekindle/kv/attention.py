@@ -9,7 +9,8 @@ step and of how the context was split into steps. Four rules ensure that:
 - masked positions hold finite values, so that they add exact zeros.
 
 Keys and values of a range are decoded to the compute dtype [kv heads, tokens, dim] and stay in the CPU's cache. Those
-in Q4H stay rotated, their dimensions in the order in which codes unpack; queries and outputs are rotated instead.
+in Q4H stay rotated, their dimensions in the order in which codes unpack; queries and outputs are rotated instead. Of a
+latent layer, keys are the latent followed by the rotary key, and values are the latent.
 """
 
 from __future__ import annotations
@@ -99,7 +100,7 @@ class PagedAttention:
         softcap: float | None = None,
         sinks: Tensor | None = None,
     ) -> Tensor:
-        """Attend with q [rows, heads, dk] to what is stored; [rows, heads, dv] in q's dtype, zeros for spare rows.
+        """Attend with q [rows, heads, q_dim] to what is stored; [rows, heads, out_dim] in q's dtype, spare rows zeros.
 
         ValueError for a dtype, window or number of heads that the layer does not have, for rows that are not the
         plan's, or sinks that are not one a head.
@@ -111,13 +112,13 @@ class PagedAttention:
         weighting = _Weighting(softcap, sinks)
         queries = self._prepare_queries(layer, q, scaling if softcap is None else scaling / softcap)
         wide = torch.float64 if q.dtype == torch.float64 else torch.float32
-        outputs = torch.zeros(*q.shape[:2], layer.spec.v_dim, dtype=wide, device=q.device)
+        outputs = torch.zeros(*q.shape[:2], layer.spec.out_dim, dtype=wide, device=q.device)
         for query_range in plan.ranges(shape):
             keys, values = self._decoder.decode(layer, query_range, q.dtype)
             for piece in query_range.pieces:
                 self._attend_piece(queries, piece, keys=keys, values=values, weighting=weighting, outputs=outputs)
-        if layer.spec.v_format == "q4h":
-            outputs = outputs @ q4h.output_rotation(layer.spec.v_dim, wide, q.device)
+        if (layer.spec.k_format if layer.spec.latent else layer.spec.v_format) == "q4h":
+            outputs = outputs @ q4h.output_rotation(layer.spec.out_dim, wide, q.device)
         return outputs.to(q.dtype)
 
     def _refuse_misfit(
@@ -126,9 +127,9 @@ class PagedAttention:
         spec = self.arena.layer(layer_index).spec
         if q.dtype not in COMPUTE_DTYPES:
             raise ValueError(f"attention computes in bf16, fp32 or fp64, not {q.dtype}")
-        if q.shape[1] % spec.num_kv_heads or q.shape[2] != spec.k_dim:
+        if q.shape[1] % spec.num_kv_heads or q.shape[2] != spec.q_dim:
             raise ValueError(
-                f"layer {spec.index} has {spec.num_kv_heads} K/V heads of size {spec.k_dim}, queries {tuple(q.shape)}"
+                f"layer {spec.index} has {spec.num_kv_heads} K/V heads of size {spec.q_dim}, queries {tuple(q.shape)}"
             )
         if len(q) != plan.num_rows or (sinks is not None and sinks.numel() != q.shape[1]):
             raise ValueError(
@@ -140,10 +141,13 @@ class PagedAttention:
     def _prepare_queries(self, layer: LayerView, q: Tensor, scaling: float) -> Tensor:
         """Scaled queries, rotated as the keys are."""
         wide = torch.float64 if q.dtype == torch.float64 else torch.float32
-        if layer.spec.k_format == "q4h":
-            matrix = q4h.query_rotation(layer.spec.k_dim, scaling, wide, q.device)
-            return (q.to(wide) @ matrix).to(q.dtype)
-        return (q.to(wide) * scaling).to(q.dtype)
+        if layer.spec.k_format != "q4h":
+            return (q.to(wide) * scaling).to(q.dtype)
+        coded, native = q.split((layer.spec.k_dim, layer.spec.q_dim - layer.spec.k_dim), dim=-1)
+        rotated: Tensor = coded.to(wide) @ q4h.query_rotation(layer.spec.k_dim, scaling, wide, q.device)
+        if native.shape[-1]:
+            rotated = torch.cat((rotated, native.to(wide) * scaling), dim=-1)
+        return rotated.to(q.dtype)
 
     def _attend_piece(
         self,
@@ -215,4 +219,4 @@ class PagedAttention:
     def check(self) -> None:
         """Assert that everything attention may read under a mask is finite: the arena, decoded keys and values."""
         self.arena.check()
-        self._scratch.check("keys", "values")
+        self._scratch.check("keys", "values", "latents and rotary keys")

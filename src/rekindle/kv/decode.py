@@ -30,16 +30,20 @@ class Decoder:
         self._scratch = scratch
 
     def decode(self, layer: LayerView, query_range: QueryRange, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """K [kv heads, context, dk] and V [kv heads, context, dv]; finite but undefined beyond the range's blocks."""
+        """Keys [kv heads, context, q_dim] and values [kv heads, context, out_dim]; finite but undefined beyond the
+        range's blocks."""
         blocks = query_range.blocks
         rows = self._scratch.take("rows", torch.int64, len(blocks), layer.rows.shape[1])
         torch.index_select(layer.rows, 0, blocks, out=rows)
         tokens = query_range.num_context
-        keys = self._scratch.take("keys", dtype, layer.spec.num_kv_heads, tokens, layer.spec.k_dim)
-        values = self._scratch.take("values", dtype, layer.spec.num_kv_heads, tokens, layer.spec.v_dim)
-        self._decode_sections(layer, rows, layer.k_sections, "k", keys)
-        self._decode_sections(layer, rows, layer.v_sections, "v", values)
-        return keys, values
+        k = self._scratch.take("keys", dtype, layer.spec.num_kv_heads, tokens, layer.spec.k_dim)
+        v = self._scratch.take("values", dtype, layer.spec.num_kv_heads, tokens, layer.spec.v_dim)
+        self._decode_sections(layer, rows, layer.k_sections, "k", k)
+        self._decode_sections(layer, rows, layer.v_sections, "v", v)
+        if not layer.spec.latent:
+            return k, v
+        keys = self._scratch.take("latents and rotary keys", dtype, *k.shape[:2], layer.spec.q_dim)
+        return torch.cat((k, v), dim=-1, out=keys), k
 
     def _decode_sections(
         self, layer: LayerView, rows: Tensor, sections: tuple[Section, ...], kind: Literal["k", "v"], out: Tensor

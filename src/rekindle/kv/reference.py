@@ -27,14 +27,15 @@ def attention_reference(
     softcap: float | None = None,
     sinks: Tensor | None = None,
 ) -> Tensor:
-    """Attend with q [rows, heads, dk] in fp64; fp64 [rows, heads, dv], zeros for rows that no span has."""
+    """Attend with q [rows, heads, q_dim] in fp64; fp64 [rows, heads, out_dim], zeros for rows that no span has."""
     layer = arena.layer(layer_index)
     group = q.shape[1] // layer.spec.num_kv_heads
-    outputs = torch.zeros(*q.shape[:2], layer.spec.v_dim, dtype=torch.float64)
+    outputs = torch.zeros(*q.shape[:2], layer.spec.out_dim, dtype=torch.float64)
     row = 0
     for span in spans:
-        keys = stored_vectors(layer.k, span.blocks)
-        values = stored_vectors(layer.v, span.blocks)
+        keys, values = stored_vectors(layer.k, span.blocks), stored_vectors(layer.v, span.blocks)
+        if layer.spec.latent:
+            keys, values = torch.cat((keys, values), dim=-1), keys
         for position in range(span.start, span.start + span.num_rows):
             first = 0 if window is None else max(0, position - window + 1)
             for head in range(q.shape[1]):

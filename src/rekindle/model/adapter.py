@@ -3,14 +3,15 @@
 The facade carries the step through the model's forward pass: its `update()` passes K and V to the step and returns its
 inputs. It is passed as the cache and as the keyword `rekindle_step`, which reaches the attention function. Attention
 finds the layer whose KV it uses by the identity of the tensors it receives: a model that changes K or V after
-`update()` (latent attention) is refused, one whose later layers share the KV of earlier ones works.
+`update()` is refused, unless `latent` can leave them as they are; one whose later layers share the KV of earlier ones
+works.
 
 Nothing is dropped silently: a model is refused for a keyword that is neither implemented nor known to be harmless.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import torch
@@ -19,6 +20,7 @@ from transformers.cache_utils import Cache
 
 from rekindle.errors import ModelRefused
 from rekindle.kv.states import StepStates
+from rekindle.model.latent import LatentMap
 
 ATTENTION_NAME = "rekindle"
 STEP_KEYWORD = "rekindle_step"
@@ -30,7 +32,10 @@ HARMLESS = frozenset(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class AttentionCall:
-    """A call by one attention layer: rows q [rows, heads, dim] over the KV of layer `kv_index`."""
+    """A call by one attention layer: rows q [rows, heads, dim] over the KV of layer `kv_index`.
+
+    `latent`: K is a latent, V the rotary key, and q is of both (see `spec.LayerSpec`).
+    """
 
     layer_index: int
     kv_index: int
@@ -40,6 +45,7 @@ class AttentionCall:
     softcap: float | None
     sinks: torch.Tensor | None  # [heads]
     module: Any
+    latent: bool = False
 
 
 class Step(Protocol):
@@ -57,7 +63,7 @@ class Step(Protocol):
         """Take K and V, both [rows, kv_heads, dim], of one layer."""
 
     def attend(self, call: AttentionCall) -> torch.Tensor:
-        """The attention output [rows, heads, v_dim] of one layer."""
+        """The attention output of one layer: [rows, heads, v_dim], or of latents [rows, heads, k_dim]."""
 
 
 class States(Protocol):
@@ -156,7 +162,11 @@ def rekindle_attention(
     if attention_mask is not None:
         raise ModelRefused("the model adds its own mask or bias to attention scores")
     call = read_call(module, query, kwargs, cache.kv_layer(key, value))
-    return cache.step.attend(call)[None], None
+    expand = getattr(module, "expand_kv", None)
+    if not isinstance(expand, LatentMap):
+        return cache.step.attend(call)[None], None
+    call = replace(call, q=expand.absorb(query[0]).transpose(0, 1), latent=True)
+    return expand.expand(cache.step.attend(call))[None], None
 
 
 def read_call(module: Any, query: torch.Tensor, kwargs: dict[str, Any], kv_index: int | None) -> AttentionCall:
@@ -166,8 +176,8 @@ def read_call(module: Any, query: torch.Tensor, kwargs: dict[str, Any], kv_index
         raise ModelRefused(f"{type(module).__name__} does not say which layer it is")
     if kv_index is None:
         raise ModelRefused(
-            f"layer {layer_index} attends to other tensors than it caches (latent attention, MLA, as in DeepSeek); "
-            "models that cache K and V per head are served"
+            f"layer {layer_index} attends to other tensors than it caches; models that cache K and V per head are "
+            "served, and those with latent attention (MLA) as DeepSeek V3 has it"
         )
     scaling, window = kwargs.pop("scaling", None), kwargs.pop("sliding_window", None)
     softcap, sinks = kwargs.pop("softcap", None), kwargs.pop("s_aux", None)

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
+from transformers import PreTrainedModel
 from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
 from rekindle.kernels.linear import LinearKernel, PackedWeights, WeightFormat
@@ -199,9 +200,12 @@ def _agrees(module: Any, name: str, packed: PackedExperts) -> bool:
 
 def use_padded_experts(model: Any) -> bool:
     """Switch a mixture model to these experts if it supports that; return whether it does."""
-    has_experts = any(hasattr(module, "has_post_expert_norm") for module in model.modules())
-    if not has_experts or not model._can_set_experts_implementation():
+    if not any(hasattr(module, "has_post_expert_norm") for module in model.modules()):
         return False
+    # A model that also sees may not know that the language model inside it has experts.
+    models = [each for each in model.modules() if isinstance(each, PreTrainedModel)]
+    mixtures = [each for each in models if each._can_set_experts_implementation()]
     ALL_EXPERTS_FUNCTIONS.register(EXPERTS_NAME, padded_experts)
-    model.set_experts_implementation(EXPERTS_NAME)
-    return True
+    for each in mixtures:
+        each.set_experts_implementation(EXPERTS_NAME)
+    return bool(mixtures)

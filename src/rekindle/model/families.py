@@ -16,7 +16,7 @@ from rekindle.spec import Format, KVLayout, LayerSpec, StateSpec, StateTensor
 
 BLOCK_TOKENS = CacheSettings().block_tokens
 Served = Literal["yes", "text", "no"]
-Kind = Literal["attention", "windows", "experts", "convolutions", "delta rule", "mamba", "vision", "refused"]
+Kind = Literal["attention", "windows", "experts", "latents", "convolutions", "delta rule", "mamba", "vision", "refused"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +29,23 @@ class Layers:
     window: int | None = None
     k_format: Format = "q4h"
 
+    def layer(self, index: int) -> LayerSpec:
+        """Describe the one with this index in the model: V in 4 bits, K as `auto` keeps it."""
+        return LayerSpec(index, self.heads, self.dim, self.dim, self.window, self.k_format, "q4h")
+
+
+@dataclass(frozen=True, slots=True)
+class Latents:
+    """`count` layers with multi-head latent attention: sizes of the latent and of the rotary key."""
+
+    count: int
+    latent: int = 512
+    rotary: int = 64
+
+    def layer(self, index: int) -> LayerSpec:
+        """Describe the one with this index in the model."""
+        return LayerSpec(index, 1, self.latent, self.rotary, None, "q4h", "bf16", latent=True)
+
 
 @dataclass(frozen=True, slots=True)
 class States:
@@ -39,32 +56,29 @@ class States:
     kernel: int
     values: int = 0
 
+    def state(self, index: int) -> StateSpec:
+        """Describe the one with this index in the model."""
+        conv = StateTensor("conv", 0, (self.channels, self.kernel), "bf16")
+        learned = (StateTensor("recurrent", 0, (self.values,), "fp32"),) if self.values else ()
+        return StateSpec(index, (conv, *learned))
+
 
 @dataclass(frozen=True, slots=True)
 class Example:
     """A model of a family by the layers of its config."""
 
     name: str
-    layers: tuple[Layers | States, ...]
+    layers: tuple[Layers | Latents | States, ...]
 
     @property
     def layout(self) -> KVLayout:
-        """Its layout: V in 4 bits, K as `auto` keeps it."""
+        """Its layout."""
         each = list(enumerate(kind for kind in self.layers for _ in range(kind.count)))
         return KVLayout(
             BLOCK_TOKENS,
-            tuple(
-                LayerSpec(index, kind.heads, kind.dim, kind.dim, kind.window, kind.k_format, "q4h")
-                for index, kind in each
-                if isinstance(kind, Layers)
-            ),
-            tuple(StateSpec(index, _tensors(kind)) for index, kind in each if isinstance(kind, States)),
+            tuple(kind.layer(index) for index, kind in each if not isinstance(kind, States)),
+            tuple(kind.state(index) for index, kind in each if isinstance(kind, States)),
         )
-
-
-def _tensors(kind: States) -> tuple[StateTensor, ...]:
-    conv = StateTensor("conv", 0, (kind.channels, kind.kernel), "bf16")
-    return (conv, StateTensor("recurrent", 0, (kind.values,), "fp32")) if kind.values else (conv,)
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,7 +179,28 @@ FAMILIES = (
         "experts",
     ),
     Family(
-        "Qwen2.5-VL, Qwen3-VL, Mistral Small 3 and Ministral 3 as they are shipped",
+        "GLM-4.7-Flash",
+        ("glm4_moe_lite",),
+        "multi-head latent attention, whose rotary key stays in 16 bits; experts",
+        "latents",
+        example=Example("GLM-4.7-Flash", (Latents(47),)),
+    ),
+    Family(
+        "DeepSeek V2, V3 and R1",
+        ("deepseek_v2", "deepseek_v3"),
+        "multi-head latent attention, experts",
+        "latents",
+        example=Example("DeepSeek V3", (Latents(61),)),
+    ),
+    Family(
+        "MiniCPM 3, Youtu, A.X K1, LongCat Flash",
+        ("minicpm3", "youtu", "axk1", "longcat_flash"),
+        "multi-head latent attention; some with experts",
+        "latents",
+        example=Example("MiniCPM3-4B", (Latents(62, 256, 32),)),
+    ),
+    Family(
+        "Qwen2.5-VL, Qwen3-VL, Mistral Small 3 and 4 and Ministral 3 as they are shipped",
         ("qwen2_5_vl", "qwen3_vl", "mistral3"),
         "they also see; images are refused by name",
         "vision",
@@ -197,6 +232,14 @@ FAMILIES = (
         Example("Qwen3.6-35B-A3B", (Layers(10, 2, 256), States(30, 8192, 4, 32 * 128 * 128))),
     ),
     Family("Qwen3-Next", ("qwen3_next",), "Gated DeltaNet and experts", "delta rule", promise="close"),
+    Family(
+        "Kimi Linear, Ling hybrids",
+        ("kimi_linear", "bailing_hybrid"),
+        "Kimi's delta rule in most layers, multi-head latent attention in the others; experts",
+        "delta rule",
+        promise="close",
+        example=Example("Kimi-Linear-48B", (Latents(7), States(20, 3 * 4096, 4, 32 * 128 * 128))),
+    ),
     Family("OLMo Hybrid", ("olmo_hybrid",), "Gated DeltaNet in three of four layers", "delta rule", promise="close"),
     Family(
         "Granite 4-H",
@@ -230,9 +273,9 @@ FAMILIES = (
         "",
     ),
     Family(
-        "DeepSeek V3, and others with its attention: GLM-4.7-Flash, Kimi K2, MiniCPM 3",
-        ("deepseek_v3",),
-        "multi-head latent attention",
+        "DeepSeek V3.2, GLM-5",
+        ("deepseek_v32", "glm_moe_dsa"),
+        "latent attention to tokens that an index chooses",
         "refused",
         "no",
         "",

@@ -3,7 +3,7 @@
 `auto` has two steps. A rule: a layer whose K projection adds a bias, or that has learned sinks, keeps native K. Then a
 self-check of the remaining layers: one forward over a fixed pseudo-random sequence, comparing the attention rows that
 true K gives with those of the K that would be stored. Squared error would not do: next to a bias of 600 it is 0.02 %,
-yet all variation between tokens is lost.
+yet all variation between tokens is lost. Of latent attention the rotary key, an eighth of it, is always native.
 
 The decision of the self-check is saved once per model and reused: a borderline layer must not flip between two starts,
 which would change the fingerprint and make every agent cold.
@@ -57,6 +57,12 @@ def fits_q4h(kind: Literal["k", "v"], dim: int) -> bool:
     return dim % 16 == 0 and dim % group_size(kind, dim) == 0
 
 
+def in_4_bits(layer: LayerGeometry | LayerSpec, native: Format) -> tuple[Format, Format]:
+    """The formats of a layer's K and V with 4 bits where they fit, native elsewhere and for rotary keys."""
+    v_fits = not layer.latent and fits_q4h("v", layer.v_dim)
+    return "q4h" if fits_q4h("k", layer.k_dim) else native, "q4h" if v_fits else native
+
+
 def summary(formats: Sequence[LayerFormats]) -> str:
     """The choice in one line for people: `24 layers K q4h V q4h (passed the self-check)`."""
     groups: dict[tuple[str, str, str], int] = {}
@@ -69,21 +75,29 @@ def summary(formats: Sequence[LayerFormats]) -> str:
 def layout_of(geometry: Geometry, formats: Sequence[LayerFormats], block_tokens: int) -> KVLayout:
     """Geometry and formats joined."""
     layers = tuple(
-        LayerSpec(layer.index, layer.num_kv_heads, layer.k_dim, layer.v_dim, layer.window, chosen.k, chosen.v)
+        LayerSpec(
+            *(layer.index, layer.num_kv_heads, layer.k_dim, layer.v_dim, layer.window, chosen.k, chosen.v), layer.latent
+        )
         for layer, chosen in zip(geometry.layers, formats, strict=True)
     )
     return KVLayout(block_tokens, layers, geometry.states)
 
 
 def forced_formats(geometry: Geometry, policy: Format) -> tuple[LayerFormats, ...]:
-    """The same format everywhere; ModelRefused if q4h cannot hold the head size."""
+    """The same format everywhere but for rotary keys, which are never in q4h; ModelRefused if that cannot hold the head
+    size."""
+    if policy != "q4h":
+        return tuple(LayerFormats(layer.index, policy, policy, "forced") for layer in geometry.layers)
+    formats = []
     for layer in geometry.layers:
-        if policy == "q4h" and not (fits_q4h("k", layer.k_dim) and fits_q4h("v", layer.v_dim)):
+        k, v = in_4_bits(layer, native_format(geometry.dtype))
+        if k != "q4h" or not (v == "q4h" or layer.latent):
             raise ModelRefused(
                 f"kv=q4h needs head sizes divisible by 16; layer {layer.index} has {layer.k_dim}/{layer.v_dim}: "
                 "use kv=auto"
             )
-    return tuple(LayerFormats(layer.index, policy, policy, "forced") for layer in geometry.layers)
+        formats.append(LayerFormats(layer.index, k, v, "forced"))
+    return tuple(formats)
 
 
 def auto_formats(
@@ -104,12 +118,12 @@ def auto_formats(
 
 
 def _by_rule(layer: LayerGeometry, native: Format) -> LayerFormats:
-    v: Format = "q4h" if fits_q4h("v", layer.v_dim) else native
+    k, v = in_4_bits(layer, native)
     if layer.k_bias:
         return LayerFormats(layer.index, native, v, "the K projection has a bias")
     if layer.has_sinks:
         return LayerFormats(layer.index, native, v, "the layer has learned sinks")
-    if not fits_q4h("k", layer.k_dim):
+    if k != "q4h":
         return LayerFormats(layer.index, native, v, f"head size {layer.k_dim} is not divisible by 16")
     return LayerFormats(layer.index, "q4h", v, "passed the self-check")
 
@@ -159,15 +173,17 @@ class DenseStep:
         self._kv[layer_index] = (k.float(), v.float())
 
     def attend(self, call: AttentionCall) -> torch.Tensor:
-        """Return attention's rows times V: [rows, heads, v_dim]."""
-        k, v = self._kv[call.kv_index]
-        true = attention_rows(call, k)
-        self._look_at(call, k, true)
-        values = v.transpose(0, 1).repeat_interleave(call.q.shape[1] // v.shape[1], dim=0)
+        """Return attention's rows times V, [rows, heads, v_dim], or times latents."""
+        keys, values = self._kv[call.kv_index]
+        if call.latent:
+            keys, values = torch.cat((keys, values), dim=-1), keys
+        true = attention_rows(call, keys)
+        self._look_at(call, keys, true)
+        values = values.transpose(0, 1).repeat_interleave(call.q.shape[1] // keys.shape[1], dim=0)
         return (true.exp() @ values).transpose(0, 1).to(call.q.dtype)
 
-    def _look_at(self, call: AttentionCall, k: torch.Tensor, true: torch.Tensor) -> None:
-        """Hook for subclasses that measure: K and the log-probabilities [heads, rows, keys] of a layer."""
+    def _look_at(self, call: AttentionCall, keys: torch.Tensor, true: torch.Tensor) -> None:
+        """Hook for subclasses that measure: the keys and the log-probabilities [heads, rows, keys] of a layer."""
 
 
 class SelfCheckStep(DenseStep):
@@ -177,13 +193,14 @@ class SelfCheckStep(DenseStep):
         super().__init__()
         self.divergence: dict[int, float] = {}
 
-    def _look_at(self, call: AttentionCall, k: torch.Tensor, true: torch.Tensor) -> None:
+    def _look_at(self, call: AttentionCall, keys: torch.Tensor, true: torch.Tensor) -> None:
         """Record the worst KV head's mean KL(true rows ‖ rows over stored K), in nats."""
-        if not fits_q4h("k", k.shape[-1]):
+        k_dim = self._kv[call.kv_index][0].shape[-1]
+        if not fits_q4h("k", k_dim):
             return
-        stored = attention_rows(call, round_trip(k, "k"))
+        stored = attention_rows(call, torch.cat((round_trip(keys[..., :k_dim], "k"), keys[..., k_dim:]), dim=-1))
         kl = (true.exp() * (true - stored).nan_to_num(0.0, posinf=1e9)).sum(-1).mean(-1)  # [heads]
-        worst = float(kl.view(k.shape[1], -1).mean(-1).max())
+        worst = float(kl.view(keys.shape[1], -1).mean(-1).max())
         self.divergence[call.kv_index] = max(worst, self.divergence.get(call.kv_index, 0.0))
 
 

@@ -26,7 +26,8 @@ K_NAMES = re.compile(r"(^|_)(k|kv|qkv)(_|\d|$)|key|qkv|c_attn", re.IGNORECASE)
 
 @dataclass(frozen=True, slots=True)
 class LayerGeometry:
-    """One layer that caches KV. `window` None: full attention; `k_bias`: its K projection adds a bias."""
+    """One layer that caches KV. `window` None: full attention; `k_bias`: its K projection adds a bias; `latent`: K is a
+    latent, V its rotary key."""
 
     index: int
     num_kv_heads: int
@@ -35,6 +36,7 @@ class LayerGeometry:
     window: int | None
     has_sinks: bool
     k_bias: bool
+    latent: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +76,8 @@ class ProbeStep:
         """Record the call; return zeros of the right shape."""
         self.calls.append(call)
         rows, heads, _ = call.q.shape
-        return call.q.new_zeros(rows, heads, self.shapes[call.kv_index][2])
+        _, k_dim, v_dim = self.shapes[call.kv_index]
+        return call.q.new_zeros(rows, heads, k_dim if call.latent else v_dim)
 
 
 def probe(model: Any) -> Geometry:
@@ -109,11 +112,12 @@ def _check_every_layer(model: Any, step: ProbeStep) -> None:
 def _layer(step: ProbeStep, index: int) -> LayerGeometry:
     """Describe one KV layer; everything that attends to its KV must agree on the window."""
     calls = [call for call in step.calls if call.kv_index == index]
-    windows = {call.window for call in calls}
+    windows, latent = {call.window for call in calls}, any(call.latent for call in calls)
     if len(windows) != 1:
         raise ModelRefused(f"the KV of layer {index} is attended to with windows {sorted(map(str, windows))}")
     heads, k_dim, v_dim = step.shapes[index]
-    if any(call.q.shape[-1] != k_dim or call.q.shape[1] % heads for call in calls):
+    q_dim = k_dim + v_dim if latent else k_dim
+    if any(call.q.shape[-1] != q_dim or call.q.shape[1] % heads for call in calls):
         raise ModelRefused(f"layer {index}: queries of shape {tuple(calls[0].q.shape)} do not fit its {heads} KV heads")
     owner = next((call for call in calls if call.layer_index == index), calls[0])
     return LayerGeometry(
@@ -123,7 +127,9 @@ def _layer(step: ProbeStep, index: int) -> LayerGeometry:
         v_dim=v_dim,
         window=windows.pop(),
         has_sinks=any(call.sinks is not None for call in calls),
-        k_bias=has_k_bias(owner.module, heads, k_dim, v_dim, owner.q.shape[1]),
+        # A norm follows the projection of latents, so a bias of that is not in them.
+        k_bias=not latent and has_k_bias(owner.module, heads, k_dim, v_dim, owner.q.shape[1]),
+        latent=latent,
     )
 
 

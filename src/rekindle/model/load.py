@@ -21,10 +21,11 @@ from rekindle.config import ModelSettings
 from rekindle.errors import ConfigError, ModelRefused
 from rekindle.kernels import library
 from rekindle.model import checkpoint, formats, geometry, packed, recurrent, trial, weights
-from rekindle.model.adapter import register_attention
+from rekindle.model.adapter import ATTENTION_NAME, register_attention
 from rekindle.model.decoder import fuse_layers
 from rekindle.model.device import check_device
 from rekindle.model.fingerprint import DigestCache, fingerprint, model_identity, tokenizer_digest
+from rekindle.model.latent import absorb_latents
 from rekindle.model.loaded import LoadedModel
 from rekindle.model.loader import Weights, load_weights
 from rekindle.model.proof import Proof, ProofCache
@@ -65,9 +66,7 @@ def load_model(
     identify = _identified(directory, digests, config=config, rope=rope, tokenizer=tokenizer)
     saved = SavedWeights(format_map_dir, source.key, settings, kernels, identify)
     ready = saved.place(model)
-    refusal = f"{type(model).__name__} cannot run packed sequences with given positions"
-    with refusing(refusal, "; " + WHAT_FITS), packed.observed_linears(model) as called:
-        found = geometry.probe(model)
+    found, called = _probed(model)
     recurrent.split_sequences(found.recurrent, block_tokens)
     notes = [*loaded.notes, *loaded.size_notes(settings.device), *geometry.rope_notes(rope)]
     if ready.chosen is None:
@@ -87,6 +86,15 @@ def load_model(
         model, spec, directory, settings.device, found.dtype, "close", native, kernels, (*notes, *ready.notes)
     )
     return _proved(_fused(replace(draft, unsaved=ready.unsaved)), found, settings, format_map_dir)
+
+
+def _probed(model: Any) -> tuple[geometry.Geometry, set[torch.nn.Module]]:
+    """What a pass through a loaded model shows, and the linear layers that it called."""
+    refusal = f"{type(model).__name__} cannot run packed sequences with given positions"
+    with refusing(refusal, "; " + WHAT_FITS):
+        absorb_latents(model, ATTENTION_NAME)
+        with packed.observed_linears(model) as called:
+            return geometry.probe(model), called
 
 
 def _named(settings: ModelSettings) -> tuple[checkpoint.Source, Any]:

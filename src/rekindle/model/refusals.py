@@ -41,17 +41,16 @@ _LAYERS = {
 # By the beginning of `model_type` (of several, the longest counts): what of the same makers or size is served.
 _SIBLINGS = {
     "qwen4": "Qwen3, Qwen3.5 and the text of Qwen3-VL",
-    "deepseek": "R1's distills of Qwen 2.5 and Llama",
-    "glm4_moe_lite": "GLM-4.5-Air, GLM-4.6 and GLM-4",
-    "glm_moe_dsa": "GLM-4.5-Air, GLM-4.6 and GLM-4",
-    "glm5": "GLM-4.5-Air, GLM-4.6 and GLM-4",
+    "deepseek": "DeepSeek V3 and R1, and R1's distills of Qwen 2.5 and Llama",
+    "glm_moe_dsa": "GLM-4.7-Flash, GLM-4.5-Air, GLM-4.6 and GLM-4",
+    "glm5": "GLM-4.7-Flash, GLM-4.5-Air, GLM-4.6 and GLM-4",
     "falcon": "Falcon 3, which has Llama's form, and Falcon-H1",
     "jamba": "Granite 4-H, Nemotron-H, Bamba and Falcon-H1",
     "llama4": "Llama 3",
     "olmo": "OLMo 2 and 3",
     "minimax": "MiniMax M2",
-    "minicpm3": "MiniCPM of Llama's form",
     "mistral": "Mistral Small 3, Ministral 3 and Mixtral",
+    "axk2": "A.X K1",
     "hy_v": "Hunyuan's dense and MoE models",
 }
 
@@ -71,11 +70,6 @@ def refuse_by_config(config: Any) -> None:
         reasons = dict.fromkeys(_LAYERS.get(kind, "are none that we know") for kind in others)
         raise ModelRefused(
             f"{name} has layers of kind {', '.join(others)}: they {'; they '.join(reasons)}; {_instead(name)}"
-        )
-    if getattr(text, "kv_lora_rank", None):
-        raise ModelRefused(
-            f"{name} has multi-head latent attention (MLA): it caches a latent from which K and V are computed, which "
-            f"is not stored yet; {_instead(name)}"
         )
 
 

@@ -18,7 +18,7 @@ import torch
 
 from rekindle.cache.blocks.windows import WindowSlots
 from rekindle.kv.arena import KVArena
-from rekindle.model.formats import check_tokens, fits_q4h, native_format
+from rekindle.model.formats import check_tokens, in_4_bits, native_format
 from rekindle.model.loaded import LoadedModel, Promise
 from rekindle.model.runner import ModelRunner
 from rekindle.model.trial import interleaved_tables, sequence_step
@@ -112,11 +112,8 @@ def _in_other_format(loaded: LoadedModel) -> LoadedModel:
     def changed(layer: LayerSpec) -> LayerSpec:
         if not is_native:
             return replace(layer, k_format=native, v_format=native)
-        return replace(
-            layer,
-            k_format="q4h" if fits_q4h("k", layer.k_dim) else layer.k_format,
-            v_format="q4h" if fits_q4h("v", layer.v_dim) else layer.v_format,
-        )
+        k, v = in_4_bits(layer, native)
+        return replace(layer, k_format=k, v_format=v)
 
     layers = tuple(changed(layer) for layer in layout.layers)
     return replace(loaded, spec=replace(loaded.spec, layout=replace(layout, layers=layers)))

@@ -25,7 +25,7 @@ from rekindle.config import StoreSettings
 from rekindle.errors import StoreError
 from rekindle.kv.arena import KVArena
 from rekindle.model.batch import SequenceStep
-from rekindle.model.formats import fits_q4h, native_format
+from rekindle.model.formats import in_4_bits, native_format
 from rekindle.model.loaded import LoadedModel
 from rekindle.model.runner import ModelRunner
 from rekindle.spec import Format, KVLayout, LayerSpec
@@ -87,15 +87,14 @@ def layouts_of(loaded: LoadedModel) -> dict[str, KVLayout]:
     def everywhere(k: Format, v: Format) -> KVLayout:
         return KVLayout(auto.block_tokens, tuple(replace(layer, k_format=k, v_format=v) for layer in auto.layers))
 
-    def in_4_bits(layer: LayerSpec) -> LayerSpec:
-        k: Format = "q4h" if fits_q4h("k", layer.k_dim) else native
-        v: Format = "q4h" if fits_q4h("v", layer.v_dim) else native
+    def narrow(layer: LayerSpec) -> LayerSpec:
+        k, v = in_4_bits(layer, native)
         return replace(layer, k_format=k, v_format=v)
 
     found = {"native": everywhere(native, native), "auto": auto}
     if native == "fp32":
         found["bf16"] = everywhere("bf16", "bf16")
-    found["q4h"] = KVLayout(auto.block_tokens, tuple(in_4_bits(layer) for layer in auto.layers))
+    found["q4h"] = KVLayout(auto.block_tokens, tuple(narrow(layer) for layer in auto.layers))
     return found
 
 

@@ -1,0 +1,73 @@
+"""Defects in multi-head latent attention."""
+
+from __future__ import annotations
+
+from tools.defects.mutant import one
+
+LATENT = "tests/model/test_latent.py"
+LOGITS = f"{LATENT}::test_logits_are_the_model_s_own"
+SELF_CHECK = f"{LATENT}::test_the_self_check_sees_the_rotary_key_too"
+OTHER_FORMS = f"{LATENT}::test_maps_of_another_form_are_refused"
+REFERENCE = "tests/kv/test_paged_attention.py::test_vectorised_agrees_with_the_definitions"
+
+LATENTS = (
+    one(
+        "the rotary part of queries not scaled",
+        "kv/attention.py",
+        "torch.cat((rotated, native.to(wide) * scaling), dim=-1)",
+        "torch.cat((rotated, native.to(wide)), dim=-1)",
+        REFERENCE,
+    ),
+    one(
+        "sums of latents not rotated back",
+        "kv/attention.py",
+        '(layer.spec.k_format if layer.spec.latent else layer.spec.v_format) == "q4h"',
+        'layer.spec.v_format == "q4h"',
+        REFERENCE,
+    ),
+    one(
+        "rotary keys before latents",
+        "kv/decode.py",
+        "torch.cat((k, v), dim=-1, out=keys), k",
+        "torch.cat((v, k), dim=-1, out=keys), k",
+        REFERENCE,
+    ),
+    one(
+        "queries absorbed by the map of another head",
+        "model/latent.py",
+        "q[..., :size] @ self.keys, q[..., size:]",
+        "q[..., :size] @ self.keys.flip(0), q[..., size:]",
+        LOGITS,
+    ),
+    one(
+        "V of another head",
+        "model/latent.py",
+        "(summed.transpose(0, 1) @ self.values.transpose(1, 2))",
+        "(summed.transpose(0, 1) @ self.values.flip(0).transpose(1, 2))",
+        LOGITS,
+    ),
+    one(
+        "latent maps not compared", "model/latent.py", "not (appended and _near(k", "not (True or _near(k", OTHER_FORMS
+    ),
+    one(
+        "only rotary keys compared",
+        "model/latent.py",
+        "appended and _near(k, expected_k) and _near(v, expected_v)",
+        "appended",
+        OTHER_FORMS,
+    ),
+    one(
+        "stored latents without rotary keys in the self-check",
+        "model/formats.py",
+        'torch.cat((round_trip(keys[..., :k_dim], "k"), keys[..., k_dim:]), dim=-1)',
+        'torch.cat((round_trip(keys[..., :k_dim], "k"), keys[..., k_dim:] * 0), dim=-1)',
+        SELF_CHECK,
+    ),
+    one(
+        "blocks of latents not told from those of K and V",
+        "spec.py",
+        'if name != "latent" or value}',
+        'if name != "latent"}',
+        f"{LATENT}::test_digests_tell_latents_apart_and_leave_others_as_they_were",
+    ),
+)
