@@ -48,6 +48,10 @@ LAYERS = [
     Layer(BF16, window=4096, block_tokens=128),
     Layer(BF16, sinks=True, window=512, block_tokens=128),
     Layer(BF16, block_tokens=16, beside=(512,)),
+    Layer(BF16, "q4h", "bf16", k_dim=512, v_dim=64, kv_heads=1, heads=20, block_tokens=64, latent=True),
+    Layer(BF16, "q4h", "bf16", k_dim=32, v_dim=16, kv_heads=1, heads=4, block_tokens=16, beside=(None,), latent=True),
+    Layer(BF16, "q4h", "bf16", k_dim=240, v_dim=48, kv_heads=2, heads=6, window=70, beside=(9, 70), latent=True),
+    Layer(BF16, "bf16", "bf16", k_dim=72, v_dim=32, kv_heads=1, heads=7, block_tokens=128, latent=True),
 ]
 
 pytestmark = needs_compiler
@@ -241,20 +245,23 @@ def test_other_dtypes_are_computed_by_torch(kernels: KernelLibrary, layer: Layer
 
 
 @pytest.mark.parametrize(
-    ("dims", "formats", "fit"),
+    ("dims", "formats", "latent", "fit"),
     [
-        ((64, 64), ("q4h", "q4h"), True),
-        ((576, 512), ("q4h", "q4h"), False),
-        ((256, 272), ("q4h", "q4h"), False),  # 17 scales
-        ((41, 64), ("bf16", "bf16"), False),
-        ((64, 64), ("fp32", "q4h"), False),
+        ((64, 64), ("q4h", "q4h"), False, True),
+        ((576, 512), ("q4h", "q4h"), False, False),
+        ((256, 272), ("q4h", "q4h"), False, False),  # 17 scales
+        ((41, 64), ("bf16", "bf16"), False, False),
+        ((64, 64), ("fp32", "q4h"), False, False),
+        ((512, 128), ("q4h", "bf16"), True, True),
+        ((512, 144), ("q4h", "bf16"), True, False),
+        ((512, 40), ("q4h", "bf16"), True, False),
     ],
 )
 def test_layers_that_do_not_fit_are_left_to_torch(
-    kernels: KernelLibrary, dims: tuple[int, int], formats: tuple[str, str], fit: bool
+    kernels: KernelLibrary, dims: tuple[int, int], formats: tuple[str, str], latent: bool, fit: bool
 ) -> None:
-    assert fits(LayerSpec(0, 2, *dims, None, *formats)) is fit  # type: ignore[arg-type]
-    layer = Layer(BF16, *formats, *dims)  # type: ignore[arg-type]
+    assert fits(LayerSpec(0, 2, *dims, None, *formats, latent)) is fit  # type: ignore[arg-type]
+    layer = Layer(BF16, *formats, *dims, latent=latent)  # type: ignore[arg-type]
     rows, num_tokens = Rows.random(layer, BLOCK_TOKENS + 5), BLOCK_TOKENS + 5
     attention = fused(kernels, layer, 2)
     got = in_chunks(attention, layer, rows, [1, 0], [num_tokens])

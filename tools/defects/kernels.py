@@ -25,75 +25,86 @@ def native(name: str, file: str, old: str, new: str, *tests: str, level: str = "
 ATTENTION = (
     native(
         "query heads in the order of another model",
-        "attend.cpp",
+        "attention.hpp",
         "head = piece.kv_head * job.heads_per_kv + folded % job.heads_per_kv;",
         "head = piece.kv_head + folded % job.heads_per_kv * job.layer.kv_heads;",
         RIGHT,
     ),
     native(
         "rows of queries taken to lie next to each other",
-        "attend.cpp",
+        "attention.hpp",
         "call.q.values + row * call.q.row_stride + head",
         "call.q.values + row * call.heads * dim + head",
         STRIDED,
     ),
     native(
-        "a row sees the token after it", "attend.cpp", "end = position + 1 - start", "end = position + 2 - start", RIGHT
+        "a row sees the token after it",
+        "attention.hpp",
+        "end = position + 1 - start",
+        "end = position + 2 - start",
+        RIGHT,
     ),
     native(
-        "a row does not see itself", "attend.cpp", "end = position + 1 - start", "end = position - start", RIGHT, LOWEST
+        "a row does not see itself",
+        "attention.hpp",
+        "end = position + 1 - start",
+        "end = position - start",
+        RIGHT,
+        LOWEST,
     ),
     native(
         "a window of one token more",
-        "attend.cpp",
+        "attention.hpp",
         "window > 0 ? position + 1 - window - start : 0",
         "window > 0 ? position - window - start : 0",
         RIGHT,
     ),
     native(
         "a window that leaves out a segment of its oldest token",
-        "attend.cpp",
+        "attention.hpp",
         "window > 0 ? span.start + first + 1 - window : 0",
         "window > 0 ? span.start + first + 2 - window : 0",
         BITS,
     ),
     native(
         "segments of several threads merged from the last",
-        "attend.cpp",
+        "attention.hpp",
         "piece.partials + (n * piece.rows(job) + folded) * size",
         "piece.partials + ((piece.segments() - 1 - n) * piece.rows(job) + folded) * size",
         BITS,
     ),
-    native("segments merged that a row does not see", "attend.cpp", "if (mass.sum != UNSEEN) merge(", "merge(", BITS),
+    native(
+        "segments merged that a row does not see", "attention.hpp", "if (mass.sum != UNSEEN) merge(", "merge(", BITS
+    ),
     native(
         "weights of a later segment not scaled",
-        "attend.cpp",
+        "attention.hpp",
         "*sum * factors[0] + mass.sum * factors[1];",
         "*sum * factors[0] + mass.sum;",
         RIGHT,
     ),
     native(
-        "the first head's sink for all", "attend.cpp", "call.sinks[head] * softmax", "call.sinks[0] * softmax", RIGHT
+        "the first head's sink for all", "attention.hpp", "call.sinks[head] * softmax", "call.sinks[0] * softmax", RIGHT
     ),
     native(
         "the largest score without the sink",
-        "attend.cpp",
+        "attention.hpp",
         "most = sink > mass.largest ? sink : mass.largest;",
         "most = mass.largest;",
         f"{FUSED}::test_sinks_far_from_the_scores_take_nothing_or_all",
     ),
     native(
         "softcap in units of the natural logarithm",
-        "attend.cpp",
-        "call->softcap * softmax::LOG2_E};",
-        "call->softcap};",
+        "attention.hpp",
+        "call.softcap * softmax::LOG2_E};",
+        "call.softcap};",
         RIGHT,
     ),
     native(
         "values rotated once more instead of back",
-        "attend.cpp",
-        "q4h::unrotate(x, dim, job.layer.signs);",
-        "q4h::rotate(x, dim, job.layer.signs);",
+        "attention.hpp",
+        "q4h::unrotate(x, dim, layer.signs);",
+        "q4h::rotate(x, dim, layer.signs);",
         RIGHT,
     ),
     native(

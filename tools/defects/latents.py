@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from tools.defects.kernels import native
 from tools.defects.mutant import one
 
 LATENT = "tests/model/test_latent.py"
@@ -9,6 +10,7 @@ LOGITS = f"{LATENT}::test_logits_are_the_model_s_own"
 SELF_CHECK = f"{LATENT}::test_the_self_check_sees_the_rotary_key_too"
 OTHER_FORMS = f"{LATENT}::test_maps_of_another_form_are_refused"
 REFERENCE = "tests/kv/test_paged_attention.py::test_vectorised_agrees_with_the_definitions"
+RIGHT = "tests/kv/test_fused.py::test_kernels_agree_with_the_definitions"
 
 LATENTS = (
     one(
@@ -69,5 +71,47 @@ LATENTS = (
         'if name != "latent" or value}',
         'if name != "latent"}',
         f"{LATENT}::test_digests_tell_latents_apart_and_leave_others_as_they_were",
+    ),
+    native(
+        "rotary keys of the kernels in the place of latents",
+        "levels.hpp",
+        "(int)layer.v_dim, dim / 2, first, count, m);",
+        "(int)layer.v_dim, 0, first, count, m);",
+        RIGHT,
+    ),
+    native(
+        "the scales of a token for the next one",
+        "levels.hpp",
+        "next = steps_of_words(bytes + (t + 1) * groups, word",
+        "next = steps_of_words(bytes + t * groups, word",
+        RIGHT,
+    ),
+    native(
+        "a scale for each word of a latent",
+        "levels.hpp",
+        "bytes[(word + i) * q4h::WORD_CODES / q4h::K_GROUP]",
+        "bytes[word * q4h::WORD_CODES / q4h::K_GROUP + i]",
+        RIGHT,
+    ),
+    native(
+        "levels of latents for numbers",
+        "levels.hpp",
+        "    scale_k(dim, first, count, m);\n",
+        "",
+        RIGHT,
+    ),
+    native(
+        "rotary queries rotated with the others",
+        "attention.hpp",
+        "q4h::rotate(x, (int)job.layer.k_dim, job.layer.signs);",
+        "q4h::rotate(x, dim, job.layer.signs);",
+        RIGHT,
+    ),
+    native(
+        "sums of latents not rotated back by the kernels",
+        "attention.hpp",
+        "(layer.latent ? layer.k_format : layer.v_format) == RK_Q4H",
+        "layer.v_format == RK_Q4H",
+        RIGHT,
     ),
 )

@@ -18,6 +18,7 @@ from rekindle.spec import CODES_PER_WORD, LayerSections, LayerSpec, Section, gro
 
 FORMATS = {"bf16": 0, "q4h": 2}  # RK_BF16 and RK_Q4H of native/rekindle.h
 MOST_DIMS = 512
+MOST_ROTARY_DIMS, ROTARY_MULTIPLE = 128, 16
 MOST_SCALES = 16  # of V of one token, in vectors of the narrowest level
 _NARROWEST = 8
 _I32, _I64, _POINTER, _F32 = ctypes.c_int32, ctypes.c_int64, ctypes.c_void_p, ctypes.c_float
@@ -60,7 +61,7 @@ class _Layer(ctypes.Structure):
         *(("blocks", _POINTER), ("signs", _POINTER)),
         *((name, _I64) for name in ("block_bytes", "block_tokens", "kv_heads")),
         *((name, _I64) for name in ("k", "k_scales", "k_dim", "v", "v_scales", "v_dim")),
-        *(("k_format", _I32), ("v_format", _I32)),
+        *(("k_format", _I32), ("v_format", _I32), ("latent", _I32)),
     )
 
 
@@ -97,11 +98,11 @@ class LayerBlocks:
         assert signs.dtype == np.float32 and signs.shape == (MOST_DIMS,), signs
         k, v = sections.k, sections.v
         self._signs = signs  # kept alive
-        self.v_dim = spec.v_dim
+        self.out_dim = spec.out_dim
         self.described = _Layer(
             *(address, signs.ctypes.data, block_bytes, k[0].shape[1], spec.num_kv_heads),
             *(k[0].offset, _scales_offset(k), spec.k_dim, v[0].offset, _scales_offset(v), spec.v_dim),
-            *(FORMATS[spec.k_format], FORMATS[spec.v_format]),
+            *(FORMATS[spec.k_format], FORMATS[spec.v_format], spec.latent),
         )
         self.reference = ctypes.byref(self.described)
 
@@ -112,9 +113,9 @@ def _scales_offset(sections: Sequence[Section]) -> int:
 
 def fits(spec: LayerSpec) -> bool:
     """Whether the kernels know a layer's formats and head sizes."""
-    if spec.latent or spec.k_format not in FORMATS or spec.v_format not in FORMATS:
+    if spec.k_format not in FORMATS or spec.v_format not in FORMATS or max(spec.k_dim, spec.v_dim) > MOST_DIMS:
         return False
-    if max(spec.k_dim, spec.v_dim) > MOST_DIMS:
+    if spec.latent and (spec.v_dim > MOST_ROTARY_DIMS or spec.v_dim % ROTARY_MULTIPLE):
         return False
     if spec.v_format == "q4h":
         chunks = -(-spec.v_dim // (CODES_PER_WORD * _NARROWEST))
@@ -164,7 +165,7 @@ class AttentionKernel:
     def attend(
         self, layer: LayerBlocks, spans: Spans, q: Rows, *, heads: int, output: int, scoring: Scoring, threads: int
     ) -> None:
-        """Attend with `heads` queries of each row of the spans; `output`: the address of bf16 [rows, heads, v_dim]."""
+        """Attend with `heads` queries of each row of the spans; `output`: the address of bf16 [rows, heads, size]."""
         call = AttendCall(
             *(ctypes.addressof(spans.described), len(spans.described), heads, scoring.window or 0),
             *(RowsStruct(*q), output, scoring.sinks, scoring.scaling, scoring.softcap or 0.0),

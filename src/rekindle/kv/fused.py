@@ -75,7 +75,7 @@ class FusedAttention(PagedAttention):
             return super().attend(layer_index, q, plan, scaling=scaling, window=window, softcap=softcap, sinks=sinks)
         self._refuse_misfit(layer_index, q, plan, window=window, sinks=sinks)
         q, wide_sinks = _dense(q), None if sinks is None else sinks.float().contiguous()
-        outputs = q.new_empty(*q.shape[:2], layer.v_dim)
+        outputs = q.new_empty(*q.shape[:2], layer.out_dim)
         outputs[plan.num_used :].zero_()
         self._kernel.attend(
             layer,

@@ -2,7 +2,8 @@
 // stays in the L2 cache.
 //
 // Levels are bf16 numbers: the odd numbers -15 to 15 of Q4H, whose scales are applied to scores and weights, or the
-// values of the native format. Tokens that nobody has hold finite numbers and have weight zero.
+// values of the native format. Tokens that nobody has hold finite numbers and have weight zero. Of a latent layer they
+// are numbers, levels times their scales, which are exact in bf16: many rows share each segment.
 //
 //     K   [pair of dimensions][token]               words of two levels; a scale for each 16 dimensions and token
 //     V   [group of token pairs][vector][lane]      words of the levels of two tokens; see `Shape`
@@ -38,6 +39,7 @@ struct Registers {};  // of one thread; nothing to prepare
 struct Shape {
   int k_pairs;  // of dimensions
   bool k_scaled;
+  bool v_coded;      // in the order in which words unpack
   int pairs;         // of tokens in a vector of V
   int lanes;         // of each pair
   int vectors;       // of a group of pairs, a multiple of PART
@@ -46,11 +48,13 @@ struct Shape {
   int lanes_of_one;  // that take the same entry
 
   explicit Shape(const rk_layer& layer) {
-    k_pairs = (int)layer.k_dim / 2, k_scaled = layer.k_format == RK_Q4H;
-    const int dim = (int)layer.v_dim, words = dim / q4h::WORD_CODES;
-    if (layer.v_format == RK_BF16) {
+    k_pairs = (int)q4h::query_dim(layer) / 2, k_scaled = layer.k_format == RK_Q4H && !layer.latent;
+    v_coded = (layer.latent ? layer.k_format : layer.v_format) == RK_Q4H;
+    const int dim = (int)q4h::output_dim(layer), words = dim / q4h::WORD_CODES;
+    if (layer.latent || !v_coded) {
       pairs = 1, lanes = LANES, entries = 1, v_scales = 0, lanes_of_one = LANES;
-      vectors = (dim + PART * LANES - 1) / (PART * LANES) * PART;
+      const int chunks = (words + LANES - 1) / LANES;
+      vectors = v_coded ? chunks * WORDS : (dim + PART * LANES - 1) / (PART * LANES) * PART;
       return;
     }
     lanes = power_of_two(words < LANES ? words : LANES);
@@ -79,9 +83,26 @@ struct Segment {
   uint32_t* queries;
 };
 
+// Bf16 values of one block's head as rows of `m.k` from `pair` on, `count` tokens from token `first` of the segment on.
+inline void copy_k(const uint8_t* from, int dim, int pair, int first, int count, Segment& m) {
+  const int row = dim / 2;  // words
+  for (int t = 0; t < count; t += LANES) {
+    for (int word = 0; word < row; word += WORDS) {
+      Bits words[WORDS];
+      simd::load_transposed(from + ((int64_t)t * row + word) * 4, row * 4, words);
+      const int end = row - word < WORDS ? row - word : WORDS;
+      for (int w = 0; w < end; w++) simd::store_bits(m.k + (int64_t)(pair + word + w) * TOKENS + first + t, words[w]);
+    }
+  }
+}
+
 // K of one block's head, `count` tokens, into column `first` of the segment.
 inline void unpack_k(const rk_layer& layer, const uint8_t* block, int64_t head, int first, int count, Segment& m) {
-  const int dim = (int)layer.k_dim, row = layer.k_format == RK_BF16 ? dim / 2 : dim / q4h::WORD_CODES;  // words
+  const int dim = (int)layer.k_dim, row = dim / q4h::WORD_CODES;  // words
+  if (layer.k_format == RK_BF16) {
+    copy_k(block + layer.k + head * layer.block_tokens * dim * 2, dim, 0, first, count, m);
+    return;
+  }
   const uint8_t* from = block + layer.k + head * layer.block_tokens * row * 4;
   for (int t = 0; t < count; t += LANES) {
     for (int word = 0; word < row; word += WORDS) {
@@ -89,10 +110,6 @@ inline void unpack_k(const rk_layer& layer, const uint8_t* block, int64_t head, 
       simd::load_transposed(from + ((int64_t)t * row + word) * 4, row * 4, words);
       const int end = row - word < WORDS ? row - word : WORDS;
       uint32_t* to = m.k + first + t;
-      if (layer.k_format == RK_BF16) {
-        for (int w = 0; w < end; w++) simd::store_bits(to + (int64_t)(word + w) * TOKENS, words[w]);
-        continue;
-      }
       for (int w = 0; w < end; w++) {
         UNROLL for (int j = 0; j < 4; j++) {
           const Bits pair = simd::levels(simd::shift_right(words[w], 4 * j));
@@ -101,7 +118,6 @@ inline void unpack_k(const rk_layer& layer, const uint8_t* block, int64_t head, 
       }
     }
   }
-  if (layer.k_format == RK_BF16) return;
   const int groups = dim / q4h::K_GROUP;
   scales::unpack(block + layer.k_scales + head * layer.block_tokens * groups, groups, count, m.k_steps + first);
 }
@@ -185,6 +201,62 @@ inline void unpack_v(const rk_layer& layer, const uint8_t* block, int64_t head, 
   scales::unpack(block + layer.v_scales + row * shape.v_scales, shape.v_scales, count, m.v_steps + first);
 }
 
+// Replaces the levels of a segment's K by numbers.
+inline void scale_k(int dim, int first, int count, Segment& m) {
+  for (int pair = 0; pair < dim / 2; pair++) {
+    uint32_t* words = m.k + (int64_t)pair * TOKENS + first;
+    const float* steps = m.k_steps + (int64_t)pair / (q4h::K_GROUP / 2) * TOKENS + first;
+    for (int t = 0; t < count; t += LANES) {
+      const Vec step = simd::load(steps + t);
+      simd::store_bits(words + t, scales::numbers(simd::load_bits(words + t), step, step));
+    }
+  }
+}
+
+// The steps of LANES words of a token, `count` of which there are, from the bytes of its scales.
+INLINE Vec steps_of_words(const uint8_t* bytes, int word, int count) {
+  alignas(64) uint32_t of_words[LANES] = {};
+  for (int i = 0; i < LANES && i < count; i++) of_words[i] = bytes[(word + i) * q4h::WORD_CODES / q4h::K_GROUP];
+  return q4h::steps_of(simd::load_bits(of_words));
+}
+
+// Latents of one block as numbers of V: words of two tokens, in the order in which codes unpack.
+inline void unpack_latents(const uint8_t* codes, const uint8_t* bytes, int dim, int count, const Shape& shape,
+                           uint32_t* to) {
+  const int row = dim / q4h::WORD_CODES, groups = dim / q4h::K_GROUP;
+  for (int t = 0; t < count; t += 2) {
+    for (int word = 0; word < row; word += LANES, to += WORDS * LANES) {
+      Bits low, high;
+      load_pairs(codes + (int64_t)t * row * 4, row, word, shape, low, high);
+      const Vec step = steps_of_words(bytes + t * groups, word, row - word);
+      const Vec next = steps_of_words(bytes + (t + 1) * groups, word, row - word);
+      UNROLL for (int j = 0; j < 4; j++) {
+        const Bits even = simd::levels(simd::shift_right(low, 4 * j)), odd = simd::levels(simd::shift_right(high, 4 * j));
+        simd::store_bits(to + 2 * j * LANES, scales::numbers(even, step, next));
+        simd::store_bits(to + (2 * j + 1) * LANES, scales::numbers(odd, step, next));
+      }
+    }
+  }
+}
+
+// A latent layer's block, `count` tokens, from token `first` of the segment on.
+inline void unpack_latent(const rk_layer& layer, const uint8_t* block, int64_t head, int first, int count,
+                          const Shape& shape, Segment& m) {
+  const int dim = (int)layer.k_dim, groups = dim / q4h::K_GROUP;
+  const int64_t row = head * layer.block_tokens;
+  uint32_t* v = m.v + (int64_t)first / 2 * shape.vectors * LANES;
+  if (layer.k_format == RK_Q4H) {
+    const uint8_t* bytes = block + layer.k_scales + row * groups;
+    unpack_k(layer, block, head, first, count, m);
+    scale_k(dim, first, count, m);
+    unpack_latents(block + layer.k + row * (dim / 2), bytes, dim, count, shape, v);
+  } else {
+    copy_k(block + layer.k + row * dim * 2, dim, 0, first, count, m);
+    copy_v((const uint16_t*)(block + layer.k) + row * dim, dim, count, shape, v);
+  }
+  copy_k(block + layer.v + row * layer.v_dim * 2, (int)layer.v_dim, dim / 2, first, count, m);
+}
+
 // Tokens first .. first + count of a sequence; `first` is a multiple of TOKENS.
 inline void unpack(const rk_layer& layer, const int32_t* blocks, int64_t first, int count, int64_t head,
                    const Shape& shape, Segment& m) {
@@ -193,6 +265,10 @@ inline void unpack(const rk_layer& layer, const int32_t* blocks, int64_t first, 
     const int32_t* number = blocks + (first + t) / size;
     const uint8_t* block = layer.blocks + *number * layer.block_bytes;
     if (t + size < count) fetching::fetch_head(layer, number[1], head);
+    if (layer.latent) {
+      unpack_latent(layer, block, head, t, size, shape, m);
+      continue;
+    }
     unpack_k(layer, block, head, t, size, m);
     unpack_v(layer, block, head, t, size, shape, m);
   }
@@ -304,8 +380,8 @@ inline void attend(const Segment& m, const Shape& shape, const softmax::Rows& ro
 
 // A row's sums in the order of dimensions, times a factor.
 inline void gather(const rk_layer& layer, const Shape& shape, const float* sums, float factor, float* out) {
-  const int dim = (int)layer.v_dim;
-  if (shape.v_scales == 0) {
+  const int dim = (int)q4h::output_dim(layer);
+  if (!shape.v_coded) {
     for (int d = 0; d < dim; d++) out[d] = sums[d] * factor;
     return;
   }

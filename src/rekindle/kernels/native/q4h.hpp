@@ -15,6 +15,12 @@ constexpr int MOST_DIMS = 512;
 constexpr int WORD_CODES = 8;
 constexpr int SMALLEST_BYTE = 8, LARGEST_BYTE = 0xf7;
 
+constexpr int MOST_QUERY = MOST_DIMS + 128;  // of latents and rotary keys
+
+// Values of a query, and of what attention gives for it.
+inline int64_t query_dim(const rk_layer& layer) { return layer.latent ? layer.k_dim + layer.v_dim : layer.k_dim; }
+inline int64_t output_dim(const rk_layer& layer) { return layer.latent ? layer.k_dim : layer.v_dim; }
+
 inline int v_group(int dim) { return dim % 32 == 0 ? 32 : 16; }
 inline int rotation_size(int dim) { return dim & -dim; }
 

@@ -16,7 +16,7 @@ extern "C" {
 #endif
 
 /* The number of this interface; a library with another one is not used. `INTERFACE` in library.py is the same. */
-#define RK_INTERFACE 4
+#define RK_INTERFACE 5
 int32_t rk_interface(void);
 
 /* Asks the system for what this library's instructions need; 1 if they may be used. Call it before anything else. */
@@ -62,6 +62,9 @@ void rk_linears(const rk_linear_call* calls, int32_t count, int32_t threads);
  * K and V have a format each, RK_Q4H or RK_BF16 (without scales). Shapes are those of rekindle.spec. RK_Q4H: dimensions
  * are multiples of 16, at most 512 (at most 256 for those of V that are no multiples of 32). RK_BF16: even, at most
  * 512.
+ *
+ * latent: 1 where K is a latent and V a rotary key in RK_BF16, of up to 128 dimensions: queries have the dimensions of
+ * both, scores are of both, and what is summed is K.
  */
 typedef struct {
   uint8_t* blocks;
@@ -70,6 +73,7 @@ typedef struct {
   int64_t k, k_scales, k_dim;
   int64_t v, v_scales, v_dim;
   int32_t k_format, v_format;
+  int32_t latent;
 } rk_layer;
 
 /* Rows of bf16 values for every head; strides are numbers of values from row to row and from head to head. */
@@ -102,7 +106,7 @@ typedef struct {
 
 /* Causal attention of every span to what is stored of its sequence, up to the row itself.
  *
- * output: bf16 [rows][heads][v_dim]. window: how many tokens a row sees, itself included, or 0 for all. softcap: 0 for
+ * output: bf16 [rows][heads][v_dim], of a latent layer [k_dim]. window: how many tokens a row sees, itself included, or 0 for all. softcap: 0 for
  * none. sinks: fp32 [heads], or NULL.
  */
 typedef struct {

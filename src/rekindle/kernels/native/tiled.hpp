@@ -14,6 +14,7 @@
 
 namespace tiled {
 
+using scales::numbers;
 using simd::Bits;
 using simd::Vec;
 using softmax::TOKENS;
@@ -73,13 +74,6 @@ class Registers {
   Registers(const Registers&) = delete;
   ~Registers() { _tile_release(); }
 };
-
-// Pairs of levels times the steps of their firsts and their seconds: exact.
-INLINE Bits numbers(Bits pairs, Vec first, Vec second) {
-  const Vec low = simd::mul(simd::as_floats(simd::shift_left(pairs, 16)), first);
-  const Vec high = simd::mul(simd::as_floats(simd::both(pairs, simd::broadcast_bits(0xffff0000u))), second);
-  return simd::either(simd::shift_right(simd::as_bits(low), 16), simd::as_bits(high));
-}
 
 // K of one block's head, `count` tokens, from token `first` of the segment on.
 inline void unpack_k(const rk_layer& layer, const uint8_t* block, int64_t head, int first, int count,
