@@ -113,7 +113,7 @@ class WindowMachine(RuleBasedStateMachine):
             for slots in self.slots:
                 for block in table.blocks[first_needed(end, slots.window, SIZE) : -(-end // SIZE)]:
                     slots.mark(block)
-        table.pass_windows()
+        table.end_parts()
 
     def compute_states(self, table: BlockTable, ids: list[int], num_new: int, copies: list[BlockCopy]) -> None:
         start = len(ids) - num_new
@@ -291,7 +291,7 @@ def test_a_tail_that_two_tables_hold_keeps_its_part_when_one_finds_it_published(
     for table in (first, other):
         assert table.prepare(len(ids)) == []
         table.publish(ids, ROOTS[0])
-        table.pass_windows()
+        table.end_parts()
     for block in first.blocks:
         pool.share(block)
     second.append_shared(list(first.blocks), len(ids))
@@ -314,14 +314,14 @@ def test_a_sequence_holds_the_state_at_the_end_of_its_last_full_block() -> None:
     for end in (4, 6):
         assert table.prepare(end) == []
         table.publish(ids[:end], ROOTS[0])
-        table.pass_windows()
+        table.end_parts()
     assert [slots.is_held(block) for block in table.blocks] == [True, True]
     assert other.prepare(4) == [] and other.prepare(9) is None, "there is a slot for one of its blocks"
     assert table.prepare(9) is None
     other.release()
     assert table.prepare(9) == []
     table.publish([*ids, 7, 8, 9], ROOTS[0])
-    table.pass_windows()
+    table.end_parts()
     assert [slots.is_held(block) for block in table.blocks] == [False, True, True]
 
 

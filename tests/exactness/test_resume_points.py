@@ -104,7 +104,7 @@ def test_what_extends_a_turn_computes_its_new_tokens_only(
 
 
 @pytest.mark.parametrize("place", ["hot", "warm"])
-def test_window_parts_end_with_the_window_before_each_resume_point(
+def test_parts_of_windows_end_with_the_window_before_each_resume_point(
     make_rig: MakeRig, tmp_path: Path, place: str
 ) -> None:
     """1,000 tokens in ten turns: what is kept, in memory and on disk, does not grow with the conversation."""

@@ -137,14 +137,14 @@ STATES = (
     ),
     one(
         "resumed inside a block",
-        "engine/blocks/window_parts.py",
+        "engine/blocks/ending_parts.py",
         "return min(num_tokens, num_resumable) // self._size * self._size",
         "return min(num_tokens, num_resumable)",
         "tests/exactness/test_resume_points.py::test_any_order_of_turns_gives_the_answers_of_no_reuse",
     ),
     one(
         "the last token of a prompt taken for computed",
-        "engine/blocks/window_parts.py",
+        "engine/blocks/ending_parts.py",
         "return min(num_tokens, num_resumable) // self._size * self._size",
         "return num_tokens // self._size * self._size",
         f"{SNAPSHOTS}::test_the_same_prompt_again_computes_the_tokens_after_its_last_block",

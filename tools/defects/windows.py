@@ -76,13 +76,13 @@ WINDOWS: tuple[Mutant, ...] = (
     one(
         "resumed where windows have ended",
         "engine/blocks/prefix_cache.py",
-        "position = self.windows.resume_at(blocks, self.windows.usable(matched, sequence.num_resumable))",
-        "position = self.windows.usable(matched, sequence.num_resumable)",
+        "position = self.ending.resume_at(blocks, self.ending.usable(matched, sequence.num_resumable))",
+        "position = self.ending.usable(matched, sequence.num_resumable)",
         ANY_ORDER,
     ),
     one(
         "windows on disk not loaded",
-        "engine/blocks/window_parts.py",
+        "engine/blocks/ending_parts.py",
         "parts = {self.indices[which] for which in lacking} | ({0} if index >= len(hot) else set())",
         "parts = {0} if index >= len(hot) else set()",
         RESUMED,
@@ -90,8 +90,8 @@ WINDOWS: tuple[Mutant, ...] = (
     one(
         "ends of prompts not marked",
         "engine/blocks/prefix_cache.py",
-        "self.windows.mark(table, [at for at in sequence.resume_points if before < at <= num_stored])",
-        "self.windows.mark(table, [])",
+        "self.ending.mark(table, [at for at in sequence.resume_points if before < at <= num_stored])",
+        "self.ending.mark(table, [])",
         RESUMED,
     ),
     one(

@@ -254,7 +254,7 @@ def _preparer(
         new_table=cache.new_table,
         submit=submit,
         wake=wake,
-        has_windows=bool(spec.layout.ending_parts),
+        only_at_points=bool(spec.layout.ending_parts),
     )
 
 

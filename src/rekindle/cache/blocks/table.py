@@ -7,7 +7,7 @@ Does not know bytes: it returns which tokens to copy, the arena copies them. All
     positions  0 ........................num_tokens ......capacity
                stored, written once           prepared, not stored yet
 
-One step is: `prepare(n)`, copy what it returns, the forward pass, `publish(ids)`, `pass_windows()`. At the end of a
+One step is: `prepare(n)`, copy what it returns, the forward pass, `publish(ids)`, `end_parts()`. At the end of a
 turn: `seal`. Invariants: the block that holds the next position is private; blocks before it are never written again.
 Of each window, the parts of its last blocks are held, as far back as the next token needs them; of states, those of the
 last block and of the last full one, and until they are passed those that resume points keep.
@@ -83,7 +83,7 @@ class BlockTable:
                 break
             self.names.append(block_hash)
         num_before = len(self.blocks) - len(blocks)
-        self.pass_windows()
+        self.end_parts()
         for which, slots in enumerate(self.pool.windows):
             needed = first_needed(num_tokens, slots.window, block_tokens)
             for index in range(max(num_before, first_held(num_tokens, slots.window, block_tokens)), len(self.blocks)):
@@ -178,7 +178,7 @@ class BlockTable:
                 published.append(Published(block, BlockIdentity(block_hash, parent, root, part.copy())))
         return published
 
-    def pass_windows(self) -> None:
+    def end_parts(self) -> None:
         """Release the parts that no token from the end on needs; what resume points need was marked before."""
         for slots, held in zip(self.pool.windows, self._held, strict=True):
             first = first_held(self.num_tokens, slots.window, self.pool.block_tokens)

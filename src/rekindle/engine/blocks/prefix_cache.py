@@ -1,7 +1,7 @@
 """Blocks for sequences: found hot, loaded from warm, published when full, handed to the store.
 
 Owns the pool, the arena and the loads in flight; only the engine thread calls it. A sequence resumes where its match
-ends, or before, where the windows and states of its layers are at hand (see `window_parts`).
+ends, or before, where the windows and states of its layers are at hand (see `ending_parts`).
 
     attach   hot full blocks, then warm ones (see `loads`), then the child with the longest common ids, shared
     publish  after the forward pass: newly full blocks get their hashes and are queued for the store, parents first
@@ -19,9 +19,9 @@ import numpy as np
 from rekindle.cache.blocks.hashing import BlockHash, root_hash, tail_hash
 from rekindle.cache.blocks.pool import BlockPool
 from rekindle.cache.blocks.table import BlockTable, Published
+from rekindle.engine.blocks.ending_parts import EndingParts
 from rekindle.engine.blocks.loads import Load, Loads
 from rekindle.engine.blocks.save_queue import SaveQueue
-from rekindle.engine.blocks.window_parts import WindowParts
 from rekindle.engine.sequence import Sequence
 from rekindle.kv.arena import KVArena
 from rekindle.store.warm import StoredBlock, WarmStore
@@ -87,7 +87,7 @@ class PrefixCache:
         self._most_of_namespace = max(1, int(namespace_share * pool.num_blocks)) if namespace_share < 1 else None
         self._bounded: set[BlockHash] = set()
         self.loads = Loads(pool=pool, arena=arena, report=report_load)
-        self.windows = WindowParts(pool, arena.layout)
+        self.ending = EndingParts(pool, arena.layout)
 
     def root(self, namespace: str) -> BlockHash:
         """Return the parent of a sequence's first block: model, tenant and store. Any thread."""
@@ -130,12 +130,12 @@ class PrefixCache:
         match = self._match(sequence, hot, computing)
         if match is None:
             return Attachment("wait")
-        usable = self.windows.usable(match.num_tokens, sequence.num_resumable)
-        wanted = self.windows.to_load(match.hot, match.on_disk, usable, lambda block: self._stored(sequence, block))
+        usable = self.ending.usable(match.num_tokens, sequence.num_resumable)
+        wanted = self.ending.to_load(match.hot, match.on_disk, usable, lambda block: self._stored(sequence, block))
         on_disk = wanted.blocks
         if any(stored.identity.hash in self.loads for stored in on_disk):
             return Attachment("wait")
-        if on_disk and not self.windows.reserve(wanted):
+        if on_disk and not self.ending.reserve(wanted):
             return Attachment("ready", [], match.child) if alone else Attachment("short")
         if on_disk and not alone:
             fitting = self._fitting(sequence, on_disk, len(hot))
@@ -216,10 +216,10 @@ class PrefixCache:
         size = self.pool.block_tokens
         matched = len(hot) * size + (child[1] if child else 0)
         blocks = [*hot, child[0]] if child else hot
-        position = self.windows.resume_at(blocks, self.windows.usable(matched, sequence.num_resumable))
+        position = self.ending.resume_at(blocks, self.ending.usable(matched, sequence.num_resumable))
         stored = position if position >= self._least(sequence) else 0
         num_stored = max(num_stored, matched)
-        is_early = self.windows.is_early(position, num_stored, sequence.num_resumable)
+        is_early = self.ending.is_early(position, num_stored, sequence.num_resumable)
         sequence.note_resumed(stored, num_matched=num_stored if is_early else stored)
         if stored < matched:
             self.pool.release_all(blocks[-(-stored // size) :])
@@ -259,13 +259,13 @@ class PrefixCache:
         num_stored = max(table.num_tokens, sequence.num_computed)
         if sequence.reuse == "off":
             table.num_tokens = num_stored
-            table.pass_windows()
+            table.end_parts()
             return
         before = table.num_tokens
         for published in table.publish(sequence.ids[:num_stored], sequence.root):
             self._save(sequence, published)
-        self.windows.mark(table, [at for at in sequence.resume_points if before < at <= num_stored])
-        table.pass_windows()
+        self.ending.mark(table, [at for at in sequence.resume_points if before < at <= num_stored])
+        table.end_parts()
 
     def _save(self, sequence: Sequence, published: Published) -> None:
         """Queue a newly hashed block; one that is not part of a turn is deferred until a turn depends on it."""
@@ -301,11 +301,11 @@ class PrefixCache:
 
     def _mark_end(self, table: BlockTable) -> None:
         """Keep what resumes a sequence at its end, also one that continues it from there."""
-        self.windows.mark(table, [table.num_tokens, table.num_tokens + 1])
+        self.ending.mark(table, [table.num_tokens, table.num_tokens + 1])
 
     def _save_windows(self, blocks: list[int], positions: list[int], root: BlockHash) -> None:
         """Queue the window parts that these resume points need, as far as they are in memory."""
-        for index, parts in self.windows.needed(blocks, positions):
+        for index, parts in self.ending.needed(blocks, positions):
             self.saving.add_parts(blocks[index], parts, root)
 
     def suspend(self, sequence: Sequence) -> None:

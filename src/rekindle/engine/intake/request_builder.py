@@ -61,8 +61,8 @@ class _Ready:
 class RequestBuilder:
     """Turns `GenerationRequest`s into `Request`s and passes them to `submit`.
 
-    `visible` tokens are written out in the deltas of structured requests. With `has_windows`, sequences can be resumed
-    at some places only, which are chosen here by the text of the prompt.
+    `visible` tokens are written out in the deltas of structured requests. With `only_at_points`, sequences can be
+    resumed at some places only, which are chosen here by the text of the prompt.
     """
 
     def __init__(
@@ -78,9 +78,9 @@ class RequestBuilder:
         submit: Callable[[Request], None],
         wake: Callable[[], None],
         clock: Callable[[], float] = time.perf_counter,
-        has_windows: bool = False,
+        only_at_points: bool = False,
     ) -> None:
-        self._has_windows = has_windows
+        self._only_at_points = only_at_points
         self._encoder = encoder
         self._renderer = renderer
         self._lookup = lookup
@@ -128,7 +128,9 @@ class RequestBuilder:
         request, prompt, rendering = ready.request, ready.prompt, ready.rendering
         breakpoints, taken_out = self._marked_and_removed(prompt, rendering)
         texts = self._lookup.other_texts(request.namespace, prompt)
-        resume_points = self._resume_points(prompt, rendering, breakpoints) if self._has_windows else frozenset[int]()
+        resume_points = (
+            self._resume_points(prompt, rendering, breakpoints) if self._only_at_points else frozenset[int]()
+        )
         for index, generation in enumerate(generations):
             built = Request(
                 namespace=request.namespace,

@@ -62,7 +62,7 @@ class _StoredChain:
         return block is not None and self._parts[which] in block.parts
 
 
-class WindowParts:
+class EndingParts:
     """The parts that end of one pool's blocks; none for models with full attention alone, which resume anywhere."""
 
     def __init__(self, pool: BlockPool, layout: KVLayout) -> None:
