@@ -10,6 +10,7 @@ from typing import Any, get_args
 import pytest
 import torch
 from torch import nn
+from transformers.models.gemma.modeling_gemma import GemmaTextScaledWordEmbedding
 
 from rekindle.config import ModelSettings
 from rekindle.kernels import library
@@ -285,12 +286,19 @@ def test_a_model_whose_layers_are_all_fused_is_loaded_without_dummies(model_dir:
 
     fused, other, by_torch = load("llama"), load("gemma3"), load("llama", kernels="torch")
     assert (fused.row_multiple, other.row_multiple, by_torch.row_multiple) == (1, 4, 4)
-    mixture = load("qwen3-moe")
-    assert (mixture.row_multiple, mixture.promise) == (1, "bitwise")
+    for kind in ("qwen3-moe", "gemma"):  # experts; a head that is tied to a scaled embedding
+        loaded = load(kind)
+        assert (loaded.row_multiple, loaded.promise) == (1, "bitwise")
     assert fused.promise == "bitwise" and fused_layers(fused) == 3 and fused_layers(by_torch) == 0
 
 
-def test_dummies_stay_where_torch_computes_the_head(model_dir: Callable[..., Path]) -> None:
+def test_dummies_stay_where_torch_computes_the_head(
+    model_dir: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As it does where an embedding has the same weights and does something else with them."""
+    monkeypatch.setattr(
+        GemmaTextScaledWordEmbedding, "forward", lambda self, ids: nn.functional.embedding(ids, self.weight) + 1
+    )
     settings = ModelSettings(model=str(model_dir("gemma", "bf16")))
     loaded = load_model(settings, block_tokens=16, max_context=None, format_map_dir=None)
     assert type(loaded.model.lm_head) is nn.Linear and fused_layers(loaded) == 3

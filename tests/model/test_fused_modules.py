@@ -16,7 +16,8 @@ from rekindle.kernels.levels import LEVELS
 from rekindle.kernels.linear import LinearKernel, WeightFormat
 from rekindle.model.fused_modules import fuse_modules
 from rekindle.model.geometry import probe
-from rekindle.model.packed import PackedLinear, observed_linears, pack_linears
+from rekindle.model.packed import observed_linears, pack_linears
+from rekindle.model.packed_modules import PackedLinear
 from rekindle.model.selftest import self_test
 from rekindle.model.trial import row_errors, trial_forward
 from tests.kernels.native import built, needs_compiler

@@ -17,18 +17,17 @@ from transformers.pytorch_utils import Conv1D
 
 from rekindle.config import ModelSettings
 from rekindle.kernels import build, library
-from rekindle.kernels.linear import LinearKernel
+from rekindle.kernels.linear import LinearKernel, WeightFormat
 from rekindle.model.experts import pack_experts, padded_experts
 from rekindle.model.geometry import probe
 from rekindle.model.load import load_model
 from rekindle.model.packed import (
-    PackedEmbedding,
-    PackedLinear,
     agrees,
     observed_linears,
     pack_linears,
     release_files,
 )
+from rekindle.model.packed_modules import PackedEmbedding, PackedLinear
 from rekindle.model.selftest import self_test
 from rekindle.model.trial import row_errors, trial_forward
 from tests.kernels.native import needs_compiler, runnable
@@ -223,6 +222,42 @@ def test_a_tied_head_shares_its_memory_with_the_embedding(kernel: LinearKernel) 
     assert float(row_errors(reference_logits(model, ids), reference_logits(expected, ids)).mean()) < 0.1
 
 
+@pytest.mark.parametrize("kind", ["gemma3", "gemma", "minicpm3"])
+def test_a_scaled_embedding_shares_its_head_s_memory_too(kernel: LinearKernel, kind: str) -> None:
+    model, own = (tiny_model(kind, BF16, tie_word_embeddings=True) for _ in range(2))
+    embedding, head = model.get_input_embeddings(), model.lm_head
+    pack(model, kernel, lambda: head(torch.zeros(1, 64, dtype=BF16)))
+    new = model.get_input_embeddings()
+    assert isinstance(new, PackedEmbedding) and new.packed is model.lm_head.packed
+    every = torch.arange(384)
+    assert torch.equal(new(every), own.get_input_embeddings()(every))
+    assert not torch.equal(new(every), embedding.weight)
+
+
+class Shifted(nn.Embedding):
+    """Does with its rows what no number that it has explains."""
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        return super().forward(ids) + 1
+
+
+@pytest.mark.parametrize("weight_format", ["bf16", "int8"])
+def test_a_head_whose_embedding_does_something_else(kernel: LinearKernel, weight_format: WeightFormat) -> None:
+    """In bf16 it is left to torch, as the weights would be in memory twice; in int8 an embedding keeps its own."""
+    head, embedding = linear(), Shifted(64, 64, dtype=BF16)
+    embedding.weight = head.weight
+    model = nn.ModuleDict({"head": head, "embedding": embedding})
+    rows = torch.zeros(1, 64, dtype=BF16)
+    with observed_linears(model) as called:
+        head(rows)
+    notes = pack_linears(model, kernel, called, weight_format)
+    assert model["embedding"] is embedding
+    if weight_format == "int8":
+        assert notes == [] and isinstance(model["head"], PackedLinear)
+    else:
+        assert notes == ["embedding is left to torch: our kernel gives other outputs"] and model["head"] is head
+
+
 class Scaled(nn.Linear):
     """A subclass may do anything."""
 
@@ -274,16 +309,6 @@ def shared() -> nn.Module:
     return nn.Sequential(module, Reader(module.weight))
 
 
-def scaled_embedding() -> nn.Module:
-    class ScaledEmbedding(nn.Embedding):
-        pass
-
-    head = linear()
-    embedding = ScaledEmbedding(64, 64, dtype=BF16)
-    embedding.weight = head.weight
-    return nn.ModuleList([head, embedding])
-
-
 @pytest.mark.parametrize(
     "make",
     [
@@ -294,7 +319,6 @@ def scaled_embedding() -> nn.Module:
         parametrised,
         shared,
         Keywords,
-        scaled_embedding,
     ],
 )
 def test_what_does_not_fit_is_left_alone(kernel: LinearKernel, make: Callable[[], nn.Module]) -> None:

@@ -21,7 +21,7 @@ from rekindle.kernels.library import KernelChoice
 from rekindle.kernels.linear import LinearKernel, PackedWeights
 from rekindle.model.load import choose_kernels, load_model
 from rekindle.model.loaded import LoadedModel
-from rekindle.model.packed import PackedEmbedding, PackedLinear
+from rekindle.model.packed_modules import PackedEmbedding, PackedLinear
 from rekindle.model.saved_weights import LEAST_BYTES, SavedWeights, named, place
 from rekindle.model.weights import Linears, WeightsChoice
 from rekindle.model.weights_file import Contents, DamagedFile

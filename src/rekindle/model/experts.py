@@ -19,7 +19,8 @@ from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
 from rekindle.kernels.linear import LinearKernel, PackedWeights, WeightFormat
 from rekindle.kv.plan import ROW_MULTIPLE
-from rekindle.model.packed import FALLBACKS, Layout, checked_rows, is_bf16, multiply, near, pack, placeholder
+from rekindle.model.packed import FALLBACKS, Layout, checked_rows, is_bf16, near, pack
+from rekindle.model.packed_modules import multiply, placeholder
 
 EXPERTS_NAME = "rekindle"
 PROJECTIONS = ("gate_up_proj", "up_proj", "down_proj")

@@ -21,7 +21,8 @@ from torch import nn
 
 from rekindle.kernels.decoder import ACTIVATIONS, ROUNDINGS, Activation, DecoderKernel, MlpLayer, NormLayer
 from rekindle.kernels.linear import Linear, LinearKernel
-from rekindle.model.packed import HOOKS, SHARES, PackedLinear, is_bf16, packed_linear
+from rekindle.model.packed import HOOKS, SHARES, is_bf16, packed_linear
+from rekindle.model.packed_modules import PackedLinear
 
 log = logging.getLogger(__name__)
 EPSILONS = ("variance_epsilon", "eps")

@@ -41,7 +41,8 @@ from rekindle.model.fused_modules import (
     random_rows,
     small_linear,
 )
-from rekindle.model.packed import is_bf16, multiply, near, pack, packed_linear
+from rekindle.model.packed import is_bf16, near, pack, packed_linear
+from rekindle.model.packed_modules import multiply
 
 log = logging.getLogger(__name__)
 UP, DOWN = "gate_up_proj", "down_proj"

@@ -1,17 +1,16 @@
-"""Linear layers over packed weights: modules that compute with our kernels, in place of those of torch.
+"""Linear layers over packed weights: which modules are replaced by `packed_modules`, and how.
 
-Owns which modules are replaced and the modules that replace them. A module is replaced for its type, never for its
-name: nn.Linear and the transposed one of GPT-2, with bf16 weights on the CPU, and together with a head the nn.Embedding
-that has the same weights. The packed weights are then the only copy. Left alone is what may look at weights in ways
-that we do not see: subclasses, modules with hooks, weights shared with anything else, modules that a pass through the
-model does not call. Every replacement is compared with its original before that is dropped. In int8 and int4 only
-linear layers are replaced: an embedding keeps its weights as they are. A layer that int4 does not suit is packed in
-int8, and one that int8 does not suit in bf16; a head is never in int4.
+A module is replaced for its type, never for its name: nn.Linear and the transposed one of GPT-2, with bf16 weights on
+the CPU, and together with a head the embedding that has the same weights. The packed weights are then the only copy.
+Left alone is what may look at weights in ways that we do not see: subclasses of linear layers, modules with hooks,
+weights shared with anything else, modules that a pass through the model does not call. Every replacement is compared
+with its original before that is dropped. In int8 and int4 only linear layers are replaced: an embedding keeps its
+weights as they are. A layer that int4 does not suit is packed in int8, and one that int8 does not suit in bf16; a head
+is never in int4.
 """
 
 from __future__ import annotations
 
-import ctypes
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -23,6 +22,7 @@ from torch import nn
 from transformers.pytorch_utils import Conv1D
 
 from rekindle.kernels.linear import MOST_INT8_DEPTH, LinearKernel, Matrix, PackedWeights, WeightFormat
+from rekindle.model.packed_modules import PackedEmbedding, PackedLinear, placeholder
 
 log = logging.getLogger(__name__)
 LINEARS = (nn.Linear, Conv1D)
@@ -41,7 +41,6 @@ FALLBACKS: dict[WeightFormat, tuple[WeightFormat, ...]] = {
     "int8": ("int8", "bf16"),
     "int4": ("int4", "int8", "bf16"),
 }
-PANEL, STRIP = 64, 16  # columns: see kernels/native/panel.hpp
 
 
 class Place(NamedTuple):
@@ -56,79 +55,6 @@ Layout = Literal["columns first", "depth first"]
 Places = dict[int, list[Place]]  # by id of the module
 
 
-class PackedModule(nn.Module):
-    """What replaces a module: packed weights, and a `weight` that has the original's shape, dtype and device only.
-
-    Its values are NaN and take no memory, so code that multiplies by it cannot go unnoticed.
-    """
-
-    def __init__(self, packed: PackedWeights, weight: nn.Parameter, original: Any, kernel: LinearKernel) -> None:
-        super().__init__()
-        self.packed, self.weight, self._kernel = packed, weight, kernel
-        self.train(original.training)
-
-    def extra_repr(self) -> str:
-        """Show the shape as torch's modules do."""
-        return f"in_features={self.packed.depth}, out_features={self.packed.columns}"
-
-
-class PackedLinear(PackedModule):
-    """A linear layer, [..., in_features] -> [..., out_features] in bf16. No gradients."""
-
-    def __init__(self, packed: PackedWeights, weight: nn.Parameter, original: Any, kernel: LinearKernel) -> None:
-        super().__init__(packed, weight, original, kernel)
-        self.in_features, self.out_features = packed.depth, packed.columns
-        self.bias: nn.Parameter | None = original.bias
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Multiply by the weights, add the bias, round once; RuntimeError if `x` is not bf16."""
-        return multiply(self._kernel, self.packed, x, self.bias)
-
-
-class PackedEmbedding(PackedModule):
-    """The embedding whose weights are those of a packed head: rows are gathered from the panels."""
-
-    def __init__(self, packed: PackedWeights, weight: nn.Parameter, original: Any, kernel: LinearKernel) -> None:
-        super().__init__(packed, weight, original, kernel)
-        self.num_embeddings, self.embedding_dim = packed.columns, packed.depth
-        memory = (ctypes.c_uint8 * packed.num_bytes).from_address(packed.address)  # of arrays torch wants to write to
-        pairs = torch.frombuffer(memory, dtype=torch.int32)
-        self._pairs = pairs.view(-1, -(-packed.depth // (2 * STRIP)), PANEL // STRIP, STRIP, STRIP)
-        # [panel, block, strip, pair, column], two values each
-
-    def forward(self, ids: torch.Tensor) -> torch.Tensor:
-        """Return the weights of these ids: [...] -> [..., embedding_dim]; IndexError if there is none."""
-        if ids.numel() and not 0 <= int(ids.min()) <= int(ids.max()) < self.num_embeddings:
-            raise IndexError(f"ids must lie between 0 and {self.num_embeddings - 1}")
-        at = ids % PANEL
-        pairs = self._pairs[ids // PANEL, :, at // STRIP, :, at % STRIP]  # [..., block, pair]
-        return pairs.view(torch.bfloat16).flatten(-2)[..., : self.embedding_dim].contiguous()
-
-
-def multiply(
-    kernel: LinearKernel, packed: PackedWeights, x: torch.Tensor, bias: torch.Tensor | None = None
-) -> torch.Tensor:
-    """Multiply bf16 rows [..., depth] by packed weights, add the bias, round once: [..., columns] in bf16.
-
-    RuntimeError if `x` is not bf16 or its rows have another length.
-    """
-    if x.dtype is not torch.bfloat16 or x.shape[-1] != packed.depth:
-        raise RuntimeError(f"rows of {packed.depth} bf16 values are needed, not {x.dtype} {tuple(x.shape)}")
-    rows = x.reshape(-1, packed.depth)
-    if rows.stride(1) != 1:
-        rows = rows.contiguous()
-    out = x.new_empty(*x.shape[:-1], packed.columns)
-    if len(rows):
-        kernel.multiply(
-            packed,
-            Matrix(rows.data_ptr(), len(rows), packed.depth, rows.stride(0)),
-            Matrix(out.data_ptr(), len(rows), packed.columns, packed.columns),
-            bias=None if bias is None else bias.data_ptr(),
-            threads=torch.get_num_threads(),
-        )
-    return out
-
-
 def pack(
     kernel: LinearKernel, weight: torch.Tensor, layout: Layout, weight_format: WeightFormat = "bf16"
 ) -> PackedWeights:
@@ -138,12 +64,6 @@ def pack(
         weight_format = "bf16"
     values = Matrix(weight.data_ptr(), len(weight), weight.shape[1], weight.stride(0))
     return kernel.pack(values, weight_format=weight_format, layout=layout, threads=torch.get_num_threads())
-
-
-def placeholder(weight: torch.Tensor) -> nn.Parameter:
-    """A parameter with the shape, dtype and device of packed weights; its values are NaN and take no memory."""
-    nothing = torch.full((), torch.nan, dtype=weight.dtype, device=weight.device)
-    return nn.Parameter(nothing.expand(weight.shape), requires_grad=False)
 
 
 @contextmanager
@@ -209,10 +129,10 @@ def packed_for_trial(model: nn.Module, kernel: LinearKernel, called: set[nn.Modu
 
 def fits(module: Any, packed: PackedWeights) -> bool:
     """Whether a module can be replaced by one over these weights, as far as types and shapes show."""
-    if type(module) not in (*LINEARS, nn.Embedding) or not is_plain(module):
+    is_gathered = isinstance(module, nn.Embedding)
+    if not (is_gathered or type(module) in LINEARS) or not is_plain(module):
         return False
     columns, depth = reversed(module.weight.shape) if type(module) is Conv1D else module.weight.shape
-    is_gathered = type(module) is nn.Embedding
     return (packed.columns, packed.depth) == (columns, depth) and not (is_gathered and packed.format != "bf16")
 
 
@@ -221,7 +141,7 @@ def replace(model: nn.Module, kernel: LinearKernel, weights: Mapping[nn.Module, 
     places, shared = _places(model), dict[PackedWeights, nn.Parameter]()
     for old, packed in weights.items():
         weight = shared.setdefault(packed, placeholder(cast(nn.Parameter, old.weight)))
-        new = (PackedEmbedding if type(old) is nn.Embedding else PackedLinear)(packed, weight, old, kernel)
+        new = (PackedEmbedding if isinstance(old, nn.Embedding) else PackedLinear)(packed, weight, old, kernel)
         for place in places[id(old)]:
             setattr(place.parent, place.name, new)
 
@@ -282,10 +202,11 @@ def _address(linear: Any) -> int:
 
 def _fit(users: Sequence[Any], called_ids: set[int]) -> bool:
     """Whether modules that have the same weights can be replaced together: all use them, and in one way."""
-    types = {type(module) for module in users}
-    return (types == {Conv1D} or types <= {nn.Linear, nn.Embedding}) and all(
+    linears = [module for module in users if not isinstance(module, nn.Embedding)]
+    types = {type(module) for module in linears}
+    return (types == {nn.Linear} or (types == {Conv1D} and linears == users)) and all(
         module.weight.shape == users[0].weight.shape
-        and (is_plain(module) if type(module) is nn.Embedding else id(module) in called_ids)
+        and (id(module) in called_ids if type(module) in LINEARS else is_plain(module))
         for module in users
     )
 
@@ -297,7 +218,7 @@ def _replace(users: Sequence[Any], kernel: LinearKernel, places: Places, weight_
     replacements: list[PackedLinear | PackedEmbedding] = []
     replaced = users if weight_format == "bf16" else linears
     for old in replaced:
-        embedding = type(old) is nn.Embedding
+        embedding = isinstance(old, nn.Embedding)
         new = (PackedEmbedding if embedding else PackedLinear)(first.packed, first.weight, old, kernel)
         if not agrees(old, new):
             if weight_format != "bf16":

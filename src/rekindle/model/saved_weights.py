@@ -21,6 +21,7 @@ from rekindle.config import ModelSettings
 from rekindle.kernels.library import KernelChoice
 from rekindle.kernels.linear import LinearKernel, PackedWeights
 from rekindle.model import experts, packed
+from rekindle.model.packed_modules import PackedModule
 from rekindle.model.proof import circumstances
 from rekindle.model.weights import Linears, WeightsChoice
 from rekindle.model.weights_file import Contents, DamagedFile, UnsavedWeights, WeightsFile, lacking_room
@@ -107,7 +108,7 @@ class SavedWeights:
 
 def named(model: nn.Module) -> dict[str, PackedWeights]:
     """The packed weights of a model by the names of the modules that use them, experts with their number."""
-    modules = {path: module.packed for path, module in model.named_modules() if isinstance(module, packed.PackedModule)}
+    modules = {path: module.packed for path, module in model.named_modules() if isinstance(module, PackedModule)}
     return modules | dict(experts.named_weights(model))
 
 

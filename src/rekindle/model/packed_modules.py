@@ -1,0 +1,120 @@
+"""Modules that compute over packed weights with our kernels, in the places of those of torch.
+
+Knows nothing of which modules are replaced: `packed` does.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import nn
+
+from rekindle.kernels.linear import LinearKernel, Matrix, PackedWeights
+
+PANEL, STRIP = 64, 16  # columns: see kernels/native/panel.hpp
+CHECKED_IDS = 64
+
+
+class PackedModule(nn.Module):
+    """What replaces a module: packed weights, and a `weight` that has the original's shape, dtype and device only.
+
+    Its values are NaN and take no memory, so code that multiplies by it cannot go unnoticed.
+    """
+
+    def __init__(self, packed: PackedWeights, weight: nn.Parameter, original: Any, kernel: LinearKernel) -> None:
+        super().__init__()
+        self.packed, self.weight, self._kernel = packed, weight, kernel
+        self.train(original.training)
+
+    def extra_repr(self) -> str:
+        """Show the shape as torch's modules do."""
+        return f"in_features={self.packed.depth}, out_features={self.packed.columns}"
+
+
+class PackedLinear(PackedModule):
+    """A linear layer, [..., in_features] -> [..., out_features] in bf16. No gradients."""
+
+    def __init__(self, packed: PackedWeights, weight: nn.Parameter, original: Any, kernel: LinearKernel) -> None:
+        super().__init__(packed, weight, original, kernel)
+        self.in_features, self.out_features = packed.depth, packed.columns
+        self.bias: nn.Parameter | None = original.bias
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Multiply by the weights, add the bias, round once; RuntimeError if `x` is not bf16."""
+        return multiply(self._kernel, self.packed, x, self.bias)
+
+
+class PackedEmbedding(PackedModule):
+    """The embedding whose weights are those of a packed head: rows are gathered from the panels.
+
+    A subclass may multiply them by a number that it has, as those of Gemma do.
+    """
+
+    def __init__(self, packed: PackedWeights, weight: nn.Parameter, original: Any, kernel: LinearKernel) -> None:
+        super().__init__(packed, weight, original, kernel)
+        self.num_embeddings, self.embedding_dim = packed.columns, packed.depth
+        memory = (ctypes.c_uint8 * packed.num_bytes).from_address(packed.address)  # of arrays torch wants to write to
+        pairs = torch.frombuffer(memory, dtype=torch.int32)
+        self._pairs = pairs.view(-1, -(-packed.depth // (2 * STRIP)), PANEL // STRIP, STRIP, STRIP)
+        # [panel, block, strip, pair, column], two values each
+        self._factor = None if type(original) is nn.Embedding else factor_of(original)
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        """Return the weights of these ids: [...] -> [..., embedding_dim]; IndexError if there is none."""
+        if ids.numel() and not 0 <= int(ids.min()) <= int(ids.max()) < self.num_embeddings:
+            raise IndexError(f"ids must lie between 0 and {self.num_embeddings - 1}")
+        at = ids % PANEL
+        pairs = self._pairs[ids // PANEL, :, at // STRIP, :, at % STRIP]  # [..., block, pair]
+        rows = pairs.view(torch.bfloat16).flatten(-2)[..., : self.embedding_dim]
+        return rows.contiguous() if self._factor is None else rows * self._factor
+
+
+def factor_of(embedding: nn.Embedding) -> torch.Tensor | None:
+    """The number, of those that a scaled embedding has, by which it multiplies its rows; None if it does not."""
+    ids = torch.arange(min(CHECKED_IDS, embedding.num_embeddings))
+    with torch.inference_mode():
+        rows, found = embedding.weight[ids], embedding(ids)
+    for number in _numbers(embedding):
+        if torch.equal(rows * number, found):
+            return number
+    return None
+
+
+def _numbers(module: nn.Embedding) -> Iterator[torch.Tensor]:
+    """What a module has that is one number, in the dtype of its weight."""
+    for value in (*module._buffers.values(), *vars(module).values()):
+        if isinstance(value, float) or (isinstance(value, torch.Tensor) and value.dim() == 0):
+            yield torch.as_tensor(value).to(module.weight.dtype)
+
+
+def multiply(
+    kernel: LinearKernel, packed: PackedWeights, x: torch.Tensor, bias: torch.Tensor | None = None
+) -> torch.Tensor:
+    """Multiply bf16 rows [..., depth] by packed weights, add the bias, round once: [..., columns] in bf16.
+
+    RuntimeError if `x` is not bf16 or its rows have another length.
+    """
+    if x.dtype is not torch.bfloat16 or x.shape[-1] != packed.depth:
+        raise RuntimeError(f"rows of {packed.depth} bf16 values are needed, not {x.dtype} {tuple(x.shape)}")
+    rows = x.reshape(-1, packed.depth)
+    if rows.stride(1) != 1:
+        rows = rows.contiguous()
+    out = x.new_empty(*x.shape[:-1], packed.columns)
+    if len(rows):
+        kernel.multiply(
+            packed,
+            Matrix(rows.data_ptr(), len(rows), packed.depth, rows.stride(0)),
+            Matrix(out.data_ptr(), len(rows), packed.columns, packed.columns),
+            bias=None if bias is None else bias.data_ptr(),
+            threads=torch.get_num_threads(),
+        )
+    return out
+
+
+def placeholder(weight: torch.Tensor) -> nn.Parameter:
+    """A parameter with the shape, dtype and device of packed weights; its values are NaN and take no memory."""
+    nothing = torch.full((), torch.nan, dtype=weight.dtype, device=weight.device)
+    return nn.Parameter(nothing.expand(weight.shape), requires_grad=False)
