@@ -72,9 +72,7 @@ def test_the_bundled_model_in_int8_is_near_its_own_precision() -> None:
     own, rounded = load(None, "native"), load(None, "int8")
     assert {each.format for each in packed_weights(own.model)} == {"bf16"} and notes_of(own) == []
     assert {each.format for each in packed_weights(rounded.model)} == {"int8"}
-    assert notes_of(rounded) == [
-        "weights: 57 of 57 packed layers in int8, 7,536,640 bytes where bf16 takes 14,680,064 (forced)"
-    ]
+    assert notes_of(rounded) == ["weights: 57 of 57 packed layers in int8, 7,536,640 bytes where bf16 takes 14,680,064"]
     assert rounded.promise == "bitwise"
     ids = random_ids(200)
     (before,), (after,) = (Bench(each).forward(("a", ids)) for each in (own, rounded))
@@ -90,7 +88,7 @@ def test_the_bundled_model_in_int4_says_mostly_the_same() -> None:
     (note,) = notes_of(rounded)
     assert note == (
         "weights: 56 of 57 packed layers in int4, 1 in int8 (the head, and what int4 does not suit), "
-        "4,489,216 bytes where bf16 takes 14,680,064 (forced)"
+        "4,489,216 bytes where bf16 takes 14,680,064"
     )
     assert rounded.promise == "bitwise"
     chat = conversation(random.Random(7), 700)

@@ -7,6 +7,7 @@ from the headers. Pickled weights are never read.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +20,7 @@ from rekindle.model import gguf
 SMALL_FILES = ["*.json", "*.jinja", "tokenizer.model"]
 ITEM_BYTES = {"F64": 8, "F32": 4, "BF16": 2, "F16": 2, "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U8": 1, "BOOL": 1}
 FLOATS = frozenset({"F64", "F32", "BF16", "F16"})
+QUANTISER_NUMBERS = re.compile(r"_(scales?|scale_inv|zero_point|shape|g_idx)$")  # not in the model once it is widened
 HEADER_LIMIT_BYTES = 100_000_000  # the format's own bound
 Header = Mapping[str, Any]  # of a safetensors file: tensor name -> {dtype, shape, data_offsets}
 
@@ -160,6 +162,18 @@ def _read_header(path: Path) -> Header:
 def gguf_file(files: list[Path]) -> Path | None:
     """The GGUF file, if that is what the weights are in."""
     return files[0] if files[0].suffix == ".gguf" else None
+
+
+def widened_bytes(files: list[Path], packed_bits: int) -> int:
+    """Bytes of all tensors once quantised values take 16 bits, those that are packed in integers from `packed_bits`."""
+    factors = {"I8": 2.0, "U8": 16 / packed_bits, "I32": 16 / packed_bits}
+    total = 0
+    for header in read_headers(files):
+        for name, entry in header.items():
+            start, end = entry["data_offsets"]
+            factor = 2.0 if entry["dtype"].startswith("F8") else factors.get(entry["dtype"], 1.0)
+            total += 0 if QUANTISER_NUMBERS.search(name) else int((end - start) * factor)
+    return total
 
 
 def expected_bytes(files: list[Path], float_bytes: int | None) -> int:

@@ -1,8 +1,8 @@
 """Load a model by name and prove that it works: `load_model`.
 
-Order: find the files, refuse by config, load the weights, observe a probe pass, compare the memory that they take with
-their files, pack, run the trial forward, choose the formats, run the self-test. A model that cannot be served raises
-ModelRefused with the reason and what would fit.
+Order: find the files, refuse by config, load the weights, observe a probe pass, pack, compare the memory that weights
+take with their files, run the trial forward, choose the formats, run the self-test. A model that cannot be served
+raises ModelRefused with the reason and what would fit.
 """
 
 from __future__ import annotations
@@ -62,16 +62,16 @@ def load_model(
     digests = DigestCache(format_map_dir / "digests.json" if format_map_dir else None)
     tokenizer = tokenizer_digest(directory, digests)
     loaded = load_weights(directory, config, settings, compute_dtype)
-    model, settings = loaded.model, _for_blocks(settings, loaded, kernels)
+    model, settings = loaded.model, _packed_again(settings, loaded, kernels)
     identify = _identified(directory, digests, config=config, rope=rope, tokenizer=tokenizer)
     saved = SavedWeights(format_map_dir, source.key, settings, kernels, identify)
     ready = saved.place(model)
     found, called = _probed(model)
     recurrent.split_sequences(found.recurrent, block_tokens)
-    notes = [*loaded.notes, *loaded.size_notes(settings.device), *geometry.rope_notes(rope)]
     if ready.chosen is None:
         linears, decision = weights.Linears(model, called, kernels), saved.decision(found.dtype)
         ready = saved.pack(linears, _choose(linears, settings, directory, longest, decision), ready.notes)
+    notes = (*loaded.notes, *geometry.rope_notes(rope), *ready.notes, *loaded.size_notes(settings.device))
     native = formats.forced_formats(found, formats.native_format(found.dtype))
     spec = ModelSpec(
         name=source.name,
@@ -82,9 +82,7 @@ def load_model(
         fingerprint=identify(dtype=found.dtype, weight_format=ready.weights),
         layout=formats.layout_of(found, native, block_tokens),
     )
-    draft = LoadedModel(
-        model, spec, directory, settings.device, found.dtype, "close", native, kernels, (*notes, *ready.notes)
-    )
+    draft = LoadedModel(model, spec, directory, settings.device, found.dtype, "close", native, kernels, notes)
     return _proved(_fused(replace(draft, unsaved=ready.unsaved)), found, settings, format_map_dir)
 
 
@@ -101,14 +99,15 @@ def _named(settings: ModelSettings) -> tuple[checkpoint.Source, Any]:
     """The model that the settings name, and its config, which does not show that it cannot be served."""
     source = checkpoint.Source.find(settings.model, settings.revision)
     config = read_config(source.fetch_description())
-    refuse_by_config(config)
+    refuse_by_config(config, settings.device)
     return source, config
 
 
-def _for_blocks(settings: ModelSettings, loaded: Weights, kernels: library.KernelChoice) -> ModelSettings:
-    """The settings, with int8 in place of the checkpoint's own precision where a GGUF file has quantised blocks."""
+def _packed_again(settings: ModelSettings, loaded: Weights, kernels: library.KernelChoice) -> ModelSettings:
+    """The settings, with int8 in place of the checkpoint's own precision where quantised weights are bf16 now."""
     fits = settings.device == "cpu" and kernels.library is not None and loaded.model.dtype == torch.bfloat16
-    return replace(settings, weights="int8") if loaded.blocks and settings.weights == "native" and fits else settings
+    widened = loaded.quantised is not None and loaded.is_wider
+    return replace(settings, weights="int8") if widened and fits and settings.weights == "native" else settings
 
 
 def _choose(

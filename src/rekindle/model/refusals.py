@@ -30,6 +30,8 @@ LOAD_ERRORS = (
     *(ValueError, LookupError, TypeError, AttributeError, OSError, RuntimeError, ImportError, ArithmeticError),
     *(MemoryError, SafetensorError, StrictDataclassError, struct.error),
 )
+# Methods of quantised checkpoints and the packages that read them, which compile kernels at the first load.
+COMPILED = {"gptq": "optimum with gptqmodel", "awq": "gptqmodel"}
 # What a kind of layer needs that is not stored yet.
 _LAYERS = {
     "chunked_attention": "attend within chunks, for which blocks have no part yet",
@@ -60,9 +62,32 @@ def text_config(config: Any) -> Any:
     return config.get_text_config() if hasattr(config, "get_text_config") else config
 
 
-def refuse_by_config(config: Any) -> None:
-    """Refuse a model by its config alone; ModelRefused names the reason, and a sibling that is served."""
+def quantised_part(config: Any) -> Any:
+    """The config, or the part of it on the language model, that has a `quantization_config`; None: neither."""
+    parts = (config, text_config(config))
+    return next((part for part in parts if getattr(part, "quantization_config", None) is not None), None)
+
+
+def quantiser(config: Any) -> str | None:
+    """The method by which a checkpoint is quantised; None if it is not."""
+    part = quantised_part(config)
+    if part is None:
+        return None
+    described = part.quantization_config
+    method = described.get("quant_method") if isinstance(described, dict) else getattr(described, "quant_method", None)
+    return str(getattr(method, "value", method) or "a method without a name")
+
+
+def refuse_by_config(config: Any, device: str) -> None:
+    """Refuse a model by its config alone; ModelRefused names the reason, and what is served in its place."""
     text, name = text_config(config), config.model_type
+    method = quantiser(config)
+    if method in COMPILED and not device.startswith("cuda"):
+        raise ModelRefused(
+            f"{name} is quantised by {method}; what reads it, {COMPILED[method]}, compiles kernels for minutes at the "
+            f"first load. On {device} take the model's bf16 checkpoint with weights=int8 or weights=int4, or one in "
+            "FP8, compressed-tensors or GGUF"
+        )
     if getattr(config, "is_encoder_decoder", False):
         raise ModelRefused(f"{name} is an encoder-decoder model; decoder-only language models are served")
     others = sorted(set(getattr(text, "layer_types", None) or ()) - SERVED_LAYERS)

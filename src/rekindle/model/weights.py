@@ -35,7 +35,7 @@ SLICE_ROWS = 64
 
 @dataclass(frozen=True, slots=True)
 class WeightsChoice:
-    """The format, and the reason in words; none for native weights that nobody asked to change."""
+    """The format, and the reason in words if a self-check or a lack of kernels is one."""
 
     weights: Weights
     reason: str = ""
@@ -71,7 +71,7 @@ class Linears:
         if setting == "native":
             return WeightsChoice("native")
         if setting != "auto":
-            return WeightsChoice(setting, "forced")
+            return WeightsChoice(setting)
         if self.kernels.library is None:
             return WeightsChoice("native", "int8 needs the kernels for the CPU")
         return _read(saved)
@@ -141,7 +141,8 @@ class Linears:
         number = f"{len(asked)} of {len(found)} packed layers in {chosen.weights}"
         if len(asked) < len(rounded):
             number += f", {len(rounded) - len(asked)} in int8 (the head, and what int4 does not suit)"
-        return [f"weights: {number}, {num_bytes:,} bytes where bf16 takes {in_bf16:,} ({chosen.reason})"]
+        reason = f" ({chosen.reason})" if chosen.reason else ""
+        return [f"weights: {number}, {num_bytes:,} bytes where bf16 takes {in_bf16:,}{reason}"]
 
 
 def divergence(own: torch.Tensor, other: torch.Tensor) -> Divergence:

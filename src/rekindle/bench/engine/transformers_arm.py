@@ -19,7 +19,7 @@ from rekindle.bench.engine.requests import WARM_UP_TOKENS, workload_of
 from rekindle.bench.memory import forget_peak, peak_bytes, resident_bytes
 from rekindle.harness.record import Measurement
 from rekindle.model.checkpoint import Source
-from rekindle.model.loader import DTYPES
+from rekindle.model.checkpoint_form import DTYPES
 
 ARM = "transformers"
 NUM_STREAMS = (1, 4)
