@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, BitsAndBytesConfig, TorchAoConfig
 
 from tests.tiny_models import tiny_model_dir, write_tokenizer
 
@@ -129,9 +129,42 @@ def _compressed(
     compressor.update_config(target)
 
 
+def in_bnb_4_bits(original: Path, target: Path) -> None:
+    """nf4 of bitsandbytes, scales quantised again."""
+    wanted = BitsAndBytesConfig(
+        load_in_4bit=True,
+        bnb_4bit_quant_type="nf4",
+        bnb_4bit_use_double_quant=True,
+        bnb_4bit_compute_dtype=torch.bfloat16,
+    )
+    _loaded_and_saved(original, target, wanted)
+
+
+def in_bnb_8_bits(original: Path, target: Path) -> None:
+    """8 bits of bitsandbytes, with the threshold that its checkpoints have."""
+    _loaded_and_saved(original, target, BitsAndBytesConfig(load_in_8bit=True))
+
+
+def in_torchao(original: Path, target: Path) -> None:
+    """8 bits of torchao, weights alone."""
+    from torchao.quantization import Int8WeightOnlyConfig
+
+    _loaded_and_saved(original, target, TorchAoConfig(Int8WeightOnlyConfig()))
+
+
+def _loaded_and_saved(original: Path, target: Path, wanted: Any) -> None:
+    model = AutoModelForCausalLM.from_pretrained(
+        original, dtype=torch.bfloat16, quantization_config=wanted, device_map={"": "cpu"}
+    )
+    model.save_pretrained(target)
+
+
 FORMS: dict[str, Callable[[Path, Path], None]] = {
     "fp8": in_fp8,
     "mxfp4": in_mxfp4,
     "compressed-tensors": in_4_bits,
     "compressed-tensors-8": in_8_bits,
+    "bnb-4bit": in_bnb_4_bits,
+    "bnb-8bit": in_bnb_8_bits,
+    "torchao": in_torchao,
 }

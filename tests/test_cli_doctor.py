@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import socket
 import threading
 from collections.abc import Mapping
@@ -54,6 +55,7 @@ def test_a_sound_machine_passes_and_nothing_is_left_behind(tmp_path: Path) -> No
     assert [finding for finding in findings.values() if finding["verdict"] == "fail"] == []
     assert {"versions", "device", "memory", "port", "clock", "store", "space", "durability", "holes"} <= set(findings)
     assert {"model", "trial forward", "KV formats", "self-test", "prefill", "disk speed"} <= set(findings)
+    assert re.fullmatch(r"1[45],\d{3},\d{3} bytes", findings["weights"]["said"])
     assert "bitwise" in findings["self-test"]["said"]
     assert findings["kernels"]["said"].partition(",")[0] in ("amx", "avx512", "avx2", "torch")
     assert "0 stored bytes differ" in findings["kernels q4h/q4h 64"]["said"]

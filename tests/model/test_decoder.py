@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import pytest
 import torch
@@ -102,7 +102,7 @@ def not_needed(*args: Any) -> Any:
     raise AssertionError("a layer's own code was called")
 
 
-@pytest.mark.parametrize("weights", get_args(Weights))
+@pytest.mark.parametrize("weights", ["native", "int8", "int4"])
 @pytest.mark.parametrize("kind", MIXTURES)
 def test_mixtures_give_the_outputs_of_their_own_code(kind: str, weights: Weights, chosen: library.KernelChoice) -> None:
     own, fused = (packed(kind, chosen, weights=weights, kv="q4h") for _ in range(2))
@@ -120,7 +120,7 @@ def test_mixtures_that_do_something_else_are_left_alone(kind: str, fastest: libr
     assert fuse_layers(loaded) == fused_layers(loaded) == 0
 
 
-@pytest.mark.parametrize("weights", get_args(Weights))
+@pytest.mark.parametrize("weights", ["native", "int8", "int4"])
 @pytest.mark.parametrize("kind", ["llama", "qwen3", "mistral", *MIXTURES])
 def test_every_path_gives_the_same_bits_without_dummies(
     kind: str, weights: Weights, chosen: library.KernelChoice

@@ -84,6 +84,18 @@ def test_weights_that_are_asked_for_are_what_it_is_packed_in(tmp_path: Path) -> 
     assert took < 1.2 * held
 
 
+@pytest.mark.parametrize(("form", "worst"), [("bnb-4bit", 0.8), ("bnb-8bit", 0.2), ("torchao", 0.2)])
+def test_what_stays_small_takes_what_its_files_hold(tmp_path: Path, form: str, worst: float) -> None:
+    directory = quantised_dir(form, tmp_path)
+    loaded = loaded_from(directory)
+    original = loaded_from(next(path for path in tmp_path.iterdir() if path.name.endswith("bf16-0")))
+    assert loaded.promise == "bitwise" and not any("bytes" in note for note in loaded.notes[:-1])
+    held = checkpoint.expected_bytes(checkpoint.weight_files(directory), None)
+    assert 0.95 * held < loaded_bytes(loaded.model) < 1.05 * held < 0.65 * loaded_bytes(original.model)
+    assert error(loaded) < 0.1 and 0.01 < error(loaded, original.model) < worst
+    assert any("threshold" in note for note in loaded.notes) == (form == "bnb-8bit")
+
+
 @pytest.mark.parametrize(
     ("form", "worst"), [("fp8", 0.3), ("mxfp4", 0.5), ("compressed-tensors", 0.8), ("compressed-tensors-8", 0.3)]
 )
@@ -102,7 +114,7 @@ def test_the_dtype_of_what_is_widened_may_be_chosen(tmp_path: Path) -> None:
         assert error(loaded) < 1e-3
     change_config(tmp_path / "fp8" / "llama-fp8", dtype="float16")
     loaded = loaded_from(tmp_path / "fp8" / "llama-fp8")
-    assert loaded.dtype == torch.bfloat16 and any("fp16: widened to bf16" in note for note in loaded.notes)
+    assert loaded.dtype == torch.bfloat16 and any("fp16: loaded as bf16" in note for note in loaded.notes)
 
 
 @pytest.mark.parametrize("form", ["fp8", "mxfp4", "compressed-tensors", "compressed-tensors-8"])
@@ -110,8 +122,8 @@ def test_memory_is_judged_by_what_is_taken_once_it_is_wide(tmp_path: Path, form:
     directory = quantised_dir(form, tmp_path)
     files, config = checkpoint.weight_files(directory), read_config(directory)
     took = loaded_bytes(loaded_from(directory, kernels="torch").model)
-    assert 0.97 * took < CheckpointForm.of(files, config, "cpu").needed_bytes("auto") <= 1.01 * took
-    on_gpu = CheckpointForm.of(files, config, "cuda").needed_bytes("auto")
+    assert 0.97 * took < CheckpointForm.of(files, config, ModelSettings()).needed_bytes("auto") <= 1.01 * took
+    on_gpu = CheckpointForm.of(files, config, ModelSettings(device="cuda")).needed_bytes("auto")
     assert (on_gpu < 0.7 * took) == (form in ("fp8", "mxfp4"))
 
 

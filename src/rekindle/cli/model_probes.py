@@ -23,6 +23,7 @@ from rekindle.kv.fused import attention_over
 from rekindle.kv.plan import AttentionPlan, SequenceSpan
 from rekindle.kv.reference import attention_reference, relative_error, stored_vectors
 from rekindle.model.load import choose_kernels, load_model
+from rekindle.model.loader import loaded_bytes
 from rekindle.model.runner import ModelRunner
 from rekindle.model.trial import interleaved_tables, sequence_step
 from rekindle.spec import KVLayout, LayerSpec
@@ -106,10 +107,17 @@ def probe_model(settings: Settings) -> tuple[list[Finding], LoadedModel | None]:
     findings = [
         Finding("model", "ok", f"{spec.name} ({spec.architecture}), context {spec.max_context:,} tokens"),
         Finding("trial forward", "ok", "packed sequences over paged KV give the logits of the model's own attention"),
+        _weights(loaded),
         Finding("KV formats", "ok", spec.layout.describe()),
         _promise(loaded),
     ]
     return findings, loaded
+
+
+def _weights(loaded: LoadedModel) -> Finding:
+    """What the weights take in memory, and what was noted of it."""
+    notes = (note.removeprefix("weights: ") for note in loaded.notes if note.startswith("weights"))
+    return Finding("weights", "ok", "; ".join([f"{loaded_bytes(loaded.model):,} bytes", *notes]))
 
 
 def _promise(loaded: LoadedModel) -> Finding:

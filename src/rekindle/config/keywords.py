@@ -17,7 +17,7 @@ class SettingsWithoutModel(TypedDict, total=False):
     dtype: Literal["auto", "bf16", "fp32"]
     device: str
     kv: Literal["auto", "q4h", "bf16", "fp32"]
-    weights: Literal["native", "int8", "int4", "auto"]
+    weights: Literal["native", "int8", "int4", "auto", "bnb-4bit", "bnb-8bit"]
     kernels: Literal["auto", "amx", "avx512", "avx2", "torch"]
     map_weights: Literal["auto", "on", "off"]
     threads: int | None

@@ -39,13 +39,17 @@ class ModelSettings:
         "format of the KV cache; auto: 4 bits where that is safe",
         detail="`q4h` is the 4-bit format. `auto` keeps 16 bits for models with biases on K or with attention sinks.",
     )
-    weights: Literal["native", "int8", "int4", "auto"] = setting(
+    weights: Literal["native", "int8", "int4", "auto", "bnb-4bit", "bnb-8bit"] = setting(
         "native",
-        "precision of linear layers: the checkpoint's, 8 bits, 4 bits, or auto: 8 where that changes next to nothing",
+        "precision of linear layers: the checkpoint's, 8 bits, 4 bits, auto: 8 where that changes next to nothing, or "
+        "those of bitsandbytes",
         detail="`int8` halves the memory of linear layers in bf16 and needs the kernels for the CPU; a tied embedding "
         "stays as it is. `int4` takes about a quarter, with the head in 8 bits, and changes what a model says: of the "
         "bundled one, 3 % of first choices. `auto` takes `int8` where, on a text of 512 tokens, the distributions of "
-        "next tokens stay within a KL of 0.002 and 99 % of first choices are the same.",
+        "next tokens stay within a KL of 0.002 and 99 % of first choices are the same. Where quantised weights of a "
+        "checkpoint would be widened, `native` is `int8`, too. `bnb-4bit` (nf4) and `bnb-8bit` let bitsandbytes "
+        "quantise a bf16 checkpoint, on the CPU or CUDA; the head keeps 16 bits, and experts of mixtures are in `int4` "
+        "or `int8` where the kernels for the CPU compute.",
     )
     kernels: Literal["auto", "amx", "avx512", "avx2", "torch"] = setting(
         "auto",

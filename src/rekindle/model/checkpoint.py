@@ -176,11 +176,11 @@ def widened_bytes(files: list[Path], packed_bits: int) -> int:
     return total
 
 
-def expected_bytes(files: list[Path], float_bytes: int | None) -> int:
+def expected_bytes(files: list[Path], float_bytes: float | None) -> int:
     """Bytes of all tensors in the files, floats counted at `float_bytes` each if it is given; GGUF's at 2 otherwise."""
     file = gguf_file(files)
     if file is not None:
-        return gguf.types_and_values(file)[1] * (float_bytes or 2)
+        return int(gguf.types_and_values(file)[1] * (float_bytes or 2))
     total = 0
     for header in read_headers(files):
         for entry in header.values():

@@ -129,6 +129,20 @@ def packed_weights(model: Any) -> Iterator[PackedWeights]:
             yield from projection.weights
 
 
+def wide_bytes(model: Any) -> int:
+    """Bytes of the experts of layers, one tensor for all of a projection, that are not in 8 or 4 bits."""
+    total = 0
+    for module in model.modules():
+        packed = getattr(module, PACKED_NAME, {})
+        for name in PROJECTIONS:
+            weights = module._parameters.get(name)
+            if name in packed:
+                total += sum(each.num_bytes for each in packed[name].weights if each.format == "bf16")
+            elif weights is not None and weights.dim() == 3 and weights.is_floating_point():
+                total += weights.nbytes
+    return total
+
+
 def named_weights(model: Any) -> Iterator[tuple[str, PackedWeights]]:
     """The packed weights of every expert with their names: of the layer, the projection, the number."""
     for path, module in mixtures(model):

@@ -20,7 +20,7 @@ from transformers import AutoConfig
 from rekindle.config import ModelSettings
 from rekindle.errors import ConfigError, ModelRefused
 from rekindle.kernels import library
-from rekindle.model import checkpoint, formats, geometry, packed, recurrent, trial, weights
+from rekindle.model import bnb_linears, checkpoint, formats, geometry, packed, recurrent, trial, weights
 from rekindle.model.adapter import ATTENTION_NAME, register_attention
 from rekindle.model.decoder import fuse_layers
 from rekindle.model.device import check_device
@@ -29,7 +29,7 @@ from rekindle.model.latent import absorb_latents
 from rekindle.model.loaded import LoadedModel
 from rekindle.model.loader import Weights, load_weights
 from rekindle.model.proof import Proof, ProofCache
-from rekindle.model.refusals import WHAT_FITS, refuse_by_config, refusing, text_config
+from rekindle.model.refusals import WHAT_FITS, quantiser, refuse_by_config, refusing, text_config
 from rekindle.model.saved_weights import SavedWeights
 from rekindle.model.selftest import self_test
 from rekindle.spec import ModelSpec
@@ -53,6 +53,7 @@ def load_model(
     """
     register_attention()
     check_device(settings.device)
+    bnb_linears.check(settings.weights, settings.device)
     kernels = choose_kernels(settings)
     if settings.threads is not None:
         torch.set_num_threads(settings.threads)
@@ -100,6 +101,9 @@ def _named(settings: ModelSettings) -> tuple[checkpoint.Source, Any]:
     source = checkpoint.Source.find(settings.model, settings.revision)
     config = read_config(source.fetch_description())
     refuse_by_config(config, settings.device)
+    method = quantiser(config)
+    if method is not None:
+        bnb_linears.check_checkpoint(settings.weights, f"quantised by {method}")
     return source, config
 
 

@@ -18,7 +18,7 @@ from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoModelForCausalLM, Auto
 
 from rekindle.config import ModelSettings
 from rekindle.errors import ModelRefused
-from rekindle.model import checkpoint, experts, packed
+from rekindle.model import bnb_linears, checkpoint, experts, packed
 from rekindle.model.adapter import ATTENTION_NAME
 from rekindle.model.checkpoint_form import DECOMPRESSED, CheckpointForm
 from rekindle.model.device import total_bytes
@@ -70,19 +70,22 @@ def load_weights(
     files = checkpoint.weight_files(directory)
     if checkpoint.adapter_files(directory) and importlib.util.find_spec("peft") is None:
         raise ModelRefused(f"{directory} holds a PEFT adapter: merge it into the weights, or install peft")
-    form = CheckpointForm.of(files, config, settings.device)
-    dtype, notes = form.wanted_dtype(settings, compute_dtype)
+    form = CheckpointForm.of(files, config, settings)
+    if form.file is not None:
+        bnb_linears.check_checkpoint(settings.weights, "a GGUF file")
+    dtype, notes = form.wanted_dtype(compute_dtype)
     _check_memory(form.needed_bytes(dtype), settings)
-    config, read = form.reading()
+    config, read = form.reading(dtype)
     model, report = _loaded(directory, config, {"dtype": dtype, **read}, form.method)
     if form.is_widened and isinstance(dtype, torch.dtype):
         _widen_halves(model, dtype)
     if "device_map" not in read:
         model.to(settings.device)
     model.eval()
+    bnb_linears.avoid_unfit_kernels(model)
     if settings.device == "cpu":
         experts.use_padded_experts(model)
-    notes += check_loaded(model, report)
+    notes += [*form.notes(), *check_loaded(model, report)]
     return Weights(model, tuple(notes), form.expected_bytes(model.dtype), loaded_bytes(model), form.words)
 
 
@@ -154,10 +157,11 @@ def check_loaded(model: Any, report: dict[str, Any]) -> list[str]:
 
 
 def loaded_bytes(model: Any) -> int:
-    """Bytes of all parameters and of packed weights, each storage once."""
+    """Bytes of all parameters, of packed weights and of what bitsandbytes keeps next to its own, each storage once."""
     found = {each.address: each.num_bytes for each in packed.packed_weights(model)}
     found |= {each.address: each.num_bytes for each in experts.packed_weights(model)}
-    for tensor in model.parameters():
+    scales = (scale for layer in bnb_linears.layers(model) for scale in bnb_linears.scales(layer))
+    for tensor in (*model.parameters(), *scales):
         for part in _plain(tensor):
             storage = part.untyped_storage()
             found[storage.data_ptr()] = storage.nbytes()

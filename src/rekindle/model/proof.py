@@ -2,7 +2,8 @@
 
 The trial forward and the self-test take seconds on larger models, and a server that was killed should be warm at once.
 A proof holds for the same model and formats, on the same processor with as many threads, under the same versions of
-torch and transformers, and for the same code of rekindle, kernels included; anything else is proved again.
+torch, transformers and what reads quantised layers, and for the same code of rekindle, kernels included; anything else
+is proved again.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import json
 import platform
 from dataclasses import asdict, dataclass
 from functools import cache
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +25,7 @@ from rekindle.kernels.library import KernelChoice
 from rekindle.model.fingerprint import write_json
 from rekindle.model.loaded import Promise
 
+QUANTISERS = ("bitsandbytes", "compressed-tensors", "torchao")  # compute quantised layers, or widen them
 PROVING_CODE = ("kernels", "kv", "model", "spec.py")
 
 
@@ -79,10 +82,20 @@ def circumstances(device: str, kernels: KernelChoice) -> dict[str, Any]:
         "code": _code_digest(),
         "torch": torch.__version__,
         "transformers": transformers.__version__,
+        "quantisers": {name: _version(name) for name in QUANTISERS},
         "machine": platform.machine(),
         "processor": torch.cuda.get_device_name(device) if on_gpu else torch.backends.cpu.get_cpu_capability(),
         "kernels": [kernels.level, kernels.library.digest if kernels.library is not None else None],
     }
+
+
+@cache
+def _version(package: str) -> str | None:
+    """The version of a package; None if it is not installed."""
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
 
 
 @cache

@@ -1,9 +1,10 @@
-"""In which format linear layers keep their weights (`--weights native|int8|int4|auto`), and why.
+"""In which format linear layers keep their weights (the setting `weights`), and why.
 
 Owns the decision and what it is based on. `auto` takes int8 only if a self-check says that it costs next to nothing:
 one forward over a fixed text with the checkpoint's own weights, one with those in int8, and the distributions of the
 next token compared at every position. The decision is saved once per model, as the formats of K and V are: it is part
-of the fingerprint, and must not flip between two starts. int4 is never taken but on request.
+of the fingerprint, and must not flip between two starts. int4 is never taken but on request. What bitsandbytes leaves
+alone next to its own layers is packed, experts in as many bits, the head as it is.
 """
 
 from __future__ import annotations
@@ -18,14 +19,23 @@ import torch
 from rekindle.errors import ConfigError
 from rekindle.kernels.library import KernelChoice, KernelLibrary
 from rekindle.kernels.linear import LinearKernel, WeightFormat
-from rekindle.model import experts, packed
+from rekindle.model import bnb_linears, experts, packed
 from rekindle.model.adapter import run_model
 from rekindle.model.check_text import CHECK_TEXT
 from rekindle.model.fingerprint import write_json
 from rekindle.model.formats import DenseStep
 from rekindle.text.tokenizer import TextTokenizer, TokenizerFile
 
-Weights = Literal["native", "int8", "int4"]
+Setting = Literal["native", "int8", "int4", "auto", "bnb-4bit", "bnb-8bit"]
+Weights = Literal["native", "int8", "int4", "bnb-4bit", "bnb-8bit"]
+# What our kernels pack linear layers and experts in.
+PACKED: dict[Weights, tuple[WeightFormat, WeightFormat]] = {
+    "native": ("bf16", "bf16"),
+    "int8": ("int8", "int8"),
+    "int4": ("int4", "int4"),
+    "bnb-8bit": ("bf16", "int8"),
+    "bnb-4bit": ("bf16", "int4"),
+}
 MOST_TOKENS = 512
 # Of the distributions of next tokens: mean KL in nats, and how often the largest logit is the same one.
 MAX_KL, LEAST_AGREEMENT = 0.002, 0.99
@@ -66,7 +76,7 @@ class Linears:
     called: set[torch.nn.Module]
     kernels: KernelChoice
 
-    def decided(self, setting: Literal["native", "int8", "int4", "auto"], saved: Path | None) -> WeightsChoice | None:
+    def decided(self, setting: Setting, saved: Path | None) -> WeightsChoice | None:
         """Return the format by the setting; with `auto` the decision in the file `saved`, None if there is none yet."""
         if setting == "native":
             return WeightsChoice("native")
@@ -76,9 +86,7 @@ class Linears:
             return WeightsChoice("native", "int8 needs the kernels for the CPU")
         return _read(saved)
 
-    def choose(
-        self, setting: Literal["native", "int8", "int4", "auto"], directory: Path, max_context: int, saved: Path | None
-    ) -> WeightsChoice:
+    def choose(self, setting: Setting, directory: Path, max_context: int, saved: Path | None) -> WeightsChoice:
         """Return the format that is `decided`, or else by the self-check, whose decision is saved.
 
         `directory` is the model's, which has the tokenizer.
@@ -114,14 +122,15 @@ class Linears:
     def pack(self, chosen: WeightsChoice) -> list[str]:
         """Pack the layers that were called, and experts, and free the originals; return notes for the banner.
 
-        ConfigError if no layer of the model can be in int8 or int4 as it is chosen.
+        ConfigError if no layer of the model can be in the format that is chosen.
         """
         if self.kernels.library is None:
-            return [f"kernels: {self.kernels}"] if self.kernels.why_not else []
+            notes = [f"kernels: {self.kernels}"] if self.kernels.why_not else []
+            return [*notes, *self.described(chosen)] if bnb_linears.is_bnb(chosen.weights) else notes
         kernel = LinearKernel(self.kernels.library)
-        weight_format: WeightFormat = "bf16" if chosen.weights == "native" else chosen.weights
-        notes = packed.pack_linears(self.model, kernel, self.called, weight_format)
-        notes += experts.pack_experts(self.model, kernel, weight_format)
+        of_linears, of_experts = PACKED[chosen.weights]
+        notes = packed.pack_linears(self.model, kernel, self.called, of_linears)
+        notes += experts.pack_experts(self.model, kernel, of_experts)
         packed.release_files(self.model)
         return [*notes, *self.described(chosen)]
 
@@ -129,6 +138,8 @@ class Linears:
         """Return notes on the format of packed weights; ConfigError if it was asked for and no layer can be in it."""
         if chosen.weights == "native":
             return [f"weights: native ({chosen.reason})"] if chosen.reason else []
+        if bnb_linears.is_bnb(chosen.weights):
+            return self._described_bnb(chosen.weights)
         held = (*packed.packed_weights(self.model), *experts.packed_weights(self.model))
         found = {each.address: each for each in held}.values()
         rounded = [each for each in found if each.format != "bf16"]
@@ -143,6 +154,26 @@ class Linears:
             number += f", {len(rounded) - len(asked)} in int8 (the head, and what int4 does not suit)"
         reason = f" ({chosen.reason})" if chosen.reason else ""
         return [f"weights: {number}, {num_bytes:,} bytes where bf16 takes {in_bf16:,}{reason}"]
+
+    def _described_bnb(self, weights: bnb_linears.BnbWeights) -> list[str]:
+        """Return notes on layers of bitsandbytes, and on experts, which it leaves."""
+        layers = bnb_linears.layers(self.model)
+        if not layers:
+            raise ConfigError(f"weights={weights} has no effect on this model: it has no linear layers but its head")
+        num_bytes, in_bf16 = bnb_linears.num_bytes(layers), sum(2 * x.in_features * x.out_features for x in layers)
+        notes = [f"weights: {len(layers)} linear layers in {weights}, {num_bytes:,} bytes where bf16 takes {in_bf16:,}"]
+        rounded = [each for each in experts.packed_weights(self.model) if each.format != "bf16"]
+        if rounded:
+            formats = " and ".join(sorted({each.format for each in rounded}))
+            num_bytes, in_bf16 = sum(x.num_bytes for x in rounded), sum(2 * x.columns * x.depth for x in rounded)
+            notes.append(
+                f"weights: {len(rounded)} matrices of experts, which are not for bitsandbytes, in {formats}, "
+                f"{num_bytes:,} bytes where bf16 takes {in_bf16:,}"
+            )
+        left = experts.wide_bytes(self.model)
+        if left:
+            notes.append(f"weights: experts, which are not for bitsandbytes, stay as they are, in {left:,} bytes")
+        return notes
 
 
 def divergence(own: torch.Tensor, other: torch.Tensor) -> Divergence:
