@@ -19,7 +19,7 @@ from transformers import AutoConfig
 
 from rekindle.config import ModelSettings
 from rekindle.errors import ConfigError, ModelRefused
-from rekindle.kernels import library
+from rekindle.kernels import allocator, library
 from rekindle.model import bnb_linears, checkpoint, formats, geometry, packed, recurrent, trial, weights
 from rekindle.model.adapter import ATTENTION_NAME, register_attention
 from rekindle.model.decoder import fuse_layers
@@ -164,6 +164,7 @@ def _proved(
     if proof is None:
         proof = Proof(*self_test(loaded))
         proofs.write(proof)
+    allocator.trim()  # of what was widened on the way here, and of what was computed
     log.info("%s: %s (%s)", draft.spec.name, proof.promise, proof.finding)
     note = f"self-test: {proof.promise}; {proof.finding}"
     return replace(loaded, promise=proof.promise, notes=(*loaded.notes, note))
