@@ -76,6 +76,14 @@ def test_what_is_widened_is_packed_in_8_bits(tmp_path: Path, form: str, share: f
 
 
 @needs_compiler
+def test_experts_in_fp8_are_packed_too(tmp_path: Path) -> None:
+    loaded = loaded_from(quantised_dir("fp8", tmp_path, "qwen3-moe", moe_intermediate_size=64))
+    assert {each.format for each in experts.packed_weights(loaded.model)} == {"int8"} and loaded.promise == "bitwise"
+    took, held, _ = sizes(loaded)
+    assert took == loaded_bytes(loaded.model) < 1.05 * held
+
+
+@needs_compiler
 def test_weights_that_are_asked_for_are_what_it_is_packed_in(tmp_path: Path) -> None:
     directory = quantised_dir("mxfp4", tmp_path)
     loaded = loaded_from(directory, weights="int4")

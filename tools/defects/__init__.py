@@ -6,8 +6,9 @@ from tools.defects.latents import LATENTS
 from tools.defects.layers import LAYERS
 from tools.defects.mapped import MAPPED
 from tools.defects.mixtures import MIXTURES
+from tools.defects.quantised import QUANTISED
 from tools.defects.serving import SERVING
 from tools.defects.states import STATES
 from tools.defects.windows import WINDOWS
 
-MUTANTS = (*COMPUTING, *SERVING, *KERNELS, *LAYERS, *MAPPED, *MIXTURES, *WINDOWS, *STATES, *LATENTS)
+MUTANTS = (*COMPUTING, *SERVING, *KERNELS, *LAYERS, *MAPPED, *MIXTURES, *WINDOWS, *STATES, *LATENTS, *QUANTISED)
