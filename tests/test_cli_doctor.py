@@ -202,14 +202,22 @@ LAYER = LayerSpec(0, 2, 64, 64, None, "q4h", "q4h")
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("layer", [LAYER, replace(LAYER, window=100), replace(LAYER, k_format="fp32", v_dim=32)])
+@pytest.mark.parametrize(
+    "layer",
+    [
+        LAYER,
+        replace(LAYER, window=100),
+        replace(LAYER, k_format="fp32", v_dim=32),
+        LayerSpec(0, 1, 64, 32, None, "q4h", "bf16", latent=True),
+    ],
+)
 def test_kernels_agree_with_the_definition(layer: LayerSpec, dtype: torch.dtype) -> None:
     (finding,) = model_probes.probe_kernels([layer, layer], dtype, Place("cpu"), 64)
     assert finding.verdict == "ok", finding
 
 
 @needs_compiler
-@pytest.mark.parametrize("layer", [LAYER, replace(LAYER, window=100)])
+@pytest.mark.parametrize("layer", [LAYER, LayerSpec(0, 1, 64, 32, None, "q4h", "bf16", latent=True)])
 def test_the_kernels_that_compute_are_compared(layer: LayerSpec) -> None:
     library = choose_kernels(ModelSettings()).library
     assert library is not None

@@ -76,6 +76,11 @@ class LayerSpec:
         """The size of what attention gives for a query."""
         return self.k_dim if self.latent else self.v_dim
 
+    @property
+    def out_format(self) -> Format:
+        """The format of what attention sums."""
+        return self.k_format if self.latent else self.v_format
+
 
 StateKind = Literal["conv", "recurrent"]
 

@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from rekindle.bench.eval.kv import layouts_of
+from rekindle.config import ModelSettings
 from rekindle.errors import ModelRefused
 from rekindle.model import formats, geometry
 from rekindle.model.adapter import ATTENTION_NAME, register_attention
 from rekindle.model.latent import LatentMap, absorb_latents
+from rekindle.model.load import load_model
+from rekindle.model.loaded import LoadedModel
 from rekindle.model.loader import loaded_bytes
 from rekindle.spec import KVLayout, LayerSpec
+from tests.kernels.native import needs_compiler
 from tests.model.helpers import Bench, Loader, in_memory, random_ids, reference_logits
-from tests.tiny_models import LATENT_KINDS, tiny_model
+from tests.quantised_models import quantised_dir
+from tests.tiny_models import LATENT_KINDS, tiny_model, tiny_model_dir
 
 SIZES = {"kv_lora_rank": 128, "qk_rope_head_dim": 32}  # so that 4 bits are blocks of several words
 
@@ -26,6 +33,11 @@ def of(kind: str, dtype: torch.dtype, **changes: Any) -> Any:
     model = tiny_model(kind, dtype, **changes)
     model.set_attn_implementation(ATTENTION_NAME)
     return model
+
+
+def loaded_from(directory: Path, **settings: Any) -> LoadedModel:
+    chosen = ModelSettings(model=str(directory), **settings)
+    return load_model(chosen, block_tokens=16, max_context=None, format_map_dir=None)
 
 
 @pytest.mark.parametrize("kind", LATENT_KINDS)
@@ -107,7 +119,7 @@ def test_weights_of_maps_are_in_memory_once_and_counted() -> None:
     model = of("deepseek-v3", torch.bfloat16)
     before = loaded_bytes(model)
     expand = absorbed(model).model.layers[0].self_attn.expand_kv
-    assert isinstance(expand, LatentMap) and (expand.keys.shape, expand.values.shape) == ((4, 16, 32), (4, 32, 32))
+    assert isinstance(expand, LatentMap) and (expand.keys.shape, expand.values.shape) == ((4, 32, 16), (4, 32, 32))
     assert loaded_bytes(model) == before
 
 
@@ -152,6 +164,48 @@ def test_maps_of_another_form_are_refused() -> None:
     linear.bias = torch.nn.Parameter(torch.ones(linear.out_features))
     with pytest.raises(ModelRefused, match="adds a bias to K and V of each head"):
         absorb_latents(model, ATTENTION_NAME)
+
+
+@pytest.mark.parametrize("form", ["bnb-4bit", "torchao", "compressed-tensors", "fp8"])
+def test_quantised_checkpoints_are_served(form: str, tmp_path: Path) -> None:
+    directory = quantised_dir(form, tmp_path, "minicpm3", kv_lora_rank=128, q_lora_rank=128, qk_rope_head_dim=32)
+    loaded = loaded_from(directory, kv="bf16")
+    assert loaded.promise == "bitwise" and all(layer.latent for layer in loaded.spec.layout.layers)
+    ids = random_ids(40)
+    ours = Bench(loaded).forward(("a", ids))[0].float()
+    theirs = reference_logits(loaded.model, ids).float()
+    assert (ours - theirs).norm() < 0.1 * theirs.norm()
+
+
+@needs_compiler
+def test_int8_says_what_the_maps_take(tmp_path: Path) -> None:
+    directory = tiny_model_dir("deepseek-v3", "bf16", tmp_path)
+    note = "weights: the maps of latent attention stay as they are, in 36,864 bytes"
+    assert note in loaded_from(directory, weights="int8").notes
+    assert note not in loaded_from(directory).notes
+
+
+def test_formats_that_an_evaluation_compares(load: Loader) -> None:
+    layouts = layouts_of(load("deepseek-v3", "bf16"))
+    assert {name: next(iter(layout.formats())) for name, layout in layouts.items()} == {
+        "native": "bf16/bf16",
+        "auto": "q4h/bf16",
+        "q4h": "q4h/bf16",
+    }
+
+
+def test_latents_that_are_too_long_to_rotate_stay_native() -> None:
+    found = geometry.probe(absorbed(of("deepseek-v3", torch.float32, kv_lora_rank=1024)))
+    assert {(x.k, x.reason) for x in formats.auto_formats(found, dict, None)} == {
+        ("fp32", "head size 1024 is divisible by 1024")
+    }
+    with pytest.raises(ModelRefused, match="not by 1024; layer 0 has 1024/16"):
+        formats.forced_formats(found, "q4h")
+
+
+def test_latents_without_a_rotary_key_are_refused() -> None:
+    with pytest.raises(ModelRefused, match="without a rotary key is not implemented"):
+        absorbed(of("kimi-linear", torch.float32, qk_rope_head_dim=0))
 
 
 def test_plain_models_have_no_latents() -> None:

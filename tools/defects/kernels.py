@@ -26,8 +26,15 @@ ATTENTION = (
     native(
         "query heads in the order of another model",
         "attention.hpp",
-        "head = piece.kv_head * job.heads_per_kv + folded % job.heads_per_kv;",
-        "head = piece.kv_head + folded % job.heads_per_kv * job.layer.kv_heads;",
+        "kv_head = head / job.heads_per_kv, left",
+        "kv_head = head % job.layer.kv_heads, left",
+        RIGHT,
+    ),
+    native(
+        "a piece with heads of the next K/V head",
+        "attention.hpp",
+        "heads = std::min(together, left);",
+        "heads = std::min(together, job.call.heads - head);",
         RIGHT,
     ),
     native(
@@ -69,8 +76,8 @@ ATTENTION = (
     native(
         "segments of several threads merged from the last",
         "attention.hpp",
-        "piece.partials + (n * piece.rows(job) + folded) * size",
-        "piece.partials + ((piece.segments() - 1 - n) * piece.rows(job) + folded) * size",
+        "piece.partials + (n * piece.rows() + folded) * size",
+        "piece.partials + ((piece.segments() - 1 - n) * piece.rows() + folded) * size",
         BITS,
     ),
     native(

@@ -23,7 +23,7 @@ LATENTS = (
     one(
         "sums of latents not rotated back",
         "kv/attention.py",
-        '(layer.spec.k_format if layer.spec.latent else layer.spec.v_format) == "q4h"',
+        'layer.spec.out_format == "q4h"',
         'layer.spec.v_format == "q4h"',
         REFERENCE,
     ),
@@ -37,8 +37,8 @@ LATENTS = (
     one(
         "queries absorbed by the map of another head",
         "model/latent.py",
-        "q[..., :size] @ self.keys, q[..., size:]",
-        "q[..., :size] @ self.keys.flip(0), q[..., size:]",
+        "q[..., :size] @ self.keys.transpose(1, 2), q[..., size:]",
+        "q[..., :size] @ self.keys.flip(0).transpose(1, 2), q[..., size:]",
         LOGITS,
     ),
     one(
@@ -110,8 +110,8 @@ LATENTS = (
     native(
         "sums of latents not rotated back by the kernels",
         "attention.hpp",
-        "(layer.latent ? layer.k_format : layer.v_format) == RK_Q4H",
-        "layer.v_format == RK_Q4H",
+        "if (q4h::output_format(layer) == RK_Q4H) q4h::unrotate(",
+        "if (layer.v_format == RK_Q4H) q4h::unrotate(",
         RIGHT,
     ),
 )

@@ -137,9 +137,8 @@ def probe_kernels(
     dtype = torch.float32 if dtype == torch.float16 else dtype
     kinds = {replace(layer, index=0): layer for layer in layers}
     for layer in kinds.values():
-        name = f"kernels {layer.k_format}/{layer.v_format} {layer.k_dim}" + (
-            f" w{layer.window}" if layer.window else ""
-        )
+        size = f"latent {layer.k_dim}+{layer.v_dim}" if layer.latent else str(layer.k_dim)
+        name = f"kernels {layer.k_format}/{layer.v_format} {size}" + (f" w{layer.window}" if layer.window else "")
         try:
             yield judge(name, compare_kernels(layer, dtype, place, block_tokens), dtype, str(place))
         except (RuntimeError, TypeError) as error:  # torch raises these if a device lacks an operation

@@ -117,7 +117,7 @@ class PagedAttention:
             keys, values = self._decoder.decode(layer, query_range, q.dtype)
             for piece in query_range.pieces:
                 self._attend_piece(queries, piece, keys=keys, values=values, weighting=weighting, outputs=outputs)
-        if (layer.spec.k_format if layer.spec.latent else layer.spec.v_format) == "q4h":
+        if layer.spec.out_format == "q4h":
             outputs = outputs @ q4h.output_rotation(layer.spec.out_dim, wide, q.device)
         return outputs.to(q.dtype)
 

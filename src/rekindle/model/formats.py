@@ -3,7 +3,7 @@
 `auto` has two steps. A rule: a layer whose K projection adds a bias, or that has learned sinks, keeps native K. Then a
 self-check of the remaining layers: one forward over a fixed pseudo-random sequence, comparing the attention rows that
 true K gives with those of the K that would be stored. Squared error would not do: next to a bias of 600 it is 0.02 %,
-yet all variation between tokens is lost. Of latent attention the rotary key, an eighth of it, is always native.
+yet all variation between tokens is lost. Of latent attention the rotary key is always native.
 
 The decision of the self-check is saved once per model and reused: a borderline layer must not flip between two starts,
 which would change the fingerprint and make every agent cold.
@@ -20,12 +20,12 @@ from typing import Any, Literal
 import torch
 
 from rekindle.errors import ModelRefused
-from rekindle.kv.q4h import round_trip
+from rekindle.kv.q4h import MAX_ROTATION, round_trip
 from rekindle.model.adapter import AttentionCall, run_model
 from rekindle.model.fingerprint import write_json
 from rekindle.model.geometry import Geometry, LayerGeometry
 from rekindle.model.recurrent import RecurrentLayers
-from rekindle.spec import Format, KVLayout, LayerSpec, group_size
+from rekindle.spec import Format, KVLayout, LayerSpec, group_size, rotation_size
 
 Policy = Literal["auto", "q4h", "bf16", "fp32"]
 NATIVE: dict[torch.dtype, Format] = {torch.bfloat16: "bf16", torch.float64: "fp64"}
@@ -53,8 +53,8 @@ def native_format(dtype: torch.dtype) -> Format:
 
 
 def fits_q4h(kind: Literal["k", "v"], dim: int) -> bool:
-    """Whether heads of this size can be cut into whole groups."""
-    return dim % 16 == 0 and dim % group_size(kind, dim) == 0
+    """Whether heads of this size can be cut into whole groups, and rotated."""
+    return dim % 16 == 0 and dim % group_size(kind, dim) == 0 and rotation_size(dim) <= MAX_ROTATION
 
 
 def in_4_bits(layer: LayerGeometry | LayerSpec, native: Format) -> tuple[Format, Format]:
@@ -93,8 +93,8 @@ def forced_formats(geometry: Geometry, policy: Format) -> tuple[LayerFormats, ..
         k, v = in_4_bits(layer, native_format(geometry.dtype))
         if k != "q4h" or not (v == "q4h" or layer.latent):
             raise ModelRefused(
-                f"kv=q4h needs head sizes divisible by 16; layer {layer.index} has {layer.k_dim}/{layer.v_dim}: "
-                "use kv=auto"
+                f"kv=q4h needs head sizes divisible by 16 and not by {2 * MAX_ROTATION}; layer {layer.index} has "
+                f"{layer.k_dim}/{layer.v_dim}: use kv=auto"
             )
         formats.append(LayerFormats(layer.index, k, v, "forced"))
     return tuple(formats)
@@ -124,7 +124,8 @@ def _by_rule(layer: LayerGeometry, native: Format) -> LayerFormats:
     if layer.has_sinks:
         return LayerFormats(layer.index, native, v, "the layer has learned sinks")
     if k != "q4h":
-        return LayerFormats(layer.index, native, v, f"head size {layer.k_dim} is not divisible by 16")
+        why = "is not divisible by 16" if layer.k_dim % 16 else f"is divisible by {2 * MAX_ROTATION}"
+        return LayerFormats(layer.index, native, v, f"head size {layer.k_dim} {why}")
     return LayerFormats(layer.index, "q4h", v, "passed the self-check")
 
 

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from rekindle.errors import ModelRefused
+from rekindle.model.refusals import refusing
 
 NUM_CHECKED = 8  # random tokens on which a map is compared
 # Both sides are sums of the same products, rounded once: in bf16 they differ by up to 0.004 of the largest.
@@ -26,7 +27,8 @@ Expand = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 class LatentMap(nn.Module):
     """The `expand_kv` of one layer, which leaves latents as they are for the attention that absorbs it.
 
-    `keys` [heads, size of K without the rotary key, latent] and `values` [heads, size of V, latent] are its weights.
+    `keys` [heads, latent, size of K without the rotary key] and `values` [heads, size of V, latent] are its weights:
+    both have the numbers that are summed next to each other, by which torch multiplies fast everywhere.
     """
 
     def __init__(self, config: Any, absorbed_by: str, keys: Tensor, values: Tensor) -> None:
@@ -42,13 +44,13 @@ class LatentMap(nn.Module):
 
     def expanded(self, latent: Tensor, rotary: Tensor) -> tuple[Tensor, Tensor]:
         """Latents and rotary keys [batch, 1, rows, size] -> K and V [batch, heads, rows, size]."""
-        k = latent @ self.keys.transpose(1, 2)
+        k = latent @ self.keys
         return torch.cat((k, rotary.expand(-1, k.shape[1], -1, -1)), dim=-1), latent @ self.values.transpose(1, 2)
 
     def absorb(self, q: Tensor) -> Tensor:
         """Queries [heads, rows, size of K] -> queries of latents and rotary keys [heads, rows, latent + rotary]."""
-        size = self.keys.shape[1]
-        return torch.cat((q[..., :size] @ self.keys, q[..., size:]), dim=-1)
+        size = self.keys.shape[2]
+        return torch.cat((q[..., :size] @ self.keys.transpose(1, 2), q[..., size:]), dim=-1)
 
     def expand(self, summed: Tensor) -> Tensor:
         """Sums of latents [rows, heads, latent] -> those of V [rows, heads, size of V]."""
@@ -58,12 +60,13 @@ class LatentMap(nn.Module):
 def absorb_latents(model: Any, attention: str) -> int:
     """Let the layers of a model that have latent attention leave it to this attention; return how many.
 
-    ModelRefused if a layer's map is of another form.
+    ModelRefused if a layer's map is of another form, or its weights cannot be read.
     """
     found = [module for module in model.modules() if callable(getattr(module, "expand_kv", None))]
     with torch.inference_mode():
         for module in found:
-            expand = _map_of(module, attention)
+            with refusing(f"the map of latents of {type(module).__name__} cannot be read"):
+                expand = _map_of(module, attention)
             module.latent_map = expand
             module.__dict__["expand_kv"] = expand  # in place of the method
             module.kv_b_proj = None  # its weights are the map's now
@@ -72,26 +75,33 @@ def absorb_latents(model: Any, attention: str) -> int:
 
 def _map_of(module: Any, attention: str) -> LatentMap:
     """A layer's map, with the weights of the layer, widened if they are quantised."""
-    linear, size = module.kv_b_proj, int(module.qk_nope_head_dim)
+    linear, size, rotary_size = module.kv_b_proj, int(module.qk_nope_head_dim), int(module.qk_rope_head_dim)
     if getattr(linear, "bias", None) is not None:
         raise ModelRefused("latent attention adds a bias to K and V of each head, which is not implemented")
-    norm = module.kv_a_layernorm.weight  # of what latents are
-    if type(linear) is nn.Linear:
-        weight = linear.weight.detach()
-    else:
-        weight = linear(torch.eye(linear.in_features, dtype=norm.dtype, device=norm.device)).T
-    of_heads = weight.unflatten(0, (-1, size + int(module.v_head_dim)))
-    found = LatentMap(module.config, attention, of_heads[:, :size], of_heads[:, size:])
-    _check(found, module.expand_kv, int(module.qk_rope_head_dim))
+    if not rotary_size:
+        raise ModelRefused("latent attention without a rotary key is not implemented")
+    of_heads = _weight(linear, module).unflatten(0, (-1, size + int(module.v_head_dim)))
+    found = LatentMap(module.config, attention, of_heads[:, :size].transpose(1, 2), of_heads[:, size:])
+    _check(found, module.expand_kv, rotary_size)
     return found
+
+
+def _weight(linear: Any, module: Any) -> Tensor:
+    """The weight of a layer's linear map [columns, latent], as numbers: quantised ones are multiplied by ones."""
+    own = getattr(linear, "weight", None)
+    if type(linear) is nn.Linear and type(own) is nn.Parameter and type(own.data) is Tensor:
+        return own.detach()
+    norm = module.kv_a_layernorm.weight  # of what latents are
+    widened: Tensor = linear(torch.eye(linear.in_features, dtype=norm.dtype, device=norm.device)).T
+    return widened
 
 
 def _check(found: LatentMap, own: Expand, rotary_size: int) -> None:
     """Refuse a layer whose own `expand_kv` is not this map, compared on random tokens."""
     generator = torch.Generator().manual_seed(0)
-    sizes = (found.keys.shape[2], rotary_size)
+    sizes = (found.keys.shape[1], rotary_size)
     latent, rotary = (torch.randn(1, 1, NUM_CHECKED, size, generator=generator).to(found.keys) for size in sizes)
-    size = found.keys.shape[1]
+    size = found.keys.shape[2]
     (k, v), (expected_k, expected_v) = own(latent, rotary), found.expanded(latent, rotary)
     appended = torch.equal(k[..., size:], expected_k[..., size:])
     if not (appended and _near(k, expected_k) and _near(v, expected_v)):
@@ -102,3 +112,12 @@ def _near(found: Tensor, expected: Tensor) -> bool:
     if found.shape != expected.shape:
         return False
     return bool((found - expected).abs().max() <= TOLERANCE * expected.abs().max())
+
+
+def map_notes(model: Any, weights: str) -> list[str]:
+    """Say what the maps of a model's latent attention take, where `weights` does not concern them."""
+    maps = [module for module in model.modules() if isinstance(module, LatentMap)]
+    if not maps or weights == "native":
+        return []
+    num_bytes = sum(weight.nbytes for each in maps for weight in each.parameters())
+    return [f"weights: the maps of latent attention stay as they are, in {num_bytes:,} bytes"]

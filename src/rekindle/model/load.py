@@ -25,7 +25,7 @@ from rekindle.model.adapter import ATTENTION_NAME, register_attention
 from rekindle.model.decoder import fuse_layers
 from rekindle.model.device import check_device
 from rekindle.model.fingerprint import DigestCache, fingerprint, model_identity, tokenizer_digest
-from rekindle.model.latent import absorb_latents
+from rekindle.model.latent import absorb_latents, map_notes
 from rekindle.model.loaded import LoadedModel
 from rekindle.model.loader import Weights, load_weights
 from rekindle.model.proof import Proof, ProofCache
@@ -72,7 +72,8 @@ def load_model(
     if ready.chosen is None:
         linears, decision = weights.Linears(model, called, kernels), saved.decision(found.dtype)
         ready = saved.pack(linears, _choose(linears, settings, directory, longest, decision), ready.notes)
-    notes = (*loaded.notes, *geometry.rope_notes(rope), *ready.notes, *loaded.size_notes(settings.device))
+    notes = (*loaded.notes, *geometry.rope_notes(rope), *ready.notes, *map_notes(model, ready.weights))
+    notes += tuple(loaded.size_notes(settings.device))
     native = formats.forced_formats(found, formats.native_format(found.dtype))
     spec = ModelSpec(
         name=source.name,

@@ -6,7 +6,6 @@ Knows nothing of which modules are replaced: `packed` does.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -73,21 +72,12 @@ class PackedEmbedding(PackedModule):
 
 
 def factor_of(embedding: nn.Embedding) -> torch.Tensor | None:
-    """The number, of those that a scaled embedding has, by which it multiplies its rows; None if it does not."""
+    """The buffer of a scaled embedding by which it multiplies its rows, in their dtype; None if there is none."""
     ids = torch.arange(min(CHECKED_IDS, embedding.num_embeddings))
     with torch.inference_mode():
         rows, found = embedding.weight[ids], embedding(ids)
-    for number in _numbers(embedding):
-        if torch.equal(rows * number, found):
-            return number
-    return None
-
-
-def _numbers(module: nn.Embedding) -> Iterator[torch.Tensor]:
-    """What a module has that is one number, in the dtype of its weight."""
-    for value in (*module._buffers.values(), *vars(module).values()):
-        if isinstance(value, float) or (isinstance(value, torch.Tensor) and value.dim() == 0):
-            yield torch.as_tensor(value).to(module.weight.dtype)
+    numbers = [buffer.to(rows.dtype) for buffer in embedding.buffers() if buffer.dim() == 0]
+    return next((number for number in numbers if torch.equal(rows * number, found)), None)
 
 
 def multiply(

@@ -24,7 +24,7 @@ SERVED_LAYERS = WITHOUT_ATTENTION | {
 }
 WHAT_FITS = (
     "models that use the attention interface of transformers are served (Llama, Qwen 2 and 3, Mistral, Gemma, Phi, "
-    "gpt-oss, ...)"
+    "gpt-oss, DeepSeek V3, ...)"
 )
 LOAD_ERRORS = (
     *(ValueError, LookupError, TypeError, AttributeError, OSError, RuntimeError, ImportError, ArithmeticError),

@@ -1,7 +1,7 @@
 // Attention over blocks: the body of rk_attend, for one kind of products.
 //
 // Included by attend.cpp in a namespace for each kind, in which `products` names it. A piece of work is up to 64 rows of
-// a span with the query heads of one K/V head. Its context is taken in segments of 512 tokens from position 0 on, each
+// a span with query heads of one K/V head. Its context is taken in segments of 512 tokens from position 0 on, each
 // unpacked once for all its rows, and the segments' results are merged in order. Where there are fewer pieces than
 // threads could share, the segments of a piece are computed by several threads and merged afterwards, in the same order:
 // the same bits.
@@ -16,6 +16,7 @@ using softmax::Seen;
 using softmax::TOKENS;
 
 constexpr int64_t PIECE_ROWS = 64;
+constexpr int64_t PIECE_QUERIES = 512;      // rows times heads: what a segment is unpacked for, at most
 constexpr int64_t SERIAL_SCORES = 1 << 12;  // below, a second thread costs more than it saves
 constexpr int64_t MOST_PARTIALS = 1 << 24;  // floats of results that wait to be merged
 constexpr int64_t PIECES_EACH = 4;          // for each thread, so that all have about the same to do
@@ -33,28 +34,35 @@ struct Job {
   int64_t state_floats() const { return sum_floats() + LANES; }
 };
 
-// Rows first .. end of a span with one K/V head, and the segments it sees.
+// Rows first .. end of a span with `heads` query heads from `first_head` on, all of one K/V head, and the segments that
+// they see.
 struct Piece {
   const rk_span* span;
-  int64_t first, end, kv_head;
+  int64_t first, end, kv_head, first_head, heads;
   int64_t first_segment, end_segment;
   float* partials;  // [segment][folded row][state], where several threads share the piece
 
-  int64_t rows(const Job& job) const { return (end - first) * job.heads_per_kv; }
+  int64_t rows() const { return (end - first) * heads; }
   int64_t segments() const { return end_segment - first_segment; }
 };
 
-// Where a folded row of a piece is: (row, query head of the K/V head).
+// Where a folded row of a piece is: (row, query head).
 struct Row {
   int64_t position, row, head;
 
-  Row(const Job& job, const Piece& piece, int64_t folded) {
-    const int64_t index = piece.first + folded / job.heads_per_kv;
+  Row(const Piece& piece, int64_t folded) {
+    const int64_t index = piece.first + folded / piece.heads;
     position = piece.span->start + index;
     row = piece.span->row + index;
-    head = piece.kv_head * job.heads_per_kv + folded % job.heads_per_kv;
+    head = piece.first_head + folded % piece.heads;
   }
 };
+
+// How many of the query heads of a K/V head are in a piece of so many rows; about as many in each.
+int64_t heads_together(const Job& job, int64_t rows) {
+  const int64_t most = PIECE_QUERIES / rows, pieces = (job.heads_per_kv + most - 1) / most;
+  return (job.heads_per_kv + pieces - 1) / pieces;
+}
 
 struct Scratch {
   products::Registers registers;
@@ -76,7 +84,7 @@ struct Scratch {
                              rows * softmax::SCORE_ROW,
                              rows * softmax::weight_row(shape.entries),
                              rows * shape.sum_floats(),
-                             PIECE_ROWS * job.heads_per_kv * job.state_floats()};
+                             std::min(PIECE_QUERIES, PIECE_ROWS * job.heads_per_kv) * job.state_floats()};
     constexpr int COUNT = sizeof sizes / sizeof *sizes;
     int64_t offsets[COUNT + 1] = {};
     for (int i = 0; i < COUNT; i++) offsets[i + 1] = offsets[i] + (sizes[i] + 15) / 16 * 16;
@@ -148,7 +156,7 @@ void attend_rows(const Job& job, const Piece& piece, int64_t folded, int rows, i
   Seen seen[products::MOST_ROWS];
   int tokens = 0;
   for (int r = 0; r < rows; r++) {
-    const Row row(job, piece, folded + r);
+    const Row row(piece, folded + r);
     q[r] = job.q + (row.row * job.call.heads + row.head) * q4h::query_dim(job.layer);
     seen[r] = seen_by(job, row.position, start);
     if (seen[r].any() && seen[r].end > tokens) tokens = seen[r].end;
@@ -168,7 +176,7 @@ void attend_segment(const Job& job, const Piece& piece, int64_t index, float* st
   const int64_t start = index * TOKENS, last = piece.span->start + piece.end;
   const int count = (int)(last - start < TOKENS ? last - start : TOKENS);
   products::unpack(job.layer, piece.span->blocks, start, count, piece.kv_head, job.shape, s.segment);
-  const int64_t rows = piece.rows(job), groups = (rows + products::MOST_ROWS - 1) / products::MOST_ROWS;
+  const int64_t rows = piece.rows(), groups = (rows + products::MOST_ROWS - 1) / products::MOST_ROWS;
   const int64_t step = (rows + groups - 1) / groups;
   for (int64_t folded = 0; folded < rows; folded += step) {
     attend_rows(job, piece, folded, (int)std::min(step, rows - folded), start, states, s);
@@ -190,7 +198,7 @@ void finish_row(const Job& job, const Row& row, const float* state) {
   alignas(64) float x[q4h::MOST_DIMS + LANES];
   const Mass mass{state[job.sum_floats()], state[job.sum_floats() + 1]};
   products::gather(layer, job.shape, state, normaliser(job.call, row.head, mass), x);
-  if ((layer.latent ? layer.k_format : layer.v_format) == RK_Q4H) q4h::unrotate(x, dim, layer.signs);
+  if (q4h::output_format(layer) == RK_Q4H) q4h::unrotate(x, dim, layer.signs);
   alignas(64) uint16_t line[q4h::MOST_DIMS + LANES];
   for (int d = 0; d < dim; d += LANES) simd::store_bf16(line + d, simd::load(x + d));
   memcpy(job.call.output + (row.row * job.call.heads + row.head) * dim, line, dim * sizeof *line);
@@ -201,12 +209,12 @@ void forget(const Job& job, int64_t rows, float* states) {
 }
 
 void attend_piece(const Job& job, const Piece& piece, Scratch& s) {
-  forget(job, piece.rows(job), s.states);
+  forget(job, piece.rows(), s.states);
   for (int64_t index = piece.first_segment; index < piece.end_segment; index++) {
     attend_segment(job, piece, index, s.states, s);
   }
-  for (int64_t i = 0; i < piece.rows(job); i++) {
-    finish_row(job, Row(job, piece, i), s.states + i * job.state_floats());
+  for (int64_t i = 0; i < piece.rows(); i++) {
+    finish_row(job, Row(piece, i), s.states + i * job.state_floats());
   }
 }
 
@@ -215,21 +223,16 @@ void merge_row(const Job& job, const Piece& piece, int64_t folded, float* state)
   const int64_t size = job.state_floats();
   forget(job, 1, state);
   for (int64_t n = 0; n < piece.segments(); n++) {
-    const float* part = piece.partials + (n * piece.rows(job) + folded) * size;
+    const float* part = piece.partials + (n * piece.rows() + folded) * size;
     const Mass mass{part[job.sum_floats()], part[job.sum_floats() + 1]};
     if (mass.sum != UNSEEN) merge(part, mass, job.sum_floats(), state);
   }
-  finish_row(job, Row(job, piece, folded), state);
+  finish_row(job, Row(piece, folded), state);
 }
 
-int64_t count_pieces(const rk_attend_call& call, int64_t kv_heads) {
+// All pieces, the longest of each span first; returns how many. `pieces`: NULL to count them.
+int64_t list_pieces(const Job& job, Piece* pieces) {
   int64_t count = 0;
-  for (int64_t s = 0; s < call.num_spans; s++) count += (call.spans[s].rows + PIECE_ROWS - 1) / PIECE_ROWS * kv_heads;
-  return count;
-}
-
-// All pieces, the longest of each span first.
-void list_pieces(const Job& job, Piece* pieces) {
   for (int64_t s = 0; s < job.call.num_spans; s++) {
     const rk_span& span = job.call.spans[s];
     for (int64_t chunk = (span.rows - 1) / PIECE_ROWS; chunk >= 0; chunk--) {
@@ -237,11 +240,16 @@ void list_pieces(const Job& job, Piece* pieces) {
       const int64_t window = job.call.window, oldest = window > 0 ? span.start + first + 1 - window : 0;
       const int64_t first_segment = oldest > 0 ? oldest / TOKENS : 0;
       const int64_t end_segment = (span.start + end + TOKENS - 1) / TOKENS;
-      for (int64_t head = 0; head < job.layer.kv_heads; head++) {
-        *pieces++ = {&span, first, end, head, first_segment, end_segment, nullptr};
+      const int64_t together = heads_together(job, end - first);
+      for (int64_t head = 0; head < job.call.heads; count++) {
+        const int64_t kv_head = head / job.heads_per_kv, left = (kv_head + 1) * job.heads_per_kv - head;
+        const int64_t heads = std::min(together, left);
+        if (pieces) pieces[count] = {&span, first, end, kv_head, head, heads, first_segment, end_segment, nullptr};
+        head += heads;
       }
     }
   }
+  return count;
 }
 
 // Several threads share the segments of each piece; all threads of a team call it.
@@ -249,14 +257,14 @@ void attend_by_segment(const Job& job, Piece* pieces, int64_t count, float* part
 #pragma omp single
   for (int64_t i = 0; i < count; i++) {
     pieces[i].partials = partials;
-    partials += pieces[i].segments() * pieces[i].rows(job) * job.state_floats();
+    partials += pieces[i].segments() * pieces[i].rows() * job.state_floats();
   }
   for (int64_t i = 0; i < count; i++) {
     const Piece& piece = pieces[i];
 #pragma omp for schedule(dynamic) nowait
     for (int64_t n = 0; n < piece.segments(); n++) {
-      float* states = piece.partials + n * piece.rows(job) * job.state_floats();
-      forget(job, piece.rows(job), states);
+      float* states = piece.partials + n * piece.rows() * job.state_floats();
+      forget(job, piece.rows(), states);
       attend_segment(job, piece, piece.first_segment + n, states, s);
     }
   }
@@ -264,13 +272,13 @@ void attend_by_segment(const Job& job, Piece* pieces, int64_t count, float* part
   for (int64_t i = 0; i < count; i++) {
     const Piece& piece = pieces[i];
 #pragma omp for schedule(static) nowait
-    for (int64_t folded = 0; folded < piece.rows(job); folded++) merge_row(job, piece, folded, s.states);
+    for (int64_t folded = 0; folded < piece.rows(); folded++) merge_row(job, piece, folded, s.states);
   }
 }
 
 int64_t partial_floats(const Job& job, const Piece* pieces, int64_t count) {
   int64_t total = 0;
-  for (int64_t i = 0; i < count; i++) total += pieces[i].segments() * pieces[i].rows(job);
+  for (int64_t i = 0; i < count; i++) total += pieces[i].segments() * pieces[i].rows();
   return total * job.state_floats();
 }
 
@@ -285,7 +293,7 @@ static void attend(const rk_layer& layer, const rk_attend_call& call, int32_t th
   for (int64_t s = 0; s < call.num_spans; s++) rows = std::max(rows, call.spans[s].row + call.spans[s].rows);
   const Taken<uint16_t> q(rows * call.heads * q4h::query_dim(layer));
   const Job job{layer, call, Shape(layer), q.memory, call.heads / layer.kv_heads, call.softcap * softmax::LOG2_E};
-  const int64_t count = count_pieces(call, layer.kv_heads);
+  const int64_t count = list_pieces(job, nullptr);
   const Taken<Piece> pieces(count);
   list_pieces(job, pieces.memory);
   if (count_scores(call) < SERIAL_SCORES) threads = 1;

@@ -49,7 +49,7 @@ struct Shape {
 
   explicit Shape(const rk_layer& layer) {
     k_pairs = (int)q4h::query_dim(layer) / 2, k_scaled = layer.k_format == RK_Q4H && !layer.latent;
-    v_coded = (layer.latent ? layer.k_format : layer.v_format) == RK_Q4H;
+    v_coded = q4h::output_format(layer) == RK_Q4H;
     const int dim = (int)q4h::output_dim(layer), words = dim / q4h::WORD_CODES;
     if (layer.latent || !v_coded) {
       pairs = 1, lanes = LANES, entries = 1, v_scales = 0, lanes_of_one = LANES;
@@ -76,7 +76,7 @@ struct Shape {
 
 // Work memory of one thread for one layer.
 struct Segment {
-  uint32_t* k;     // [k_dim / 2][TOKENS]
+  uint32_t* k;     // [query_dim / 2][TOKENS]
   float* k_steps;  // [k_dim / 16][TOKENS]
   uint32_t* v;     // [TOKENS / 2 / pairs][vectors][LANES]
   float* v_steps;  // [v_scales][TOKENS]

@@ -20,6 +20,7 @@ constexpr int MOST_QUERY = MOST_DIMS + 128;  // of latents and rotary keys
 // Values of a query, and of what attention gives for it.
 inline int64_t query_dim(const rk_layer& layer) { return layer.latent ? layer.k_dim + layer.v_dim : layer.k_dim; }
 inline int64_t output_dim(const rk_layer& layer) { return layer.latent ? layer.k_dim : layer.v_dim; }
+inline int32_t output_format(const rk_layer& layer) { return layer.latent ? layer.k_format : layer.v_format; }
 
 inline int v_group(int dim) { return dim % 32 == 0 ? 32 : 16; }
 inline int rotation_size(int dim) { return dim & -dim; }

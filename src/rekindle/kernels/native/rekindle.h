@@ -63,8 +63,8 @@ void rk_linears(const rk_linear_call* calls, int32_t count, int32_t threads);
  * are multiples of 16, at most 512 (at most 256 for those of V that are no multiples of 32). RK_BF16: even, at most
  * 512.
  *
- * latent: 1 where K is a latent and V a rotary key in RK_BF16, of up to 128 dimensions: queries have the dimensions of
- * both, scores are of both, and what is summed is K.
+ * latent: 1 where K is a latent and V a rotary key in RK_BF16, of a multiple of 16 dimensions up to 128, as eight words
+ * are read at once: queries have the dimensions of both, scores are of both, and what is summed is K.
  */
 typedef struct {
   uint8_t* blocks;
@@ -106,8 +106,8 @@ typedef struct {
 
 /* Causal attention of every span to what is stored of its sequence, up to the row itself.
  *
- * output: bf16 [rows][heads][v_dim], of a latent layer [k_dim]. window: how many tokens a row sees, itself included, or 0 for all. softcap: 0 for
- * none. sinks: fp32 [heads], or NULL.
+ * output: bf16 [rows][heads][v_dim], of a latent layer [k_dim]. window: how many tokens a row sees, itself included,
+ * or 0 for all. softcap: 0 for none. sinks: fp32 [heads], or NULL.
  */
 typedef struct {
   const rk_span* spans;
