@@ -261,5 +261,5 @@ def test_a_sliding_layer_that_hides_its_window_is_refused() -> None:
 
 def test_q4h_is_refused_for_head_sizes_it_cannot_hold() -> None:
     model = tiny_model("llama", torch.float32, head_dim=24)
-    with pytest.raises(ModelRefused, match=r"head sizes divisible by 16; layer 0 has 24/24: use kv=auto"):
+    with pytest.raises(ModelRefused, match=r"by 16 and not by 1024; layer 0 has 24/24: use kv=auto"):
         in_memory(model, kv="q4h")
