@@ -280,8 +280,8 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "kimi-linear": (
         "kimi_linear",
-        {**_MLA, **_DELTA, "linear_num_heads": 4, "linear_head_dim": 32, "num_local_experts": 4,
-         "num_experts_per_tok": 2, "moe_intermediate_size": 48},
+        {**_MLA, "layer_types": ["full_attention", "linear_attention", "full_attention"], "linear_num_heads": 4,
+         "linear_head_dim": 32, "num_local_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 48},
     ),
     "ling-hybrid": (
         "bailing_hybrid",
