@@ -17,7 +17,7 @@ from rekindle.kv.attention import PagedAttention
 from rekindle.kv.fused import FusedAttention, attention_over
 from rekindle.kv.plan import AttentionPlan, SequenceSpan
 from rekindle.kv.reference import attention_reference, relative_error
-from rekindle.spec import LayerSpec
+from rekindle.spec import Format, LayerSpec
 from tests.kernels.native import needs_compiler, runnable
 from tests.kv.steps import BLOCK_TOKENS, Layer, Rows, block_bytes, in_chunks, scattered_blocks, step
 
@@ -259,10 +259,10 @@ def test_other_dtypes_are_computed_by_torch(kernels: KernelLibrary, layer: Layer
     ],
 )
 def test_layers_that_do_not_fit_are_left_to_torch(
-    kernels: KernelLibrary, dims: tuple[int, int], formats: tuple[str, str], latent: bool, fit: bool
+    kernels: KernelLibrary, dims: tuple[int, int], formats: tuple[Format, Format], latent: bool, fit: bool
 ) -> None:
-    assert fits(LayerSpec(0, 2, *dims, None, *formats, latent)) is fit  # type: ignore[arg-type]
-    layer = Layer(BF16, *formats, *dims, latent=latent)  # type: ignore[arg-type]
+    assert fits(LayerSpec(0, 2, *dims, None, *formats, latent)) is fit
+    layer = Layer(BF16, *formats, *dims, latent=latent)
     rows, num_tokens = Rows.random(layer, BLOCK_TOKENS + 5), BLOCK_TOKENS + 5
     attention = fused(kernels, layer, 2)
     got = in_chunks(attention, layer, rows, [1, 0], [num_tokens])
