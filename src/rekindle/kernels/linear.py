@@ -15,8 +15,8 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from rekindle.kernels.library import KernelLibrary
+from rekindle.kernels.weight_memory import ALIGNMENT, aligned_memory
 
-ALIGNMENT = 64
 BF16, FP32, INT8, INT4 = 0, 1, 3, 4  # RK_BF16, RK_FP32, RK_INT8 and RK_INT4 of native/rekindle.h
 FORMATS = {"bf16": BF16, "int8": INT8, "int4": INT4}
 MOST_INT8_DEPTH = 1 << 16  # sums of products of bytes fit 32 bits
@@ -149,10 +149,3 @@ class LinearKernel:
             *(source.rows, packed.columns, packed.depth, source.stride, target.stride),
         )
         self._linear(ctypes.byref(call), threads)
-
-
-def aligned_memory(num_bytes: int) -> np.ndarray:
-    """Memory (uint8, [num_bytes]) that begins at a multiple of 64; its content is not set."""
-    raw = np.empty(num_bytes + ALIGNMENT, dtype=np.uint8)
-    start = -raw.ctypes.data % ALIGNMENT
-    return raw[start : start + num_bytes]
