@@ -32,7 +32,8 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from rekindle.kernels.linear import ALIGNMENT, FORMATS, PackedWeights
+from rekindle.kernels.linear import FORMATS, PackedWeights
+from rekindle.kernels.weight_memory import ALIGNMENT
 
 log = logging.getLogger(__name__)
 MAGIC, FORM = b"rkpacked", 1
