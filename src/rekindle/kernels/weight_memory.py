@@ -7,6 +7,7 @@ at each start. So weights have regions of their own. A region lives as long as a
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 import sys
 import threading
@@ -43,10 +44,8 @@ def _region(num_bytes: int) -> np.ndarray:
     if sys.platform != "linux":
         return np.frombuffer(mmap.mmap(-1, size), np.uint8)
     pages = mmap.mmap(-1, size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)  # shared memory has small pages
-    try:
+    with contextlib.suppress(OSError):  # a kernel built without large pages
         pages.madvise(mmap.MADV_HUGEPAGE)
-    except OSError:  # a kernel built without large pages
-        pass
     return np.frombuffer(pages, np.uint8)
 
 
