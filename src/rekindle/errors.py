@@ -23,21 +23,41 @@ A message says what is wrong and what to do. Broken invariants are asserts, shor
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 
 class RekindleError(Exception):
     """Root of the errors raised on purpose."""
 
 
 class BadRequest(RekindleError):
-    """The request cannot be served as it is; `param` names the field to change, if one is to blame."""
+    """The request cannot be served as it is; `param` names the field to change, if one is to blame.
 
-    def __init__(self, message: str, *, param: str | None = None) -> None:
+    `details` say it to programs, in the words of their protocol.
+    """
+
+    def __init__(self, message: str, *, param: str | None = None, details: Mapping[str, Any] | None = None) -> None:
         super().__init__(message)
         self.param = param
+        self.details = details
 
 
 class PromptTooLong(BadRequest):
-    """The prompt (with at least one token of answer) does not fit the context."""
+    """The prompt (with at least one token of answer) does not fit the context.
+
+    The message begins as Anthropic's does: coding agents look for it, and for both numbers, to shorten their history.
+    """
+
+    @classmethod
+    def of(cls, num_tokens: int, max_context: int, *, size: str = "") -> PromptTooLong:
+        """Return the error for a prompt of `num_tokens`, or at least as many if its `size` is given in words."""
+        count, counted = (f"at least {num_tokens}", f" ({size})") if size else (f"{num_tokens}", "")
+        return cls(
+            f"prompt is too long: {count} tokens > {max_context - 1} maximum{counted}: shorten it, or serve with a "
+            "larger max_context",
+            param="messages",
+        )
 
 
 class NotFound(BadRequest):

@@ -191,7 +191,7 @@ def test_a_request_waits_for_the_long_one_of_its_agent(held: Held) -> None:
 
 def test_what_cannot_fit_arrives_as_an_error_of_its_request(start: Start) -> None:
     with start(store="off") as engine:
-        with pytest.raises(PromptTooLong, match="context holds"):
+        with pytest.raises(PromptTooLong, match="prompt is too long"):
             engine.submit(chat("1" * 200_000)).result()
         assert engine.submit(chat("Hello?")).result().finish_reason == "length"
         engine.check()

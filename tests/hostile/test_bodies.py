@@ -127,7 +127,7 @@ def test_a_prompt_longer_than_the_context(target: Target) -> None:
         answer = target.send("POST", path, body)
         assert answer.status == 400
         assert answer.json["error"]["code"] == "context_length_exceeded"
-        assert str(CONTEXT) in answer.json["error"]["message"]
+        assert str(CONTEXT - 1) in answer.json["error"]["message"]
 
 
 @pytest.mark.parametrize("role", ["system", "user", "tool", "assistant"])

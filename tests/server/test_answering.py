@@ -98,8 +98,8 @@ def test_large_bodies_are_answered_like_small_ones(served: Served) -> None:
     small = served.chat("A tin drum stands in the cellar.").json
     large = served.chat("A tin drum stands in the cellar.", user="x" * 2 * LARGE_BODY).json
     assert large["choices"][0]["message"] == small["choices"][0]["message"]
-    refused = served.chat("Hello!", user="x" * 2 * LARGE_BODY, no_such_thing=1)
-    assert (refused.status, refused.error["param"]) == (400, "no_such_thing")
+    refused = served.chat("Hello!", user="x" * 2 * LARGE_BODY, best_of=2)
+    assert (refused.status, refused.error["param"]) == (400, "best_of")
 
 
 def test_none_stays_queued_whatever_goes_wrong_with_a_later_one(served: Served) -> None:

@@ -358,7 +358,6 @@ def test_a_coding_agent_is_taken_as_it_comes(scripted: Served) -> None:
     assert reports[1]["reused_tokens"] >= first - 8, "the line that changes on every call costs nothing"
 
 
-IMAGE = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "AAAA"}}
 MARKED = {"type": "text", "text": "x", "cache_control": {"type": "ephemeral"}}
 
 
@@ -366,22 +365,18 @@ MARKED = {"type": "text", "text": "x", "cache_control": {"type": "ephemeral"}}
 @pytest.mark.parametrize(
     ("wrong", "kind", "says"),
     [
-        ({"messages": [{"role": "user", "content": [MARKED, IMAGE]}]}, anthropic.BadRequestError, "content[1]"),
         ({"messages": []}, anthropic.BadRequestError, "messages"),
         ({"messages": [{"role": "tool", "content": "x"}]}, anthropic.BadRequestError, "messages[0].role"),
         ({"messages": [{"role": "user", "content": [MARKED] * 5}]}, anthropic.BadRequestError, "at most 4"),
-        ({"system": [{**IMAGE}]}, anthropic.BadRequestError, "system[0]"),
+        ({"system": [{"type": "text"}]}, anthropic.BadRequestError, "system[0].text"),
         ({"max_tokens": None}, anthropic.BadRequestError, "max_tokens"),
         ({"max_tokens": -1}, anthropic.BadRequestError, "max_tokens"),
         ({"temperature": -1}, anthropic.BadRequestError, "temperature"),
         ({"stop_sequences": [""]}, anthropic.BadRequestError, "stop_sequences"),
-        ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, anthropic.BadRequestError, "tools[0]"),
+        ({"tools": [{"type": "custom", "name": "web_search"}]}, anthropic.BadRequestError, "tools[0]"),
         ({"tools": TOOLS, "tool_choice": {"type": "tool", "name": "fly"}}, anthropic.BadRequestError, "fly"),
         ({"tool_choice": {"type": "any"}}, anthropic.BadRequestError, "tool_choice"),
-        ({"context_management": {"edits": [{"type": "compact_20260112"}]}}, anthropic.BadRequestError, "edits[0]"),
         ({"output_format": {"type": "json_schema"}}, anthropic.BadRequestError, "output_format"),
-        ({"output_config": {"format": {"type": "json_schema"}}}, anthropic.BadRequestError, "output_config.format"),
-        ({"frequency_penalty": 1}, anthropic.BadRequestError, "frequency_penalty"),
         ({"model": "gpt-9"}, anthropic.NotFoundError, "gpt-9"),
     ],
 )
@@ -438,8 +433,8 @@ def test_a_prompt_can_be_counted_before_it_is_sent(scripted: Served) -> None:
     with pytest.raises(anthropic.NotFoundError):
         client(scripted).messages.count_tokens(model="gpt-9", messages=say("look"))
     with pytest.raises(anthropic.BadRequestError) as caught:
-        client(scripted).messages.count_tokens(model=MODEL, messages=[{"role": "user", "content": [IMAGE]}])
-    assert "messages[0].content[0]" in str(caught.value)
+        client(scripted).messages.count_tokens(model=MODEL, messages=[{"role": "tool", "content": "x"}])
+    assert "messages[0].role" in str(caught.value)
 
 
 def test_marked_prefixes_are_created_once_and_read_then(scripted: Served) -> None:

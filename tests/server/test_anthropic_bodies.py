@@ -208,7 +208,7 @@ def test_whether_thoughts_come_back_is_told_by_the_history() -> None:
 )
 def test_what_cannot_be_served_is_named(body: dict[str, Any], says: str) -> None:
     with pytest.raises(BadRequest) as caught:
-        parse_messages({"max_tokens": 9, **body}, Caller(), ModelSide(ReplyFormat(), FREE))
+        parse_messages({"max_tokens": 9, **body}, Caller(), ModelSide(ReplyFormat(), FREE), strict=True)
     assert says in str(caught.value)
 
 

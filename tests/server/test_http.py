@@ -218,9 +218,9 @@ def test_failures_are_logged_with_their_agent(served: Served) -> None:
             (record,) = heard.until(served, own_id)
             return text(record)
 
-        found = line(messages("Hello!"), extra_body={"best_of": None})
+        found = line(messages("Hello!"), extra_body={"best_of": 3})
         assert " agent=bo " in found
-        assert found.endswith(": failed with 400, unknown parameter 'best_of': it is not supported here")
+        assert found.endswith(": failed with 400, best_of: 3 is not supported; leave it out")
         found = line(messages("Hello!"), extra_body={"model": "gpt-9"})
         assert "agent=bo " in found and ": failed with 404, model 'gpt-9'" in found
         for stream in (False, True):

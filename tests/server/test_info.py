@@ -85,7 +85,6 @@ def test_what_would_not_be_computed_is_not_counted(served: Served) -> None:
         ({"text": 3}, "text"),
         ({"messages": []}, "messages"),
         ({"messages": [{"role": "oracle", "content": "x"}]}, None),
-        ({"text": "a", "best_of": 2}, "best_of"),
         ({"text": "a", "model": "gpt-9"}, "model"),
         ([], None),
         (b"{", None),

@@ -110,6 +110,6 @@ def test_without_blocking(scripted: Served) -> None:
 
 def test_errors_are_openais(scripted: Served) -> None:
     with pytest.raises(openai.BadRequestError):
-        chat(scripted).invoke([HumanMessage([{"type": "image_url", "image_url": {"url": "https://x/y.png"}}])])
+        chat(scripted).bind(temperature=-1).invoke([HumanMessage("talk")])
     with pytest.raises(openai.NotFoundError):
         chat(scripted).model_copy(update={"model_name": "gpt-9"}).invoke([HumanMessage("talk")])

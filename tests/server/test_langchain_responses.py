@@ -88,8 +88,7 @@ def test_thoughts_and_calls_go_round(scripted: Served, options: dict[str, Any], 
 
 
 def test_errors_are_the_clients(scripted: Served) -> None:
-    with pytest.raises(openai.BadRequestError, match="image"):
-        picture = {"type": "image_url", "image_url": {"url": "https://example.org/a.png"}}
-        chat(scripted, "wrong").invoke([HumanMessage([picture])])
+    with pytest.raises(openai.BadRequestError, match="temperature"):
+        chat(scripted, "wrong").bind(temperature=-1).invoke([HumanMessage("talk")])
     with pytest.raises(openai.NotFoundError):
         chat(scripted, "wrong").bind(model="gpt-9").invoke("talk")

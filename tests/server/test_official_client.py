@@ -248,7 +248,7 @@ def test_a_whole_answer_is_as_described(scripted: Served) -> None:
     [
         ({"tool_choice": "required"}, openai.BadRequestError, "tool_choice"),
         ({"tool_choice": NAMED | {"function": {"name": "dig"}}, "tools": TOOLS}, openai.BadRequestError, "tool_choice"),
-        ({"tool_choice": "any", "tools": TOOLS}, openai.BadRequestError, "tool_choice"),
+        ({"tool_choice": "maybe", "tools": TOOLS}, openai.BadRequestError, "tool_choice"),
         ({"reasoning_effort": "hard"}, openai.BadRequestError, "reasoning_effort"),
         ({"chat_template_kwargs": {"tools": []}}, openai.BadRequestError, "chat_template_kwargs"),
         ({"tools": [{"type": "web_search"}]}, openai.BadRequestError, "tools.0.type"),
@@ -256,11 +256,6 @@ def test_a_whole_answer_is_as_described(scripted: Served) -> None:
         ({"logit_bias": {"100000": 1}}, openai.BadRequestError, "logit_bias"),
         ({"model": "gpt-9"}, openai.NotFoundError, "model"),
         ({"response_format": {"type": "json_object"}}, openai.BadRequestError, "response_format"),
-        (
-            {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]},
-            openai.BadRequestError,
-            "messages[0].content[0]",
-        ),
     ],
 )
 @pytest.mark.parametrize("stream", [False, True])

@@ -89,11 +89,10 @@ def test_the_old_name_of_a_route_answers_the_same(served: Served, old: str, new:
     [
         ({"messages": []}, "messages"),
         ({}, "messages"),
-        ({"messages": TALK, "max_tokens": 4}, "max_tokens"),
         ({"messages": TALK, "tools": [{"type": "web"}]}, "tools.0.type"),
         ({"messages": TALK, "chat_template_kwargs": {"messages": 1}}, "chat_template_kwargs"),
         ({"messages": TALK, "model": "gpt-9"}, "model"),
-        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages[0].content[0]"),
+        ({"messages": [{"role": "user", "content": [3]}]}, "messages[0].content[0]"),
     ],
 )
 def test_what_cannot_be_prefilled_is_refused_by_name(served: Served, body: dict[str, Any], param: str) -> None:

@@ -164,7 +164,7 @@ def test_official_clients_read_the_id(served: Served) -> None:
     made = chat.create(**CHAT, model="default", extra_headers={"X-Request-ID": "mine"})  # type: ignore[call-overload]
     assert made._request_id == "mine"
     with pytest.raises(openai.BadRequestError) as refused:
-        chat.create(**CHAT, model="default", extra_body={"nonsense": 1})  # type: ignore[call-overload]
+        chat.create(**CHAT, model="default", extra_body={"best_of": 2})  # type: ignore[call-overload]
     assert (refused.value.request_id or "").startswith("req_")
     client = anthropic.Anthropic(base_url=served.url, api_key="unused", max_retries=0)
     own = {"X-Request-ID": "ours"}

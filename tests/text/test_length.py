@@ -49,7 +49,7 @@ def test_a_text_of_as_many_bytes_as_may_fit_is_taken_and_one_more_is_not(kind: s
     prompt = encoder.render_text("a" * (most - 40))
     if encoder.compares_text:
         assert most - 40 <= len(prompt.key) <= most
-    with pytest.raises(PromptTooLong, match="more than 2048 tokens"):
+    with pytest.raises(PromptTooLong, match="tokens > 2047 maximum"):
         encoder.render_text("a" * (most * 2 + 2))
 
 
@@ -93,5 +93,5 @@ def test_a_template_that_makes_much_of_little_is_refused() -> None:
 def test_ids_are_counted_as_they_are() -> None:
     bound = PromptBound(max_context=100, longest=8)
     bound.check_ids(100)
-    with pytest.raises(PromptTooLong, match="101 ids"):
+    with pytest.raises(PromptTooLong, match="101 tokens > 99"):
         bound.check_ids(101)

@@ -73,7 +73,7 @@ def test_escapes_that_no_prompt_may_hold_are_no_reason_to_refuse_what_a_model_wr
         ({"role": "user", "content": "x", "name": 7}, "messages[1].name"),
         ({"role": "user", "content": "x", "tool_calls": [{"function": {"name": "f"}}]}, "messages[1].tool_calls"),
         ({"role": "assistant", "tool_calls": [{"function": {}}]}, "messages[1].tool_calls[0]"),
-        ({"role": "assistant", "function_call": {"name": "f"}}, "messages[1].function_call"),
+        ({"role": "assistant", "function_call": {"arguments": "{}"}}, "messages[1].tool_calls[0]"),
         ({"role": "user", "content": "a\ufdd0b"}, "messages[1].content"),
         ({"role": "user", "content": "a\ud800b"}, "messages[1].content"),
     ],

@@ -55,7 +55,7 @@ def test_counting_stops_when_there_are_too_many() -> None:
     prompt = encoder.render_chat([Message("user", "12 " * PIECE_BYTES)])
     num_ids = encoder.count(prompt)
     assert len(encoder.encode(prompt, most=num_ids)) == num_ids
-    with pytest.raises(PromptTooLong, match="more than 100 tokens"):
+    with pytest.raises(PromptTooLong, match="tokens > 100 maximum"):
         encoder.encode(prompt, most=100)
 
 

@@ -31,6 +31,7 @@ from rekindle.server.responses.calls import parse_response
 from rekindle.server.responses.items import Item, ItemReader, messages_of
 from rekindle.server.responses.stored import StoredResponse
 from rekindle.text.messages import Message, map_strings, normalise_messages, sound
+from rekindle.text.omissions import Omissions
 from rekindle.text.prompt import PromptEncoder
 from rekindle.text.replies import find_reply_format
 
@@ -114,7 +115,7 @@ def _answer(answer: Any, side: ModelSide) -> Message | None:
 
 
 def _read_items(items: Sequence[Any]) -> list[Item]:
-    return ItemReader(lambda id: None).read(response_items(items))
+    return ItemReader(lambda id: None, Omissions()).read(response_items(items))
 
 
 class _LoggedResponses:

@@ -79,6 +79,12 @@ def request_lines(request: Mapping[str, Any], now: float) -> Iterator[str]:
     if "first_token_ms" in request["timings"]:
         yield f"  {_timings(request['timings'])}"
     yield from map(_normalised, request.get("normalised", ()))
+    for each in request.get("left_out", ()):
+        times = f" and {each['count'] - 1:,} more of the kind" if each["count"] > 1 else ""
+        line = f", in its place {_shown(each['text'])}" if each["text"] else ""
+        yield f"  not shown: {each['kind']} at {each['param']}{times}{line}"
+    if request.get("ignored"):
+        yield f"  ignored, as nothing here knows them: {_shown(', '.join(request['ignored']))}"
     if request["reuse"] == "off":
         yield "  reuse was off, as the request specified"
     elif request["explanation"] is not None:

@@ -54,6 +54,7 @@ class SettingsWithoutModel(TypedDict, total=False):
     host: str
     port: int
     served_model_name: str | None
+    strict: bool
     api_key: str | None
     api_keys: Mapping[str, str]
     admin_key: str | None

@@ -288,6 +288,11 @@ class ServerSettings:
         None, "key for all namespaces: figures, `?namespace=`", unset="none", given="secret"
     )
     served_model_name: str | None = setting(None, "name in /v1/models and in answers", unset="the model's")
+    strict: bool = setting(
+        False,
+        "refuse images, documents and parameters that are not known, instead of leaving them out",
+        detail="What is left out is named in the answer's `rekindle` object, in the log and by `rekindle why`.",
+    )
     requests_per_minute: int | None = setting(
         None, "requests of each key; more are refused with 429", unset="no limit", bounds=at_least(1)
     )

@@ -16,6 +16,7 @@ from rekindle.engine.types import GenerationRequest, Normalised, Source
 from rekindle.matching.explain import Explanation
 from rekindle.matching.matcher import Relation
 from rekindle.model.sampler import SamplerState
+from rekindle.text.omissions import NOTHING_OMITTED, Omitted
 from rekindle.text.stream import TextStream
 
 
@@ -115,6 +116,7 @@ class Request:
     original: GenerationRequest | None = None
     breakpoints: tuple[CachedBreakpoint, ...] = ()  # one for each breakpoint
     taken_out: tuple[TakenOut, ...] = ()
+    omitted: Omitted = NOTHING_OMITTED
     resumes: bool = False  # it continues an unfinished request of the agent
     cancelled: threading.Event = field(default_factory=threading.Event)
     state: State = State.WAITING

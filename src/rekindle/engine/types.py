@@ -15,6 +15,7 @@ from rekindle.matching.explain import Explanation
 from rekindle.model.logprobs import TokenLogprob
 from rekindle.model.params import SamplingParams
 from rekindle.text.messages import Message
+from rekindle.text.omissions import NOTHING_OMITTED, LeftOut, Omitted
 
 Reuse = Literal["continuation", "canonical", "off"]
 Outcome = Literal["exact", "extend", "diverge", "miss"]
@@ -73,6 +74,7 @@ class GenerationRequest:
     echoes_thoughts: bool | None = None
     open_end: bool = False
     waits_aside: bool = False
+    omitted: Omitted = NOTHING_OMITTED
 
     def __post_init__(self) -> None:
         given = sum(x is not None for x in (self.messages, self.text, self.token_ids))
@@ -145,6 +147,8 @@ class Report:
     marked_tokens: int = 0
     normalised: tuple[Normalised, ...] = ()
     breakpoint_tokens: tuple[int, ...] = ()
+    left_out: tuple[LeftOut, ...] = ()
+    ignored: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         assert self.reused_tokens == self.hot_tokens + self.warm_tokens, self
@@ -153,6 +157,7 @@ class Report:
     def as_dict(self) -> dict[str, Any]:
         """Return the `rekindle` object of a response; milliseconds rounded to a hundredth."""
         report = asdict(self)
+        report |= {name: list(report[name]) for name in ("normalised", "left_out", "ignored")}
         report["timings"] = {name: round(value, 2) for name, value in report["timings"].items() if math.isfinite(value)}
         return report
 

@@ -202,7 +202,7 @@ FAMILIES = (
     Family(
         "Qwen2.5-VL, Qwen3-VL, Mistral Small 3 and 4 and Ministral 3 as they are shipped",
         ("qwen2_5_vl", "qwen3_vl", "mistral3"),
-        "they also see; images are refused by name",
+        "they also see; here an image is a line of text",
         "vision",
         "text",
     ),

@@ -117,14 +117,14 @@ def create_app(
     sessions = Sessions(engine, clock=clock, quota=session_quota(engine, settings))
     app = App(ShutdownGate(), recorder, responses, sessions, metrics, bound=engine.encoder.bound)
     group = ObserverGroup([log, *observers, *([recorder] if recorder else [])])
-    _add_generating(app, RouteContext(engine, served, group, clock, settings.ping_s))
+    _add_generating(app, RouteContext(engine, served, group, clock, settings.ping_s, settings.strict))
     for router in (
         agents_router(engine, history, Deletions(engine, history, responses, sessions, clock=clock)),
         sessions_router(
             sessions, StreamSettings(app.gate, settings.ping_s), ObserverGroup([TurnLog(log), *observers])
         ),  # not recorded: turns have no body to replay
         responses_router(responses),
-        prefill_router(engine, served, group, ping_s=settings.ping_s),
+        prefill_router(engine, served, group, ping_s=settings.ping_s, strict=settings.strict),
         models_router(served),
         tokens_router(engine, served),
         page_router(engine, served, history),
@@ -139,7 +139,7 @@ def create_app(
         app.add_exception_handler(kind, on_error)
     # The middleware added last is the outermost.
     app.add_middleware(RawPaths)
-    app.add_middleware(Limits, settings=settings, gate=app.gate, bound=app.bound)
+    app.add_middleware(Limits, settings=settings, gate=app.gate)
     app.add_middleware(TenantRequests, settings=settings)
     app.add_middleware(Guard, settings=settings)
     return app

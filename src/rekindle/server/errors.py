@@ -59,17 +59,19 @@ class Problem:
     param: str | None = None
     code: str | None = None
     retry_after_s: float | None = None
+    details: Mapping[str, Any] | None = None
 
     def body(self, path: str = "", *, request_id: str | None = None) -> dict[str, Any]:
         """Return the JSON body in the shape of this path's dialect; Anthropic's includes the request's id."""
         if path.startswith(ANTHROPIC_PATH):
             kind = ANTHROPIC_TYPES.get(self.status, "invalid_request_error" if self.status < 500 else "api_error")
-            # Coding agents shorten their history when they see this phrase.
-            message = f"prompt is too long: {self.message}" if self.code == TOO_LONG else self.message
             named = {} if request_id is None else {"request_id": request_id}
-            return {"type": "error", "error": {"type": kind, "message": _sound(message)}, **named}
-        error = {"message": self.message, "type": self.type, "param": self.param, "code": self.code}
-        return {"error": {name: _sound(value) for name, value in error.items()}}
+            error: dict[str, Any] = {"type": kind, "message": _sound(self.message)}
+            if self.details is not None:
+                error["details"] = dict(self.details)
+            return {"type": "error", "error": error, **named}
+        fields = {"message": self.message, "type": self.type, "param": self.param, "code": self.code}
+        return {"error": {name: _sound(value) for name, value in fields.items()}}
 
     def headers(self) -> dict[str, str]:
         """Return the headers: `Retry-After` in whole seconds, rounded up; a 401's challenge; a 415's encoding."""
@@ -139,7 +141,7 @@ def problem_of(error: Exception) -> Problem:
     if isinstance(error, PromptTooLong):
         return Problem(400, "invalid_request_error", message, error.param or "messages", TOO_LONG)
     if isinstance(error, BadRequest):
-        return Problem(400, "invalid_request_error", message, error.param)
+        return Problem(400, "invalid_request_error", message, error.param, details=error.details)
     if isinstance(error, Overloaded):
         return Problem(503, "server_error", message, code="overloaded", retry_after_s=error.retry_after_s)
     if isinstance(error, Unavailable):  # until a restart; load balancers see it in /health

@@ -8,6 +8,7 @@ times as long, before it is rendered. Knows no template and no tokenizer.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,9 +17,7 @@ from rekindle.errors import PromptTooLong
 from rekindle.text.messages import Message
 
 LEFT_OUT = 8  # how many times longer than its prompt the input of a template may be
-JSON_BYTES = 4  # of a byte of text, on average: an escape takes two to six, most text needs none
 LEAST_BYTES = 4 << 10  # of a prompt that are always processed: milliseconds of work
-LEAST_BODY = 1 << 20  # the same for a body
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,43 +37,34 @@ class PromptBound:
         """The most characters that can become a prompt that fits, guards inside look-alikes included."""
         return LEFT_OUT * self.max_bytes
 
-    @property
-    def max_body_bytes(self) -> int:
-        """The most bytes of a JSON body that can hold a prompt that fits."""
-        return max(LEAST_BODY, JSON_BYTES * self.max_sent)
-
     def check(self, num_bytes: int) -> None:
         """Raise PromptTooLong for a rendered prompt of more bytes than can fit."""
         if num_bytes > self.max_bytes:
-            raise self.refusal(f"{num_bytes:,} bytes")
+            raise self.refusal(math.ceil(num_bytes / self.longest), f"{num_bytes:,} bytes")
 
     def check_sent(self, num_chars: int) -> None:
         """Raise PromptTooLong for input that cannot fit, whatever the template drops of it."""
         if num_chars > self.max_sent:
-            raise self.refusal(f"{num_chars:,} characters were sent")
+            raise self.refusal(num_chars // (LEFT_OUT * self.longest), f"{num_chars:,} characters were sent")
 
     def check_ids(self, num_ids: int) -> None:
         """Raise PromptTooLong for more ids than the context holds."""
         if num_ids > self.max_context:
-            raise self.refusal(f"{num_ids:,} ids")
+            raise self.refusal(num_ids)
 
     def check_count(self, num_messages: int) -> None:
         """Raise PromptTooLong for more messages than the context has tokens: each becomes at least one."""
         if num_messages > max(LEAST_BYTES, self.max_context):
-            raise self.refusal(f"{num_messages:,} messages")
+            raise self.refusal(num_messages, f"{num_messages:,} messages")
 
     def check_messages(self, messages: Sequence[Message], tools: Sequence[Any] | None) -> None:
         """Apply `check_count` and `check_sent` to a conversation."""
         self.check_count(len(messages))
         self.check_sent(num_chars(messages, tools))
 
-    def refusal(self, size: str) -> PromptTooLong:
-        """Return the error for a prompt of this size, given in words."""
-        return PromptTooLong(
-            f"the prompt has more than {self.max_context} tokens ({size}) and the context holds {self.max_context}: "
-            "shorten the prompt or serve with a larger max_context",
-            param="messages",
-        )
+    def refusal(self, num_tokens: int, size: str = "") -> PromptTooLong:
+        """Return the error for a prompt of at least so many tokens; `size` says in words how that is known."""
+        return PromptTooLong.of(max(num_tokens, self.max_context + 1), self.max_context, size=size)
 
 
 def num_chars(messages: Iterable[Message], tools: Sequence[Any] | None) -> int:

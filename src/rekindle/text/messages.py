@@ -1,8 +1,9 @@
 """Conversations as callers send them, normalised once.
 
 Owns what a message may look like: content parts become text, null becomes empty, `developer` becomes `system`, tool
-arguments stay the string the model generated. What cannot be served is refused with the index of the message and what
-to do about it. Knows no template and no token, only the one character that prompts may not contain: the guard.
+arguments stay the string the model generated. What cannot be shown is left out (`omissions`), what cannot be served is
+refused with the index of the message and what to do about it. Knows no template and no token, only the one character
+that prompts may not contain: the guard.
 """
 
 from __future__ import annotations
@@ -14,11 +15,13 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from rekindle.errors import BadRequest
+from rekindle.text.omissions import REFUSE, Omissions, text_in
 
 # A Unicode noncharacter: never assigned, so no text loses anything when it is refused. See text/controls.
 GUARD = "\ufdd0"
 _SURROGATES = re.compile("[\ud800-\udfff]")
 ROLES = ("system", "user", "assistant", "tool")
+_ROLE_NAMES = {"developer": "system", "function": "tool"}  # other names of these roles
 TEXT_PARTS = ("text", "input_text", "output_text")
 REASONING_KEYS = ("reasoning_content", "reasoning", "thinking")
 KNOWN_KEYS = frozenset(("role", "content", "name", "tool_calls", "tool_call_id", *REASONING_KEYS))
@@ -106,16 +109,17 @@ class Arguments(dict[str, Any]):
         self.verbatim = verbatim
 
 
-def normalise_messages(raw: Any) -> tuple[Message, ...]:
+def normalise_messages(raw: Any, omissions: Omissions = REFUSE) -> tuple[Message, ...]:
     """Convert a list of JSON messages to the form that everything else uses.
 
-    Raises BadRequest, naming the index, for roles, parts, keys and characters that cannot be served.
+    Parts that a text model cannot see become a line of text, keys that nobody knows are ignored, both as `omissions`
+    decides. Raises BadRequest, naming the index, for roles, values and characters that cannot be served.
     """
     if isinstance(raw, str | bytes) or not isinstance(raw, Sequence):
         raise BadRequest("messages must be a list of objects with role and content", param="messages")
     if not raw:
         raise BadRequest("messages is empty: send at least one message", param="messages")
-    return tuple(_message(item, f"messages[{index}]") for index, item in enumerate(raw))
+    return tuple(_message(item, f"messages[{index}]", omissions) for index, item in enumerate(raw))
 
 
 def arguments_json(arguments: Any) -> str:
@@ -183,22 +187,22 @@ def arguments_for_template(arguments: str, change: Callable[[str], str]) -> Any:
     return change(arguments) if values is None else Arguments(values, change(arguments) if arguments.strip() else "{}")
 
 
-def _message(item: Any, where: str) -> Message:
+def _message(item: Any, where: str, omissions: Omissions) -> Message:
     if not isinstance(item, Mapping):
         raise BadRequest(f"{where} must be an object with role and content", param=where)
-    _check_keys(item, where)
-    role = item.get("role")
-    role = "system" if role == "developer" else role
+    _check_keys(item, where, omissions)
+    given = item.get("role")
+    role = _ROLE_NAMES.get(given, given) if isinstance(given, str) else None
     if role not in ROLES:
-        known = ", ".join(ROLES)
-        raise BadRequest(f"{where}.role is {item.get('role')!r}: use one of {known}, developer", param=f"{where}.role")
-    calls = _tool_calls(item.get("tool_calls"), where)
+        known = ", ".join((*ROLES, *_ROLE_NAMES))
+        raise BadRequest(f"{where}.role is {given!r}: use one of {known}", param=f"{where}.role")
+    calls = _tool_calls(_calls_of(item), where)
     if calls and role != "assistant":
         raise BadRequest(f"{where}.tool_calls: only assistant messages call tools", param=f"{where}.tool_calls")
     reasoning = next((item[key] for key in REASONING_KEYS if item.get(key) is not None), None)
     return Message(
         role=role,
-        content=content_text(item.get("content"), f"{where}.content"),
+        content=content_text(item.get("content"), f"{where}.content", omissions),
         name=_optional_text(item.get("name"), f"{where}.name"),
         tool_calls=calls,
         tool_call_id=_optional_text(item.get("tool_call_id"), f"{where}.tool_call_id"),
@@ -206,12 +210,16 @@ def _message(item: Any, where: str) -> Message:
     )
 
 
-def _check_keys(item: Mapping[str, Any], where: str) -> None:
+def _check_keys(item: Mapping[str, Any], where: str, omissions: Omissions) -> None:
     for key in item:
         if key not in KNOWN_KEYS and key not in ECHOED_KEYS and item[key] not in (None, [], {}, ""):
-            raise BadRequest(f"{where}.{key} is not supported: leave it out", param=f"{where}.{key}")
-    if item.get("function_call"):
-        raise BadRequest(f"{where}.function_call is the old form: use tool_calls", param=f"{where}.function_call")
+            omissions.key(str(key), where)
+
+
+def _calls_of(item: Mapping[str, Any]) -> Any:
+    """Return the calls of a message, also one in the form before `tool_calls`."""
+    old = item.get("function_call")
+    return [{"type": "function", "function": old}] if old and not item.get("tool_calls") else item.get("tool_calls")
 
 
 def _optional_text(value: Any, where: str) -> str | None:
@@ -222,26 +230,35 @@ def _optional_text(value: Any, where: str) -> str | None:
     return check_text(value, where)
 
 
-def content_text(value: Any, where: str) -> str:
-    """Content as one text; several text parts are joined by a newline, as paragraphs."""
+def content_text(value: Any, where: str, omissions: Omissions = REFUSE) -> str:
+    """Content as one text; several parts are joined by a newline, as paragraphs."""
     if value is None:
         return ""
     if isinstance(value, str):
         return check_text(value, where)
     if not isinstance(value, list | tuple):
         raise BadRequest(f"{where} must be a string or a list of parts, not {type(value).__name__}", param=where)
-    return "\n".join(_part(part, f"{where}[{index}]") for index, part in enumerate(value))
+    return "\n".join(_part(part, f"{where}[{index}]", omissions) for index, part in enumerate(value))
 
 
-def _part(part: Any, where: str) -> str:
+def _part(part: Any, where: str, omissions: Omissions) -> str:
     if isinstance(part, str):
         return check_text(part, where)
-    kind = part.get("type", "text" if "text" in part else None) if isinstance(part, Mapping) else None
-    if isinstance(part, Mapping) and kind in TEXT_PARTS and isinstance(part.get("text"), str):
-        return check_text(part["text"], where)
-    if isinstance(part, Mapping) and kind == "refusal" and isinstance(part.get("refusal"), str):
-        return check_text(part["refusal"], where)
-    raise BadRequest(f"{where} is of type {kind!r}: this server takes text parts only; send its text", param=where)
+    if not isinstance(part, Mapping):
+        raise BadRequest(f"{where} must be a string or an object with a type", param=where)
+    kind = part.get("type", "text" if "text" in part else None)
+    key = "text" if kind in TEXT_PARTS else "refusal" if kind == "refusal" else None
+    if key is None:
+        return shown_text(part, where, omissions)
+    if not isinstance(part.get(key), str):
+        raise BadRequest(f"{where}.{key} must be a string", param=where)
+    return check_text(part[key], where)
+
+
+def shown_text(part: Mapping[str, Any], where: str, omissions: Omissions) -> str:
+    """Return what a text model sees of a part that is not text: the text that it holds, or a line in its place."""
+    text = text_in(part)
+    return check_text(text, where) if text is not None else omissions.part(part, where)
 
 
 def _tool_calls(value: Any, where: str) -> tuple[ToolCall, ...]:

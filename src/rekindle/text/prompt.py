@@ -312,8 +312,8 @@ class PromptEncoder:
 
     def _too_long(self, most: float) -> PromptTooLong:
         if self.bound is not None:
-            return self.bound.refusal(f"more than {most:,}")
-        return PromptTooLong(f"the prompt has more than {most} tokens: shorten it", param="messages")
+            return self.bound.refusal(int(most) + 1, "not counted further")
+        return PromptTooLong.of(int(most) + 1, int(most) + 1, size="not counted further")
 
     def _encoded(self, key: bytes) -> Iterator[np.ndarray]:
         """The ids of a key that begins on a boundary, some pieces at a time."""

@@ -134,7 +134,7 @@ class ChatTemplate:
         try:
             return render(self._compiled[name], values, most=most_chars, work=self._most_work)
         except Exceeded as error:
-            message = f"the model's chat template stops on this conversation: {error.message}"
+            message = f"prompt is too long: the model's chat template stops on this conversation: {error.message}"
             raise PromptTooLong(message, param="messages") from error
         except jinja2.TemplateError as error:
             message = f"the model's chat template refuses this conversation: {error.message or error}"

@@ -104,6 +104,8 @@ def report_of(request: Request, *, now: float, min_reuse_tokens: int) -> Report:
         marked_tokens=max(request.breakpoint_tokens, default=0),
         normalised=tuple(each.priced(reused) for each in request.taken_out),
         breakpoint_tokens=request.breakpoint_tokens,
+        left_out=request.omitted.left_out,
+        ignored=request.omitted.ignored,
     )
 
 

@@ -153,6 +153,7 @@ class RequestBuilder:
                 original=rendering.request if len(generations) == 1 and prompt.reuse != "off" else None,
                 breakpoints=breakpoints,
                 taken_out=taken_out,
+                omitted=request.omitted,
                 deadline=ready.times.submitted + (self._limits.timeout_s or math.inf),
             )
             generation.prompt_ids, generation.opening = ready.ids, rendering.opening
@@ -186,11 +187,7 @@ class RequestBuilder:
             raise BadRequest("the prompt is empty: it has no tokens", param="messages")
         most = self._limits.max_context - len(prompt.ids)
         if most < 1 and task != "load":
-            raise PromptTooLong(
-                f"the prompt has {len(prompt.ids)} tokens and the context holds {self._limits.max_context}: "
-                "shorten the prompt or serve with a larger max_context",
-                param="messages",
-            )
+            raise PromptTooLong.of(len(prompt.ids), self._limits.max_context)
         return most
 
     def _marked_and_removed(

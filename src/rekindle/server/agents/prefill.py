@@ -29,6 +29,7 @@ from rekindle.server.observers.observer import Observer
 from rekindle.server.openai.bodies import Messages, Tool
 from rekindle.server.openai.parts import DataEvents
 from rekindle.text.messages import Message, normalise_messages
+from rekindle.text.omissions import Omissions
 
 PATHS = (f"{PREFIX}/{{id}}/prefill", f"{PREFIX}/{{id}}/warm")  # and its old name
 
@@ -79,7 +80,7 @@ class _PrefillReply(DataEvents):
         return {"id": self._agent, "object": "agent", "rekindle": self._choice.described(return_ids=False)}
 
 
-def prefill_router(engine: Engine, model: ServedModel, observer: Observer, *, ping_s: float) -> APIRouter:
+def prefill_router(engine: Engine, model: ServedModel, observer: Observer, *, ping_s: float, strict: bool) -> APIRouter:
     """Both routes. A prefill is observed and queued like a request, and ends when its client disconnects."""
     router = Router(prefix=PREFIX, tags=["agents"])
 
@@ -90,7 +91,7 @@ def prefill_router(engine: Engine, model: ServedModel, observer: Observer, *, pi
         caller = replace(unnamed(request), agent=agent, namespace=namespace)
 
         def submit(body: Any, caller: Caller) -> Generation:
-            return engine.submit(_request(body, caller, model))
+            return engine.submit(_request(body, caller, model, Omissions(strict=strict)))
 
         generation, watch = await accepted(request, observer, request.scope["route"].path, submit, caller=caller)
         answer = Answer(_PrefillReply(agent, generation), [generation], watch, params={}, ping_s=ping_s)
@@ -106,14 +107,15 @@ def prefill_router(engine: Engine, model: ServedModel, observer: Observer, *, pi
     return router
 
 
-def _request(body: Any, caller: Caller, model: ServedModel) -> GenerationRequest:
-    given = validated(PrefillBody, body, harmless=frozenset(), neutral={})
+def _request(body: Any, caller: Caller, model: ServedModel, omissions: Omissions) -> GenerationRequest:
+    given = validated(PrefillBody, body, omissions=omissions, harmless=frozenset(), neutral={})
     model.require(given.model)
     return GenerationRequest(
-        messages=normalise_messages(given.messages),
+        messages=normalise_messages(given.messages, omissions),
         agent=caller.agent,
         namespace=caller.namespace,
         tools=body["tools"] if given.tools else None,  # as sent: the template prints every key, in this order
         template_kwargs=template_kwargs(given.chat_template_kwargs, None),
         task="prefill",
+        omitted=omissions.all(),
     )

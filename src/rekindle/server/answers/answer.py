@@ -250,13 +250,17 @@ def _cancelled() -> HttpError:
 
 @dataclass(frozen=True, slots=True)
 class RouteContext:
-    """What the generating routes share. `clock` is wall time; a stream has a ping every `ping_s` seconds."""
+    """What the generating routes share. `clock` is wall time; a stream has a ping every `ping_s` seconds.
+
+    `strict`: bodies with something that would be left out are refused.
+    """
 
     engine: Engine
     model: ServedModel
     observer: Observer
     clock: Callable[[], float]
     ping_s: float
+    strict: bool = False
 
     def stamp(self, prefix: str) -> Stamp:
         """Return the stamp of a new answer, whose id begins with `prefix`."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
+from pydantic import Field
+
 from rekindle.server.answers.validation import OpenModel, StrictModel
 
 
@@ -29,5 +31,8 @@ class RekindleReport(OpenModel):
     reuse: Literal["continuation", "canonical", "off"]
     timings: dict[str, float]
     explanation: dict[str, Any] | None
+    normalised: list[dict[str, Any]] = Field(default=[], description="what was removed from the prompt")
+    left_out: list[dict[str, Any]] = Field(default=[], description="what a text model cannot see of the prompt")
+    ignored: list[str] = Field(default=[], description="parameters that are not known here")
     prompt_ids: list[int] | None = None
     completion_ids: list[int] | None = None

@@ -1,18 +1,20 @@
 """Validation of JSON bodies against models, for every dialect.
 
-A parameter that would change the answer and is not implemented is refused by name; the few that cannot change it are
-ignored. null means "not given", but only for known parameters.
+A parameter that is known to change the answer and is not implemented is refused by name. Others that are not known are
+ignored and named in the answer, or refused where the server is strict. null means "not given".
 """
 
 from __future__ import annotations
 
 import textwrap
 from collections.abc import Collection, Mapping, Sequence
+from copy import deepcopy
 from typing import Annotated, Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, FailFast, ValidationError
 
 from rekindle.errors import BadRequest
+from rekindle.text.omissions import REFUSE, Omissions
 
 # OpenAI's parameters for naming, billing or routing; no answer depends on them.
 HARMLESS = frozenset(
@@ -24,9 +26,10 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "response_format": ({"type": "text"},),
     "modalities": (["text"],),
     "suffix": ("",),
-    "verbosity": ("medium",),
 }
 MAX_KEYS = 1024  # of an object inside the body
+MOST_UNKNOWN = 32  # rounds of leaving out unknown keys inside parameters
+OWN = "rekindle"  # our own parameter, whose keys are known
 MAX_NAME_CHARS = 100  # of a parameter's name, in error messages
 Body = TypeVar("Body", bound=BaseModel)
 Item = TypeVar("Item")
@@ -58,27 +61,59 @@ def validated(
     kind: type[Body],
     body: Any,
     *,
+    omissions: Omissions = REFUSE,
     harmless: Collection[str] = HARMLESS,
     neutral: Mapping[str, tuple[Any, ...]] = NEUTRAL,
 ) -> Body:
-    """Parse the body as `kind`, ignoring parameters that cannot change the answer; BadRequest names what is wrong."""
+    """Parse the body as `kind`; BadRequest names what is wrong.
+
+    `harmless` parameters cannot change the answer, `neutral` ones not at these values; what is not known goes to
+    `omissions`.
+    """
     if not isinstance(body, dict):
         raise BadRequest("the body must be a JSON object")
-    unset = {name for name in (*kind.model_fields, *neutral) if body.get(name) is None}
-    given = {name: value for name, value in body.items() if name not in unset and name not in harmless}
+    given = {name: value for name, value in body.items() if value is not None and name not in harmless}
     for name, off in neutral.items():
         if name in given and given.pop(name) not in off:
             raise BadRequest(f"{name}: {short(body[name])} is not supported; leave it out", param=name)
-    unknown = next((name for name in given if name not in kind.model_fields), None)
-    if unknown is not None:
-        raise _unknown(unknown)
+    for name in [name for name in given if name not in kind.model_fields]:
+        omissions.parameter(name)
+        del given[name]
     crowded = next((name for name, value in given.items() if isinstance(value, dict) and len(value) > MAX_KEYS), None)
     if crowded is not None:
         raise BadRequest(f"{crowded} has more than {MAX_KEYS} keys", param=crowded)
-    try:
-        return kind.model_validate(given)
-    except ValidationError as error:
-        raise _refusal(error) from None
+    for _ in range(MOST_UNKNOWN):
+        try:
+            return kind.model_validate(given)
+        except ValidationError as error:
+            refused = error
+        given = _without_unknown(given, refused, omissions)
+    raise BadRequest(f"the parameters have more than {MOST_UNKNOWN} unknown keys: leave them out")
+
+
+def _without_unknown(given: dict[str, Any], error: ValidationError, omissions: Omissions) -> dict[str, Any]:
+    """Return the parameters without the keys inside them that nobody knows; BadRequest if something else is wrong."""
+    errors = error.errors(include_url=False, include_input=False)
+    unknown = [each["loc"] for each in errors if each["type"] == "extra_forbidden" and each["loc"][0] != OWN]
+    if not unknown:
+        raise _refusal(error)
+    given = deepcopy(given)
+    for *path, name in unknown:
+        holder = _inside(given, path)
+        if isinstance(holder, dict) and name in holder:  # not yet removed for another type of a union
+            del holder[name]
+            omissions.parameter(_path((*path, name)))
+    return given
+
+
+def _inside(value: Any, path: Sequence[int | str]) -> Any:
+    """Return the value at a path of pydantic's, some of whose steps are names of types in a union."""
+    for step in path:
+        if isinstance(value, dict):
+            value = value.get(step, value)
+        elif isinstance(value, list) and isinstance(step, int):
+            value = value[step]
+    return value
 
 
 def _refusal(error: ValidationError) -> BadRequest:

@@ -57,11 +57,11 @@ class OutputConfig(StrictModel):
     """`effort` is passed to the chat template as `reasoning_effort`; formats are not enforced, so they are refused."""
 
     effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
-    format: None = None
+    format: dict[str, Any] | None = None
 
 
 class ContextEdit(OpenModel):
-    """An edit of the history; only one that leaves it unchanged is supported."""
+    """An edit of the history. The server makes none, and says so in the answer."""
 
     type: str
     keep: Any = None

@@ -26,7 +26,9 @@ from rekindle.server.anthropic.bodies import (
 from rekindle.server.anthropic.conversation import Conversation, Prompt
 from rekindle.server.anthropic.habits import TemplateHabits
 from rekindle.server.anthropic.tools import functions_of
+from rekindle.server.anthropic.unavailable import forced_server_tool
 from rekindle.server.gate.caller import Caller
+from rekindle.text.omissions import Omissions
 from rekindle.text.replies import ReplyFormat
 
 Body = TypeVar("Body", bound=PromptBody)
@@ -56,6 +58,7 @@ class MessagesCall:
     hides_thinking: bool
     reports_edits: bool
     return_ids: bool
+    unavailable: str | None
 
     @property
     def read_tools(self) -> Sequence[Any]:
@@ -63,16 +66,20 @@ class MessagesCall:
         return (self.request.tools or ()) if self.calls_tools else ()
 
 
-def parse_messages(body: Any, caller: Caller, side: ModelSide) -> MessagesCall:
-    """Parse a body; BadRequest names the parameter to change."""
-    asked = _validated(MessagesBody, body)
+def parse_messages(body: Any, caller: Caller, side: ModelSide, *, strict: bool = False) -> MessagesCall:
+    """Parse a body; BadRequest names the parameter to change.
+
+    `strict`: what would be left out of the prompt or ignored is refused.
+    """
+    omissions = Omissions(strict=strict)
+    asked = _validated(MessagesBody, body, omissions)
     options, choice = asked.rekindle or RekindleOptions(), asked.tool_choice or ToolChoice(type="auto")
     if asked.max_tokens == 0:
         _check_warm_up(asked, choice)
     given = asked.model_dump(include={"temperature", "top_k", "top_p"}, exclude_none=True)
     params = SamplingParams(**given, max_tokens=asked.max_tokens or 1, stop=tuple(asked.stop_sequences or ()))
     request = replace(
-        _request(asked, caller, side),
+        _request(asked, caller, side, omissions),
         params=params,
         reuse=options.reuse,
         task="generate" if asked.max_tokens else "prefill",
@@ -86,28 +93,39 @@ def parse_messages(body: Any, caller: Caller, side: ModelSide) -> MessagesCall:
         hides_thinking=asked.thinking is not None and asked.thinking.display == "omitted",
         reports_edits=asked.context_management is not None,
         return_ids=options.return_ids,
+        unavailable=forced_server_tool(asked.tools or (), asked.tool_choice),
     )
 
 
-def parse_count(body: Any, caller: Caller, side: ModelSide) -> tuple[GenerationRequest, str | None]:
+def parse_count(
+    body: Any, caller: Caller, side: ModelSide, *, strict: bool = False
+) -> tuple[GenerationRequest, str | None]:
     """Parse a request to count into the request and its model; parameters that only steer a reply are ignored."""
     names = [*HARMLESS, *(name for name in MessagesBody.model_fields if name not in CountBody.model_fields)]
-    asked = _validated(CountBody, body, harmless=frozenset(names))
-    return _request(asked, caller, side), asked.model
+    omissions = Omissions(strict=strict)
+    asked = _validated(CountBody, body, omissions, harmless=frozenset(names))
+    return _request(asked, caller, side, omissions), asked.model
 
 
-def _validated(kind: type[Body], body: Any, *, harmless: frozenset[str] = HARMLESS) -> Body:
-    asked = validated(kind, body, harmless=harmless, neutral=NEUTRAL)
+def _validated(kind: type[Body], body: Any, omissions: Omissions, *, harmless: frozenset[str] = HARMLESS) -> Body:
+    if isinstance(body, dict) and body.get("thread") is not None:
+        # Anthropic's library goes on without threads when it reads this.
+        details = {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}
+        message = "thread: conversations are not stored under /v1/messages: send the whole history"
+        raise BadRequest(message, param="thread", details=details)
+    asked = validated(kind, body, omissions=omissions, harmless=harmless, neutral=NEUTRAL)
     for index, edit in enumerate((asked.context_management and asked.context_management.edits) or ()):
-        _check_edit(edit, f"context_management.edits[{index}]")
+        if not _keeps_all(edit):
+            omissions.key(edit.type, f"context_management.edits[{index}]")
     return asked
 
 
-def _request(asked: PromptBody, caller: Caller, side: ModelSide) -> GenerationRequest:
+def _request(asked: PromptBody, caller: Caller, side: ModelSide, omissions: Omissions) -> GenerationRequest:
     """Build a request with the prompt; the caller of this sets the sampling parameters."""
-    prompt = _prompt(asked, side.habits)
-    tools = functions_of(asked.tools) if asked.tools else None
-    choice = _steer(asked.tool_choice)
+    prompt = _prompt(asked, side.habits, omissions)
+    tools = functions_of(asked.tools, omissions) if asked.tools else None
+    is_unavailable = forced_server_tool(asked.tools or (), asked.tool_choice) is not None
+    choice = Steer("none") if is_unavailable else _steer(asked.tool_choice)
     if (prompt.prefix or choice.is_forced) and asked.thinking is not None and asked.thinking.type == "enabled":
         raise BadRequest("thinking: a reply whose beginning is given cannot think first: disable it", param="thinking")
     request = GenerationRequest(
@@ -122,13 +140,14 @@ def _request(asked: PromptBody, caller: Caller, side: ModelSide) -> GenerationRe
         structured=True,
         echoes_thoughts=prompt.echoes_reasoning,
         respells_arguments=True,
+        omitted=omissions.all(),
     )
     names = frozenset(tool["function"]["name"] for tool in tools or ())
     return steered(request, side.form, choice, tool_names=names)
 
 
-def _prompt(asked: PromptBody, habits: TemplateHabits) -> Prompt:
-    conversation = Conversation(habits)
+def _prompt(asked: PromptBody, habits: TemplateHabits, omissions: Omissions) -> Prompt:
+    conversation = Conversation(habits, omissions)
     conversation.add_tools(asked.tools or ())
     if asked.system:
         conversation.add_system(asked.system)
@@ -169,9 +188,7 @@ def _check_warm_up(asked: MessagesBody, choice: ToolChoice) -> None:
             raise BadRequest(f"{name}: max_tokens 0 computes the prompt and answers nothing: leave it out", param=name)
 
 
-def _check_edit(edit: ContextEdit, where: str) -> None:
-    """Refuse every edit but the one that changes nothing, which clients send with every request."""
+def _keeps_all(edit: ContextEdit) -> bool:
+    """Whether an edit changes nothing, as the one that clients send with every request."""
     keeps_all = edit.keep == "all" or (isinstance(edit.keep, dict) and edit.keep.get("type") == "all")
-    if edit.type != "clear_thinking_20251015" or not keeps_all:
-        message = f"{where}: this server does not edit histories ({edit.type[:80]!r}): send the one to reply to"
-        raise BadRequest(message, param="context_management")
+    return edit.type == "clear_thinking_20251015" and keeps_all

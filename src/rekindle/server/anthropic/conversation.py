@@ -2,7 +2,7 @@
 
 Owns the conversion of each content block. One of their messages may become several: each tool result is a separate
 message, the text around it another. Consecutive turns of one role are merged, as Anthropic documents. Blocks that
-cannot be served are refused with their index. Knows no template, only what it accepts (see `habits`).
+a text model cannot see become a line of text. Knows no template, only what it accepts (see `habits`).
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from rekindle.errors import BadRequest
 from rekindle.server.anthropic.bodies import CacheControl
 from rekindle.server.anthropic.habits import TemplateHabits
 from rekindle.server.anthropic.signatures import reasoning_of
-from rekindle.text.messages import Message, ToolCall, arguments_json, check_text
+from rekindle.text.messages import Message, ToolCall, arguments_json, check_text, shown_text
+from rekindle.text.omissions import Omissions
 
 MAX_BREAKPOINTS = 4  # Anthropic's own limit
 # Separators between the blocks of one turn: the client's are paragraphs; a reply continues without a break.
@@ -79,8 +80,9 @@ class Prompt:
 class Conversation:
     """Builds a prompt: add tools, system and messages in this order, then call `finish`."""
 
-    def __init__(self, habits: TemplateHabits) -> None:
+    def __init__(self, habits: TemplateHabits, omissions: Omissions) -> None:
         self._habits = habits
+        self._omissions = omissions
         self._turns: list[_Turn] = []
         self._marks: list[_Mark] = []
 
@@ -117,9 +119,8 @@ class Conversation:
         role = message.get("role")
         if role not in ("user", "assistant", "system"):
             raise BadRequest(f"{where}.role is {str(role)[:80]!r}: use user or assistant", param=f"{where}.role")
-        extra = next((key for key in message if key not in ("role", "content")), None)
-        if extra is not None:
-            raise BadRequest(f"{where}.{extra[:80]} is not supported: leave it out", param=f"{where}.{extra[:80]}")
+        for extra in (key for key in message if key not in ("role", "content")):
+            self._omissions.key(extra, where)
         content, where = message.get("content"), f"{where}.content"
         if role == "system":
             self._texts(content, self._open("system"), where)
@@ -157,9 +158,9 @@ class Conversation:
                 return
             case "assistant", "redacted_thinking":
                 return  # encrypted by another server
-            case _, kind:
-                message = f"{where} is of type {str(kind)[:80]!r}: this server takes text and tools only; send its text"
-                raise BadRequest(message, param=where)
+            case _:
+                turn = self._open(role)
+                turn.add_text(shown_text(block, where, self._omissions))
         self._mark(block, turn, where)
 
     def _result(self, block: Block, turn: _Turn, where: str) -> None:
@@ -175,12 +176,8 @@ class Conversation:
             turn.add_text(check_text(content, where))
             return
         for block, place in _blocks(content, where):
-            if block.get("type") != "text":
-                message = (
-                    f"{place} is of type {str(block.get('type'))[:80]!r}: this server takes text here; send its text"
-                )
-                raise BadRequest(message, param=place)
-            turn.add_text(_text(block, place))
+            is_text = block.get("type") == "text"
+            turn.add_text(_text(block, place) if is_text else shown_text(block, place, self._omissions))
             self._mark(block, turn, place)
 
     def _mark(self, block: Block, turn: _Turn | None, where: str) -> None:

@@ -11,15 +11,24 @@ from starlette.responses import Response
 from rekindle.engine.generation import Generation
 from rekindle.errors import BadRequest
 from rekindle.server.answers.answer import Answer, RouteContext, accepted, off_loop, read_body, submit_all
+from rekindle.server.answers.reply import Stamp
 from rekindle.server.anthropic.calls import MessagesCall, ModelSide, parse_count, parse_messages
 from rekindle.server.anthropic.habits import find_habits
 from rekindle.server.anthropic.reply import MessagesReply
+from rekindle.server.anthropic.unavailable import UnavailableAnswer
 from rekindle.server.gate.caller import Caller, caller_of
 from rekindle.server.json_body import parse_json
 
 PATH = "/v1/messages"
 COUNT_PATH = "/v1/messages/count_tokens"
 PARAMS = {"stop": "stop_sequences"}
+
+
+def _unavailable(name: str, stamp: Stamp, *, stream: bool) -> Response:
+    answer = UnavailableAnswer(stamp, name)
+    if not stream:
+        return JSONResponse(answer.whole())
+    return Response(b"".join(answer.events()), media_type="text/event-stream", headers={"Cache-Control": "no-store"})
 
 
 class MessagesRoute:
@@ -32,6 +41,8 @@ class MessagesRoute:
     async def __call__(self, request: Request) -> Response:
         """Answer whole or as a stream."""
         (call, generations), watch = await accepted(request, self._context.observer, PATH, self._submit)
+        if call.unavailable is not None:
+            return _unavailable(call.unavailable, self._context.stamp("msg_"), stream=call.stream)
         reply = MessagesReply(self._context.stamp("msg_"), call, generations[0], form=self._side.form)
         answer = Answer(reply, generations, watch, params=PARAMS, ping_s=self._context.ping_s)
         return await (answer.stream(request) if call.stream else answer.whole(request))
@@ -43,13 +54,14 @@ class MessagesRoute:
         return JSONResponse({"input_tokens": num_tokens})
 
     def _submit(self, body: Any, caller: Caller) -> tuple[MessagesCall, list[Generation]]:
-        call = parse_messages(body, caller, self._side)
+        call = parse_messages(body, caller, self._side, strict=self._context.strict)
         self._context.model.require(call.model, dialect="anthropic")
-        return call, submit_all(self._context.engine, [call.request], 1)
+        requests = [call.request] if call.unavailable is None else []
+        return call, submit_all(self._context.engine, requests, 1)
 
     def _count(self, raw: bytes, caller: Caller) -> int:
         try:
-            asked, model = parse_count(parse_json(raw), caller, self._side)
+            asked, model = parse_count(parse_json(raw), caller, self._side, strict=self._context.strict)
             self._context.model.require(model, dialect="anthropic")
             return self._context.engine.encoder.count(self._context.engine.render(asked))
         except RecursionError:

@@ -1,7 +1,7 @@
 """Conversion of Anthropic's tools into the form that chat templates take: functions with a JSON schema.
 
-Owns which tools can be offered: those that the client describes and executes itself. Tools of Anthropic's servers, and
-those whose description only its models know, are refused by name.
+Owns which tools can be offered: those that the client executes itself, described by it or known by their type
+(`known_tools`). Tools that Anthropic's servers would run are left out.
 """
 
 from __future__ import annotations
@@ -10,7 +10,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rekindle.errors import BadRequest
+from rekindle.server.anthropic.known_tools import described
 from rekindle.text.messages import check_json
+from rekindle.text.omissions import Omissions
 
 # Keys for billing, caching or streaming, not part of the prompt. `strict` is not enforced, as in the other dialects.
 _HARMLESS = frozenset("cache_control eager_input_streaming strict".split())
@@ -18,9 +20,10 @@ _HARMLESS = frozenset("cache_control eager_input_streaming strict".split())
 _NEUTRAL: Mapping[str, tuple[Any, ...]] = {"defer_loading": (None, False), "allowed_callers": (None, ["direct"])}
 
 
-def functions_of(tools: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+def functions_of(tools: Sequence[Mapping[str, Any]], omissions: Omissions) -> list[dict[str, Any]]:
     """Return the tools as templates take them; BadRequest names the index of one that cannot be offered."""
-    functions = [_function(tool, f"tools[{index}]") for index, tool in enumerate(tools)]
+    read = (_function(tool, f"tools[{index}]", omissions) for index, tool in enumerate(tools))
+    functions = [function for function in read if function is not None]
     names = [function["function"]["name"] for function in functions]
     duplicate = next((name for at, name in enumerate(names) if name in names[:at]), None)
     if duplicate is not None:
@@ -28,14 +31,14 @@ def functions_of(tools: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     return functions
 
 
-def _function(tool: Mapping[str, Any], where: str) -> dict[str, Any]:
-    kind = tool.get("type")
-    if kind not in (None, "custom"):
-        message = (
-            f"{where} is of type {str(kind)[:80]!r}, which only Anthropic's servers and models know: describe a tool "
-            "with name, description and input_schema"
-        )
-        raise BadRequest(message, param=where)
+def _function(tool: Mapping[str, Any], where: str, omissions: Omissions) -> dict[str, Any] | None:
+    """Return one tool as templates take it; None if it is left out."""
+    if tool.get("type") not in (None, "custom"):
+        known_tool = described(tool)
+        if known_tool is None:
+            omissions.whole(tool, where)
+            return None
+        tool = known_tool
     name, schema = tool.get("name"), tool.get("input_schema")
     if not isinstance(name, str) or not name:
         raise BadRequest(f"{where}.name must be a string that is not empty", param=f"{where}.name")
@@ -45,9 +48,8 @@ def _function(tool: Mapping[str, Any], where: str) -> dict[str, Any]:
         if tool.get(key) not in neutral:
             raise BadRequest(f"{where}.{key} is not supported: leave it out", param=f"{where}.{key}")
     known = {"type", "name", "description", "input_schema", "input_examples", *_HARMLESS, *_NEUTRAL}
-    unknown = next((key for key in tool if key not in known and tool[key] is not None), None)
-    if unknown is not None:
-        raise BadRequest(f"{where}.{unknown[:80]} is not supported: leave it out", param=f"{where}.{unknown[:80]}")
+    for key in (key for key in tool if key not in known and tool[key] is not None):
+        omissions.key(key, where)
     description = tool.get("description")
     if not isinstance(description, str | None):
         raise BadRequest(f"{where}.description must be a string", param=f"{where}.description")

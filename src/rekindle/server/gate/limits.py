@@ -2,8 +2,7 @@
 
 Owns the number of requests in progress, which a shutdown waits for, and the bytes of their bodies. A body is read whole
 before any route sees it, so that no route has to bound it, and counts until its request is answered. `connections`
-bounds connections, the engine bounds waiting requests. A body too large to hold a prompt that fits the context is
-neither buffered nor parsed: it is refused like such a prompt.
+bounds connections, the engine bounds waiting requests. How much of a body becomes prompt is not known here.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,10 +19,9 @@ from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from rekindle.config import ServerSettings
-from rekindle.server.errors import HttpError, Problem, invalid, problem_of
+from rekindle.server.errors import HttpError, Problem, invalid
 from rekindle.server.gate.caller import access_of
 from rekindle.server.memory import LARGE, FreedMemory
-from rekindle.text.length import PromptBound
 
 MIN_BYTES_PER_S = 16 << 10  # a body slower than this, beyond `read_timeout_s`, times out
 BODIES_AT_ONCE = 8  # budget of all requests together, in bodies of the largest size (256 MiB by default)
@@ -31,16 +29,6 @@ SHARE = 0.5  # of that budget, for one namespace if there are several
 MAX_CODING_CHARS = 50  # of a coding's name, in error messages
 _BROKEN = "rekindle_broken_body"
 LIMITED = "/v1/"
-# Routes whose body is a prompt, and the parameter that holds it. Completions may send several prompts: each is checked
-# on its own later, and together they share the slack that one prompt has for text its template drops.
-PROMPTS: Mapping[str, str] = {
-    "/v1/chat/completions": "messages",
-    "/v1/messages": "messages",
-    "/v1/messages/count_tokens": "messages",
-    "/v1/completions": "prompt",
-    "/v1/responses": "input",
-    "/v1/tokenize": "text",
-}
 STOPPING = Problem(503, "server_error", "the server is stopping: try again", code="stopping", retry_after_s=5)
 CROWDED = Problem(503, "server_error", "too many large bodies at once: try again", code="overloaded", retry_after_s=1)
 
@@ -145,10 +133,7 @@ class _Body:
 
 
 class Limits:
-    """ASGI middleware after the guard: answers 408, 413, 415, 429 and 503 itself, and passes whole bodies on.
-
-    `bound`: the largest prompt that fits; a body that cannot fit is a 400.
-    """
+    """ASGI middleware after the guard: answers 408, 413, 415, 429 and 503 itself, and passes whole bodies on."""
 
     def __init__(
         self,
@@ -156,13 +141,11 @@ class Limits:
         *,
         settings: ServerSettings,
         gate: ShutdownGate,
-        bound: PromptBound | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._app = app
         self._settings = settings
         self._gate = gate
-        self._bound = bound
         self._clock = clock
         share = SHARE if len(settings.namespaces()) > 1 else 1.0
         self.budget = BodyBudget(BODIES_AT_ONCE * settings.max_body_bytes, share=share)
@@ -219,11 +202,11 @@ class Limits:
         Up to twice `max_body_bytes` of a refused body is read and discarded: otherwise a client still sending would
         miss the answer.
         """
-        headers, path = Headers(scope=scope), scope["path"]
+        headers = Headers(scope=scope)
         most, announced = self._settings.max_body_bytes, headers.get("content-length", "")
         problem = _coded(headers)
         if announced.isdecimal():
-            problem = self._excess(int(announced), path) or problem
+            problem = self._excess(int(announced)) or problem
         num_bytes, began = 0, self._clock()
         while True:
             left_s = self._settings.read_timeout_s + num_bytes / MIN_BYTES_PER_S - (self._clock() - began)
@@ -237,7 +220,7 @@ class Limits:
                 raise invalid(400, broken)
             chunk = message.get("body", b"")
             num_bytes += len(chunk)
-            problem = self._excess(num_bytes, path) or problem
+            problem = self._excess(num_bytes) or problem
             if problem is None and not self.budget.take(body.namespace, len(chunk)):
                 problem = HttpError(CROWDED)
             if problem is None:
@@ -253,16 +236,10 @@ class Limits:
         body.content.clear()
         return whole
 
-    def _excess(self, num_bytes: int, path: str) -> HttpError | None:
+    def _excess(self, num_bytes: int) -> HttpError | None:
         """Return the error for a body of this size; None if it is allowed."""
-        most, bound = self._settings.max_body_bytes, self._bound
-        if num_bytes > most:
-            return invalid(413, f"the body is larger than {_size(most)}")
-        if bound is None or path not in PROMPTS or num_bytes <= bound.max_body_bytes:
-            return None
-        refusal = bound.refusal(f"a body of more than {_size(bound.max_body_bytes)}")
-        refusal.param = PROMPTS[path]
-        return HttpError(problem_of(refusal))
+        most = self._settings.max_body_bytes
+        return invalid(413, f"the body is larger than {_size(most)}") if num_bytes > most else None
 
     def _drop(self, body: _Body) -> None:
         body.content.clear()

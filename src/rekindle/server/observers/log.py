@@ -72,6 +72,10 @@ class RequestLog:
         parts.append("cancelled" if reason == "cancelled" else f"{report.completion_tokens:,} tokens out")
         dearest = {item.kind: item for item in sorted(report.normalised, key=lambda item: item.tokens)}
         parts += map(_taken_out, dearest.values())
+        if report.left_out:
+            parts.append("not shown: " + ", ".join(f"{each.kind} ({each.count:,})" for each in report.left_out))
+        if report.ignored:
+            parts.append(f"ignored: {' '.join(report.ignored)}")
         if report.explanation is not None:
             parts.append(f"because: {report.explanation.cause.replace('_', ' ')}")
         return ", ".join(parts)
@@ -92,6 +96,8 @@ class RequestLog:
             "saved_ms": None if saved_ms is None else round(saved_ms, 3),
             "finish_reason": reason,
             "cause": None if report.explanation is None else report.explanation.cause,
+            "left_out": {each.kind: each.count for each in report.left_out},
+            "ignored": list(report.ignored),
         }
 
 

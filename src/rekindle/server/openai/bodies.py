@@ -18,9 +18,13 @@ COMPLETION_TOKENS = 16  # OpenAI's default for completions
 
 
 class StreamOptions(StrictModel):
-    """`include_obfuscation` is accepted and ignored: chunks are not padded."""
+    """Usage in a last chunk, or with `continuous_usage_stats` as it is by then in each of them.
+
+    `include_obfuscation` is accepted and ignored: chunks are not padded.
+    """
 
     include_usage: bool = False
+    continuous_usage_stats: bool = False
     include_obfuscation: bool = False
 
 
@@ -127,6 +131,12 @@ class ChatBody(SamplingBody):
     tool_choice: Annotated[Any, WithJsonSchema(TOOL_CHOICE)] = None
     parallel_tool_calls: bool | None = Field(default=None, description="false: the reply ends after the first call")
     reasoning_effort: str | None = Field(default=None, description="for the chat template; none: without reasoning")
+    include_reasoning: bool | None = Field(default=None, description="false: leave reasoning out of the answer")
+    continue_final_message: bool | None = Field(
+        default=None,
+        description="the reply continues the last message, the assistant's, which also `prefix` in it says",
+    )
+    add_generation_prompt: bool | None = Field(default=None, description="false only with continue_final_message")
     chat_template_kwargs: dict[str, Any] | None = Field(default=None, description="variables of the chat template")
     rekindle: ChatOptions | None = Field(default=None, description="which stored KV may be reused")
 

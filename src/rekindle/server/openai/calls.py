@@ -13,6 +13,7 @@ from rekindle.server.answers.extension import RekindleOptions
 from rekindle.server.answers.steering import ToolChoice, parse_tool_choice, template_kwargs
 from rekindle.server.answers.validation import MAX_NAME_CHARS, validated
 from rekindle.server.gate.caller import Caller
+from rekindle.server.openai.aliases import CHAT_NEUTRAL, TEXT_NEUTRAL, chat_parameters, text_parameters
 from rekindle.server.openai.bodies import (
     COMPLETION_TOKENS,
     MAX_CHOICES,
@@ -21,7 +22,8 @@ from rekindle.server.openai.bodies import (
     CompletionBody,
     SamplingBody,
 )
-from rekindle.text.messages import normalise_messages
+from rekindle.text.messages import Message, normalise_messages
+from rekindle.text.omissions import Omissions
 
 SAMPLING = (
     "max_tokens temperature top_p top_k min_p presence_penalty frequency_penalty repetition_penalty seed ignore_eos "
@@ -38,17 +40,19 @@ class Call:
     model: str | None
     stream: bool
     include_usage: bool
+    continuous_usage: bool
     return_ids: bool
     has_logprobs: bool
 
 
 @dataclass(frozen=True, slots=True)
 class ChatCall(Call):
-    """A parsed chat body; `parallel`: the reply may contain several calls."""
+    """A parsed chat body; `parallel`: the reply may contain several calls, `shows_reasoning`: the answer has it."""
 
     tool_choice: ToolChoice
     tool_names: frozenset[str]
     parallel: bool
+    shows_reasoning: bool
 
     @property
     def read_tools(self) -> Sequence[Any]:
@@ -63,20 +67,27 @@ class CompletionCall(Call):
     echo: bool
 
 
-def parse_chat(body: Any, caller: Caller) -> ChatCall:
-    """Parse the JSON body of a chat; BadRequest names the parameter to change."""
-    chat = validated(ChatBody, body)
+def parse_chat(body: Any, caller: Caller, *, strict: bool = False) -> ChatCall:
+    """Parse the JSON body of a chat; BadRequest names the parameter to change.
+
+    `strict`: what would be left out of the prompt or ignored is refused.
+    """
+    omissions = Omissions(strict=strict)
+    body = chat_parameters(body)
+    chat = validated(ChatBody, body, omissions=omissions, neutral=CHAT_NEUTRAL)
     options = chat.rekindle or ChatOptions()
     ids = tuple(options.prompt_ids) if options.prompt_ids is not None else None
     choice = parse_tool_choice(chat.tool_choice)
-    if chat.top_logprobs is not None and not chat.logprobs:
+    if chat.top_logprobs and not chat.logprobs:
         raise BadRequest("top_logprobs: set logprobs to true as well", param="top_logprobs")
     extra: dict[str, Any] = {"logprobs": chat.top_logprobs or 0} if chat.logprobs else {}
     if chat.max_completion_tokens is not None:
         extra["max_tokens"] = chat.max_completion_tokens
     tools = body["tools"] if chat.tools else None  # unparsed: the template prints every key, in the order sent
+    messages = normalise_messages(chat.messages, omissions) if ids is None else None
+    messages, prefix = _continued(chat, messages)
     request = GenerationRequest(
-        messages=normalise_messages(chat.messages) if ids is None else None,
+        messages=messages,
         token_ids=ids,
         agent=caller.agent,
         namespace=caller.namespace,
@@ -85,19 +96,38 @@ def parse_chat(body: Any, caller: Caller) -> ChatCall:
         reuse=options.reuse,
         parent=caller.parent,
         template_kwargs=template_kwargs(chat.chat_template_kwargs, chat.reasoning_effort),
+        reply_prefix=prefix,
         structured=True,
+        omitted=omissions.all(),
     )
     return ChatCall(
         **_common(chat, options, (request,)),
         tool_choice=choice,
         tool_names=frozenset(tool.function.name for tool in chat.tools or ()),
         parallel=chat.parallel_tool_calls is not False and choice.name is None,
+        shows_reasoning=chat.include_reasoning is not False,
     )
 
 
-def parse_completion(body: Any, caller: Caller) -> CompletionCall:
+def _continued(chat: ChatBody, messages: tuple[Message, ...] | None) -> tuple[tuple[Message, ...] | None, str]:
+    """Return the messages to reply to and the beginning of the reply: the last message, if it is to be continued."""
+    if not chat.continue_final_message:
+        if chat.add_generation_prompt is False:
+            message = "add_generation_prompt: a reply needs it; continue_final_message continues the last message"
+            raise BadRequest(message, param="add_generation_prompt")
+        return messages, ""
+    param = "continue_final_message"
+    if messages is None or len(messages) < 2 or messages[-1].role != "assistant":
+        raise BadRequest(f"{param}: the last of several messages must be the assistant's", param=param)
+    if messages[-1].tool_calls or messages[-1].reasoning:
+        raise BadRequest(f"{param}: a reply can be begun with text only, not with calls or reasoning", param=param)
+    return messages[:-1], messages[-1].content
+
+
+def parse_completion(body: Any, caller: Caller, *, strict: bool = False) -> CompletionCall:
     """Parse the JSON body of a completion, as `parse_chat` does; one request per prompt."""
-    asked = validated(CompletionBody, body)
+    omissions = Omissions(strict=strict)
+    asked = validated(CompletionBody, text_parameters(body), omissions=omissions, neutral=TEXT_NEUTRAL)
     options = asked.rekindle or RekindleOptions()
     if asked.best_of is not None and asked.best_of != (asked.n or 1):
         raise BadRequest("best_of: replies are not ranked here; leave it out and ask for n", param="best_of")
@@ -138,6 +168,7 @@ def _common(body: SamplingBody, options: RekindleOptions, requests: tuple[Genera
         "model": body.model,
         "stream": bool(body.stream),
         "include_usage": body.stream_options is not None and body.stream_options.include_usage,
+        "continuous_usage": body.stream_options is not None and body.stream_options.continuous_usage_stats,
         "return_ids": options.return_ids,
         "has_logprobs": requests[0].params.logprobs is not None,
     }

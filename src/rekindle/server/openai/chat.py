@@ -6,6 +6,7 @@ Reasoning goes into `reasoning_content`, as in other servers of open models: Ope
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from rekindle.engine.generation import Generation
@@ -39,7 +40,8 @@ class ChatReply(DataEvents):
         pieces = [] if index in self._begun else [{"role": "assistant", "content": ""}]
         self._begun.add(index)
         chunks = [self._chunk(index, piece) for piece in pieces]
-        news = [piece for event in reading.take(delta) if (piece := _piece(event)) is not None]
+        events = [event for event in reading.take(delta) if self._is_shown(event)]
+        news = [piece for event in events if (piece := _piece(event)) is not None]
         chunks += [self._chunk(index, piece) for piece in news]
         if reading.reason is not None:
             last = self._chunk(index, {}, reading.reason)
@@ -70,7 +72,7 @@ class ChatReply(DataEvents):
         choices = [
             {
                 "index": index,
-                "message": _message(reading.parsed.message()),
+                "message": self._message(reading.parsed.message()),
                 "logprobs": chat_logprobs(reading.choice.logprobs) if self._call.has_logprobs else None,
                 "finish_reason": reading.reason,
                 **({"rekindle": described[index]} if len(self._choices) > 1 else {}),
@@ -89,14 +91,17 @@ class ChatReply(DataEvents):
         choice = {"index": index, "delta": delta, "logprobs": None, "finish_reason": reason}
         chunk = {**self._stamp.head(CHUNK), "choices": [choice]}
         if self._call.include_usage:
-            chunk["usage"] = None
+            chunk["usage"] = self._usage() if self._call.continuous_usage else None
         return chunk
 
+    def _is_shown(self, event: Event) -> bool:
+        return self._call.shows_reasoning or not isinstance(event, ReasoningDelta)
 
-def _message(reply: Message) -> dict[str, Any]:
-    """Encode the whole message; a reply with only calls has null content."""
-    content = reply.content or None if reply.tool_calls else reply.content
-    return message_of(reply) | {"content": content, "refusal": None}
+    def _message(self, reply: Message) -> dict[str, Any]:
+        """Encode the whole message; a reply with only calls has null content."""
+        content = reply.content or None if reply.tool_calls else reply.content
+        shown = reply if self._call.shows_reasoning else replace(reply, reasoning=None)
+        return message_of(shown) | {"content": content, "refusal": None}
 
 
 def _piece(event: Event) -> dict[str, Any] | None:

@@ -54,12 +54,12 @@ def message_of(reply: Message) -> dict[str, Any]:
 def usage_of(choices: Sequence[Choice], num_choices: int = 1) -> dict[str, Any]:
     """Return the exact `usage`: reused tokens count as part of the prompt. Each prompt has `num_choices` choices.
 
-    A prompt is counted once, by its first choice; completions are summed.
+    A prompt is counted once, by its first choice; completions are summed, as far as they have come.
     """
-    reports = [choice.report for choice in choices if choice.report is not None]
-    prompts = reports[::num_choices]
+    known = [(choice.report, len(choice.token_ids)) for choice in choices if choice.report is not None]
+    prompts = [report for report, _ in known[::num_choices]]
     prompt_tokens = sum(report.prompt_tokens for report in prompts)
-    completion_tokens = sum(report.completion_tokens for report in reports)
+    completion_tokens = sum(max(report.completion_tokens, num_ids) for report, num_ids in known)
     return {
         "prompt_tokens": prompt_tokens,
         "completion_tokens": completion_tokens,

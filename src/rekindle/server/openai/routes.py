@@ -36,7 +36,7 @@ class ChatRoute:
         return await (answer.stream(request) if call.stream else answer.whole(request))
 
     def _submit(self, body: Any, caller: Caller) -> tuple[ChatCall, list[Generation]]:
-        call = parse_chat(body, caller)
+        call = parse_chat(body, caller, strict=self._context.strict)
         self._context.model.require(call.model)
         requests = [steered(each, self._form, call.tool_choice, tool_names=call.tool_names) for each in call.requests]
         return call, submit_all(self._context.engine, requests, call.num_choices)
@@ -57,6 +57,6 @@ class CompletionRoute:
         return await (answer.stream(request) if call.stream else answer.whole(request))
 
     def _submit(self, body: Any, caller: Caller) -> tuple[CompletionCall, list[Generation]]:
-        call = parse_completion(body, caller)
+        call = parse_completion(body, caller, strict=self._context.strict)
         self._context.model.require(call.model)
         return call, submit_all(self._context.engine, call.requests, call.num_choices)

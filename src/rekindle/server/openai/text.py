@@ -56,7 +56,7 @@ class CompletionReply(DataEvents):
         }
         chunk: dict[str, Any] = {**self._stamp.head(KIND), "choices": [entry]}
         if self._call.include_usage:
-            chunk["usage"] = None
+            chunk["usage"] = self._usage() if self._call.continuous_usage else None
         if delta.finish_reason is not None and choice.choice.report is not None:
             chunk["rekindle"] = choice.choice.described(return_ids=self._call.return_ids)
         return [chunk]

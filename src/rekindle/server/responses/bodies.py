@@ -21,9 +21,11 @@ HARMLESS = frozenset(
 # Not implemented, but harmless at the value that means "off".
 NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "background": (False,),
+    "conversation": (),
+    "prompt": (),
     "context_management": ([],),
     "top_logprobs": (0,),
-    "truncation": ("disabled",),
+    "truncation": ("disabled", "auto"),
 }
 ENCRYPTED = "reasoning.encrypted_content"
 # Includable parts of tools and media that no answer here has.
@@ -97,7 +99,7 @@ class PlainText(StrictModel):
 
 
 class TextOptions(StrictModel):
-    """Replies are plain text of any length."""
+    """Replies are plain text, or with a `format` JSON of its schema; `verbosity` is for models that know it."""
 
     format: PlainText | None = None
     verbosity: Literal["medium"] | None = None

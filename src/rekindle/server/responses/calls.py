@@ -24,6 +24,7 @@ from rekindle.server.responses.items import Item, ItemReader, check_outputs, mes
 from rekindle.server.responses.stored import StoredResponse
 from rekindle.server.responses.tools import OfferedTools, read_choice, read_tools
 from rekindle.text.messages import Message, check_json, check_text
+from rekindle.text.omissions import Omissions
 
 SAMPLING = ("temperature", "top_p", "top_k", "min_p", "seed", "min_tokens", "ignore_eos")
 
@@ -63,12 +64,16 @@ class ResponseCall:
         return self.tools.shown if self.tool_choice.kind != "none" else ()
 
 
-def parse_response(body: Any, caller: Caller, lookup: ResponseLookup) -> ResponseCall:
-    """Parse a JSON body and look up what it refers to; BadRequest names the parameter to change."""
-    asked = validated(ResponseBody, body, harmless=HARMLESS, neutral=NEUTRAL)
+def parse_response(body: Any, caller: Caller, lookup: ResponseLookup, *, strict: bool = False) -> ResponseCall:
+    """Parse a JSON body and look up what it refers to; BadRequest names the parameter to change.
+
+    `strict`: what would be left out of the prompt or ignored is refused.
+    """
+    omissions = Omissions(strict=strict)
+    asked = validated(ResponseBody, body, omissions=omissions, harmless=HARMLESS, neutral=NEUTRAL)
     options, reasoning = asked.rekindle or RekindleOptions(), asked.reasoning or Reasoning()
     chain = lookup.chain(caller.namespace, asked.previous_response_id) if asked.previous_response_id else []
-    items = ItemReader(cache(lambda id: lookup.item(caller.namespace, id))).read(asked.input)
+    items = ItemReader(cache(lambda id: lookup.item(caller.namespace, id)), omissions).read(asked.input)
     history = [item for stored in chain for item in stored.all_items]
     check_outputs(history, items)
     messages = _messages(asked, [*history, *items])
@@ -88,6 +93,7 @@ def parse_response(body: Any, caller: Caller, lookup: ResponseLookup) -> Respons
         template_kwargs=_template_kwargs(asked, reasoning),
         structured=True,
         echoes_thoughts=True if chain or not had_replies else None,
+        omitted=omissions.all(),
     )
     return ResponseCall(
         request=request,
@@ -169,7 +175,7 @@ def _echo(asked: ResponseBody, request: GenerationRequest, reasoning: Reasoning)
         "reasoning": {"effort": reasoning.effort, "summary": reasoning.summary or reasoning.generate_summary},
         "store": asked.store is not False,
         "temperature": request.params.temperature,
-        "text": {"format": {"type": "text"}},
+        "text": {"format": (asked.text.format if asked.text else None) or {"type": "text"}},
         "tool_choice": asked.tool_choice or "auto",
         "tools": [_repeated_tool(tool) for tool in asked.tools or ()],
         "top_p": request.params.top_p,

@@ -1,8 +1,8 @@
 """Items of the responses API: what callers send, in the one form that is stored, and the conversation they make.
 
 Owns which items are accepted, what is stored of each, and how items join to messages: a reply is one message, however
-many items hold its reasoning, text and calls. What cannot be served is refused by its index. Knows no HTTP and no
-store.
+many items hold its reasoning, text and calls. What cannot be shown is left out, what cannot be served is refused by its
+index. Knows no HTTP and no store.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import Any
 
 from rekindle.errors import BadRequest
 from rekindle.text.messages import Message, ToolCall, check_text, content_text
+from rekindle.text.omissions import Omissions
 
 Item = dict[str, Any]
 SYSTEM_ROLES = ("system", "developer")
@@ -54,29 +55,30 @@ class ItemReader:
     """Reads the items of one request. `find` returns the stored item of an id, or None."""
 
     find: Callable[[str], Item | None]
+    omissions: Omissions
 
     def read(self, given: str | Sequence[Mapping[str, Any]] | None) -> list[Item]:
         """Return every item in the form that is stored; BadRequest names the first that cannot be served."""
         if isinstance(given, str):
             given = [{"role": "user", "content": given}]
-        return [self._item(item, f"input[{index}]") for index, item in enumerate(given or ())]
+        read = (self._item(item, f"input[{index}]") for index, item in enumerate(given or ()))
+        return [item for item in read if item is not None]
 
-    def _item(self, item: Mapping[str, Any], where: str) -> Item:
+    def _item(self, item: Mapping[str, Any], where: str) -> Item | None:
         kind = item.get("type") or ("message" if "role" in item else "item_reference")
         match kind:
             case "message":
-                return _message(item, where)
+                return _message(item, where, self.omissions)
             case "function_call":
                 return _call(item, where)
             case "function_call_output":
-                return _output(item, where)
+                return _output(item, where, self.omissions)
             case "reasoning":
                 return self._reasoning(item, where)
             case "item_reference":
                 return self._referenced(item, where)
-        known = ", ".join(PREFIXES)
-        message = f"{where} is of type {str(kind)[:100]!r}: this server takes {known} and item_reference"
-        raise BadRequest(message, param=where)
+        self.omissions.whole(item, where)
+        return None
 
     def _reasoning(self, item: Mapping[str, Any], where: str) -> Item:
         content, encrypted = item.get("content"), item.get("encrypted_content")
@@ -108,12 +110,12 @@ def _id(item: Mapping[str, Any], kind: str) -> str:
     return given if isinstance(given, str) and 0 < len(given) <= MAX_ID and given.isascii() else new_item_id(kind)
 
 
-def _message(item: Mapping[str, Any], where: str) -> Item:
+def _message(item: Mapping[str, Any], where: str, omissions: Omissions) -> Item:
     role = item.get("role")
     if role not in ROLES:
         message = f"{where}.role is {str(role)[:100]!r}: use one of {', '.join(ROLES)}"
         raise BadRequest(message, param=f"{where}.role")
-    text = content_text(item.get("content"), f"{where}.content")
+    text = content_text(item.get("content"), f"{where}.content", omissions)
     if role == "assistant":
         return message_item(_id(item, "message"), text)
     part = {"type": "input_text", "text": text}
@@ -139,11 +141,11 @@ def _call(item: Mapping[str, Any], where: str) -> Item:
     )
 
 
-def _output(item: Mapping[str, Any], where: str) -> Item:
+def _output(item: Mapping[str, Any], where: str, omissions: Omissions) -> Item:
     head = {"id": _id(item, "function_call_output"), "type": "function_call_output", "status": "completed"}
     if item.get("output") is None:
         raise BadRequest(f"{where}.output must be a string or a list of parts", param=f"{where}.output")
-    output = content_text(item["output"], f"{where}.output")
+    output = content_text(item["output"], f"{where}.output", omissions)
     return {**head, "call_id": _text(item, "call_id", where), "output": output}
 
 

@@ -56,7 +56,7 @@ class ResponseRoute:
         return await (answer.stream(request) if call.stream else answer.whole(request))
 
     def _submit(self, body: Any, caller: Caller) -> tuple[Caller, ResponseCall, Generation]:
-        call = parse_response(body, caller, self._responses)
+        call = parse_response(body, caller, self._responses, strict=self._context.strict)
         self._context.model.require(call.model)
         form = self._context.engine.reply_format
         request = steered(call.request, form, call.tool_choice, tool_names=call.tools.functions)

@@ -1,0 +1,157 @@
+"""What a text model cannot see, and what nobody knows, does not end a conversation: it is left out and named."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from typing import Any
+
+import anthropic
+import openai
+import pytest
+
+from rekindle.config import ServerSettings
+from tests.server.conftest import Served, serving
+from tests.text.test_omissions import NOT_SHOWN, PNG
+
+LINE = f"[image, 64 x 48 png{NOT_SHOWN}"
+URL = f"data:image/png;base64,{PNG}"
+CHAT = {"type": "image_url", "image_url": {"url": URL}}
+BLOCK = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": PNG}}
+USE = {"type": "tool_use", "id": "toolu_1", "name": "Read", "input": {"path": "pic.png"}}
+RESULT = {"type": "tool_result", "tool_use_id": "toolu_1", "content": [BLOCK]}
+READ = {"name": "Read", "input_schema": {"type": "object"}}
+CALL = {"type": "function_call", "call_id": "c1", "name": "view_image", "arguments": '{"path": "pic.png"}'}
+OUTPUT = {"type": "function_call_output", "call_id": "c1", "output": [{"type": "input_image", "image_url": URL}]}
+SHOW = {"role": "user", "content": "Look at pic.png."}
+# For each dialect: a body whose prompt has a picture, and the same with the line that takes its place.
+BODIES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
+    "chat": (
+        "/v1/chat/completions",
+        {"messages": [{"role": "user", "content": [{"type": "text", "text": "Look:"}, CHAT]}]},
+        {"messages": [{"role": "user", "content": f"Look:\n{LINE}"}]},
+    ),
+    "messages": (
+        "/v1/messages",
+        {"messages": [SHOW, {"role": "assistant", "content": [USE]}, {"role": "user", "content": [RESULT]}],
+         "tools": [READ]},
+        {"messages": [SHOW, {"role": "assistant", "content": [USE]},
+                      {"role": "user", "content": [{**RESULT, "content": LINE}]}], "tools": [READ]},
+    ),
+    "responses": (
+        "/v1/responses",
+        {"input": [SHOW, CALL, OUTPUT], "store": False},
+        {"input": [SHOW, CALL, {**OUTPUT, "output": LINE}], "store": False},
+    ),
+}  # fmt: skip
+
+
+def asked(served: Served, path: str, body: dict[str, Any], **headers: str) -> Any:
+    limit = "max_output_tokens" if path == "/v1/responses" else "max_tokens"
+    answer = served.send("POST", path, {"model": "default", limit: 4, **body}, **headers)
+    assert answer.status == 200, answer.body
+    return answer.json
+
+
+@pytest.mark.parametrize("dialect", BODIES)
+def test_a_picture_becomes_a_line_and_the_next_turns_go_on(served: Served, dialect: str) -> None:
+    path, shown, plain = BODIES[dialect]
+    first = asked(served, path, shown, x_agent_id=f"seen-{dialect}")["rekindle"]
+    (image,) = first["left_out"]
+    assert (image["kind"], image["count"], image["text"]) == ("image", 1, LINE)
+    again = asked(served, path, plain, x_agent_id=f"seen-{dialect}")["rekindle"]
+    assert again["left_out"] == [] and again["outcome"] == "exact", "the line is the prompt"
+
+
+def test_it_is_named_in_the_log_and_by_why(served: Served, caplog: pytest.LogCaptureFixture) -> None:
+    path, shown, _ = BODIES["chat"]
+    with caplog.at_level(logging.INFO, logger="rekindle.server"):
+        asked(served, path, {**shown, "colour": "red"}, x_agent_id="logged")
+    (line,) = [record.getMessage() for record in caplog.records if path in record.getMessage()]
+    assert "not shown: image (1), ignored: colour" in line
+    (entry,) = served.send("GET", "/v1/agents/logged/why").json["data"]
+    assert entry["left_out"][0]["param"] == "messages[0].content[1]" and entry["ignored"] == ["colour"]
+
+
+@pytest.fixture(scope="module")
+def strict(served: Served) -> Iterator[Served]:
+    with serving(served.engine, ServerSettings(strict=True)) as running:
+        yield running
+
+
+@pytest.mark.parametrize("dialect", BODIES)
+def test_a_strict_server_refuses_both(strict: Served, dialect: str) -> None:
+    path, shown, plain = BODIES[dialect]
+    for body in (shown, {**plain, "colour": "red"}):
+        answer = strict.send("POST", path, {"max_tokens": 4, **body} if path != "/v1/responses" else body)
+        assert answer.status == 400 and ("image" in answer.json["error"]["message"] or b"colour" in answer.body)
+
+
+def test_the_official_clients_show_pictures(served: Served) -> None:
+    ours = served.client("official")
+    reply = ours.chat.completions.create(
+        model="default", max_tokens=4, messages=[{"role": "user", "content": [CHAT]}], extra_body={"top_k": -1}
+    )
+    assert reply.usage is not None and reply.usage.prompt_tokens > 10
+    response = ours.responses.create(
+        model="default", max_output_tokens=4,
+        input=[{"role": "user", "content": [{"type": "input_image", "image_url": URL, "detail": "auto"}]}],
+    )  # fmt: skip
+    assert response.status == "incomplete"
+    theirs = anthropic.Anthropic(base_url=served.url, api_key="none", max_retries=0)
+    message = theirs.messages.create(
+        model="claude-x",
+        max_tokens=4,
+        messages=[{"role": "user", "content": [BLOCK]}],  # type: ignore[typeddict-item]
+    )
+    assert message.usage.input_tokens + (message.usage.cache_read_input_tokens or 0) > 10
+
+
+def test_a_search_that_anthropics_servers_would_run_is_answered_as_unavailable(served: Served) -> None:
+    client = anthropic.Anthropic(base_url=served.url, api_key="none", max_retries=0)
+    body: dict[str, Any] = {
+        "model": "claude-x",
+        "max_tokens": 64,
+        "messages": [{"role": "user", "content": "Search for lamps."}],
+        "tools": [{"type": "web_search_20250305", "name": "web_search", "max_uses": 8}],
+    }
+    forced = {**body, "tool_choice": {"type": "tool", "name": "web_search"}}
+    whole = client.messages.create(**forced)
+    with client.messages.stream(**forced) as stream:
+        streamed = stream.get_final_message()
+    for message in (whole, streamed):
+        use, result, text = message.content
+        assert use.type == "server_tool_use" and use.name == "web_search"
+        assert result.type == "web_search_tool_result" and result.tool_use_id == use.id
+        assert result.content.error_code == "unavailable"  # type: ignore[union-attr]
+        assert text.type == "text" and "not available" in text.text and message.stop_reason == "end_turn"
+    free = client.messages.create(**body)
+    (tool,) = free.rekindle["left_out"]  # type: ignore[attr-defined]
+    assert (tool["kind"], tool["param"], tool["text"]) == ("web_search_20250305", "tools[0]", "")
+
+
+def test_threads_are_refused_as_anthropics_library_expects(served: Served) -> None:
+    client = anthropic.Anthropic(base_url=served.url, api_key="none", max_retries=0)
+    with pytest.raises(anthropic.BadRequestError) as caught:
+        client.messages.create(
+            model="claude-x", max_tokens=4, messages=[{"role": "user", "content": "Hi"}],
+            extra_body={"thread": {"type": "create"}},
+        )  # fmt: skip
+    assert isinstance(caught.value.body, dict)
+    assert caught.value.body["error"]["details"]["error_code"] == "thread_unsupported_request"
+
+
+def test_the_context_is_full_in_words_that_clients_know(served: Served) -> None:
+    import re
+
+    long = {"role": "user", "content": "word " * 20_000}
+    for path in ("/v1/chat/completions", "/v1/messages"):
+        answer = served.send("POST", path, {"max_tokens": 4, "messages": [long]})
+        found = re.search(
+            r"prompt is too long[^0-9]*(\d+)\s*tokens?\s*>\s*(\d+)", answer.json["error"]["message"], re.IGNORECASE
+        )
+        assert answer.status == 400 and found is not None
+        assert int(found[1]) > int(found[2]) == served.engine.max_context - 1
+    with pytest.raises(openai.BadRequestError) as caught:
+        served.client().chat.completions.create(model="default", messages=[long])  # type: ignore[list-item]
+    assert caught.value.code == "context_length_exceeded"
