@@ -19,7 +19,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "OpenAI: completions": ("/v1/chat/completions", "/v1/completions"),
     "OpenAI: responses": ("/v1/responses",),
     "Anthropic: messages": ("/v1/messages",),
-    "Models and tokens": ("/v1/models", "/v1/tokenize"),
+    "Models and tokens": ("/v1/models", "/v1/tokenize", "/tokenize", "/detokenize", "/tokenizer_info"),
     "Agents": ("/v1/agents",),
     "Coordination sessions": ("/v1/coordination/sessions",),
     "Operation": ("/overview", "/v1/stats", "/metrics", "/health/", "/version"),

@@ -32,7 +32,8 @@ from rekindle.server.errors import on_error
 from rekindle.server.gate.guard import Guard
 from rekindle.server.gate.limits import Limits, ShutdownGate
 from rekindle.server.gate.tenants import TenantRequests
-from rekindle.server.info import figures_router, health_router, models_router, tokens_router
+from rekindle.server.heads import HeadRequests
+from rekindle.server.info import elsewhere_router, figures_router, health_router, models_router
 from rekindle.server.models import ServedModel
 from rekindle.server.observers.gauges import EngineCollector
 from rekindle.server.observers.history import History
@@ -46,6 +47,7 @@ from rekindle.server.recording import Recorder
 from rekindle.server.responses.routes import ResponseRoute, responses_router
 from rekindle.server.responses.stored import StoredResponses
 from rekindle.server.schema import schema_router
+from rekindle.server.tokens import tokens_router
 from rekindle.text.length import PromptBound
 
 
@@ -126,7 +128,8 @@ def create_app(
         responses_router(responses),
         prefill_router(engine, served, group, ping_s=settings.ping_s, strict=settings.strict),
         models_router(served),
-        tokens_router(engine, served),
+        tokens_router(engine, served, strict=settings.strict),
+        elsewhere_router(served),
         page_router(engine, served, history),
         figures_router(engine, metrics),
         health_router(
@@ -138,6 +141,7 @@ def create_app(
     for kind in (RekindleError, HTTPException, RequestValidationError, Exception):
         app.add_exception_handler(kind, on_error)
     # The middleware added last is the outermost.
+    app.add_middleware(HeadRequests)
     app.add_middleware(RawPaths)
     app.add_middleware(Limits, settings=settings, gate=app.gate)
     app.add_middleware(TenantRequests, settings=settings)
@@ -146,11 +150,12 @@ def create_app(
 
 
 def _add_generating(app: App, context: RouteContext) -> None:
-    messages = MessagesRoute(context)
+    messages, responses = MessagesRoute(context), ResponseRoute(context, app.responses)
     for path, route in (
         ("/v1/chat/completions", ChatRoute(context).__call__),
         ("/v1/completions", CompletionRoute(context).__call__),
-        ("/v1/responses", ResponseRoute(context, app.responses).__call__),
+        ("/v1/responses", responses.__call__),
+        ("/v1/responses/input_tokens", responses.count),
         ("/v1/messages", messages.__call__),
         ("/v1/messages/count_tokens", messages.count),
     ):

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from fastapi import Request
@@ -32,6 +32,7 @@ from rekindle.errors import (
     Timeout,
     Unavailable,
 )
+from rekindle.server.hints import meant
 from rekindle.server.lines import line_of
 
 ANTHROPIC_PATH = "/v1/messages"
@@ -172,4 +173,7 @@ def _malformed(error: RequestValidationError) -> Problem:
 
 async def on_error(request: Request, error: Exception) -> JSONResponse:
     """Handle an exception of the app."""
-    return problem_of(error).response(request.scope)
+    problem = problem_of(error)
+    if problem.status == 404 and request.scope.get("route") is None and (hint := meant(request.scope["path"])):
+        problem = replace(problem, message=hint)
+    return problem.response(request.scope)

@@ -1,4 +1,4 @@
-"""Routes about the server itself: models, version, health, statistics and tokenization.
+"""Routes about the server itself: models, version, health and statistics.
 
 Statistics of all namespaces are for admins. Health is public, but its problems and request counts need a key.
 """
@@ -16,18 +16,13 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 
 from rekindle import __version__
 from rekindle.engine.api import Engine
-from rekindle.engine.types import GenerationRequest
 from rekindle.errors import BadRequest
-from rekindle.server.answers.answer import off_loop, read_body
-from rekindle.server.answers.steering import template_kwargs
-from rekindle.server.answers.validation import StrictModel, validated
 from rekindle.server.border import Router
 from rekindle.server.errors import needs_admin
 from rekindle.server.gate.caller import access_of
-from rekindle.server.json_body import parse_json
+from rekindle.server.hints import ELSEWHERE
 from rekindle.server.models import ServedModel
 from rekindle.server.observers.metrics import Metrics
-from rekindle.text.messages import normalise_messages
 from rekindle.worker import Death
 
 Problems = Callable[[], Sequence[str]]
@@ -39,8 +34,6 @@ async def _admin(request: Request) -> None:
 
 
 ADMIN = [Depends(_admin)]
-TOKENIZE = "/v1/tokenize"
-MAX_IDS = 1 << 20  # token ids in an answer
 
 
 class Readiness(BaseModel):
@@ -53,24 +46,6 @@ class Readiness(BaseModel):
     running: int | None = Field(default=None, description="requests, of all namespaces; with a key only")
     waiting: int | None = Field(default=None, description="requests, of all namespaces; with a key only")
     problems: list[str] = Field(description="what is wrong; with a key only")
-
-
-class TokenizeBody(StrictModel):
-    """Either `text`, read as the prompt of a completion, or `messages` with the parameters that a chat renders."""
-
-    model: str | None = None
-    text: str | None = None
-    messages: Annotated[list[dict[str, Any]], Field(min_length=1)] | None = None
-    tools: list[dict[str, Any]] | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
-
-
-class Tokens(BaseModel):
-    """Token ids as the model would see them, and the model's maximum length."""
-
-    ids: list[int]
-    count: int
-    max_model_len: int
 
 
 AnthropicVersion = Annotated[str | None, Header(description="sent by Anthropic's clients: answers in their shape")]
@@ -100,36 +75,17 @@ def models_router(model: ServedModel) -> APIRouter:
     return router
 
 
-def tokens_router(engine: Engine, model: ServedModel) -> APIRouter:
-    """The route that tokenizes text."""
-    router = Router(tags=["models"])
+def elsewhere_router(model: ServedModel) -> APIRouter:
+    """Routes that say what the served model cannot do."""
+    router = Router(include_in_schema=False)
 
-    @router.post(TOKENIZE, response_model=Tokens)
-    async def tokenize(request: Request) -> dict[str, Any]:
-        """Tokenize a text or a rendered conversation, encoded afresh as a whole."""
-        raw = await read_body(request)
-        ids = await off_loop(request, len(raw), lambda: _ids(engine, model, raw))
-        return {"ids": ids, "count": len(ids), "max_model_len": engine.max_context}
+    def refuse(request: Request) -> None:
+        what = ELSEWHERE[request.scope["path"]]
+        raise BadRequest(f"{model.name} generates text and has no {what}: ask a server that does", param="model")
 
+    for path in ELSEWHERE:
+        router.add_api_route(path, refuse, methods=["POST"], response_model=None)
     return router
-
-
-def _ids(engine: Engine, model: ServedModel, raw: bytes) -> list[int]:
-    body = validated(TokenizeBody, parse_json(raw), harmless=frozenset(), neutral={})
-    model.require(body.model)
-    if (body.text is None) == (body.messages is None):
-        raise BadRequest("give exactly one of text and messages", param="text")
-    try:
-        asked = GenerationRequest(text=body.text) if body.messages is None else _conversation(body, body.messages)
-        ids: list[int] = engine.encoder.encode(engine.render(asked), most=MAX_IDS).tolist()
-        return ids
-    except RecursionError:
-        raise BadRequest("the body is nested too deeply", param="messages") from None
-
-
-def _conversation(body: TokenizeBody, messages: list[dict[str, Any]]) -> GenerationRequest:
-    kwargs = template_kwargs(body.chat_template_kwargs, None)
-    return GenerationRequest(messages=normalise_messages(messages), tools=body.tools or None, template_kwargs=kwargs)
 
 
 def figures_router(engine: Engine, metrics: Metrics) -> APIRouter:
@@ -158,7 +114,11 @@ def health_router(engine: Engine, problems: Problems) -> APIRouter:
     """Routes for liveness, readiness and version. `problems` adds those that the engine does not know of."""
     router = Router(tags=["operation"])
 
-    @router.get("/health/live", responses={503: {"description": "a thread has ended: restart the server"}})
+    failed: dict[int | str, dict[str, Any]] = {503: {"description": "a thread has ended: restart the server"}}
+
+    @router.get("/ping", responses=failed, include_in_schema=False)
+    @router.get("/health", responses=failed, include_in_schema=False)
+    @router.get("/health/live", responses=failed)
     async def live(request: Request) -> JSONResponse:
         """Whether the server and its threads are alive; why a thread ended is shown with a key only."""
         deaths = engine.deaths()

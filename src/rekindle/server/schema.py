@@ -17,7 +17,6 @@ from pydantic.json_schema import models_json_schema
 
 from rekindle import __version__
 from rekindle.agent_ids import MAX_ID_BYTES
-from rekindle.server import info
 from rekindle.server.agents import prefill
 from rekindle.server.anthropic import route as messages
 from rekindle.server.anthropic.bodies import CountBody, MessagesBody
@@ -30,6 +29,7 @@ from rekindle.server.openai.routes import CHAT_PATH, TEXT_PATH
 from rekindle.server.responses import routes
 from rekindle.server.responses.bodies import ResponseBody
 from rekindle.server.responses.models import ResponseAnswer, ResponseEvent
+from rekindle.server.tokens import BODIES as TOKEN_BODIES
 
 PATH = "/openapi.json"
 SCHEMAS = "#/components/schemas/"
@@ -48,7 +48,8 @@ GENERATING: tuple[tuple[str, type[BaseModel], type[BaseModel], type[BaseModel], 
 BODIES: tuple[tuple[str, type[BaseModel]], ...] = (
     *((path, prefill.PrefillBody) for path in prefill.PATHS),
     (messages.COUNT_PATH, CountBody),
-    (info.TOKENIZE, info.TokenizeBody),
+    *TOKEN_BODIES.items(),
+    (routes.COUNT_PATH, ResponseBody),
 )
 # Events of streams that routes describe themselves.
 EVENTS: tuple[type[BaseModel], ...] = (RunEvent,)

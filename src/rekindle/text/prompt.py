@@ -48,6 +48,7 @@ class PromptEncoder:
     def __init__(self, file: TokenizerFile, config: Mapping[str, Any], template: ChatTemplate) -> None:
         controls = find_control_tokens(_added_tokens(file, config), template.literals())
         self.template = template
+        self.config = dict(config)  # of tokenizer_config.json
         self.controls = ControlTokens(controls)
         self.digest = file.digest
         self.bound: PromptBound | None = None
@@ -129,10 +130,10 @@ class PromptEncoder:
                 raise
         return self._bounded_prompt(self._split(text))
 
-    def render_text(self, text: str) -> RenderedPrompt:
+    def render_text(self, text: str, *, add_leading: bool = True) -> RenderedPrompt:
         """Render a completion's prompt: control tokens in the text are tokens; leading tokens come first, once."""
         pieces = self._split(check_text(text, "prompt"))
-        leading = list(self._leading)
+        leading = list(self._leading) if add_leading else []
         if pieces[: len(leading)] == leading:
             return self._bounded_prompt(pieces, starts_after=len(leading))
         return self._bounded_prompt([*leading, *pieces], starts_after=len(leading))

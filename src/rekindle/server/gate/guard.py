@@ -24,7 +24,8 @@ from rekindle.config import DEFAULT_NAMESPACE, ServerSettings, is_loopback
 from rekindle.server.errors import Problem
 from rekindle.server.gate.caller import Access, grant
 
-KEYLESS = ("/health/", "/page/")  # and the page itself, at /
+KEYLESS = ("/health/", "/page/")
+KEYLESS_PATHS = ("/", "/health", "/ping")
 
 
 class Keys:
@@ -87,7 +88,7 @@ class Guard:
             return _refused(403, message)
         if origin is not None and not self._origin_is_ours(origin, host):
             return _refused(403, f"requests from pages of {origin!r} are not served")
-        if access is None and (path == "/" or path.startswith(KEYLESS)):
+        if access is None and (path in KEYLESS_PATHS or path.startswith(KEYLESS)):
             return Access(has_key=False)
         return access or _refused(401, "a valid API key is required: Authorization: Bearer KEY", code="invalid_api_key")
 

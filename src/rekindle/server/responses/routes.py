@@ -12,20 +12,22 @@ from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Query, Request
 from pydantic import BaseModel
-from starlette.responses import Response
+from starlette.responses import JSONResponse, Response
 
 from rekindle.engine.generation import Generation
-from rekindle.errors import NotFound
-from rekindle.server.answers.answer import Answer, RouteContext, accepted, submit_all
+from rekindle.errors import BadRequest, NotFound
+from rekindle.server.answers.answer import Answer, RouteContext, accepted, off_loop, read_body, submit_all
 from rekindle.server.answers.steering import steered
 from rekindle.server.border import Router
 from rekindle.server.errors import invalid
-from rekindle.server.gate.caller import Caller, access_of
+from rekindle.server.gate.caller import Caller, access_of, caller_of
+from rekindle.server.json_body import parse_json
 from rekindle.server.responses.calls import ResponseCall, parse_response
 from rekindle.server.responses.reply import ResponseReply
 from rekindle.server.responses.stored import StoredResponse, StoredResponses
 
 PATH = "/v1/responses"
+COUNT_PATH = "/v1/responses/input_tokens"
 PARAMS = {"messages": "input", "max_tokens": "max_output_tokens"}
 KEEP_S = 15.0  # longest wait of an answer for a disk that hangs
 PAGE = 20  # default input items of a page
@@ -54,6 +56,20 @@ class ResponseRoute:
 
         answer = Answer(reply, [generation], watch, params=PARAMS, ping_s=context.ping_s, settle=keep)
         return await (answer.stream(request) if call.stream else answer.whole(request))
+
+    async def count(self, request: Request) -> Response:
+        """Count the tokens of the prompt, freshly encoded; nothing is computed or stored."""
+        caller, raw = caller_of(request), await read_body(request)
+        num_tokens = await off_loop(request, len(raw), lambda: self._count(raw, caller))
+        return JSONResponse({"object": "response.input_tokens", "input_tokens": num_tokens})
+
+    def _count(self, raw: bytes, caller: Caller) -> int:
+        try:
+            call = parse_response(parse_json(raw), caller, self._responses, strict=self._context.strict)
+            self._context.model.require(call.model)
+            return self._context.engine.encoder.count(self._context.engine.render(call.request))
+        except RecursionError:
+            raise BadRequest("the body is nested too deeply", param="input") from None
 
     def _submit(self, body: Any, caller: Caller) -> tuple[Caller, ResponseCall, Generation]:
         call = parse_response(body, caller, self._responses, strict=self._context.strict)

@@ -1,0 +1,69 @@
+"""Requests of clients and balancers that feel their way: HEAD, health, and base URLs that are not quite right."""
+
+from __future__ import annotations
+
+import http.client
+from contextlib import closing
+
+import pytest
+
+from rekindle.config import ServerSettings
+from tests.server.conftest import Served, serving
+
+CHAT = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 1}
+
+
+@pytest.mark.parametrize("path", ["/", "/v1/models", "/health/ready", "/v1/agents", "/openapi.json"])
+def test_head_has_the_head_of_get(served: Served, path: str) -> None:
+    got, head = served.send("GET", path), served.send("HEAD", path)
+    assert (head.status, head.body) == (got.status, b"")
+    assert head.headers["content-type"] == got.headers["content-type"]
+    assert head.headers["content-length"] == got.headers["content-length"]
+
+
+def test_head_of_what_has_no_get_is_refused(served: Served) -> None:
+    assert served.send("HEAD", "/v1/chat/completions").status == 405
+    assert served.send("HEAD", "/nowhere").status == 404
+
+
+def test_a_connection_stays_usable_after_head(served: Served) -> None:
+    with closing(http.client.HTTPConnection("127.0.0.1", served.port, timeout=30)) as connection:
+        for method in ("HEAD", "GET", "HEAD"):
+            connection.request(method, "/v1/models")
+            answer = connection.getresponse()
+            assert (answer.status, bool(answer.read())) == (200, method == "GET")
+
+
+@pytest.mark.parametrize("path", ["/health", "/ping"])
+def test_health_needs_no_key(served: Served, path: str) -> None:
+    assert served.send("GET", path).json == {"status": "ok"}
+    with serving(served.engine, ServerSettings(api_key="secret-key")) as locked:
+        assert locked.send("GET", path).status == locked.send("HEAD", path).status == 200
+        assert locked.send("HEAD", "/v1/models").status == 401
+
+
+@pytest.mark.parametrize(
+    ("path", "route"),
+    [
+        ("/chat/completions", "/v1/chat/completions"),
+        ("/v1/v1/chat/completions", "/v1/chat/completions"),
+        ("/v1/chat/completions/", "/v1/chat/completions"),
+        ("/api/v1/completions", "/v1/completions"),
+        ("/responses", "/v1/responses"),
+        ("/v1/v1/messages", "/v1/messages"),
+        ("/messages", "/v1/messages"),
+        ("/models", "/v1/models"),
+    ],
+)
+def test_a_wrong_base_url_is_told_the_right_route(served: Served, path: str, route: str) -> None:
+    for method in ("POST", "GET"):
+        answer = served.send(method, path, CHAT if method == "POST" else None)
+        message = answer.json["error"]["message"]
+        assert answer.status == 404 and f"but {route}: " in message
+        assert ("without /v1" in message) == route.endswith("messages")
+    assert served.send("POST", "/v1/elsewhere", CHAT).json["error"]["message"] == "Not Found"
+
+
+def test_what_the_model_cannot_do_is_refused_by_name(served: Served) -> None:
+    answer = served.send("POST", "/v1/embeddings", {"model": "default", "input": "Hi"})
+    assert answer.status == 400 and "has no embeddings" in answer.error["message"]
