@@ -37,6 +37,7 @@ def words(seed: int, count: int) -> str:
     return " ".join(chosen.choice(WORDS) for _ in range(count))
 
 
+DEFAULT, ALL = "attribution,tail,compaction", "attribution,dates,tools,tail,compaction"  # of `normalise`
 SYSTEM = "\n".join(words(seed, 10) for seed in range(30))
 TOOLS = [
     {
@@ -108,7 +109,7 @@ def test_an_attribution_line_burns_all_and_normalising_gives_it_back(tmp_path: P
     assert (line.role, line.num_requests, line.place) == ("system", 7, "line 8")
     assert line.explanation.sent is not None and "cch=1ab7" in line.explanation.sent
     plain = analysed(tmp_path, talk(8))
-    assert arm(analysis, "attribution", "off") == arm(plain, "off", "off")
+    assert arm(analysis, DEFAULT, "off") == arm(plain, "off", "off")
     assert arm(analysis, "off", "off") > 5 * arm(plain, "off", "off")
 
 
@@ -119,7 +120,7 @@ def test_the_burned_line_is_told_by_what_stays_of_it(tmp_path: Path) -> None:
     (line,) = analysis.worst_lines()
     assert line.num_requests == 2 and line.explanation.message_index == 0
     assert line.explanation.sent is not None and "2026-11-22" in line.explanation.sent
-    assert arm(analysis, "attribution,dates,tools", "off") == arm(
+    assert arm(analysis, ALL, "off") == arm(
         analysed(
             tmp_path,
             [
@@ -130,7 +131,7 @@ def test_the_burned_line_is_told_by_what_stays_of_it(tmp_path: Path) -> None:
         "off",
         "off",
     )
-    assert arm(analysis, "attribution", "off") == arm(analysis, "off", "off")
+    assert arm(analysis, DEFAULT, "off") == arm(analysis, "off", "off")
 
 
 def test_tools_in_another_order_are_burned_by_their_order(tmp_path: Path) -> None:
@@ -139,7 +140,7 @@ def test_tools_in_another_order_are_burned_by_their_order(tmp_path: Path) -> Non
     assert set(analysis.total.recomputed) == {"tool_order"}
     # Both orders are remembered: the second time each comes, only what was said since is computed again.
     assert analysis.total.recomputed_tokens > 200
-    assert arm(analysis, "attribution,dates,tools", "off") < arm(analysis, "off", "off")
+    assert arm(analysis, ALL, "off") < arm(analysis, "off", "off")
     assert analysed(tmp_path, [{**body, "tools": TOOLS} for body in talk(6)]).total.recomputed_tokens == 0
 
 
@@ -160,7 +161,7 @@ def test_what_the_template_rewrites_is_given_back_by_anticipation(tmp_path: Path
     analysis = analysed(tmp_path, entries, model=rewriting(tmp_path))
     assert analysis.growth is not None and analysis.growth.thinking != "nothing"
     assert arm(analysis, "off", "on") < arm(analysis, "off", "off")
-    assert arm(analysis, "attribution", "on") == arm(analysis, "off", "on")
+    assert arm(analysis, DEFAULT, "on") == arm(analysis, "off", "on")
 
 
 def test_others_earlier_prompts_are_reused_too_and_said_so(tmp_path: Path) -> None:
@@ -195,7 +196,7 @@ def test_a_date_in_front_burns_what_conversations_share(tmp_path: Path) -> None:
     analysis = analysed(tmp_path, bodies)
     assert set(analysis.total.recomputed) == {"date_line"} and shares(analysis.total)[1] > 0.8
     assert len(analysis.lines) == 1
-    assert arm(analysis, "attribution,dates,tools", "off") < arm(analysis, "off", "off") / 4
+    assert arm(analysis, ALL, "off") < arm(analysis, "off", "off") / 4
 
 
 def test_edited_history_is_burned_behind_the_edit_only(tmp_path: Path) -> None:

@@ -127,9 +127,9 @@ def test_a_tool_is_called_and_its_result_taken_back(scripted: Served, stream: bo
     turn = [*said, {"role": "assistant", "content": first.content}, {"role": "user", "content": [result]}]
     second = ask(scripted, turn, agent, stream=stream, tools=TOOLS)
     assert (text_of(second), second.stop_reason) == (TALK, "end_turn")
-    # The client sends the arguments as an object, spelled as JSON usually is. That is anticipated, so of what came back
-    # only the result is new: at most a token for each of its signs, and one for the cue.
-    assert prompt_tokens(second.usage) - second.usage.cache_read_input_tokens <= len(RESULT) + 1
+    # The client sends the arguments as an object, spelled as JSON usually is. They are the same value as what was
+    # generated, so only the result is new: at most a token for each of its signs, and what is around it.
+    assert prompt_tokens(second.usage) - second.usage.cache_read_input_tokens <= len(RESULT) + 8
 
 
 @pytest.mark.parametrize("stream", [False, True])

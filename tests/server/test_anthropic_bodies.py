@@ -223,7 +223,6 @@ def test_what_the_engine_is_asked() -> None:
     assert (asked_for.namespace, asked_for.agent, asked_for.parent) == ("n", "sub", "main")
     assert asked_for.params == SamplingParams(max_tokens=9, temperature=0.5, stop=("x",))
     assert (asked_for.task, asked_for.reuse, asked_for.structured) == ("generate", "off", True)
-    assert asked_for.respells_arguments, "the client sends arguments back as an object"
     assert (call.stream, call.parallel, call.read_tools) == (True, False, asked_for.tools)
     warm = parse_messages({"messages": [user("a")], "max_tokens": 0}, caller, ModelSide(form, FREE))
     assert warm.request.task == "prefill"

@@ -204,3 +204,44 @@ def test_a_signing_line_that_is_far_too_long_stays() -> None:
     normal = normalise([Message("system", many), Message("user", "Hi.")], None, {"attribution"})
     assert (len(normal.removed), normal.messages[0].content) == (10_000, "Be kind.")
     assert attribution_end("x" * 10_000_000) == attribution_end(pairs) == 0
+
+
+TAIL = frozenset(["tail"])
+STATUS = "gitStatus: This is the git status at the start.\nCurrent branch: main\n\nStatus:\n?? a.txt"
+ENV = "Here is some useful information about the environment you are running in:\n<env>\n  Date: today\n</env>"
+LOOK = [{"type": "function", "function": {"name": "look"}}]
+
+
+@pytest.mark.parametrize(
+    ("content", "left", "moved"),
+    [
+        (f"Be kind.\n\n{STATUS}", "Be kind.\n\n", STATUS),
+        (f"Be kind.\n{ENV}\nFollow the rules.", "Be kind.\n\nFollow the rules.", ENV),
+        (f"{ENV}\nFollow the rules.\n{STATUS}", "\nFollow the rules.\n", f"{ENV}\n\n{STATUS}"),
+        (f"{ENV}\nRules.\n{ENV}", "\nRules.\n", f"{ENV}\n\n{ENV}"),
+    ],
+)
+def test_a_changing_tail_moves_to_the_first_user_message(content: str, left: str, moved: str) -> None:
+    sent = [Message("system", content), USER, Message("assistant", "Yes?"), USER]
+    found = normalise(sent, LOOK, TAIL)
+    assert found.messages == (Message("system", left), Message("user", f"{moved}\n\nHi"), *sent[2:])
+    assert {(each.kind, each.message_index) for each in found.removed} == {("tail", 0)}
+    assert "\n\n".join(each.text for each in found.removed) == moved
+    assert found.place(Place(1, 1)) == Place(1, len(moved) + 3), "after the H of Hi"
+    assert found.place(Place(1, None)) == Place(1, None) and found.place(Place(3, 1)) == Place(3, 1)
+    again = normalise(found.messages, LOOK, TAIL)
+    assert (again.messages, again.removed) == (found.messages, ()), "idempotent"
+
+
+def test_a_tail_stays_where_nothing_is_won_or_nobody_can_take_it() -> None:
+    system_text = Message("system", f"Be kind.\n{STATUS}")
+    for sent, tools, kinds in (
+        ([system_text, USER], None, TAIL),
+        ([system_text, USER], LOOK, ATTRIBUTION),
+        ([system_text, Message("assistant", "Hm."), USER], LOOK, TAIL),
+        ([system_text], LOOK, TAIL),
+        ([USER, system_text, USER], LOOK, TAIL),
+        ([Message("system", "See `gitStatus:` below."), USER], LOOK, TAIL),
+        ([Message("system", "Here is useful information about the environment:\n<env>\nno end"), USER], LOOK, TAIL),
+    ):
+        assert normalise(sent, tools, kinds).messages == tuple(sent)

@@ -25,6 +25,8 @@ NORMALISED = {
     "attribution": "left out the attribution line",
     "dates": "left out a line with date or time",
     "tools": "put the tools in order",
+    "compaction": "kept the tools of before in a history without them",
+    "tail": "moved to the first user message: the changing end",
 }
 
 

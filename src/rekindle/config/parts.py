@@ -18,7 +18,7 @@ RESPONSES_FILE = "responses.db"
 HOT_SHARE, MOST_HOT_BYTES = 1 / 4, 4096 * MiB
 DISK_SHARE, MOST_DISK_BYTES = 1 / 5, 50 * 10**9
 WORDS_SHARE = 1 / 8  # of the disk, for coordination sessions, and again for stored responses
-NORMALISATIONS = ("attribution", "dates", "tools")
+NORMALISATIONS = ("attribution", "dates", "tools", "tail", "compaction")
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,9 +113,11 @@ class PromptSettings:
     """What is done to prompts so that they stay the same from turn to turn."""
 
     normalise: str = setting(
-        "attribution",
+        "attribution,tail,compaction",
         f"remove what clients change on every call: {', '.join(NORMALISATIONS)}, or off",
-        detail="Several are separated by commas. `tools` sorts the tools instead of removing something.",
+        detail="Several are separated by commas. `tools` sorts the tools instead of removing something; `tail` moves "
+        "what known clients change at the end of a system text to the first user message; `compaction` keeps an "
+        "agent's tools in a prompt that is its history without them.",
     )
     anticipate: Literal["on", "off"] = setting("on", "compute in idle time what the template renders next")
 

@@ -51,9 +51,9 @@ class GenerationRequest:
     reply, the last message may continue; what all prompts that continue it have in common is computed.
     `template_kwargs` are passed to the chat template; `reply_prefix` is the beginning of the reply, part of the prompt.
     `structured`: deltas also hold the control tokens that the model's reply format needs, each preceded by U+FDD0.
-    `echoes_thoughts`: whether the caller sends reasoning back with the history (None: unknown); `respells_arguments`:
-    whether it sends the arguments of tool calls back as objects, so that their JSON is serialized anew. `waits_aside`:
-    it does not count towards the limit of waiting requests; the caller bounds how many of these there are.
+    `echoes_thoughts`: whether the caller sends reasoning back with the history (None: unknown). `waits_aside`:
+    it does not count towards the limit of waiting requests; the caller bounds how many of these there are. `omitted`:
+    what the caller's body had that is not in this request, for its report.
     """
 
     messages: tuple[Message, ...] | None = None
@@ -70,7 +70,6 @@ class GenerationRequest:
     reply_prefix: str = ""
     breakpoints: tuple[Breakpoint, ...] = ()
     structured: bool = False
-    respells_arguments: bool = False
     echoes_thoughts: bool | None = None
     open_end: bool = False
     waits_aside: bool = False
@@ -129,7 +128,8 @@ class Report:
     """What was reused for one request, from where, and why not more.
 
     `breakpoint_tokens` are the prompt tokens before each of the request's breakpoints, `marked_tokens` those before the
-    last one in the prompt. `normalised`: what was removed from it.
+    last one in the prompt. `normalised`: what was removed from it; `left_out`: parts that a text model cannot see;
+    `ignored`: parameters that are not known here.
     """
 
     outcome: Outcome

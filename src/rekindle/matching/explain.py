@@ -23,7 +23,15 @@ if TYPE_CHECKING:
     from rekindle.text.prompt import PromptEncoder, RenderedPrompt
 
 KnownCause = Literal["evicted", "window_ended", "not_stored", "other_fingerprint"]
-Cause = Literal["text_differs", "template_rewrote_history", "date_line", "attribution_header", "tool_order", KnownCause]
+Cause = Literal[
+    "text_differs",
+    "template_rewrote_history",
+    "date_line",
+    "attribution_header",
+    "tool_order",
+    "tool_arguments",
+    KnownCause,
+]
 
 QUOTED_BYTES = 120  # of each text after the first difference; as many before it, within its line
 _KNOWN: dict[KnownCause, str] = {
@@ -93,6 +101,7 @@ _DETAILS: dict[Cause, str] = {
     "attribution_header": "the line with which the client signs each request has changed: it is removed with "
     "normalise=attribution, which is the default",
     "tool_order": "the same tools are described in another order: sort them, or serve with normalise=tools",
+    "tool_arguments": "the arguments of a tool call are not those that the model wrote, nor the same JSON value",
     "date_line": "a date or time in the prompt has changed: put it at the end, or keep it fixed for a conversation",
 }
 
@@ -117,6 +126,8 @@ def _cause(
         return "attribution_header"
     if _same_but_for_dates(_line(stored, position), _line(sent, position)):
         return "date_line"
+    if index is not None and messages[index].tool_calls and _is_in_call(stored, sent, position):
+        return "tool_arguments"
     if _is_reordered(stored, sent, position):
         return "tool_order"
     if index is not None and _contains(stored, messages[index], encoder):
@@ -168,6 +179,12 @@ def _in_attribution(key: bytes, position: int) -> bool:
     """Whether `position` is inside the line that signs a request."""
     start = _line_start(key, position)
     return attribution_end(key[start : position + QUOTED_BYTES].decode("utf-8", "ignore")) > position - start
+
+
+def _is_in_call(stored: bytes, sent: bytes, position: int) -> bool:
+    """Whether both texts are inside a call, which begins with its name before the difference."""
+    before = sent[max(sent.rfind(MARK, 0, position), 0) : position]
+    return bool(_NAMED.search(before)) and stored[position : position + 1] != MARK
 
 
 def _is_reordered(stored: bytes, sent: bytes, position: int) -> bool:

@@ -1,10 +1,12 @@
-"""Normalise what clients change in a prompt on every call without new content: remove it, or sort it.
+"""Normalise what clients change in a prompt on every call without new content: remove it, sort it, or move it.
 
-Three kinds, each requested by name:
+Four kinds, each requested by name:
 
     attribution   the line with which a client signs each request, at the head of its system prompt
     dates         whole lines that state the date or time, in system prompts and in what clients add to user messages
     tools         the order of tool definitions, and of the keys in them
+    tail          with tools: the part of a system text that known clients change between conversations (`tails`), which
+                  moves to the head of the first user message, where it costs no tools
 
 Pure: reports what it removed and where, so that others can show it and compute what it would have cost.
 """
@@ -21,6 +23,7 @@ from typing import Any
 from rekindle.text.dates import announces_date, is_date, says_date
 from rekindle.text.messages import Message
 from rekindle.text.places import Place
+from rekindle.text.tails import volatile_spans
 
 ATTRIBUTION = "x-anthropic-billing-header:"
 _PAIRS = r"(?:[ \t]*[\w-]+=[^;\n]*;)+(?:[ \t]*[\w-]+=[^;\s]*(?=\n|\Z))?"
@@ -37,7 +40,7 @@ _KEY_ORDER = {key: at for at, key in enumerate(("type", "function", "name", "des
 
 @dataclass(frozen=True, slots=True)
 class Removed:
-    """Something that was removed from a prompt, or sorted.
+    """Something that was removed from a prompt, sorted or moved.
 
     `message_index` counts the messages as sent (None: the tools). `text` is what was there, for tools their names;
     `digest` distinguishes it from what another request sends; `place` is where it was, in the normalised messages.
@@ -54,7 +57,8 @@ class Removed:
 class Normal:
     """Messages and tools as they are rendered, and what was removed from them.
 
-    For each message as sent: `indices` its index now (None: nothing is left of it), `cuts` what was removed.
+    For each message as sent: `indices` its index now (None: nothing is left of it), `cuts` what was removed, `added`
+    how many characters were put before it.
     """
 
     messages: tuple[Message, ...]
@@ -62,6 +66,7 @@ class Normal:
     removed: tuple[Removed, ...] = ()
     indices: tuple[int | None, ...] = ()
     cuts: tuple[tuple[Cut, ...], ...] = ()
+    added: tuple[int, ...] = ()
 
     @property
     def as_sent(self) -> list[Message]:
@@ -82,7 +87,7 @@ class Normal:
         if sent.num_chars is None:
             return Place(now, None)
         gone = sum(max(0, min(cut.end, sent.num_chars) - cut.start) for cut in self.cuts[index])
-        return Place(now, sent.num_chars - gone)
+        return Place(now, sent.num_chars - gone + self.added[index])
 
 
 def attribution_end(text: str) -> int:
@@ -129,11 +134,16 @@ def normalise(messages: Sequence[Message], tools: Sequence[Any] | None, kinds: S
 
     Idempotent. Without kinds, nothing changes.
     """
-    cuts = tuple(tuple(_cuts(message, kinds)) for message in messages)
+    target = _tail_target(messages) if "tail" in kinds and tools else None
+    cuts = tuple(
+        tuple(_cuts(message, kinds if target is not None and at < target else kinds - {"tail"}))
+        for at, message in enumerate(messages)
+    )
     ordered = _ordered(tools) if tools and "tools" in kinds else tools
     is_reordered = ordered is not None and tools is not None and _serialized(ordered) != _serialized(tools)
     if not is_reordered and not any(cuts):
         return Normal(tuple(messages), tools)
+    moved = _moved(messages, cuts)
     kept: list[Message] = []
     indices: list[int | None] = []
     removed: list[Removed] = []
@@ -141,13 +151,31 @@ def normalise(messages: Sequence[Message], tools: Sequence[Any] | None, kinds: S
         names = ", ".join(map(_name, tools or ()))
         removed.append(Removed("tools", None, names, _digest(_serialized(tools)), Place(None, None)))
     for index, (message, mine) in enumerate(zip(messages, cuts, strict=True)):
-        content = _without(message.content, mine)
+        content = (moved if index == target else "") + _without(message.content, mine)
         is_gone = bool(mine) and not content.strip() and len(messages) > 1
         indices.append(None if is_gone else len(kept))
         removed += _removed(index, message.content, mine, len(kept), is_gone=is_gone)
         if not is_gone:
-            kept.append(replace(message, content=content) if mine else message)
-    return Normal(tuple(kept), ordered, tuple(removed), tuple(indices), cuts)
+            kept.append(message if content == message.content else replace(message, content=content))
+    added = tuple(len(moved) if index == target else 0 for index in range(len(messages)))
+    return Normal(tuple(kept), ordered, tuple(removed), tuple(indices), cuts, added)
+
+
+def _tail_target(messages: Sequence[Message]) -> int | None:
+    """Return the index of the first user message, if only system messages come before it."""
+    first = next((at for at, message in enumerate(messages) if message.role != "system"), None)
+    return first if first and messages[first].role == "user" else None
+
+
+def _moved(messages: Sequence[Message], cuts: Sequence[Sequence[Cut]]) -> str:
+    """Return the text that moves before the first user message, with what separates them."""
+    parts = [
+        message.content[cut.start : cut.end].strip()
+        for message, mine in zip(messages, cuts, strict=True)
+        for cut in mine
+        if cut.kind == "tail"
+    ]
+    return "".join(f"{part}\n\n" for part in parts)
 
 
 def _removed(index: int, content: str, cuts: Sequence[Cut], now: int, *, is_gone: bool) -> Iterator[Removed]:
@@ -174,6 +202,8 @@ def _cuts(message: Message, kinds: Set[str]) -> list[Cut]:
     if "dates" in kinds:
         for start, end in _regions(message):
             found += [Cut("dates", *span) for span in _date_lines(content, start, end)]
+    if "tail" in kinds and message.role == "system":
+        found += [Cut("tail", *span) for span in volatile_spans(content)]
     found.sort(key=lambda cut: cut.start)
     return [cut for at, cut in enumerate(found) if not at or cut.start >= found[at - 1].end]
 

@@ -11,7 +11,6 @@ the agent, or forgetting the agent, cancels it.
 
 from __future__ import annotations
 
-import json
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
@@ -27,7 +26,7 @@ from rekindle.engine.request import FinishedTurn
 from rekindle.engine.sequence import Sequence
 from rekindle.engine.types import GenerationRequest
 from rekindle.text.anticipation import anticipated, likely_probes
-from rekindle.text.messages import Message, arguments_json
+from rekindle.text.messages import Message
 from rekindle.text.prompt import PromptEncoder, RenderedPrompt
 from rekindle.text.replies import ParsedReply, ReplyFormat, ReplyStream
 
@@ -160,9 +159,6 @@ class Anticipation:
         for event in [*stream.push(text), *stream.finish()]:
             parsed.take(event)
         message = parsed.message()
-        if request.respells_arguments:
-            calls = tuple(replace(call, arguments=_reserialized(call.arguments)) for call in message.tool_calls)
-            message = replace(message, tool_calls=calls)
         if request.reply_prefix and not message.tool_calls:
             message = replace(message, content=request.reply_prefix + message.content)
         return message if _echoes_reasoning(request) else replace(message, reasoning=None)
@@ -178,10 +174,3 @@ def _echoes_reasoning(request: GenerationRequest) -> bool:
     if request.echoes_thoughts is not None:
         return request.echoes_thoughts
     return any(message.reasoning is not None for message in request.messages or ())
-
-
-def _reserialized(arguments: str) -> str:
-    try:
-        return arguments_json(json.loads(arguments))
-    except (ValueError, RecursionError):
-        return arguments

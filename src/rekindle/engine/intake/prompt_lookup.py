@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol, TypeVar
 
 import numpy as np
@@ -21,6 +21,7 @@ from rekindle.engine.memory.memory import AgentMemory
 from rekindle.engine.request import NO_MATCH, MatchFacts
 from rekindle.engine.types import GenerationRequest, Reuse
 from rekindle.matching.explain import Explanation, KnownCause, explain
+from rekindle.matching.generated_arguments import Opening, with_generated_arguments
 from rekindle.matching.matcher import Mode, Relation, TextMatch
 from rekindle.text.prompt import PromptEncoder, RenderedPrompt
 
@@ -68,6 +69,24 @@ class PromptLookup:
         if agent is not None and not self._memory.know_agent(namespace, agent) and parent is not None:
             self._memory.know_agent(namespace, parent)
         return self._memory.matcher.match(namespace, agent, rendered, mode, parent=parent)
+
+    def as_generated(
+        self, request: GenerationRequest, rendering: Rendering, opening: Opening, *, on_memory: OnMemory
+    ) -> GenerationRequest:
+        """Return the request with the arguments of its calls as they were generated, where the stored text that its
+        prompt is nearest to has the same values; `rendering` is its prompt as it is."""
+        messages = rendering.request.messages
+        if messages is None or self._is_off(request) or not any(message.tool_calls for message in messages):
+            return request
+        difference = on_memory(lambda: self._look(request, rendering.prompt)).match.difference
+        if difference is None:
+            return request
+        as_generated = with_generated_arguments(request.messages or (), difference.stored_key, opening)
+        return request if as_generated == request.messages else replace(request, messages=as_generated)
+
+    def matched_bytes(self, rendering: Rendering, *, on_memory: OnMemory) -> int:
+        """Return how much of a prompt's text is stored."""
+        return on_memory(lambda: self._look(rendering.request, rendering.prompt)).match.matched_bytes
 
     def of_text(
         self, request: GenerationRequest, rendering: Rendering, *, on_memory: OnMemory, most: float = math.inf

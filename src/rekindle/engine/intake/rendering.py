@@ -49,13 +49,18 @@ class Renderer:
     def __init__(self, encoder: PromptEncoder, form: ReplyFormat, kinds: Set[str]) -> None:
         self._encoder = encoder
         self._form = form
-        self._kinds = kinds
+        self.kinds = kinds
+
+    def opening_of(self, name: str) -> bytes | None:
+        """Return how calls of a tool begin in a prompt's key, up to their arguments; None if that is not known."""
+        opening = self._form.opening(name)
+        return None if not opening else self._encoder.continued(EMPTY, opening).key
 
     def settled(self, request: GenerationRequest) -> GenerationRequest:
         """Return the request with messages and tools as they are rendered; idempotent."""
         if request.messages is None:
             return request
-        normal = normalise(request.messages, request.tools, self._kinds)
+        normal = normalise(request.messages, request.tools, self.kinds)
         return replace(request, messages=normal.messages, tools=normal.tools)
 
     def render(self, request: GenerationRequest) -> Rendering:
@@ -65,7 +70,7 @@ class Renderer:
             assert request.text is not None, "ids are run as they are"
             return self._continued(Rendering(request, self._encoder.render_text(request.text)))
         self._check_length(request)
-        normal = normalise(request.messages, request.tools, self._kinds)
+        normal = normalise(request.messages, request.tools, self.kinds)
         settled = replace(request, messages=normal.messages, tools=normal.tools)
         common = self._common(settled) if request.task in ("prefill", "absorb") else None
         prompt = common or self._encoder.render_chat(normal.messages, normal.tools, **request.template_kwargs)

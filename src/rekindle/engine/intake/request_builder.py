@@ -20,6 +20,7 @@ import numpy as np
 from rekindle.cache.blocks.hashing import BlockHash
 from rekindle.cache.blocks.table import BlockTable
 from rekindle.engine.generation import Generation
+from rekindle.engine.intake.kept_tools import KIND, LEAST_GAIN, KeptTools, names_of
 from rekindle.engine.intake.prompt_lookup import OnMemory, Prompt, PromptLookup
 from rekindle.engine.intake.rendering import Renderer, Rendering
 from rekindle.engine.request import CachedBreakpoint, Reply, Request, RequestTimes, TakenOut
@@ -27,6 +28,8 @@ from rekindle.engine.sequence import Sequence
 from rekindle.engine.types import GenerationRequest, Task
 from rekindle.errors import BadRequest, PromptTooLong
 from rekindle.model.sampler import SamplerState
+from rekindle.text.normalise import Removed
+from rekindle.text.places import Place
 from rekindle.text.prompt import PromptEncoder
 from rekindle.text.stream import TextStream
 
@@ -91,6 +94,7 @@ class RequestBuilder:
         self._submit = submit
         self._wake = wake
         self._clock = clock
+        self._kept_tools = KeptTools()
         self._last_sent: OrderedDict[tuple[str, str], frozenset[str]] = OrderedDict()
 
     def prepare(
@@ -126,6 +130,7 @@ class RequestBuilder:
     def _hand_over(self, ready: _Ready, generations: Collection[Generation]) -> None:
         """Submit a request for each generation; on the intake thread, like all that depends on their order."""
         request, prompt, rendering = ready.request, ready.prompt, ready.rendering
+        self._kept_tools.note(request)
         breakpoints, taken_out = self._marked_and_removed(prompt, rendering)
         texts = self._lookup.other_texts(request.namespace, prompt)
         resume_points = (
@@ -177,9 +182,35 @@ class RequestBuilder:
                 self._encoder.bound.check_ids(len(request.token_ids))
             ids = self._checked(request.token_ids)
             return on_memory(lambda: self._lookup.of_ids(request, ids)), Rendering(request)
-        rendering = self._renderer.render(request)
+        rendering = self._with_kept_tools(self._renderer.render(request), on_memory)
+        request = replace(request, tools=rendering.request.tools)
+        as_generated = self._lookup.as_generated(request, rendering, self._renderer.opening_of, on_memory=on_memory)
+        if as_generated is not request:
+            request, again = as_generated, self._renderer.render(as_generated)
+            kept = (pair for pair in rendering.removed if pair[0].kind == KIND)
+            rendering = replace(again, removed=(*again.removed, *kept))
         most = COUNTED * self._limits.max_context
         return self._lookup.of_text(request, rendering, on_memory=on_memory, most=most), rendering
+
+    def _with_kept_tools(self, rendering: Rendering, on_memory: OnMemory) -> Rendering:
+        """Return the rendering with the tools that its agent had, if stored text continues only with them."""
+        request = rendering.request
+        known = on_memory(lambda: self._kept_tools.of(request)) if KIND in self._renderer.kinds else None
+        if known is None:
+            return rendering
+        with_tools = self._renderer.render(replace(request, tools=known))
+        without = self._lookup.matched_bytes(rendering, on_memory=on_memory)
+        matched = self._lookup.matched_bytes(with_tools, on_memory=on_memory)
+        if matched < max(without + LEAST_GAIN, self._first_reply_end(with_tools)):
+            return rendering
+        kept = Removed(KIND, None, names_of(known), "", Place(None, None))
+        return replace(with_tools, removed=(*with_tools.removed, (kept, without)))
+
+    def _first_reply_end(self, rendering: Rendering) -> float:
+        """Return where the first reply in a history ends in the prompt; infinity: there is none."""
+        messages = rendering.request.messages or ()
+        at = next((at for at, message in enumerate(messages) if message.role == "assistant"), None)
+        return math.inf if at is None else self._encoder.message_ends(rendering.prompt, messages[: at + 1])[-1]
 
     def _room(self, prompt: Prompt, task: Task) -> int:
         """Return how many tokens of reply fit after the prompt; PromptTooLong if none does."""
@@ -209,7 +240,7 @@ class RequestBuilder:
                 message_index=each.message_index,
                 text=each.text[:QUOTED_CHARS],
                 num_before=num,
-                is_new=before is not None and each.digest not in before,
+                is_new=each.kind == KIND or (before is not None and each.digest not in before),
             )
             for (each, _), num in zip(rendering.removed, num_before[len(rendering.breakpoints) :], strict=True)
         )

@@ -11,6 +11,7 @@ ADVICE: dict[Cause, str] = {
     "date_line": "put dates and times into the last message, or keep them fixed for a conversation",
     "attribution_header": "serve with --normalise attribution, or have the client leave the line out",
     "tool_order": "serve with --normalise attribution,tools, or send tools and their keys in one order",
+    "tool_arguments": "send the arguments of calls back as they came, or at least the same JSON value",
     "evicted": "give more room with --hot-bytes or --disk-bytes, or pin the agent: rekindle agents pin ID",
     "window_ended": "mark the place with cache_control if prompts part there often; the next one resumes there anyway",
     "not_stored": "nothing: the first turn is computed, the next ones reuse it",

@@ -47,7 +47,8 @@ class MessagesCall:
     """A parsed body: what to generate, and how to answer.
 
     `calls_tools`: the reply may contain calls, several if `parallel`. `hides_thinking`: thinking blocks have only their
-    signature. `reports_edits`: the answer says that the history was not edited.
+    signature. `reports_edits`: the answer says that the history was not edited. `unavailable`: the name of a tool that
+    must be called and that nobody runs here; nothing is generated then.
     """
 
     request: GenerationRequest
@@ -139,7 +140,6 @@ def _request(asked: PromptBody, caller: Caller, side: ModelSide, omissions: Omis
         breakpoints=prompt.breakpoints,
         structured=True,
         echoes_thoughts=prompt.echoes_reasoning,
-        respells_arguments=True,
         omitted=omissions.all(),
     )
     names = frozenset(tool["function"]["name"] for tool in tools or ())

@@ -155,7 +155,9 @@ def _tiers(report: Report) -> str:
 
 
 def _taken_out(item: Normalised) -> str:
-    done = "tools put in order" if item.kind == "tools" else f"{item.kind} taken out"
+    done = {"tools": "tools put in order", "tail": "tail moved", "compaction": "tools kept"}.get(
+        item.kind, f"{item.kind} taken out"
+    )
     return f"{done} (would have cost {item.tokens:,} tokens)" if item.tokens else done
 
 

@@ -1,0 +1,163 @@
+"""What clients do to a history costs only its own words: arguments written anew, tools left out, tails that change."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rekindle import Engine
+from rekindle.engine.types import ChatResult, GenerationRequest
+from rekindle.model.params import SamplingParams
+from rekindle.text.messages import Message, normalise_messages
+from tests.server.scripted import LOOK, write_scripted_model
+
+WORDS = "You keep a house with an attic and a cellar, and you answer in one short sentence. "
+TOOLS = [
+    {"type": "function", "function": {"name": name, "description": WORDS * 3, "parameters": {"type": "object"}}}
+    for name in ("look", "add")
+]
+GREEDY = SamplingParams(temperature=0.0, max_tokens=64)
+STATUS = "gitStatus: This is the git status at the start.\nCurrent branch: main\n\nStatus:\n"
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_scripted_model(tmp_path_factory.mktemp("scripted") / "model")
+
+
+@pytest.fixture(params=[{}, {"normalise": "off"}], ids=["default", "off"])
+def options(request: pytest.FixtureRequest) -> dict[str, str]:
+    return dict(request.param)
+
+
+def engine_of(model: Path, store: Path, **given: Any) -> Engine:
+    flags = {"threads": 1, "hot_bytes": "64MiB", "block_tokens": 16, "store": store, "anticipate": "off"}
+    return Engine.from_pretrained(str(model), **{**flags, **given})
+
+
+@pytest.fixture
+def engine(model: Path, tmp_path: Path) -> Iterator[Engine]:
+    with engine_of(model, tmp_path / "store") as running:
+        yield running
+
+
+def ask(engine: Engine, *messages: Any, agent: str | None = "ada", tools: Any = TOOLS) -> ChatResult:
+    request = GenerationRequest(
+        messages=normalise_messages(list(messages)), agent=agent, tools=tools, params=GREEDY, structured=True
+    )
+    return engine.submit(request).result()
+
+
+def system(tail: str = "") -> dict[str, str]:
+    return {"role": "system", "content": WORDS * 6 + tail}
+
+
+def user(text: str) -> dict[str, str]:
+    return {"role": "user", "content": text}
+
+
+def called(arguments: str, text: str = "Let me look.") -> dict[str, Any]:
+    return {
+        "role": "assistant",
+        "content": text,
+        "tool_calls": [{"id": "c1", "type": "function", "function": {"name": "look", "arguments": arguments}}],
+    }
+
+
+RESULT = {"role": "tool", "tool_call_id": "c1", "content": "talk Dust."}
+VALUE = json.loads(LOOK)
+
+
+@pytest.mark.parametrize(
+    "written",
+    [
+        LOOK,
+        json.dumps(VALUE, separators=(",", ":")),
+        json.dumps(VALUE, separators=(",", ":"), ensure_ascii=False),
+        json.dumps(dict(reversed(VALUE.items())), indent=2),
+        json.dumps({**VALUE, "n": [1.0, {}]}),
+    ],
+)
+@pytest.mark.parametrize("agent", ["ada", None])
+def test_equal_arguments_are_the_stored_text(engine: Engine, written: str, agent: str | None) -> None:
+    first = ask(engine, system(), user("look please"), agent=agent)
+    assert LOOK in first.text
+    second = ask(engine, system(), user("look please"), called(written), RESULT, agent=agent)
+    # Of what no agent's name continues, the reply is encoded afresh.
+    stored = len(first.prompt_ids) + (len(first.token_ids) if agent else 0)
+    assert second.report.outcome == "extend" and second.report.reused_tokens >= stored - 2
+    assert second.report.explanation is None
+
+
+def test_it_works_after_a_restart(model: Path, tmp_path: Path) -> None:
+    with engine_of(model, tmp_path / "store") as engine:
+        first = ask(engine, system(), user("look please"))
+        engine.flush()
+    with engine_of(model, tmp_path / "store") as engine:
+        written = json.dumps(VALUE, separators=(",", ":"))
+        second = ask(engine, system(), user("look please"), called(written), RESULT)
+        assert second.report.reused_tokens >= len(first.prompt_ids) + len(first.token_ids) - 2
+
+
+def test_other_arguments_are_other_arguments(engine: Engine) -> None:
+    ask(engine, system(), user("look please"))
+    second = ask(engine, system(), user("look please"), called(json.dumps({**VALUE, "n": [2, {}]})), RESULT)
+    assert second.report.outcome == "diverge" and second.report.explanation is not None
+    assert (second.report.explanation.cause, second.report.explanation.message_index) == ("tool_arguments", 2)
+    assert '"n": [2' in engine.encoder.decode(second.prompt_ids), "what was sent is what the model reads"
+
+
+def test_a_history_without_its_tools_keeps_them_in_the_prompt(
+    model: Path, tmp_path: Path, options: dict[str, str]
+) -> None:
+    with engine_of(model, tmp_path / "store", **options) as engine:
+        history = [system(), user("look please"), called(LOOK), RESULT]
+        ask(engine, system(), user("look please"))
+        ask(engine, *history)
+        asked = [*history, {"role": "assistant", "content": "It is in the attic."}, user("talk and summarise.")]
+        report = ask(engine, *asked, tools=None).report
+        if options:
+            assert report.normalised == () and report.reused_tokens < 0.6 * report.prompt_tokens
+            return
+        assert report.reused_tokens >= 0.9 * report.prompt_tokens
+        (kept,) = report.normalised
+        assert (kept.kind, kept.text) == ("compaction", "look, add")
+        assert kept.tokens >= 0.5 * report.reused_tokens
+        fresh = ask(engine, system(), user("talk of something else"), tools=None).report
+        assert fresh.normalised == (), "what is no history of it is as it was sent"
+        other = ask(engine, *asked, tools=None, agent="eve").report
+        assert other.normalised == (), "tools belong to their agent"
+
+
+def test_a_new_conversation_reuses_tools_behind_a_changed_tail(
+    model: Path, tmp_path: Path, options: dict[str, str]
+) -> None:
+    with engine_of(model, tmp_path / "store", **options) as engine:
+        ask(engine, system(f"\n\n{STATUS}?? a.txt"), user("talk to me"))
+        report = ask(engine, system(f"\n\n{STATUS}?? a.txt\n?? b.txt"), user("talk of lamps"), agent="eve").report
+        if options:
+            assert report.reused_tokens < 0.6 * report.prompt_tokens
+            return
+        assert report.reused_tokens >= 0.8 * report.prompt_tokens
+        assert [each.kind for each in report.normalised] == ["tail"]
+
+
+def test_the_model_reads_the_tail_before_the_users_words(engine: Engine) -> None:
+    result = ask(engine, system(f"\n\n{STATUS}?? a.txt"), user("talk to me"))
+    text = engine.encoder.decode(result.prompt_ids)
+    assert text.count("?? a.txt") == 1 and text.index('"name": "add"') < text.index("gitStatus:") < text.index(
+        "talk to"
+    )
+
+
+def test_messages_as_sent_are_not_changed(engine: Engine) -> None:
+    """The caller's own values stay its own."""
+    messages = normalise_messages([system(f"\n\n{STATUS}?? a"), user("talk to me")])
+    before = tuple(Message(each.role, each.content) for each in messages)
+    request = GenerationRequest(messages=messages, agent="ada", tools=TOOLS, params=GREEDY)
+    engine.submit(request).result()
+    assert tuple(Message(each.role, each.content) for each in messages) == before
