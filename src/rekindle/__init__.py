@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from rekindle.errors import Timeout as Timeout
     from rekindle.errors import Unavailable as Unavailable
     from rekindle.model.params import SamplingParams as SamplingParams
+    from rekindle.text.constraints.types import Constraint as Constraint
 
 __version__ = "0.1.0"
 _ERRORS = """BadRequest Cancelled ConfigError Conflict ModelRefused NotFound Overloaded PromptTooLong PurgeUnproved
@@ -41,6 +42,7 @@ _ERRORS = """BadRequest Cancelled ConfigError Conflict ModelRefused NotFound Ove
 LAZY = {
     "Agent": "rekindle.engine.agent",
     "ChatResult": "rekindle.engine.types",
+    "Constraint": "rekindle.text.constraints.types",
     "Delta": "rekindle.engine.types",
     "Engine": "rekindle.engine.api",
     "Generation": "rekindle.engine.generation",

@@ -21,6 +21,7 @@ from rekindle.engine.types import Breakpoint, GenerationRequest
 from rekindle.errors import BadRequest, PromptTooLong
 from rekindle.matching.matcher import Matcher
 from rekindle.model.params import SamplingParams
+from rekindle.text.constraints.matcher import ReplyConstraints
 from rekindle.text.messages import Message
 from rekindle.text.prompt import PromptEncoder
 from rekindle.text.replies import find_reply_format
@@ -53,6 +54,7 @@ def prepared(
         lookup=PromptLookup(encoder, memory, reuse="on"),
         limits=PromptLimits(max_context, encoder.vocab_size, frozenset(), None),
         visible=form.visible,
+        constraints=ReplyConstraints(encoder, form, ends=()),
         root=lambda namespace: ROOT,
         new_table=lambda: BlockTable(BlockPool(8, 16)),
         submit=requests.append,

@@ -14,15 +14,17 @@ from rekindle.engine.types import ChatResult, Delta, GenerationRequest, Reuse
 from rekindle.errors import BadRequest
 from rekindle.keywords import check_keywords
 from rekindle.model.params import SamplingKeywords, SamplingParams
+from rekindle.text.constraints.types import Constraint
 from rekindle.text.messages import normalise_messages
 
 Messages = Sequence[Mapping[str, Any]]
 
 
 class GenerateKeywords(SamplingKeywords, total=False):
-    """Keywords of `generate`: sampling, and whether stored KV is used (`Reuse`)."""
+    """Keywords of `generate`: sampling, whether stored KV is used (`Reuse`), and what the reply must be."""
 
     reuse: Reuse | None
+    constraint: Constraint | None
 
 
 class ChatKeywords(GenerateKeywords, total=False):
@@ -46,6 +48,7 @@ def chat_request(
     *,
     tools: Sequence[Mapping[str, Any]] | None = None,
     reuse: Reuse | None = None,
+    constraint: Constraint | None = None,
     **sampling: Unpack[SamplingKeywords],
 ) -> GenerationRequest:
     """Build the request of `chat`. Raises TypeError for an unknown keyword; BadRequest."""
@@ -57,6 +60,8 @@ def chat_request(
         tools=tools,
         params=SamplingParams(**sampling),
         reuse=reuse,
+        constraint=constraint,
+        may_call=bool(tools),
     )
 
 
@@ -66,6 +71,7 @@ def text_request(
     namespace: str,
     *,
     reuse: Reuse | None = None,
+    constraint: Constraint | None = None,
     **sampling: Unpack[SamplingKeywords],
 ) -> GenerationRequest:
     """Build the request of `generate`: the text without a template, or its token ids. Raises as `chat_request`."""
@@ -75,8 +81,15 @@ def text_request(
         ids = None if isinstance(prompt, str) else tuple(token_ids(prompt).tolist())
     except ValueError as error:
         raise BadRequest(f"prompt: {error}", param="prompt") from None
-    params = SamplingParams(**sampling)
-    return GenerationRequest(text=text, token_ids=ids, agent=agent, namespace=namespace, params=params, reuse=reuse)
+    return GenerationRequest(
+        text=text,
+        token_ids=ids,
+        agent=agent,
+        namespace=namespace,
+        params=SamplingParams(**sampling),
+        reuse=reuse,
+        constraint=constraint,
+    )
 
 
 def prefill_request(

@@ -55,6 +55,7 @@ from rekindle.store.room import OnLost
 from rekindle.store.sync import OsFileSystem
 from rekindle.store.warm import WarmStore
 from rekindle.store.writer import OnSaved
+from rekindle.text.constraints.matcher import ReplyConstraints
 from rekindle.text.growth import analyse_growth
 from rekindle.text.prompt import PromptEncoder
 from rekindle.text.replies import ReplyFormat, find_reply_format
@@ -250,6 +251,7 @@ def _preparer(
         lookup=PromptLookup(inputs.encoder, memory, reuse=settings.cache.reuse),
         limits=PromptLimits(inputs.max_context, spec.vocab_size, spec.eos_ids, settings.engine.request_timeout_s),
         visible=inputs.form.visible,
+        constraints=ReplyConstraints(inputs.encoder, inputs.form, ends=spec.eos_ids),
         root=cache.root,
         new_table=cache.new_table,
         submit=submit,

@@ -16,6 +16,7 @@ from rekindle.engine.types import GenerationRequest, Normalised, Source
 from rekindle.matching.explain import Explanation
 from rekindle.matching.matcher import Relation
 from rekindle.model.sampler import SamplerState
+from rekindle.text.constraints.matcher import ReplyMatcher
 from rekindle.text.omissions import NOTHING_OMITTED, Omitted
 from rekindle.text.stream import TextStream
 
@@ -94,6 +95,7 @@ class Reply:
     generation: Generation
     sampler: SamplerState
     stream: TextStream
+    matcher: ReplyMatcher | None = None  # of a reply that is constrained
     texts: list[str] = field(default_factory=list)  # as emitted
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -47,6 +47,18 @@ class SamplerState:
         """The uniform number in [0, 1) for token `index` of the reply: a hash, so it can be drawn again."""
         text = b"%d %d" % (self.seed, index)
         return (int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little") >> 11) * 2.0**-53
+
+
+def masked(logits: torch.Tensor, masks: Mapping[int, torch.Tensor]) -> torch.Tensor:
+    """The logits [rows, vocab] with -inf for tokens that the mask of a row, bool [up to vocab], does not allow."""
+    if not masks:
+        return logits
+    logits = logits.clone()
+    for row, mask in masks.items():
+        size = min(len(mask), logits.shape[1])
+        logits[row, :size].masked_fill_(~mask[:size].to(logits.device), -math.inf)
+        logits[row, size:] = -math.inf
+    return logits
 
 
 def sample(

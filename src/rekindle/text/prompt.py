@@ -142,7 +142,7 @@ class PromptEncoder:
         """Append the beginning of a reply to the prompt: a structured text (see text/replies)."""
         if self.bound is not None:
             self.bound.check_sent(len(reply))
-        first, *others = self.controls.split(self.controls.guard_structured(reply)) or [""]
+        first, *others = self.reply_pieces(reply) or [""]
         if isinstance(first, int) or prompt.key[-CODE_BYTES:].startswith(MARK):
             return RenderedPrompt(prompt.key + self._prompt([first, *others], starts_after=-1).key)
         anchor = "."  # the reply continues the text before it, so no space is added
@@ -150,6 +150,10 @@ class PromptEncoder:
         text = text[len(self.tokenizer.normalise(anchor, at_start=False)) :]
         added = text.encode() if self.compares_text else self._codes(text)
         return RenderedPrompt(prompt.key + added + self._prompt(others, starts_after=-1).key)
+
+    def reply_pieces(self, reply: str) -> list[str | int]:
+        """Split a structured text (see text/replies) into texts and ids of control tokens."""
+        return self.controls.split(self.controls.guard_structured(reply))
 
     def encode(self, prompt: RenderedPrompt, *, most: float = math.inf) -> np.ndarray:
         """The ids of the whole prompt [tokens], uint32; PromptTooLong as soon as there are more than `most`.

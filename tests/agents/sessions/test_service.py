@@ -296,7 +296,7 @@ def test_turn_that_cannot_be_had_fails_alone(engine: Engine) -> None:
         assert coordinator.registry.found(SPACE, info.id).listening.num_failed == 1
         events = await told(coordinator.round(SPACE, info.id))
         (failed,) = of_kind(events, "turn_failed")
-        assert failed["speaker"] == "Ada" and str(engine.max_context) in failed["error"]
+        assert failed["speaker"] == "Ada" and str(engine.max_context - 1) in failed["error"]
         assert [each["speaker"] for each in of_kind(events, "turn_complete")] == ["Ben", "Cleo"]
 
     holding(engine, play)

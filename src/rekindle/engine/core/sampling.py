@@ -20,7 +20,7 @@ from rekindle.engine.request import FinishedTurn, Request, State
 from rekindle.engine.types import Delta, FinishReason, Report
 from rekindle.errors import RekindleError
 from rekindle.model.logprobs import TokenLogprob, score
-from rekindle.model.sampler import sample
+from rekindle.model.sampler import masked, sample
 
 MOST_UNFINISHED = 1024
 
@@ -62,6 +62,7 @@ class Replies:
         """Sample the next token of each request; an error only for the request whose token cannot be drawn."""
         try:
             histories = [each.sequence.history for each in requests]
+            logits = masked(logits, _masks(requests))
             return list(sample(logits, [each.reply.sampler for each in requests], histories))
         except RekindleError as error:
             if len(requests) == 1:
@@ -77,13 +78,15 @@ class Replies:
             self.finish(request, "stop")
             return
         sequence.append(token)
+        if reply.matcher is not None:
+            reply.matcher.take(token)
         if sequence.num_generated == params.min_tokens:
             reply.stream.watch_for(params.stop)
         text = reply.stream.push(token)
         scores: tuple[TokenLogprob, ...] = ()
         if params.logprobs is not None:
             scores = (score(logits, token, params.logprobs, bytes_of=reply.stream.token_bytes),)
-        if reply.stream.stopped:
+        if reply.stream.stopped or (reply.matcher is not None and reply.matcher.is_over):
             self.finish(request, "stop", Delta(text, (token,), logprobs=scores))
         elif sequence.num_generated >= sequence.max_new_tokens:
             self.finish(request, "length", Delta(text, (token,), logprobs=scores))
@@ -162,3 +165,9 @@ class Replies:
 
     def _report(self, request: Request) -> Report:
         return report_of(request, now=self._clock(), min_reuse_tokens=self.min_reuse_tokens)
+
+
+def _masks(requests: Sequence[Request]) -> dict[int, torch.Tensor]:
+    """Return which tokens the constrained requests allow next, by their row."""
+    matchers = ((row, each.reply.matcher) for row, each in enumerate(requests))
+    return {row: torch.from_numpy(matcher.allowed()) for row, matcher in matchers if matcher is not None}

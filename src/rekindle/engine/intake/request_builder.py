@@ -28,6 +28,7 @@ from rekindle.engine.sequence import Sequence
 from rekindle.engine.types import GenerationRequest, Task
 from rekindle.errors import BadRequest, PromptTooLong
 from rekindle.model.sampler import SamplerState
+from rekindle.text.constraints.matcher import ReplyConstraints, ReplyMatcher
 from rekindle.text.normalise import Removed
 from rekindle.text.places import Place
 from rekindle.text.prompt import PromptEncoder
@@ -59,13 +60,14 @@ class _Ready:
     sampler: SamplerState
     max_new_tokens: int
     times: RequestTimes
+    matcher: ReplyMatcher | None
 
 
 class RequestBuilder:
     """Turns `GenerationRequest`s into `Request`s and passes them to `submit`.
 
-    `visible` tokens are written out in the deltas of structured requests. With `only_at_points`, sequences can be
-    resumed at some places only, which are chosen here by the text of the prompt.
+    `visible` tokens are written out in the deltas of structured requests. `constraints` makes the matchers of replies.
+    With `only_at_points`, sequences can be resumed at some places only, chosen here by the text of the prompt.
     """
 
     def __init__(
@@ -76,6 +78,7 @@ class RequestBuilder:
         lookup: PromptLookup,
         limits: PromptLimits,
         visible: frozenset[int],
+        constraints: ReplyConstraints,
         root: Callable[[str], BlockHash],
         new_table: Callable[[], BlockTable],
         submit: Callable[[Request], None],
@@ -89,6 +92,7 @@ class RequestBuilder:
         self._lookup = lookup
         self._limits = limits
         self._visible = visible
+        self._constraints = constraints
         self._root = root
         self._new_table = new_table
         self._submit = submit
@@ -124,6 +128,7 @@ class RequestBuilder:
             sampler=SamplerState.create(params, lambda: secrets.randbits(63), eos_ids=self._limits.eos_ids),
             max_new_tokens=min(most, params.max_tokens) if params.max_tokens is not None else most,
             times=RequestTimes(submitted=submitted, match_s=self._clock() - began),
+            matcher=self._matcher(request, rendering),
         )
         on_memory(lambda: self._hand_over(ready, generations))
 
@@ -174,7 +179,21 @@ class RequestBuilder:
         stop = () if request.params.min_tokens else request.params.stop
         visible = self._visible if request.structured else frozenset[int]()
         stream = TextStream(self._encoder, stop, after=ready.ids[-1], visible=visible)
-        return Reply(generation, replace(sampler, seed=sampler.seed + index), stream)
+        matcher = None if ready.matcher is None else ready.matcher.copy()
+        return Reply(generation, replace(sampler, seed=sampler.seed + index), stream, matcher)
+
+    def _matcher(self, request: GenerationRequest, rendering: Rendering) -> ReplyMatcher | None:
+        """Return the matcher of a constrained reply; BadRequest if its constraint cannot be enforced."""
+        constraint, params = request.constraint, request.params
+        if constraint is None or request.task != "generate":
+            return None
+        if params.min_tokens:
+            raise BadRequest(
+                f"min_tokens: a reply that {constraint.param} constrains ends by itself", param="min_tokens"
+            )
+        if request.reply_prefix:
+            raise BadRequest(f"{constraint.param}: the reply has a given beginning already", param=constraint.param)
+        return self._constraints.matcher(constraint, opening=rendering.opening, calls=request.may_call)
 
     def _prompt(self, request: GenerationRequest, on_memory: OnMemory) -> tuple[Prompt, Rendering]:
         if request.token_ids is not None:

@@ -1,0 +1,80 @@
+"""JSON schemas as the grammar library takes them, and the place of what is wrong in one.
+
+Formats that it does not know are annotations, as the standard has them, and left out. What it cannot enforce is refused
+by its place in the schema: a reply that only looks checked helps nobody.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+# What llguidance 1.9 enforces of `format`.
+FORMATS = frozenset("date-time time date duration email hostname ipv4 ipv6 uuid uri".split())
+DEFINITIONS = ("$defs", "definitions")
+_MANY = ("properties", "patternProperties", *DEFINITIONS)  # keywords whose values are schemas by name
+_LISTS = ("anyOf", "oneOf", "allOf", "prefixItems")
+_ONE = ("items", "additionalProperties")
+_VALUES = ("const", "enum", "default", "examples", "required", "format")
+# Keywords next to which an object may have properties that it does not name.
+_OPEN = {"additionalProperties", "patternProperties", "unevaluatedProperties", "minProperties", "$ref", *_LISTS}
+# A blank, or a new line with its indentation: an end for models that write blanks without one.
+OPTIONS = {"whitespace_pattern": r" |\n[ \t]{0,32}"}
+MOST_CHECKS = 512  # of parts of a schema, to find the one at fault
+Check = Callable[[Any], str]  # what is wrong with a schema; empty: nothing
+
+
+def enforced(schema: Any) -> Any:
+    """Return the schema as it is enforced, at any depth: without formats that are not known, and with objects closed.
+
+    An object that names its properties has no others unless it says so: every such reply is valid, and small models do
+    not lose themselves in names of their own.
+    """
+    if isinstance(schema, list):
+        return [enforced(each) for each in schema]
+    if not isinstance(schema, Mapping):
+        return schema
+    parts = {key: _enforced(key, value) for key, value in schema.items() if key != "x-guidance"}
+    if parts.get("format") not in (None, *FORMATS):
+        del parts["format"]
+    if parts.get("properties") and not _OPEN & parts.keys():
+        parts["additionalProperties"] = False
+    return parts
+
+
+def _enforced(key: str, value: Any) -> Any:
+    if key in _MANY and isinstance(value, Mapping):
+        return {name: enforced(each) for name, each in value.items()}
+    # Schemas that hold together would exclude each other's properties if they were closed.
+    return value if key in _VALUES or key == "allOf" else enforced(value)
+
+
+def fault(schema: Any, check: Check) -> tuple[str, str]:
+    """Return the path in the schema of the innermost part that fails by itself, and what is wrong with it."""
+    path, message, left = "", check(schema), MOST_CHECKS
+    shared = {key: schema[key] for key in DEFINITIONS if isinstance(schema, Mapping) and key in schema}
+    found = schema
+    while True:
+        for key, part in _parts(found):
+            left -= 1
+            alone = {**shared, **part} if isinstance(part, Mapping) else part
+            wrong = check(alone) if left >= 0 else ""
+            if wrong:
+                path, message, found = f"{path}.{key}".removeprefix("."), wrong, part
+                break
+        else:
+            return path, message
+
+
+def _parts(schema: Any) -> Iterator[tuple[str, Any]]:
+    """Yield the schemas directly inside a schema with their paths; definitions come last: others refer to them."""
+    if not isinstance(schema, Mapping):
+        return
+    for key in (*_ONE, *_LISTS, *_MANY):
+        inside = schema.get(key)
+        if key in _ONE and isinstance(inside, Mapping):
+            yield key, inside
+        elif key in _LISTS and isinstance(inside, list):
+            yield from ((f"{key}[{at}]", each) for at, each in enumerate(inside))
+        elif key in _MANY and isinstance(inside, Mapping):
+            yield from ((f"{key}.{name}", each) for name, each in inside.items())

@@ -1,0 +1,234 @@
+"""Constrained replies: the text is what the constraint says, reasoning and calls stay as the model writes them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rekindle.errors import BadRequest
+from rekindle.text.constraints.matcher import ReplyConstraints, ReplyMatcher
+from rekindle.text.constraints.schema import enforced, fault
+from rekindle.text.constraints.types import Constraint
+from rekindle.text.messages import GUARD
+from rekindle.text.prompt import RenderedPrompt
+from rekindle.text.replies import find_reply_format
+from tests.text.families import FAMILIES, encoder_for
+
+SCHEMA = {
+    "type": "object",
+    "properties": {"a": {"type": "integer"}},
+    "required": ["a"],
+    "additionalProperties": False,
+}
+A = Constraint("json", SCHEMA, "response_format")
+CALL = '<tool_call>\n{"name": "look", "arguments": {}}\n</tool_call>'
+
+
+def constraints_of(name: str, kind: str = "cl100k") -> ReplyConstraints:
+    encoder = encoder_for(name, kind)
+    ends = [token.id for token in encoder.controls.tokens if token.content in FAMILIES[name].ends]
+    return ReplyConstraints(encoder, find_reply_format(encoder), ends=ends)
+
+
+def ids_of(name: str, reply: str, kind: str = "cl100k") -> list[int]:
+    encoder = encoder_for(name, kind)
+    return [int(each) for each in encoder.encode(encoder.continued(RenderedPrompt(b""), reply))]
+
+
+def follow(matcher: ReplyMatcher, ids: Sequence[int]) -> bool:
+    for token_id in ids:
+        if not matcher.allowed()[token_id]:
+            return False
+        matcher.take(token_id)
+    return True
+
+
+def accepts(name: str, reply: str, given: Constraint = A, *, opening: str = "", calls: bool = False) -> bool:
+    """Whether the reply may be said and end there."""
+    matcher = constraints_of(name).matcher(given, opening=opening, calls=calls)
+    encoder = encoder_for(name)
+    ends = [token.id for token in encoder.controls.tokens if token.content in FAMILIES[name].ends]
+    return follow(matcher, ids_of(name, reply)) and (matcher.is_over or bool(matcher.allowed()[ends].any()))
+
+
+@pytest.mark.parametrize(
+    "name", ["hermes", "spelled", "special", "coder", "llama", "mistral_list", "keyed", "pythonic"]
+)
+def test_a_reply_is_json_of_its_schema(name: str) -> None:
+    for reply in ('{"a": 1}', '{"a":-12}', '{\n  "a": 3\n}'):
+        assert accepts(name, reply), reply
+    for reply in ("Hello", '{"a": "1"}', '{"b": 1}', "{}", "[1]", '{"a": 1} and more'):
+        assert not accepts(name, reply), reply
+
+
+@pytest.mark.parametrize("name", ["hermes", "spelled", "special"])
+def test_reasoning_is_free_until_it_ends(name: str) -> None:
+    mark = GUARD if name == "special" else ""
+    thought = f'{mark}<think>\nA {{"b": 2}} or not?\n{mark}</think>\n\n'
+    assert accepts(name, thought + '{"a": 1}')
+    assert not accepts(name, thought + "Hello")
+    assert not accepts(name, f"{mark}<think>\nHm."), "reasoning is not a reply"
+
+
+def test_reasoning_that_the_prompt_begins_or_ends_is_known() -> None:
+    begun = "<think>\n"
+    assert accepts("opened", 'Hm, {"b"?\n</think>\n\n{"a": 1}', opening=begun)
+    assert not accepts("opened", '{"a": 1}', opening=begun), "that is still reasoning"
+    assert accepts("empty", '{"a": 1}', opening="<think>\n\n</think>\n\n")
+    assert not accepts("empty", 'Hm.\n</think>\n\n{"a": 1}', opening="<think>\n\n</think>\n\n")
+
+
+def test_replies_in_channels_are_constrained_in_the_one_for_answers() -> None:
+    channel, message, end, start = (f"{GUARD}<|{name}|>" for name in ("channel", "message", "end", "start"))
+    thought = f"{channel}analysis{message}Which one?{end}{start}assistant"
+    answer = f"{channel}final{message}"
+    assert accepts("channels", thought + answer + '{"a": 1}')
+    assert accepts("channels", f'{answer}{{"a": 1}}')
+    assert not accepts("channels", f"{answer}Hello")
+    assert not accepts("channels", '{"a": 1}'), "without a header it is no answer"
+    call = f"{channel}commentary to=functions.look {GUARD}<|constrain|>json{message}{{}}"
+    assert accepts("channels", thought + call, calls=True)
+    assert not accepts("channels", thought + call)
+
+
+def test_a_call_may_take_the_place_of_the_text() -> None:
+    assert accepts("hermes", CALL, calls=True) and accepts("hermes", '{"a": 1}', calls=True)
+    assert accepts("hermes", f"<think>\nHm.\n</think>\n\n{CALL}\n{CALL}", calls=True)
+    assert not accepts("hermes", CALL) and not accepts("hermes", "Hello", calls=True)
+
+
+@pytest.mark.parametrize(
+    ("constraint", "right", "wrong"),
+    [
+        (Constraint("choice", ("yes", "no", "no way")), ["yes", "no", "no way"], ["maybe", "yes!", ""]),
+        (Constraint("regex", r"\d{3}-[a-f]+/x"), ["123-abc/x", "000-f/x"], ["12-a/x", "123-g/x", "123-a/x "]),
+        (Constraint("grammar", 'start: "a" b\nb: "b" | "(" b ")"'), ["ab", "a((b))"], ["a(b", "b"]),
+        (Constraint("grammar", 'root ::= "x" ("y" | "z")+'), ["xy", "xzzy"], ["x", "yx"]),
+        (Constraint("json", True), ['{"x": [1, null]}', "3", '"s"'], ["{", "Hello"]),
+    ],
+)
+def test_other_kinds(constraint: Constraint, right: list[str], wrong: list[str]) -> None:
+    for reply in right:
+        assert accepts("hermes", reply, constraint), reply
+    for reply in wrong:
+        assert not accepts("hermes", reply, constraint), reply
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "o200k", "deepseek", "prepend", "always", "first", "words"])
+def test_every_kind_of_tokenizer(kind: str) -> None:
+    matcher = constraints_of("hermes", kind).matcher(A, opening="", calls=False)
+    assert follow(matcher, ids_of("hermes", '{"a": 1}', kind)) and matcher.is_over
+    matcher = constraints_of("hermes", kind).matcher(A, opening="", calls=False)
+    assert not follow(matcher, ids_of("hermes", '{"a": x}', kind))
+
+
+def test_text_is_not_taken_for_a_token() -> None:
+    """A string of JSON may hold any text, and no control token."""
+    given = Constraint("json", {"type": "string"})
+    constraints = constraints_of("hermes")
+    control = [token.id for token in encoder_for("hermes").controls.tokens]
+    matcher = constraints.matcher(given, opening="", calls=False)
+    matcher.take(ids_of("hermes", '"')[0])
+    assert not matcher.allowed()[control].any() and matcher.allowed().sum() > 100
+
+
+def test_copies_go_their_own_ways() -> None:
+    first = constraints_of("hermes").matcher(Constraint("choice", ("ab", "cd")), opening="", calls=False)
+    second = first.copy()
+    first.take(ids_of("hermes", "a")[0])
+    assert follow(second, ids_of("hermes", "cd")) and second.is_over
+    assert follow(first, ids_of("hermes", "b")) and first.is_over
+
+
+@pytest.mark.parametrize(
+    ("schema", "place", "words"),
+    [
+        ({"type": "strng"}, "", "strng"),
+        ({"properties": {"x": {"type": "array", "items": {"uniqueItems": True}}}}, "properties.x.items", "uniqueItems"),
+        ({"anyOf": [{"type": "string"}, {"not": {}}]}, "anyOf[1]", "not"),
+        ({"$defs": {"p": {"type": "object", "properties": {"q": {"type": "x"}}}}, "$ref": "#/$defs/p"},
+         "$defs.p.properties.q", "Invalid type: x"),
+        ({"properties": {"y": {"$ref": "#/$defs/missing"}}}, "properties.y", "missing"),
+        ({"properties": {"z": {"type": "string", "pattern": "(a"}}}, "properties.z", "unclosed group"),
+        ({"type": "integer", "minimum": 5, "maximum": 3}, "", "minimum (5) is greater"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_enforced_is_refused_by_its_place(schema: Any, place: str, words: str) -> None:
+    given = Constraint("json", schema, "response_format.json_schema.schema")
+    with pytest.raises(BadRequest) as caught:
+        constraints_of("hermes").matcher(given, opening="", calls=False)
+    at = f"at {place}: " if place else ""
+    assert str(caught.value).startswith(f"response_format.json_schema.schema: {at}") and words in str(caught.value)
+    assert caught.value.param == f"response_format.json_schema.schema{f'.{place}' if place else ''}"
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        Constraint("json", [1], "x"),
+        Constraint("choice", (), "x"),
+        Constraint("choice", ("",), "x"),
+        Constraint("regex", "(a", "x"),
+        Constraint("regex", "", "x"),
+        Constraint("grammar", "start: (", "x"),
+        Constraint("grammar", "root ::= (", "x"),
+        Constraint("grammar", "a" * (2 << 20), "x"),
+    ],
+)
+def test_malformed_constraints_are_refused(given: Constraint) -> None:
+    with pytest.raises(BadRequest) as caught:
+        constraints_of("hermes").matcher(given, opening="", calls=False)
+    assert caught.value.param == "x"
+
+
+def test_formats_that_nobody_knows_are_annotations_and_objects_are_closed() -> None:
+    schema = {
+        "properties": {"format": {"type": "string", "format": "password"}, "d": {"type": "string", "format": "date"}},
+        "enum": [{"format": "x", "properties": {"a": 1}}],
+    }
+    assert enforced(schema) == {
+        "properties": {"format": {"type": "string"}, "d": {"type": "string", "format": "date"}},
+        "enum": [{"format": "x", "properties": {"a": 1}}],
+        "additionalProperties": False,
+    }
+    part = {"properties": {"a": {}}}
+    for left in (
+        {**part, "additionalProperties": True},
+        {**part, "patternProperties": {"b": {}}},
+        {**part, "minProperties": 3},
+        {**part, "$ref": "#/x"},
+        {"allOf": [part, {"properties": {"b": {}}}]},
+        {"type": "object"},
+    ):
+        assert enforced(left) == left
+    assert enforced({"items": part}) == {"items": {**part, "additionalProperties": False}}
+
+
+def test_alternatives_that_may_overlap_are_taken_as_alternatives() -> None:
+    given = Constraint("json", {"oneOf": [{"type": "integer"}, {"type": "number", "minimum": 3}]})
+    assert accepts("hermes", "7", given) and accepts("hermes", "3.5", given) and not accepts("hermes", "2.5", given)
+
+
+def test_faults_of_large_schemas_are_looked_for_within_bounds() -> None:
+    checks = 0
+
+    def check(schema: Any) -> str:
+        nonlocal checks
+        checks += 1
+        return "wrong" if "bad" in json.dumps(schema) else ""
+
+    wide = {"properties": {f"p{at}": {} for at in range(5000)} | {"z": {"bad": 1}}}
+    path, message = fault(wide, check)
+    assert message == "wrong" and checks < 1000
+    assert fault({"properties": {"z": {"bad": 1}}}, check)[0] == "properties.z"
+    assert path in ("", "properties.z")
+
+
+def test_masks_are_of_the_whole_vocabulary() -> None:
+    matcher = constraints_of("hermes").matcher(A, opening="", calls=False)
+    allowed = matcher.allowed()
+    assert allowed.dtype == np.bool_ and len(allowed) == encoder_for("hermes").vocab_size
