@@ -211,6 +211,20 @@ def bench_match(
     return run_match_bench(settings, options, console())
 
 
+@app.command("structured")
+@with_settings(unused=BENCH_UNUSED)
+def bench_structured(
+    settings: Settings,
+    schemas: Annotated[int, typer.Option(help="random schemas, each with a prompt of its own")] = 1000,
+    seed: Annotated[int, typer.Option(help="of the schemas and the prompts")] = 0,
+    out: Annotated[Path | None, typer.Option(help="append JSON lines here instead of printing them")] = None,
+) -> int:
+    """Replies of random JSON schemas: whether each is valid, and what share of the time the masks take."""
+    from benchmarks.structured import StructuredBench, run_structured_bench
+
+    return run_structured_bench(settings, StructuredBench(schemas, seed, out), console())
+
+
 @app.command("kernels")
 def bench_kernels(
     rows: Annotated[list[int] | None, typer.Option(help="rows of a product; may be repeated [1 8 66 512]")] = None,

@@ -26,6 +26,7 @@ SHOWN_SETTINGS = {
     "coordination": ("agents", "history", "tokens", "kv", "threads"),
     "replay": ("seed", "scale", "context", "speed"),
     "speculation": ("tokens", "kv", "threads", "repeats"),
+    "structured": ("schemas", "seed"),
 }
 SHOWN_MEASURES = {
     "replay": (

@@ -377,6 +377,7 @@ MARKED = {"type": "text", "text": "x", "cache_control": {"type": "ephemeral"}}
         ({"tools": TOOLS, "tool_choice": {"type": "tool", "name": "fly"}}, anthropic.BadRequestError, "fly"),
         ({"tool_choice": {"type": "any"}}, anthropic.BadRequestError, "tool_choice"),
         ({"output_format": {"type": "json_schema"}}, anthropic.BadRequestError, "output_format"),
+        ({"output_config": {"format": {"type": "json_schema"}}}, anthropic.BadRequestError, "output_config.format"),
         ({"model": "gpt-9"}, anthropic.NotFoundError, "gpt-9"),
     ],
 )

@@ -255,7 +255,8 @@ def test_a_whole_answer_is_as_described(scripted: Served) -> None:
         ({"n": 9}, openai.BadRequestError, "n"),
         ({"logit_bias": {"100000": 1}}, openai.BadRequestError, "logit_bias"),
         ({"model": "gpt-9"}, openai.NotFoundError, "model"),
-        ({"response_format": {"type": "json_object"}}, openai.BadRequestError, "response_format"),
+        ({"response_format": {"type": "xml"}}, openai.BadRequestError, "response_format"),
+        ({"guided_regex": "(a"}, openai.BadRequestError, "guided_regex"),
     ],
 )
 @pytest.mark.parametrize("stream", [False, True])

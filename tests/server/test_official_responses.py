@@ -310,7 +310,7 @@ def test_an_agents_end_is_that_of_its_responses(scripted: Served, how: str) -> N
         ({"tools": [{"type": "mcp", "server_label": "x"}]}, openai.BadRequestError, "tools[0].type"),
         ({"tool_choice": {"type": "web_search"}, "tools": TOOLS}, openai.BadRequestError, "tool_choice"),
         ({"model": "gpt-9"}, openai.NotFoundError, "model"),
-        ({"text": {"format": {"type": "json_object"}}}, openai.BadRequestError, "text.format.type"),
+        ({"text": {"format": {"type": "xml"}}}, openai.BadRequestError, "text.format"),
         ({"truncation": "middle"}, openai.BadRequestError, "truncation"),
         ({"background": True}, openai.BadRequestError, "background"),
         ({"conversation": "conv_1"}, openai.BadRequestError, "conversation"),

@@ -23,7 +23,6 @@ HARMLESS = frozenset(
 )
 # Not implemented, but harmless at the value that means "off".
 NEUTRAL: Mapping[str, tuple[Any, ...]] = {
-    "response_format": ({"type": "text"},),
     "modalities": (["text"],),
     "suffix": ("",),
 }

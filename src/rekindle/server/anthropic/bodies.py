@@ -22,7 +22,7 @@ HARMLESS = frozenset(
     "billing_policy fallbacks fallback_credit_token anthropic_version anthropic_beta".split()
 )
 # Not implemented, but harmless at the value that means "off".
-NEUTRAL: Mapping[str, tuple[Any, ...]] = {"mcp_servers": ([],), "output_format": ()}
+NEUTRAL: Mapping[str, tuple[Any, ...]] = {"mcp_servers": ([],)}
 
 
 class CacheControl(OpenModel):
@@ -54,7 +54,7 @@ class ToolChoice(StrictModel):
 
 
 class OutputConfig(StrictModel):
-    """`effort` is passed to the chat template as `reasoning_effort`; formats are not enforced, so they are refused."""
+    """`effort` is passed to the chat template as `reasoning_effort`; `format`: replies are JSON of its schema."""
 
     effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
     format: dict[str, Any] | None = None
@@ -139,6 +139,7 @@ class PromptBody(StrictModel):
     tool_choice: ToolChoice | None = None
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None
+    output_format: dict[str, Any] | None = Field(default=None, description="the older name of output_config.format")
     context_management: ContextManagement | None = None
     cache_control: CacheControl | None = Field(default=None, description="as if set on the last block that allows it")
 

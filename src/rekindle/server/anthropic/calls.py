@@ -10,6 +10,7 @@ from rekindle.engine.types import GenerationRequest
 from rekindle.errors import BadRequest
 from rekindle.model.params import SamplingParams
 from rekindle.server.answers.extension import RekindleOptions
+from rekindle.server.answers.formats import only, read_format
 from rekindle.server.answers.steering import ToolChoice as Steer
 from rekindle.server.answers.steering import effort_kwargs, steered
 from rekindle.server.answers.validation import validated
@@ -28,6 +29,7 @@ from rekindle.server.anthropic.habits import TemplateHabits
 from rekindle.server.anthropic.tools import functions_of
 from rekindle.server.anthropic.unavailable import forced_server_tool
 from rekindle.server.gate.caller import Caller
+from rekindle.text.constraints.types import Constraint
 from rekindle.text.omissions import Omissions
 from rekindle.text.replies import ReplyFormat
 
@@ -137,6 +139,8 @@ def _request(asked: PromptBody, caller: Caller, side: ModelSide, omissions: Omis
         parent=caller.parent,
         template_kwargs=_template_kwargs(asked, starts_given=bool(prompt.prefix) or choice.is_forced),
         reply_prefix=prompt.prefix,
+        constraint=None if choice.is_forced else _constraint(asked),
+        may_call=bool(tools) and choice.kind == "auto",
         breakpoints=prompt.breakpoints,
         structured=True,
         echoes_thoughts=prompt.echoes_reasoning,
@@ -144,6 +148,11 @@ def _request(asked: PromptBody, caller: Caller, side: ModelSide, omissions: Omis
     )
     names = frozenset(tool["function"]["name"] for tool in tools or ())
     return steered(request, side.form, choice, tool_names=names)
+
+
+def _constraint(asked: PromptBody) -> Constraint | None:
+    wanted = asked.output_config.format if asked.output_config is not None else None
+    return only(read_format(wanted, "output_config.format"), read_format(asked.output_format, "output_format"))
 
 
 def _prompt(asked: PromptBody, habits: TemplateHabits, omissions: Omissions) -> Prompt:

@@ -67,6 +67,18 @@ class SamplingBody(StrictModel):
     stop_token_ids: Items[int] | None = Field(default=None, description="end at one of these, which is left out")
     ignore_eos: bool | None = Field(default=None, description="continue after tokens that end a reply")
     min_tokens: int | None = Field(default=None, description="no reply ends before")
+    response_format: dict[str, Any] | None = Field(
+        default=None, description="text, json_object, or json_schema with its schema: replies are JSON of it"
+    )
+    structured_outputs: dict[str, Any] | None = Field(
+        default=None, description="vLLM's: json, regex, choice or grammar"
+    )
+    guided_json: dict[str, Any] | str | None = None
+    guided_regex: str | None = None
+    guided_choice: Items[str] | None = None
+    guided_grammar: str | None = Field(default=None, description="in Lark's or llama.cpp's notation, as grammar")
+    json_schema: dict[str, Any] | None = Field(default=None, description="llama.cpp's")
+    grammar: str | None = Field(default=None, description="llama.cpp's")
     n: int | None = Field(default=None, ge=1, le=MAX_CHOICES)
     stream: bool | None = Field(default=None, description="answer as server-sent events")
     stream_options: StreamOptions | None = None

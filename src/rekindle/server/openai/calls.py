@@ -10,6 +10,7 @@ from rekindle.engine.types import GenerationRequest
 from rekindle.errors import BadRequest
 from rekindle.model.params import SamplingParams
 from rekindle.server.answers.extension import RekindleOptions
+from rekindle.server.answers.formats import NAMES, only, read_format, read_named, read_structured_outputs
 from rekindle.server.answers.steering import ToolChoice, parse_tool_choice, template_kwargs
 from rekindle.server.answers.validation import MAX_NAME_CHARS, validated
 from rekindle.server.gate.caller import Caller
@@ -22,6 +23,7 @@ from rekindle.server.openai.bodies import (
     CompletionBody,
     SamplingBody,
 )
+from rekindle.text.constraints.types import Constraint
 from rekindle.text.messages import Message, normalise_messages
 from rekindle.text.omissions import Omissions
 
@@ -97,6 +99,8 @@ def parse_chat(body: Any, caller: Caller, *, strict: bool = False) -> ChatCall:
         parent=caller.parent,
         template_kwargs=template_kwargs(chat.chat_template_kwargs, chat.reasoning_effort),
         reply_prefix=prefix,
+        constraint=None if choice.is_forced else _constraint(chat),
+        may_call=bool(chat.tools) and choice.kind == "auto",
         structured=True,
         omitted=omissions.all(),
     )
@@ -144,6 +148,8 @@ def parse_completion(body: Any, caller: Caller, *, strict: bool = False) -> Comp
             namespace=caller.namespace,
             params=params,
             reuse=options.reuse,
+            constraint=_constraint(asked),
+            omitted=omissions.all(),
         )
         for prompt in _prompts(asked.prompt)
     )
@@ -151,6 +157,14 @@ def parse_completion(body: Any, caller: Caller, *, strict: bool = False) -> Comp
         message = f"prompt: {len(requests)} prompts with n = {asked.n or 1} are more than {MAX_CHOICES} choices"
         raise BadRequest(message, param="prompt")
     return CompletionCall(**_common(asked, options, requests), echo=bool(asked.echo))
+
+
+def _constraint(body: SamplingBody) -> Constraint | None:
+    return only(
+        read_format(body.response_format, "response_format"),
+        read_structured_outputs(body.structured_outputs),
+        read_named(body.model_dump(include=set(NAMES))),
+    )
 
 
 def _prompts(prompt: str | Sequence[Any]) -> Sequence[Any]:

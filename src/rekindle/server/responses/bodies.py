@@ -92,17 +92,11 @@ class Reasoning(StrictModel):
     generate_summary: Literal["auto", "concise", "detailed"] | None = None
 
 
-class PlainText(StrictModel):
-    """The only format."""
-
-    type: Literal["text"]
-
-
 class TextOptions(StrictModel):
     """Replies are plain text, or with a `format` JSON of its schema; `verbosity` is for models that know it."""
 
-    format: PlainText | None = None
-    verbosity: Literal["medium"] | None = None
+    format: dict[str, Any] | None = Field(default=None, description="text, json_object, or json_schema with its schema")
+    verbosity: str | None = None
 
 
 class ResponseBody(StrictModel):

@@ -16,6 +16,7 @@ from rekindle.engine.types import GenerationRequest
 from rekindle.errors import BadRequest
 from rekindle.model.params import SamplingParams
 from rekindle.server.answers.extension import RekindleOptions
+from rekindle.server.answers.formats import read_format
 from rekindle.server.answers.steering import ToolChoice, template_kwargs
 from rekindle.server.answers.validation import short, validated
 from rekindle.server.gate.caller import Caller
@@ -91,6 +92,8 @@ def parse_response(body: Any, caller: Caller, lookup: ResponseLookup, *, strict:
         reuse=options.reuse,
         parent=caller.parent or _parent(caller, chain),
         template_kwargs=_template_kwargs(asked, reasoning),
+        constraint=None if choice.is_forced else read_format(asked.text.format if asked.text else None, "text.format"),
+        may_call=bool(tools.shown) and choice.kind == "auto",
         structured=True,
         echoes_thoughts=True if chain or not had_replies else None,
         omitted=omissions.all(),

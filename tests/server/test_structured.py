@@ -1,0 +1,125 @@
+"""Structured output through the libraries that people use: replies are valid, whatever the model would say."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, Literal
+
+import anthropic
+import openai
+import pydantic_core
+import pytest
+from langchain_openai import ChatOpenAI
+from pydantic import BaseModel, Field
+
+from tests.server.conftest import Served
+
+ASK = [{"role": "user", "content": "Describe the lamp in the attic."}]
+
+
+class Thing(BaseModel):
+    """Something in the house."""
+
+    name: str = Field(max_length=20)
+    room: Literal["attic", "cellar"]
+    weights: list[Literal[3, 7, 41]] = Field(max_length=3)
+
+
+class Place(BaseModel):
+    """Where it is: of choices alone, as Anthropic's library moves bounds into descriptions."""
+
+    room: Literal["attic", "cellar"]
+    shelf: Literal[1, 2, 3]
+
+
+SCHEMA = Thing.model_json_schema()
+FORMAT = {"type": "json_schema", "json_schema": {"name": "thing", "schema": SCHEMA, "strict": True}}
+
+
+def content(served: Served, **body: Any) -> str:
+    answer = served.send("POST", "/v1/chat/completions", {"messages": ASK, "max_tokens": 200, "temperature": 0, **body})
+    assert answer.status == 200, answer.body
+    assert answer.json["choices"][0]["finish_reason"] == "stop"
+    return str(answer.json["choices"][0]["message"]["content"])
+
+
+def test_openais_library_parses_chat_and_responses(served: Served) -> None:
+    client = served.client()
+    chat = client.chat.completions.parse(model="default", messages=ASK, response_format=Thing, max_tokens=200)  # type: ignore[arg-type]
+    assert isinstance(chat.choices[0].message.parsed, Thing)
+    response = client.responses.parse(
+        model="default", input="Describe the lamp.", text_format=Thing, max_output_tokens=200
+    )
+    assert isinstance(response.output_parsed, Thing)
+    assert response.text is not None and response.text.format is not None and response.text.format.type == "json_schema"
+    with client.chat.completions.stream(model="default", messages=ASK, response_format=Thing) as stream:  # type: ignore[arg-type]
+        assert isinstance(stream.get_final_completion().choices[0].message.parsed, Thing)
+
+
+def test_anthropics_library_parses(served: Served) -> None:
+    client = anthropic.Anthropic(base_url=served.url, api_key="none", max_retries=0)
+    asked: Any = ASK
+    message = client.messages.parse(model="claude-x", max_tokens=300, messages=asked, output_format=Place)
+    assert isinstance(message.parsed_output, Place)
+    body = {"model": "claude-x", "max_tokens": 200, "messages": ASK}
+    wanted = {"type": "json_schema", "schema": SCHEMA}
+    for given in ({"output_format": wanted}, {"output_config": {"effort": "low", "format": wanted}}):
+        answer = served.send("POST", "/v1/messages", {**body, **given})
+        Thing.model_validate_json(answer.json["content"][0]["text"])
+
+
+def test_langchain_by_its_default_method(served: Served) -> None:
+    given: dict[str, Any] = {"base_url": f"{served.url}/v1", "api_key": "none", "max_tokens": 200}
+    model = ChatOpenAI(model="default", **given)
+    assert isinstance(model.with_structured_output(Thing).invoke("Describe the lamp."), Thing)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"response_format": FORMAT},
+        {"guided_json": SCHEMA},
+        {"guided_json": json.dumps(SCHEMA)},
+        {"structured_outputs": {"json": SCHEMA, "disable_any_whitespace": True}},
+        {"json_schema": SCHEMA},
+    ],
+)
+def test_a_schema_by_every_name(served: Served, given: dict[str, Any]) -> None:
+    Thing.model_validate_json(content(served, **given))
+
+
+def test_other_formats(served: Served) -> None:
+    body = {"messages": ASK, "max_tokens": 40, "response_format": {"type": "json_object"}}
+    text = served.send("POST", "/v1/chat/completions", body).json["choices"][0]["message"]["content"]
+    assert isinstance(pydantic_core.from_json(text, allow_partial=True), dict), text
+    for given in ({"guided_choice": ["yes", "no"]}, {"structured_outputs": {"choice": ["yes", "no"]}}):
+        assert content(served, **given) in ("yes", "no")
+    assert content(served, guided_regex=r"[0-9]{4}").isdigit()
+    assert content(served, grammar='root ::= "a" ("b" | "c")') in ("ab", "ac")
+    answer = served.send("POST", "/v1/completions", {"prompt": "Is it?", "guided_choice": ["yes", "no"]})
+    assert answer.json["choices"][0]["text"] in ("yes", "no")
+
+
+def test_several_replies_a_stream_and_logprobs(served: Served) -> None:
+    body = {"messages": ASK, "max_tokens": 200, "response_format": FORMAT, "n": 3, "temperature": 1, "seed": 1}
+    answer = served.send("POST", "/v1/chat/completions", {**body, "logprobs": True, "top_logprobs": 2}).json
+    for choice in answer["choices"]:
+        Thing.model_validate_json(choice["message"]["content"])
+        assert "".join(token["token"] for token in choice["logprobs"]["content"]) == choice["message"]["content"]
+
+
+def test_what_is_wrong_with_a_schema_is_a_400_with_its_path(served: Served) -> None:
+    wrong = {"type": "object", "properties": {"x": {"type": "array", "items": {"uniqueItems": True}}}}
+    for stream in (False, True):
+        with pytest.raises(openai.BadRequestError) as caught:
+            served.client().chat.completions.create(
+                model="default", messages=ASK, stream=stream,  # type: ignore[call-overload]
+                response_format={"type": "json_schema", "json_schema": {"name": "x", "schema": wrong}},
+            )  # fmt: skip
+        assert caught.value.param == "response_format.json_schema.schema.properties.x.items"
+        assert "uniqueItems" in str(caught.value)
+    answer = served.send(
+        "POST", "/v1/messages",
+        {"max_tokens": 9, "messages": ASK, "output_config": {"format": {"type": "json_schema", "schema": wrong}}},
+    )  # fmt: skip
+    assert answer.status == 400 and "properties.x.items" in answer.json["error"]["message"]
