@@ -17,6 +17,7 @@ from rekindle.agent_ids import kind_of, new_conversation
 from rekindle.engine.intake.prompt_ids import prompt_ids
 from rekindle.engine.intake.rendering import Rendering
 from rekindle.engine.memory.branches import KnownBranch, common_prefix, is_prefix
+from rekindle.engine.memory.kept_tools import Tools
 from rekindle.engine.memory.memory import AgentMemory
 from rekindle.engine.request import NO_MATCH, MatchFacts
 from rekindle.engine.types import GenerationRequest, Reuse
@@ -83,6 +84,18 @@ class PromptLookup:
             return request
         as_generated = with_generated_arguments(request.messages or (), difference.stored_key, opening)
         return request if as_generated == request.messages else replace(request, messages=as_generated)
+
+    def note_tools(self, request: GenerationRequest) -> None:
+        """Remember the tools of a request that names its agent. On the intake thread."""
+        if request.agent is not None and request.tools and not self._is_off(request):
+            self._memory.tools.put(request.namespace, request.agent, request.tools)
+
+    def earlier_tools(self, request: GenerationRequest) -> Tools | None:
+        """Return the tools that the agent of a request for a reply had, if this request has none. On the intake
+        thread."""
+        if request.agent is None or request.task != "generate" or request.tools or self._is_off(request):
+            return None
+        return self._memory.tools.get(request.namespace, request.agent)
 
     def matched_bytes(self, rendering: Rendering, *, on_memory: OnMemory) -> int:
         """Return how much of a prompt's text is stored."""

@@ -20,9 +20,9 @@ import numpy as np
 from rekindle.cache.blocks.hashing import BlockHash
 from rekindle.cache.blocks.table import BlockTable
 from rekindle.engine.generation import Generation
-from rekindle.engine.intake.kept_tools import KIND, LEAST_GAIN, KeptTools, names_of
 from rekindle.engine.intake.prompt_lookup import OnMemory, Prompt, PromptLookup
 from rekindle.engine.intake.rendering import Renderer, Rendering
+from rekindle.engine.memory.kept_tools import names_of
 from rekindle.engine.request import CachedBreakpoint, Reply, Request, RequestTimes, TakenOut
 from rekindle.engine.sequence import Sequence
 from rekindle.engine.types import GenerationRequest, Task
@@ -35,6 +35,8 @@ from rekindle.text.prompt import PromptEncoder
 from rekindle.text.stream import TextStream
 
 QUOTED_CHARS = 120  # of text removed from a prompt
+COMPACTION = "compaction"  # a kind of normalisation: tools stay in a history that was sent without them
+LEAST_GAIN = 256  # bytes of stored text; less is not worth another prompt than was sent
 COUNTED = 4  # contexts; tokens are counted that far, so that a caller learns how much too long a prompt is
 MOST_AGENTS = 4096  # whose last request is remembered, to find what changes from one to the next
 
@@ -98,7 +100,6 @@ class RequestBuilder:
         self._submit = submit
         self._wake = wake
         self._clock = clock
-        self._kept_tools = KeptTools()
         self._last_sent: OrderedDict[tuple[str, str], frozenset[str]] = OrderedDict()
 
     def prepare(
@@ -135,7 +136,7 @@ class RequestBuilder:
     def _hand_over(self, ready: _Ready, generations: Collection[Generation]) -> None:
         """Submit a request for each generation; on the intake thread, like all that depends on their order."""
         request, prompt, rendering = ready.request, ready.prompt, ready.rendering
-        self._kept_tools.note(request)
+        self._lookup.note_tools(request)
         breakpoints, taken_out = self._marked_and_removed(prompt, rendering)
         texts = self._lookup.other_texts(request.namespace, prompt)
         resume_points = (
@@ -206,7 +207,7 @@ class RequestBuilder:
         as_generated = self._lookup.as_generated(request, rendering, self._renderer.opening_of, on_memory=on_memory)
         if as_generated is not request:
             request, again = as_generated, self._renderer.render(as_generated)
-            kept = (pair for pair in rendering.removed if pair[0].kind == KIND)
+            kept = (pair for pair in rendering.removed if pair[0].kind == COMPACTION)
             rendering = replace(again, removed=(*again.removed, *kept))
         most = COUNTED * self._limits.max_context
         return self._lookup.of_text(request, rendering, on_memory=on_memory, most=most), rendering
@@ -214,7 +215,7 @@ class RequestBuilder:
     def _with_kept_tools(self, rendering: Rendering, on_memory: OnMemory) -> Rendering:
         """Return the rendering with the tools that its agent had, if stored text continues only with them."""
         request = rendering.request
-        known = on_memory(lambda: self._kept_tools.of(request)) if KIND in self._renderer.kinds else None
+        known = on_memory(lambda: self._lookup.earlier_tools(request)) if COMPACTION in self._renderer.kinds else None
         if known is None:
             return rendering
         with_tools = self._renderer.render(replace(request, tools=known))
@@ -222,7 +223,7 @@ class RequestBuilder:
         matched = self._lookup.matched_bytes(with_tools, on_memory=on_memory)
         if matched < max(without + LEAST_GAIN, self._first_reply_end(with_tools)):
             return rendering
-        kept = Removed(KIND, None, names_of(known), "", Place(None, None))
+        kept = Removed(COMPACTION, None, names_of(known), "", Place(None, None))
         return replace(with_tools, removed=(*with_tools.removed, (kept, without)))
 
     def _first_reply_end(self, rendering: Rendering) -> float:
@@ -259,7 +260,7 @@ class RequestBuilder:
                 message_index=each.message_index,
                 text=each.text[:QUOTED_CHARS],
                 num_before=num,
-                is_new=each.kind == KIND or (before is not None and each.digest not in before),
+                is_new=each.kind == COMPACTION or (before is not None and each.digest not in before),
             )
             for (each, _), num in zip(rendering.removed, num_before[len(rendering.breakpoints) :], strict=True)
         )

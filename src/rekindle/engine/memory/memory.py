@@ -18,6 +18,7 @@ from rekindle.agent_ids import kind_of
 from rekindle.cache.blocks.hashing import chain_hashes
 from rekindle.engine.memory.branches import Branch, BranchBook, KnownBranch
 from rekindle.engine.memory.breakpoints import Breakpoints
+from rekindle.engine.memory.kept_tools import KeptTools
 from rekindle.engine.memory.pins import Pins
 from rekindle.engine.memory.sequences import branch_of, cut, record_of, to_save
 from rekindle.engine.request import FinishedTurn
@@ -62,6 +63,7 @@ class AgentMemory:
             book, block_tokens=block_tokens, max_tokens=max_breakpoint_tokens, save=save, now=now
         )
         self.pins = Pins(book, block_tokens=block_tokens, max_blocks=max_pinned_blocks, save=save, now=now)
+        self.tools = KeptTools()
         self._to_index: list[Branch] = []
 
     @property
@@ -261,7 +263,8 @@ class AgentMemory:
         return command
 
     def take_out(self, namespace: str, agent: str) -> list[Branch]:
-        """Forget an agent in book and matcher only; return its branches, without its breakpoints."""
+        """Forget an agent in book, matcher and tools only; return its branches, without its breakpoints."""
+        self.tools.drop(namespace, agent)
         branches = self.book.drop(namespace, agent)
         for branch in branches:
             self.unindex(branch)
@@ -273,7 +276,8 @@ class AgentMemory:
         return [branch for branch in branches if branch.saved_tokens < branch.num_tokens and branch.last_use >= since]
 
     def check(self) -> None:
-        """Assert the invariants of matcher, book and breakpoints."""
+        """Assert the invariants of matcher, book, breakpoints and tools."""
         self.matcher.check()
         self.book.check()
         self.breakpoints.check()
+        self.tools.check()
