@@ -19,7 +19,8 @@ from rekindle.server.answers.reply import Stamp
 from rekindle.server.errors import Problem
 from rekindle.server.gate.caller import Caller
 from rekindle.server.responses.calls import ResponseCall, parse_response
-from rekindle.server.responses.items import Item, sealed
+from rekindle.server.responses.item_fields import Item
+from rekindle.server.responses.items import sealed
 from rekindle.server.responses.reply import ResponseReply
 from rekindle.server.responses.stored import StoredResponse
 from rekindle.text.messages import Message, ToolCall
@@ -147,9 +148,19 @@ def test_what_cannot_change_the_answer_is_ignored(harmless: dict[str, Any]) -> N
         ({"stop": ["x"]}, "stop"),
         ({"n": 2}, "n"),
         ({"tools": [{**LOOK, "name": ""}]}, "tools[0].name"),
-        ({"tools": [LOOK, {"type": "custom", "name": "x"}]}, "tools[1].type"),
+        ({"tools": [LOOK, {"type": "computer_use_preview"}]}, "tools[1].type"),
+        ({"tools": [LOOK, {"type": "custom"}]}, "tools[1].name"),
+        ({"tools": [{"type": "custom", "name": "x", "format": {"type": "grammar"}}]}, "tools[0].format"),
+        ({"tools": [{"type": "custom", "name": "x", "description": 7}]}, "tools[0].description"),
+        ({"input": [{"type": "custom_tool_call", "call_id": "c", "name": "x", "input": {}}]}, "input[0].input"),
+        ({"input": [{"type": "shell_call", "call_id": "c", "action": {"commands": "ls"}}]}, "input[0].action"),
+        ({"input": [{"type": "local_shell_call", "call_id": "c"}]}, "input[0].action"),
+        ({"input": [{"type": "apply_patch_call", "call_id": "c", "operation": {"path": "a"}}]}, "input[0].operation"),
+        ({"input": [CALL, {"type": "shell_call_output", "call_id": "c1", "output": "x"}]}, "input[1].output"),
+        ({"input": [CALL, {"type": "apply_patch_call_output", "call_id": "c1"}]}, "input[1].status"),
         ({"tools": [{"type": "namespace", "name": "n"}]}, "tools[0]"),
-        ({"tools": [{"type": "namespace", "name": "n", "tools": [{"type": "custom"}]}]}, "tools[0].tools[0].type"),
+        ({"tools": [{"type": "namespace", "name": "n", "tools": [{"type": "custom"}]}]}, "tools[0].tools[0].name"),
+        ({"tools": [{"type": "namespace", "name": "n", "tools": [{"type": "x"}]}]}, "tools[0].tools[0].type"),
         ({"tools": [{**LOOK, "description": "\ufdd0"}]}, "tools"),
         ({"tools": [{**LOOK, "parameters": {"minimum": float("nan")}}]}, "tools"),
         ({"tools": [{"type": "web_search", "city": "\ud800"}]}, "tools"),

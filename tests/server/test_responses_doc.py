@@ -11,7 +11,7 @@ import pytest
 
 from rekindle.config import RESPONSES_FILE
 from rekindle.server.responses import stored
-from rekindle.server.responses.items import PREFIXES
+from rekindle.server.responses.items import ITEM_TYPES
 from rekindle.server.responses.tools import LEFT_OUT
 from tests.server.conftest import Served
 
@@ -44,6 +44,6 @@ def test_its_figures_and_names_are_those_of_the_code() -> None:
     assert f"never more than {stored.MAX_BYTES >> 30} GiB packed" in DOC
     assert f"{stored.RETENTION_S / 86400:.0f} days" in DOC
     assert RESPONSES_FILE in DOC
-    for name in (*PREFIXES, "web_search", "image_generation", "tool_search"):
+    for name in (*ITEM_TYPES, "web_search", "image_generation", "tool_search"):
         assert f"`{name}`" in DOC
     assert {"web_search", "image_generation", "tool_search"} <= LEFT_OUT

@@ -28,7 +28,8 @@ from rekindle.server.anthropic.habits import find_habits
 from rekindle.server.gate.caller import Caller, named_by
 from rekindle.server.openai.calls import parse_chat, parse_completion
 from rekindle.server.responses.calls import parse_response
-from rekindle.server.responses.items import Item, ItemReader, messages_of
+from rekindle.server.responses.item_fields import Item
+from rekindle.server.responses.items import ItemReader, messages_of
 from rekindle.server.responses.stored import StoredResponse
 from rekindle.text.messages import Message, map_strings, normalise_messages, sound
 from rekindle.text.omissions import Omissions

@@ -12,6 +12,8 @@ from pydantic import Field, WithJsonSchema
 
 from rekindle.server.answers.extension import RekindleOptions
 from rekindle.server.answers.validation import Items, StrictModel
+from rekindle.server.responses.call_items import KINDS
+from rekindle.server.responses.items import ITEM_TYPES
 
 # Naming, billing, routing, or bounds for tools that run elsewhere; no answer depends on them.
 HARMLESS = frozenset(
@@ -42,14 +44,17 @@ _TEXT = {"anyOf": [{"type": "string"}, {"type": "array", "items": _TEXT_PART}]}
 ITEM: dict[str, Any] = {
     "type": "object",
     "properties": {
-        "type": {"enum": ["message", "function_call", "function_call_output", "reasoning", "item_reference"]},
+        "type": {"enum": [*ITEM_TYPES, "item_reference"]},
         "id": {"type": "string"},
         "role": {"enum": ["system", "developer", "user", "assistant"], "description": "of messages"},
         "content": {**_TEXT, "description": "of messages and reasoning"},
         "call_id": {"type": "string", "description": "of calls and their outputs"},
         "name": {"type": "string", "description": "of calls"},
-        "arguments": {"type": "string", "description": "of calls"},
-        "output": {**_TEXT, "description": "of calls' outputs"},
+        "arguments": {"type": "string", "description": "of function calls"},
+        "input": {"type": "string", "description": "of custom tools' calls"},
+        "action": {"type": "object", "description": "of calls of a shell"},
+        "operation": {"type": "object", "description": "of calls that patch files"},
+        "output": {"anyOf": [*_TEXT["anyOf"], {"type": "array"}], "description": "of calls' outputs"},
         "encrypted_content": {"type": "string", "description": "of reasoning, as an answer had it"},
     },
 }
@@ -57,10 +62,11 @@ TOOL: dict[str, Any] = {
     "type": "object",
     "required": ["type"],
     "properties": {
-        "type": {"enum": ["function", "namespace"]},
+        "type": {"enum": [*(kind.tool for kind in KINDS), "namespace"]},
         "name": {"type": "string"},
         "description": {"type": "string"},
         "parameters": {"type": "object", "description": "a JSON schema"},
+        "format": {"type": "object", "description": "of a custom tool: text, or a grammar of its input"},
         "tools": {"type": "array", "items": {"type": "object"}, "description": "of a namespace"},
     },
 }

@@ -21,7 +21,8 @@ from rekindle.server.answers.steering import ToolChoice, template_kwargs
 from rekindle.server.answers.validation import short, validated
 from rekindle.server.gate.caller import Caller
 from rekindle.server.responses.bodies import ENCRYPTED, HARMLESS, NEUTRAL, NOTHING_TO_INCLUDE, Reasoning, ResponseBody
-from rekindle.server.responses.items import Item, ItemReader, check_outputs, messages_of
+from rekindle.server.responses.item_fields import Item
+from rekindle.server.responses.items import ItemReader, check_outputs, messages_of
 from rekindle.server.responses.stored import StoredResponse
 from rekindle.server.responses.tools import OfferedTools, read_choice, read_tools
 from rekindle.text.messages import Message, check_json, check_text

@@ -8,26 +8,29 @@ index. Knows no HTTP and no store.
 from __future__ import annotations
 
 import base64
-import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from rekindle.errors import BadRequest
+from rekindle.server.responses.call_items import (
+    BY_CALL,
+    BY_OUTPUT,
+    arguments_of,
+    name_of,
+    output_text,
+    read_call,
+    read_output,
+)
+from rekindle.server.responses.item_fields import Item, item_id
 from rekindle.text.messages import Message, ToolCall, check_text, content_text
 from rekindle.text.omissions import Omissions
 
-Item = dict[str, Any]
 SYSTEM_ROLES = ("system", "developer")
 ROLES = (*SYSTEM_ROLES, "user", "assistant")
-MAX_ID = 128  # characters of an id that a caller gave an item
-PREFIXES = {"message": "msg", "function_call": "fc", "function_call_output": "fco", "reasoning": "rs"}
+PREFIXES = {"message": "msg", "reasoning": "rs"}
+ITEM_TYPES = (*PREFIXES, *BY_CALL, *BY_OUTPUT)
 _SEALED = "rekindle-thoughts-1:"
-
-
-def new_item_id(kind: str) -> str:
-    """A fresh id in OpenAI's format."""
-    return f"{PREFIXES[kind]}_{uuid.uuid4().hex}"
 
 
 def sealed(reasoning: str) -> str:
@@ -43,11 +46,6 @@ def opened(text: str) -> str | None:
         return base64.b64decode(text.removeprefix(_SEALED), validate=True).decode()
     except ValueError:
         return None
-
-
-def full_name(name: str, namespace: str | None) -> str:
-    """The name by which the model knows a function, including its namespace."""
-    return name if not namespace else f"{namespace}__{name}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,10 +67,10 @@ class ItemReader:
         match kind:
             case "message":
                 return _message(item, where, self.omissions)
-            case "function_call":
-                return _call(item, where)
-            case "function_call_output":
-                return _output(item, where, self.omissions)
+            case str() if kind in BY_CALL:
+                return read_call(item, where)
+            case str() if kind in BY_OUTPUT:
+                return read_output(item, where, self.omissions)
             case "reasoning":
                 return self._reasoning(item, where)
             case "item_reference":
@@ -94,7 +92,7 @@ class ItemReader:
             text = check_text(inside, f"{where}.encrypted_content")
         else:  # content encrypted elsewhere cannot be read
             text = reasoning_of(stored) if stored is not None and stored["type"] == "reasoning" else ""
-        return reasoning_item(_id(item, "reasoning"), text)
+        return reasoning_item(item_id(item, PREFIXES["reasoning"]), text)
 
     def _referenced(self, item: Mapping[str, Any], where: str) -> Item:
         wanted = item.get("id")
@@ -105,48 +103,18 @@ class ItemReader:
         return found
 
 
-def _id(item: Mapping[str, Any], kind: str) -> str:
-    given = item.get("id")
-    return given if isinstance(given, str) and 0 < len(given) <= MAX_ID and given.isascii() else new_item_id(kind)
-
-
 def _message(item: Mapping[str, Any], where: str, omissions: Omissions) -> Item:
     role = item.get("role")
     if role not in ROLES:
         message = f"{where}.role is {str(role)[:100]!r}: use one of {', '.join(ROLES)}"
         raise BadRequest(message, param=f"{where}.role")
     text = content_text(item.get("content"), f"{where}.content", omissions)
+    own_id = item_id(item, PREFIXES["message"])
     if role == "assistant":
-        return message_item(_id(item, "message"), text)
+        return message_item(own_id, text)
     part = {"type": "input_text", "text": text}
-    head = {"id": _id(item, "message"), "type": "message", "status": "completed"}
+    head = {"id": own_id, "type": "message", "status": "completed"}
     return {**head, "role": role, "content": [part]}
-
-
-def _text(item: Mapping[str, Any], key: str, where: str) -> str:
-    value = item.get(key)
-    if not isinstance(value, str):
-        raise BadRequest(f"{where}.{key} must be a string", param=f"{where}.{key}")
-    return check_text(value, f"{where}.{key}")
-
-
-def _call(item: Mapping[str, Any], where: str) -> Item:
-    namespace = None if item.get("namespace") is None else _text(item, "namespace", where)
-    return call_item(
-        _id(item, "function_call"),
-        _text(item, "call_id", where),
-        _text(item, "name", where),
-        _text(item, "arguments", where),
-        namespace=namespace,
-    )
-
-
-def _output(item: Mapping[str, Any], where: str, omissions: Omissions) -> Item:
-    head = {"id": _id(item, "function_call_output"), "type": "function_call_output", "status": "completed"}
-    if item.get("output") is None:
-        raise BadRequest(f"{where}.output must be a string or a list of parts", param=f"{where}.output")
-    output = content_text(item["output"], f"{where}.output", omissions)
-    return {**head, "call_id": _text(item, "call_id", where), "output": output}
 
 
 def message_item(id: str, text: str) -> Item:
@@ -161,12 +129,6 @@ def reasoning_item(id: str, text: str) -> Item:
     return {"id": id, "type": "reasoning", "status": "completed", "summary": [], "content": content}
 
 
-def call_item(id: str, call_id: str, name: str, arguments: str, *, namespace: str | None = None) -> Item:
-    """A function call of a reply."""
-    item = {"id": id, "type": "function_call", "status": "completed", "call_id": call_id, "name": name}
-    return {**item, "arguments": arguments, **({"namespace": namespace} if namespace else {})}
-
-
 def reasoning_of(item: Item) -> str:
     """The text of a stored reasoning item."""
     return "".join(part["text"] for part in item["content"])
@@ -174,17 +136,21 @@ def reasoning_of(item: Item) -> str:
 
 def check_outputs(history: Iterable[Item], items: Sequence[Item]) -> None:
     """BadRequest if an output answers no earlier call: the conversation is incomplete."""
-    called = {item["call_id"] for item in history if item["type"] == "function_call"}
+    called = {call_id for item in history for call_id in _ids_of_call(item)}
     for index, item in enumerate(items):
-        if item["type"] == "function_call":
-            called.add(item["call_id"])
-        elif item["type"] == "function_call_output" and item["call_id"] not in called:
+        called.update(_ids_of_call(item))
+        if item["type"] in BY_OUTPUT and item["call_id"] not in called:
             where = f"input[{index}]"
             message = (
                 f"{where}: no function call with call_id {item['call_id'][:100]!r} comes before its output: send the "
                 "call's item, too, or previous_response_id"
             )
             raise BadRequest(message, param=f"{where}.call_id")
+
+
+def _ids_of_call(item: Item) -> tuple[str, ...]:
+    """The ids by which outputs name a call: results of a local shell may have that of its item."""
+    return (item["call_id"], item["id"]) if item["type"] in BY_CALL else ()
 
 
 @dataclass(slots=True)
@@ -207,8 +173,7 @@ class _Turn:
         elif self.last == "message":
             self.texts.append(item["content"][0]["text"])
         else:
-            name = full_name(item["name"], item.get("namespace"))
-            self.calls.append(ToolCall(item["call_id"], name, item["arguments"]))
+            self.calls.append(ToolCall(item["call_id"], name_of(item), arguments_of(item)))
 
     def message(self) -> Message:
         reasoning = "".join(self.reasoning)
@@ -216,7 +181,7 @@ class _Turn:
 
 
 def _is_of_reply(item: Item) -> bool:
-    return item["type"] in ("reasoning", "function_call") or item.get("role") == "assistant"
+    return item["type"] == "reasoning" or item["type"] in BY_CALL or item.get("role") == "assistant"
 
 
 def messages_of(items: Iterable[Item], instructions: str | None) -> tuple[Message, ...]:
@@ -224,15 +189,19 @@ def messages_of(items: Iterable[Item], instructions: str | None) -> tuple[Messag
     head = [instructions] if instructions else []
     messages: list[Message] = []
     turn: _Turn | None = None
+    call_ids: dict[str, str] = {}  # by every id that an output may have
     for item in items:
+        for each in _ids_of_call(item):
+            call_ids.setdefault(each, item["call_id"])
         if turn is not None and not (_is_of_reply(item) and turn.continues(item)):
             messages.append(turn.message())
             turn = None
         if _is_of_reply(item):
             turn = turn or _Turn()
             turn.take(item)
-        elif item["type"] == "function_call_output":
-            messages.append(Message("tool", item["output"], tool_call_id=item["call_id"]))
+        elif item["type"] in BY_OUTPUT:
+            call_id = call_ids.get(item["call_id"], item["call_id"])
+            messages.append(Message("tool", output_text(item), tool_call_id=call_id))
         elif item["role"] in SYSTEM_ROLES and not messages:
             head.append(item["content"][0]["text"])
         else:

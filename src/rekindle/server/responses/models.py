@@ -61,6 +61,41 @@ class CallItem(StrictModel):
     arguments: str
 
 
+class CustomCallItem(StrictModel):
+    """A call of a custom tool, whose input is text."""
+
+    id: str
+    type: Literal["custom_tool_call"]
+    status: ItemStatus
+    call_id: str
+    name: str
+    namespace: str | None = None
+    input: str
+
+
+class ActionItem(StrictModel):
+    """A call of a shell."""
+
+    id: str
+    type: Literal["local_shell_call", "shell_call"]
+    status: ItemStatus
+    call_id: str
+    action: dict[str, Any]
+
+
+class PatchItem(StrictModel):
+    """A call that creates, updates or deletes a file."""
+
+    id: str
+    type: Literal["apply_patch_call"]
+    status: ItemStatus
+    call_id: str
+    operation: dict[str, Any]
+
+
+OutputItem = MessageItem | ReasoningItem | CallItem | CustomCallItem | ActionItem | PatchItem
+
+
 class InputDetails(StrictModel):
     """Input tokens that were reused, and those that were computed and stored in the cache."""
 
@@ -116,7 +151,7 @@ class ResponseAnswer(StrictModel):
     error: FailedResponse | None
     incomplete_details: IncompleteDetails | None
     model: str
-    output: list[MessageItem | ReasoningItem | CallItem]
+    output: list[OutputItem]
     usage: ResponseUsage | None
     rekindle: ResponseReport | None = None
     instructions: str | None
@@ -140,7 +175,7 @@ class ResponseEvent(OpenModel):
     type: str
     sequence_number: int
     response: ResponseAnswer | None = None
-    item: MessageItem | ReasoningItem | CallItem | None = None
+    item: OutputItem | None = None
     item_id: str | None = None
     output_index: int | None = None
     content_index: int | None = None

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from rekindle.errors import StoreError
-from rekindle.server.responses.items import Item
+from rekindle.server.responses.item_fields import Item
 from rekindle.server.responses.macs import ResponseMacs, drop_strays
 from rekindle.store.damage import kind_of
 from rekindle.store.sqlite_file import MEMORY, SqliteFile, connect, opened, transaction

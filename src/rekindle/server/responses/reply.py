@@ -28,7 +28,7 @@ class ResponseReply:
         self._stamp = stamp
         self._call = call
         self._parser = ReplyParser(Choice(0, generation), form, tools=call.read_tools, parallel=call.parallel)
-        self._output = Output(call.tools.functions, seals=call.seals)
+        self._output = Output(call.tools.known, seals=call.seals)
         self._num_events = 0
         self._has_begun = False
         self._finished: dict[str, Any] | None = None

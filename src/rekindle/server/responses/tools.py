@@ -1,7 +1,7 @@
-"""Tools of the responses API: functions, flat or in a namespace, in the form that chat templates take.
+"""Tools of the responses API, flat or in a namespace, as functions in the form that chat templates take.
 
-Owns the names that the model knows functions by, and which tools are left out: those that OpenAI's servers would run,
-which clients offer by default. They are not shown to the model, and the answer lists them. Other kinds are refused.
+Owns the names that the model knows tools by, and which are left out: those that OpenAI's servers would run, which
+clients offer by default. They are not shown to the model, and the answer lists them. Other kinds are refused.
 """
 
 from __future__ import annotations
@@ -13,45 +13,66 @@ from typing import Any
 from rekindle.errors import BadRequest
 from rekindle.server.answers.steering import ToolChoice, parse_tool_choice
 from rekindle.server.answers.validation import short
-from rekindle.server.responses.items import full_name
+from rekindle.server.responses.call_items import CUSTOM, FUNCTION, KINDS, ToolKind, full_name
+from rekindle.server.responses.client_tools import custom_function, described
 
 # Coding agents offer these with every request, to any server.
 LEFT_OUT = frozenset("image_generation tool_search web_search web_search_2025_08_26 web_search_preview".split())
 # Fields of a function that the model sees; the rest steers OpenAI's servers.
 SHOWN = ("name", "description", "parameters")
-Function = tuple[str | None, str]  # namespace, name
+
+
+@dataclass(frozen=True, slots=True)
+class OfferedTool:
+    """A tool as its caller knows it."""
+
+    name: str
+    namespace: str | None = None
+    kind: ToolKind = FUNCTION
 
 
 @dataclass(frozen=True, slots=True)
 class OfferedTools:
-    """`shown`: for the template; `functions`: by the name the model knows; `left_out`: kinds of the other tools."""
+    """`shown`: for the template; `known`: by the name the model knows; `left_out`: kinds of the other tools."""
 
     shown: tuple[dict[str, Any], ...] = ()
-    functions: Mapping[str, Function] = field(default_factory=dict)
+    known: Mapping[str, OfferedTool] = field(default_factory=dict)
     left_out: tuple[str, ...] = ()
 
 
 def read_tools(given: Sequence[Mapping[str, Any]] | None) -> OfferedTools:
     """Parse the tools of a request; BadRequest names the first that cannot be offered."""
     shown: list[dict[str, Any]] = []
-    functions: dict[str, Function] = {}
+    known: dict[str, OfferedTool] = {}
     left_out: dict[str, None] = {}
     for where, tool, namespace in _flat(given or ()):
         kind = tool.get("type")
         if kind in LEFT_OUT:
             left_out[str(kind)] = None
             continue
-        if kind != "function":
-            message = f"{where} is of type {short(kind)}: this server takes functions, alone or in a namespace"
-            raise BadRequest(message, param=f"{where}.type")
-        name = tool.get("name")
-        if not isinstance(name, str) or not name:
-            raise BadRequest(f"{where}.name must be a string", param=f"{where}.name")
-        known = full_name(name, namespace)
-        functions[known] = (namespace, name)
-        described = {key: tool[key] for key in SHOWN if tool.get(key) is not None}
-        shown.append({"type": "function", "function": {**described, "name": known}})
-    return OfferedTools(tuple(shown), functions, tuple(left_out))
+        offered, description = _offered(tool, namespace, where)
+        name = full_name(offered.name, offered.namespace)
+        known[name] = offered
+        shown.append({"type": "function", "function": {**description, "name": name}})
+    return OfferedTools(tuple(shown), known, tuple(left_out))
+
+
+def _offered(tool: Mapping[str, Any], namespace: str | None, where: str) -> tuple[OfferedTool, Mapping[str, Any]]:
+    """Return a tool and what the model sees of it as a function; BadRequest if it cannot be offered."""
+    kind = next((each for each in KINDS if each.tool == tool.get("type")), None)
+    if kind is None:
+        kinds = ", ".join(each.tool for each in KINDS)
+        message = f"{where} is of type {short(tool.get('type'))}: this server takes {kinds}, or a namespace of them"
+        raise BadRequest(message, param=f"{where}.type")
+    by_type = described(tool)
+    if by_type is not None:
+        return OfferedTool(kind.tool, None, kind), by_type
+    name = tool.get("name")
+    if not isinstance(name, str) or not name:
+        raise BadRequest(f"{where}.name must be a string", param=f"{where}.name")
+    if kind is CUSTOM:
+        return OfferedTool(name, namespace, kind), custom_function(tool, where)
+    return OfferedTool(name, namespace, kind), {key: tool[key] for key in SHOWN if tool.get(key) is not None}
 
 
 def _flat(given: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, Mapping[str, Any], str | None]]:
@@ -74,11 +95,15 @@ def read_choice(given: Any, offered: OfferedTools) -> ToolChoice:
     """Parse `tool_choice`. `allowed_tools` may list all tools, or a single required one; BadRequest otherwise."""
     match given:
         case {"type": "allowed_tools", "mode": "auto" | "required" as mode, "tools": list() as allowed}:
-            names = {str(each.get("name")) for each in allowed if isinstance(each, Mapping)}
-            if names == set(offered.functions):
+            names = {str(each.get("name", each.get("type"))) for each in allowed if isinstance(each, Mapping)}
+            if names == set(offered.known):
                 return ToolChoice(mode)
             if mode == "required" and len(names) == 1:
                 return ToolChoice("required", names.pop())
             message = "tool_choice: some of the tools cannot be forbidden here: send those that are allowed as tools"
             raise BadRequest(message, param="tool_choice")
+        case {"type": "custom", "name": str() as name}:
+            return ToolChoice("required", name)
+        case {"type": str() as name} if name in offered.known and offered.known[name].kind not in (FUNCTION, CUSTOM):
+            return ToolChoice("required", name)
     return parse_tool_choice(given)
