@@ -102,6 +102,14 @@ def test_a_reply_that_is_cut_off_says_so(engine: Engine) -> None:
     assert result.finish_reason == "length" and len(result.token_ids) == 3
 
 
+def test_a_finished_form_ends_the_reply(engine: Engine) -> None:
+    """No token is needed to say that nothing may follow, so a bound of its own length does not cut it off."""
+    asked = Constraint("choice", ("yes",))
+    free = engine.chat(None, HELLO, temperature=0, max_tokens=50, constraint=asked)
+    bound = engine.chat(None, HELLO, temperature=0, max_tokens=len(free.token_ids), constraint=asked)
+    assert (free.finish_reason, bound.finish_reason, bound.text) == ("stop", "stop", "yes")
+
+
 def test_what_does_not_go_together_is_refused(engine: Engine) -> None:
     given = Constraint("choice", ("yes",), "guided_choice")
     with pytest.raises(BadRequest, match="min_tokens"):

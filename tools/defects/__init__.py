@@ -1,5 +1,6 @@
 """All defects that tests must notice: see `tools.mutants`."""
 
+from tools.defects.clients import CLIENTS
 from tools.defects.computing import COMPUTING
 from tools.defects.kernels import KERNELS
 from tools.defects.latents import LATENTS
@@ -11,4 +12,16 @@ from tools.defects.serving import SERVING
 from tools.defects.states import STATES
 from tools.defects.windows import WINDOWS
 
-MUTANTS = (*COMPUTING, *SERVING, *KERNELS, *LAYERS, *MAPPED, *MIXTURES, *WINDOWS, *STATES, *LATENTS, *QUANTISED)
+MUTANTS = (
+    *COMPUTING,
+    *SERVING,
+    *KERNELS,
+    *LAYERS,
+    *MAPPED,
+    *MIXTURES,
+    *WINDOWS,
+    *STATES,
+    *LATENTS,
+    *QUANTISED,
+    *CLIENTS,
+)

@@ -1,0 +1,198 @@
+"""Defects in what clients meet: parts left out, histories written anew, and replies of a given form."""
+
+from __future__ import annotations
+
+from tools.defects.mutant import one
+
+OMISSIONS = "tests/text/test_omissions.py"
+HABITS = "tests/engine/test_clients_habits.py"
+FORMS = "tests/text/test_constraints.py"
+REPLIES = "tests/engine/test_constrained.py"
+SWEEP = "tests/server/test_parameter_sweep.py"
+NORMAL = "tests/text/test_normalise.py"
+RUN = "tests/server/test_responses_client_tools.py"
+
+CLIENTS = (
+    one(
+        "the line for a picture as its caller wrote it",
+        "text/omissions.py",
+        'return _UNFIT.sub("_", text[:MOST_CHARS])',
+        "return text[:MOST_CHARS]",
+        f"{OMISSIONS}::test_lines_say_what_is_known",
+    ),
+    one(
+        "parts left out counted once",
+        "text/omissions.py",
+        "replace(known, count=known.count + 1)",
+        "known",
+        f"{OMISSIONS}::test_what_was_left_out_is_counted_by_kind",
+    ),
+    one(
+        "a strict reader that leaves parts out",
+        "text/omissions.py",
+        "if self._strict:\n            message",
+        "if self._strict and part is None:\n            message",
+        f"{OMISSIONS}::test_a_strict_reader_refuses_each",
+    ),
+    one(
+        "unknown parameters not named",
+        "text/omissions.py",
+        "self._ignored[name] = None",
+        "pass",
+        f"{SWEEP}::test_what_nobody_knows_is_named_and_the_rest_is_not",
+    ),
+    one(
+        "an alias before the name itself",
+        "server/openai/aliases.py",
+        "if given.get(name) is None and value is not None:",
+        "if value is not None:",
+        f"{SWEEP}::test_other_names_mean_the_same",
+    ),
+    one(
+        "arguments of another value taken for the same",
+        "matching/generated_arguments.py",
+        "if is_same(value, other)]",
+        "]",
+        f"{HABITS}::test_other_arguments_are_other_arguments",
+    ),
+    one(
+        "true taken for 1",
+        "matching/generated_arguments.py",
+        "return one is other",
+        "return bool(one == other)",
+        "tests/matching/test_generated_arguments.py",
+    ),
+    one(
+        "every call of one value as the first",
+        "matching/generated_arguments.py",
+        "at = min(self._seen[turn], len(texts) - 1)",
+        "at = 0",
+        "tests/matching/test_generated_arguments.py",
+    ),
+    one(
+        "tools put back into any prompt without them",
+        "engine/intake/request_builder.py",
+        "max(without + LEAST_GAIN, self._first_reply_end(with_tools))",
+        "without + LEAST_GAIN",
+        f"{HABITS}::test_a_history_without_its_tools_keeps_them_in_the_prompt",
+    ),
+    one(
+        "tools of a forgotten agent",
+        "engine/memory/memory.py",
+        "        self.tools.drop(namespace, agent)\n",
+        "",
+        "tests/engine/test_kept_tools.py",
+    ),
+    one(
+        "a tail that moves without tools",
+        "text/normalise.py",
+        'if "tail" in kinds and tools else None',
+        'if "tail" in kinds else None',
+        f"{NORMAL}::test_a_tail_stays_where_nothing_is_won_or_nobody_can_take_it",
+    ),
+    one(
+        "places in the first user message before its tail",
+        "text/normalise.py",
+        "sent.num_chars - gone + self.added[index]",
+        "sent.num_chars - gone",
+        f"{NORMAL}::test_a_changing_tail_moves_to_the_first_user_message",
+    ),
+    one(
+        "only the first part of a tail moves",
+        "text/tails.py",
+        'at = stop + len(end or "")\n        yield found.start(), at',
+        'yield found.start(), stop + len(end or "")\n        return',
+        f"{NORMAL}::test_a_changing_tail_moves_to_the_first_user_message",
+    ),
+    one(
+        "the grammar not followed",
+        "engine/core/sampling.py",
+        "            reply.matcher.take(token)\n",
+        "            pass\n",
+        f"{REPLIES}::test_replies_are_valid_with_every_way_to_draw",
+    ),
+    one(
+        "the first row's mask for all",
+        "model/sampler.py",
+        "logits[row, :size].masked_fill_(",
+        "logits[0, :size].masked_fill_(",
+        f"{REPLIES}::test_several_replies_and_others_at_once",
+    ),
+    one(
+        "masks in the logits of the model",
+        "model/sampler.py",
+        "    logits = logits.clone()\n",
+        "",
+        f"{REPLIES}::test_logprobs_are_those_of_the_model",
+    ),
+    one(
+        "several replies with one matcher",
+        "engine/intake/request_builder.py",
+        "None if ready.matcher is None else ready.matcher.copy()",
+        "ready.matcher",
+        f"{REPLIES}::test_several_replies_and_others_at_once",
+    ),
+    one(
+        "a reply that goes on after its end",
+        "engine/core/sampling.py",
+        "or (reply.matcher is not None and reply.matcher.is_over)",
+        "",
+        f"{REPLIES}::test_a_finished_form_ends_the_reply",
+    ),
+    one(
+        "reasoning that the prompt has ended, again",
+        "text/constraints/grammar.py",
+        '        if thinking.close in opening:\n            return ""\n',
+        "",
+        f"{FORMS}::test_reasoning_that_the_prompt_begins_or_ends_is_known",
+    ),
+    one(
+        "calls without tools",
+        "text/constraints/grammar.py",
+        'call = self._call() if calls else ""',
+        "call = self._call()",
+        f"{FORMS}::test_a_call_may_take_the_place_of_the_text",
+    ),
+    one(
+        "objects open to names of the model's own",
+        "text/constraints/schema.py",
+        'parts["additionalProperties"] = False',
+        "pass",
+        f"{FORMS}::test_formats_that_nobody_knows_are_annotations_and_objects_are_closed",
+    ),
+    one(
+        "the fault of a schema at its root",
+        "text/constraints/schema.py",
+        'path, message, found = f"{path}.{key}".removeprefix("."), wrong, part',
+        "found = part",
+        f"{FORMS}::test_what_cannot_be_enforced_is_refused_by_its_place",
+    ),
+    one(
+        "a custom tool's input as JSON",
+        "server/responses/call_items.py",
+        '            return text\n        case {"command"',
+        '            return arguments\n        case {"command"',
+        f"{RUN}::test_its_call_is_answered_with_the_text_and_comes_back",
+    ),
+    one(
+        "arguments of any form as an action",
+        "server/responses/call_items.py",
+        "return arguments if kind is CUSTOM else None",
+        "return given if given is not None else arguments",
+        f"{RUN}::test_arguments_of_another_form_are_a_functions",
+    ),
+    one(
+        "nothing of an action but its command",
+        "server/responses/call_items.py",
+        'if key != "type" and each not in (None, {})',
+        'if key in ("command", "commands")',
+        f"{RUN}::test_what_was_written_is_what_comes_back",
+    ),
+    one(
+        "results by the id of an item",
+        "server/responses/items.py",
+        '            call_ids.setdefault(each, item["call_id"])\n',
+        "            pass\n",
+        f"{RUN}::test_histories_of_a_client_that_runs_tools",
+    ),
+)
