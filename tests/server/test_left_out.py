@@ -17,7 +17,7 @@ from tests.text.test_omissions import NOT_SHOWN, PNG
 LINE = f"[image, 64 x 48 png{NOT_SHOWN}"
 URL = f"data:image/png;base64,{PNG}"
 CHAT = {"type": "image_url", "image_url": {"url": URL}}
-BLOCK = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": PNG}}
+BLOCK: Any = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": PNG}}
 USE = {"type": "tool_use", "id": "toolu_1", "name": "Read", "input": {"path": "pic.png"}}
 RESULT = {"type": "tool_result", "tool_use_id": "toolu_1", "content": [BLOCK]}
 READ = {"name": "Read", "input_schema": {"type": "object"}}
@@ -102,7 +102,7 @@ def test_the_official_clients_show_pictures(served: Served) -> None:
     message = theirs.messages.create(
         model="claude-x",
         max_tokens=4,
-        messages=[{"role": "user", "content": [BLOCK]}],  # type: ignore[typeddict-item]
+        messages=[{"role": "user", "content": [BLOCK]}],
     )
     assert message.usage.input_tokens + (message.usage.cache_read_input_tokens or 0) > 10
 
@@ -120,13 +120,14 @@ def test_a_search_that_anthropics_servers_would_run_is_answered_as_unavailable(s
     with client.messages.stream(**forced) as stream:
         streamed = stream.get_final_message()
     for message in (whole, streamed):
-        use, result, text = message.content
+        content: list[Any] = message.content
+        use, result, text = content
         assert use.type == "server_tool_use" and use.name == "web_search"
         assert result.type == "web_search_tool_result" and result.tool_use_id == use.id
-        assert result.content.error_code == "unavailable"  # type: ignore[union-attr]
+        assert result.content.error_code == "unavailable"
         assert text.type == "text" and "not available" in text.text and message.stop_reason == "end_turn"
     free = client.messages.create(**body)
-    (tool,) = free.rekindle["left_out"]  # type: ignore[attr-defined]
+    (tool,) = free.model_dump()["rekindle"]["left_out"]
     assert (tool["kind"], tool["param"], tool["text"]) == ("web_search_20250305", "tools[0]", "")
 
 
@@ -144,7 +145,7 @@ def test_threads_are_refused_as_anthropics_library_expects(served: Served) -> No
 def test_the_context_is_full_in_words_that_clients_know(served: Served) -> None:
     import re
 
-    long = {"role": "user", "content": "word " * 20_000}
+    long: Any = {"role": "user", "content": "word " * 20_000}
     for path in ("/v1/chat/completions", "/v1/messages"):
         answer = served.send("POST", path, {"max_tokens": 4, "messages": [long]})
         found = re.search(
@@ -153,5 +154,5 @@ def test_the_context_is_full_in_words_that_clients_know(served: Served) -> None:
         assert answer.status == 400 and found is not None
         assert int(found[1]) > int(found[2]) == served.engine.max_context - 1
     with pytest.raises(openai.BadRequestError) as caught:
-        served.client().chat.completions.create(model="default", messages=[long])  # type: ignore[list-item]
+        served.client().chat.completions.create(model="default", messages=[long])
     assert caught.value.code == "context_length_exceeded"

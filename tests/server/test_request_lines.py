@@ -21,7 +21,7 @@ from tests.server.conftest import Served, serving
 from tests.server.logged import Heard, fields, listening, text
 
 SAID = [{"role": "user", "content": "Hello!"}]
-CHAT = {"messages": SAID, "max_tokens": 2, "temperature": 0}
+CHAT: dict[str, Any] = {"messages": SAID, "max_tokens": 2, "temperature": 0}
 SETTINGS = ServerSettings(api_keys={"left": "key-l", "slow": "key-s"}, max_body_bytes=4096, requests_per_minute=1000)
 LINE = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}[+-]\d\d:\d\d (INFO|WARNING|ERROR) ")
 
@@ -161,10 +161,10 @@ def test_nothing_that_is_sent_breaks_a_line(served: Served, heard: Heard) -> Non
 
 def test_official_clients_read_the_id(served: Served) -> None:
     chat = served.client().chat.completions
-    made = chat.create(**CHAT, model="default", extra_headers={"X-Request-ID": "mine"})  # type: ignore[call-overload]
+    made = chat.create(**CHAT, model="default", extra_headers={"X-Request-ID": "mine"})
     assert made._request_id == "mine"
     with pytest.raises(openai.BadRequestError) as refused:
-        chat.create(**CHAT, model="default", extra_body={"best_of": 2})  # type: ignore[call-overload]
+        chat.create(**CHAT, model="default", extra_body={"best_of": 2})
     assert (refused.value.request_id or "").startswith("req_")
     client = anthropic.Anthropic(base_url=served.url, api_key="unused", max_retries=0)
     own = {"X-Request-ID": "ours"}

@@ -14,7 +14,7 @@ from pydantic import BaseModel, Field
 
 from tests.server.conftest import Served
 
-ASK = [{"role": "user", "content": "Describe the lamp in the attic."}]
+ASK: Any = [{"role": "user", "content": "Describe the lamp in the attic."}]
 
 
 class Thing(BaseModel):
@@ -45,21 +45,20 @@ def content(served: Served, **body: Any) -> str:
 
 def test_openais_library_parses_chat_and_responses(served: Served) -> None:
     client = served.client()
-    chat = client.chat.completions.parse(model="default", messages=ASK, response_format=Thing, max_tokens=200)  # type: ignore[arg-type]
+    chat = client.chat.completions.parse(model="default", messages=ASK, response_format=Thing, max_tokens=200)
     assert isinstance(chat.choices[0].message.parsed, Thing)
     response = client.responses.parse(
         model="default", input="Describe the lamp.", text_format=Thing, max_output_tokens=200
     )
     assert isinstance(response.output_parsed, Thing)
     assert response.text is not None and response.text.format is not None and response.text.format.type == "json_schema"
-    with client.chat.completions.stream(model="default", messages=ASK, response_format=Thing) as stream:  # type: ignore[arg-type]
+    with client.chat.completions.stream(model="default", messages=ASK, response_format=Thing) as stream:
         assert isinstance(stream.get_final_completion().choices[0].message.parsed, Thing)
 
 
 def test_anthropics_library_parses(served: Served) -> None:
     client = anthropic.Anthropic(base_url=served.url, api_key="none", max_retries=0)
-    asked: Any = ASK
-    message = client.messages.parse(model="claude-x", max_tokens=300, messages=asked, output_format=Place)
+    message = client.messages.parse(model="claude-x", max_tokens=300, messages=ASK, output_format=Place)
     assert isinstance(message.parsed_output, Place)
     body = {"model": "claude-x", "max_tokens": 200, "messages": ASK}
     wanted = {"type": "json_schema", "schema": SCHEMA}
@@ -110,12 +109,11 @@ def test_several_replies_a_stream_and_logprobs(served: Served) -> None:
 
 def test_what_is_wrong_with_a_schema_is_a_400_with_its_path(served: Served) -> None:
     wrong = {"type": "object", "properties": {"x": {"type": "array", "items": {"uniqueItems": True}}}}
+    form = {"type": "json_schema", "json_schema": {"name": "x", "schema": wrong}}
+    body: dict[str, Any] = {"model": "default", "messages": ASK, "response_format": form}
     for stream in (False, True):
         with pytest.raises(openai.BadRequestError) as caught:
-            served.client().chat.completions.create(
-                model="default", messages=ASK, stream=stream,  # type: ignore[call-overload]
-                response_format={"type": "json_schema", "json_schema": {"name": "x", "schema": wrong}},
-            )  # fmt: skip
+            served.client().chat.completions.create(**body, stream=stream)
         assert caught.value.param == "response_format.json_schema.schema.properties.x.items"
         assert "uniqueItems" in str(caught.value)
     answer = served.send(
