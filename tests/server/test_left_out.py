@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,6 +11,7 @@ import pytest
 
 from rekindle.config import ServerSettings
 from tests.server.conftest import Served, serving
+from tests.server.logged import listening, text
 from tests.text.test_omissions import NOT_SHOWN, PNG
 
 LINE = f"[image, 64 x 48 png{NOT_SHOWN}"
@@ -63,12 +63,12 @@ def test_a_picture_becomes_a_line_and_the_next_turns_go_on(served: Served, diale
     assert again["left_out"] == [] and again["outcome"] == "exact", "the line is the prompt"
 
 
-def test_it_is_named_in_the_log_and_by_why(served: Served, caplog: pytest.LogCaptureFixture) -> None:
+def test_it_is_named_in_the_log_and_by_why(served: Served) -> None:
     path, shown, _ = BODIES["chat"]
-    with caplog.at_level(logging.INFO, logger="rekindle.server"):
-        asked(served, path, {**shown, "colour": "red"}, x_agent_id="logged")
-    (line,) = [record.getMessage() for record in caplog.records if path in record.getMessage()]
-    assert "not shown: image (1), ignored: colour" in line
+    with listening() as heard:
+        asked(served, path, {**shown, "colour": "red"}, x_agent_id="logged", x_request_id="mine")
+        (record,) = heard.until(served, "mine")
+    assert "not shown: image (1), ignored: colour" in text(record)
     (entry,) = served.send("GET", "/v1/agents/logged/why").json["data"]
     assert entry["left_out"][0]["param"] == "messages[0].content[1]" and entry["ignored"] == ["colour"]
 
