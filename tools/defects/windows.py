@@ -76,7 +76,7 @@ WINDOWS: tuple[Mutant, ...] = (
     one(
         "resumed where windows have ended",
         "engine/blocks/prefix_cache.py",
-        "position = self.ending.resume_at(blocks, self.ending.usable(matched, sequence.num_resumable))",
+        "position = self.ending.resume_at(blocks, self._usable(sequence, matched))",
         "position = self.ending.usable(matched, sequence.num_resumable)",
         ANY_ORDER,
     ),

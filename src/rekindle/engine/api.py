@@ -223,8 +223,8 @@ class Engine:
     ) -> ChatResult:
         """Continue a text, or token ids u32 [n], as they are: no template is rendered.
 
-        `options` are those of `SamplingParams`, and `reuse`. Raises BadRequest. To stream the reply, `submit` a
-        GenerationRequest.
+        `options` are those of `SamplingParams`, and `reuse`; with `max_tokens` 0 there is no reply, only what
+        `prompt_logprobs` asks for. Raises BadRequest. To stream the reply, `submit` a GenerationRequest.
         """
         return self.submit(text_request(prompt, agent, namespace, **options)).result()
 

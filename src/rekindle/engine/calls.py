@@ -74,13 +74,19 @@ def text_request(
     constraint: Constraint | None = None,
     **sampling: Unpack[SamplingKeywords],
 ) -> GenerationRequest:
-    """Build the request of `generate`: the text without a template, or its token ids. Raises as `chat_request`."""
+    """Build the request of `generate`: the text without a template, or its token ids. Raises as `chat_request`.
+
+    With `max_tokens` 0 the prompt is computed, and scored if `prompt_logprobs` is given, and nothing is generated.
+    """
     check_keywords("generate", sampling, GenerateKeywords.__annotations__)
     text = prompt if isinstance(prompt, str) else None
     try:
         ids = None if isinstance(prompt, str) else tuple(token_ids(prompt).tolist())
     except ValueError as error:
         raise BadRequest(f"prompt: {error}", param="prompt") from None
+    is_empty = sampling.get("max_tokens") == 0 and not isinstance(sampling["max_tokens"], bool)
+    if is_empty:
+        sampling["max_tokens"] = None
     return GenerationRequest(
         text=text,
         token_ids=ids,
@@ -88,6 +94,7 @@ def text_request(
         namespace=namespace,
         params=SamplingParams(**sampling),
         reuse=reuse,
+        task="prefill" if is_empty else "generate",
         constraint=constraint,
     )
 

@@ -24,7 +24,7 @@ from rekindle.engine.components import Components
 from rekindle.engine.core.core import EngineCore
 from rekindle.engine.core.costs import StepCosts
 from rekindle.engine.core.loop import EngineLoop
-from rekindle.engine.core.scheduler import Scheduler
+from rekindle.engine.core.scheduler import MIN_CHUNK, Scheduler
 from rekindle.engine.core.speculation import Speculation, max_draft
 from rekindle.engine.gauges import StorePlace, hot_tokens
 from rekindle.engine.intake.anticipation import Anticipation
@@ -64,6 +64,7 @@ logger = logging.getLogger(__name__)
 
 BREAKPOINT_SHARE = 0.5  # of a tenant's part of the disk, for cached breakpoints
 CHUNK_TOKENS = defaultdict(lambda: 512, cuda=2048)
+SCORED_BYTES = 64 << 20  # of logits in a step for scores of prompts: 110 rows of a vocabulary of 150,000
 
 
 def assemble(settings: Settings, *, clock: Callable[[], datetime] = datetime.now) -> Components:
@@ -281,6 +282,7 @@ def _core(
             StepCosts(),
             max_chunk_tokens=_chunk_tokens(settings, loaded.device),
             chunk_multiple=chunk_multiple(loaded.spec.layout),
+            max_scored_rows=max(MIN_CHUNK, SCORED_BYTES // (4 * loaded.spec.vocab_size)),
         ),
         speculation=Speculation(
             StepCosts(),

@@ -24,13 +24,15 @@ class Generation:
     """A reply as it is generated. Iterate once; `result()` drains what is left and returns the whole.
 
     `progress` is set by the engine while the prompt is computed (None: it has not begun). `opening` is the beginning of
-    the reply that is already in the prompt: a mark that opens its reasoning, and the reply's prefix.
+    the reply that is already in the prompt: a mark that opens its reasoning, and the reply's prefix. `prompt_logprobs`,
+    if requested, has one entry for each token of the prompt, None for the first, and is set before the first delta.
     """
 
     def __init__(self) -> None:
         self.id = next(_ids)
         self.prompt_ids: tuple[int, ...] = ()
         self.opening = ""
+        self.prompt_logprobs: tuple[TokenLogprob | None, ...] | None = None
         self.progress: Progress | None = None
         self._items: queue.SimpleQueue[Delta | BaseException] = queue.SimpleQueue()
         self._lock = threading.Lock()
@@ -137,6 +139,7 @@ class Generation:
             last.report,
             self.prompt_ids,
             tuple(self._logprobs),
+            self.prompt_logprobs,
         )
 
     def result(self) -> ChatResult:

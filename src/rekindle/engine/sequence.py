@@ -17,6 +17,7 @@ import numpy as np
 from rekindle.cache.blocks.hashing import BlockHash, block_hash
 from rekindle.cache.blocks.table import BlockTable
 from rekindle.engine.drafts import Acceptance
+from rekindle.engine.prompt_scores import PromptScores
 from rekindle.engine.types import Reuse, Task
 from rekindle.model.adjustments import History
 
@@ -26,7 +27,8 @@ class Sequence:
     """A prompt and its reply so far. Mutable, owned by the engine thread once submitted.
 
     `task` "idle": a prompt that is computed only while no request needs the engine, and never remembered as a turn.
-    `texts` are ids of other stored texts of its agent, from which its reply may quote.
+    `texts` are ids of other stored texts of its agent, from which its reply may quote. `scores`: those of its prompt's
+    tokens, if they were requested. `is_measured`: it is computed for them alone, and nobody continues it.
     """
 
     root: BlockHash
@@ -36,6 +38,8 @@ class Sequence:
     task: Task | Literal["idle"]
     max_new_tokens: int = 0
     texts: tuple[np.ndarray, ...] = ()  # uint32
+    scores: PromptScores | None = None
+    is_measured: bool = False
     resume_points: set[int] = field(default_factory=set)  # tokens after which others, or its next turn, may go on
     num_unresumed: int = 0  # stored tokens after the point at which it was resumed when it first started
     num_computed: int = 0
@@ -72,17 +76,25 @@ class Sequence:
     @property
     def is_turn(self) -> bool:
         """Whether it is remembered when it ends; blocks of other sequences wait in memory for one that is."""
-        return self.task not in ("absorb", "idle")
+        return self.task not in ("absorb", "idle") and not self.is_measured
+
+    @property
+    def is_scored(self) -> bool:
+        """Whether scores of its prompt are still to be computed."""
+        return self.scores is not None and not self.scores.is_complete
 
     @property
     def num_reusable(self) -> int:
-        """Tokens of the prompt that need not run; with a reply the last one must, for its logits."""
-        return self.num_prompt - (self.task == "generate")
+        """Tokens of the prompt that need not run; with a reply the last one must, for its logits, and so must all whose
+        logits score a token."""
+        most = self.num_prompt - (self.task == "generate")
+        return most if self.scores is None else min(most, self.scores.num_skippable)
 
     @property
     def num_resumable(self) -> int:
         """Tokens of prompt and reply that need not run before the next one can be sampled, or the task is done."""
-        return self.num_tokens - (self.task == "generate")
+        most = self.num_tokens - (self.task == "generate")
+        return most if self.scores is None or self.scores.is_complete else min(most, self.scores.num_skippable)
 
     @property
     def num_tokens(self) -> int:

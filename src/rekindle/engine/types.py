@@ -84,6 +84,8 @@ class GenerationRequest:
         given = sum(x is not None for x in (self.messages, self.text, self.token_ids))
         if given != 1:
             raise BadRequest("give exactly one of messages, text and token_ids")
+        if self.task == "load" and self.params.prompt_logprobs is not None:
+            raise BadRequest("prompt_logprobs: a load computes nothing", param="prompt_logprobs")
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,7 +187,10 @@ class Delta:
 
 @dataclass(frozen=True, slots=True)
 class ChatResult:
-    """A whole reply. `prompt_ids` are the ids the model saw; `logprobs` has one for each token, if requested."""
+    """A whole reply. `prompt_ids` are the ids the model saw; `logprobs` has one for each token, if requested.
+
+    `prompt_logprobs`, if requested, has one for each of `prompt_ids`, None for the first, which follows nothing.
+    """
 
     text: str
     token_ids: tuple[int, ...]
@@ -193,6 +198,7 @@ class ChatResult:
     report: Report
     prompt_ids: tuple[int, ...]
     logprobs: tuple[TokenLogprob, ...] = ()
+    prompt_logprobs: tuple[TokenLogprob | None, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Log probabilities of a token and of the likeliest ones at its position, in the model's raw distribution.
+"""Log probabilities of tokens and of the likeliest ones at their positions, in the model's raw distribution.
 
 Raw: before temperature, penalties and bias. Computed only for the rows that request them.
 """
@@ -17,13 +17,15 @@ if TYPE_CHECKING:
 class TokenLogprob:
     """One token with its natural log probability; `top` are the likeliest ones at its position, most likely first.
 
-    `text` is bytes, because a token may be half a character.
+    `text` is bytes, because a token may be half a character. `rank`: 1 for the likeliest token of the vocabulary; 0:
+    not counted.
     """
 
     token_id: int
     logprob: float
     text: bytes
     top: tuple[TokenLogprob, ...] = ()
+    rank: int = 0
 
 
 def score(logits: torch.Tensor, token: int, num_top: int, *, bytes_of: Callable[[int], bytes]) -> TokenLogprob:
@@ -32,12 +34,12 @@ def score(logits: torch.Tensor, token: int, num_top: int, *, bytes_of: Callable[
     Ties go to the lowest id. Costs one pass over the vocabulary.
     """
     scores = logits.float().log_softmax(dim=0)
-    top = tuple(TokenLogprob(at, float(scores[at]), bytes_of(at)) for at in _largest(scores, num_top))
+    top = tuple(TokenLogprob(at, float(scores[at]), bytes_of(at)) for at in largest(scores, num_top))
     return TokenLogprob(token, float(scores[token]), bytes_of(token), top)
 
 
-def _largest(scores: torch.Tensor, count: int) -> list[int]:
-    """Ids of the largest scores, descending, ties by id."""
+def largest(scores: torch.Tensor, count: int) -> list[int]:
+    """Ids of the `count` largest `scores` [vocab], descending, ties by id."""
     if not count:
         return []
     least = scores.topk(min(count, len(scores))).values[-1]

@@ -55,6 +55,7 @@ class SamplingKeywords(TypedDict, total=False):
     repetition_penalty: float
     logit_bias: Sequence[tuple[int, float]]
     logprobs: int | None
+    prompt_logprobs: int | None
     stop_token_ids: Sequence[int]
     ignore_eos: bool
     min_tokens: int
@@ -68,7 +69,8 @@ class SamplingParams:
     count the tokens of the reply (OpenAI), the repetition penalty those of prompt and reply (transformers).
     `stop` is one text or several; the reply ends before the first that occurs. `stop`, `stop_token_ids` and
     `logit_bias` (token id and what is added to its score) may be lists and are stored as tuples.
-    `logprobs` None: none are returned; else the number of alternatives per token. A token of `stop_token_ids` ends the
+    `logprobs` None: none are returned; else the number of alternatives per token of the reply. `prompt_logprobs` is the
+    same for tokens of the prompt; what prompts have in common is scored once. A token of `stop_token_ids` ends the
     reply and, like an end-of-sequence token, is not part of it. With `ignore_eos`, end-of-sequence tokens are ordinary
     tokens. A reply shorter than `min_tokens` ends neither by a token nor by a stop string.
     """
@@ -85,6 +87,7 @@ class SamplingParams:
     repetition_penalty: float = 1.0
     logit_bias: Sequence[tuple[int, float]] = ()
     logprobs: int | None = None
+    prompt_logprobs: int | None = None
     stop_token_ids: Sequence[int] = ()
     ignore_eos: bool = False
     min_tokens: int = 0
@@ -120,9 +123,9 @@ class SamplingParams:
         ids = {token for token, _ in self.logit_bias}
         _need(len(ids) == len(self.logit_bias), "logit_bias", "must name each token id once")
         _need(len(ids) <= MAX_BIASES, "logit_bias", f"must name at most {MAX_BIASES} token ids")
-        asked = self.logprobs
-        fits = asked is None or (_is_int(asked) and 0 <= asked <= MAX_LOGPROBS)
-        _need(fits, "logprobs", f"must be an integer from 0 to {MAX_LOGPROBS}: how many alternatives a token")
+        for name, asked in (("logprobs", self.logprobs), ("prompt_logprobs", self.prompt_logprobs)):
+            fits = asked is None or (_is_int(asked) and 0 <= asked <= MAX_LOGPROBS)
+            _need(fits, name, f"must be an integer from 0 to {MAX_LOGPROBS}: how many alternatives a token")
 
     def _check_ends(self) -> None:
         """Check where a reply ends."""

@@ -22,6 +22,7 @@ from rekindle.cache.blocks.table import BlockTable, Published
 from rekindle.engine.blocks.ending_parts import EndingParts
 from rekindle.engine.blocks.loads import Load, Loads
 from rekindle.engine.blocks.save_queue import SaveQueue
+from rekindle.engine.blocks.score_cache import ScoreCache
 from rekindle.engine.sequence import Sequence
 from rekindle.kv.arena import KVArena
 from rekindle.store.warm import StoredBlock, WarmStore
@@ -88,6 +89,7 @@ class PrefixCache:
         self._bounded: set[BlockHash] = set()
         self.loads = Loads(pool=pool, arena=arena, report=report_load)
         self.ending = EndingParts(pool, arena.layout)
+        self.scores = ScoreCache()
 
     def root(self, namespace: str) -> BlockHash:
         """Return the parent of a sequence's first block: model, tenant and store. Any thread."""
@@ -110,6 +112,9 @@ class PrefixCache:
         if sequence.reuse == "off":
             return "ready"
         self._bound(sequence.root)
+        self.scores.fill(sequence)
+        if self._is_scored_elsewhere(sequence, computing):
+            return "wait"
         hot = self.pool.try_reuse_prefix(sequence.root, sequence.ids)
         found = self._find_rest(sequence, hot, computing, alone=alone)
         if found.outcome != "ready":
@@ -130,7 +135,7 @@ class PrefixCache:
         match = self._match(sequence, hot, computing)
         if match is None:
             return Attachment("wait")
-        usable = self.ending.usable(match.num_tokens, sequence.num_resumable)
+        usable = self._usable(sequence, match.num_tokens)
         wanted = self.ending.to_load(match.hot, match.on_disk, usable, lambda block: self._stored(sequence, block))
         on_disk = wanted.blocks
         if any(stored.identity.hash in self.loads for stored in on_disk):
@@ -143,6 +148,20 @@ class PrefixCache:
                 return Attachment("short")
             on_disk = fitting
         return Attachment("ready", on_disk, match.child, match.num_tokens if on_disk == wanted.blocks else 0)
+
+    def _is_scored_elsewhere(self, sequence: Sequence, computing: Collection[BlockHash]) -> bool:
+        """Whether another sequence is computing the block with the first score that this one lacks."""
+        if sequence.scores is None or sequence.scores.is_complete:
+            return False
+        index = sequence.scores.num_known // sequence.block_tokens
+        return index < sequence.num_prompt // sequence.block_tokens and sequence.hash_at(index) in computing
+
+    def _usable(self, sequence: Sequence, num_tokens: int) -> int:
+        """Return how many matched tokens a resume point can have. Windows and states have no rows before it, which a
+        score may need."""
+        if sequence.is_scored and self.ending:
+            num_tokens = min(num_tokens, sequence.num_resumable)
+        return self.ending.usable(num_tokens, sequence.num_resumable)
 
     def _match(self, sequence: Sequence, hot: list[int], computing: Collection[BlockHash]) -> _Match | None:
         """Find how much of a sequence is stored after its full hot blocks; None if its next block is on its way."""
@@ -216,7 +235,7 @@ class PrefixCache:
         size = self.pool.block_tokens
         matched = len(hot) * size + (child[1] if child else 0)
         blocks = [*hot, child[0]] if child else hot
-        position = self.ending.resume_at(blocks, self.ending.usable(matched, sequence.num_resumable))
+        position = self.ending.resume_at(blocks, self._usable(sequence, matched))
         stored = position if position >= self._least(sequence) else 0
         num_stored = max(num_stored, matched)
         is_early = self.ending.is_early(position, num_stored, sequence.num_resumable)

@@ -28,6 +28,7 @@ from rekindle.engine.core.speculation import Speculation
 from rekindle.engine.request import FinishedTurn, Request, State
 from rekindle.errors import Overloaded, RekindleError, RequestFailed, Timeout
 from rekindle.model.batch import SequenceStep
+from rekindle.model.row_scores import score_rows
 from rekindle.model.runner import ModelRunner
 from rekindle.worker import is_meant_for_thread
 
@@ -202,7 +203,7 @@ class EngineCore:
                 start=chunk.start,
                 blocks=chunk.sequence.table.blocks,
                 num_stored=chunk.sequence.table.num_tokens,
-                logits="all" if chunk.draft else "last" if chunk.samples else "none",
+                logits="all" if chunk.draft or chunk.num_scored else "last" if chunk.samples else "none",
             )
             for chunk in chunks
         ]
@@ -214,26 +215,40 @@ class EngineCore:
 
         A chunk that failed with a draft runs again without one.
         """
-        sampling: list[tuple[Chunk, int]] = []  # with the number of its first row of logits
+        sampling: list[tuple[Chunk, int]] = []  # with the row of logits of its next token
         row = 0
-        for index, chunk in enumerate(chunks):
+        given = [(chunk.num_logits, chunk.num_scored > 0) for chunk in chunks]
+        for index, (chunk, (num_logits, is_scored)) in enumerate(zip(chunks, given, strict=True)):
             request = chunk.request
             if index not in bad:
                 chunk.sequence.num_computed = chunk.start + chunk.num_rows
                 self.cache.publish(chunk.sequence)
+                if is_scored:
+                    self._score(chunk, logits[row : row + num_logits])
                 if request is not None:
                     self._report_progress(request)
                     if chunk.samples:
-                        sampling.append((chunk, row))
+                        sampling.append((chunk, row + (num_logits - 1 if is_scored else 0)))
                     elif chunk.finishes:
                         self._replies.finish(request, "stop")
             elif not chunk.draft:
                 self._fail(chunk, RequestFailed("the model produced KV that is not finite; nothing of it was kept"))
-            row += chunk.num_logits
+            row += num_logits
         self._sample(logits, sampling)
         for index in bad:
             if chunks[index].draft:
                 self._run([without_draft(chunks[index])])
+
+    def _score(self, chunk: Chunk, logits: torch.Tensor) -> None:
+        """Add the scores that the rows of a chunk give, from its `logits` [rows, vocab]."""
+        scores, num_scored = chunk.sequence.scores, chunk.num_scored
+        assert scores is not None, "a chunk without scores to compute"
+        known = scores.num_known
+        skipped = known - 1 - chunk.start
+        assert skipped >= 0, f"a chunk from {chunk.start} with {known} scores known"
+        tokens = scores.ids_from(known, num_scored)
+        scores.put(known, score_rows(logits[skipped : skipped + num_scored], tokens, scores.num_top))
+        self.cache.scores.keep(chunk.sequence, known)
 
     def _sample(self, logits: torch.Tensor, sampling: list[tuple[Chunk, int]]) -> None:
         """Sample the next token of every chunk, then the next of those whose draft was right, as single steps would.

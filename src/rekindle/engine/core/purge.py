@@ -44,6 +44,7 @@ def wipe(core: EngineCore, purge: HotPurge) -> int:
     own = (purge.own | core.background.forget(purge.command.namespace, purge.command.agent)) - kept
     orphaned = {block_hash for block_hash in purge.idle - kept if not saving.is_queued(block_hash)}
     evict_hashes(pool, own | orphaned)
+    core.cache.scores.clear()
     saving.drop(purge.command, {block_hash for block_hash in own if pool.block_of(block_hash) is None})
     return _overwrite(core)
 

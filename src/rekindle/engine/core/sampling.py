@@ -73,6 +73,7 @@ class Replies:
         first = request.times.first_token is None
         if first:
             request.times.first_token = self._clock()
+            _hand_over_scores(request)
         sequence, reply, params = request.sequence, request.reply, request.reply.sampler.params
         if token in reply.sampler.ends:
             self.finish(request, "stop")
@@ -101,6 +102,7 @@ class Replies:
         text = last.text + reply.stream.finish()
         reply.texts.append(text)
         is_whole = reason != "cancelled"
+        _hand_over_scores(request)
         self._end(request, keep=is_whole or request.sequence.num_generated > 0, is_whole=is_whole)
         report = self._report(request)
         delta = Delta(text, last.token_ids, reason, report, last.logprobs, stop_text=reply.stream.stop_text)
@@ -120,10 +122,10 @@ class Replies:
         """Detach a request and remember it; `is_whole`: the reply is whole, so its caller will send it back."""
         sequence = request.sequence
         ids, hashes = sequence.ids[: sequence.table.num_tokens].copy(), tuple(sequence.table.names)
-        is_turn = sequence.reuse != "off" and sequence.task not in ("absorb", "load")
+        is_turn = sequence.reuse != "off" and sequence.is_turn and sequence.task != "load"
         head = self._cache.detach(sequence, is_remembered=is_turn and keep and len(ids) > 0)
         self._scheduler.move(request, State.FINISHED)
-        if sequence.task == "absorb":
+        if not sequence.is_turn:
             computed = hashes[sequence.reused_tokens // sequence.block_tokens :]
             self._orphans.note((request.namespace, request.agent), {*computed, head.hash})
         if not is_turn:
@@ -165,6 +167,13 @@ class Replies:
 
     def _report(self, request: Request) -> Report:
         return report_of(request, now=self._clock(), min_reuse_tokens=self.min_reuse_tokens)
+
+
+def _hand_over_scores(request: Request) -> None:
+    """Give the caller the scores of the prompt, once they are known."""
+    scores, reply = request.sequence.scores, request.reply
+    if scores is not None and scores.is_complete and reply.generation.prompt_logprobs is None:
+        reply.generation.prompt_logprobs = scores.tokens(reply.stream.token_bytes)
 
 
 def _masks(requests: Sequence[Request]) -> dict[int, torch.Tensor]:

@@ -33,7 +33,8 @@ IDLE_SHARE = 0.4  # of `max_stall_s`, for a step of idle work
 class Chunk:
     """Rows [start, start + num_rows) of a sequence; at the end of one that gets a reply, the last row gives logits.
 
-    Rows of a `draft` follow the last token of a sequence, and give logits, too.
+    Rows of a `draft` follow the last token of a sequence, and give logits, too. Where a row's logits score the next
+    token of the prompt, all rows give logits.
     """
 
     sequence: Sequence
@@ -50,7 +51,13 @@ class Chunk:
     @property
     def num_logits(self) -> int:
         """How many of its last rows give logits."""
-        return self.samples * (1 + len(self.draft))
+        return self.num_rows if self.num_scored else self.samples * (1 + len(self.draft))
+
+    @property
+    def num_scored(self) -> int:
+        """How many tokens of the prompt its rows score: row p those of token p + 1, unless it is known."""
+        scores, last = self.sequence.scores, min(self.start + self.num_rows, self.sequence.num_prompt - 1)
+        return 0 if scores is None else max(0, last - max(self.start, scores.num_known - 1))
 
     @property
     def finishes(self) -> bool:
@@ -121,11 +128,18 @@ class _RowCounts:
 class Scheduler:
     """Queues of one engine. Every request is in exactly one of `waiting`, `loading`, `running`.
 
-    Chunks that do not complete a prompt end at multiples of `chunk_multiple` tokens, 1 for any place.
+    Chunks that do not complete a prompt end at multiples of `chunk_multiple` tokens, 1 for any place. At most
+    `max_scored_rows` of a step give logits because their prompts' tokens are scored.
     """
 
     def __init__(
-        self, settings: EngineSettings, costs: StepCosts, *, max_chunk_tokens: int, chunk_multiple: int = 1
+        self,
+        settings: EngineSettings,
+        costs: StepCosts,
+        *,
+        max_chunk_tokens: int,
+        chunk_multiple: int = 1,
+        max_scored_rows: int | None = None,
     ) -> None:
         self.waiting: list[Request] = []
         self.loading: list[Request] = []
@@ -134,6 +148,7 @@ class Scheduler:
         self.num_stall_misses = 0
         self.max_chunk_tokens = max_chunk_tokens
         self._chunk_multiple = chunk_multiple
+        self._max_scored_rows = max_scored_rows or max_chunk_tokens
         self._settings = settings
         self._num_picks = 0
         self._num_starts = 0
@@ -222,16 +237,20 @@ class Scheduler:
         chunks = [Chunk(request.sequence, request.sequence.num_computed, 1, request) for request in decoding]
         alone = len(self.running) + len(self.waiting) + len(self.loading) == 1
         bound = self._settings.max_step_s if alone else self._settings.max_stall_s
-        rows, contexts = len(chunks), sum(chunk.start for chunk in chunks)
+        rows, contexts, scored = len(chunks), sum(chunk.start for chunk in chunks), 0
         self._rows.keep({request.namespace for request in prefilling})
         for request in self._picks(prefilling, now, self._rows.of):
             first = len(chunks) == len(decoding)
             sequence = request.sequence
             fit = self._fit(sequence, bound, rows=rows, contexts=contexts, first=first)
-            count = self._chunk(sequence, fit, room=self.max_chunk_tokens - rows, first=first)
+            room = self.max_chunk_tokens - rows
+            if sequence.is_scored:
+                room = min(room, self._max_scored_rows - scored)
+            count = self._chunk(sequence, fit, room=room, first=first)
             if count:
                 chunks.append(Chunk(sequence, sequence.num_computed, count, request))
                 rows += count
+                scored += count if sequence.is_scored else 0
                 contexts += count * (sequence.num_computed + count // 2)
                 self._rows.add(request.namespace, count)
         return chunks

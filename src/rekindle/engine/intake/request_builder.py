@@ -23,6 +23,7 @@ from rekindle.engine.generation import Generation
 from rekindle.engine.intake.prompt_lookup import OnMemory, Prompt, PromptLookup
 from rekindle.engine.intake.rendering import Renderer, Rendering
 from rekindle.engine.memory.kept_tools import names_of
+from rekindle.engine.prompt_scores import PromptScores
 from rekindle.engine.request import CachedBreakpoint, Reply, Request, RequestTimes, TakenOut
 from rekindle.engine.sequence import Sequence
 from rekindle.engine.types import GenerationRequest, Task
@@ -142,6 +143,7 @@ class RequestBuilder:
         resume_points = (
             self._resume_points(prompt, rendering, breakpoints) if self._only_at_points else frozenset[int]()
         )
+        scores = self._scores(ready)
         for index, generation in enumerate(generations):
             built = Request(
                 namespace=request.namespace,
@@ -154,6 +156,8 @@ class RequestBuilder:
                     task=request.task,
                     max_new_tokens=ready.max_new_tokens,
                     texts=texts,
+                    scores=scores,
+                    is_measured=scores is not None and request.agent is None and request.messages is None,
                     resume_points=set(resume_points),
                 ),
                 match=prompt.match,
@@ -170,6 +174,11 @@ class RequestBuilder:
             generation.prompt_ids, generation.opening = ready.ids, rendering.opening
             generation.on_cancel(partial(self._cancel, built))
             self._submit(built)
+
+    def _scores(self, ready: _Ready) -> PromptScores | None:
+        """Return what will hold the scores of the prompt's tokens, for all its replies."""
+        num_top = ready.request.params.prompt_logprobs
+        return None if num_top is None else PromptScores(ready.prompt.ids, min(num_top, self._limits.vocab_size))
 
     def _cancel(self, request: Request) -> None:
         request.cancelled.set()
