@@ -62,10 +62,13 @@ def test_prompts_of_every_kind(prompt: Any, expected: list[Any]) -> None:
         ({"best_of": 2, "n": 1}, "best_of"),
         ({"logprobs": 6}, "logprobs"),
         ({"logprobs": True}, "logprobs"),
-        ({"echo": True, "logprobs": 0}, "echo"),
+        ({"prompt_logprobs": 21}, "prompt_logprobs"),
+        ({"prompt_logprobs": -1}, "prompt_logprobs"),
+        ({"prompt_logprobs": 1, "stream": True}, "prompt_logprobs"),
+        ({"return_token_ids": 1}, "return_token_ids"),
         ({"echo": 1}, "echo"),
         ({"messages": []}, "messages"),
-        ({"max_tokens": 0}, "max_tokens"),
+        ({"max_tokens": -2}, "max_tokens"),
         ({"top_logprobs": 1}, "top_logprobs"),
         ({"rekindle": {"prompt_ids": [1]}}, "rekindle.prompt_ids"),
     ],
@@ -83,7 +86,9 @@ def test_what_means_nothing_is_taken(harmless: dict[str, Any]) -> None:
 
 def test_offsets_count_characters_of_the_text() -> None:
     call = parse_completion({"prompt": "a", "logprobs": 1}, ADA)
-    reply = CompletionReply(Stamp("cmpl-1", 1, "pocket"), call, [Generation()], decode=lambda ids: "")
+    reply = CompletionReply(
+        Stamp("cmpl-1", 1, "pocket"), call, [Generation()], decode=lambda ids: "", token_bytes=lambda _: b""
+    )
     halves = [
         TokenLogprob(1, -1.0, "é".encode()[:1], (TokenLogprob(9, -0.5, b"x"),)),
         TokenLogprob(2, -2.0, "é".encode()[1:]),
@@ -214,3 +219,76 @@ def test_one_bad_prompt_fails_them_all(scripted: Served) -> None:
     with pytest.raises(openai.BadRequestError):
         complete(scripted, [CUE, ""])
     assert complete(scripted, CUE).choices[0].text == TALK
+
+
+def ids_of(served: Served, text: str) -> list[int]:
+    encoder = served.engine.encoder
+    return [int(token) for token in encoder.encode(encoder.render_text(text))]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_echo_with_logprobs_scores_the_prompt(scripted: Served, stream: bool) -> None:
+    text = "Ada writes one line.<|smile|>"
+    result = scripted.engine.generate(text, max_tokens=2, temperature=0, prompt_logprobs=1, logprobs=1)
+    assert result.prompt_logprobs is not None
+    answer = complete(scripted, [text, text], echo=True, logprobs=1, max_tokens=2, stream=stream)
+    choices = [chunk.choices[0] for chunk in answer if chunk.choices] if stream else answer.choices
+    for index in (0, 1):
+        parts = [choice.logprobs for choice in choices if choice.index == index]
+        values = [value for part in parts for value in part.token_logprobs]
+        right = [*result.prompt_logprobs, *result.logprobs]
+        assert values == [None, *(each.logprob for each in right if each is not None)]
+        tokens = [token for part in parts for token in part.tokens]
+        assert "".join(tokens) == text + result.text
+        offsets = [offset for part in parts for offset in part.text_offset]
+        assert offsets == [len("".join(tokens[:at])) for at in range(len(tokens))]
+        tops = [top for part in parts for top in part.top_logprobs]
+        assert tops[0] is None
+        best = [each.top[0].logprob for each in right if each is not None]
+        assert [max(top.values()) for top in tops[1:]] == best
+
+
+def test_no_tokens_are_generated_where_none_are_wanted(scripted: Served) -> None:
+    text = "Nothing follows this."
+    answer = complete(scripted, text, echo=True, logprobs=0, max_tokens=0)
+    (choice,) = answer.choices
+    assert (choice.text, choice.finish_reason, answer.usage.completion_tokens) == (text, "length", 0)
+    assert len(choice.logprobs.tokens) == len(ids_of(scripted, text)) == answer.usage.prompt_tokens
+    assert [list(top) for top in choice.logprobs.top_logprobs[1:]] == [[token] for token in choice.logprobs.tokens[1:]]
+    chunks = list(complete(scripted, text, max_tokens=0, stream=True))
+    assert [(chunk.choices[0].text, chunk.choices[0].finish_reason) for chunk in chunks] == [("", "length")]
+
+
+def test_the_prompt_s_logprobs_and_ids_as_vllm_writes_them(scripted: Served) -> None:
+    extra = {"prompt_logprobs": 2, "return_token_ids": True}
+    ids = ids_of(scripted, CUE)
+    answer = complete(scripted, CUE, max_tokens=3, extra_body=extra).choices[0].model_extra
+    assert answer["prompt_token_ids"] == ids
+    assert len(answer["token_ids"]) == 3
+    first, *others = answer["prompt_logprobs"]
+    assert (first, len(others)) == (None, len(ids) - 1)
+    for token, place in zip(ids[1:], others, strict=True):
+        own = place[str(token)]
+        ranks = sorted(each["rank"] for each in place.values())
+        assert ranks == ([1, 2] if own["rank"] <= 2 else [1, 2, own["rank"]])
+        assert own["decoded_token"] == scripted.engine.encoder.vocabulary.token_bytes(token).decode()
+    chunks = list(complete(scripted, CUE, max_tokens=3, stream=True, extra_body={"return_token_ids": True}))
+    assert chunks[0].choices[0].model_extra["prompt_token_ids"] == ids
+    assert [each for chunk in chunks for each in chunk.choices[0].model_extra["token_ids"]] == answer["token_ids"]
+
+
+def test_a_chat_has_them_in_its_head(scripted: Served) -> None:
+    def chat(**parameters: Any) -> Any:
+        messages: Any = [{"role": "user", "content": "Hi <|talk|>"}]
+        given = {"model": "default", "temperature": 0, "max_tokens": 4, **parameters}
+        return scripted.client().chat.completions.create(messages=messages, **given)
+
+    answer = chat(extra_body={"prompt_logprobs": 1, "return_token_ids": True, "rekindle": {"return_ids": True}})
+    head, own = answer.model_extra, answer.model_extra["rekindle"]
+    assert head["prompt_token_ids"] == own["prompt_ids"]
+    assert len(head["prompt_logprobs"]) == len(own["prompt_ids"])
+    assert answer.choices[0].model_extra["token_ids"] == own["completion_ids"]
+    chunks = list(chat(stream=True, extra_body={"return_token_ids": True}))
+    assert chunks[0].model_extra["prompt_token_ids"] == own["prompt_ids"]
+    ids = [chunk.choices[0].model_extra.get("token_ids", []) for chunk in chunks if chunk.choices]
+    assert [each for some in ids for each in some] == own["completion_ids"]

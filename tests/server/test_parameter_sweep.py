@@ -25,6 +25,7 @@ SIDE = ModelSide(ReplyFormat(), TemplateHabits(takes_late_system=True))
 
 # Accepted in silence: the value is what happens anyway, or the parameter names, bills or routes.
 NEUTRAL: dict[str, list[Any]] = {
+    "return_token_ids": [None, False, True],
     "max_tokens": [-1, None],
     "top_k": [-1, 0],
     "n": [1],
@@ -107,8 +108,8 @@ CHAT_ONLY: dict[str, list[Any]] = {
 }
 TEXT_ONLY: dict[str, list[Any]] = {
     "best_of": [1, None],
-    "echo": [None, False],
-    "logprobs": [None],
+    "echo": [None, False, True],
+    "logprobs": [None, 0, 5],
     "prompt_embeds": [None],
 }
 IGNORED: dict[str, list[Any]] = {
@@ -147,7 +148,6 @@ IGNORED: dict[str, list[Any]] = {
     "kv_transfer_params": [{}],
     "ec_transfer_params": [{}],
     "cache_salt": ["salt"],
-    "return_token_ids": [False, True],
     "return_token_offsets": [False],
     "return_prompt_text": [False],
     "routed_experts_prompt_start": [0],

@@ -8,6 +8,7 @@ from tools.defects.layers import LAYERS
 from tools.defects.mapped import MAPPED
 from tools.defects.mixtures import MIXTURES
 from tools.defects.quantised import QUANTISED
+from tools.defects.scores import SCORED
 from tools.defects.serving import SERVING
 from tools.defects.states import STATES
 from tools.defects.windows import WINDOWS
@@ -24,4 +25,5 @@ MUTANTS = (
     *LATENTS,
     *QUANTISED,
     *CLIENTS,
+    *SCORED,
 )

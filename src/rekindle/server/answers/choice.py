@@ -26,6 +26,7 @@ class Choice:
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
     num_logprobs_sent: int = 0
+    num_ids_sent: int = 0
     report: Report | None = None
     reason: FinishReason | None = None
     stop_text: str | None = None
@@ -42,6 +43,12 @@ class Choice:
         """Return the logprobs that no chunk has contained yet."""
         new = self.logprobs[self.num_logprobs_sent :]
         self.num_logprobs_sent = len(self.logprobs)
+        return new
+
+    def new_ids(self) -> list[int]:
+        """Return the ids that no chunk has contained yet."""
+        new = self.token_ids[self.num_ids_sent :]
+        self.num_ids_sent = len(self.token_ids)
         return new
 
     def described(self, *, return_ids: bool) -> dict[str, Any]:

@@ -41,7 +41,6 @@ TEXT_NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "return_tokens_as_token_ids": (False,),
     "thinking_token_budget": (),
     "prompt_embeds": (),
-    "prompt_logprobs": (),
 }
 CHAT_NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     **TEXT_NEUTRAL,

@@ -79,6 +79,10 @@ class SamplingBody(StrictModel):
     guided_grammar: str | None = Field(default=None, description="in Lark's or llama.cpp's notation, as grammar")
     json_schema: dict[str, Any] | None = Field(default=None, description="llama.cpp's")
     grammar: str | None = Field(default=None, description="llama.cpp's")
+    prompt_logprobs: int | None = Field(
+        default=None, ge=0, le=20, description="vLLM's: log probabilities of the prompt's tokens, with alternatives"
+    )
+    return_token_ids: bool | None = Field(default=None, description="vLLM's: add the ids of prompt and reply")
     n: int | None = Field(default=None, ge=1, le=MAX_CHOICES)
     stream: bool | None = Field(default=None, description="answer as server-sent events")
     stream_options: StreamOptions | None = None
@@ -158,9 +162,10 @@ class CompletionBody(SamplingBody):
 
     prompt: str | Items[str] | Items[int] | Items[Items[int]]
     max_tokens: int | None = Field(
-        default=None, description=f"of a reply; not given: {COMPLETION_TOKENS}, as OpenAI does"
+        default=None,
+        description=f"of a reply; not given: {COMPLETION_TOKENS}, as OpenAI does; 0: the prompt only",
     )
-    echo: bool | None = Field(default=None, description="begin the text with the prompt")
+    echo: bool | None = Field(default=None, description="begin the text, and the logprobs, with the prompt")
     logprobs: int | None = Field(default=None, ge=0, le=5, description="alternatives to each token")
     best_of: int | None = Field(default=None, description="must equal n")
     rekindle: RekindleOptions | None = None

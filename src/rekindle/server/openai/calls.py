@@ -29,13 +29,17 @@ from rekindle.text.omissions import Omissions
 
 SAMPLING = (
     "max_tokens temperature top_p top_k min_p presence_penalty frequency_penalty repetition_penalty seed ignore_eos "
-    "min_tokens stop stop_token_ids"
+    "min_tokens stop stop_token_ids prompt_logprobs"
 ).split()
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A parsed body: what to generate, how many replies to each prompt, and how to answer."""
+    """A parsed body: what to generate, how many replies to each prompt, and how to answer.
+
+    `return_ids` are in the `rekindle` object, with `adds_ids` they are where vLLM has them. `num_prompt_logprobs`:
+    alternatives to each token of the prompt, None if their logprobs are not in the answer.
+    """
 
     requests: tuple[GenerationRequest, ...]
     num_choices: int
@@ -44,7 +48,9 @@ class Call:
     include_usage: bool
     continuous_usage: bool
     return_ids: bool
+    adds_ids: bool
     has_logprobs: bool
+    num_prompt_logprobs: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,9 +70,10 @@ class ChatCall(Call):
 
 @dataclass(frozen=True, slots=True)
 class CompletionCall(Call):
-    """A parsed completion body; `echo`: the text begins with the prompt."""
+    """A parsed completion body; `echo`: the text begins with the prompt. `num_logprobs`: alternatives per token."""
 
     echo: bool
+    num_logprobs: int
 
 
 def parse_chat(body: Any, caller: Caller, *, strict: bool = False) -> ChatCall:
@@ -135,11 +142,14 @@ def parse_completion(body: Any, caller: Caller, *, strict: bool = False) -> Comp
     options = asked.rekindle or RekindleOptions()
     if asked.best_of is not None and asked.best_of != (asked.n or 1):
         raise BadRequest("best_of: replies are not ranked here; leave it out and ask for n", param="best_of")
-    if asked.echo and asked.logprobs is not None:
-        message = "echo: the prompt's own logprobs are not computed; ask for echo or for logprobs"
-        raise BadRequest(message, param="echo")
     limit = COMPLETION_TOKENS if asked.max_tokens is None else asked.max_tokens
-    params = _params(asked, {"logprobs": asked.logprobs, "max_tokens": limit})
+    scored = [asked.prompt_logprobs, asked.logprobs if asked.echo else None]
+    extra = {
+        "logprobs": asked.logprobs,
+        "prompt_logprobs": max((num for num in scored if num is not None), default=None),
+        "max_tokens": limit or None,
+    }
+    params = _params(asked, extra)
     requests = tuple(
         GenerationRequest(
             text=prompt if isinstance(prompt, str) else None,
@@ -148,6 +158,7 @@ def parse_completion(body: Any, caller: Caller, *, strict: bool = False) -> Comp
             namespace=caller.namespace,
             params=params,
             reuse=options.reuse,
+            task="generate" if limit else "prefill",
             constraint=_constraint(asked),
             omitted=omissions.all(),
         )
@@ -156,7 +167,7 @@ def parse_completion(body: Any, caller: Caller, *, strict: bool = False) -> Comp
     if len(requests) * (asked.n or 1) > MAX_CHOICES:
         message = f"prompt: {len(requests)} prompts with n = {asked.n or 1} are more than {MAX_CHOICES} choices"
         raise BadRequest(message, param="prompt")
-    return CompletionCall(**_common(asked, options, requests), echo=bool(asked.echo))
+    return CompletionCall(**_common(asked, options, requests), echo=bool(asked.echo), num_logprobs=asked.logprobs or 0)
 
 
 def _constraint(body: SamplingBody) -> Constraint | None:
@@ -176,6 +187,8 @@ def _prompts(prompt: str | Sequence[Any]) -> Sequence[Any]:
 
 
 def _common(body: SamplingBody, options: RekindleOptions, requests: tuple[GenerationRequest, ...]) -> dict[str, Any]:
+    if body.prompt_logprobs is not None and body.stream:
+        raise BadRequest("prompt_logprobs: not in a stream; leave stream out", param="prompt_logprobs")
     return {
         "requests": requests,
         "num_choices": body.n or 1,
@@ -184,6 +197,8 @@ def _common(body: SamplingBody, options: RekindleOptions, requests: tuple[Genera
         "include_usage": body.stream_options is not None and body.stream_options.include_usage,
         "continuous_usage": body.stream_options is not None and body.stream_options.continuous_usage_stats,
         "return_ids": options.return_ids,
+        "adds_ids": bool(body.return_token_ids),
+        "num_prompt_logprobs": body.prompt_logprobs,
         "has_logprobs": requests[0].params.logprobs is not None,
     }
 

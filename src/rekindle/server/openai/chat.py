@@ -14,7 +14,7 @@ from rekindle.engine.types import Delta
 from rekindle.server.answers.choice import Choice, ReplyParser
 from rekindle.server.answers.reply import Stamp
 from rekindle.server.openai.calls import ChatCall
-from rekindle.server.openai.parts import DataEvents, chat_logprobs, message_of, usage_of
+from rekindle.server.openai.parts import DataEvents, chat_logprobs, message_of, prompt_logprobs, usage_of
 from rekindle.text.messages import Message
 from rekindle.text.replies import ArgumentsDelta, CallStart, Event, ReasoningDelta, ReplyFormat, TextDelta
 
@@ -48,8 +48,13 @@ class ChatReply(DataEvents):
             if choice.report is not None:
                 last["rekindle"] = choice.described(return_ids=self._call.return_ids)
             chunks.append(last)
-        if len(chunks) > len(pieces) and (new := choice.new_logprobs()):
-            chunks[len(pieces)]["choices"][0]["logprobs"] = chat_logprobs(new)
+        if len(chunks) > len(pieces):
+            if new := choice.new_logprobs():
+                chunks[len(pieces)]["choices"][0]["logprobs"] = chat_logprobs(new)
+            if self._call.adds_ids:
+                chunks[len(pieces)]["choices"][0]["token_ids"] = choice.new_ids()
+        if pieces and self._call.adds_ids:
+            chunks[0]["prompt_token_ids"] = list(choice.generation.prompt_ids)
         return chunks
 
     def has_ended(self, index: int) -> bool:
@@ -75,12 +80,28 @@ class ChatReply(DataEvents):
                 "message": self._message(reading.parsed.message()),
                 "logprobs": chat_logprobs(reading.choice.logprobs) if self._call.has_logprobs else None,
                 "finish_reason": reading.reason,
+                **({"token_ids": list(reading.choice.token_ids)} if self._call.adds_ids else {}),
                 **({"rekindle": described[index]} if len(self._choices) > 1 else {}),
             }
             for index, reading in enumerate(self._choices)
         ]
         head = self._stamp.head("chat.completion")
-        return {**head, "choices": choices, "usage": self._usage(), "rekindle": described[0]}
+        return {
+            **head,
+            "choices": choices,
+            "usage": self._usage(),
+            **self._of_prompt(self._choices[0].choice.generation),
+            "rekindle": described[0],
+        }
+
+    def _of_prompt(self, generation: Generation) -> dict[str, Any]:
+        """Return what was requested of the prompt, as vLLM writes it."""
+        found: dict[str, Any] = {}
+        if self._call.adds_ids:
+            found["prompt_token_ids"] = list(generation.prompt_ids)
+        if self._call.num_prompt_logprobs is not None:
+            found["prompt_logprobs"] = prompt_logprobs(generation, self._call.num_prompt_logprobs)
+        return found
 
     def _usage(self) -> dict[str, Any]:
         usage = usage_of([reading.choice for reading in self._choices], len(self._choices))

@@ -93,6 +93,17 @@ class AssistantMessage(StrictModel):
     tool_calls: list[Called] = Field(default=[])
 
 
+class PromptToken(StrictModel):
+    """A token in a place of the prompt; `rank` 1: the likeliest of the vocabulary."""
+
+    logprob: float
+    rank: int
+    decoded_token: str
+
+
+PromptLogprobs = list[dict[str, PromptToken] | None]  # by token id; the first token has none
+
+
 class ChatChoice(StrictModel):
     """One of n replies."""
 
@@ -100,6 +111,7 @@ class ChatChoice(StrictModel):
     message: AssistantMessage
     logprobs: ChatLogprobs | None
     finish_reason: Literal["stop", "length", "tool_calls"]
+    token_ids: list[int] | None = None
     rekindle: RekindleReport | None = None
 
 
@@ -112,6 +124,8 @@ class ChatCompletion(StrictModel):
     model: str
     choices: list[ChatChoice]
     usage: Usage
+    prompt_token_ids: list[int] | None = None
+    prompt_logprobs: PromptLogprobs | None = None
     rekindle: RekindleReport
 
 
@@ -147,6 +161,7 @@ class ChunkChoice(StrictModel):
     delta: ChatDelta
     logprobs: ChatLogprobs | None
     finish_reason: Literal["stop", "length", "tool_calls"] | None
+    token_ids: list[int] | None = None
 
 
 class ChatChunk(StrictModel):
@@ -157,16 +172,17 @@ class ChatChunk(StrictModel):
     created: int
     model: str
     choices: list[ChunkChoice]
+    prompt_token_ids: list[int] | None = None
     usage: Usage | None = None
     rekindle: RekindleReport | None = None
 
 
 class TextLogprobs(StrictModel):
-    """One entry per token; offsets in characters of the text."""
+    """One entry per token, null for the first of an echoed prompt; offsets in characters of the text."""
 
     tokens: list[str]
-    token_logprobs: list[float]
-    top_logprobs: list[dict[str, float]]
+    token_logprobs: list[float | None]
+    top_logprobs: list[dict[str, float] | None]
     text_offset: list[int]
 
 
@@ -177,6 +193,9 @@ class TextChoice(StrictModel):
     text: str
     logprobs: TextLogprobs | None
     finish_reason: Literal["stop", "length"] | None
+    token_ids: list[int] | None = None
+    prompt_token_ids: list[int] | None = None
+    prompt_logprobs: PromptLogprobs | None = None
     rekindle: RekindleReport | None = None
 
 

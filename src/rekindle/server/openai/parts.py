@@ -9,6 +9,7 @@ import codecs
 from collections.abc import Sequence
 from typing import Any, Literal
 
+from rekindle.engine.generation import Generation
 from rekindle.engine.types import Progress
 from rekindle.model.logprobs import TokenLogprob
 from rekindle.server.answers.choice import Choice
@@ -85,20 +86,41 @@ class TextOffsets:
         self._at = 0
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
-    def encode(self, tokens: Sequence[TokenLogprob]) -> dict[str, Any]:
-        """Return the `logprobs` object of the next tokens."""
+    def encode(self, tokens: Sequence[TokenLogprob], *, first: bytes | None = None) -> dict[str, Any]:
+        """Return the `logprobs` object of the next tokens; `first` is one before them, which has none."""
+        before = [] if first is None else [first]
         offsets = []
-        for token in tokens:
+        for text in (*before, *(token.text for token in tokens)):
             offsets.append(self._at)
-            self._at += len(self._decoder.decode(token.text))
+            self._at += len(self._decoder.decode(text))
+        none: list[Any] = [None] * len(before)
         return {
-            "tokens": [_token_key(token.text) for token in tokens],
-            "token_logprobs": [_finite(token) for token in tokens],
-            "top_logprobs": [
-                {_token_key(each.text): _finite(each) for each in (*reversed(token.top), token)} for token in tokens
-            ],
+            "tokens": [_token_key(text) for text in (*before, *(token.text for token in tokens))],
+            "token_logprobs": none + [_finite(token) for token in tokens],
+            "top_logprobs": none
+            + [{_token_key(each.text): _finite(each) for each in (*reversed(token.top), token)} for token in tokens],
             "text_offset": offsets,
         }
+
+
+def prompt_logprobs(generation: Generation, num_top: int) -> list[dict[str, Any] | None] | None:
+    """Return the log probabilities of a prompt's tokens as vLLM writes them, by id, each with `num_top` alternatives;
+    None for the first. None at all if the prompt was not computed to its end."""
+    if generation.prompt_logprobs is None:
+        return None
+    return [
+        None
+        if token is None
+        else {
+            str(each.token_id): {
+                "logprob": _finite(each),
+                "rank": each.rank,
+                "decoded_token": each.text.decode("utf-8", "replace"),
+            }
+            for each in (token, *token.top[:num_top])
+        }
+        for token in generation.prompt_logprobs
+    ]
 
 
 def _finite(token: TokenLogprob) -> float:

@@ -51,8 +51,14 @@ class CompletionRoute:
     async def __call__(self, request: Request) -> Response:
         """Answer whole or as a stream."""
         (call, generations), watch = await accepted(request, self._context.observer, TEXT_PATH, self._submit)
-        decode = self._context.engine.encoder.decode
-        reply = CompletionReply(self._context.stamp("cmpl-"), call, generations, decode=decode)
+        encoder = self._context.engine.encoder
+        reply = CompletionReply(
+            self._context.stamp("cmpl-"),
+            call,
+            generations,
+            decode=encoder.decode,
+            token_bytes=encoder.vocabulary.token_bytes,
+        )
         answer = Answer(reply, generations, watch, params=TEXT_PARAMS, ping_s=self._context.ping_s)
         return await (answer.stream(request) if call.stream else answer.whole(request))
 

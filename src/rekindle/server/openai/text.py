@@ -1,16 +1,21 @@
-"""OpenAI's text completions, whole and in chunks, encoded from deltas."""
+"""OpenAI's text completions, whole and in chunks, encoded from deltas.
+
+Where the prompt is echoed, its tokens come first in the logprobs, too; the first of them has none.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from rekindle.engine.generation import Generation
-from rekindle.engine.types import Delta
+from rekindle.engine.types import Delta, FinishReason
+from rekindle.model.logprobs import TokenLogprob
 from rekindle.server.answers.choice import Choice
 from rekindle.server.answers.reply import Stamp
 from rekindle.server.openai.calls import CompletionCall
-from rekindle.server.openai.parts import DataEvents, TextOffsets, usage_of
+from rekindle.server.openai.parts import DataEvents, TextOffsets, prompt_logprobs, usage_of
 from rekindle.text.messages import Message
 
 KIND = "text_completion"
@@ -24,7 +29,10 @@ class _TextChoice:
 
 
 class CompletionReply(DataEvents):
-    """The answer to one completion call, choices in the order of prompts. `decode` turns prompts of ids into text."""
+    """The answer to one completion call, choices in the order of prompts.
+
+    `decode` turns prompts of ids into text, `token_bytes` a token.
+    """
 
     def __init__(
         self,
@@ -33,27 +41,34 @@ class CompletionReply(DataEvents):
         generations: Sequence[Generation],
         *,
         decode: Callable[[Sequence[int]], str],
+        token_bytes: Callable[[int], bytes],
     ) -> None:
         self._stamp = stamp
         self._call = call
         self._decode = decode
+        self._token_bytes = token_bytes
         self._choices = [_TextChoice(Choice(index, generation)) for index, generation in enumerate(generations)]
 
     def take(self, index: int, delta: Delta) -> list[dict[str, Any]]:
         """Return one chunk for a delta that has text or ends the choice; the first one begins with the echo."""
         choice = self._choices[index]
-        text = delta.text if choice.texts else self._echo(index) + delta.text
+        is_first = not choice.texts
+        text = self._echo(index) + delta.text if is_first else delta.text
         choice.texts.append(text)
         choice.choice.add(delta)
         if not text and delta.finish_reason is None:
             return []
         new = choice.choice.new_logprobs()
-        entry = {
+        entry: dict[str, Any] = {
             "index": index,
             "text": text,
-            "logprobs": choice.offsets.encode(new) if self._call.has_logprobs else None,
-            "finish_reason": delta.finish_reason,
+            "logprobs": self._logprobs(choice, choice.offsets, new, from_start=is_first),
+            "finish_reason": None if delta.finish_reason is None else self._reason(choice),
         }
+        if self._call.adds_ids:
+            entry["token_ids"] = choice.choice.new_ids()
+            if is_first:
+                entry["prompt_token_ids"] = list(choice.choice.generation.prompt_ids)
         chunk: dict[str, Any] = {**self._stamp.head(KIND), "choices": [entry]}
         if self._call.include_usage:
             chunk["usage"] = self._usage() if self._call.continuous_usage else None
@@ -67,6 +82,24 @@ class CompletionReply(DataEvents):
         if not self._call.echo:
             return ""
         return asked.text if asked.text is not None else self._decode(asked.token_ids or ())
+
+    def _logprobs(
+        self, choice: _TextChoice, offsets: TextOffsets, tokens: Sequence[TokenLogprob], *, from_start: bool
+    ) -> dict[str, Any] | None:
+        """Return the `logprobs` object of `tokens`; `from_start`: an echoed prompt comes before them."""
+        if not self._call.has_logprobs:
+            return None
+        generation = choice.choice.generation
+        if not (from_start and self._call.echo) or generation.prompt_logprobs is None:
+            return offsets.encode(tokens)
+        num_top = self._call.num_logprobs
+        prompt = [replace(each, top=each.top[:num_top]) for each in generation.prompt_logprobs if each is not None]
+        return offsets.encode([*prompt, *tokens], first=self._token_bytes(generation.prompt_ids[0]))
+
+    def _reason(self, choice: _TextChoice) -> FinishReason | None:
+        """Return why a choice ended; a reply of no tokens has reached its length."""
+        asked = self._call.requests[choice.choice.index // self._call.num_choices]
+        return "length" if asked.task == "prefill" and choice.choice.reason == "stop" else choice.choice.reason
 
     def has_ended(self, index: int) -> bool:
         """Return False: a choice ends with its generation."""
@@ -88,13 +121,23 @@ class CompletionReply(DataEvents):
             {
                 "index": choice.choice.index,
                 "text": "".join(choice.texts),
-                "logprobs": TextOffsets().encode(choice.choice.logprobs) if self._call.has_logprobs else None,
-                "finish_reason": choice.choice.reason,
+                "logprobs": self._logprobs(choice, TextOffsets(), choice.choice.logprobs, from_start=True),
+                "finish_reason": self._reason(choice),
+                **self._of_prompt(choice),
                 **({"rekindle": described[choice.choice.index]} if len(self._choices) > 1 else {}),
             }
             for choice in self._choices
         ]
         return {**self._stamp.head(KIND), "choices": choices, "usage": self._usage(), "rekindle": described[0]}
+
+    def _of_prompt(self, choice: _TextChoice) -> dict[str, Any]:
+        """Return the ids and the prompt's logprobs of a choice, as vLLM writes them, where they were requested."""
+        generation, found = choice.choice.generation, dict[str, Any]()
+        if self._call.adds_ids:
+            found |= {"token_ids": list(choice.choice.token_ids), "prompt_token_ids": list(generation.prompt_ids)}
+        if self._call.num_prompt_logprobs is not None:
+            found["prompt_logprobs"] = prompt_logprobs(generation, self._call.num_prompt_logprobs)
+        return found
 
     def _usage(self) -> dict[str, Any]:
         return usage_of([choice.choice for choice in self._choices], self._call.num_choices)
