@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -15,9 +16,12 @@ from rekindle.server.gate.caller import Caller
 from rekindle.server.openai.calls import parse_chat
 from rekindle.server.responses.calls import parse_response
 from rekindle.server.responses.stored import StoredResponses
+from rekindle.text.constraints.types import Calls
 from rekindle.text.messages import Message
 from rekindle.text.replies import ReplyFormat
 from rekindle.text.replies.envelope import EnvelopeForm
+from rekindle.text.replies.reader import CallMarks
+from rekindle.text.replies.tagged import TaggedForm
 
 FORM, BARE = ReplyFormat(tools=EnvelopeForm()), ReplyFormat()
 ASKED = GenerationRequest(messages=(Message("user", "Hi"),))
@@ -59,9 +63,57 @@ def test_a_forced_call_begins_the_reply() -> None:
 @pytest.mark.parametrize("choice", [AUTO, NONE])
 @pytest.mark.parametrize("names", [[], ["look"]])
 def test_nothing_else_changes_the_request(choice: ToolChoice, names: list[str]) -> None:
-    assert steered(ASKED, FORM, choice, tool_names=names) is ASKED
+    calls = Calls(()) if names and choice == AUTO else None
+    assert steered(ASKED, FORM, choice, tool_names=names) == replace(ASKED, calls=calls)
     if not names or choice == NONE:
         assert steered(ASKED, BARE, choice, tool_names=names) is ASKED
+
+
+FUNCTIONS = [
+    {"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}},
+    {"type": "function", "function": {"name": "add"}},
+]
+OFFERED = replace(ASKED, tools=FUNCTIONS)
+NAMES = ["look", "add"]
+
+
+def called(choice: ToolChoice, form: ReplyFormat = FORM, **given: Any) -> Calls:
+    calls = steered(OFFERED, form, choice, tool_names=NAMES, **given).calls
+    assert calls is not None
+    return calls
+
+
+def test_the_arguments_of_forced_and_of_strict_calls_have_schemas() -> None:
+    forced = called(LOOK)
+    assert (forced.is_forced, forced.name, forced.parallel) == (True, "look", False)
+    assert [(tool.name, tool.schema, tool.is_strict) for tool in forced.tools] == [
+        ("look", {"type": "object"}, False),
+        ("add", None, False),
+    ]
+    strict = called(AUTO, strict={"look": "tools[0].function.parameters"})
+    assert (strict.is_forced, strict.parallel) == (False, True)
+    assert [(tool.schema, tool.is_strict) for tool in strict.tools] == [({"type": "object"}, True), (None, False)]
+    assert strict.tools[0].param == "tools[0].function.parameters"
+    assert not called(AUTO, strict={"look": "x"}, parallel=False).parallel
+
+
+def test_some_of_the_tools_can_be_allowed() -> None:
+    some = parse_tool_choice(
+        {"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": [{"function": {"name": "add"}}]}}
+    )
+    assert some == ToolChoice("required", allowed=frozenset(("add",)))
+    assert [tool.name for tool in called(some).tools] == ["add"]
+    for names in ((), ("jump",)):
+        with pytest.raises(BadRequest, match=r"no tool 'jump'|at least one"):
+            called(ToolChoice("auto", allowed=frozenset(names)))
+
+
+def test_a_format_that_cannot_be_enforced_says_so() -> None:
+    tagged = ReplyFormat(tools=TaggedForm(CallMarks("<tool_call>", "</tool_call>")))
+    found = steered(OFFERED, tagged, AUTO, tool_names=NAMES, strict={"look": "x"})
+    assert found.omitted.ignored == ("tools.strict",)
+    with pytest.raises(BadRequest, match="cannot be forbidden"):
+        steered(OFFERED, tagged, ToolChoice("auto", allowed=frozenset(("add",))), tool_names=NAMES)
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ import pytest
 from rekindle.errors import BadRequest
 from rekindle.text.constraints.matcher import ReplyConstraints, ReplyMatcher
 from rekindle.text.constraints.schema import enforced, fault
-from rekindle.text.constraints.types import Constraint
+from rekindle.text.constraints.types import Calls, Constraint
 from rekindle.text.messages import GUARD
 from rekindle.text.prompt import RenderedPrompt
 from rekindle.text.replies import find_reply_format
@@ -49,7 +49,7 @@ def follow(matcher: ReplyMatcher, ids: Sequence[int]) -> bool:
 
 def accepts(name: str, reply: str, given: Constraint = A, *, opening: str = "", calls: bool = False) -> bool:
     """Whether the reply may be said and end there."""
-    matcher = constraints_of(name).matcher(given, opening=opening, calls=calls)
+    matcher = constraints_of(name).matcher(given, opening=opening, calls=Calls(()) if calls else None)
     encoder = encoder_for(name)
     ends = [token.id for token in encoder.controls.tokens if token.content in FAMILIES[name].ends]
     return follow(matcher, ids_of(name, reply)) and (matcher.is_over or bool(matcher.allowed()[ends].any()))
@@ -120,9 +120,9 @@ def test_other_kinds(constraint: Constraint, right: list[str], wrong: list[str])
 
 @pytest.mark.parametrize("kind", ["gpt2", "o200k", "deepseek", "prepend", "always", "first", "words"])
 def test_every_kind_of_tokenizer(kind: str) -> None:
-    matcher = constraints_of("hermes", kind).matcher(A, opening="", calls=False)
+    matcher = constraints_of("hermes", kind).matcher(A, opening="")
     assert follow(matcher, ids_of("hermes", '{"a": 1}', kind)) and matcher.is_over
-    matcher = constraints_of("hermes", kind).matcher(A, opening="", calls=False)
+    matcher = constraints_of("hermes", kind).matcher(A, opening="")
     assert not follow(matcher, ids_of("hermes", '{"a": x}', kind))
 
 
@@ -131,13 +131,13 @@ def test_text_is_not_taken_for_a_token() -> None:
     given = Constraint("json", {"type": "string"})
     constraints = constraints_of("hermes")
     control = [token.id for token in encoder_for("hermes").controls.tokens]
-    matcher = constraints.matcher(given, opening="", calls=False)
+    matcher = constraints.matcher(given, opening="")
     matcher.take(ids_of("hermes", '"')[0])
     assert not matcher.allowed()[control].any() and matcher.allowed().sum() > 100
 
 
 def test_copies_go_their_own_ways() -> None:
-    first = constraints_of("hermes").matcher(Constraint("choice", ("ab", "cd")), opening="", calls=False)
+    first = constraints_of("hermes").matcher(Constraint("choice", ("ab", "cd")), opening="")
     second = first.copy()
     first.take(ids_of("hermes", "a")[0])
     assert follow(second, ids_of("hermes", "cd")) and second.is_over
@@ -160,7 +160,7 @@ def test_copies_go_their_own_ways() -> None:
 def test_what_cannot_be_enforced_is_refused_by_its_place(schema: Any, place: str, words: str) -> None:
     given = Constraint("json", schema, "response_format.json_schema.schema")
     with pytest.raises(BadRequest) as caught:
-        constraints_of("hermes").matcher(given, opening="", calls=False)
+        constraints_of("hermes").matcher(given, opening="")
     at = f"at {place}: " if place else ""
     assert str(caught.value).startswith(f"response_format.json_schema.schema: {at}") and words in str(caught.value)
     assert caught.value.param == f"response_format.json_schema.schema{f'.{place}' if place else ''}"
@@ -181,7 +181,7 @@ def test_what_cannot_be_enforced_is_refused_by_its_place(schema: Any, place: str
 )
 def test_malformed_constraints_are_refused(given: Constraint) -> None:
     with pytest.raises(BadRequest) as caught:
-        constraints_of("hermes").matcher(given, opening="", calls=False)
+        constraints_of("hermes").matcher(given, opening="")
     assert caught.value.param == "x"
 
 
@@ -229,6 +229,6 @@ def test_faults_of_large_schemas_are_looked_for_within_bounds() -> None:
 
 
 def test_masks_are_of_the_whole_vocabulary() -> None:
-    matcher = constraints_of("hermes").matcher(A, opening="", calls=False)
+    matcher = constraints_of("hermes").matcher(A, opening="")
     allowed = matcher.allowed()
     assert allowed.dtype == np.bool_ and len(allowed) == encoder_for("hermes").vocab_size

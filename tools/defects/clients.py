@@ -10,6 +10,9 @@ FORMS = "tests/text/test_constraints.py"
 REPLIES = "tests/engine/test_constrained.py"
 SWEEP = "tests/server/test_parameter_sweep.py"
 NORMAL = "tests/text/test_normalise.py"
+CALLS = "tests/text/test_call_grammars.py"
+STEER = "tests/server/test_steering.py"
+STRICT = "tests/server/test_strict_tools.py"
 RUN = "tests/server/test_responses_client_tools.py"
 
 CLIENTS = (
@@ -149,8 +152,8 @@ CLIENTS = (
     one(
         "calls without tools",
         "text/constraints/grammar.py",
-        'call = self._call() if calls else ""',
-        "call = self._call()",
+        "else self._call() if calls is not None else []",
+        "else self._call()",
         f"{FORMS}::test_a_call_may_take_the_place_of_the_text",
     ),
     one(
@@ -194,5 +197,40 @@ CLIENTS = (
         '            call_ids.setdefault(each, item["call_id"])\n',
         "            pass\n",
         f"{RUN}::test_histories_of_a_client_that_runs_tools",
+    ),
+    one(
+        "calls of tools that nobody sent",
+        "text/constraints/calls.py",
+        "name = literal(layout.escape(tool.name))",
+        'name = "/[a-z_]+/"',
+        f"{CALLS}::test_wrong_arguments_and_unknown_tools_are_not",
+    ),
+    one(
+        "further calls where one is wanted",
+        "text/constraints/calls.py",
+        "return self.calls.parallel and not self.layout.only_one",
+        "return not self.layout.only_one",
+        f"{CALLS}::test_only_one_call_where_one_is_wanted",
+    ),
+    one(
+        "a strict schema that nobody can enforce, taken",
+        "text/constraints/matcher.py",
+        "if tool.is_strict:\n                raise",
+        "if False:\n                raise",
+        f"{CALLS}::test_a_strict_schema_that_cannot_be_enforced_is_refused_by_its_place",
+    ),
+    one(
+        "forced calls with any arguments",
+        "server/answers/steering.py",
+        'if choice.is_forced or function["name"] in strict else None',
+        'if function["name"] in strict else None',
+        f"{STRICT}::test_forced_calls_of_chats_have_valid_arguments",
+    ),
+    one(
+        "every tool allowed",
+        "server/answers/steering.py",
+        'if choice.allowed is None or function["name"] in choice.allowed\n',
+        "",
+        f"{STEER}::test_some_of_the_tools_can_be_allowed",
     ),
 )

@@ -14,7 +14,7 @@ from rekindle.engine.types import ChatResult, Delta, GenerationRequest, Reuse
 from rekindle.errors import BadRequest
 from rekindle.keywords import check_keywords
 from rekindle.model.params import SamplingKeywords, SamplingParams
-from rekindle.text.constraints.types import Constraint
+from rekindle.text.constraints.types import Calls, Constraint
 from rekindle.text.messages import normalise_messages
 
 Messages = Sequence[Mapping[str, Any]]
@@ -61,7 +61,7 @@ def chat_request(
         params=SamplingParams(**sampling),
         reuse=reuse,
         constraint=constraint,
-        may_call=bool(tools),
+        calls=Calls(()) if tools else None,
     )
 
 

@@ -14,7 +14,7 @@ from rekindle.errors import BadRequest
 from rekindle.matching.explain import Explanation
 from rekindle.model.logprobs import TokenLogprob
 from rekindle.model.params import SamplingParams
-from rekindle.text.constraints.types import Constraint
+from rekindle.text.constraints.types import Calls, Constraint
 from rekindle.text.messages import Message
 from rekindle.text.omissions import NOTHING_OMITTED, LeftOut, Omitted
 
@@ -51,8 +51,8 @@ class GenerationRequest:
     it a turn, "load" loads what is stored of it into memory and computes nothing. `open_end`: for a task without a
     reply, the last message may continue; what all prompts that continue it have in common is computed.
     `template_kwargs` are passed to the chat template; `reply_prefix` is the beginning of the reply, part of the prompt.
-    `constraint`: what the text of the reply must be, after reasoning; with `may_call` the reply
-    may be calls of tools instead.
+    `constraint`: what the text of the reply must be, after reasoning; `calls`: it may be calls of tools instead, which
+    are those of the value's tools if it has any.
     `structured`: deltas also hold the control tokens that the model's reply format needs, each preceded by U+FDD0.
     `echoes_thoughts`: whether the caller sends reasoning back with the history (None: unknown). `waits_aside`:
     it does not count towards the limit of waiting requests; the caller bounds how many of these there are. `omitted`:
@@ -72,7 +72,7 @@ class GenerationRequest:
     template_kwargs: Mapping[str, Any] = field(default_factory=dict)
     reply_prefix: str = ""
     constraint: Constraint | None = None
-    may_call: bool = False
+    calls: Calls | None = None
     breakpoints: tuple[Breakpoint, ...] = ()
     structured: bool = False
     echoes_thoughts: bool | None = None

@@ -194,16 +194,16 @@ class RequestBuilder:
 
     def _matcher(self, request: GenerationRequest, rendering: Rendering) -> ReplyMatcher | None:
         """Return the matcher of a constrained reply; BadRequest if its constraint cannot be enforced."""
-        constraint, params = request.constraint, request.params
-        if constraint is None or request.task != "generate":
+        constraint, calls = request.constraint, request.calls
+        has_calls = calls is not None and self._constraints.enforces(calls)
+        if request.task != "generate" or (constraint is None and not has_calls):
             return None
-        if params.min_tokens:
-            raise BadRequest(
-                f"min_tokens: a reply that {constraint.param} constrains ends by itself", param="min_tokens"
-            )
-        if request.reply_prefix:
+        if request.params.min_tokens:
+            name = "a choice of tools" if constraint is None else constraint.param
+            raise BadRequest(f"min_tokens: a reply that {name} constrains ends by itself", param="min_tokens")
+        if constraint is not None and request.reply_prefix:
             raise BadRequest(f"{constraint.param}: the reply has a given beginning already", param=constraint.param)
-        return self._constraints.matcher(constraint, opening=rendering.opening, calls=request.may_call)
+        return self._constraints.matcher(constraint, opening=rendering.opening, calls=calls)
 
     def _prompt(self, request: GenerationRequest, on_memory: OnMemory) -> tuple[Prompt, Rendering]:
         if request.token_ids is not None:

@@ -1,17 +1,20 @@
-"""Request options that steer a reply in any dialect: tool choice and reasoning effort.
+"""Request options that steer a reply in any dialect: tool choice, strict tools and reasoning effort.
 
-Owns their effect: the prefix that forces a tool call, and the variables passed to the chat template.
+Owns their effect: the prefix that forces a tool call, what its arguments must be, and the variables passed to the chat
+template.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Any, Literal
 
 from rekindle.engine.types import GenerationRequest
 from rekindle.errors import BadRequest
 from rekindle.server.answers.validation import short
+from rekindle.text.constraints.types import CalledTool, Calls
 from rekindle.text.messages import check_json
 from rekindle.text.replies import ReplyFormat
 
@@ -23,10 +26,14 @@ _BEYOND_HIGH = ("xhigh", "max")  # unknown to templates
 
 @dataclass(frozen=True, slots=True)
 class ToolChoice:
-    """Whether calls are parsed (not for "none") and whether one is required; `name`: only of this tool."""
+    """Whether calls are parsed (not for "none") and whether one is required; `name`: only of this tool.
+
+    `allowed`: the tools that may be called, None: all.
+    """
 
     kind: Literal["auto", "none", "required"] = "auto"
     name: str | None = None
+    allowed: frozenset[str] | None = None
 
     @property
     def is_forced(self) -> bool:
@@ -48,6 +55,13 @@ def parse_tool_choice(given: Any) -> ToolChoice:
             return ToolChoice("required")
         case {"type": "function", "function": {"name": str() as name}} | {"type": "function", "name": str() as name}:
             return ToolChoice("required", name)
+        case {
+            "type": "allowed_tools",
+            "allowed_tools": {"mode": "auto" | "required" as mode, "tools": list() as allowed},
+        }:
+            functions = [each.get("function") for each in allowed if isinstance(each, Mapping)]
+            names = {str(each.get("name")) for each in functions if isinstance(each, Mapping)}
+            return ToolChoice(mode, allowed=frozenset(names))
     message = f"tool_choice: {short(given)} is not supported: use 'auto', 'none', 'required', or name a function"
     raise BadRequest(message, param="tool_choice")
 
@@ -59,11 +73,16 @@ def steered(
     *,
     tool_names: Collection[str],
     params: tuple[str, str] = ("tools", "tool_choice"),
+    strict: Mapping[str, str] = MappingProxyType({}),
+    parallel: bool = True,
 ) -> GenerationRequest:
-    """Return the request with a reply prefix that forces the call `choice` requires.
+    """Return the request with the calls that its reply may have, and the reply prefix that forces what `choice`
+    requires.
 
-    `params`: the dialect's names for tools and tool choice. BadRequest if the format of this model's calls is unknown,
-    if a call cannot be forced, or if there is no such tool.
+    `params`: the dialect's names for tools and tool choice. `strict`: the tools whose arguments must be what their
+    schema says, each with the schema's place in the request; the arguments of a forced call are, where that can be
+    enforced. BadRequest if the format of this model's calls is unknown, if a call cannot be forced or forbidden, or if
+    there is no such tool.
     """
     tools, asked = params
     if choice.kind == "none" or not (tool_names or choice.is_forced):
@@ -72,18 +91,51 @@ def steered(
         raise BadRequest(f"{asked}: a call needs tools: send {tools}", param=asked)
     if choice.name is not None and choice.name not in tool_names:
         raise BadRequest(f"{asked}: there is no tool {choice.name[:100]!r} in {tools}", param=asked)
+    if choice.allowed is not None and not (choice.allowed and choice.allowed <= set(tool_names)):
+        unknown = sorted(choice.allowed - set(tool_names))
+        what = f"there is no tool {unknown[0][:100]!r} in {tools}" if unknown else "name at least one tool"
+        raise BadRequest(f"{asked}: {what}", param=asked)
     if form.tools is None:
         message = (
             f"{tools}: the format of this model's tool calls is not supported: leave {tools} out, or set {asked} to "
             "none and read the reply as text"
         )
         raise BadRequest(message, param=tools)
+    calls = _calls(request, choice, strict, tools, parallel=parallel)
+    if form.tools.layout is None:
+        if choice.allowed is not None and choice.name is None:
+            message = (
+                f"{asked}: tools cannot be forbidden with this model's calls: send those that are allowed as {tools}"
+            )
+            raise BadRequest(message, param=asked)
+        ignored = (*request.omitted.ignored, *([f"{tools}.strict"] if strict else []))
+        request = replace(request, omitted=replace(request.omitted, ignored=ignored))
     if not choice.is_forced:
-        return request
+        return replace(request, calls=calls)
     opening = form.opening(choice.name)
     if opening is None or request.messages is None:
         raise BadRequest(f"{asked}: calls cannot be forced with this model and prompt: use auto", param=asked)
-    return replace(request, reply_prefix=request.reply_prefix + opening)
+    return replace(request, reply_prefix=request.reply_prefix + opening, calls=calls)
+
+
+def _calls(
+    request: GenerationRequest, choice: ToolChoice, strict: Mapping[str, str], tools: str, *, parallel: bool
+) -> Calls:
+    """Return the calls that a reply may have; without tools, where any call of any tool will do."""
+    if not (choice.is_forced or strict or choice.allowed is not None):
+        return Calls(())
+    functions = [tool["function"] for tool in request.tools or ()]
+    called = tuple(
+        CalledTool(
+            function["name"],
+            function.get("parameters") if choice.is_forced or function["name"] in strict else None,
+            is_strict=function["name"] in strict,
+            param=strict.get(function["name"], tools),
+        )
+        for function in functions
+        if choice.allowed is None or function["name"] in choice.allowed
+    )
+    return Calls(called, parallel=parallel and choice.name is None, is_forced=choice.is_forced, name=choice.name)
 
 
 def effort_kwargs(effort: str) -> dict[str, str]:

@@ -140,14 +140,19 @@ def _request(asked: PromptBody, caller: Caller, side: ModelSide, omissions: Omis
         template_kwargs=_template_kwargs(asked, starts_given=bool(prompt.prefix) or choice.is_forced),
         reply_prefix=prompt.prefix,
         constraint=None if choice.is_forced else _constraint(asked),
-        may_call=bool(tools) and choice.kind == "auto",
         breakpoints=prompt.breakpoints,
         structured=True,
         echoes_thoughts=prompt.echoes_reasoning,
         omitted=omissions.all(),
     )
     names = frozenset(tool["function"]["name"] for tool in tools or ())
-    return steered(request, side.form, choice, tool_names=names)
+    strict = {
+        str(tool.get("name")): f"tools[{at}].input_schema"
+        for at, tool in enumerate(asked.tools or ())
+        if tool.get("strict") and tool.get("name") in names
+    }
+    parallel = asked.tool_choice is None or not asked.tool_choice.disable_parallel_tool_use
+    return steered(request, side.form, choice, tool_names=names, strict=strict, parallel=parallel)
 
 
 def _constraint(asked: PromptBody) -> Constraint | None:

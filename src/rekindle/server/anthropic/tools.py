@@ -14,7 +14,7 @@ from rekindle.server.anthropic.known_tools import described
 from rekindle.text.messages import check_json
 from rekindle.text.omissions import Omissions
 
-# Keys for billing, caching or streaming, not part of the prompt. `strict` is not enforced, as in the other dialects.
+# Keys for billing, caching, streaming or the reply, not part of the prompt.
 _HARMLESS = frozenset("cache_control eager_input_streaming strict".split())
 # Harmless at their default values.
 _NEUTRAL: Mapping[str, tuple[Any, ...]] = {"defer_loading": (None, False), "allowed_callers": (None, ["direct"])}

@@ -35,11 +35,12 @@ class ChatOptions(RekindleOptions):
 
 
 class ToolFunction(OpenModel):
-    """A function the model may call; `parameters` is a JSON schema."""
+    """A function the model may call; `parameters` is a JSON schema, which its calls have with `strict`."""
 
     name: str = Field(min_length=1)
     description: str | None = None
     parameters: dict[str, Any] | None = None
+    strict: bool | None = None
 
 
 class Tool(OpenModel):

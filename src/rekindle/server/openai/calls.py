@@ -55,10 +55,14 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class ChatCall(Call):
-    """A parsed chat body; `parallel`: the reply may contain several calls, `shows_reasoning`: the answer has it."""
+    """A parsed chat body; `parallel`: the reply may contain several calls, `shows_reasoning`: the answer has it.
+
+    `strict`: the names of tools whose schemas are enforced, and where these are in the body.
+    """
 
     tool_choice: ToolChoice
     tool_names: frozenset[str]
+    strict: Mapping[str, str]
     parallel: bool
     shows_reasoning: bool
 
@@ -107,7 +111,6 @@ def parse_chat(body: Any, caller: Caller, *, strict: bool = False) -> ChatCall:
         template_kwargs=template_kwargs(chat.chat_template_kwargs, chat.reasoning_effort),
         reply_prefix=prefix,
         constraint=None if choice.is_forced else _constraint(chat),
-        may_call=bool(chat.tools) and choice.kind == "auto",
         structured=True,
         omitted=omissions.all(),
     )
@@ -115,6 +118,11 @@ def parse_chat(body: Any, caller: Caller, *, strict: bool = False) -> ChatCall:
         **_common(chat, options, (request,)),
         tool_choice=choice,
         tool_names=frozenset(tool.function.name for tool in chat.tools or ()),
+        strict={
+            tool.function.name: f"tools[{at}].function.parameters"
+            for at, tool in enumerate(chat.tools or ())
+            if tool.function.strict
+        },
         parallel=chat.parallel_tool_calls is not False and choice.name is None,
         shows_reasoning=chat.include_reasoning is not False,
     )

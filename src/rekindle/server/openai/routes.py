@@ -38,8 +38,16 @@ class ChatRoute:
     def _submit(self, body: Any, caller: Caller) -> tuple[ChatCall, list[Generation]]:
         call = parse_chat(body, caller, strict=self._context.strict)
         self._context.model.require(call.model)
-        requests = [steered(each, self._form, call.tool_choice, tool_names=call.tool_names) for each in call.requests]
-        return call, submit_all(self._context.engine, requests, call.num_choices)
+        (request,) = call.requests
+        request = steered(
+            request,
+            self._form,
+            call.tool_choice,
+            tool_names=call.tool_names,
+            strict=call.strict,
+            parallel=call.parallel,
+        )
+        return call, submit_all(self._context.engine, [request], call.num_choices)
 
 
 class CompletionRoute:

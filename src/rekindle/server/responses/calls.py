@@ -94,7 +94,6 @@ def parse_response(body: Any, caller: Caller, lookup: ResponseLookup, *, strict:
         parent=caller.parent or _parent(caller, chain),
         template_kwargs=_template_kwargs(asked, reasoning),
         constraint=None if choice.is_forced else read_format(asked.text.format if asked.text else None, "text.format"),
-        may_call=bool(tools.shown) and choice.kind == "auto",
         structured=True,
         echoes_thoughts=True if chain or not had_replies else None,
         omitted=omissions.all(),
@@ -155,8 +154,8 @@ def _seals(asked: ResponseBody) -> bool:
 
 
 def _repeated_tool(tool: dict[str, Any]) -> dict[str, Any]:
-    """A tool with every field that clients look for; schemas are shown to the model and not enforced."""
-    return {"parameters": None, **tool, "strict": False} if tool.get("type") == "function" else tool
+    """A tool with every field that clients look for."""
+    return {"parameters": None, "strict": False, **tool} if tool.get("type") == "function" else tool
 
 
 def _check_repeated(value: Any, name: str) -> None:

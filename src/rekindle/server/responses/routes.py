@@ -75,7 +75,14 @@ class ResponseRoute:
         call = parse_response(body, caller, self._responses, strict=self._context.strict)
         self._context.model.require(call.model)
         form = self._context.engine.reply_format
-        request = steered(call.request, form, call.tool_choice, tool_names=call.tools.known)
+        request = steered(
+            call.request,
+            form,
+            call.tool_choice,
+            tool_names=call.tools.known,
+            strict=call.tools.strict,
+            parallel=call.parallel,
+        )
         (generation,) = submit_all(self._context.engine, [request], 1)
         return caller, call, generation
 

@@ -33,11 +33,15 @@ class OfferedTool:
 
 @dataclass(frozen=True, slots=True)
 class OfferedTools:
-    """`shown`: for the template; `known`: by the name the model knows; `left_out`: kinds of the other tools."""
+    """`shown`: for the template; `known`: by the name the model knows; `left_out`: kinds of the other tools.
+
+    `strict`: the names of those whose schemas are enforced, and where these are in the request.
+    """
 
     shown: tuple[dict[str, Any], ...] = ()
     known: Mapping[str, OfferedTool] = field(default_factory=dict)
     left_out: tuple[str, ...] = ()
+    strict: Mapping[str, str] = field(default_factory=dict)
 
 
 def read_tools(given: Sequence[Mapping[str, Any]] | None) -> OfferedTools:
@@ -45,6 +49,7 @@ def read_tools(given: Sequence[Mapping[str, Any]] | None) -> OfferedTools:
     shown: list[dict[str, Any]] = []
     known: dict[str, OfferedTool] = {}
     left_out: dict[str, None] = {}
+    strict: dict[str, str] = {}
     for where, tool, namespace in _flat(given or ()):
         kind = tool.get("type")
         if kind in LEFT_OUT:
@@ -53,8 +58,10 @@ def read_tools(given: Sequence[Mapping[str, Any]] | None) -> OfferedTools:
         offered, description = _offered(tool, namespace, where)
         name = full_name(offered.name, offered.namespace)
         known[name] = offered
+        if offered.kind is FUNCTION and tool.get("strict") is True:
+            strict[name] = f"{where}.parameters"
         shown.append({"type": "function", "function": {**description, "name": name}})
-    return OfferedTools(tuple(shown), known, tuple(left_out))
+    return OfferedTools(tuple(shown), known, tuple(left_out), strict)
 
 
 def _offered(tool: Mapping[str, Any], namespace: str | None, where: str) -> tuple[OfferedTool, Mapping[str, Any]]:
@@ -92,7 +99,7 @@ def _flat(given: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, Mapping[str
 
 
 def read_choice(given: Any, offered: OfferedTools) -> ToolChoice:
-    """Parse `tool_choice`. `allowed_tools` may list all tools, or a single required one; BadRequest otherwise."""
+    """Parse `tool_choice`; BadRequest for what is none."""
     match given:
         case {"type": "allowed_tools", "mode": "auto" | "required" as mode, "tools": list() as allowed}:
             names = {str(each.get("name", each.get("type"))) for each in allowed if isinstance(each, Mapping)}
@@ -100,8 +107,9 @@ def read_choice(given: Any, offered: OfferedTools) -> ToolChoice:
                 return ToolChoice(mode)
             if mode == "required" and len(names) == 1:
                 return ToolChoice("required", names.pop())
-            message = "tool_choice: some of the tools cannot be forbidden here: send those that are allowed as tools"
-            raise BadRequest(message, param="tool_choice")
+            if names and names <= set(offered.known):
+                return ToolChoice(mode, allowed=frozenset(names))
+            raise BadRequest("tool_choice.tools: name some of the tools", param="tool_choice")
         case {"type": "custom", "name": str() as name}:
             return ToolChoice("required", name)
         case {"type": str() as name} if name in offered.known and offered.known[name].kind not in (FUNCTION, CUSTOM):

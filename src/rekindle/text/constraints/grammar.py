@@ -7,19 +7,19 @@ tokens there, by their ids, so no text of a reply is taken for one.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from rekindle.errors import BadRequest
+from rekindle.text.constraints.calls import BLANKS, TEXT, CallRules, Pieces, literal, terms
 from rekindle.text.constraints.schema import OPTIONS, enforced
-from rekindle.text.constraints.types import Constraint
+from rekindle.text.constraints.types import Calls, Constraint
 from rekindle.text.replies import ReplyFormat, ThinkingFormat
 from rekindle.text.replies.channels import ANALYSIS, ANSWER, ASIDE, ROLE, ChannelForm
 
-_BLANKS = "/[ \\t\\r\\n]{0,8}/"  # after the end of reasoning
-_TEXT = "/(?s:.)*/"
+ANY_OBJECT = {"type": "object"}
 MOST_CHARS = 1 << 20  # of a schema or grammar
-Pieces = Callable[[str], Sequence[str | int]]  # structured text -> texts and ids of control tokens
 
 
 def answer_grammar(constraint: Constraint, *, coerce_one_of: bool = False) -> dict[str, object]:
@@ -36,7 +36,7 @@ def answer_grammar(constraint: Constraint, *, coerce_one_of: bool = False) -> di
     if kind == "choice":
         if not value or not all(isinstance(each, str) and each for each in value):
             raise BadRequest(f"{param}: give at least one text, none of them empty", param=param)
-        return {"lark_grammar": f"start: {' | '.join(map(_literal, value))}"}
+        return {"lark_grammar": f"start: {' | '.join(map(literal, value))}"}
     if not isinstance(value, str) or not value:
         raise BadRequest(f"{param} must be a text that is not empty", param=param)
     from llguidance import gbnf_to_lark, regex_to_lark  # takes a tenth of a second, and few replies are constrained
@@ -49,6 +49,11 @@ def answer_grammar(constraint: Constraint, *, coerce_one_of: bool = False) -> di
         raise BadRequest(f"{param}: {error}", param=param) from None
 
 
+def arguments_grammar(schema: Any) -> dict[str, object]:
+    """Return the grammar of a call's arguments; BadRequest if the schema is no object."""
+    return answer_grammar(Constraint("json", ANY_OBJECT if schema is None else schema))
+
+
 @dataclass(frozen=True, slots=True)
 class ReplyGrammar:
     """Writes the grammars of one model's replies. `ends`: ids of tokens that end a reply."""
@@ -57,29 +62,57 @@ class ReplyGrammar:
     pieces: Pieces
     ends: Collection[int]
 
-    def around(self, answer: dict[str, object], *, opening: str, calls: bool) -> str:
-        """Return the serialized grammar of a reply whose text is `answer`.
+    def around(
+        self,
+        answer: dict[str, object] | None,
+        *,
+        opening: str,
+        calls: Calls | None,
+        arguments: Sequence[dict[str, object]],
+    ) -> str:
+        """Return the serialized grammar of a reply whose text is `answer` (None: any).
 
-        `opening`: what the prompt has begun of the reply; `calls`: the reply may be a tool call instead.
+        `opening`: what the prompt has begun of the reply. `calls` may come in the text's place, with `arguments` for
+        each of their tools; with none, they are free.
         """
-        rules = self._rules(opening, calls=calls)
+        rules = self._rules(opening, answer=answer is not None, calls=calls)
         if rules is None:
             return json.dumps({"grammars": [answer]})
-        return json.dumps({"grammars": [{"lark_grammar": "\n".join(rules)}, {"name": "answer", **answer}]})
+        grammars: list[dict[str, object]] = [{"lark_grammar": "\n".join(rules)}]
+        grammars += [{"name": "answer", **answer}] if answer is not None and not (calls and calls.is_forced) else []
+        grammars += [{"name": f"arguments_{at}", **each} for at, each in enumerate(arguments)]
+        return json.dumps({"grammars": grammars})
 
-    def _rules(self, opening: str, *, calls: bool) -> list[str] | None:
-        """Return the rules around `@answer`; None if it is the whole reply."""
+    def _rules(self, opening: str, *, answer: bool, calls: Calls | None) -> list[str] | None:
+        """Return the rules around `@answer` and `@arguments_0`, …; None if `@answer` is the whole reply."""
+        written = self._written(calls)
+        if written is not None and written.calls.is_forced:
+            return written.forced(self.form.opening(written.calls.name) or "")
         if isinstance(self.form.tools, ChannelForm):
-            return self._in_channels(self.form.tools, calls=calls)
+            return self._in_channels(self.form.tools, answer=answer, calls=calls is not None, written=written)
         thinking = self.form.leading_reasoning
         thought = "" if thinking is None else self._thought(thinking, opening)
-        call = self._call() if calls else ""
+        closed = self._closed(thinking) if thinking is not None and thought else []
+        gap = BLANKS if thought else ""
+        if not answer:
+            assert written is not None, "a reply of any text and any calls needs no grammar"
+            return [*written.free(f"{thought} {gap}"), *closed]
+        call = written.alone() if written is not None else self._call() if calls is not None else []
         if not thought and not call:
             return None
-        gap = _BLANKS if thought else ""
         rules = [f"start: {thought} reply", f"reply: {gap} @answer" + (f" | {gap} call" if call else "")]
-        rules += self._closed(thinking) if thinking is not None and thought else []
-        return [*rules, f"call: {call}"] if call else rules
+        return [*rules, *closed, *call]
+
+    def can_write(self, calls: Calls | None) -> bool:
+        """Whether calls are more than free: there are tools, and the format's arguments are JSON."""
+        return self._written(calls) is not None
+
+    def _written(self, calls: Calls | None) -> CallRules | None:
+        """Return the rules of calls that are not free; None if there are none."""
+        layout = self.form.tools.layout if self.form.tools is not None else None
+        if calls is None or not calls.tools or layout is None or self.form.tools is None:
+            return None
+        return CallRules(calls, layout, self.form.tools.marks, self.pieces, self.ends)
 
     def _thought(self, thinking: ThinkingFormat, opening: str) -> str:
         """Return reasoning that the prompt has opened, or that the reply may begin with; nothing if it is over."""
@@ -87,39 +120,37 @@ class ReplyGrammar:
             return ""
         if thinking.open in opening:
             return "thought"
-        return f"({self._terms(thinking.open)} thought)?" if not opening.strip() else ""
+        return f"({terms(thinking.open, self.pieces)} thought)?" if not opening.strip() else ""
 
     def _closed(self, thinking: ThinkingFormat) -> list[str]:
         """Return the rule of reasoning up to its end."""
-        pieces = self.pieces(thinking.close)
-        if any(isinstance(piece, int) for piece in pieces):
-            return [f"thought: {_TEXT} {self._terms(thinking.close)}"]
-        return [f"thought[suffix={_literal(thinking.close)}]: {_TEXT}"]
+        if any(isinstance(piece, int) for piece in self.pieces(thinking.close)):
+            return [f"thought: {TEXT} {terms(thinking.close, self.pieces)}"]
+        return [f"thought[suffix={literal(thinking.close)}]: {TEXT}"]
 
-    def _call(self) -> str:
-        """Return the rule of a call, which is free after its mark; nothing if calls cannot be distinguished."""
+    def _call(self) -> list[str]:
+        """Return the rule of a call that is free after its mark; none if calls cannot be distinguished."""
         marks = self.form.tools.marks if self.form.tools is not None else None
-        return f"{self._terms(marks.open)} {self._anything()}" if marks is not None and marks.open else ""
+        has_mark = marks is not None and bool(marks.open)
+        return [f"call: {terms(marks.open, self.pieces)} {self._anything()}"] if marks is not None and has_mark else []
 
-    def _in_channels(self, form: ChannelForm, *, calls: bool) -> list[str]:
-        channel, message = self._terms(form.channel), self._terms(form.message)
-        end, start = self._terms(form.ends[0]), self._terms(form.start)
-        constrain = f'({self._terms(form.constrain)} "json")? ' if form.constrain else ""
+    def _in_channels(self, form: ChannelForm, *, answer: bool, calls: bool, written: CallRules | None) -> list[str]:
+        channel, message, end, start = (
+            terms(mark, self.pieces) for mark in (form.channel, form.message, form.ends[0], form.start)
+        )
+        constrain = f'({terms(form.constrain, self.pieces)} "json")? ' if form.constrain and answer else ""
+        text = "@answer" if answer else TEXT
+        aside = literal(ANALYSIS) if answer else f'("{ANALYSIS}" | "{ASIDE}")'
+        turn = f'{message} {TEXT} {end} {start} "{ROLE}"'
         rules = [
-            "start: thought* (answer_message" + (" | call)" if calls else ")"),
-            f'thought: {channel} "{ANALYSIS}" {message} {_TEXT} {end} {start} "{ROLE}"',
-            f'answer_message: {channel} "{ANSWER}" / ?/ {constrain}{message} @answer',
+            f"start: thought* (answer_message{' | call' if calls else ''})",
+            f"thought: {channel} {aside} {turn}",
+            f'answer_message: {channel} "{ANSWER}" / ?/ {constrain}{message} {text}',
         ]
+        if written is not None:
+            return [*rules, *written.alone()]
         return [*rules, f'call: {channel} "{ASIDE}" {self._anything()}'] if calls else rules
 
     def _anything(self) -> str:
         """Return a term for any tokens but those that end a reply."""
         return f"<[^{','.join(map(str, sorted(self.ends)))}]>*" if self.ends else "<[*]>*"
-
-    def _terms(self, text: str) -> str:
-        """Return structured text as terms of a rule."""
-        return " ".join(f"<[{piece}]>" if isinstance(piece, int) else _literal(piece) for piece in self.pieces(text))
-
-
-def _literal(text: str) -> str:
-    return json.dumps(text, ensure_ascii=False)

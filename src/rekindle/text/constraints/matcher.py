@@ -8,15 +8,15 @@ from __future__ import annotations
 import json
 import threading
 from collections import OrderedDict
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from rekindle.errors import BadRequest, RequestFailed
-from rekindle.text.constraints.grammar import MOST_CHARS, ReplyGrammar, answer_grammar
+from rekindle.text.constraints.grammar import ANY_OBJECT, MOST_CHARS, ReplyGrammar, answer_grammar, arguments_grammar
 from rekindle.text.constraints.schema import fault
-from rekindle.text.constraints.types import Constraint
+from rekindle.text.constraints.types import CalledTool, Calls, Constraint
 from rekindle.text.prompt import PromptEncoder
 from rekindle.text.replies import ReplyFormat
 
@@ -87,34 +87,74 @@ class ReplyConstraints:
         self._tokenizer: LLTokenizer | None = None
         self._compiled: OrderedDict[str, ReplyMatcher] = OrderedDict()
 
-    def matcher(self, constraint: Constraint, *, opening: str, calls: bool) -> ReplyMatcher:
+    def enforces(self, calls: Calls | None) -> bool:
+        """Whether anything of these calls can be enforced in this model's format."""
+        return self._grammar.can_write(calls)
+
+    def matcher(self, constraint: Constraint | None, *, opening: str, calls: Calls | None = None) -> ReplyMatcher:
         """Return a matcher at the start of a reply; BadRequest, with the place, if the constraint cannot be enforced.
 
-        `opening`: what the prompt has begun of the reply; `calls`: the reply may be a tool call instead.
+        `constraint` None: its text may be any. `opening`: what the prompt has begun of the reply; `calls`: it may be
+        calls instead, free ones without tools.
         """
-        answer = answer_grammar(constraint)
-        grammar = self._grammar.around(answer, opening=opening, calls=calls)
-        if len(grammar) > MOST_CHARS:
-            message = f"{constraint.param} is larger than {MOST_CHARS:,} characters"
-            raise BadRequest(message, param=constraint.param)
+        answer = None if constraint is None else answer_grammar(constraint)
+        arguments = [arguments_grammar(tool.schema) for tool in calls.tools] if calls is not None else []
         with self._lock:
-            known = self._compiled.get(grammar)
-            if known is not None:
-                self._compiled.move_to_end(grammar)
-                return known.copy()
-            made = self._made(grammar)
-            if (
-                isinstance(made, str) and constraint.kind == "json"
-            ):  # schemas that may overlap are taken as alternatives
-                coerced = answer_grammar(constraint, coerce_one_of=True)
-                other = self._made(self._grammar.around(coerced, opening=opening, calls=calls))
-                made = made if isinstance(other, str) else other
+            made = self._cached(answer, arguments, opening, calls)
             if isinstance(made, str):
-                raise self._refusal(constraint, made)
+                answer = None if constraint is None else self._possible(constraint)
+                arguments = [self._possible_arguments(tool) for tool in calls.tools] if calls is not None else []
+                made = self._cached(answer, arguments, opening, calls)
+            if isinstance(made, str):
+                raise BadRequest(f"the reply cannot be constrained: {made[:300]}", param=self._param(constraint, calls))
+            return made.copy()
+
+    def _cached(
+        self,
+        answer: dict[str, object] | None,
+        arguments: Sequence[dict[str, object]],
+        opening: str,
+        calls: Calls | None,
+    ) -> ReplyMatcher | str:
+        """Return the compiled grammar of a reply; a text says why there is none."""
+        grammar = self._grammar.around(answer, opening=opening, calls=calls, arguments=arguments)
+        if len(grammar) > MOST_CHARS:
+            return f"it is larger than {MOST_CHARS:,} characters"
+        known = self._compiled.pop(grammar, None)
+        made = known if known is not None else self._made(grammar)
+        if isinstance(made, ReplyMatcher):
             self._compiled[grammar] = made
             while len(self._compiled) > MOST_COMPILED:
                 self._compiled.popitem(last=False)
-            return made.copy()
+        return made
+
+    def _possible(self, constraint: Constraint) -> dict[str, object]:
+        """Return the grammar of a constraint, schemas that may overlap taken as alternatives; BadRequest for what
+        cannot be enforced."""
+        wrong = ""
+        for coerce_one_of in (False, True) if constraint.kind == "json" else (False,):
+            grammar = answer_grammar(constraint, coerce_one_of=coerce_one_of)
+            text = json.dumps({"grammars": [grammar]})
+            made = self._made(text) if len(text) <= MOST_CHARS else f"it is larger than {MOST_CHARS:,} characters"
+            if isinstance(made, ReplyMatcher):
+                return grammar
+            wrong = wrong or made
+        raise self._refusal(constraint, wrong)
+
+    def _possible_arguments(self, tool: CalledTool) -> dict[str, object]:
+        """Return the grammar of a tool's arguments; any object for what cannot be enforced and need not be."""
+        try:
+            return self._possible(Constraint("json", ANY_OBJECT if tool.schema is None else tool.schema, tool.param))
+        except BadRequest:
+            if tool.is_strict:
+                raise
+            return arguments_grammar(None)
+
+    @staticmethod
+    def _param(constraint: Constraint | None, calls: Calls | None) -> str | None:
+        if constraint is not None:
+            return constraint.param
+        return calls.tools[0].param if calls is not None and calls.tools else None
 
     def _made(self, grammar: str) -> ReplyMatcher | str:
         """Compile a grammar; a text says why that is not possible."""

@@ -19,3 +19,30 @@ class Constraint:
     kind: Kind
     value: Any
     param: str = "constraint"
+
+
+@dataclass(frozen=True, slots=True)
+class CalledTool:
+    """A tool that a reply may call; its arguments are JSON of `schema`.
+
+    `is_strict`: a schema that cannot be enforced is refused, under the name `param`; else its calls have any object.
+    """
+
+    name: str
+    schema: Any
+    is_strict: bool
+    param: str
+
+
+@dataclass(frozen=True, slots=True)
+class Calls:
+    """The calls that a reply may have, one or (`parallel`) several.
+
+    Without tools they are free. `is_forced`: the reply has nothing else, and the prompt has begun the first, up to its
+    name, or of the tool `name` up to its arguments.
+    """
+
+    tools: tuple[CalledTool, ...]
+    parallel: bool = True
+    is_forced: bool = False
+    name: str | None = None

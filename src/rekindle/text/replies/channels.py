@@ -18,7 +18,7 @@ from typing import Any, Literal
 from rekindle.text.messages import GUARD
 from rekindle.text.replies.arguments import JsonArguments
 from rekindle.text.replies.events import ArgumentsDelta, Blanks, CallEnd, CallStart, Event, ReasoningDelta, TextDelta
-from rekindle.text.replies.reader import CallMarks, without
+from rekindle.text.replies.reader import CallLayout, CallMarks, without
 from rekindle.text.replies.sample import MARK, REPLY, TOOL, CallSample
 from rekindle.text.stream import overlap
 from rekindle.text.tools_json import skip_blanks
@@ -62,6 +62,12 @@ class ChannelForm:
         """How a call begins, up to its arguments or its name."""
         before, after = self.call
         return before if name is None else before + name + after
+
+    @property
+    def layout(self) -> CallLayout:
+        """How a call is written after the role, up to its arguments; a mark that ends the reply follows them."""
+        before, after = self.call
+        return CallLayout("", before, after, "", only_one=True)
 
     def new_scan(self, tools: Sequence[Any]) -> Callable[[], Any]:
         """Calls are read with everything else."""

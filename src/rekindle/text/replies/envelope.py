@@ -18,7 +18,7 @@ from typing import Any
 
 from rekindle.text.messages import GUARD
 from rekindle.text.replies.arguments import JsonArguments
-from rekindle.text.replies.reader import Begun, CallMarks, CallScan, Ended, Passed, Step
+from rekindle.text.replies.reader import Begun, CallLayout, CallMarks, CallScan, Ended, Passed, Step
 from rekindle.text.replies.sample import FENCE, MARK, TOOL, VALUES, CallSample, json_objects
 from rekindle.text.replies.types import escaped, names_of
 from rekindle.text.tools_json import ARGUMENTS_KEYS, NAME_KEYS, Envelope, Verdict, skip_blanks
@@ -42,6 +42,16 @@ class EnvelopeForm:
         """How a call begins, up to its arguments or its name."""
         head = f'{self.marks.open}{self.blank}{"[" if self.marks.listed else ""}{{"{self.name_key}": "'
         return head if name is None else f'{head}{escaped(name)}", "{self.key}":'
+
+    @property
+    def layout(self) -> CallLayout:
+        """How whole calls are written."""
+        marks, listed = self.marks, self.marks.listed
+        head, begin = f'{{"{self.name_key}": "', f"{marks.open}{self.blank}"
+        middle, tail = f'", "{self.key}":', f"}}{self.blank}{marks.close}"
+        if listed:
+            return CallLayout(f"{begin}[", head, middle, "}", ", ", f"]{marks.close}", has_id=True, escape=escaped)
+        return CallLayout("", begin + head, middle, tail, "\n" if marks.open else "", escape=escaped)
 
     def new_scan(self, tools: Sequence[Any]) -> Callable[[], CallScan]:
         """Return a factory of scans, one per call."""

@@ -13,7 +13,7 @@ from typing import Any, Literal, Protocol
 
 from rekindle.text.replies.channels import ChannelForm, ChannelReader
 from rekindle.text.replies.events import Event, new_call_id
-from rekindle.text.replies.reader import CallMarks, CallReader, CallScan
+from rekindle.text.replies.reader import CallLayout, CallMarks, CallReader, CallScan
 from rekindle.text.tools_json import skip_blanks
 
 SHORT_ID_LENGTH = 9
@@ -29,6 +29,10 @@ class ToolFormat(Protocol):
 
     def opening(self, name: str | None) -> str | None:
         """The beginning of a call of that tool, or of any; None: it cannot be forced."""
+
+    @property
+    def layout(self) -> CallLayout | None:
+        """How whole calls are written; None if their arguments are not JSON."""
 
     def new_scan(self, tools: Sequence[Any]) -> Callable[[], CallScan]:
         """Return a factory of scans, one per call; `tools` are the definitions sent, if they are known."""

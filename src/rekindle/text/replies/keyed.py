@@ -40,6 +40,11 @@ class KeyedForm:
         """How a call begins, up to its arguments or its name."""
         return self.marks.open + CALL + ("" if name is None else f"{name}{{")
 
+    @property
+    def layout(self) -> None:
+        """None: arguments are not JSON."""
+        return None
+
     def new_scan(self, tools: Sequence[Any]) -> Callable[[], CallScan]:
         """Return a factory of scans, one per call."""
         return lambda: KeyedScan(self)

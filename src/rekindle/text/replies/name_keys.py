@@ -15,7 +15,7 @@ from typing import Any
 
 from rekindle.text.messages import GUARD, is_sound
 from rekindle.text.replies.arguments import JsonArguments
-from rekindle.text.replies.reader import Begun, CallMarks, CallScan, Ended, Passed, Step
+from rekindle.text.replies.reader import Begun, CallLayout, CallMarks, CallScan, Ended, Passed, Step
 from rekindle.text.replies.sample import MARK, TOOL, VALUES, CallSample, json_objects
 from rekindle.text.replies.types import escaped
 from rekindle.text.tools_json import skip_blanks
@@ -33,6 +33,11 @@ class NameKeyForm:
     def opening(self, name: str | None) -> str:
         """How a call begins, up to its arguments or its name."""
         return f'{self.marks.open}[{{"' + ("" if name is None else f'{escaped(name)}": ')
+
+    @property
+    def layout(self) -> CallLayout:
+        """How whole calls are written."""
+        return CallLayout(f"{self.marks.open}[", '{"', '":', "}", ", ", f"]{self.marks.close}", escape=escaped)
 
     def new_scan(self, tools: Sequence[Any]) -> Callable[[], CallScan]:
         """Return a factory of scans, one per call."""

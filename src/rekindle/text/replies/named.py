@@ -21,7 +21,7 @@ from typing import Any, Literal
 
 from rekindle.text.messages import GUARD
 from rekindle.text.replies.arguments import JsonArguments
-from rekindle.text.replies.reader import Begun, CallMarks, CallScan, Ended, Passed, Step
+from rekindle.text.replies.reader import Begun, CallLayout, CallMarks, CallScan, Ended, Passed, Step
 from rekindle.text.replies.sample import FENCE, MARK, TOOL, VALUES, CallSample, json_objects
 from rekindle.text.tools_json import skip_blanks
 
@@ -51,6 +51,17 @@ class NamedForm:
         if self.is_named_by_id:
             return f"{self.marks.open}functions.{name}:"
         return f"{self.marks.open}{name}{self.blank}{self.separator}"
+
+    @property
+    def layout(self) -> CallLayout:
+        """How whole calls are written."""
+        fence = "\n```" if self.separator.startswith(_FENCE) else ""
+        prefix = "functions." if self.is_named_by_id else ""
+        middle = self.separator if self.is_named_by_id else self.blank + self.separator
+        head = self.marks.open + prefix
+        return CallLayout(
+            "", head, middle, fence + self.marks.close, "\n", id_mark=self.id_mark, number=self.is_named_by_id
+        )
 
     def new_scan(self, tools: Sequence[Any]) -> Callable[[], CallScan]:
         """Return a factory of scans, one per call."""

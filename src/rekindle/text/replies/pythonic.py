@@ -47,6 +47,11 @@ class PythonicForm:
         """How a call begins, up to its arguments or its name."""
         return f"{self.marks.open}{self.blank}{self.lead}" + ("" if name is None else f"{name}(")
 
+    @property
+    def layout(self) -> None:
+        """None: arguments are not JSON."""
+        return None
+
     def new_scan(self, tools: Sequence[Any]) -> Callable[[], CallScan]:
         """Return a factory of scans, one per call."""
         return PythonicScan

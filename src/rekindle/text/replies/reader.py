@@ -80,6 +80,29 @@ class CallMarks:
         return tuple(mark for mark in (self.open, self.tag) if mark)
 
 
+@dataclass(frozen=True, slots=True)
+class CallLayout:
+    """How calls are written whose arguments are JSON, as structured text: what a grammar of calls is made from.
+
+    `begin`, then a call, then further ones after a `joint` each, then `end`. A call is `head`, the name with `escape`,
+    `middle`, its arguments and `tail`; after the name comes an id after `id_mark`, or with `number` a number, after the
+    arguments with `has_id` a member with an id. Blanks are where the template has them. `only_one`: the reply ends with
+    its first call.
+    """
+
+    begin: str
+    head: str
+    middle: str
+    tail: str
+    joint: str = ""
+    end: str = ""
+    id_mark: str = ""
+    number: bool = False
+    has_id: bool = False
+    only_one: bool = False
+    escape: Callable[[str], str] = str
+
+
 class CallReader:
     """Reads one reply. Defers text only while it may belong to a call; `marks` None: all of it is text.
 

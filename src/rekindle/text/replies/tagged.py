@@ -65,6 +65,11 @@ class TaggedForm:
         head = self.marks.open + self.blank + self.tags.name[0]
         return head if name is None else f"{head}{name}{self.tags.name[1]}\n"
 
+    @property
+    def layout(self) -> None:
+        """None: arguments are not JSON."""
+        return None
+
     def new_scan(self, tools: Sequence[Any]) -> Callable[[], CallScan]:
         """Return a factory of scans, one per call."""
         return lambda: TaggedScan(self, tools)

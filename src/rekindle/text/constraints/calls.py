@@ -1,0 +1,105 @@
+"""Grammars of calls whose arguments are JSON: the name of a tool that there is, and arguments of its schema.
+
+Owns how a `CallLayout` is written in the notation of llguidance. Blanks may differ from the template's.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+
+from rekindle.text.constraints.types import Calls
+from rekindle.text.replies.reader import CallLayout, CallMarks
+
+TEXT = "/(?s:.)*/"
+BLANKS = "/[ \\t\\r\\n]{0,8}/"
+_CALL_ID = r'/,[ ]?"id":[ ]?"[\w\-]{1,64}"/'
+Pieces = Callable[[str], Sequence[str | int]]  # structured text -> texts and ids of control tokens
+
+
+def literal(text: str) -> str:
+    """Return text as a term."""
+    return json.dumps(text, ensure_ascii=False)
+
+
+def terms(text: str, pieces: Pieces) -> str:
+    """Return structured text as terms of a rule: its control tokens by their ids."""
+    return " ".join(f"<[{piece}]>" if isinstance(piece, int) else literal(piece) for piece in pieces(text))
+
+
+@dataclass(frozen=True, slots=True)
+class CallRules:
+    """The rules of the calls that a reply may have. Those of arguments are grammars of their own: `arguments_0`, …"""
+
+    calls: Calls
+    layout: CallLayout
+    marks: CallMarks
+    pieces: Pieces
+    ends: Collection[int]  # ids that end a reply
+
+    def forced(self, opening: str) -> list[str]:
+        """Return the rules of a reply of which the prompt has begun a call, with `opening`."""
+        names = [tool.name for tool in self.calls.tools]
+        if self.calls.name is not None:
+            number = "/[0-9]+/" if self.layout.number else ""
+            middle = self._loose(self.layout.middle) if self.layout.number else ""
+            begun = f"{number} {middle} {self._arguments(names.index(self.calls.name))}"
+        else:
+            whole = self.layout.begin + self.layout.head
+            begun = f"{self._loose(whole.removeprefix(opening))} named"
+        return [f"start: {begun} further", *self._shared()]
+
+    def free(self, thought: str) -> list[str]:
+        """Return the rules of a reply of any text, with calls; `thought` comes first. Text with the mark of a call has
+        one."""
+        head = self.layout.begin + self.layout.head
+        if not self.marks.open:
+            # Up to its first blank: there a call's first term ends, and no text may go on that begins like it.
+            pattern = re.escape(head.split()[0]).replace("/", "\\/")
+            tag = f"({terms(self.marks.tag, self.pieces)})? " if self.marks.tag else ""
+            return [
+                f"start: {thought} (OTHER | {tag}call)",
+                f"OTHER: {TEXT} & ~/\\s*{pattern}(?s:.*)/",
+                *self.alone(),
+            ]
+        first = self.pieces(head)[0]
+        if isinstance(first, int):
+            other = f"<[^{','.join(map(str, sorted({first, *self.ends})))}]>*"
+            return [f"start: {thought} (begun call)* {other}", f"begun: {other}", *self.alone()]
+        opened = self.marks.open  # the shortest text up to it ends there: no other text goes past it
+        return [
+            f"start: {thought} (begun {self._loose(head.removeprefix(opened))} named further)* {TEXT}",
+            f"begun[suffix={literal(opened)}]: {TEXT}",
+            *self._shared(),
+        ]
+
+    def alone(self) -> list[str]:
+        """Return the rules of `call`: one or several calls and nothing else."""
+        return [f"call: {self._loose(self.layout.begin + self.layout.head)} named further", *self._shared()]
+
+    def _shared(self) -> list[str]:
+        """Return the rules of `named`, a call after its head, and of `further` calls up to the end of all."""
+        layout = self.layout
+        is_id = f"({terms(layout.id_mark, self.pieces)} /[\\w\\-]*/)?" if layout.id_mark else ""
+        number = '":" /[0-9]+/' if layout.number else ""
+        rules = [f"named: {' | '.join(f'tool_{index}' for index in range(len(self.calls.tools)))}"]
+        for index, tool in enumerate(self.calls.tools):
+            name = literal(layout.escape(tool.name))
+            rules.append(f"tool_{index}: {name} {is_id} {number} {self._loose(layout.middle)} {self._arguments(index)}")
+        more = f"({self._loose(layout.joint + layout.head)} named)*" if self._has_more else ""
+        return [*rules, f'further: {more} {self._loose(layout.end)} ""']
+
+    @property
+    def _has_more(self) -> bool:
+        return self.calls.parallel and not self.layout.only_one
+
+    def _arguments(self, index: int) -> str:
+        call_id = f"({_CALL_ID})? " if self.layout.has_id else ""
+        return f"{BLANKS} @arguments_{index} {call_id}{self._loose(self.layout.tail)}"
+
+    def _loose(self, text: str) -> str:
+        """Return structured text as terms, with any blanks where it has some."""
+        parts = re.split(r"\s+", text)
+        return f" {BLANKS} ".join(terms(part, self.pieces) for part in parts)

@@ -1,0 +1,166 @@
+"""Grammars of calls: as each template writes them, of tools that there are, with arguments of their schemas."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rekindle.errors import BadRequest
+from rekindle.text.constraints.types import CalledTool, Calls, Constraint
+from rekindle.text.messages import GUARD, Message, ToolCall
+from rekindle.text.replies import begin_reply, find_reply_format
+from tests.text.families import FAMILIES, SILENT, encoder_for
+from tests.text.test_constraints import constraints_of, follow, ids_of
+from tests.text.test_reply_formats import ASKED, HOLDS_ONE, id_for, reply_of, structured, until_end
+
+LOOK = {
+    "type": "object",
+    "properties": {"place": {"type": "string"}, "floor": {"type": "integer"}},
+    "required": ["place"],
+    "additionalProperties": False,
+}
+TOOLS = (
+    CalledTool("look", LOOK, is_strict=True, param="tools[0]"),
+    CalledTool("add", None, is_strict=False, param="tools"),
+)
+FREE = Calls(TOOLS)
+WITH_JSON = [
+    name
+    for name in FAMILIES
+    if name not in ("opened", "empty", "stripped", "actions", *SILENT)
+    and (form := find_reply_format(encoder_for(name)).tools) is not None
+    and form.layout is not None
+]
+
+
+def ends_of(name: str) -> list[int]:
+    return [token.id for token in encoder_for(name).controls.tokens if token.content in FAMILIES[name].ends]
+
+
+def takes(name: str, ids: list[int], calls: Calls, *, opening: str = "", given: Constraint | None = None) -> bool:
+    """Whether a reply of these ids may be said and end there."""
+    matcher = constraints_of(name).matcher(given, opening=opening, calls=calls)
+    return follow(matcher, ids) and (matcher.is_over or bool(matcher.allowed()[ends_of(name)].any()))
+
+
+def reply_with(name: str, *arguments: dict[str, Any], tool: str = "look", text: str = "") -> list[int]:
+    """A reply with calls as the template writes it."""
+    encoder = encoder_for(name)
+    form = find_reply_format(encoder)
+    calls = tuple(
+        ToolCall(id_for(name, form, at).replace("look", tool), tool, json.dumps(each))
+        for at, each in enumerate(arguments)
+    )
+    ids, _ = reply_of(encoder, Message("assistant", text, tool_calls=calls))
+    return [int(each) for each in until_end(encoder, ids, name)]
+
+
+def test_most_formats_have_arguments_in_json() -> None:
+    assert {"hermes", "special", "llama", "mistral_list", "mistral_args", "kimi", "channels"} <= set(WITH_JSON)
+
+
+@pytest.mark.parametrize("name", WITH_JSON)
+def test_calls_are_taken_as_the_template_writes_them(name: str) -> None:
+    assert takes(name, reply_with(name, {"place": "attic", "floor": 2}), FREE)
+    assert takes(name, reply_with(name, {"x": [1]}, tool="add"), FREE)
+    if name not in HOLDS_ONE:
+        assert takes(name, reply_with(name, {"place": "attic"}, {"place": "cellar"}), FREE)
+    if name not in ("llama", "mistral_list", "channels"):  # these write no text next to a call
+        assert takes(name, reply_with(name, {"place": "attic"}, text="Let me see."), FREE)
+
+
+@pytest.mark.parametrize("name", WITH_JSON)
+def test_wrong_arguments_and_unknown_tools_are_not(name: str) -> None:
+    assert not takes(name, reply_with(name, {"floor": 2}), FREE)
+    assert not takes(name, reply_with(name, {"place": 7}), FREE)
+    assert not takes(name, reply_with(name, {"place": "attic", "by": "night"}), FREE)
+    assert not takes(name, reply_with(name, {}, tool="listen"), FREE)
+
+
+@pytest.mark.parametrize("name", WITH_JSON)
+def test_text_stays_free(name: str) -> None:
+    encoder = encoder_for(name)
+    ids, _ = reply_of(encoder, Message("assistant", 'Look at {"this": 1} < 3, <tool or not.'))
+    assert takes(name, [int(each) for each in until_end(encoder, ids, name)], FREE)
+
+
+@pytest.mark.parametrize("name", WITH_JSON)
+@pytest.mark.parametrize("tool", ["look", None])
+def test_a_forced_call_continues_its_beginning(name: str, tool: str | None) -> None:
+    encoder = encoder_for(name)
+    form = find_reply_format(encoder)
+    calls = replace(FREE, is_forced=True, name=tool)
+    prefix = form.opening(tool) or ""
+    _, opening = begin_reply(form, encoder, prompt=encoder.render_chat([ASKED]), prefix=prefix)
+    for arguments, is_right in (({"place": "attic"}, True), ({"floor": 1}, False)):
+        whole = structured(encoder, np.array(reply_with(name, arguments), np.uint32))
+        _, begun, rest = whole.partition(prefix)
+        if name == "mistral_id" and tool is not None:  # its model writes an id, a forced call has none
+            begun, rest = whole.partition(f"{GUARD}[ARGS]")[1:]
+        assert begun
+        for section in ("<|tool_calls_section_end|>", "<|tool▁calls▁end|>"):
+            rest = rest.removesuffix(GUARD + section)
+        assert takes(name, ids_of(name, rest), calls, opening=opening) == is_right
+    assert not takes(name, ids_of(name, "Hello"), calls, opening=opening)
+
+
+def test_only_one_call_where_one_is_wanted() -> None:
+    two = reply_with("hermes", {"place": "attic"}, {"place": "cellar"})
+    first = structured(encoder_for("hermes"), np.array(two, np.uint32)).removeprefix('<tool_call>\n{"name": "')
+    for parallel in (True, False):
+        calls = Calls(TOOLS, parallel=parallel, is_forced=True)
+        assert takes("hermes", ids_of("hermes", first), calls) == parallel
+
+
+def test_reasoning_comes_first_and_is_free() -> None:
+    call = '<tool_call>\n{"name": "look", "arguments": {"place": "attic"}}\n</tool_call>'
+    wrong = call.replace('"attic"', "7")
+    for name, mark in (("hermes", ""), ("special", GUARD)):
+        thought = f"{mark}<think>\nA {{call}} of look?\n{mark}</think>\n\n"
+        assert takes(name, ids_of(name, thought + call.replace("<t", f"{mark}<t").replace("</t", f"{mark}</t")), FREE)
+        assert takes(name, ids_of(name, f"{thought}Hello."), FREE)
+        other = wrong.replace("<t", f"{mark}<t").replace("</t", f"{mark}</t")
+        assert not takes(name, ids_of(name, thought + other), FREE)
+
+
+def test_text_of_a_form_or_calls() -> None:
+    given = Constraint("json", {"type": "integer"})
+    call = reply_with("hermes", {"place": "attic"})
+    assert takes("hermes", ids_of("hermes", "7"), FREE, given=given)
+    assert takes("hermes", call, FREE, given=given)
+    assert not takes("hermes", reply_with("hermes", {"place": 7}), FREE, given=given)
+    assert not takes("hermes", reply_with("hermes", {"place": "attic"}, text="Hm."), FREE, given=given)
+
+
+def test_a_strict_schema_that_cannot_be_enforced_is_refused_by_its_place() -> None:
+    schema = {"type": "object", "properties": {"all": {"type": "array", "uniqueItems": True}}}
+    strict = Calls((CalledTool("look", schema, is_strict=True, param="tools[3].function.parameters"),))
+    with pytest.raises(BadRequest) as caught:
+        constraints_of("hermes").matcher(None, opening="", calls=strict)
+    assert caught.value.param == "tools[3].function.parameters.properties.all"
+    assert "uniqueItems" in str(caught.value)
+
+
+def test_one_that_need_not_be_enforced_becomes_any_object() -> None:
+    schema = {"type": "object", "properties": {"all": {"type": "array", "uniqueItems": True}}}
+    loose = Calls((*TOOLS[:1], CalledTool("add", schema, is_strict=False, param="tools")))
+    assert takes("hermes", reply_with("hermes", {"x": 1}, tool="add"), loose)
+    assert not takes("hermes", reply_with("hermes", {"place": 1}), loose), "the other one is as strict as before"
+
+
+def test_formats_without_json_have_free_calls() -> None:
+    constraints = constraints_of("coder")
+    assert not constraints.enforces(FREE)
+    assert constraints_of("hermes").enforces(FREE)
+    assert not constraints_of("hermes").enforces(Calls(()))
+
+
+def test_names_are_those_of_tools_in_any_order_of_signs() -> None:
+    tools = tuple(CalledTool(name, None, is_strict=False, param="tools") for name in ("look", "look_up", 'say "hi"'))
+    for name, is_right in (("look_up", True), ("look", True), ("look_", False), ('say "hi"', True)):
+        reply = f'<tool_call>\n{{"name": {json.dumps(name)}, "arguments": {{}}}}\n</tool_call>'
+        assert takes("hermes", ids_of("hermes", reply), Calls(tools)) == is_right, name
