@@ -225,6 +225,22 @@ def bench_structured(
     return run_structured_bench(settings, StructuredBench(schemas, seed, out), console())
 
 
+@app.command("multiple-choice")
+@with_settings(unused=BENCH_UNUSED)
+def bench_multiple_choice(
+    settings: Settings,
+    lm_eval: Annotated[str, typer.Option(help="lm-eval's command, on the PATH or with its path")] = "lm_eval",
+    questions: Annotated[int, typer.Option(help="of four choices each")] = 100,
+    shots: Annotated[int, typer.Option(help="examples before each question")] = 5,
+    seed: Annotated[int, typer.Option(help="of questions and examples")] = 0,
+    out: Annotated[Path | None, typer.Option(help="append JSON lines here instead of printing them")] = None,
+) -> int:
+    """lm-eval's multiple choice against a server and through transformers: equal results, and what scores cost."""
+    from benchmarks.multiple_choice import ChoiceBench, run_choice_bench
+
+    return run_choice_bench(settings, ChoiceBench(lm_eval, questions, shots, seed, out), console())
+
+
 @app.command("kernels")
 def bench_kernels(
     rows: Annotated[list[int] | None, typer.Option(help="rows of a product; may be repeated [1 8 66 512]")] = None,
