@@ -20,13 +20,14 @@ from rekindle.server.agents.routes import PREFIX, Agent, Body, old_name_of
 from rekindle.server.answers.answer import Answer, accepted
 from rekindle.server.answers.choice import Choice
 from rekindle.server.answers.extension import RekindleReport
+from rekindle.server.answers.functions import Tool
 from rekindle.server.answers.steering import template_kwargs
 from rekindle.server.answers.validation import Items, validated
 from rekindle.server.border import Router
 from rekindle.server.gate.caller import Caller, Namespace, unnamed
 from rekindle.server.models import ServedModel
 from rekindle.server.observers.observer import Observer
-from rekindle.server.openai.bodies import Messages, Tool
+from rekindle.server.openai.bodies import Messages
 from rekindle.server.openai.parts import DataEvents
 from rekindle.text.messages import Message, normalise_messages
 from rekindle.text.omissions import Omissions

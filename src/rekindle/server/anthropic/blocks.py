@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from rekindle.server.anthropic.arguments import ArgumentsJson
+from rekindle.server.answers.arguments import ArgumentsJson
 from rekindle.server.anthropic.signatures import sign
 from rekindle.text.replies import ArgumentsDelta, CallEnd, CallStart, Event, ReasoningDelta, TextDelta
 

@@ -5,13 +5,14 @@ Owns names and types. `SamplingParams` owns the ranges of numbers, `text/message
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from pydantic import Field, WithJsonSchema
 
 from rekindle.model.params import MAX_STOPS
 from rekindle.server.answers.extension import RekindleOptions
-from rekindle.server.answers.validation import Items, OpenModel, StrictModel
+from rekindle.server.answers.functions import Tool
+from rekindle.server.answers.validation import Items, StrictModel
 
 MAX_CHOICES = 128
 COMPLETION_TOKENS = 16  # OpenAI's default for completions
@@ -32,22 +33,6 @@ class ChatOptions(RekindleOptions):
     """`prompt_ids` replace the messages as the prompt."""
 
     prompt_ids: Items[int] | None = Field(default=None, min_length=1)
-
-
-class ToolFunction(OpenModel):
-    """A function the model may call; `parameters` is a JSON schema, which its calls have with `strict`."""
-
-    name: str = Field(min_length=1)
-    description: str | None = None
-    parameters: dict[str, Any] | None = None
-    strict: bool | None = None
-
-
-class Tool(OpenModel):
-    """A tool offered to the model."""
-
-    type: Literal["function"] = "function"
-    function: ToolFunction
 
 
 class SamplingBody(StrictModel):

@@ -13,12 +13,11 @@ from rekindle.engine.generation import Generation
 from rekindle.engine.types import Progress
 from rekindle.model.logprobs import TokenLogprob
 from rekindle.server.answers.choice import Choice
+from rekindle.server.answers.logprobs import finite, position_entry
 from rekindle.server.answers.reply import progress_text
 from rekindle.server.answers.sse import comment
 from rekindle.server.errors import Problem
 from rekindle.text.messages import Message
-
-MIN_LOGPROB = -9999.0  # JSON has no infinity; OpenAI writes this
 
 
 class DataEvents:
@@ -70,13 +69,8 @@ def usage_of(choices: Sequence[Choice], num_choices: int = 1) -> dict[str, Any]:
 
 
 def chat_logprobs(tokens: Sequence[TokenLogprob]) -> dict[str, Any]:
-    """Return the `logprobs` object of chat completions; `bytes` distinguish tokens that are not valid text alone."""
-
-    def one(token: TokenLogprob) -> dict[str, Any]:
-        return {"token": token.text.decode("utf-8", "replace"), "logprob": _finite(token), "bytes": list(token.text)}
-
-    content = [{**one(token), "top_logprobs": [one(each) for each in token.top]} for token in tokens]
-    return {"content": content, "refusal": None}
+    """Return the `logprobs` object of chat completions."""
+    return {"content": [position_entry(token) for token in tokens], "refusal": None}
 
 
 class TextOffsets:
@@ -96,9 +90,9 @@ class TextOffsets:
         none: list[Any] = [None] * len(before)
         return {
             "tokens": [_token_key(text) for text in (*before, *(token.text for token in tokens))],
-            "token_logprobs": none + [_finite(token) for token in tokens],
+            "token_logprobs": none + [finite(token) for token in tokens],
             "top_logprobs": none
-            + [{_token_key(each.text): _finite(each) for each in (*reversed(token.top), token)} for token in tokens],
+            + [{_token_key(each.text): finite(each) for each in (*reversed(token.top), token)} for token in tokens],
             "text_offset": offsets,
         }
 
@@ -113,7 +107,7 @@ def prompt_logprobs(generation: Generation, num_top: int) -> list[dict[str, Any]
         if token is None
         else {
             str(each.token_id): {
-                "logprob": _finite(each),
+                "logprob": finite(each),
                 "rank": each.rank,
                 "decoded_token": each.text.decode("utf-8", "replace"),
             }
@@ -121,10 +115,6 @@ def prompt_logprobs(generation: Generation, num_top: int) -> list[dict[str, Any]
         }
         for token in generation.prompt_logprobs
     ]
-
-
-def _finite(token: TokenLogprob) -> float:
-    return max(token.logprob, MIN_LOGPROB)
 
 
 def _token_key(text: bytes) -> str:

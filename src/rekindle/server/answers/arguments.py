@@ -1,8 +1,9 @@
 """Streaming of tool-call arguments as valid JSON, even if the model's output is not.
 
-Anthropic's clients parse `input_json_delta` pieces as they arrive and fail on invalid JSON. So the output is always a
-valid prefix of an object: line breaks inside strings are escaped, unpaired surrogates are replaced, and output stops
-where the object becomes invalid. Arguments that are not an object are converted to one when they end.
+Anthropic's clients parse `input_json_delta` pieces as they arrive and fail on invalid JSON, and Ollama's take arguments
+as an object only. So the output is always a valid prefix of an object: line breaks inside strings are escaped, unpaired
+surrogates are replaced, and output stops where the object becomes invalid. Arguments that are not an object are
+converted to one when they end.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rekindle.server.anthropic.arguments import MAX_DEPTH, ArgumentsJson
+from rekindle.server.answers.arguments import MAX_DEPTH, ArgumentsJson
 
 SCALARS = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text()
 OBJECTS = st.dictionaries(
