@@ -4,6 +4,7 @@ response_format   {"type": "json_schema", "json_schema": {"schema": ...}}     Op
 text.format       {"type": "json_schema", "schema": ...}                      OpenAI's responses, Anthropic's, too
 structured_outputs {"json" | "regex" | "choice" | "grammar": ...}             vLLM; before as guided_json and so on
 json_schema, grammar                                                          llama.cpp
+format            "json", or a schema                                         Ollama's
 """
 
 from __future__ import annotations
@@ -47,6 +48,17 @@ def read_format(given: Any, param: str) -> Constraint | None:
             raise BadRequest(f"{param}: a format of type json_schema needs its schema", param=param)
     message = f"{param}: {short(given)} is not supported: use a type, text, json_object or json_schema"
     raise BadRequest(message, param=param)
+
+
+def read_schema(given: str | Mapping[str, Any] | None, param: str) -> Constraint | None:
+    """Return the constraint of Ollama's format: `json` for any object, or a schema; None without one, or for ""."""
+    if given is None or given == "":
+        return None
+    if given == "json":
+        return Constraint("json", ANY_OBJECT, param)
+    if isinstance(given, str):
+        raise BadRequest(f"{param}: {short(given)} is not supported: use 'json', or a JSON schema", param=param)
+    return _checked("json", given, param)
 
 
 def read_structured_outputs(given: Any) -> Constraint | None:

@@ -1,0 +1,147 @@
+"""Models of Ollama's request bodies, for validation and for the OpenAPI description.
+
+Owns names and types, and the defaults that Ollama's clients rely on. `SamplingParams` owns the ranges of numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field, WithJsonSchema
+
+from rekindle.model.params import MAX_LOGPROBS, MAX_STOPS
+from rekindle.server.answers.extension import RekindleOptions
+from rekindle.server.answers.functions import Tool
+from rekindle.server.answers.validation import Items, StrictModel
+
+# What a reply is drawn with where a request does not say.
+DEFAULTS: Mapping[str, Any] = {"temperature": 0.8, "top_k": 40, "top_p": 0.9}
+DURATION = r"^[-+]?(0|((\d+\.?\d*|\.\d+)(ns|us|µs|μs|ms|s|m|h))+)$"  # as Go reads it
+# Options for loading a model, which is loaded already; no answer depends on them.
+LOADING = frozenset(
+    "num_batch num_gpu main_gpu low_vram f16_kv vocab_only logits_all use_mmap use_mlock num_thread numa "
+    "draft_num_predict".split()
+)
+# Samplers that are not here, and other options with an effect, at the values where they have none.
+OFF: Mapping[str, tuple[Any, ...]] = {
+    "mirostat": (0,),
+    "typical_p": (1,),
+    "tfs_z": (1,),
+    "embedding_only": (False,),
+}
+
+
+def _whole(value: Any) -> Any:
+    """Take 8192.0 for 8192: some clients keep all their numbers as floats."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+Whole = Annotated[int, BeforeValidator(_whole)]
+
+
+class OllamaOptions(StrictModel):
+    """How a reply is drawn and where it ends."""
+
+    num_predict: Whole | None = Field(default=None, description="tokens of a reply; below 1: the rest of the context")
+    temperature: float | None = Field(
+        default=DEFAULTS["temperature"],
+        description=f"{DEFAULTS['temperature']} if not given; 0: always the most likely token",
+    )
+    top_k: Whole | None = Field(
+        default=DEFAULTS["top_k"], description=f"{DEFAULTS['top_k']} if not given; below 1: no limit"
+    )
+    top_p: float | None = Field(default=DEFAULTS["top_p"], description=f"{DEFAULTS['top_p']} if not given")
+    min_p: float | None = Field(default=None, description="least share of the most likely token's probability")
+    seed: Whole | None = Field(default=None, description="-1: another one each time")
+    stop: str | Items[str] | None = Field(default=None, description=f"end before one of these, at most {MAX_STOPS}")
+    repeat_penalty: float | None = Field(
+        default=None, gt=0, description="above 1: less of what prompt and reply have, all of it"
+    )
+    repeat_last_n: Whole | None = Field(
+        default=None, description="0: no penalties; -1: of prompt and reply, which is done with any other number, too"
+    )
+    presence_penalty: float | None = Field(default=None, description="-2 to 2, on tokens that the reply has already")
+    frequency_penalty: float | None = Field(default=None, description="-2 to 2, for each time the reply has the token")
+    num_ctx: Whole | None = Field(default=None, description="the context is the server's; a larger one is named")
+
+
+class AskBody(StrictModel):
+    """What both of Ollama's generating routes take; null always means "not given"."""
+
+    model: str | None = Field(default=None, description="a name of the served model, with or without `:latest`")
+    stream: bool | None = Field(default=None, description="false: one document; else one on each line")
+    format: str | dict[str, Any] | None = Field(default=None, description="`json`, or the JSON schema of a reply")
+    options: OllamaOptions | None = Field(default=None, description="others are ignored and named")
+    think: bool | Literal["low", "medium", "high", "max"] | None = Field(
+        default=None, description="whether to reason, or how much; not given: as the chat template does by itself"
+    )
+    keep_alive: Whole | float | Annotated[str, Field(pattern=DURATION)] | None = Field(
+        default=None, description="the model stays loaded in any case"
+    )
+    logprobs: bool | None = Field(default=None, description="return the log probability of every token")
+    top_logprobs: Whole | None = Field(default=None, ge=0, le=MAX_LOGPROBS, description="alternatives to each token")
+    rekindle: RekindleOptions | None = None
+
+    @property
+    def stays(self) -> bool:
+        """Whether the model is to stay loaded, which a keep_alive of no time denies."""
+        given = self.keep_alive
+        return given is None or (any(sign in "123456789" for sign in given) if isinstance(given, str) else given != 0)
+
+
+_MESSAGE: dict[str, Any] = {
+    "type": "object",
+    "required": ["role"],
+    "properties": {
+        "role": {"enum": ["system", "user", "assistant", "tool"]},
+        "content": {"type": "string"},
+        "thinking": {"type": "string"},
+        "images": {"type": "array", "items": {"type": "string"}, "description": "base64"},
+        "tool_calls": {
+            "type": "array",
+            "items": {
+                "type": "object",
+                "required": ["function"],
+                "properties": {
+                    "id": {"type": "string"},
+                    "function": {
+                        "type": "object",
+                        "required": ["name", "arguments"],
+                        "properties": {"name": {"type": "string"}, "arguments": {"type": "object"}},
+                    },
+                },
+            },
+        },
+        "tool_name": {"type": "string"},
+        "tool_call_id": {"type": "string"},
+    },
+}
+
+
+class OllamaChatBody(AskBody):
+    """POST /api/chat. Without messages nothing is generated."""
+
+    messages: Annotated[Items[Any], WithJsonSchema({"type": "array", "items": _MESSAGE})] | None = Field(
+        default=None, description="a last one of the assistant is the beginning of the reply"
+    )
+    tools: Items[Tool] | None = Field(default=None, description="what the model may call")
+
+
+class OllamaGenerateBody(AskBody):
+    """POST /api/generate. Without a prompt nothing is generated."""
+
+    prompt: str | None = Field(default=None, description="a message of the user")
+    system: str | None = Field(default=None, description="the system message before the prompt")
+    images: Items[str] | None = Field(default=None, description="base64")
+    raw: bool | None = Field(default=None, description="true: the prompt is not a message but the model's input")
+    suffix: str | None = Field(default=None, description="refused: what is given is not filled in")
+    template: str | None = Field(default=None, description="refused: the model's own template is used")
+    context: Items[int] | None = Field(default=None, description="refused, and never returned: send messages")
+
+
+class OllamaShowBody(StrictModel):
+    """POST /api/show; `name` is the older name of `model`."""
+
+    model: str | None = Field(default=None, description="a name of the served model, with or without `:latest`")
+    name: str | None = None

@@ -1,0 +1,235 @@
+"""Parsing of bodies in Ollama's dialect into engine requests."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from rekindle.engine.types import GenerationRequest
+from rekindle.errors import BadRequest
+from rekindle.model.params import SamplingParams
+from rekindle.server.answers.extension import RekindleOptions
+from rekindle.server.answers.formats import read_schema
+from rekindle.server.answers.steering import template_kwargs
+from rekindle.server.answers.validation import validated
+from rekindle.server.gate.caller import Caller
+from rekindle.server.ollama.bodies import LOADING, OFF, AskBody, OllamaChatBody, OllamaGenerateBody, OllamaOptions
+from rekindle.server.ollama.conversation import messages_of, prompt_messages
+from rekindle.text.constraints.types import Calls
+from rekindle.text.messages import Message, check_text
+from rekindle.text.omissions import Omissions
+from rekindle.text.replies import ReplyFormat
+
+# Every prompt is whole here, and one that does not fit is an error: what Ollama does if these are false.
+WHOLE = ("truncate", "shift")
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSide:
+    """The traits of the served model that decide how bodies are parsed; `name` is for errors."""
+
+    name: str
+    form: ReplyFormat
+    max_context: int
+
+    @property
+    def can_think(self) -> bool:
+        """Whether replies may begin with reasoning."""
+        return self.form.thinking is not None
+
+    @property
+    def can_call(self) -> bool:
+        """Whether replies may call tools."""
+        return self.form.tools is not None
+
+    @property
+    def needs_ids(self) -> bool:
+        """Whether the template refuses calls without an id."""
+        return self.form.call_ids == "short"
+
+
+@dataclass(frozen=True, slots=True)
+class OllamaCall:
+    """A parsed body. `request` None: nothing is generated, and the model is to stay loaded or, by `stays`, is not.
+
+    `form` is how the reply is written: text alone where the prompt was the model's input.
+    """
+
+    request: GenerationRequest | None
+    model: str | None
+    stream: bool
+    stays: bool
+    form: ReplyFormat
+    return_ids: bool
+
+    @property
+    def read_tools(self) -> Sequence[Any]:
+        """Definitions of the tools whose calls are parsed in the reply."""
+        return (self.request.tools if self.request is not None else None) or ()
+
+
+class Parse(Protocol):
+    """A parser of one route's bodies; BadRequest says what to change.
+
+    `strict`: what would be left out of the prompt or ignored is refused.
+    """
+
+    def __call__(self, body: Any, caller: Caller, side: ModelSide, *, strict: bool = False) -> OllamaCall:
+        """Parse a JSON body."""
+
+
+def parse_chat(body: Any, caller: Caller, side: ModelSide, *, strict: bool = False) -> OllamaCall:
+    """Parse the body of a chat."""
+    omissions = Omissions(strict=strict)
+    asked = validated(OllamaChatBody, _known(body), omissions=omissions, harmless=(), neutral={})
+    if asked.tools and not side.can_call:
+        raise BadRequest(f"{side.name!r} does not support tools: leave them out", param="tools")
+    if not asked.messages:
+        return _call(asked, None, side.form)
+    messages, prefix = messages_of(asked.messages, omissions, needs_ids=side.needs_ids)
+    tools = body["tools"] if asked.tools else None  # unparsed: the template prints every key, in the order sent
+    request = _request(asked, caller, side, omissions, messages=messages, tools=tools, prefix=prefix)
+    return _call(asked, request, side.form)
+
+
+def parse_generate(body: Any, caller: Caller, side: ModelSide, *, strict: bool = False) -> OllamaCall:
+    """Parse the body of a prompt."""
+    omissions = Omissions(strict=strict)
+    asked = validated(OllamaGenerateBody, _known(body), omissions=omissions, harmless=(), neutral={})
+    _check_prompt(asked, side)
+    if not asked.prompt:
+        return _call(asked, None, side.form)
+    images = asked.images or []
+    if not asked.raw:
+        messages = prompt_messages(asked.prompt, asked.system, images, omissions)
+        return _call(asked, _request(asked, caller, side, omissions, messages=messages), side.form)
+    for index in range(len(images)):
+        omissions.whole({"type": "image"}, f"images[{index}]")
+    text = check_text(asked.prompt, "prompt")
+    return _call(asked, _request(asked, caller, side, omissions, text=text), ReplyFormat())
+
+
+def _known(body: Any) -> Any:
+    """Return a body without what changes nothing here; anything but an object as it is."""
+    if not isinstance(body, dict):
+        return body
+    given = {name: value for name, value in body.items() if name not in WHOLE or value is not False}
+    options = given.get("options")
+    if isinstance(options, dict):
+        given["options"] = {name: value for name, value in options.items() if not _is_idle(name, value, options)}
+    return given
+
+
+def _is_idle(name: str, value: Any, options: dict[str, Any]) -> bool:
+    """Whether an option changes nothing here."""
+    if value is None or name in LOADING or (name.startswith("mirostat_") and options.get("mirostat") in (None, 0)):
+        return True
+    return any(value == off and isinstance(value, bool) == isinstance(off, bool) for off in OFF.get(name, ()))
+
+
+def _check_prompt(asked: OllamaGenerateBody, side: ModelSide) -> None:
+    """Refuse what would make another prompt than the one asked for."""
+    if asked.raw and (asked.template or asked.system or asked.context):
+        raise BadRequest("raw mode does not support template, system, or context: leave them out", param="raw")
+    if asked.raw and asked.think:
+        raise BadRequest("think: raw mode has no template that could ask for it: leave it out", param="think")
+    if asked.suffix:
+        message = (
+            f"{side.name!r} does not support insert: leave suffix out, or send raw: true and a prompt with the model's "
+            "own tokens for it"
+        )
+        raise BadRequest(message, param="suffix")
+    if asked.template:
+        message = "template: prompts have the model's own template; send raw: true and a prompt that you rendered"
+        raise BadRequest(message, param="template")
+    if asked.context:
+        message = (
+            "context: conversations are not kept as tokens: send them to /api/chat as messages, whose KV is found by "
+            "their text"
+        )
+        raise BadRequest(message, param="context")
+
+
+def _request(
+    asked: AskBody,
+    caller: Caller,
+    side: ModelSide,
+    omissions: Omissions,
+    *,
+    messages: tuple[Message, ...] | None = None,
+    text: str | None = None,
+    tools: Sequence[Any] | None = None,
+    prefix: str = "",
+) -> GenerationRequest:
+    """Build a request for messages, or for a text that is the model's input."""
+    options = asked.rekindle or RekindleOptions()
+    return GenerationRequest(
+        messages=messages,
+        text=text,
+        agent=caller.agent,
+        namespace=caller.namespace,
+        tools=tools,
+        params=_params(asked, side, omissions),
+        reuse=options.reuse,
+        parent=caller.parent,
+        template_kwargs=_thinking(asked.think, side),
+        reply_prefix=prefix,
+        constraint=read_schema(asked.format, "format"),
+        calls=None if tools is None else Calls(()),
+        structured=messages is not None,
+        omitted=omissions.all(),
+    )
+
+
+def _call(asked: AskBody, request: GenerationRequest | None, form: ReplyFormat) -> OllamaCall:
+    return OllamaCall(
+        request=request,
+        model=asked.model,
+        stream=asked.stream is not False,
+        stays=asked.stays,
+        form=form,
+        return_ids=asked.rekindle is not None and asked.rekindle.return_ids,
+    )
+
+
+def _thinking(think: bool | str | None, side: ModelSide) -> dict[str, Any]:
+    """Return the template's variables for `think`; BadRequest if the model cannot."""
+    if think and not side.can_think:
+        raise BadRequest(f"{side.name!r} does not support thinking: leave think out, or send false", param="think")
+    if think is None or not side.can_think:
+        return {}
+    return {"enable_thinking": think} if isinstance(think, bool) else template_kwargs(None, think)
+
+
+def _params(asked: AskBody, side: ModelSide, omissions: Omissions) -> SamplingParams:
+    """Build the sampling parameters, with Ollama's defaults for what is not given."""
+    given = asked.options or OllamaOptions()
+    if asked.top_logprobs and not asked.logprobs:
+        raise BadRequest("top_logprobs: set logprobs to true as well", param="top_logprobs")
+    if given.num_ctx is not None and given.num_ctx > side.max_context:
+        omissions.key("num_ctx", "options")
+    penalties = _penalties(given, omissions)
+    seed = None if given.seed == -1 else given.seed
+    most = given.num_predict if given.num_predict is not None and given.num_predict > 0 else None
+    named = given.model_dump(include={"temperature", "top_p", "min_p"}, exclude_none=True)
+    return SamplingParams(
+        **{**named, **penalties},
+        max_tokens=most,
+        top_k=max(0, given.top_k or 0),
+        seed=seed,
+        stop=given.stop or (),
+        logprobs=(asked.top_logprobs or 0) if asked.logprobs else None,
+    )
+
+
+def _penalties(given: OllamaOptions, omissions: Omissions) -> dict[str, float]:
+    """Return the penalties; they count all tokens, and a number of last ones is named unless nothing depends on it."""
+    if given.repeat_last_n == 0:
+        return {}
+    found = given.model_dump(include={"presence_penalty", "frequency_penalty"}, exclude_none=True)
+    if given.repeat_penalty is not None:
+        found["repetition_penalty"] = given.repeat_penalty
+    if given.repeat_last_n not in (None, -1) and found.get("repetition_penalty", 1) != 1:
+        omissions.key("repeat_last_n", "options")
+    return found
