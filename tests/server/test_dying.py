@@ -30,6 +30,7 @@ ASKED = {
     "/v1/completions": {"prompt": "Hello!"},
     "/v1/responses": {"input": "Hello!"},
     "/v1/messages": {"messages": SAID, "max_tokens": 4, "model": "default"},
+    "/api/chat": {"messages": SAID},
 }
 
 
@@ -62,8 +63,9 @@ def test_health_fails_and_requests_are_turned_away(tmp_path: Path, model: Path, 
         for path, body in ASKED.items():
             for more in ({}, {"stream": True}):
                 answer = running.send("POST", path, {**body, **more}, key="k")
-                assert answer.status == 503 and answer.json["error"]["message"] == short, answer.body
-                if path != "/v1/messages":
+                error = answer.json["error"]
+                assert (answer.status, error if path == "/api/chat" else error["message"]) == (503, short), answer.body
+                if path not in ("/v1/messages", "/api/chat"):
                     assert answer.error["code"] == "unavailable"
         metrics = running.send("GET", "/metrics", key="k")
         assert metrics.status == 200 and b"rekindle_dead_threads 1.0" in metrics.body

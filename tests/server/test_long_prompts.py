@@ -23,6 +23,8 @@ def bodies(text: str) -> dict[str, Any]:
         "/v1/responses": {"input": text, "max_output_tokens": 1},
         "/v1/tokenize": {"text": text},
         "/v1/agents/long/prefill": {"messages": said},
+        "/api/chat": {"messages": said},
+        "/api/generate": {"prompt": text},
     }
 
 
@@ -30,8 +32,9 @@ def bodies(text: str) -> dict[str, Any]:
 def test_what_cannot_fit_is_a_400_and_everybody_else_is_answered(served: Served, path: str) -> None:
     answer = served.send("POST", path, bodies(SPACES)[path])
     assert answer.status == 400, answer.body[:300]
-    if path.startswith("/v1/messages"):
-        assert answer.json["error"]["message"].startswith("prompt is too long")
+    if path.startswith(("/v1/messages", "/api/")):
+        error = answer.json["error"]
+        assert (error if isinstance(error, str) else error["message"]).startswith("prompt is too long")
     else:
         assert answer.error["code"] == "context_length_exceeded"
         assert answer.error["param"] in ("messages", "prompt", "input", "text")

@@ -106,15 +106,18 @@ def test_every_dialect_is_written_down_and_its_replies_as_messages(tmp_path: Pat
         body = {"input": said, "instructions": "Keep it. " * 9, "tools": functions, "stream": True}
         assert running.send("POST", "/v1/responses", body).status == 200
         assert running.send("POST", "/v1/agents/ada/prefill", {"messages": said}).status == 200
-    messages, more, responses, prefilled = read_day(path).requests
-    assert [each.endpoint for each in (messages, more, responses, prefilled)] == [
+        described = [{"type": "function", "function": {"name": "add", "parameters": schema}}]
+        assert running.send("POST", "/api/chat", {"messages": said, "tools": described}).status == 200
+    messages, more, responses, prefilled, ollamas = read_day(path).requests
+    assert [each.endpoint for each in (messages, more, responses, prefilled, ollamas)] == [
         "/v1/messages",
         "/v1/messages",
         "/v1/responses",
         "/v1/agents/{id}/prefill",
+        "/api/chat",
     ]
     call = {"name": "add", "arguments": '{"a": 4}'}
-    for answer in (messages.answer, responses.answer):
+    for answer in (messages.answer, responses.answer, ollamas.answer):
         assert answer is not None
         assert (answer["reasoning_content"], answer["content"]) == ("Sums need add.", "")
         assert [each["function"] for each in answer["tool_calls"]] == [call]

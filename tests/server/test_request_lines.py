@@ -56,6 +56,8 @@ CASES: dict[str, tuple[tuple[str, str, Any], dict[str, str], int, str | None, st
     "method": (("PUT", "/v1/models", b"x"), {"key": "key-l"}, 405, "left", "Method Not Allowed"),
     "no JSON": (("POST", "/v1/chat/completions", b"{"), {"key": "key-l"}, 400, "left", "not JSON"),
     "no body": (("POST", "/v1/tokenize", b""), {"key": "key-l"}, 400, "left", "not JSON"),
+    "no key for Ollama": (("POST", "/api/chat", CHAT), {}, 401, None, "API key"),
+    "no model of Ollama": (("POST", "/api/generate", {"model": "x"}), {"key": "key-l"}, 404, "left", "try pulling"),
     "too large": (("POST", "/v1/messages", b" " * 5000), {"key": "key-l"}, 413, "left", "4096 bytes"),
     "page": (("GET", "/", None), {}, 200, None, ""),
     "alive": (("GET", "/health/live", None), {}, 200, None, ""),

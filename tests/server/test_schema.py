@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from rekindle.server.agents.prefill import PrefillBody
+from rekindle.server.ollama.bodies import OllamaChatBody, OllamaGenerateBody
 from rekindle.server.openai.bodies import ChatBody, CompletionBody
 from rekindle.server.responses.bodies import ResponseBody
 from tests.server.conftest import Served
@@ -27,15 +28,21 @@ def operations(schema: Any) -> list[tuple[str, str, Any]]:
 
 
 def test_generating_routes_are_described_by_what_validates_them(described: Any) -> None:
-    bodies = {"chat/completions": ChatBody, "completions": CompletionBody, "responses": ResponseBody}
-    for name, body in bodies.items():
-        path = f"/v1/{name}"
+    bodies = {
+        "/v1/chat/completions": ChatBody,
+        "/v1/completions": CompletionBody,
+        "/v1/responses": ResponseBody,
+        "/api/chat": OllamaChatBody,
+        "/api/generate": OllamaGenerateBody,
+    }
+    for path, body in bodies.items():
+        events = "application/x-ndjson" if path.startswith("/api/") else "text/event-stream"
         operation = described["paths"][path]["post"]
         reference = operation["requestBody"]["content"]["application/json"]["schema"]["$ref"]
         schema = described["components"]["schemas"][reference.rpartition("/")[2]]
         assert set(schema["properties"]) == set(body.model_fields)
         assert schema["additionalProperties"] is False
-        assert {"application/json", "text/event-stream"} == set(operation["responses"]["200"]["content"])
+        assert {"application/json", events} == set(operation["responses"]["200"]["content"])
 
 
 def test_bodies_that_are_read_by_hand_are_described(described: Any) -> None:

@@ -64,6 +64,22 @@ def test_a_wrong_base_url_is_told_the_right_route(served: Served, path: str, rou
     assert served.send("POST", "/v1/elsewhere", CHAT).json["error"]["message"] == "Not Found"
 
 
+@pytest.mark.parametrize(
+    ("path", "route"),
+    [("/v1/api/chat", "/api/chat"), ("/api/api/tags", "/api/tags"), ("/ollama/api/show", "/api/show"),
+     ("/api/generate/", "/api/generate")],
+)  # fmt: skip
+def test_a_wrong_base_url_of_ollamas_clients_is_told_the_right_route_in_their_shape(
+    served: Served, path: str, route: str
+) -> None:
+    answer = served.send("POST", path, CHAT)
+    assert answer.status == 404 and f"but {route}: " in answer.json["error"]
+    assert served.send("POST", "/api/elsewhere", CHAT).error["message"] == "Not Found"
+
+
 def test_what_the_model_cannot_do_is_refused_by_name(served: Served) -> None:
     answer = served.send("POST", "/v1/embeddings", {"model": "default", "input": "Hi"})
     assert answer.status == 400 and "has no embeddings" in answer.error["message"]
+    for path in ("/api/embed", "/api/embeddings"):
+        answer = served.send("POST", path, {"model": "default", "input": "Hi"})
+        assert answer.status == 400 and "has no embeddings" in answer.json["error"]

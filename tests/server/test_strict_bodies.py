@@ -14,7 +14,15 @@ SAID = [{"role": "user", "content": "Hello!"}]
 CHAT = {"model": "default", "messages": SAID, "max_tokens": 2, "temperature": 0}
 PLAIN = json.dumps(CHAT).encode()
 # On every way that a body takes: parsed by hand, aside, and by FastAPI.
-ROUTES = ("/v1/chat/completions", "/v1/messages", "/v1/messages/count_tokens", "/v1/tokenize", "/v1/agents/ada/pin")
+ROUTES = (
+    "/v1/chat/completions",
+    "/v1/messages",
+    "/v1/messages/count_tokens",
+    "/v1/tokenize",
+    "/v1/agents/ada/pin",
+    "/api/chat",
+    "/api/generate",
+)
 
 
 @pytest.mark.parametrize("path", ROUTES)
@@ -25,7 +33,7 @@ ROUTES = ("/v1/chat/completions", "/v1/messages", "/v1/messages/count_tokens", "
 def test_a_coded_body_is_refused_by_its_coding(served: Served, path: str, coding: str, body: bytes) -> None:
     answer = served.send("POST", path, body, content_encoding=coding)
     assert (answer.status, answer.headers["accept-encoding"]) == (415, "identity")
-    message = answer.json["error"]["message"]
+    message = answer.json["error"] if path.startswith("/api/") else answer.json["error"]["message"]
     assert repr(coding.split()[-1]) in message and ("type" in answer.json) == path.startswith("/v1/messages")
 
 
@@ -50,8 +58,8 @@ def test_a_body_that_is_not_coded_may_say_so(served: Served, coding: str) -> Non
 def test_a_key_twice_is_refused_by_its_name(served: Served, path: str, body: str, key: str) -> None:
     answer = served.send("POST", path, body.encode())
     assert answer.status == 400, answer.body
-    assert f"the key {key!r} twice" in answer.json["error"]["message"]
-    assert path.startswith("/v1/messages") or answer.error["param"] == key
+    assert f"the key {key!r} twice" in str(answer.json["error"])
+    assert path.startswith(("/v1/messages", "/api/")) or answer.error["param"] == key
 
 
 def test_the_same_key_in_two_objects_is_no_matter(served: Served) -> None:

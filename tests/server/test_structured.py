@@ -6,6 +6,7 @@ import json
 from typing import Any, Literal
 
 import anthropic
+import ollama
 import openai
 import pydantic_core
 import pytest
@@ -65,6 +66,16 @@ def test_anthropics_library_parses(served: Served) -> None:
     for given in ({"output_format": wanted}, {"output_config": {"effort": "low", "format": wanted}}):
         answer = served.send("POST", "/v1/messages", {**body, **given})
         Thing.model_validate_json(answer.json["content"][0]["text"])
+
+
+def test_ollamas_library_parses(served: Served) -> None:
+    client, options = ollama.Client(host=served.url), {"num_predict": 200}
+    reply = client.chat(model="default", messages=ASK, format=SCHEMA, options=options)
+    Thing.model_validate_json(reply.message.content or "")
+    made = client.generate(model="default", prompt="Describe the lamp.", format=SCHEMA, options=options)
+    Thing.model_validate_json(made.response or "")
+    anything = client.chat(model="default", messages=ASK, format="json", options={"num_predict": 40})
+    assert isinstance(pydantic_core.from_json(anything.message.content or "", allow_partial=True), dict)
 
 
 def test_langchain_by_its_default_method(served: Served) -> None:

@@ -19,14 +19,15 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "OpenAI: completions": ("/v1/chat/completions", "/v1/completions"),
     "OpenAI: responses": ("/v1/responses",),
     "Anthropic: messages": ("/v1/messages",),
+    "Ollama": ("/api/",),
     "Models and tokens": ("/v1/models", "/v1/tokenize", "/tokenize", "/detokenize", "/tokenizer_info"),
     "Agents": ("/v1/agents",),
     "Coordination sessions": ("/v1/coordination/sessions",),
     "Operation": ("/overview", "/v1/stats", "/metrics", "/health/", "/version"),
 }
-GENERATING = ("ChatBody", "CompletionBody", "ResponseBody", "MessagesBody")
+GENERATING = ("ChatBody", "CompletionBody", "ResponseBody", "MessagesBody", "OllamaChatBody", "OllamaGenerateBody")
 SAMPLING = {item.name: item.default for item in fields(SamplingParams) if item.default not in (None, ())}
-EVENTS = "text/event-stream"
+STREAMS = ("text/event-stream", "application/x-ndjson")
 
 
 def http(api: Schema) -> str:
@@ -58,7 +59,7 @@ class Route(NamedTuple):
     def about(self) -> str:
         """What the route does. FastAPI derives a summary from the function's name if none is written."""
         about = _one_line(self.operation.get("description", self.operation["summary"]))
-        is_written = "tags" not in self.operation and EVENTS in str(self.operation["responses"])
+        is_written = "tags" not in self.operation and any(kind in str(self.operation["responses"]) for kind in STREAMS)
         return f"{sentence(self.operation['summary'])} {about}" if is_written else about
 
     @property
@@ -125,7 +126,7 @@ def _answer(status: str, answer: Schema) -> str:
     for kind, content in answer.get("content", {}).items():
         if content.get("schema"):
             name = _type(content["schema"])
-            kinds.append(f"a stream of {name}" if kind == EVENTS else name)
+            kinds.append(f"a stream of {name}" if kind in STREAMS else name)
     return f"{status} with {' or '.join(kinds)}" if kinds else status
 
 

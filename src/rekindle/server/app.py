@@ -40,6 +40,7 @@ from rekindle.server.observers.history import History
 from rekindle.server.observers.log import Logged, RequestLog, TurnLog
 from rekindle.server.observers.metrics import Counted, Metrics
 from rekindle.server.observers.observer import Observer, ObserverGroup
+from rekindle.server.ollama.routes import generating_routes
 from rekindle.server.openai.routes import ChatRoute, CompletionRoute
 from rekindle.server.page.page import page_router
 from rekindle.server.quotas import response_bytes, session_quota
@@ -158,6 +159,7 @@ def _add_generating(app: App, context: RouteContext) -> None:
         ("/v1/responses/input_tokens", responses.count),
         ("/v1/messages", messages.__call__),
         ("/v1/messages/count_tokens", messages.count),
+        *((path, route.__call__) for path, route in generating_routes(context).items()),
     ):
         app.add_api_route(path, route, methods=["POST"], response_model=None)
 

@@ -2,6 +2,7 @@
 
     {"error": {"message": ..., "type": ..., "param": ..., "code": ...}}     OpenAI's, and everything of our own
     {"type": "error", "error": {"type": ..., "message": ...}}               Anthropic's: /v1/messages, its models
+    {"error": ...}                                                          Ollama's: /api/chat and its others
 
 Owns the mapping from the errors of `rekindle.errors`, and the few errors that only HTTP has.
 """
@@ -11,7 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 from fastapi import Request
 from fastapi.exceptions import RequestValidationError
@@ -32,9 +33,10 @@ from rekindle.errors import (
     Timeout,
     Unavailable,
 )
-from rekindle.server.hints import meant
+from rekindle.server.hints import is_ollama, meant
 from rekindle.server.lines import line_of
 
+Dialect = Literal["openai", "anthropic", "ollama"]
 ANTHROPIC_PATH = "/v1/messages"
 # Anthropic's clients choose an exception class by status; the type repeats it in a word.
 ANTHROPIC_TYPES = {
@@ -62,9 +64,11 @@ class Problem:
     retry_after_s: float | None = None
     details: Mapping[str, Any] | None = None
 
-    def body(self, path: str = "", *, request_id: str | None = None) -> dict[str, Any]:
-        """Return the JSON body in the shape of this path's dialect; Anthropic's includes the request's id."""
-        if path.startswith(ANTHROPIC_PATH):
+    def body(self, dialect: Dialect = "openai", *, request_id: str | None = None) -> dict[str, Any]:
+        """Return the JSON body in the shape of this dialect; Anthropic's includes the request's id."""
+        if dialect == "ollama":
+            return {"error": _sound(self.message)}
+        if dialect == "anthropic":
             kind = ANTHROPIC_TYPES.get(self.status, "invalid_request_error" if self.status < 500 else "api_error")
             named = {} if request_id is None else {"request_id": request_id}
             error: dict[str, Any] = {"type": kind, "message": _sound(self.message)}
@@ -90,18 +94,18 @@ class Problem:
         line = line_of(scope)
         if line is not None:
             line.fail(self.status, self.message)
-        path = ANTHROPIC_PATH if is_anthropic(scope) else ""
-        return JSONResponse(
-            self.body(path, request_id=None if line is None else line.request_id), self.status, self.headers()
-        )
+        request_id = None if line is None else line.request_id
+        return JSONResponse(self.body(dialect_of(scope), request_id=request_id), self.status, self.headers())
 
 
-def is_anthropic(scope: Mapping[str, Any]) -> bool:
-    """Whether a request uses Anthropic's dialect. /v1/models is in both: a header distinguishes them."""
+def dialect_of(scope: Mapping[str, Any]) -> Dialect:
+    """Return the dialect of a request by its path; /v1/models is in two, which a header distinguishes."""
     path: str = scope["path"]
     if path.startswith("/v1/models"):
-        return any(name == b"anthropic-version" for name, _ in scope.get("headers", ()))
-    return path.startswith(ANTHROPIC_PATH)
+        return "anthropic" if any(name == b"anthropic-version" for name, _ in scope.get("headers", ())) else "openai"
+    if path.startswith(ANTHROPIC_PATH):
+        return "anthropic"
+    return "ollama" if is_ollama(path) else "openai"
 
 
 def _sound(text: str | None) -> str | None:

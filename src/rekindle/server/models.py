@@ -2,22 +2,33 @@
 
 from __future__ import annotations
 
+import json
 from datetime import UTC, datetime
-from typing import Any, Literal
+from typing import Any
 
 from rekindle.engine.api import Engine
 from rekindle.errors import NotFound
+from rekindle.server.errors import Dialect
 
 DEFAULT = "default"
-Dialect = Literal["openai", "anthropic"]
+LATEST = ":latest"  # the tag that Ollama's clients add to a name without one
+MAX_NAME_CHARS = 100  # of a name, in error messages
+
+
+def rfc3339(at_s: float) -> str:
+    """Return Unix seconds as a time in UTC."""
+    return datetime.fromtimestamp(at_s, UTC).isoformat().replace("+00:00", "Z")
 
 
 class ServedModel:
-    """Answers to the served name, to what it was loaded from, and to `default`."""
+    """Answers to the served name, to what it was loaded from, and to `default`; `:latest` after a name changes nothing.
+
+    `created`: when it was loaded, in Unix seconds.
+    """
 
     def __init__(self, engine: Engine, *, alias: str | None, name: str | None, created: int) -> None:
         self._engine = engine
-        self._created = created
+        self.created = created
         self.name = name or engine.spec.name
         self._names = {self.name, engine.spec.name, DEFAULT} | ({alias} if alias else set())
 
@@ -25,12 +36,22 @@ class ServedModel:
         """Raise NotFound unless `name` is a name of the served model or None.
 
         In Anthropic's dialect any name of Claude's is accepted: its clients request several models by name, and not
-        all of them can be configured.
+        all of them can be configured. In Ollama's the error begins in its words, which clients look for.
         """
-        if dialect == "anthropic" and name is not None and name.startswith("claude-"):
+        if name is None or name in self._names or name.removesuffix(LATEST) in self._names:
             return
-        if name is not None and name not in self._names:
-            raise NotFound(f"model {name!r} is not served here; {self.name!r} is", param="model")
+        if dialect == "anthropic" and name.startswith("claude-"):
+            return
+        message = f"model {name!r} is not served here; {self.name!r} is"
+        if dialect == "ollama":
+            missing = json.dumps(name[:MAX_NAME_CHARS], ensure_ascii=False)
+            message = f"model {missing} not found, try pulling it first (not from here: this server has {self.tagged})"
+        raise NotFound(message, param="model")
+
+    @property
+    def tagged(self) -> str:
+        """The served name with a tag, as Ollama lists it."""
+        return self.name if ":" in self.name.rpartition("/")[2] else self.name + LATEST
 
     def described_for_anthropic(self) -> dict[str, Any]:
         """Return the entry of /v1/models in Anthropic's shape."""
@@ -39,7 +60,7 @@ class ServedModel:
             "id": self.name,
             "display_name": self.name,
             "lifecycle": "active",
-            "created_at": datetime.fromtimestamp(self._created, UTC).isoformat().replace("+00:00", "Z"),
+            "created_at": rfc3339(self.created),
             "max_input_tokens": self._engine.max_context,
             "max_tokens": self._engine.max_context,
         }
@@ -51,7 +72,7 @@ class ServedModel:
         return {
             "id": self.name,
             "object": "model",
-            "created": self._created,
+            "created": self.created,
             "owned_by": "rekindle",
             "max_model_len": self._engine.max_context,
             "rekindle": {

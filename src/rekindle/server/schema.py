@@ -23,6 +23,10 @@ from rekindle.server.anthropic.bodies import CountBody, MessagesBody
 from rekindle.server.anthropic.models import AnthropicErrorReply, MessageAnswer, MessageEvent
 from rekindle.server.border import Router
 from rekindle.server.coordination.models import RunEvent
+from rekindle.server.errors import Dialect, dialect_of
+from rekindle.server.ollama import routes as ollama
+from rekindle.server.ollama.bodies import OllamaChatBody, OllamaGenerateBody
+from rekindle.server.ollama.models import OllamaChatAnswer, OllamaErrorReply, OllamaGenerateAnswer
 from rekindle.server.openai.bodies import MAX_CHOICES, ChatBody, CompletionBody
 from rekindle.server.openai.models import ChatChunk, ChatCompletion, ErrorReply, TextCompletion
 from rekindle.server.openai.routes import CHAT_PATH, TEXT_PATH
@@ -33,9 +37,15 @@ from rekindle.server.tokens import BODIES as TOKEN_BODIES
 
 PATH = "/openapi.json"
 SCHEMAS = "#/components/schemas/"
+EVENT_STREAM, LINES = "text/event-stream", "application/x-ndjson"
+ERRORS: Mapping[Dialect, type[BaseModel]] = {
+    "openai": ErrorReply,
+    "anthropic": AnthropicErrorReply,
+    "ollama": OllamaErrorReply,
+}
 ABOUT = (
-    "Inference for agents whose KV memory lasts. Speaks OpenAI and Anthropic. Responses report reuse in `rekindle` and "
-    "in headers."
+    "Inference for agents whose KV memory lasts. Speaks OpenAI, Anthropic and Ollama. Responses report reuse in "
+    "`rekindle` and in headers."
 )
 # Path, body, answer, event of a stream, summary.
 GENERATING: tuple[tuple[str, type[BaseModel], type[BaseModel], type[BaseModel], str], ...] = (
@@ -43,6 +53,14 @@ GENERATING: tuple[tuple[str, type[BaseModel], type[BaseModel], type[BaseModel], 
     (TEXT_PATH, CompletionBody, TextCompletion, TextCompletion, "Continue prompts"),
     (routes.PATH, ResponseBody, ResponseAnswer, ResponseEvent, "Reply to items, and store the response"),
     (messages.PATH, MessagesBody, MessageAnswer, MessageEvent, "Reply to a conversation, as Anthropic does"),
+    (ollama.CHAT_PATH, OllamaChatBody, OllamaChatAnswer, OllamaChatAnswer, "Reply to a conversation, as Ollama does"),
+    (
+        ollama.GENERATE_PATH,
+        OllamaGenerateBody,
+        OllamaGenerateAnswer,
+        OllamaGenerateAnswer,
+        "Reply to a prompt, as Ollama does",
+    ),
 )
 # Other bodies that routes parse by hand.
 BODIES: tuple[tuple[str, type[BaseModel]], ...] = (
@@ -91,7 +109,8 @@ def describe(app: FastAPI, *, max_choices: int) -> dict[str, Any]:
         n["description"] = "replies to one prompt, at most as many as branches are kept per agent (--max-branches)"
     for path, body, answer, event, summary in GENERATING:
         if path in schema["paths"]:
-            schema["paths"][path]["post"] |= _generating(body, answer, event, summary)
+            kind = LINES if dialect_of({"path": path}) == "ollama" else EVENT_STREAM
+            schema["paths"][path]["post"] |= _generating(body, answer, {kind: event}, summary)
     for path, body in BODIES:
         schema["paths"][path]["post"]["requestBody"] = {"required": True, "content": _json(body)}
     for path, method, operation in _operations(schema):
@@ -99,7 +118,7 @@ def describe(app: FastAPI, *, max_choices: int) -> dict[str, Any]:
         _add_path_parameters(path, operation)
         responses = operation["responses"]
         responses.pop("422", None)  # invalid requests are a 400 here
-        error = AnthropicErrorReply if path.startswith(messages.PATH) else ErrorReply
+        error = ERRORS[dialect_of({"path": path})]
         responses["default"] = {"description": "Refused or failed", "content": _json(error)}
     return schema
 
@@ -109,6 +128,7 @@ def _add_models(schema: dict[str, Any]) -> None:
         (
             ErrorReply,
             AnthropicErrorReply,
+            OllamaErrorReply,
             *(model for row in GENERATING for model in row[1:4]),
             *(body for _, body in BODIES),
             *EVENTS,
@@ -125,9 +145,9 @@ def _add_models(schema: dict[str, Any]) -> None:
 
 
 def _generating(
-    body: type[BaseModel], answer: type[BaseModel], event: type[BaseModel], summary: str
+    body: type[BaseModel], answer: type[BaseModel], events: Mapping[str, type[BaseModel]], summary: str
 ) -> Mapping[str, Any]:
-    content = {**_json(answer), "text/event-stream": {"schema": {"$ref": SCHEMAS + event.__name__}}}
+    content = _json(answer) | {kind: {"schema": {"$ref": SCHEMAS + each.__name__}} for kind, each in events.items()}
     return {
         "summary": summary,
         "operationId": body.__name__,

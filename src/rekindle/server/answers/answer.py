@@ -25,7 +25,7 @@ from rekindle.engine.intake.fairness import FairWorkers
 from rekindle.engine.types import GenerationRequest, Report
 from rekindle.errors import BadRequest, Cancelled, RekindleError
 from rekindle.server.answers.reply import Reply, Stamp, headers_of
-from rekindle.server.answers.sse import DONE, EventStream, Item, event, watched
+from rekindle.server.answers.sse import DONE, EventStream, Item, event, line, watched
 from rekindle.server.border import in_thread
 from rekindle.server.errors import HttpError, Problem, invalid, problem_of
 from rekindle.server.gate.caller import Caller, access_of, caller_of, unnamed
@@ -171,7 +171,8 @@ class Answer:
         except BaseException:
             await items.aclose()
             raise
-        return EventStream(self._events(events, items), headers=self._headers())
+        media_type = "application/x-ndjson" if self._reply.events == "lines" else "text/event-stream"
+        return EventStream(self._events(events, items), headers=self._headers(), media_type=media_type)
 
     async def _settled(self) -> None:
         if self._settle is not None:
@@ -193,8 +194,13 @@ class Answer:
         return [*self._encode(chunks), self._reply.beat(progress)]
 
     def _encode(self, chunks: Sequence[dict[str, Any]]) -> list[bytes]:
-        typed = self._reply.events == "typed"
-        return [event(chunk, chunk["type"] if typed else None) for chunk in chunks]
+        match self._reply.events:
+            case "lines":
+                return [line(chunk) for chunk in chunks]
+            case "typed":
+                return [event(chunk, chunk["type"]) for chunk in chunks]
+            case "data":
+                return [event(chunk) for chunk in chunks]
 
     def _take(self, item: Item) -> list[dict[str, Any]]:
         index, delta = item

@@ -31,8 +31,9 @@ class Reply(Protocol):
     """One answer in one dialect, built from the deltas of its choices."""
 
     @property
-    def events(self) -> Literal["data", "typed"]:
-        """Bare data lines that end with [DONE], or events named by the `type` of their payload."""
+    def events(self) -> Literal["data", "typed", "lines"]:
+        """How a stream has its events: as bare data lines that end with [DONE], named by the `type` of their payload,
+        or as lines of JSON."""
 
     def opened(self, progress: Progress) -> list[dict[str, Any]]:
         """Return the events to send during prefill; called at most once, before the first delta."""

@@ -1,4 +1,4 @@
-"""Server-sent events, merging of several generations, and client disconnects.
+"""Events of a stream, on lines of JSON or as server-sent events; merging of several generations, client disconnects.
 
 Owns the rule that a disconnect cancels the generations of a request, even during prefill.
 """
@@ -30,24 +30,32 @@ def comment(text: str) -> bytes:
 
 
 def event(payload: Any, name: str | None = None) -> bytes:
-    """Encode one event, named or not, on one data line: JSON has no line breaks.
-
-    The three non-ASCII characters that some clients treat as line breaks are escaped.
-    """
+    """Encode one event, named or not, on one data line."""
     head = b"" if name is None else b"event: " + name.encode() + b"\n"
+    return head + b"data: " + _one_line(payload) + b"\n\n"
+
+
+def line(payload: Any) -> bytes:
+    """Encode one event of a stream that has a JSON document on each line (NDJSON)."""
+    return _one_line(payload) + b"\n"
+
+
+def _one_line(payload: Any) -> bytes:
+    """JSON has no line breaks; the three non-ASCII characters that some clients treat as such are escaped."""
     text = json.dumps(payload, ensure_ascii=False, separators=(",", ":"))
     for escape, sign in LINE_ENDS.items():
         text = text.replace(sign, escape)
-    return head + b"data: " + text.encode() + b"\n\n"
+    return text.encode()
 
 
 class EventStream(Response):
     """A response that sends events as they arrive and always closes their source."""
 
-    media_type = "text/event-stream"
-
-    def __init__(self, events: AsyncGenerator[bytes, None], *, headers: dict[str, str]) -> None:
-        super().__init__(headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no", **headers})
+    def __init__(
+        self, events: AsyncGenerator[bytes, None], *, headers: dict[str, str], media_type: str = "text/event-stream"
+    ) -> None:
+        headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no", **headers}
+        super().__init__(headers=headers, media_type=media_type)
         del self.headers["content-length"]
         self._events = events
 

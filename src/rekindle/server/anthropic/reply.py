@@ -12,7 +12,7 @@ from rekindle.server.answers.sse import comment, event
 from rekindle.server.anthropic.blocks import Blocks
 from rekindle.server.anthropic.calls import MessagesCall
 from rekindle.server.anthropic.usage import usage_of
-from rekindle.server.errors import ANTHROPIC_PATH, Problem
+from rekindle.server.errors import Problem
 from rekindle.text.messages import Message
 from rekindle.text.replies import ReplyFormat
 
@@ -66,7 +66,7 @@ class MessagesReply:
 
     def broken(self, problem: Problem) -> list[dict[str, Any]]:
         """Return the error as an event."""
-        return [problem.body(ANTHROPIC_PATH)]
+        return [problem.body("anthropic")]
 
     def whole(self) -> dict[str, Any]:
         """Return the whole message."""

@@ -15,7 +15,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from rekindle.engine.types import Delta, FinishReason, Normalised, Report
 from rekindle.errors import RekindleError
-from rekindle.server.errors import CLIENT_LEFT, Problem, is_anthropic, problem_of
+from rekindle.server.errors import CLIENT_LEFT, Problem, dialect_of, problem_of
 from rekindle.server.gate.caller import Caller
 from rekindle.server.lines import CURRENT, REQUEST_ID, Line, new_id, plain
 from rekindle.server.log_output import FIELDS
@@ -210,7 +210,7 @@ class _Exchange:
 
     def __init__(self, line: Line, scope: Scope, receive: Receive, send: Send) -> None:
         self._line = line
-        self._names = (REQUEST_ID, "request-id") if is_anthropic(scope) else (REQUEST_ID,)
+        self._names = (REQUEST_ID, "request-id") if dialect_of(scope) == "anthropic" else (REQUEST_ID,)
         self._receive = receive
         self._send = send
         self._has_left = False
