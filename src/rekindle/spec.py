@@ -280,6 +280,21 @@ def _described(layer: LayerSpec) -> dict[str, object]:
 
 
 @dataclass(frozen=True, slots=True)
+class ModelFacts:
+    """What people compare models by; nothing is computed with it.
+
+    `family` is transformers' name of the kind, `num_parameters` those of the checkpoint, `file_bytes` those of its
+    weight files, `weight_format` how the weights are kept here: a dtype, or the way they are quantised.
+    """
+
+    family: str
+    num_parameters: int
+    file_format: Literal["safetensors", "gguf"]
+    file_bytes: int
+    weight_format: str
+
+
+@dataclass(frozen=True, slots=True)
 class ModelSpec:
     """A model as the engine sees it: names, sizes, the fingerprint of everything that must agree, its KV layout."""
 
@@ -290,3 +305,4 @@ class ModelSpec:
     eos_ids: frozenset[int]
     fingerprint: bytes
     layout: KVLayout
+    facts: ModelFacts

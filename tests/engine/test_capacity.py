@@ -8,6 +8,7 @@ from rekindle.config import CacheSettings
 from rekindle.engine.capacity import HotSizes, capacity
 from rekindle.errors import ConfigError
 from rekindle.spec import KVLayout, LayerSpec, ModelSpec
+from tests.model.helpers import FACTS
 
 CHUNK = 512
 
@@ -17,7 +18,7 @@ def layout_of(*windows: int | None, heads: int = 2) -> KVLayout:
 
 
 def sizes(layout: KVLayout, hot_bytes: int) -> HotSizes:
-    spec = ModelSpec("m", "M", 100, 1 << 17, frozenset(), b"", layout)
+    spec = ModelSpec("m", "M", 100, 1 << 17, frozenset(), b"", layout, FACTS)
     return capacity(CacheSettings(hot_bytes=hot_bytes), spec, "cpu", chunk_tokens=CHUNK)
 
 

@@ -22,9 +22,10 @@ from rekindle.model.formats import native_format
 from rekindle.model.latent import absorb_latents
 from rekindle.model.loaded import LoadedModel
 from rekindle.model.runner import ModelRunner
-from rekindle.spec import ModelSpec
+from rekindle.spec import ModelFacts, ModelSpec
 
 Loader = Callable[..., LoadedModel]
+FACTS = ModelFacts("tiny", 1000, "safetensors", 4000, "float32")
 
 
 def reference_attention(
@@ -78,7 +79,7 @@ def in_memory(model: Any, *, kv: formats.Format | None = None, block_tokens: int
     recurrent.split_sequences(found.recurrent, block_tokens)
     layout = formats.layout_of(found, chosen, block_tokens)
     name = type(model).__name__
-    spec = ModelSpec("tiny", name, found.vocab_size, 1024, frozenset(), fingerprint(b"", layout), layout)
+    spec = ModelSpec("tiny", name, found.vocab_size, 1024, frozenset(), fingerprint(b"", layout), layout, FACTS)
     return LoadedModel(model, spec, Path(), "cpu", found.dtype, "close", chosen, KernelChoice(None), ())
 
 

@@ -68,7 +68,7 @@ def test_more_requests_than_allowed_are_told_when_to_come_back(served: Served) -
         assert running.send("GET", "/v1/models", key="key-r").status == 200
         assert running.send("GET", "/health/ready", key="key-l").status == 200
         assert running.send("GET", "/v1/models", key="wrong").status == 401
-        ollamas = running.send("POST", "/api/chat", {}, key="key-l")
+        ollamas = running.send("GET", "/api/tags", key="key-l")
         assert ollamas.status == 429 and "requests a minute" in ollamas.json["error"]
 
 

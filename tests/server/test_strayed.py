@@ -13,7 +13,9 @@ from tests.server.conftest import Served, serving
 CHAT = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 1}
 
 
-@pytest.mark.parametrize("path", ["/", "/v1/models", "/health/ready", "/v1/agents", "/openapi.json"])
+@pytest.mark.parametrize(
+    "path", ["/", "/v1/models", "/health/ready", "/v1/agents", "/openapi.json", "/api/tags", "/api/version"]
+)
 def test_head_has_the_head_of_get(served: Served, path: str) -> None:
     got, head = served.send("GET", path), served.send("HEAD", path)
     assert (head.status, head.body) == (got.status, b"")

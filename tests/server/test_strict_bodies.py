@@ -21,7 +21,7 @@ ROUTES = (
     "/v1/tokenize",
     "/v1/agents/ada/pin",
     "/api/chat",
-    "/api/generate",
+    "/api/show",
 )
 
 

@@ -32,7 +32,7 @@ from rekindle.model.proof import Proof, ProofCache
 from rekindle.model.refusals import WHAT_FITS, quantiser, refuse_by_config, refusing, text_config
 from rekindle.model.saved_weights import SavedWeights
 from rekindle.model.selftest import self_test
-from rekindle.spec import ModelSpec
+from rekindle.spec import ModelFacts, ModelSpec
 
 log = logging.getLogger(__name__)
 MOST_LAYERS = 4096  # some configs list their layers one by one: a count of a billion takes all memory
@@ -64,6 +64,7 @@ def load_model(
     tokenizer = tokenizer_digest(directory, digests)
     loaded = load_weights(directory, config, settings, compute_dtype)
     model, settings = loaded.model, _packed_again(settings, loaded, kernels)
+    num_parameters = model.num_parameters()  # before packing, which replaces them
     identify = _identified(directory, digests, config=config, rope=rope, tokenizer=tokenizer)
     saved = SavedWeights(format_map_dir, source.key, settings, kernels, identify)
     ready = saved.place(model)
@@ -83,9 +84,23 @@ def load_model(
         eos_ids=eos_ids(directory, config),
         fingerprint=identify(dtype=found.dtype, weight_format=ready.weights),
         layout=formats.layout_of(found, native, block_tokens),
+        facts=_facts(model, config, directory, num_parameters=num_parameters, weights=ready.weights),
     )
     draft = LoadedModel(model, spec, directory, settings.device, found.dtype, "close", native, kernels, notes)
     return _proved(_fused(replace(draft, unsaved=ready.unsaved)), found, settings, format_map_dir)
+
+
+def _facts(model: Any, config: Any, directory: Path, *, num_parameters: int, weights: str) -> ModelFacts:
+    """The facts of a loaded model; `weights` is the format that they are packed in, or `native`."""
+    files = checkpoint.weight_files(directory)
+    stored = quantiser(config) or str(model.dtype).removeprefix("torch.")
+    return ModelFacts(
+        family=config.model_type,
+        num_parameters=num_parameters,
+        file_format="safetensors" if checkpoint.gguf_file(files) is None else "gguf",
+        file_bytes=sum(file.stat().st_size for file in files),
+        weight_format=stored if weights == "native" else weights,
+    )
 
 
 def _probed(model: Any) -> tuple[geometry.Geometry, set[torch.nn.Module]]:

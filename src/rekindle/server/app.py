@@ -40,6 +40,7 @@ from rekindle.server.observers.history import History
 from rekindle.server.observers.log import Logged, RequestLog, TurnLog
 from rekindle.server.observers.metrics import Counted, Metrics
 from rekindle.server.observers.observer import Observer, ObserverGroup
+from rekindle.server.ollama.catalogue import catalogue_router, unmanaged_router
 from rekindle.server.ollama.routes import generating_routes
 from rekindle.server.openai.routes import ChatRoute, CompletionRoute
 from rekindle.server.page.page import page_router
@@ -131,6 +132,8 @@ def create_app(
         models_router(served),
         tokens_router(engine, served, strict=settings.strict),
         elsewhere_router(served),
+        catalogue_router(engine, served, strict=settings.strict),
+        unmanaged_router(served),
         page_router(engine, served, history),
         figures_router(engine, metrics),
         health_router(

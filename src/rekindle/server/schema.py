@@ -24,8 +24,9 @@ from rekindle.server.anthropic.models import AnthropicErrorReply, MessageAnswer,
 from rekindle.server.border import Router
 from rekindle.server.coordination.models import RunEvent
 from rekindle.server.errors import Dialect, dialect_of
+from rekindle.server.ollama import catalogue
 from rekindle.server.ollama import routes as ollama
-from rekindle.server.ollama.bodies import OllamaChatBody, OllamaGenerateBody
+from rekindle.server.ollama.bodies import OllamaChatBody, OllamaGenerateBody, OllamaShowBody
 from rekindle.server.ollama.models import OllamaChatAnswer, OllamaErrorReply, OllamaGenerateAnswer
 from rekindle.server.openai.bodies import MAX_CHOICES, ChatBody, CompletionBody
 from rekindle.server.openai.models import ChatChunk, ChatCompletion, ErrorReply, TextCompletion
@@ -68,6 +69,7 @@ BODIES: tuple[tuple[str, type[BaseModel]], ...] = (
     (messages.COUNT_PATH, CountBody),
     *TOKEN_BODIES.items(),
     (routes.COUNT_PATH, ResponseBody),
+    (catalogue.SHOW_PATH, OllamaShowBody),
 )
 # Events of streams that routes describe themselves.
 EVENTS: tuple[type[BaseModel], ...] = (RunEvent,)
