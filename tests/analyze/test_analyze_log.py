@@ -57,6 +57,15 @@ SHAPES: dict[str, tuple[Any, str]] = {
         "messages",
     ),
 }
+OLLAMA: dict[str, Any] = {**CHAT, "options": {"num_ctx": 4096}, "stream": False}
+SHAPES |= {
+    "bare Ollama": (OLLAMA, "ollama"),
+    "Ollama's prompt": ({"url": "/api/generate", "body": {"prompt": "Hello!", "system": "Be kind."}}, "ollama"),
+    "Ollama by its path": (
+        {"path": "http://x:11434/api/chat", "request": CHAT, "response": {"message": SAID}},
+        "ollama",
+    ),
+}
 NO_REQUESTS = (
     {"method": "GET", "url": "/v1/models"},
     {"level": "info", "msg": "started"},
@@ -186,6 +195,34 @@ def test_the_three_dialects_say_the_same() -> None:
     assert len(asked[0].messages) == 4
     assert asked[0].messages == asked[1].messages == asked[2].messages
     assert [list(each.tools or ()) for each in asked] == [[{"type": "function", "function": function}]] * 3
+
+
+def test_ollamas_bodies_say_the_same_as_openais() -> None:
+    function = {"name": "look", "parameters": {"type": "object"}}
+    call = {"function": {"name": "look", "arguments": {"place": "here"}}}
+    result = {"role": "tool", "content": "Nothing."}
+    tools = [{"type": "function", "function": function}]
+    said: list[Any] = [*CHAT["messages"], {"role": "assistant", "thinking": "Hm.", "tool_calls": [call]}]
+    theirs = read({"messages": [*said, {**result, "tool_name": "look"}], "tools": tools, "options": {}, "think": "low"})
+    openais = {"messages": [*said, {**result, "name": "look"}], "tools": tools, "reasoning_effort": "low"}
+    assert theirs == read(openais)
+    asked = {"prompt": "Hello!", "system": "Be kind."}
+    assert read(asked, url="/api/generate") == read(CHAT)
+    assert read({**asked, "think": False}, url="/api/generate").template_kwargs == {"enable_thinking": False}
+    assert read({**asked, "raw": True}, url="/api/generate").text == "Hello!"
+    pictures = [
+        read({"messages": [{"role": "USER", "content": "Look", "images": [each]}], "options": {}}) for each in "ab"
+    ]
+    first, second = (each.messages[0].content for each in pictures)
+    assert first != second and first.startswith("[image ") and first.endswith("]\nLook")
+
+
+@pytest.mark.parametrize("answer", [{"message": {"role": "assistant", "content": "Hi."}}, {"response": "Hi."}])
+def test_ollamas_answers_are_read(answer: dict[str, Any]) -> None:
+    logged = read_entry({"url": "/api/chat", "body": OLLAMA, "response": {"model": "m", "done": True, **answer}})
+    assert logged is not None
+    said = reader().answer(logged)
+    assert said is not None and said.content == "Hi."
 
 
 def test_pictures_are_lines_that_differ_with_them() -> None:

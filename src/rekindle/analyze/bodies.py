@@ -18,6 +18,7 @@ from rekindle.analyze.pruning import (
     first_prompt,
     messages_body,
     messages_message,
+    ollama_body,
     response_items,
     responses_body,
 )
@@ -69,6 +70,10 @@ class BodyReader:
                 call = parse_response(responses_body(body), _ANONYMOUS, self._responses)
                 self._responses.add(call.items, body.get("previous_response_id"), map_strings(logged.answer, sound))
                 request = call.request
+            case "ollama":
+                given = ollama_body(body)
+                parse = parse_chat if "messages" in given else parse_completion
+                request = parse(given, _ANONYMOUS).requests[0]
             case "completions":
                 request = parse_completion({"prompt": first_prompt(body["prompt"])}, _ANONYMOUS).requests[0]
         return LoggedPrompt(request.messages or (), request.text, request.tools, request.template_kwargs)
@@ -111,7 +116,7 @@ def _answer(answer: Any, side: ModelSide) -> Message | None:
         }
         request, _ = parse_count(asked, _ANONYMOUS, side)
         return next((message for message in request.messages or () if message.role == "assistant"), None)
-    inner = next((answer[key] for key in ("body", "content", "message", "text") if answer.get(key)), None)
+    inner = next((answer[key] for key in ("body", "content", "message", "text", "response") if answer.get(key)), None)
     return _answer(parsed(inner), side)
 
 

@@ -72,6 +72,36 @@ def _placeholder(part: Any) -> str:
     return f"[{kind} {digest}]"
 
 
+def ollama_body(body: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a body of Ollama's as one of chat completions, or of completions if its prompt is the model's input."""
+    if body.get("raw") and "messages" not in body:
+        return {"prompt": body["prompt"]}
+    messages = body.get("messages")
+    if messages is None:
+        head = [{"role": "system", "content": body["system"]}] if body.get("system") else []
+        messages = [*head, {"role": "user", "content": body["prompt"], "images": body.get("images")}]
+    think = body.get("think")
+    return chat_body(
+        {
+            "messages": [_ollama_message(message) for message in messages],
+            "tools": body.get("tools"),
+            "chat_template_kwargs": None if think is None else {"enable_thinking": bool(think)},
+            "reasoning_effort": think if isinstance(think, str) else None,
+        }
+    )
+
+
+def _ollama_message(message: Any) -> Any:
+    """Return a message with its pictures among its parts and the name of its tool as its own."""
+    if not isinstance(message, Mapping):
+        return message
+    changed = {**message, "name": message.get("name") or message.get("tool_name")}
+    if isinstance(message.get("images"), list):
+        texts = [message["content"]] if isinstance(message.get("content"), str) else []
+        changed["content"] = [*({"type": "image", "data": each} for each in message["images"]), *texts]
+    return changed | ({"role": message["role"].lower()} if isinstance(message.get("role"), str) else {})
+
+
 def messages_body(body: Mapping[str, Any]) -> dict[str, Any]:
     """Prune a body of Anthropic's messages, without cache breakpoints."""
     system, thinking = body.get("system"), body.get("thinking")

@@ -1,8 +1,8 @@
 """Extraction of the request from one log entry, whatever wraps it.
 
-Owns the keys under which loggers store bodies, headers, times, sessions and answers: bare OpenAI and Anthropic bodies,
-batch files, LiteLLM, Helicone, Langfuse, OpenPipe, claude-trace and other logging proxies, HAR. Reads no more of a
-body than it takes to distinguish the dialects.
+Owns the keys under which loggers store bodies, headers, times, sessions and answers: bare bodies of OpenAI, Anthropic
+and Ollama, batch files, LiteLLM, Helicone, Langfuse, OpenPipe, claude-trace and other logging proxies, HAR. Reads no
+more of a body than it takes to distinguish the dialects.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Literal
 
-Dialect = Literal["chat", "messages", "responses", "completions"]
+Dialect = Literal["chat", "messages", "responses", "completions", "ollama"]
 MAX_DEPTH = 6
 BODIES = (
     "body",
@@ -172,14 +172,17 @@ def _is_body(value: Mapping[str, Any], around: _Around) -> bool:
 
 
 def _dialect(body: Mapping[str, Any], around: _Around) -> Dialect:
-    if "messages" not in body:
-        return "responses" if "input" in body else "completions"
     url = around.url.partition("?")[0].rstrip("/")
+    if url.endswith(("/api/chat", "/api/generate")):
+        return "ollama"
+    if "messages" not in body:
+        is_ollama = isinstance(body.get("options"), Mapping) and "prompt" in body
+        return "responses" if "input" in body else "ollama" if is_ollama else "completions"
     if url.endswith("/messages"):
         return "messages"
     if url.endswith("/chat/completions"):
         return "chat"
-    return "messages" if _looks_anthropic(body) else "chat"
+    return "messages" if _looks_anthropic(body) else "ollama" if isinstance(body.get("options"), Mapping) else "chat"
 
 
 def _looks_anthropic(body: Mapping[str, Any]) -> bool:
