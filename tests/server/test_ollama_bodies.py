@@ -114,7 +114,8 @@ def test_what_cannot_be_done_is_named_and_refused_by_a_strict_server(body: dict[
         ({"format": ["json"]}, "format"),
         ({"think": "hard"}, "think"),
         ({"think": 1}, "think"),
-        ({"keep_alive": "soon"}, "keep_alive"),
+        ({"keep_alive": "soon"}, "use seconds, or a duration such as 5m"),
+        ({"keep_alive": "5"}, "keep_alive"),
         ({"keep_alive": []}, "keep_alive"),
         ({"stream": "yes"}, "stream"),
         ({"model": 5}, "model"),
@@ -206,6 +207,17 @@ def test_calls_without_ids_get_some_where_the_template_needs_them() -> None:
     assert [message.tool_call_id for message in messages[2:]] == ids and len(set(ids)) == 2
     assert all(each is not None and len(each) == 9 and each.isalnum() for each in ids)
     assert [call.id for call in (request(messages=said).messages or ())[1].tool_calls] == [None, None]
+
+
+@pytest.mark.parametrize(
+    ("keep_alive", "stays"),
+    [
+        *((each, True) for each in (None, 5, -1, "5m", "1h30m", "-1s", "0.5ms", "10µs", ".5h")),
+        *((each, False) for each in (0, 0.0, "0", "0s", "0h0.0m")),
+    ],
+)
+def test_a_model_is_to_stay_for_any_time_but_none(keep_alive: object, stays: bool) -> None:
+    assert chat(messages=[], keep_alive=keep_alive).stays == stays
 
 
 def test_roles_are_taken_in_any_case() -> None:

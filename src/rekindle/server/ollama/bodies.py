@@ -5,6 +5,7 @@ Owns names and types, and the defaults that Ollama's clients rely on. `SamplingP
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
@@ -17,7 +18,10 @@ from rekindle.server.answers.validation import Items, StrictModel
 
 # What a reply is drawn with where a request does not say.
 DEFAULTS: Mapping[str, Any] = {"temperature": 0.8, "top_k": 40, "top_p": 0.9}
-DURATION = r"^[-+]?(0|((\d+\.?\d*|\.\d+)(ns|us|µs|μs|ms|s|m|h))+)$"  # as Go reads it
+# Durations as Go writes them: 5m, 1h30m, -1s.
+UNITS_S: Mapping[str, float] = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1, "m": 60, "h": 3600}
+_PART = rf"([0-9]+\.?[0-9]*|\.[0-9]+)({'|'.join(UNITS_S)})"
+_DURATION = re.compile(rf"([-+]?)(?:0|(?:{_PART})+)")
 # Options for loading a model, which is loaded already; no answer depends on them.
 LOADING = frozenset(
     "num_batch num_gpu main_gpu low_vram f16_kv vocab_only logits_all use_mmap use_mlock num_thread numa "
@@ -35,6 +39,17 @@ OFF: Mapping[str, tuple[Any, ...]] = {
 def _whole(value: Any) -> Any:
     """Take 8192.0 for 8192: some clients keep all their numbers as floats."""
     return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+def _seconds(value: Any) -> Any:
+    """Return a duration in seconds; anything but a text as it is."""
+    if not isinstance(value, str):
+        return value
+    found = _DURATION.fullmatch(value)
+    if found is None:
+        raise ValueError("use seconds, or a duration such as 5m")
+    total = sum(float(number) * UNITS_S[unit] for number, unit in re.findall(_PART, value))
+    return -total if found[1] == "-" else total
 
 
 Whole = Annotated[int, BeforeValidator(_whole)]
@@ -76,8 +91,8 @@ class AskBody(StrictModel):
     think: bool | Literal["low", "medium", "high", "max"] | None = Field(
         default=None, description="whether to reason, or how much; not given: as the chat template does by itself"
     )
-    keep_alive: Whole | float | Annotated[str, Field(pattern=DURATION)] | None = Field(
-        default=None, description="the model stays loaded in any case"
+    keep_alive: Annotated[float, BeforeValidator(_seconds)] | None = Field(
+        default=None, description="seconds, or a duration such as `5m`; the model stays loaded in any case"
     )
     logprobs: bool | None = Field(default=None, description="return the log probability of every token")
     top_logprobs: Whole | None = Field(default=None, ge=0, le=MAX_LOGPROBS, description="alternatives to each token")
@@ -86,8 +101,7 @@ class AskBody(StrictModel):
     @property
     def stays(self) -> bool:
         """Whether the model is to stay loaded, which a keep_alive of no time denies."""
-        given = self.keep_alive
-        return given is None or (any(sign in "123456789" for sign in given) if isinstance(given, str) else given != 0)
+        return self.keep_alive != 0
 
 
 _MESSAGE: dict[str, Any] = {
