@@ -7,6 +7,7 @@ from tools.defects.latents import LATENTS
 from tools.defects.layers import LAYERS
 from tools.defects.mapped import MAPPED
 from tools.defects.mixtures import MIXTURES
+from tools.defects.ollama import OLLAMA
 from tools.defects.quantised import QUANTISED
 from tools.defects.scores import SCORED
 from tools.defects.serving import SERVING
@@ -26,4 +27,5 @@ MUTANTS = (
     *QUANTISED,
     *CLIENTS,
     *SCORED,
+    *OLLAMA,
 )
