@@ -170,6 +170,39 @@ def test_a_command_that_fails_ends_the_replay() -> None:
         replayed(foreign, day, Pace(restart_cmd="exit 3"))
 
 
+def ollamas(at_s: float, body: dict[str, Any], answer: dict[str, Any], path: str = "/api/chat") -> RecordedRequest:
+    return RecordedRequest(at_s, body, answer, session="a", agent="a", endpoint=path, id=str(at_s))
+
+
+def test_ollamas_requests_are_sent_as_chat_completions() -> None:
+    tool = {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}
+    asked, options = {"role": "user", "content": "hi"}, {"temperature": 0, "num_predict": 9, "seed": -1, "stop": ["x"]}
+    called = {"id": "c1", "type": "function", "function": {"name": "add", "arguments": '{"a":1}'}}
+    recorded = {"role": "assistant", "content": "", "tool_calls": [called]}
+    sent_back = {"role": "assistant", "tool_calls": [{"function": {"name": "add", "arguments": {"a": 1}}}]}
+    result = {"role": "tool", "tool_name": "add", "content": "2"}
+    words = {"role": "assistant", "content": "recorded"}
+    schema = {"type": "object"}
+    day = day_of(
+        ollamas(0, {"messages": [asked], "tools": [tool], "options": options}, recorded),
+        ollamas(1, {"messages": [asked, sent_back, result], "tools": [tool], "think": False}, words),
+        ollamas(2, {"prompt": "hi", "system": "be kind", "format": schema}, words, "/api/generate"),
+        ollamas(3, {"prompt": "<|im_start|>", "raw": True}, words, "/api/generate"),
+    )
+    live = {"calls": [("add", '{"a": 7}')]}
+    with foreign_server(lambda body: live if len(body["messages"]) == 1 else text("two")) as foreign:
+        found = replayed(foreign, day)
+    assert (len(found.exchanges), found.num_skipped, found.num_replaced) == (3, 1, 1)
+    first, second, third = foreign.bodies
+    assert (first["messages"], first["tools"], first["max_tokens"]) == ([asked], [tool], 9)
+    assert (first["temperature"], first["stop"], "seed" in first) == (0, ["x"], False)
+    back, answered = second["messages"][1:]
+    assert back["tool_calls"][0]["function"]["arguments"] == '{"a": 7}', "the live call went back"
+    assert answered["tool_call_id"] == back["tool_calls"][0]["id"]
+    assert [message["content"] for message in third["messages"]] == ["be kind", "hi"]
+    assert third["response_format"]["json_schema"]["schema"] == schema
+
+
 def test_other_endpoints_are_left_out_and_counted() -> None:
     other = replace(request(0, "a", "1"), endpoint="/v1/completions")
     with foreign_server(lambda _: text("fine")) as foreign:

@@ -39,7 +39,7 @@ class LiveReplies:
             live = self._answers.get(key) if message.get("role") == "assistant" else None
             self.num_replaced += live is not None
             self.num_kept += live is None and message.get("role") == "assistant"
-            messages.append(message if live is None else live)
+            messages.append(message if live is None else _with_ids(live, message))
         return body | {"messages": messages}
 
     def answered(self, request: RecordedRequest, reply: Mapping[str, Any]) -> None:
@@ -51,12 +51,19 @@ class LiveReplies:
         if len(recorded) != len(calls) or not (calls or reply.get("content")):
             return
         taken = {"role": "assistant", "content": reply.get("content") or ""}
-        if calls:  # the results that follow refer to the recorded ids
-            pairs = zip(calls, recorded, strict=True)
-            taken["tool_calls"] = [{**call, "id": old.get("id") or call.get("id")} for call, old in pairs]
+        if calls:
+            taken["tool_calls"] = list(calls)
         for _, key in _keyed(request, [*request.messages, request.answer]):
             last = key
         self._answers[last] = taken
+
+
+def _with_ids(live: Mapping[str, Any], recorded: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return a live reply with the ids that its calls have in the recorded history, to which the results refer."""
+    if not live.get("tool_calls"):
+        return live
+    pairs = zip(live["tool_calls"], recorded.get("tool_calls") or (), strict=True)
+    return {**live, "tool_calls": [{**call, "id": old.get("id") or call.get("id")} for call, old in pairs]}
 
 
 def _keyed(
@@ -72,7 +79,16 @@ def _keyed(
 
 
 def _content(message: Mapping[str, Any]) -> list[Any]:
-    """Return what identifies a message: clients add and drop empty fields when they send a reply back."""
+    """Return what identifies a message: clients add and drop empty fields when they send a reply back, and some write
+    the arguments of its calls anew."""
     functions = [call.get("function") or {} for call in message.get("tool_calls") or ()]
-    calls = [[function.get("name"), function.get("arguments")] for function in functions]
+    calls = [[function.get("name"), _value(function.get("arguments"))] for function in functions]
     return [message.get("role"), message.get("content") or "", calls]
+
+
+def _value(arguments: Any) -> Any:
+    """Return what arguments mean, or their text if that is no JSON."""
+    try:
+        return json.loads(arguments)
+    except (TypeError, ValueError, RecursionError):
+        return arguments

@@ -20,10 +20,11 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
 
+from rekindle.bench.replay.chats import as_chat
 from rekindle.bench.replay.client import START_S, Answer, OpenAIServer
 from rekindle.bench.replay.live import LiveReplies, Mode
 from rekindle.errors import ConfigError, RekindleError
-from rekindle.server.dayfile import CHAT, Day, DayEvent, RecordedRequest
+from rekindle.server.dayfile import Day, DayEvent, RecordedRequest
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +101,7 @@ class Replay:
         self._clock = clock
         self._sleep = sleep
         self._events = day.events
-        self.requests = tuple(request for request in day.requests if request.endpoint == CHAT)
+        self.requests = tuple(chat for request in day.requests if (chat := as_chat(request)) is not None)
         self._num_skipped = len(day.requests) - len(self.requests)
         self._live = {request.session: LiveReplies(pace.mode) for request in self.requests}
         self._lock = threading.Lock()
