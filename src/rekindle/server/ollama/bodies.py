@@ -20,6 +20,7 @@ from rekindle.server.answers.validation import Items, StrictModel
 DEFAULTS: Mapping[str, Any] = {"temperature": 0.8, "top_k": 40, "top_p": 0.9}
 # Durations as Go writes them: 5m, 1h30m, -1s.
 UNITS_S: Mapping[str, float] = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1, "m": 60, "h": 3600}
+_SECONDS = {"anyOf": [{"type": "number"}, {"type": "string"}]}
 _PART = rf"([0-9]+\.?[0-9]*|\.[0-9]+)({'|'.join(UNITS_S)})"
 _DURATION = re.compile(rf"([-+]?)(?:0|(?:{_PART})+)")
 # Options for loading a model, which is loaded already; no answer depends on them.
@@ -91,7 +92,7 @@ class AskBody(StrictModel):
     think: bool | Literal["low", "medium", "high", "max"] | None = Field(
         default=None, description="whether to reason, or how much; not given: as the chat template does by itself"
     )
-    keep_alive: Annotated[float, BeforeValidator(_seconds)] | None = Field(
+    keep_alive: Annotated[float, BeforeValidator(_seconds), WithJsonSchema(_SECONDS)] | None = Field(
         default=None, description="seconds, or a duration such as `5m`; the model stays loaded in any case"
     )
     logprobs: bool | None = Field(default=None, description="return the log probability of every token")

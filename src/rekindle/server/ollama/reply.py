@@ -26,7 +26,7 @@ from rekindle.server.ollama.calls import OllamaCall
 from rekindle.text.messages import GUARD, Message
 from rekindle.text.replies import ArgumentsDelta, CallEnd, CallStart, Event, ReasoningDelta, TextDelta
 
-NS_PER_MS, NS_PER_S = 1_000_000, 1_000_000_000
+NS_PER_MS, MS_PER_S = 1_000_000, 1_000
 
 
 class Piece(Protocol):
@@ -69,17 +69,20 @@ class Heading:
         """Return the answer to a request that only loads the model, or unloads it."""
         return self.line(piece(), done=True) | {"done_reason": "load" if stays else "unload"}
 
-    def figures(self, report: Report) -> dict[str, int]:
-        """Return tokens, all of the prompt's, and nanoseconds: to load KV, to compute the prompt, to generate."""
-        timings = report.timings
-        total = max(1, round((self.timer() - self.began) * NS_PER_S))
+    def figures(self, report: Report, *, submitted: float) -> dict[str, int]:
+        """Return tokens, all of the prompt's, and nanoseconds: to load KV, to compute the prompt, to generate.
+
+        `submitted`: when the engine got the request, by the same timer.
+        """
+        timings, now = report.timings, self.timer()
         return {
-            "total_duration": total,
+            "total_duration": _ns((now - self.began) * MS_PER_S),
             "load_duration": _ns(timings.queue_ms) + _ns(timings.match_ms) + _ns(timings.load_ms),
             "prompt_eval_count": report.prompt_tokens,
             "prompt_eval_duration": _ns(timings.prefill_ms),
             "eval_count": report.completion_tokens,
-            "eval_duration": max(1, total - _ns(timings.first_token_ms)),  # clients divide by it
+            # At least 1: clients divide by it.
+            "eval_duration": max(1, _ns((now - submitted) * MS_PER_S) - _ns(timings.first_token_ms)),
         }
 
 
@@ -90,6 +93,7 @@ class OllamaReply:
 
     def __init__(self, heading: Heading, call: OllamaCall, generation: Generation, *, piece: Piece) -> None:
         self._heading = heading
+        self._submitted = heading.timer()
         self._call = call
         self._piece = piece
         self._reading = ReplyParser(Choice(0, generation), call.form, tools=call.read_tools)
@@ -173,9 +177,10 @@ class OllamaReply:
     def _end(self) -> dict[str, Any]:
         report = self._reading.choice.report
         assert report is not None, self._heading.model
+        figures = self._heading.figures(report, submitted=self._submitted)
         reason = "length" if self._reading.reason == "length" else "stop"
         described = self._reading.choice.described(return_ids=self._call.return_ids)
-        return {"done_reason": reason, **self._heading.figures(report), "rekindle": described}
+        return {"done_reason": reason, **figures, "rekindle": described}
 
 
 def _logprobs(tokens: Sequence[TokenLogprob]) -> dict[str, Any]:
