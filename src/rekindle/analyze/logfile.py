@@ -62,8 +62,8 @@ def open_log(path: Path) -> Log:
     if not len(log):
         why = "; ".join(f"{example.count} x {reason}" for reason, example in log.skipped.items()) or "it is empty"
         raise ConfigError(
-            f"{path} holds no request: {why}. Give JSON lines of bodies sent to OpenAI's or Anthropic's API, bare or "
-            "as proxies log them, or prompts with --separator (docs/analyze.md)"
+            f"{path} holds no request: {why}. Give JSON lines of bodies sent to an API of OpenAI, Anthropic or Ollama, "
+            "bare or as proxies log them, or prompts with --separator (docs/analyze.md)"
         )
     return log
 

@@ -16,7 +16,7 @@ def analyze(
     path: Annotated[
         Path,
         typer.Argument(
-            metavar="LOG.jsonl|PROMPTS.txt", help="bodies sent to OpenAI's or Anthropic's API, or prompts, one a line"
+            metavar="LOG.jsonl|PROMPTS.txt", help="bodies sent to an API of OpenAI, Anthropic or Ollama, or prompts"
         ),
     ],
     model: Annotated[str | None, typer.Option(help="whose tokenizer and template: directory or hub name")] = None,

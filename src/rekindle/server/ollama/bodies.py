@@ -7,15 +7,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field, WithJsonSchema
+from pydantic_core import PydanticCustomError
 
 from rekindle.model.params import MAX_LOGPROBS, MAX_STOPS
 from rekindle.server.answers.extension import RekindleOptions
 from rekindle.server.answers.functions import Tool
 from rekindle.server.answers.validation import Items, StrictModel
 
+THINKING = ("low", "medium", "high", "max")
 # What a reply is drawn with where a request does not say.
 DEFAULTS: Mapping[str, Any] = {"temperature": 0.8, "top_k": 40, "top_p": 0.9}
 # Durations as Go writes them: 5m, 1h30m, -1s.
@@ -48,7 +50,7 @@ def _seconds(value: Any) -> Any:
         return value
     found = _DURATION.fullmatch(value)
     if found is None:
-        raise ValueError("use seconds, or a duration such as 5m")
+        raise PydanticCustomError("duration", "use seconds, or a duration such as 5m")
     total = sum(float(number) * UNITS_S[unit] for number, unit in re.findall(_PART, value))
     return -total if found[1] == "-" else total
 
@@ -89,8 +91,9 @@ class AskBody(StrictModel):
     stream: bool | None = Field(default=None, description="false: one document; else one on each line")
     format: str | dict[str, Any] | None = Field(default=None, description="`json`, or the JSON schema of a reply")
     options: OllamaOptions | None = Field(default=None, description="others are ignored and named")
-    think: bool | Literal["low", "medium", "high", "max"] | None = Field(
-        default=None, description="whether to reason, or how much; not given: as the chat template does by itself"
+    think: bool | str | None = Field(
+        default=None,
+        description=f"whether to reason, or how much: {', '.join(THINKING)}; not given: as the chat template does",
     )
     keep_alive: Annotated[float, BeforeValidator(_seconds), WithJsonSchema(_SECONDS)] | None = Field(
         default=None, description="seconds, or a duration such as `5m`; the model stays loaded in any case"

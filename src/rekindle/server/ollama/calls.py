@@ -12,9 +12,17 @@ from rekindle.model.params import SamplingParams
 from rekindle.server.answers.extension import RekindleOptions
 from rekindle.server.answers.formats import read_schema
 from rekindle.server.answers.steering import template_kwargs
-from rekindle.server.answers.validation import validated
+from rekindle.server.answers.validation import short, validated
 from rekindle.server.gate.caller import Caller
-from rekindle.server.ollama.bodies import LOADING, OFF, AskBody, OllamaChatBody, OllamaGenerateBody, OllamaOptions
+from rekindle.server.ollama.bodies import (
+    LOADING,
+    OFF,
+    THINKING,
+    AskBody,
+    OllamaChatBody,
+    OllamaGenerateBody,
+    OllamaOptions,
+)
 from rekindle.server.ollama.conversation import messages_of, prompt_messages
 from rekindle.text.constraints.types import Calls
 from rekindle.text.messages import Message, check_text
@@ -194,7 +202,9 @@ def _call(asked: AskBody, request: GenerationRequest | None, form: ReplyFormat) 
 
 
 def _thinking(think: bool | str | None, side: ModelSide) -> dict[str, Any]:
-    """Return the template's variables for `think`; BadRequest if the model cannot."""
+    """Return the template's variables for `think`; BadRequest if the model cannot, or for other words."""
+    if isinstance(think, str) and think not in THINKING:
+        raise BadRequest(f"think: {short(think)} is not known: use true, false, {', '.join(THINKING)}", param="think")
     if think and not side.can_think:
         raise BadRequest(f"{side.name!r} does not support thinking: leave think out, or send false", param="think")
     if think is None or not side.can_think:
