@@ -20,8 +20,8 @@ from rekindle.text.constraints.types import Calls
 from rekindle.text.messages import Message
 from rekindle.text.replies import ReplyFormat
 from rekindle.text.replies.envelope import EnvelopeForm
+from rekindle.text.replies.pythonic import PythonicForm
 from rekindle.text.replies.reader import CallMarks
-from rekindle.text.replies.tagged import TaggedForm
 
 FORM, BARE = ReplyFormat(tools=EnvelopeForm()), ReplyFormat()
 ASKED = GenerationRequest(messages=(Message("user", "Hi"),))
@@ -109,11 +109,11 @@ def test_some_of_the_tools_can_be_allowed() -> None:
 
 
 def test_a_format_that_cannot_be_enforced_says_so() -> None:
-    tagged = ReplyFormat(tools=TaggedForm(CallMarks("<tool_call>", "</tool_call>")))
-    found = steered(OFFERED, tagged, AUTO, tool_names=NAMES, strict={"look": "x"})
+    pythonic = ReplyFormat(tools=PythonicForm(CallMarks("[", "]")))
+    found = steered(OFFERED, pythonic, AUTO, tool_names=NAMES, strict={"look": "x"})
     assert found.omitted.ignored == ("tools.strict",)
     with pytest.raises(BadRequest, match="cannot be forbidden"):
-        steered(OFFERED, tagged, ToolChoice("auto", allowed=frozenset(("add",))), tool_names=NAMES)
+        steered(OFFERED, pythonic, ToolChoice("auto", allowed=frozenset(("add",))), tool_names=NAMES)
 
 
 @pytest.mark.parametrize(

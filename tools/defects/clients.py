@@ -152,7 +152,7 @@ CLIENTS = (
     one(
         "calls without tools",
         "text/constraints/grammar.py",
-        "else self._call() if calls is not None else []",
+        "else self._call() if calls else []",
         "else self._call()",
         f"{FORMS}::test_a_call_may_take_the_place_of_the_text",
     ),
@@ -232,5 +232,19 @@ CLIENTS = (
         'if choice.allowed is None or function["name"] in choice.allowed\n',
         "",
         f"{STEER}::test_some_of_the_tools_can_be_allowed",
+    ),
+    one(
+        "required keys left out in tags",
+        "text/constraints/tagged.py",
+        'parts.append(argument if key in required else f"({argument})?")',
+        'parts.append(f"({argument})?")',
+        f"{CALLS}::test_values_in_tags_are_of_their_types",
+    ),
+    one(
+        "values in tags without definitions",
+        "text/constraints/tagged.py",
+        'shared = {key: self._schema[key] for key in (*DEFINITIONS, "x-guidance") if key in self._schema}',
+        "shared = dict[str, Any]()",
+        f"{CALLS}::test_values_in_tags_are_of_their_types",
     ),
 )

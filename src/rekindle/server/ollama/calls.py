@@ -11,7 +11,7 @@ from rekindle.errors import BadRequest
 from rekindle.model.params import SamplingParams
 from rekindle.server.answers.extension import RekindleOptions
 from rekindle.server.answers.formats import read_schema
-from rekindle.server.answers.steering import template_kwargs
+from rekindle.server.answers.steering import ToolChoice, steered, template_kwargs
 from rekindle.server.answers.validation import short, validated
 from rekindle.server.gate.caller import Caller
 from rekindle.server.ollama.bodies import (
@@ -24,7 +24,6 @@ from rekindle.server.ollama.bodies import (
     OllamaOptions,
 )
 from rekindle.server.ollama.conversation import messages_of, prompt_messages
-from rekindle.text.constraints.types import Calls
 from rekindle.text.messages import Message, check_text
 from rekindle.text.omissions import Omissions
 from rekindle.text.replies import ReplyFormat
@@ -98,7 +97,10 @@ def parse_chat(body: Any, caller: Caller, side: ModelSide, *, strict: bool = Fal
     messages, prefix = messages_of(asked.messages, omissions, needs_ids=side.needs_ids)
     tools = body["tools"] if asked.tools else None  # unparsed: the template prints every key, in the order sent
     request = _request(asked, caller, side, omissions, messages=messages, tools=tools, prefix=prefix)
-    return _call(asked, request, side.form)
+    functions = [tool.function for tool in asked.tools or ()]
+    enforced = {each.name: f"tools[{at}].function.parameters" for at, each in enumerate(functions) if each.strict}
+    names = frozenset(each.name for each in functions)
+    return _call(asked, steered(request, side.form, ToolChoice(), tool_names=names, strict=enforced), side.form)
 
 
 def parse_generate(body: Any, caller: Caller, side: ModelSide, *, strict: bool = False) -> OllamaCall:
@@ -184,7 +186,6 @@ def _request(
         template_kwargs=_thinking(asked.think, side),
         reply_prefix=prefix,
         constraint=read_schema(asked.format, "format"),
-        calls=None if tools is None else Calls(()),
         structured=messages is not None,
         omitted=omissions.all(),
     )

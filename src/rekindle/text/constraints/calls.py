@@ -1,4 +1,4 @@
-"""Grammars of calls whose arguments are JSON: the name of a tool that there is, and arguments of its schema.
+"""Grammars of calls: the name of a tool that there is, and arguments of its schema, in JSON or in tags.
 
 Owns how a `CallLayout` is written in the notation of llguidance. Blanks may differ from the template's.
 """
@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from rekindle.text.constraints.types import Calls
 from rekindle.text.replies.reader import CallLayout, CallMarks
@@ -24,16 +25,48 @@ def literal(text: str) -> str:
     return json.dumps(text, ensure_ascii=False)
 
 
+def any_but(tokens: Collection[int], ends: Collection[int]) -> str:
+    """Return a term for any tokens but these and those that end a reply."""
+    without = sorted({*tokens, *ends})
+    return f"<[^{','.join(map(str, without))}]>*" if without else "<[*]>*"
+
+
+def first_token(text: str, pieces: Pieces) -> tuple[int | None, str]:
+    """Return the first control token in structured text, and the text from there on; None and nothing: it has none."""
+    before = 0
+    for piece in pieces(text):
+        if isinstance(piece, int):
+            return piece, text[before:]
+        before += len(piece)
+    return None, ""
+
+
 def terms(text: str, pieces: Pieces) -> str:
     """Return structured text as terms of a rule: its control tokens by their ids."""
     return " ".join(f"<[{piece}]>" if isinstance(piece, int) else literal(piece) for piece in pieces(text))
 
 
 @dataclass(frozen=True, slots=True)
+class ArgumentRules:
+    """The arguments of a tool: a term for the rules of its calls, rules of its own, and grammars by their names."""
+
+    term: str
+    rules: tuple[str, ...]
+    grammars: Mapping[str, Mapping[str, Any]]
+
+
+def json_arguments(index: int, grammar: Mapping[str, Any]) -> ArgumentRules:
+    """Return the arguments of tool `index` as JSON of this grammar."""
+    name = f"arguments_{index}"
+    return ArgumentRules(f"{BLANKS} @{name}", (), {name: grammar})
+
+
+@dataclass(frozen=True, slots=True)
 class CallRules:
-    """The rules of the calls that a reply may have. Those of arguments are grammars of their own: `arguments_0`, …"""
+    """The rules of the calls that a reply may have; `arguments` are those of the tools, in their order."""
 
     calls: Calls
+    arguments: Sequence[ArgumentRules]
     layout: CallLayout
     marks: CallMarks
     pieces: Pieces
@@ -64,14 +97,18 @@ class CallRules:
                 f"OTHER: {TEXT} & ~/\\s*{pattern}(?s:.*)/",
                 *self.alone(),
             ]
-        first = self.pieces(head)[0]
-        if isinstance(first, int):
-            other = f"<[^{','.join(map(str, sorted({first, *self.ends})))}]>*"
-            return [f"start: {thought} (begun call)* {other}", f"begun: {other}", *self.alone()]
-        opened = self.marks.open  # the shortest text up to it ends there: no other text goes past it
+        token, _ = first_token(self.marks.open, self.pieces)
+        if token is not None:  # what the mark has before it is text like any other
+            other = any_but((token,), self.ends)
+            call = f"{self._loose(first_token(head, self.pieces)[1])} named further"
+            return [f"start: {thought} (begun {call})* {other}", f"begun: {other}", *self._shared()]
+        opened, tag = self.marks.open, self.marks.tag
+        whole = f"begun {self._loose(head.removeprefix(opened))} named further"
+        other = " | tagged named further" if tag else ""
         return [
-            f"start: {thought} (begun {self._loose(head.removeprefix(opened))} named further)* {TEXT}",
-            f"begun[suffix={literal(opened)}]: {TEXT}",
+            f"start: {thought} ({whole}{other})* {TEXT}",
+            f"begun[suffix={literal(opened)}]: {TEXT}",  # the shortest: no other text goes past the mark
+            *([f"tagged[suffix={literal(tag)}]: {TEXT}"] if tag else []),
             *self._shared(),
         ]
 
@@ -89,6 +126,7 @@ class CallRules:
             name = literal(layout.escape(tool.name))
             rules.append(f"tool_{index}: {name} {is_id} {number} {self._loose(layout.middle)} {self._arguments(index)}")
         more = f"({self._loose(layout.joint + layout.head)} named)*" if self._has_more else ""
+        rules += [rule for each in self.arguments for rule in each.rules]
         return [*rules, f'further: {more} {self._loose(layout.end)} ""']
 
     @property
@@ -97,7 +135,7 @@ class CallRules:
 
     def _arguments(self, index: int) -> str:
         call_id = f"({_CALL_ID})? " if self.layout.has_id else ""
-        return f"{BLANKS} @arguments_{index} {call_id}{self._loose(self.layout.tail)}"
+        return f"{self.arguments[index].term} {call_id}{self._loose(self.layout.tail)}"
 
     def _loose(self, text: str) -> str:
         """Return structured text as terms, with any blanks where it has some."""

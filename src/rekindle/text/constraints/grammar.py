@@ -12,9 +12,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from rekindle.errors import BadRequest
-from rekindle.text.constraints.calls import BLANKS, TEXT, CallRules, Pieces, literal, terms
+from rekindle.text.constraints.calls import BLANKS, TEXT, CallRules, Pieces, any_but, json_arguments, literal, terms
 from rekindle.text.constraints.schema import OPTIONS, enforced
-from rekindle.text.constraints.types import Calls, Constraint
+from rekindle.text.constraints.tagged import tagged_arguments, unenforced
+from rekindle.text.constraints.types import CalledTool, Calls, Constraint
 from rekindle.text.replies import ReplyFormat, ThinkingFormat
 from rekindle.text.replies.channels import ANALYSIS, ANSWER, ASIDE, ROLE, ChannelForm
 
@@ -75,21 +76,22 @@ class ReplyGrammar:
         `opening`: what the prompt has begun of the reply. `calls` may come in the text's place, with `arguments` for
         each of their tools; with none, they are free.
         """
-        rules = self._rules(opening, answer=answer is not None, calls=calls)
+        written = self._written(calls, arguments)
+        rules = self._rules(opening, answer=answer is not None, calls=calls is not None, written=written)
         if rules is None:
             return json.dumps({"grammars": [answer]})
         grammars: list[dict[str, object]] = [{"lark_grammar": "\n".join(rules)}]
         grammars += [{"name": "answer", **answer}] if answer is not None and not (calls and calls.is_forced) else []
-        grammars += [{"name": f"arguments_{at}", **each} for at, each in enumerate(arguments)]
+        for each in written.arguments if written is not None else ():
+            grammars += [{"name": name, **grammar} for name, grammar in each.grammars.items()]
         return json.dumps({"grammars": grammars})
 
-    def _rules(self, opening: str, *, answer: bool, calls: Calls | None) -> list[str] | None:
-        """Return the rules around `@answer` and `@arguments_0`, …; None if `@answer` is the whole reply."""
-        written = self._written(calls)
+    def _rules(self, opening: str, *, answer: bool, calls: bool, written: CallRules | None) -> list[str] | None:
+        """Return the rules around `@answer`; None if that is the whole reply. `written`: calls that are not free."""
         if written is not None and written.calls.is_forced:
             return written.forced(self.form.opening(written.calls.name) or "")
         if isinstance(self.form.tools, ChannelForm):
-            return self._in_channels(self.form.tools, answer=answer, calls=calls is not None, written=written)
+            return self._in_channels(self.form.tools, answer=answer, calls=calls, written=written)
         thinking = self.form.leading_reasoning
         thought = "" if thinking is None else self._thought(thinking, opening)
         closed = self._closed(thinking) if thinking is not None and thought else []
@@ -97,22 +99,32 @@ class ReplyGrammar:
         if not answer:
             assert written is not None, "a reply of any text and any calls needs no grammar"
             return [*written.free(f"{thought} {gap}"), *closed]
-        call = written.alone() if written is not None else self._call() if calls is not None else []
+        call = written.alone() if written is not None else self._call() if calls else []
         if not thought and not call:
             return None
         rules = [f"start: {thought} reply", f"reply: {gap} @answer" + (f" | {gap} call" if call else "")]
         return [*rules, *closed, *call]
 
-    def can_write(self, calls: Calls | None) -> bool:
-        """Whether calls are more than free: there are tools, and the format's arguments are JSON."""
-        return self._written(calls) is not None
+    def unenforced(self, tool: CalledTool) -> tuple[str, str] | None:
+        """Return the argument of a tool with something that this format cannot enforce, and what that is."""
+        layout = self.form.tools.layout if self.form.tools is not None else None
+        return unenforced(tool.schema) if layout is not None and layout.tags is not None else None
 
-    def _written(self, calls: Calls | None) -> CallRules | None:
+    def can_write(self, calls: Calls | None) -> bool:
+        """Whether calls are more than free: there are tools, and the format's layout is known."""
+        return calls is not None and bool(calls.tools) and self.form.tools is not None and bool(self.form.tools.layout)
+
+    def _written(self, calls: Calls | None, arguments: Sequence[dict[str, object]]) -> CallRules | None:
         """Return the rules of calls that are not free; None if there are none."""
         layout = self.form.tools.layout if self.form.tools is not None else None
         if calls is None or not calls.tools or layout is None or self.form.tools is None:
             return None
-        return CallRules(calls, layout, self.form.tools.marks, self.pieces, self.ends)
+        tags = layout.tags
+        rules = [
+            json_arguments(index, grammar) if tags is None else tagged_arguments(index, grammar, tags, self.pieces)
+            for index, grammar in enumerate(arguments)
+        ]
+        return CallRules(calls, rules, layout, self.form.tools.marks, self.pieces, self.ends)
 
     def _thought(self, thinking: ThinkingFormat, opening: str) -> str:
         """Return reasoning that the prompt has opened, or that the reply may begin with; nothing if it is over."""
@@ -131,8 +143,9 @@ class ReplyGrammar:
     def _call(self) -> list[str]:
         """Return the rule of a call that is free after its mark; none if calls cannot be distinguished."""
         marks = self.form.tools.marks if self.form.tools is not None else None
-        has_mark = marks is not None and bool(marks.open)
-        return [f"call: {terms(marks.open, self.pieces)} {self._anything()}"] if marks is not None and has_mark else []
+        if marks is None or not marks.open:
+            return []
+        return [f"call: {terms(marks.open, self.pieces)} {any_but((), self.ends)}"]
 
     def _in_channels(self, form: ChannelForm, *, answer: bool, calls: bool, written: CallRules | None) -> list[str]:
         channel, message, end, start = (
@@ -149,8 +162,4 @@ class ReplyGrammar:
         ]
         if written is not None:
             return [*rules, *written.alone()]
-        return [*rules, f'call: {channel} "{ASIDE}" {self._anything()}'] if calls else rules
-
-    def _anything(self) -> str:
-        """Return a term for any tokens but those that end a reply."""
-        return f"<[^{','.join(map(str, sorted(self.ends)))}]>*" if self.ends else "<[*]>*"
+        return [*rules, f'call: {channel} "{ASIDE}" {any_but((), self.ends)}'] if calls else rules

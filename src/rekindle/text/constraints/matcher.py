@@ -97,6 +97,8 @@ class ReplyConstraints:
         `constraint` None: its text may be any. `opening`: what the prompt has begun of the reply; `calls`: it may be
         calls instead, free ones without tools.
         """
+        for tool in calls.tools if calls is not None else ():
+            self._check(tool)
         answer = None if constraint is None else answer_grammar(constraint)
         arguments = [arguments_grammar(tool.schema) for tool in calls.tools] if calls is not None else []
         with self._lock:
@@ -108,6 +110,14 @@ class ReplyConstraints:
             if isinstance(made, str):
                 raise BadRequest(f"the reply cannot be constrained: {made[:300]}", param=self._param(constraint, calls))
             return made.copy()
+
+    def _check(self, tool: CalledTool) -> None:
+        """Raise BadRequest for a strict tool of whose strings more is wanted than this format can enforce."""
+        found = self._grammar.unenforced(tool) if tool.is_strict else None
+        if found is not None:
+            path = f"{tool.param}.properties.{found[0]}"
+            message = f"{path}: {found[1]} cannot be enforced in this model's calls, which are not JSON: leave it out"
+            raise BadRequest(message, param=path)
 
     def _cached(
         self,

@@ -32,7 +32,7 @@ class ToolFormat(Protocol):
 
     @property
     def layout(self) -> CallLayout | None:
-        """How whole calls are written; None if their arguments are not JSON."""
+        """How whole calls are written; None if their arguments are neither JSON nor in tags."""
 
     def new_scan(self, tools: Sequence[Any]) -> Callable[[], CallScan]:
         """Return a factory of scans, one per call; `tools` are the definitions sent, if they are known."""

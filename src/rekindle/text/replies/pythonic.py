@@ -49,7 +49,7 @@ class PythonicForm:
 
     @property
     def layout(self) -> None:
-        """None: arguments are not JSON."""
+        """None: arguments are neither JSON nor in tags."""
         return None
 
     def new_scan(self, tools: Sequence[Any]) -> Callable[[], CallScan]:

@@ -81,8 +81,23 @@ class CallMarks:
 
 
 @dataclass(frozen=True, slots=True)
+class Tags:
+    """What is before and after a tool's name, a key and a value; what is after the last argument, if not the mark.
+
+    A name with nothing after it ends with its line, or with the next tag. A key in quotes may have attributes after it.
+    `lines`: a line break belongs to the tag before a value, and to that after it.
+    """
+
+    name: tuple[str, str] = ("<function=", ">")
+    key: tuple[str, str] = ("<parameter=", ">")
+    value: tuple[str, str] = ("", "</parameter>")
+    end: str = "</function>"
+    lines: bool = True
+
+
+@dataclass(frozen=True, slots=True)
 class CallLayout:
-    """How calls are written whose arguments are JSON, as structured text: what a grammar of calls is made from.
+    """How calls are written whose arguments are JSON, or are in `tags`: what a grammar of calls is made from.
 
     `begin`, then a call, then further ones after a `joint` each, then `end`. A call is `head`, the name with `escape`,
     `middle`, its arguments and `tail`; after the name comes an id after `id_mark`, or with `number` a number, after the
@@ -100,6 +115,7 @@ class CallLayout:
     number: bool = False
     has_id: bool = False
     only_one: bool = False
+    tags: Tags | None = None
     escape: Callable[[str], str] = str
 
 

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rekindle.text.messages import GUARD
-from rekindle.text.replies.reader import Begun, CallMarks, CallScan, Ended, Passed, Step
+from rekindle.text.replies.reader import Begun, CallLayout, CallMarks, CallScan, Ended, Passed, Step, Tags
 from rekindle.text.replies.sample import MARK, TOOL, VALUES, CallSample
 from rekindle.text.replies.types import escaped, json_of, types_of
 from rekindle.text.stream import overlap
@@ -37,19 +37,7 @@ _STATED = {'string="true"': _STRING, 'string="false"': _NO_STRING}
 _PREFIX = rf"(?:{GUARD}?[^\s<>\"/{GUARD}]{{0,20}})"  # of the words in tags: `<PREFIXinvoke name=`
 
 
-@dataclass(frozen=True, slots=True)
-class Tags:
-    """What is before and after a tool's name, a key and a value; what is after the last argument, if not the mark.
-
-    A name with nothing after it ends with its line, or with the next tag. A key in quotes may have attributes after it.
-    `lines`: a line break belongs to the tag before a value, and to that after it.
-    """
-
-    name: tuple[str, str] = ("<function=", ">")
-    key: tuple[str, str] = ("<parameter=", ">")
-    value: tuple[str, str] = ("", "</parameter>")
-    end: str = "</function>"
-    lines: bool = True
+_XML = Tags()
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +46,7 @@ class TaggedForm:
 
     marks: CallMarks
     blank: str = "\n"
-    tags: Tags = Tags()
+    tags: Tags = _XML
 
     def opening(self, name: str | None) -> str:
         """How a call begins, up to its arguments or its name."""
@@ -66,9 +54,14 @@ class TaggedForm:
         return head if name is None else f"{head}{name}{self.tags.name[1]}\n"
 
     @property
-    def layout(self) -> None:
-        """None: arguments are not JSON."""
-        return None
+    def layout(self) -> CallLayout:
+        """How whole calls are written; those whose keys are in quotes are in one pair of marks."""
+        before, after = self.tags.name
+        end = f"\n{self.tags.end}" if self.tags.end else ""
+        begin, close = self.marks.open + self.blank, f"\n{self.marks.close}"
+        if self.tags.key[1] == '"':
+            return CallLayout(begin, before, after, end, "\n", close, tags=self.tags)
+        return CallLayout("", begin + before, f"{after}\n", end + close, "\n", tags=self.tags)
 
     def new_scan(self, tools: Sequence[Any]) -> Callable[[], CallScan]:
         """Return a factory of scans, one per call."""

@@ -29,7 +29,7 @@ def types_of(tools: Sequence[Any], name: str, *, key: str) -> frozenset[str]:
         if function.get("name") == name:
             schema = function.get("parameters") or function.get("input_schema")
             properties = schema.get("properties") if isinstance(schema, Mapping) else None
-            return _types(properties.get(key)) if isinstance(properties, Mapping) else frozenset()
+            return types_in(properties.get(key)) if isinstance(properties, Mapping) else frozenset()
     return frozenset()
 
 
@@ -65,7 +65,7 @@ def _refuse(constant: str) -> None:
     raise ValueError(f"{constant} is no JSON")
 
 
-def _types(schema: Any) -> frozenset[str]:
+def types_in(schema: Any) -> frozenset[str]:
     """The types of a schema, also of its alternatives and of the values of an enumeration."""
     if not isinstance(schema, Mapping):
         return frozenset()
@@ -77,4 +77,4 @@ def _types(schema: Any) -> frozenset[str]:
     if isinstance(schema.get("enum"), list):
         return frozenset("string" if isinstance(each, str) else "number" for each in schema["enum"])
     choices = [each for key in ("anyOf", "oneOf", "allOf") if isinstance(schema.get(key), list) for each in schema[key]]
-    return frozenset().union(*map(_types, choices))
+    return frozenset().union(*map(types_in, choices))
