@@ -24,9 +24,11 @@ def group() -> None:
 @with_settings(only=("kv", "threads", "hot_bytes", "block_tokens"))
 def bench_coding_day(
     settings: Settings,
-    behaviour: Annotated[list[str] | None, typer.Option(help="chat template; may be repeated [all]")] = None,
+    behaviour: Annotated[
+        list[str] | None, typer.Option(help="chat template, or habit of a client; may be repeated [all]")
+    ] = None,
     arm: Annotated[
-        list[str] | None, typer.Option(help="as served, normalise off, anticipate off, both off; all")
+        list[str] | None, typer.Option(help="as served, attribution only, normalise off, anticipate off, both off; all")
     ] = None,
     turns: Annotated[int, typer.Option(help="requests of the main agent")] = 40,
     seed: Annotated[int, typer.Option(help="of everything except the model's replies, and of the model")] = 0,
@@ -35,7 +37,7 @@ def bench_coding_day(
     log: Annotated[Path | None, typer.Option(help="write the requests here, for `rekindle analyze`")] = None,
     out: Annotated[Path | None, typer.Option(help="append JSON lines here")] = None,
 ) -> int:
-    """A coding agent's session on six chat templates: how much of each prompt was reused, and why not more."""
+    """A coding agent on six chat templates, and with four habits of clients: how much was reused, and why not more."""
     from benchmarks.coding_day.agent import SessionPlan
     from benchmarks.coding_day.bench import CodingDayBench, run_coding_day_bench
 

@@ -1,4 +1,5 @@
-"""Forty turns of a coding agent on six chat templates, and how much of each prompt was reused.
+"""Forty turns of a coding agent on six chat templates, and with four habits of clients on one of them: how much of each
+prompt was reused.
 
     python -m benchmarks coding-day --behaviour all --arm all --log requests.jsonl
 
@@ -36,6 +37,7 @@ HOT_BYTES = 256 * MiB
 # What each arm changes in the defaults.
 ARMS: Mapping[str, Mapping[str, Any]] = {
     "as served": {},
+    "attribution only": {"normalise": "attribution"},
     "normalise off": {"normalise": "off"},
     "anticipate off": {"anticipate": "off"},
     "both off": {"normalise": "off", "anticipate": "off"},
@@ -120,9 +122,10 @@ def replay(behaviour: Behaviour, arm: str, settings: Settings, *, plan: SessionP
         clock = SessionClock(plan.now(1))
         with serving(changed, clock) as (engine, port):
             client = MessagesClient(Client(port))
-            exchanges = play(client, clock, plan)
+            exchanges = play(client, clock, plan, behaviour)
             anticipated = client.stats()["anticipated_tokens"]
-            checked = [_checked(client, clock, each) for each in spread(exchanges, checks)]
+            check = _checked_by_ids if behaviour.compact else _checked
+            checked = [check(client, clock, each) for each in spread(exchanges, checks)]
             engine.check()
     return Replayed(behaviour.name, arm, tuple(exchanges), tuple(checked), anticipated)
 
@@ -133,17 +136,18 @@ def write_model(behaviour: Behaviour, directory: Path, *, seed: int) -> Path:
     return write_scripted_model(directory, script_of(behaviour), template=behaviour.template, corpus=corpus, seed=seed)
 
 
-def play(client: MessagesClient, clock: SessionClock, plan: SessionPlan) -> list[Exchange]:
+def play(client: MessagesClient, clock: SessionClock, plan: SessionPlan, behaviour: Behaviour) -> list[Exchange]:
     """Play a session; before each request the client waits until the server is idle."""
+    options = {"rekindle": {"return_ids": True}} if behaviour.compact else {}
     done: list[Exchange] = []
 
     def ask(request: Request) -> Heard:
         waited_s = client.wait_until_idle() if done else 0.0
         clock.now = request.at
-        done.append(Exchange(request, client.ask(request.body, request.identity), waited_s))
+        done.append(Exchange(request, client.ask({**request.body, **options}, request.identity), waited_s))
         return done[-1].heard
 
-    Session(plan, ask).run()
+    Session(plan, ask, behaviour.habit).run()
     return done
 
 
@@ -158,3 +162,9 @@ def _checked(client: MessagesClient, clock: SessionClock, known: Exchange) -> Ch
     clock.now = known.request.at
     again = client.ask({**known.request.body, "rekindle": {"reuse": "off"}}, known.request.identity)
     return Checked(known, again)
+
+
+def _checked_by_ids(client: MessagesClient, clock: SessionClock, known: Exchange) -> Checked:
+    """Compute the ids of a prompt without reuse: as sent, its calls would be other text than the model wrote."""
+    clock.now = known.request.at
+    return Checked(known, client.complete(known.heard.report["prompt_ids"], known.request.body["max_tokens"]))

@@ -1,13 +1,13 @@
 """A coding agent's client of /v1/messages: identity headers, streamed answers, and idle time.
 
-Speaks Anthropic's dialect. Knows no conversation.
+Speaks Anthropic's dialect, but for prompts of ids. Knows no conversation.
 """
 
 from __future__ import annotations
 
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -82,6 +82,13 @@ class MessagesClient:
         if heard.stop_reason is None:
             raise RequestFailed("the stream ended before the answer did")
         return heard
+
+    def complete(self, ids: Sequence[int], max_tokens: int) -> Heard:
+        """Return the reply to a prompt of ids, computed without reuse, as ids in its report."""
+        options = {"reuse": "off", "return_ids": True}
+        body = {"prompt": list(ids), "max_tokens": max_tokens, "temperature": 0, "rekindle": options}
+        with self._client.send("POST", "/v1/completions", body, {}) as response:
+            return Heard(report=json.loads(response.read())["rekindle"])
 
     def wait_until_idle(self) -> float:
         """Wait until the server is idle; return the seconds waited."""

@@ -53,7 +53,7 @@ class Exchange:
 
 @dataclass(frozen=True, slots=True)
 class Checked:
-    """One request with its answer, and the answer to the same request with reuse off."""
+    """One request with its answer, and the answer to the same prompt with reuse off; by their ids if they have any."""
 
     exchange: Exchange
     again: Heard
@@ -61,9 +61,11 @@ class Checked:
     @property
     def is_equal(self) -> bool:
         """Whether both answers are the same, and the second computed the whole of an equally long prompt."""
-        report = self.again.report
+        before, report = self.exchange.heard.report, self.again.report
         all_computed = report["reused_tokens"] == 0 and report["prompt_tokens"] == self.exchange.prompt_tokens
-        return all_computed and self.again.words() == self.exchange.heard.words()
+        same_ids = before.get("completion_ids") == report.get("completion_ids")
+        has_ids = report.get("completion_ids") is not None
+        return all_computed and (same_ids if has_ids else self.again.words() == self.exchange.heard.words())
 
 
 @dataclass(frozen=True, slots=True)

@@ -109,7 +109,18 @@ def _tagged(behaviour: Behaviour) -> dict[str, State]:
         "end": State(("<|im_end|>",)),
         **_names('\n{{"name": "{tool}", "arguments": {{"{key}": "'),
     }
+    if behaviour.compact:
+        states = {name: _compact(state) for name, state in states.items()}
     return states if opened else states | {"think": State(("<think>",), ("reasoning 0",))}
+
+
+def _compact(state: State) -> State:
+    """Return a state whose pieces have no blanks in the arguments of calls."""
+    pieces = []
+    for piece in state.pieces:
+        head, arguments, rest = piece.rpartition('"arguments": ')
+        pieces.append(head + arguments + rest.replace('": "', '":"').replace('", "', '","'))
+    return replace(state, pieces=tuple(pieces))
 
 
 def _listed(behaviour: Behaviour) -> dict[str, State]:

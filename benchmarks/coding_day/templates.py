@@ -1,22 +1,25 @@
-"""Six chat templates, each with the behaviour of a model family's templates on a growing conversation.
+"""What a session is played on: six chat templates, each with the behaviour of a model family's templates on a growing
+conversation, and one of them with four habits of clients.
 
-Written for this measurement, to show a behaviour; they contain no model's own text. `thinking`: whether the model emits
-its reasoning. `calls`: the form of its tool calls.
+Written for this measurement, to show a behaviour; they contain no model's own text.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 Calls = Literal["tagged", "listed", "bare", "channels"]
+Habit = Literal["git-status", "image", "compaction"]
 
 
 @dataclass(frozen=True, slots=True)
 class Behaviour:
-    """One way of rendering: its name, what it does to history, the template, what ends its prompts.
+    """One way of rendering, or of sending: its name, what it does to history, the template, what ends its prompts.
 
-    `tail` is the text between the content of a tool result and the cue.
+    `calls`: the form of the model's tool calls; with `compact` it writes their arguments without blanks, and its client
+    reads them and writes them with blanks. `tail` is the text between the content of a tool result and the cue.
+    `thinking`: whether the model emits its reasoning. `habit`: what else the client does.
     """
 
     name: str
@@ -26,6 +29,8 @@ class Behaviour:
     calls: Calls
     tail: str
     thinking: bool = True
+    compact: bool = False
+    habit: Habit | None = None
 
 
 _SYSTEM = r"""
@@ -196,8 +201,11 @@ _CHANNELS = (
 
 _ASSISTANT = "<|im_start|>assistant\n"
 _TAGGED_RESULT_END = "\n</tool_response><|im_end|>\n"
-BEHAVIOURS = (
-    Behaviour("append", "says everything again as it was", _APPENDING, (_ASSISTANT,), "tagged", _TAGGED_RESULT_END),
+_APPEND = Behaviour(
+    "append", "says everything again as it was", _APPENDING, (_ASSISTANT,), "tagged", _TAGGED_RESULT_END
+)
+TEMPLATES = (
+    _APPEND,
     Behaviour(
         "strip-thinking",
         "drops the thinking of replies before the last user message",
@@ -241,6 +249,23 @@ BEHAVIOURS = (
         '"<|end|>',
     ),
 )
+CLIENTS = (
+    replace(
+        _APPEND,
+        name="git-status",
+        does="ends the system text with the state of the repository, which changes between conversations",
+        habit="git-status",
+    ),
+    replace(_APPEND, name="image", does="sends pictures with results of tools", habit="image"),
+    replace(_APPEND, name="reserialised-arguments", does="writes the arguments of calls anew as JSON", compact=True),
+    replace(
+        _APPEND,
+        name="compaction",
+        does="lets the model summarise the history, without tools, and goes on from the summary",
+        habit="compaction",
+    ),
+)
+BEHAVIOURS = (*TEMPLATES, *CLIENTS)
 
 
 def behaviour(name: str) -> Behaviour:

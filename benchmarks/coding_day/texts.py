@@ -114,6 +114,16 @@ class Texts:
             f"{notes}\n\nToday's date is {date}.\n\nUse what helps and pass over the rest.\n</system-reminder>"
         )
 
+    def status(self, number: int) -> str:
+        """Return the state of the repository as a client writes it, different for each number."""
+        r = random.Random(f"{self._seed} status {number}")
+        files = "\n".join(f"?? src/{r.choice(_NAMES)}_{r.randrange(100)}.py" for _ in range(r.randrange(1, 6)))
+        commits = "\n".join(f"{r.randrange(1 << 28):07x} {r.choice(_SUBJECTS)}" for _ in range(3))
+        return (
+            "gitStatus: The state of the repository when the conversation began.\nCurrent branch: main\n\n"
+            f"Status:\n{files}\n\nRecent commits:\n{commits}"
+        )
+
     def result(self, tool: str, arguments: Mapping[str, Any], number: int) -> str:
         """Return a tool's result for the `number`-th call of a session; its end decides what the model does next."""
         r = random.Random(f"{self._seed} {number} {tool}")

@@ -13,20 +13,21 @@ from benchmarks.coding_day.agent import Request, SessionPlan
 from benchmarks.coding_day.bench import ARMS, CodingDayBench, replay, spread
 from benchmarks.coding_day.client import Heard, Identity
 from benchmarks.coding_day.report import Checked, Exchange, Replayed, measurements, share
-from benchmarks.coding_day.templates import BEHAVIOURS, Behaviour, behaviour
+from benchmarks.coding_day.templates import BEHAVIOURS, TEMPLATES, Behaviour, behaviour
 from benchmarks.commands import app
 from rekindle.config import Settings
 from rekindle.errors import ConfigError
 
 KNOWN = 0.95  # of all prompt tokens behind the session's first request, sub-agents included
-SETTINGS = Settings.load({"threads": 2})
+# Files of tests run beside each other, and threads of two that wait for each other cost more than they compute.
+SETTINGS = Settings.load({"threads": 1})
 
 
 def of_agent(replayed: Replayed, who: str) -> list[Exchange]:
     return [each for each in replayed.exchanges if each.request.who == who]
 
 
-@pytest.mark.parametrize("chosen", BEHAVIOURS, ids=lambda each: each.name)
+@pytest.mark.parametrize("chosen", TEMPLATES, ids=lambda each: each.name)
 def test_forty_turns_stay_warm(chosen: Behaviour) -> None:
     replayed = replay(chosen, "as served", SETTINGS, plan=SessionPlan(turns=40, seed=0), checks=4)
     assert replayed.share >= KNOWN, [
@@ -44,6 +45,46 @@ def test_forty_turns_stay_warm(chosen: Behaviour) -> None:
     # The fork of the conversation starts from it; midnight is named for what it is.
     assert share(of_agent(replayed, "helper-3")[:1]) > 0.9
     assert of_agent(replayed, "main")[20].cause == "date_line"
+
+
+def of_client(name: str) -> Replayed:
+    """Half as long a session with a client's habit, whose replies are as without reuse."""
+    replayed = replay(behaviour(name), "as served", SETTINGS, plan=SessionPlan(turns=20), checks=2)
+    assert replayed.num_equal == 2 and replayed.num_wrong_usage == 0
+    return replayed
+
+
+def test_a_changed_state_of_the_repository_leaves_the_tools_warm() -> None:
+    replayed = of_client("git-status")
+    resumed, (first, *later) = of_agent(replayed, "main")[6], of_agent(replayed, "main, again")
+    assert len(later) == 7 and replayed.share >= 0.93
+    for each in (resumed, first):
+        assert each.reused_tokens > 4800, "all of the system text and the tools, but not the conversation"
+        assert [item["kind"] for item in each.heard.report["normalised"]] == ["attribution", "tail"]
+    assert "tail 2," in resumed.taken_out and share(later) > 0.97
+
+
+def test_a_conversation_goes_on_behind_pictures() -> None:
+    replayed = of_client("image")
+    (left_out,) = of_agent(replayed, "main")[-1].heard.report["left_out"]
+    assert (left_out["kind"], left_out["text"][:7]) == ("image", "[image,") and left_out["count"] >= 3
+    assert replayed.share >= KNOWN
+
+
+def test_arguments_written_anew_cost_nothing() -> None:
+    replayed = of_client("reserialised-arguments")
+    assert replayed.share >= KNOWN
+    assert {each.cause for each in of_agent(replayed, "main")[1:]} == {"", "date_line"}
+
+
+def test_a_summary_is_asked_for_and_gone_on_from_without_computing_the_tools() -> None:
+    replayed = of_client("compaction")
+    summaries = of_agent(replayed, "main, summary")
+    main = of_agent(replayed, "main")
+    assert len(summaries) == 3 and share(summaries) > KNOWN
+    firsts = [main[each.request.turn] for each in summaries]
+    assert all(each.prompt_tokens < 5500 and share([each]) > KNOWN for each in firsts)
+    assert replayed.share >= KNOWN
 
 
 def test_without_normalising_nearly_nothing_is_known() -> None:

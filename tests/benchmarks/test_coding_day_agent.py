@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import base64
+import io
 import itertools
 import json
 from datetime import date
 from typing import Any
 
 import pytest
+from PIL import Image
 
-from benchmarks.coding_day.agent import MIN_TURNS, REMIND_EVERY, Request, Session, SessionPlan
+from benchmarks.coding_day.agent import MIN_TURNS, REMIND_EVERY, SUMMARISE, Request, Session, SessionPlan, picture
 from benchmarks.coding_day.client import Heard
+from benchmarks.coding_day.templates import Habit
 from rekindle.errors import ConfigError
 
 
@@ -26,7 +30,7 @@ def calls(number: int) -> Heard:
     return Heard(content, "tool_use")
 
 
-def play(turns: int = 40, seed: int = 0, answer_every: int = 5) -> list[Request]:
+def play(turns: int = 40, seed: int = 0, answer_every: int = 5, habit: Habit | None = None) -> list[Request]:
     """A session with a model that answers every few requests and calls a tool otherwise."""
     sent: list[Request] = []
 
@@ -34,7 +38,7 @@ def play(turns: int = 40, seed: int = 0, answer_every: int = 5) -> list[Request]
         sent.append(request)
         return says("Done.") if len(sent) % answer_every == 0 else calls(len(sent))
 
-    Session(SessionPlan(turns, seed), ask).run()
+    Session(SessionPlan(turns, seed), ask, habit).run()
     return sent
 
 
@@ -147,3 +151,36 @@ def test_a_line_of_the_log_holds_body_and_identity() -> None:
     assert line["endpoint"] == "/v1/messages" and line["at"].startswith("2026-11-20T21:4")
     assert line["headers"].keys() == {"x-claude-code-session-id"}
     assert line["body"]["stream"] is True and texts(line["body"])
+
+
+def test_the_state_of_the_repository_is_another_one_after_a_resume_and_in_a_new_conversation() -> None:
+    sent = [each for each in play(20, habit="git-status") if each.who.startswith("main")]
+    ends = [each.body["system"][-1]["text"].partition("gitStatus:")[2] for each in sent]
+    assert len(sent) == 20 and len(set(ends)) == 3 and all(ends)
+    assert [len(list(group)) for _, group in itertools.groupby(ends)] == [6, 6, 8]
+    again = [each for each in sent if each.who != "main"]
+    assert len(again) == 8 and again[0].identity.session != sent[0].identity.session
+    assert len(again[0].body["messages"]) == 1 and len(sent[6].body["messages"]) == 13
+
+
+def test_pictures_stand_before_the_text_of_results() -> None:
+    main = [each for each in play(12, habit="image") if each.who == "main"]
+    results = [b["content"] for m in main[-1].body["messages"] for b in m["content"] if b["type"] == "tool_result"]
+    shown = [each for each in results if isinstance(each, list)]
+    assert shown and len(shown) < len(results)
+    assert [[block["type"] for block in each] for each in shown] == [["image", "text"]] * len(shown)
+    opened = Image.open(io.BytesIO(base64.b64decode(picture(7)["source"]["data"])))
+    opened.load()
+    assert opened.size == (23, 23)
+
+
+def test_a_summary_is_asked_for_without_tools_and_takes_the_place_of_the_history() -> None:
+    sent = play(20, habit="compaction")
+    asked = [at for at, each in enumerate(sent) if each.who == "main, summary"]
+    assert len(asked) == 3
+    for at in asked:
+        before, summary, after = sent[at - 1].body, sent[at].body, sent[at + 1].body
+        assert "tools" not in summary and len(summary["messages"]) >= len(before["messages"])
+        assert summary["messages"][-1]["content"][-1]["text"] == SUMMARISE
+        (first,) = after["messages"]
+        assert first["content"][1]["text"].startswith("This conversation goes on") and after["tools"]

@@ -11,7 +11,7 @@ import pytest
 from benchmarks.coding_day.bench import write_model
 from benchmarks.coding_day.model_script import Script, State
 from benchmarks.coding_day.script import script_of
-from benchmarks.coding_day.templates import BEHAVIOURS, Behaviour, behaviour
+from benchmarks.coding_day.templates import TEMPLATES, Behaviour, behaviour
 from benchmarks.coding_day.texts import Texts
 from rekindle import Engine
 from rekindle.engine.types import GenerationRequest
@@ -28,7 +28,7 @@ def asking(*texts: str) -> list[dict[str, str]]:
     return [{"role": "system", "content": TEXTS.instructions(rules=20)}, {"role": "user", "content": said}]
 
 
-@pytest.fixture(scope="module", params=[each.name for each in BEHAVIOURS])
+@pytest.fixture(scope="module", params=[*(each.name for each in TEMPLATES), "reserialised-arguments"])
 def served(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[tuple[Behaviour, Engine]]:
@@ -99,11 +99,11 @@ def test_one_wrong_block_changes_what_is_said(served: tuple[Behaviour, Engine]) 
         prompt = normalise_messages(asking(TEXTS.result("Read", {}, number)))
         ids = [int(token) for token in engine.encoder.encode(engine.encoder.render_chat(prompt))]
         good = spoken(engine, ids)
-        for block in range(1, len(ids) // size - 1, 3):
+        for block in range(1, len(ids) // size - 1, 2):
             # The same prompt, but for one block of it that holds another's tokens: the reply must hear of it.
             wrong = [*ids[: block * size], *ids[(block - 1) * size : block * size], *ids[(block + 1) * size :]]
             differ.append(spoken(engine, wrong) != good)
-    assert sum(differ) >= len(differ) / 4, differ
+    assert sum(differ) >= len(differ) / 5, differ
 
 
 def spoken(engine: Engine, ids: list[int]) -> tuple[int, ...]:
@@ -111,7 +111,7 @@ def spoken(engine: Engine, ids: list[int]) -> tuple[int, ...]:
     return engine.submit(GenerationRequest(token_ids=tuple(ids), params=params, reuse="off")).result().token_ids
 
 
-@pytest.mark.parametrize("chosen", BEHAVIOURS, ids=lambda each: each.name)
+@pytest.mark.parametrize("chosen", TEMPLATES, ids=lambda each: each.name)
 def test_no_piece_stands_in_a_template(chosen: Behaviour) -> None:
     """What a template spells is a control token, and those have no text where they stand in content."""
     script = script_of(chosen)
