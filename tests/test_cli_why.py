@@ -11,10 +11,11 @@ from click.testing import Result
 from typer.testing import CliRunner
 
 from rekindle.cli import app
-from rekindle.cli.why import ADVICE, marked, request_lines
+from rekindle.cli.why import marked, request_lines
 from rekindle.config import ServerSettings
 from rekindle.harness.client import ServerProcess, free_port
 from rekindle.matching.explain import Cause
+from rekindle.server.answers.advice import ADVICE, advice_for
 
 SYSTEM = (
     "You are a helper of the harbour office and know all of its rules by heart. It is {day} morning, 2026-11-{date}."
@@ -85,6 +86,9 @@ def test_a_wrong_key_and_a_wrong_url_are_the_callers(port: str) -> None:
 def test_every_cause_has_its_advice() -> None:
     causes = {name for kind in get_args(Cause) for name in (get_args(kind) or (kind,))}
     assert set(ADVICE) == causes
+    assert advice_for({"cause": "date_line", "offer": None}) == ADVICE["date_line"]
+    offer = {"setting": "tail_heading", "value": "My build:", "reason": "it changes"}
+    assert advice_for({"cause": "date_line", "offer": offer}) == "serve with --tail-heading 'My build:': it changes"
 
 
 @pytest.mark.parametrize(

@@ -228,5 +228,7 @@ def _line(line: RecomputedLine) -> dict[str, Any]:
         "recomputed_tokens": line.num_tokens,
         "requests": line.num_requests,
         "place": line.place,
-        **{f"worst_{name}": value for name, value in asdict(line.explanation).items() if name != "cause"},
+        **{
+            f"worst_{name}": value for name, value in asdict(line.explanation).items() if name not in ("cause", "offer")
+        },
     }

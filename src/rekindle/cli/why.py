@@ -16,7 +16,7 @@ from rekindle.cli.settings import with_settings
 from rekindle.cli.units import show_ago, show_id
 from rekindle.config import Settings
 from rekindle.errors import NotFound
-from rekindle.server.answers.advice import ADVICE
+from rekindle.server.answers.advice import advice_for
 
 UrlOption = Annotated[str | None, typer.Option("--url", help="the server [http://HOST:PORT of the settings]")]
 JsonOption = Annotated[bool, typer.Option("--json", help="print JSON")]
@@ -125,7 +125,7 @@ def _explained(explanation: Mapping[str, Any]) -> Iterator[str]:
             yield f"    stored  {stored}"
         yield f"    sent    {sent}"
     yield f"  likely cause: {explanation['detail']}"
-    yield f"  what to do: {ADVICE[explanation['cause']]}"
+    yield f"  what to do: {advice_for(explanation)}"
 
 
 def marked(stored: str, sent: str) -> tuple[str, str]:

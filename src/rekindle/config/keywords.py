@@ -31,6 +31,7 @@ class SettingsWithoutModel(TypedDict, total=False):
     max_branches: int
     eviction: Literal["lru", "fifo", "lfu", "aged-lfu", "adaptive"]
     normalise: str
+    tail_heading: str | Sequence[str]
     anticipate: Literal["on", "off"]
     store: str | Path | None
     disk_bytes: int | str | None

@@ -119,6 +119,13 @@ class PromptSettings:
         "what known clients change at the end of a system text to the first user message; `compaction` keeps an "
         "agent's tools in a prompt that is its history without them.",
     )
+    tail_heading: tuple[str, ...] = setting(
+        (),
+        "how a line begins from which on a client changes its system text between conversations; may be given again",
+        detail="With `normalise=tail` everything from that line on moves to the first user message, after the tools. "
+        "`rekindle why` finds such lines.",
+        unset="those of known clients",
+    )
     anticipate: Literal["on", "off"] = setting("on", "compute in idle time what the template renders next")
 
     def __post_init__(self) -> None:
@@ -126,6 +133,9 @@ class PromptSettings:
         unknown = sorted(self.kinds() - set(NORMALISATIONS))
         known = ", ".join(NORMALISATIONS)
         need(not unknown, f"normalise: {', '.join(map(repr, unknown))} is unknown: write off, or some of {known}")
+        need(
+            all(map(str.strip, self.tail_heading)), "tail_heading is empty: write how the line begins, such as 'Build:'"
+        )
 
     def kinds(self) -> frozenset[str]:
         """The requested kinds; empty with `off`."""

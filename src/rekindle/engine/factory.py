@@ -33,6 +33,7 @@ from rekindle.engine.intake.prompt_lookup import PromptLookup
 from rekindle.engine.intake.queue_limit import AdmissionQueueLimit
 from rekindle.engine.intake.rendering import Renderer
 from rekindle.engine.intake.request_builder import PromptLimits, RequestBuilder
+from rekindle.engine.intake.tail_offers import TailOffers
 from rekindle.engine.memory.agent_commands import AgentCommands
 from rekindle.engine.memory.branches import Branch, BranchBook, KnownBranch
 from rekindle.engine.memory.memory import AgentMemory
@@ -100,7 +101,7 @@ def assemble(settings: Settings, *, clock: Callable[[], datetime] = datetime.now
     try:
         form = find_reply_format(encoder)
         encoder = encoder.bounded(hot.max_context)
-        renderer = Renderer(encoder, form, settings.prompt.kinds())
+        renderer = Renderer(encoder, form, settings.prompt.kinds(), headings=settings.prompt.tail_heading)
         inputs = _Inputs(settings, loaded, encoder, form, renderer, arena, store, refused, hot.max_context)
         components = _connect(inputs, started)
         return components
@@ -249,7 +250,12 @@ def _preparer(
     return RequestBuilder(
         encoder=inputs.encoder,
         renderer=inputs.renderer,
-        lookup=PromptLookup(inputs.encoder, memory, reuse=settings.cache.reuse),
+        lookup=PromptLookup(
+            inputs.encoder,
+            memory,
+            reuse=settings.cache.reuse,
+            offers=TailOffers(inputs.renderer, memory.system_texts),
+        ),
         limits=PromptLimits(inputs.max_context, spec.vocab_size, spec.eos_ids, settings.engine.request_timeout_s),
         visible=inputs.form.visible,
         constraints=ReplyConstraints(inputs.encoder, inputs.form, ends=spec.eos_ids),

@@ -46,14 +46,27 @@ _NAMED = re.compile(rb'"name"\s*:\s*"([^"\\]+)"')  # how every template writes a
 
 
 @dataclass(frozen=True, slots=True)
+class Offer:
+    """A setting that would help a client, the value for it, and the reason."""
+
+    setting: str
+    value: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class Explanation:
-    """The likely cause, the message where the texts diverge (None: outside all messages), and both texts from there."""
+    """The likely cause, the message where the texts diverge (None: outside all messages), and both texts from there.
+
+    `offer`: what would help this client, if that is known.
+    """
 
     cause: Cause
     message_index: int | None
     stored: str | None
     sent: str | None
     detail: str
+    offer: Offer | None = None
 
 
 def explain(

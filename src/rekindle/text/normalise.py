@@ -5,8 +5,9 @@ Four kinds, each requested by name:
     attribution   the line with which a client signs each request, at the head of its system prompt
     dates         whole lines that state the date or time, in system prompts and in what clients add to user messages
     tools         the order of tool definitions, and of the keys in them
-    tail          with tools: the part of a system text that known clients change between conversations (`tails`), which
-                  moves to the head of the first user message, where it costs no tools
+    tail          with tools: the part of a system text that clients change between conversations, those of known ones
+                  and others by their `headings` (`tails`); moves to the head of the first user message, where it costs
+                  no tools
 
 Pure: reports what it removed and where, so that others can show it and compute what it would have cost.
 """
@@ -129,14 +130,16 @@ class Cut:
     end: int
 
 
-def normalise(messages: Sequence[Message], tools: Sequence[Any] | None, kinds: Set[str]) -> Normal:
+def normalise(
+    messages: Sequence[Message], tools: Sequence[Any] | None, kinds: Set[str], *, headings: Sequence[str] = ()
+) -> Normal:
     """Remove from messages and tools what `kinds` names; a message of which nothing is left is removed, too.
 
-    Idempotent. Without kinds, nothing changes.
+    Idempotent. Without kinds, nothing changes. `headings`: how lines begin from which on a system text is volatile.
     """
     target = _tail_target(messages) if "tail" in kinds and tools else None
     cuts = tuple(
-        tuple(_cuts(message, kinds if target is not None and at < target else kinds - {"tail"}))
+        tuple(_cuts(message, kinds if target is not None and at < target else kinds - {"tail"}, headings))
         for at, message in enumerate(messages)
     )
     ordered = _ordered(tools) if tools and "tools" in kinds else tools
@@ -194,7 +197,7 @@ def _without(content: str, cuts: Sequence[Cut]) -> str:
     return "".join((*parts, content[at:])) if cuts else content
 
 
-def _cuts(message: Message, kinds: Set[str]) -> list[Cut]:
+def _cuts(message: Message, kinds: Set[str], headings: Sequence[str]) -> list[Cut]:
     """The ranges to remove, in order and disjoint."""
     content, found = message.content, []
     if "attribution" in kinds and message.role == "system" and ATTRIBUTION in content:
@@ -203,7 +206,7 @@ def _cuts(message: Message, kinds: Set[str]) -> list[Cut]:
         for start, end in _regions(message):
             found += [Cut("dates", *span) for span in _date_lines(content, start, end)]
     if "tail" in kinds and message.role == "system":
-        found += [Cut("tail", *span) for span in volatile_spans(content)]
+        found += [Cut("tail", *span) for span in volatile_spans(content, headings)]
     found.sort(key=lambda cut: cut.start)
     return [cut for at, cut in enumerate(found) if not at or cut.start >= found[at - 1].end]
 

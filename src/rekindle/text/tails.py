@@ -1,28 +1,55 @@
 """Ends of system texts that change between conversations: the state of a repository, the environment of a run.
 
-Owns the headings of known clients. Many templates write tools after the system text, so one new line there costs all of
-them: thousands of tokens at every start. Moved to the head of the first user message it costs itself.
+Owns the headings of known clients, and finds those of others in two versions of a text. Many templates write tools
+after the system text, so one new line there costs all of them: thousands of tokens at every start. Moved to the head of
+the first user message it costs itself.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 # Where such a part begins, at the start of a line, and what ends it; None: the end of the text.
 _KNOWN: tuple[tuple[re.Pattern[str], str | None], ...] = (
     (re.compile(r"^gitStatus:", re.MULTILINE), None),  # Claude Code
     (re.compile(r"^Here is (?:some )?useful information about the environment[^\n]*\n<env>", re.MULTILINE), "</env>"),
 )
+LONGEST_LABEL = 40  # characters; more before a colon are a sentence
+# A setting has several separated by commas.
+_LABEL = re.compile(rf"[ \t]*(?:[-*•>#]+[ \t]+)?\w[^:=,\n]{{1,{LONGEST_LABEL - 2}}}[:=]")
+_TITLE = re.compile(r"[ \t]*(?:#+[ \t]*\w|<\w[\w-]*>[ \t]*\Z|\w[^\n]{1,58}:[ \t]*\Z)")
+MOST_SHARE = 0.5  # of a system text; what is more is no end of it
 
 
-def volatile_spans(content: str) -> list[tuple[int, int]]:
-    """Return where the parts of a system text that known clients change begin and end, in order and disjoint."""
+@dataclass(frozen=True, slots=True)
+class ChangingTail:
+    """Where a system text keeps changing: how its first line begins, which no earlier line does."""
+
+    heading: str
+
+    def line_in(self, content: str) -> int | None:
+        """Return which line of a text begins with it, from 1; None: no line does."""
+        found = _heading(self.heading).search(content)
+        return None if found is None else content.count("\n", 0, found.start()) + 1
+
+
+def volatile_spans(content: str, headings: Sequence[str] = ()) -> list[tuple[int, int]]:
+    """Return where the parts of a system text that clients change begin and end, in order and disjoint.
+
+    Parts of known clients, and from a line that begins with one of the `headings` to the end.
+    """
     spans: list[tuple[int, int]] = []
-    for start, end in sorted(span for heading, stop in _KNOWN for span in _spans(content, heading, stop)):
+    places = (*_KNOWN, *((_heading(heading), None) for heading in headings))
+    for start, end in sorted(span for heading, stop in places for span in _spans(content, heading, stop)):
         if not spans or start >= spans[-1][1]:
             spans.append((start, end))
     return spans
+
+
+def _heading(heading: str) -> re.Pattern[str]:
+    return re.compile(rf"^[ \t]*{re.escape(heading)}", re.MULTILINE)
 
 
 def _spans(content: str, heading: re.Pattern[str], end: str | None) -> Iterator[tuple[int, int]]:
@@ -33,3 +60,43 @@ def _spans(content: str, heading: re.Pattern[str], end: str | None) -> Iterator[
             return
         at = stop + len(end or "")
         yield found.start(), at
+
+
+def changing_tail(before: str, now: str) -> ChangingTail | None:
+    """Return where two versions of a system text part, if a labelled line or a titled section begins there.
+
+    None if they part inside a sentence, if no heading names the place alone, or if most of the text comes after it.
+    """
+    lines, others = now.split("\n"), before.split("\n")
+    at = _num_common(lines, others)
+    here, there = (each[at] if at < len(each) else "" for each in (lines, others))
+    same = here[: _num_common(here, there)]
+    label = _LABEL.match(same)
+    if label is not None:
+        heading = label.group().strip()
+    elif re.search(r"\w", same) or (title := _title(lines[:at])) is None:
+        return None
+    else:
+        heading = title
+    found = _heading(heading).search(now)
+    least = sum(len(line) + 1 for line in lines) * (1 - MOST_SHARE)
+    if found is None or found.start() < least:
+        return None
+    is_shared = now[: found.end()] == before[: found.end()]  # so it is the first line of this kind in both
+    is_last = label is None or now.count("\n", 0, found.start()) == at
+    return ChangingTail(heading) if is_shared and is_last else None
+
+
+def _num_common(one: Sequence[str], other: Sequence[str]) -> int:
+    pairs = enumerate(zip(one, other, strict=False))
+    return next((at for at, (a, b) in pairs if a != b), min(len(one), len(other)))
+
+
+def _title(lines: Sequence[str]) -> str | None:
+    """Return the title of the section that ends with these lines: no blank line comes between."""
+    for line in reversed(lines):
+        if not line.strip():
+            return None
+        if _TITLE.match(line):
+            return line.strip().partition(",")[0]
+    return None

@@ -25,7 +25,7 @@ from rekindle.engine.generation import Generation
 from rekindle.engine.intake.anticipation import Anticipation
 from rekindle.engine.intake.fairness import FairWorkers
 from rekindle.engine.intake.long_prompts import LongPrompts
-from rekindle.engine.intake.prompt_lookup import OnMemory
+from rekindle.engine.intake.on_memory import OnMemory
 from rekindle.engine.intake.queue_limit import AdmissionQueueLimit
 from rekindle.engine.intake.request_builder import RequestBuilder
 from rekindle.engine.memory.memory import AgentMemory

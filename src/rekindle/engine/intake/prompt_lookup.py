@@ -7,15 +7,15 @@ only the lookup runs there, through `on_memory`; any thread may do the rest.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Protocol, TypeVar
 
 import numpy as np
 
 from rekindle.agent_ids import kind_of, new_conversation
+from rekindle.engine.intake.on_memory import OnMemory
 from rekindle.engine.intake.prompt_ids import prompt_ids
 from rekindle.engine.intake.rendering import Rendering
+from rekindle.engine.intake.tail_offers import TailOffers
 from rekindle.engine.memory.branches import KnownBranch, common_prefix, is_prefix
 from rekindle.engine.memory.kept_tools import Tools
 from rekindle.engine.memory.memory import AgentMemory
@@ -25,14 +25,6 @@ from rekindle.matching.explain import Explanation, KnownCause, explain
 from rekindle.matching.generated_arguments import Opening, with_generated_arguments
 from rekindle.matching.matcher import Mode, Relation, TextMatch
 from rekindle.text.prompt import PromptEncoder, RenderedPrompt
-
-T = TypeVar("T")
-
-
-class OnMemory(Protocol):
-    """Runs `work` on the thread that owns memory, and returns its result."""
-
-    def __call__(self, work: Callable[[], T], /) -> T: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,12 +48,15 @@ class _Found:
 
 
 class PromptLookup:
-    """Finds what is stored of prompts. With `reuse` "off", nothing."""
+    """Finds what is stored of prompts. With `reuse` "off", nothing. `offers` add to explanations."""
 
-    def __init__(self, encoder: PromptEncoder, memory: AgentMemory, *, reuse: str) -> None:
+    def __init__(
+        self, encoder: PromptEncoder, memory: AgentMemory, *, reuse: str, offers: TailOffers | None = None
+    ) -> None:
         self._encoder = encoder
         self._memory = memory
         self._reuse = reuse
+        self._offers = offers
 
     def match(
         self, namespace: str, agent: str | None, rendered: RenderedPrompt, *, mode: Mode | None, parent: str | None
@@ -127,6 +122,9 @@ class PromptLookup:
             num_tokens=match.num_tokens,
             explanation=self._explain(found, rendering, len(ids)),
         )
+        offer = self._offers.offer(request, agent, rendering, on_memory=on_memory) if self._offers else None
+        if offer is not None and facts.explanation is not None:
+            facts = replace(facts, explanation=replace(facts.explanation, offer=offer))
         return Prompt(ids, agent, match.mode, facts, canonical)
 
     def _look(self, request: GenerationRequest, rendered: RenderedPrompt) -> _Found:

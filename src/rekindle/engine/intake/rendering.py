@@ -44,12 +44,25 @@ class Rendering:
 
 
 class Renderer:
-    """Renders requests for one model. Prompts made of messages are normalised by `kinds`."""
+    """Renders requests for one model. Prompts made of messages are normalised by `kinds`.
 
-    def __init__(self, encoder: PromptEncoder, form: ReplyFormat, kinds: Set[str]) -> None:
+    `headings`: how lines begin from which on system texts are volatile, in addition to those of known clients.
+    """
+
+    def __init__(
+        self, encoder: PromptEncoder, form: ReplyFormat, kinds: Set[str], *, headings: Sequence[str] = ()
+    ) -> None:
         self._encoder = encoder
         self._form = form
         self.kinds = kinds
+        self._headings = tuple(headings)
+
+    def with_headings(self, headings: Sequence[str]) -> Renderer:
+        """Return a renderer that knows these headings, too."""
+        return Renderer(self._encoder, self._form, self.kinds, headings=(*self._headings, *headings))
+
+    def _normal(self, request: GenerationRequest) -> Normal:
+        return normalise(request.messages or (), request.tools, self.kinds, headings=self._headings)
 
     def opening_of(self, name: str) -> bytes | None:
         """Return how calls of a tool begin in a prompt's key, up to their arguments; None if that is not known."""
@@ -60,7 +73,7 @@ class Renderer:
         """Return the request with messages and tools as they are rendered; idempotent."""
         if request.messages is None:
             return request
-        normal = normalise(request.messages, request.tools, self.kinds)
+        normal = self._normal(request)
         return replace(request, messages=normal.messages, tools=normal.tools)
 
     def render(self, request: GenerationRequest) -> Rendering:
@@ -70,7 +83,7 @@ class Renderer:
             assert request.text is not None, "ids are run as they are"
             return self._continued(Rendering(request, self._encoder.render_text(request.text)))
         self._check_length(request)
-        normal = normalise(request.messages, request.tools, self.kinds)
+        normal = self._normal(request)
         settled = replace(request, messages=normal.messages, tools=normal.tools)
         common = self._common(settled) if request.task in ("prefill", "absorb") else None
         prompt = common or self._encoder.render_chat(normal.messages, normal.tools, **request.template_kwargs)

@@ -20,7 +20,8 @@ import numpy as np
 from rekindle.cache.blocks.hashing import BlockHash
 from rekindle.cache.blocks.table import BlockTable
 from rekindle.engine.generation import Generation
-from rekindle.engine.intake.prompt_lookup import OnMemory, Prompt, PromptLookup
+from rekindle.engine.intake.on_memory import OnMemory
+from rekindle.engine.intake.prompt_lookup import Prompt, PromptLookup
 from rekindle.engine.intake.rendering import Renderer, Rendering
 from rekindle.engine.memory.kept_tools import names_of
 from rekindle.engine.prompt_scores import PromptScores

@@ -21,6 +21,7 @@ from rekindle.engine.memory.breakpoints import Breakpoints
 from rekindle.engine.memory.kept_tools import KeptTools
 from rekindle.engine.memory.pins import Pins
 from rekindle.engine.memory.sequences import branch_of, cut, record_of, to_save
+from rekindle.engine.memory.system_texts import SystemTexts
 from rekindle.engine.request import FinishedTurn
 from rekindle.matching.matcher import Matcher, StoredBranch
 from rekindle.store.commands import Delete, Pin, StoreCommand
@@ -64,6 +65,7 @@ class AgentMemory:
         )
         self.pins = Pins(book, block_tokens=block_tokens, max_blocks=max_pinned_blocks, save=save, now=now)
         self.tools = KeptTools()
+        self.system_texts = SystemTexts()
         self._to_index: list[Branch] = []
 
     @property
@@ -263,8 +265,9 @@ class AgentMemory:
         return command
 
     def take_out(self, namespace: str, agent: str) -> list[Branch]:
-        """Forget an agent in book, matcher and tools only; return its branches, without its breakpoints."""
+        """Forget an agent, but for its breakpoints and what the store has; return its branches."""
         self.tools.drop(namespace, agent)
+        self.system_texts.drop(namespace, agent)
         branches = self.book.drop(namespace, agent)
         for branch in branches:
             self.unindex(branch)
@@ -276,8 +279,9 @@ class AgentMemory:
         return [branch for branch in branches if branch.saved_tokens < branch.num_tokens and branch.last_use >= since]
 
     def check(self) -> None:
-        """Assert the invariants of matcher, book, breakpoints and tools."""
+        """Assert the invariants of matcher, book, breakpoints, tools and system texts."""
         self.matcher.check()
         self.book.check()
         self.breakpoints.check()
         self.tools.check()
+        self.system_texts.check()

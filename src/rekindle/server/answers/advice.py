@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import shlex
+from collections.abc import Mapping
+from typing import Any
+
 from rekindle.matching.explain import Cause
 
 ADVICE: dict[Cause, str] = {
@@ -17,3 +21,12 @@ ADVICE: dict[Cause, str] = {
     "not_stored": "nothing: the first turn is computed, the next ones reuse it",
     "other_fingerprint": "serve the model, dtype and --kv of before, or let the agent start anew",
 }
+
+
+def advice_for(explanation: Mapping[str, Any]) -> str:
+    """Return the setting that an explanation of a response offers, else the advice for its cause."""
+    offer = explanation.get("offer")
+    if offer is None:
+        return ADVICE[explanation["cause"]]
+    flag = f"--{offer['setting'].replace('_', '-')}"
+    return f"serve with {flag} {shlex.quote(offer['value'])}: {offer['reason']}"

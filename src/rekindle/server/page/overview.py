@@ -17,7 +17,7 @@ from rekindle import __version__
 from rekindle.engine.api import Engine
 from rekindle.engine.types import AgentInfo
 from rekindle.server.agents.routes import AgentDetail, described
-from rekindle.server.answers.advice import ADVICE
+from rekindle.server.answers.advice import advice_for
 from rekindle.server.border import Router
 from rekindle.server.gate.caller import access_of
 from rekindle.server.models import ServedModel
@@ -103,7 +103,7 @@ def is_miss(entry: Mapping[str, Any]) -> bool:
 def explained(entry: Mapping[str, Any]) -> dict[str, Any]:
     """The explanation of a request, with advice."""
     explanation = entry["explanation"]
-    return {"explanation": explanation, "advice": ADVICE[explanation["cause"]]}
+    return {"explanation": explanation, "advice": advice_for(explanation)}
 
 
 def _request(entry: Mapping[str, Any]) -> dict[str, Any]:
