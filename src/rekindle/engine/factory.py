@@ -183,7 +183,7 @@ def _intake(
     )
 
     def submit(request: Request) -> None:
-        anticipation.cancel(request.namespace, request.agent)
+        anticipation.began(request)
         loop.submit(request)
 
     preparer = _preparer(inputs, memory, cache, submit, loop.wake)

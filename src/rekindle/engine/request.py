@@ -103,7 +103,8 @@ class Reply:
 class Request:
     """One generation in flight. Mutable, owned by the engine thread once submitted; `cancelled` may be set anywhere.
 
-    `original`: the caller's request as it was rendered, if the next one may be anticipated from it.
+    `original`: the caller's request as it was rendered, if the next one may be anticipated from it. `compacts`: it asks
+    for a summary of the agent's history.
     """
 
     namespace: str
@@ -116,6 +117,7 @@ class Request:
     times: RequestTimes
     deadline: float = math.inf  # of the engine's clock
     original: GenerationRequest | None = None
+    compacts: bool = False
     breakpoints: tuple[CachedBreakpoint, ...] = ()  # one for each breakpoint
     taken_out: tuple[TakenOut, ...] = ()
     omitted: Omitted = NOTHING_OMITTED
@@ -148,6 +150,7 @@ class FinishedTurn:
     num_replies: int | None  # earlier replies in the prompt, if it came as messages
     canonical_prompt: int  # leading ids known to be a fresh encoding of their text
     request: GenerationRequest | None = None  # if the next one can be anticipated from it
+    compacts: bool = False  # the reply is a summary, from which a history may begin anew
     text: str = ""  # of the reply, as its caller received it
     opening: str = ""  # beginning of the reply that was in the prompt
     breakpoints: tuple[CachedBreakpoint, ...] = ()  # prefixes of the prompt that stay stored

@@ -145,6 +145,7 @@ class Replies:
                 num_replies=request.num_replies,
                 canonical_prompt=request.canonical_tokens,
                 request=request.original if is_whole and sequence.task == "generate" else None,
+                compacts=request.compacts,
                 text="".join(request.reply.texts),
                 opening=request.reply.generation.opening,
                 breakpoints=request.breakpoints,

@@ -5,6 +5,9 @@ renders something other than was generated (reasoning dropped, tools moved, cont
 computed ahead, as idle work that remembers no branch: the next prompt is matched with the same branch, keeps the same
 ids of it and encodes the same text after them, so its blocks are found by their hashes.
 
+After a summary of the agent's history that history has ended. If its client has put a summary into a new history
+before, the next one is expected in the same form; its system text and tools are those that the summary's prompt has.
+
 Owned by the intake thread, except `expect` and `num_pending`. Only the last turn of each agent counts; a new request of
 the agent, or forgetting the agent, cancels it.
 """
@@ -12,6 +15,7 @@ the agent, or forgetting the agent, cancels it.
 from __future__ import annotations
 
 import threading
+import typing
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -22,10 +26,10 @@ from rekindle.cache.blocks.table import BlockTable
 from rekindle.engine.core.background import IdleWork
 from rekindle.engine.intake.prompt_ids import prompt_ids
 from rekindle.engine.memory.memory import AgentMemory
-from rekindle.engine.request import FinishedTurn
+from rekindle.engine.request import FinishedTurn, Request
 from rekindle.engine.sequence import Sequence
 from rekindle.engine.types import GenerationRequest
-from rekindle.text.anticipation import anticipated, likely_probes
+from rekindle.text.anticipation import Probes, anticipated, likely_probes
 from rekindle.text.messages import Message
 from rekindle.text.prompt import PromptEncoder, RenderedPrompt
 from rekindle.text.replies import ParsedReply, ReplyFormat, ReplyStream
@@ -95,10 +99,20 @@ class Anticipation:
         if not self._enabled or turn.request is None:
             return
         self.cancel(turn.namespace, turn.agent)
+        if turn.compacts and turn.request.messages is not None:
+            summary = self._summary(turn, turn.request)
+            self._memory.summaries.asked(turn.namespace, turn.agent, turn.request.messages, summary)
         self._turns[turn.namespace, turn.agent] = turn
         while len(self._turns) > MOST_PENDING:
             self._turns.popitem(last=False)
             self._settle()
+
+    def began(self, request: Request) -> None:
+        """Note that an agent has sent a request: its last turn no longer counts."""
+        self.cancel(request.namespace, request.agent)
+        original = request.original
+        if original is not None and original.messages and original.tools and not request.compacts:
+            self._memory.summaries.began(request.namespace, request.agent, original.messages)
 
     def cancel(self, namespace: str, agent: str) -> None:
         """Drop the last turn of an agent that has sent a new request, or is forgotten."""
@@ -126,18 +140,34 @@ class Anticipation:
         request = turn.request
         if request is None or request.messages is None or not self._memory.book.of(turn.namespace, turn.agent):
             return
+        if turn.compacts:
+            summary, memory = self._summary(turn, request), self._memory.summaries
+            begun = memory.next_history(turn.namespace, turn.agent, request.messages, summary)
+            if begun is not None:
+                yield from self._common(request, begun, "more")
+                return
         reply = self.sent_back(request, turn.text, turn.opening)
         settled = self._settled(replace(request, messages=(*request.messages, reply)))
         assert settled.messages is not None
         before = b""
         for probes in likely_probes(settled.messages):
-            kwargs = settled.template_kwargs
-            rendered = anticipated(
-                self._encoder, settled.messages, settled.tools, template_kwargs=kwargs, probes=probes
-            )
-            if rendered is not None and not before.startswith(rendered.key):
-                before = rendered.key
-                yield request, rendered
+            for _, rendered in self._common(settled, settled.messages, probes):
+                if not before.startswith(rendered.key):
+                    before = rendered.key
+                    yield request, rendered
+
+    def _common(
+        self, request: GenerationRequest, messages: typing.Sequence[Message], probes: Probes
+    ) -> Iterator[tuple[GenerationRequest, RenderedPrompt]]:
+        """Yield what prompts that continue these messages have in common, if anything."""
+        kwargs = request.template_kwargs
+        rendered = anticipated(self._encoder, messages, request.tools, template_kwargs=kwargs, probes=probes)
+        if rendered is not None:
+            yield request, rendered
+
+    def _summary(self, turn: FinishedTurn, request: GenerationRequest) -> str:
+        """Return the text of a reply in which no calls were read."""
+        return self.sent_back(replace(request, tools=None), turn.text, turn.opening).content
 
     def _idle_work(self, turn: FinishedTurn, request: GenerationRequest, rendered: RenderedPrompt) -> IdleWork:
         """Build the idle work that computes an anticipated prompt."""

@@ -167,6 +167,7 @@ class RequestBuilder:
                 num_replies=_num_replies(request),
                 times=replace(ready.times),
                 original=rendering.request if len(generations) == 1 and prompt.reuse != "off" else None,
+                compacts=any(each.kind == COMPACTION for each, _ in rendering.removed),
                 breakpoints=breakpoints,
                 taken_out=taken_out,
                 omitted=request.omitted,

@@ -21,6 +21,7 @@ from rekindle.engine.memory.breakpoints import Breakpoints
 from rekindle.engine.memory.kept_tools import KeptTools
 from rekindle.engine.memory.pins import Pins
 from rekindle.engine.memory.sequences import branch_of, cut, record_of, to_save
+from rekindle.engine.memory.summaries import Summaries
 from rekindle.engine.memory.system_texts import SystemTexts
 from rekindle.engine.request import FinishedTurn
 from rekindle.matching.matcher import Matcher, StoredBranch
@@ -66,6 +67,7 @@ class AgentMemory:
         self.pins = Pins(book, block_tokens=block_tokens, max_blocks=max_pinned_blocks, save=save, now=now)
         self.tools = KeptTools()
         self.system_texts = SystemTexts()
+        self.summaries = Summaries()
         self._to_index: list[Branch] = []
 
     @property
@@ -268,6 +270,7 @@ class AgentMemory:
         """Forget an agent, but for its breakpoints and what the store has; return its branches."""
         self.tools.drop(namespace, agent)
         self.system_texts.drop(namespace, agent)
+        self.summaries.drop(namespace, agent)
         branches = self.book.drop(namespace, agent)
         for branch in branches:
             self.unindex(branch)
@@ -279,9 +282,10 @@ class AgentMemory:
         return [branch for branch in branches if branch.saved_tokens < branch.num_tokens and branch.last_use >= since]
 
     def check(self) -> None:
-        """Assert the invariants of matcher, book, breakpoints, tools and system texts."""
+        """Assert the invariants of matcher, book, breakpoints, tools, system texts and summaries."""
         self.matcher.check()
         self.book.check()
         self.breakpoints.check()
         self.tools.check()
         self.system_texts.check()
+        self.summaries.check()
