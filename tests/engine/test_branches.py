@@ -6,7 +6,7 @@ import numpy as np
 
 from rekindle.agent_ids import new_conversation
 from rekindle.cache.blocks.hashing import BlockHash
-from rekindle.engine.memory.branches import BranchBook, TurnEnd
+from rekindle.engine.memory.branches import BranchBook, KnownBranch, TurnEnd, is_aside
 from rekindle.engine.request import FinishedTurn
 
 ROOT = BlockHash(b"r" * 32)
@@ -94,3 +94,56 @@ def test_saved_tokens_never_exceed_the_branch_they_speak_of() -> None:
     book.mark_saved("default", "a", branch.number, 99)
     assert book.of("default", "a")[0].saved_tokens == 3
     book.mark_saved("default", "gone", 0, 5)  # a branch deleted meanwhile is no error
+
+
+def tokens(book: BranchBook) -> list[list[int]]:
+    return [branch.ids.tolist() for branch in book.of("default", "a") if isinstance(branch, KnownBranch)]
+
+
+def test_side_requests_push_out_no_conversation_and_none_of_its_forks() -> None:
+    book, system, title = BranchBook(max_branches=4), [1] * 20, [2] * 6
+    talk: list[int] = []
+    fork, other = [*system, 3, 3, 3, 8, 8, 8], [9] * 10
+    for turn in range(10):
+        talk = [*(talk or system), 3, 3, 3]
+        end(book, talk, 10 * turn, num_replies=turn)
+        if not turn:
+            end(book, fork, 1)
+            end(book, other, 2)
+            end(book, [*other, 9, 9], 3)
+        end(book, [*title, 20 + turn], 10 * turn + 5)
+        book.check()
+    assert tokens(book) == [[*title, 29], talk, [*other, 9, 9], fork]
+
+
+def test_what_may_be_the_beginning_of_a_conversation_stays() -> None:
+    book = BranchBook(max_branches=3)
+    for number in (1, 2):
+        end(book, [number] * 4, number)
+        end(book, [number] * 6, number + 0.5)
+    end(book, [5] * 9, 10)
+    end(book, [6] * 3, 11)
+    assert tokens(book) == [[6] * 3, [5] * 9, [2] * 6], "the one used last before a side request"
+    end(book, [7] * 3, 12)
+    assert tokens(book) == [[7] * 3, [6] * 3, [2] * 6], "then one that had no second turn"
+
+
+def test_without_conversations_and_in_one_place_the_latest_stays() -> None:
+    book = BranchBook(max_branches=2)
+    for number in range(5):
+        end(book, [number] * 3, number)
+    assert tokens(book) == [[4] * 3, [3] * 3]
+    single = BranchBook(max_branches=1)
+    end(single, [1] * 4, 1)
+    end(single, [1] * 6, 2)
+    end(single, [2] * 3, 3)
+    assert tokens(single) == [[2] * 3]
+
+
+def test_half_of_the_shorter_one_is_much_in_common() -> None:
+    book = BranchBook(max_branches=8)
+    end(book, [1] * 10, 1)
+    talk = end(book, [1] * 12, 2).branch
+    for ids, expected in (([1] * 4 + [2] * 4, False), ([1] * 3 + [2] * 5, True), ([1] * 6 + [2] * 30, False)):
+        assert is_aside(end(book, ids, 3, agent="b").branch, [talk]) is expected, ids
+    assert not is_aside(talk, []) and not is_aside(end(book, [7], 4).branch.without_ids(), [talk])

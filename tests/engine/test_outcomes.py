@@ -65,7 +65,8 @@ def test_an_agent_with_other_memories_misses_also_where_anothers_blocks_serve(st
     report = asked(engine, "bob", OPENING, "Hello?")
     assert (report.outcome, report.source) == ("miss", "shared")
     assert report.reused_tokens >= 48
-    assert report.explanation is not None and report.explanation.cause == "text_differs"
+    assert report.explanation is not None and report.explanation.cause == "not_stored"
+    assert "first request of a conversation" in report.explanation.detail
 
 
 def test_numbers_of_a_report_add_up_on_every_path(start: Start) -> None:

@@ -52,7 +52,11 @@ def recomputed_by(reuse: Reuse, encoder: PromptEncoder) -> Recomputed | None:
     messages = reuse.normal.as_sent
     match = replace(reuse.match, difference=replace(difference, source="own"))
     explanation = explain(match, reuse.rendered, messages, encoder=encoder)
-    if explanation is None or (difference.source != "own" and explanation.cause not in LINES):
+    if (
+        explanation is None
+        or explanation.cause == "not_stored"
+        or (difference.source != "own" and explanation.cause not in LINES)
+    ):
         return None
     num_tokens = _repeated_tokens(
         reuse,

@@ -94,7 +94,11 @@ class CacheSettings:
     min_reuse_tokens: int = setting(16, "fewest tokens worth reusing", bounds=at_least(1))
     min_reuse_ratio: float = setting(0.0, "least share of a prompt worth reusing", bounds=at_least(0, 1))
     max_branches: int = setting(
-        8, "conversations kept per agent", detail="`n` of a request cannot be more.", bounds=at_least(1)
+        8,
+        "conversations kept per agent",
+        detail="Single requests that no conversation has much in common with, such as those for a title, are dropped "
+        "first. `n` of a request cannot be more.",
+        bounds=at_least(1),
     )
     eviction: Literal["lru", "fifo", "lfu", "aged-lfu", "adaptive"] = setting(
         "lru",

@@ -33,6 +33,7 @@ Cause = Literal[
     KnownCause,
 ]
 
+MOST_COMPARED, LEAST_LINE = 1 << 14, 8  # characters of a message, bytes of a line, that show which conversation it is
 QUOTED_BYTES = 120  # of each text after the first difference; as many before it, within its line
 _KNOWN: dict[KnownCause, str] = {
     "evicted": "the text matches what was stored, but its KV is no longer in memory or on disk",
@@ -41,6 +42,7 @@ _KNOWN: dict[KnownCause, str] = {
     "not_stored": "nothing is stored for this agent yet",
     "other_fingerprint": "what is stored was computed by another model, tokenizer or KV format",
 }
+_FIRST = "this is the first request of a conversation: the agent's others begin otherwise"
 _WORDS = re.compile(rb"\w+")
 _NAMED = re.compile(rb'"name"\s*:\s*"([^"\\]+)"')  # how every template writes a tool's name
 
@@ -97,6 +99,8 @@ def explain(
         detail = f"{_KNOWN['not_stored']}; {whose} with it up to {where}"
         return Explanation("not_stored", index, None, sent, detail)
     cause = _cause(difference, prompt, messages or (), index, encoder)
+    if cause == "text_differs" and index == 0 and messages and _is_another(difference, messages[0]):
+        return Explanation("not_stored", index, None, None, _FIRST)
     place = f"first difference in {where}, byte {difference.position}{_cost(difference, num_tokens)}"
     detail = f"{_DETAILS[cause]} ({place})"
     return Explanation(cause, index, _quote(difference.stored_key, difference.position, encoder), sent, detail)
@@ -157,6 +161,15 @@ def _contains(stored: bytes, message: Message, encoder: PromptEncoder) -> bool:
     texts = [message.content] if message.content.strip() else [call.name for call in message.tool_calls]
     needles = [encoder.content_key(message, text) for text in texts]
     return any(needles) and all(needle in stored for needle in needles)
+
+
+def _is_another(difference: Difference, first: Message) -> bool:
+    """Whether stored text is of another conversation than a prompt: they differ in the first half of the prompt's first
+    message, and the stored text has less than half of the lines with which that begins."""
+    text = first.content[:MOST_COMPARED].encode("utf-8", "surrogatepass")
+    lines = [line for each in text.split(b"\n") if len(line := each.strip()) >= LEAST_LINE]
+    known = sum(len(line) for line in lines if line in difference.stored_key)
+    return 2 * difference.position < len(text) and 2 * known < sum(map(len, lines))
 
 
 def _line_start(key: bytes, position: int) -> int:

@@ -163,10 +163,14 @@ class Matcher:
         key = prompt.key
         mine, source = self._family(namespace, agent, parent)
         compared = [(common_prefix(key, self.index.key(branch)), branch) for branch in mine]
+        # Of branches that agree as far, one that ends there; else the longest: what a side request left is short, and
+        # explains nothing of a conversation.
+        compared.sort(key=lambda pair: (pair[0] < len(self.index.key(pair[1])), -len(pair[1].ids)))
         own = self._best(compared, key, source, mode or "continuation")
         floor = own.usable_bytes if own is not None else 0
         nearest = self.index.nearest(namespace, key, NUM_SHARED_CANDIDATES + len(mine))
         others = [(length, branch) for length, branch in nearest if length > floor and branch not in mine]
+        others.sort(key=lambda pair: len(pair[1].ids))
         shared = self._best(others, key, "shared", mode or "canonical")
         return self._answer(key, own, shared, mode, began)
 
@@ -193,9 +197,10 @@ class Matcher:
     def _best(
         self, compared: Iterable[tuple[int, StoredBranch]], key: bytes, source: Source, mode: Mode
     ) -> _Candidate | None:
-        """The branch with most usable tokens. Byte ends cost O(length), so branches that cannot win are skipped."""
+        """The branch with most usable tokens, of several the first. Byte ends cost O(length), so branches that cannot
+        win are skipped."""
         best: _Candidate | None = None
-        for matched, branch in sorted(compared, key=lambda pair: (-pair[0], len(pair[1].ids))):
+        for matched, branch in sorted(compared, key=lambda pair: -pair[0]):
             if best is not None and matched <= best.usable_bytes:
                 break
             candidate = self._candidate(branch, key, matched, source, mode)

@@ -1,7 +1,8 @@
 """Agents as trees of branches: which sequences an agent remembers, and what a finished turn does to them.
 
 Owned by the intake thread. Holds no text and no KV: ids of recently used branches only, those of others are read from
-the store's index on demand. An agent keeps at most `max_branches`; the least recently used is dropped first.
+the store's index on demand. An agent keeps at most `max_branches`. Side requests are dropped first, such as those
+for a title that a client sends under the name of a conversation; then the least recently used.
 """
 
 from __future__ import annotations
@@ -232,10 +233,34 @@ class BranchBook:
             hashes=turn.hashes,
         )
         self.put(branch)
-        dropped = self.of(turn.namespace, turn.agent)[self._max_branches :]
+        dropped = self._excess(branch)
         for old in dropped:
             self.remove(old)
         return TurnEnd(branch, extended, tuple(dropped))
+
+    def _excess(self, latest: KnownBranch) -> list[Branch]:
+        """Return the branches that an agent has too many: first those of side requests, then the least recently used.
+
+        Neither the latest nor the one used before it counts as a side request: that may be the beginning of a
+        conversation.
+        """
+        others = [each for each in self.of(latest.namespace, latest.agent) if each.number != latest.number]
+        num_excess = len(others) + 1 - self._max_branches
+        if num_excess <= 0:
+            return []
+        talks = [each for each in (latest, *others) if isinstance(each, KnownBranch) and len(each.turn_ends) > 1]
+        oldest_first = others[::-1]
+        aside = {each.number for each in oldest_first[:-1] if is_aside(each, talks)}
+        return sorted(oldest_first, key=lambda each: each.number not in aside)[:num_excess]
+
+
+def is_aside(branch: Branch, talks: Iterable[KnownBranch]) -> bool:
+    """Whether a branch has had one turn and has little in common with any of the agent's conversations: with none of
+    them half of the shorter one's tokens."""
+    if len(branch.turn_ends) > 1 or not isinstance(branch, KnownBranch):
+        return False
+    halves = ((talk, (min(branch.num_tokens, talk.num_tokens) + 1) // 2) for talk in talks)
+    return not any(np.array_equal(branch.ids[:half], talk.ids[:half]) for talk, half in halves)
 
 
 def shared_tokens(branch: Branch, others: Iterable[Branch], block_tokens: int) -> tuple[int, tuple[str, ...]]:
