@@ -27,6 +27,7 @@ RULES = "You are kind.\n# Rules\n- Be brief: always.\n- Never lie.\n\n"
         ("Files, of this project:\na.py", "Files, of this project:\nb.py", "Files"),
         # Inside a sentence, without a title in the section, or without a place of its own:
         ("You work in /a", "You work in /b", None),
+        ("Files:\nYou work in /a", "Files:\nYou work in /b", None),
         (f"{'A long note' * 4}: x", f"{'A long note' * 4}: y", None),
         ("Names\na.py", "Names\nb.py", None),
         ("Status:\n\n?? a", "Status:\n\n?? b", None),

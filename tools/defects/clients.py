@@ -14,6 +14,11 @@ CALLS = "tests/text/test_call_grammars.py"
 STEER = "tests/server/test_steering.py"
 STRICT = "tests/server/test_strict_tools.py"
 RUN = "tests/server/test_responses_client_tools.py"
+TAILS = "tests/text/test_tails.py"
+OFFERS = "tests/engine/test_tail_offers.py"
+SUMMARIES = "tests/engine/test_summaries.py"
+BRANCHES = "tests/engine/test_branches.py"
+ASIDE = "tests/engine/test_side_requests.py"
 
 CLIENTS = (
     one(
@@ -246,5 +251,118 @@ CLIENTS = (
         'shared = {key: self._schema[key] for key in (*DEFINITIONS, "x-guidance") if key in self._schema}',
         "shared = dict[str, Any]()",
         f"{CALLS}::test_values_in_tags_are_of_their_types",
+    ),
+    one(
+        "an end of a system text that one change makes",
+        "engine/memory/system_texts.py",
+        "known.num_changes[tail.heading] >= KEEPS",
+        "known.num_changes[tail.heading] >= 1",
+        f"{OFFERS}::test_it_is_offered_when_the_same_line_changes_twice_and_then_costs_no_tools",
+    ),
+    one(
+        "an offer that was not proved on the template",
+        "engine/intake/tail_offers.py",
+        "self._gain(changed, settled, now) >= LEAST_GAIN",
+        "True",
+        f"{OFFERS}::test_nothing_is_offered_where_nothing_would_be_won",
+    ),
+    one(
+        "a heading that does nothing",
+        "engine/factory.py",
+        "headings=settings.prompt.tail_heading",
+        "headings=()",
+        f"{OFFERS}::test_it_is_offered_when_the_same_line_changes_twice_and_then_costs_no_tools",
+    ),
+    one(
+        "a heading for a change inside a sentence",
+        "text/tails.py",
+        'elif re.search(r"\\w", same) or (title',
+        "elif (title",
+        f"{TAILS}::test_a_heading_names_the_place",
+    ),
+    one(
+        "a heading that an earlier line has, too",
+        "text/tails.py",
+        'is_last = label is None or now.count("\\n", 0, found.start()) == at',
+        "is_last = True",
+        f"{TAILS}::test_a_heading_names_the_place",
+    ),
+    one(
+        "most of a system text as its end",
+        "text/tails.py",
+        "found is None or found.start() < least",
+        "found is None",
+        f"{TAILS}::test_most_of_a_text_is_no_tail",
+    ),
+    one(
+        "system texts of a forgotten agent",
+        "engine/memory/system_texts.py",
+        "if sender != agent}",
+        "}",
+        f"{OFFERS}::test_texts_are_kept_by_client_within_bounds_and_forgotten_with_their_agent",
+    ),
+    one(
+        "a summary without the words before it",
+        "engine/memory/summaries.py",
+        'Message("user", form.words + text)',
+        'Message("user", text)',
+        f"{SUMMARIES}::test_the_second_summary_is_computed_before_it_is_sent_back",
+    ),
+    one(
+        "a summary that no request was seen to use",
+        "engine/intake/anticipation.py",
+        "            self._memory.summaries.began(request.namespace, request.agent, original.messages)\n",
+        "            pass\n",
+        f"{SUMMARIES}::test_the_second_summary_is_computed_before_it_is_sent_back",
+    ),
+    one(
+        "a form that was right once",
+        "engine/memory/summaries.py",
+        "        self._forms.pop((namespace, agent), None)\n        form",
+        "        form",
+        f"{SUMMARIES}::test_other_histories_are_no_form_and_end_the_one_that_was_known",
+    ),
+    one(
+        "all of a marked summary",
+        "engine/memory/summaries.py",
+        "_inner(summary) if form.is_inner else summary.strip()",
+        "summary.strip()",
+        f"{SUMMARIES}::test_words_before_a_summary_and_messages_that_are_kept",
+    ),
+    one(
+        "side requests dropped like others",
+        "engine/memory/branches.py",
+        "key=lambda each: each.number not in aside",
+        "key=lambda each: 0",
+        f"{BRANCHES}::test_side_requests_push_out_no_conversation_and_none_of_its_forks",
+        f"{ASIDE}::test_a_conversation_its_forks_and_helpers_stay_among_ten_titles",
+    ),
+    one(
+        "the beginning of a conversation as a side request",
+        "engine/memory/branches.py",
+        "for each in oldest_first[:-1] if is_aside",
+        "for each in oldest_first if is_aside",
+        f"{BRANCHES}::test_what_may_be_the_beginning_of_a_conversation_stays",
+    ),
+    one(
+        "forks as side requests",
+        "engine/memory/branches.py",
+        "return not any(np.array_equal(branch.ids[:half], talk.ids[:half]) for talk, half in halves)",
+        "return True",
+        f"{BRANCHES}::test_half_of_the_shorter_one_is_much_in_common",
+    ),
+    one(
+        "a conversation compared with a title",
+        "matching/explain.py",
+        "return 2 * difference.position < len(text) and 2 * known < sum(map(len, lines))",
+        "return False",
+        f"{ASIDE}::test_the_first_request_after_a_title_is_the_first_of_its_conversation",
+    ),
+    one(
+        "the shortest of branches that agree as far",
+        "matching/matcher.py",
+        "(pair[0] < len(self.index.key(pair[1])), -len(pair[1].ids))",
+        "len(pair[1].ids)",
+        f"{ASIDE}::test_the_first_request_after_a_title_is_the_first_of_its_conversation",
     ),
 )
