@@ -15,9 +15,9 @@ the agent, or forgetting the agent, cancels it.
 from __future__ import annotations
 
 import threading
-import typing
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
+from collections.abc import Sequence as Values
 from dataclasses import replace
 from itertools import pairwise
 
@@ -157,7 +157,7 @@ class Anticipation:
                     yield request, rendered
 
     def _common(
-        self, request: GenerationRequest, messages: typing.Sequence[Message], probes: Probes
+        self, request: GenerationRequest, messages: Values[Message], probes: Probes
     ) -> Iterator[tuple[GenerationRequest, RenderedPrompt]]:
         """Yield what prompts that continue these messages have in common, if anything."""
         kwargs = request.template_kwargs

@@ -7,6 +7,7 @@ memory are used; those belong to the intake thread.
 
 from __future__ import annotations
 
+import threading
 from collections import OrderedDict
 from dataclasses import replace
 from itertools import takewhile
@@ -32,6 +33,7 @@ class TailOffers:
     def __init__(self, renderer: Renderer, texts: SystemTexts) -> None:
         self._renderer = renderer
         self._texts = texts
+        self._lock = threading.Lock()
         self._proved: OrderedDict[tuple[str, str], bool] = OrderedDict()  # by names of tools, and heading
 
     def offer(
@@ -57,11 +59,14 @@ class TailOffers:
 
     def _is_proved(self, client: str, changed: Changed, settled: GenerationRequest, now: str) -> bool:
         key = client, changed.tail.heading
-        if key not in self._proved:
-            self._proved[key] = self._gain(changed, settled, now) >= LEAST_GAIN
-            while len(self._proved) > MOST_PROVED:
-                self._proved.popitem(last=False)
-        return self._proved[key]
+        proved = self._proved.get(key)
+        if proved is None:
+            proved = self._gain(changed, settled, now) >= LEAST_GAIN
+            with self._lock:
+                self._proved[key] = proved
+                while len(self._proved) > MOST_PROVED:
+                    self._proved.popitem(last=False)
+        return proved
 
     def _gain(self, changed: Changed, settled: GenerationRequest, now: str) -> int:
         """Return by how many bytes the common prefix of prompts with both texts grows."""
