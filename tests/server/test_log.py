@@ -89,3 +89,10 @@ def test_what_was_taken_out_is_told_with_its_cost() -> None:
     assert "attribution taken out (would have cost 12,345 tokens)" in line
     assert line.count("dates taken out") == line.count("dates taken out (would have cost 900 tokens)") == 1
     assert line.endswith("tools put in order") or "tools put in order," in line
+
+
+def test_what_was_taken_out_is_a_field() -> None:
+    items = (Normalised("dates", 0, "Today", 900), Normalised("dates", 1, "Today", 0), Normalised("tail", 0, "git", 7))
+    found = RequestLog().fields(replace(report(20_000, 19_000, 0, 5.0), normalised=items), "stop")
+    assert found["normalised"] == {"dates": 900, "tail": 7}
+    assert RequestLog().fields(report(10, 0, 0, 5.0), "stop")["normalised"] == {}

@@ -13,7 +13,7 @@ from typing import Any
 from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from rekindle.engine.types import Delta, FinishReason, Normalised, Report
+from rekindle.engine.types import Delta, FinishReason, Report
 from rekindle.errors import RekindleError
 from rekindle.server.errors import CLIENT_LEFT, Problem, dialect_of, problem_of
 from rekindle.server.gate.caller import Caller
@@ -70,8 +70,7 @@ class RequestLog:
         if saved_ms is not None:
             parts.append(f"saved about {saved_ms:,.0f} ms")
         parts.append("cancelled" if reason == "cancelled" else f"{report.completion_tokens:,} tokens out")
-        dearest = {item.kind: item for item in sorted(report.normalised, key=lambda item: item.tokens)}
-        parts += map(_taken_out, dearest.values())
+        parts += (_taken_out(kind, tokens) for kind, tokens in _dearest(report).items())
         if report.left_out:
             parts.append("not shown: " + ", ".join(f"{each.kind} ({each.count:,})" for each in report.left_out))
         if report.ignored:
@@ -96,6 +95,7 @@ class RequestLog:
             "saved_ms": None if saved_ms is None else round(saved_ms, 3),
             "finish_reason": reason,
             "cause": None if report.explanation is None else report.explanation.cause,
+            "normalised": _dearest(report),
             "left_out": {each.kind: each.count for each in report.left_out},
             "ignored": list(report.ignored),
         }
@@ -154,11 +154,16 @@ def _tiers(report: Report) -> str:
     return " hot" if report.hot_tokens else " warm" if report.warm_tokens else ""
 
 
-def _taken_out(item: Normalised) -> str:
+def _dearest(report: Report) -> dict[str, int]:
+    """Return by kind the tokens that normalising saved, the most of any place."""
+    return {item.kind: item.tokens for item in sorted(report.normalised, key=lambda item: item.tokens)}
+
+
+def _taken_out(kind: str, tokens: int) -> str:
     done = {"tools": "tools put in order", "tail": "tail moved", "compaction": "tools kept"}.get(
-        item.kind, f"{item.kind} taken out"
+        kind, f"{kind} taken out"
     )
-    return f"{done} (would have cost {item.tokens:,} tokens)" if item.tokens else done
+    return f"{done} (would have cost {tokens:,} tokens)" if tokens else done
 
 
 def write(line: Line, crash: BaseException | None = None) -> None:
