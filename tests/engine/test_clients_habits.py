@@ -133,6 +133,18 @@ def test_a_history_without_its_tools_keeps_them_in_the_prompt(
         assert other.normalised == (), "tools belong to their agent"
 
 
+def test_a_history_without_its_tools_keeps_them_though_its_first_reply_lost_its_reasoning(engine: Engine) -> None:
+    """As where a template drops reasoning, and the one turn so far is the one to summarise."""
+    first = ask(engine, system(), user("ponder please"))
+    assert first.text.startswith("<think>")
+    asked = [system(), user("ponder please"), called('{"a": 4}', ""), RESULT, user("talk and summarise.")]
+    report = ask(engine, *asked, tools=None).report
+    assert [each.kind for each in report.normalised] == ["compaction"]
+    assert report.reused_tokens >= len(first.prompt_ids) - 16
+    other = ask(engine, system(), user("talk of lamps"), *asked[2:], tools=None).report
+    assert other.normalised == (), "another history with the same system text is as it was sent"
+
+
 def test_a_new_conversation_reuses_tools_behind_a_changed_tail(
     model: Path, tmp_path: Path, options: dict[str, str]
 ) -> None:

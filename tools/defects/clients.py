@@ -80,7 +80,7 @@ CLIENTS = (
     one(
         "tools put back into any prompt without them",
         "engine/intake/request_builder.py",
-        "max(without + LEAST_GAIN, self._first_reply_end(with_tools))",
+        "max(without + LEAST_GAIN, self._first_reply_begin(with_tools))",
         "without + LEAST_GAIN",
         f"{HABITS}::test_a_history_without_its_tools_keeps_them_in_the_prompt",
     ),

@@ -232,16 +232,19 @@ class RequestBuilder:
         with_tools = self._renderer.render(replace(request, tools=known))
         without = self._lookup.matched_bytes(rendering, on_memory=on_memory)
         matched = self._lookup.matched_bytes(with_tools, on_memory=on_memory)
-        if matched < max(without + LEAST_GAIN, self._first_reply_end(with_tools)):
+        if matched < max(without + LEAST_GAIN, self._first_reply_begin(with_tools)):
             return rendering
         kept = Removed(COMPACTION, None, names_of(known), "", Place(None, None))
         return replace(with_tools, removed=(*with_tools.removed, (kept, without)))
 
-    def _first_reply_end(self, rendering: Rendering) -> float:
-        """Return where the first reply in a history ends in the prompt; infinity: there is none."""
+    def _first_reply_begin(self, rendering: Rendering) -> float:
+        """Return where what comes before the first reply of a history ends in the prompt; infinity: there is none.
+
+        The reply itself may be written otherwise than it was: templates drop its reasoning after the next user message.
+        """
         messages = rendering.request.messages or ()
         at = next((at for at, message in enumerate(messages) if message.role == "assistant"), None)
-        return math.inf if at is None else self._encoder.message_ends(rendering.prompt, messages[: at + 1])[-1]
+        return self._encoder.message_ends(rendering.prompt, messages[:at])[-1] if at else math.inf
 
     def _room(self, prompt: Prompt, task: Task) -> int:
         """Return how many tokens of reply fit after the prompt; PromptTooLong if none does."""
