@@ -209,6 +209,7 @@ def test_a_signing_line_that_is_far_too_long_stays() -> None:
 TAIL = frozenset(["tail"])
 STATUS = "gitStatus: This is the git status at the start.\nCurrent branch: main\n\nStatus:\n?? a.txt"
 ENV = "Here is some useful information about the environment you are running in:\n<env>\n  Date: today\n</env>"
+CONTEXT = '<context name="gitStatus">The status at the start.\n\n?? a.txt\n</context>'
 LOOK = [{"type": "function", "function": {"name": "look"}}]
 
 
@@ -218,6 +219,7 @@ LOOK = [{"type": "function", "function": {"name": "look"}}]
         (f"Be kind.\n\n{STATUS}", "Be kind.\n\n", STATUS),
         (f"Be kind.\n{ENV}\nFollow the rules.", "Be kind.\n\nFollow the rules.", ENV),
         (f"{ENV}\nFollow the rules.\n{STATUS}", "\nFollow the rules.\n", f"{ENV}\n\n{STATUS}"),
+        (f"{CONTEXT}\nFollow the rules.", "\nFollow the rules.", CONTEXT),
         (f"{ENV}\nRules.\n{ENV}", "\nRules.\n", f"{ENV}\n\n{ENV}"),
     ],
 )

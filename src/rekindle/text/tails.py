@@ -14,6 +14,7 @@ from dataclasses import dataclass
 # Where such a part begins, at the start of a line, and what ends it; None: the end of the text.
 _KNOWN: tuple[tuple[re.Pattern[str], str | None], ...] = (
     (re.compile(r"^gitStatus:", re.MULTILINE), None),  # Claude Code
+    (re.compile(r'^<context name="gitStatus">', re.MULTILINE), "</context>"),  # Continue
     (re.compile(r"^Here is (?:some )?useful information about the environment[^\n]*\n<env>", re.MULTILINE), "</env>"),
 )
 LONGEST_LABEL = 40  # characters; more before a colon are a sentence
