@@ -90,6 +90,7 @@ SHAPES = {
     "24-layer": Shape(24, 896, 14, 2, 64, 4864, 32_000, 32_768, True, others={"rope_parameters": ROPE}),
     "1b": Shape(16, 2048, 32, 8, 64, 8192, 32_000, 32_768, True, others={"rope_parameters": ROPE}),
     "8b": Shape(32, 4096, 32, 8, 128, 14_336, 128_256, 32_768, False, others={"rope_parameters": ROPE}),
+    "qwen3-tiny-64k": Shape(2, 128, 2, 1, 64, 256, 16_384, 65_536, True, "qwen3", {"rope_parameters": ROPE}),
     "qwen3-moe": Shape(12, 768, 8, 2, 128, 2304, 32_000, 32_768, True, "qwen3_moe", _qwen3_moe(64, 8, 192)),
     "qwen3-moe-tiny": Shape(2, 128, 2, 1, 64, 256, 2048, 4096, True, "qwen3_moe", _qwen3_moe(8, 2, 64)),
     "gemma3": Shape(12, 1152, 4, 1, 256, 6912, 32_000, 32_768, True, "gemma3_text", _gemma3(512, 256, 6)),

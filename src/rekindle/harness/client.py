@@ -98,7 +98,7 @@ class ServerProcess:
     """`rekindle serve` as a child process; a context manager that always ends it.
 
     `server` is its address (port 0: any free one) and key; `flags` and `variables` are the other settings, the
-    variables by their flat names.
+    variables by their flat names. `module` is run in place of the command line, with the same flags.
     """
 
     def __init__(
@@ -108,11 +108,12 @@ class ServerProcess:
         log: Path,
         server: ServerSettings | None = None,
         variables: Mapping[str, str] | None = None,
+        module: str = "rekindle.cli",
     ) -> None:
         self._server = server or ServerSettings(port=0)
         self._log = log
         self.port = self._server.port or free_port(self._server.host)
-        command = [sys.executable, "-m", "rekindle.cli", "serve", *flags]
+        command = [sys.executable, "-m", module, "serve", *flags]
         with log.open("ab") as sink:
             self._log_begin = sink.tell()  # what comes before was written by earlier servers
             self._process = subprocess.Popen(command, stdout=sink, stderr=sink, env=self._environment(variables or {}))
