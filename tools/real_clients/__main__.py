@@ -1,6 +1,6 @@
 """Run real client programs through a scripted day against `rekindle serve`, and print docs/clients.md's table.
 
-    python -m tools.real_clients                              # all of them: installs some 3 GB, takes ten minutes
+    python -m tools.real_clients                              # all of them: installs some 11 GB, takes an hour
     python -m tools.real_clients "Claude Code" opencode       # some of them
     python -m tools.real_clients --list
 
@@ -18,11 +18,12 @@ from pathlib import Path
 from platformdirs import user_cache_dir
 
 from tools.real_clients.coding_agents import CODING_AGENTS
-from tools.real_clients.day import run_day
+from tools.real_clients.day import Outcome, run_day
+from tools.real_clients.libraries import LIBRARIES, UNTESTED
 from tools.real_clients.model import write_model
 from tools.real_clients.table import listing, table
 
-CLIENTS = {each.name: each for each in CODING_AGENTS}
+CLIENTS = {each.name: each for each in (*CODING_AGENTS, *LIBRARIES)}
 
 
 def main() -> int:
@@ -51,6 +52,8 @@ def main() -> int:
         outcomes.append(outcome)
         for phase, requests in outcome.requests.items():
             print(listing(phase, requests), file=sys.stderr, flush=True)
+    if not given.clients:
+        outcomes += [Outcome(name, "", untested=reason) for name, reason in UNTESTED.items()]
     print(table(outcomes))
     return int(any(each.problems for each in outcomes))
 
