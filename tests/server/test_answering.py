@@ -125,7 +125,11 @@ def test_a_cancel_before_the_beginning_is_the_clients_leaving_and_a_stop_to_who_
     generation, metrics = Generation(), Metrics("toy")
     generation.put(Cancelled("cancelled before it began"))
     reply = CompletionReply(
-        Stamp("cmpl-1", 0, "toy"), parse_completion({"prompt": "Hi"}, Caller()), [generation], decode=str
+        Stamp("cmpl-1", 0, "toy"),
+        parse_completion({"prompt": "Hi"}, Caller()),
+        [generation],
+        decode=str,
+        token_bytes=lambda _: b"",
     )
     answer = Answer(reply, [generation], metrics.began(Caller(), "/v1/completions", {}), params={}, ping_s=60.0)
 

@@ -12,6 +12,7 @@ from rekindle.model.params import SamplingParams
 from rekindle.server.gate.caller import Caller
 from rekindle.server.ollama.bodies import DEFAULTS, LOADING
 from rekindle.server.ollama.calls import ModelSide, OllamaCall, parse_chat, parse_generate
+from rekindle.text.constraints.types import Calls
 from rekindle.text.replies import ReplyFormat, ThinkingFormat
 from rekindle.text.replies.envelope import HERMES, EnvelopeForm
 
@@ -147,8 +148,8 @@ def test_a_format_constrains_the_reply_and_tools_may_be_called_in_its_place() ->
     assert request(format="json").constraint is not None
     schema = {"type": "object", "properties": {"a": {"type": "integer"}}}
     found = request(format=schema, tools=[TOOL])
-    assert found.constraint is not None and found.constraint.value == schema and found.may_call
-    assert request(tools=[TOOL]).constraint is None and not request().may_call
+    assert found.constraint is not None and found.constraint.value == schema and found.calls == Calls(())
+    assert request(tools=[TOOL]).constraint is None and request().calls is None
 
 
 def test_thinking_reaches_the_template_and_is_refused_where_there_is_none() -> None:
