@@ -158,6 +158,33 @@ def test_a_new_conversation_reuses_tools_behind_a_changed_tail(
         assert [each.kind for each in report.normalised] == ["tail"]
 
 
+@pytest.mark.parametrize("agent", ["ada", None])
+def test_a_resumed_conversation_keeps_its_first_tail_and_reads_the_new_one(engine: Engine, agent: str | None) -> None:
+    first, later, last = (system(f"\n\n{STATUS}?? {name}.txt") for name in "abc")
+    said, answer = user("talk to me of the house"), {"role": "assistant", "content": "It is in the attic of the house."}
+    history: list[Any] = [said, answer, user("look please"), called(LOOK), RESULT, answer]
+    before = [ask(engine, first, *history[:end], agent=agent) for end in (1, 3, 5)][-1]
+    for tail, file in ((later, "?? b.txt"), (last, "?? c.txt")):
+        history += [user(f"look into {file}")]
+        for more in ([], [called(LOOK), RESULT]):
+            history += more
+            result = ask(engine, tail, *history, agent=agent)
+            assert result.report.reused_tokens >= len(before.prompt_ids) - 2, "it only grew"
+            text, before = engine.encoder.decode(result.prompt_ids), result
+            assert text.count("?? a.txt") == 1 and text.count(f"{file}\n\nlook into") == 1
+        history += [answer]
+    plain = ask(engine, last, user("talk of something else"), agent=agent)
+    assert "?? a.txt" not in engine.encoder.decode(plain.prompt_ids), "another conversation has its own tail alone"
+
+
+def test_a_conversation_that_only_begins_alike_keeps_its_own_tail(engine: Engine) -> None:
+    said, answer = user(f"talk to me. {WORDS * 5}"), {"role": "assistant", "content": "There is no key in this house."}
+    ask(engine, system(f"\n\n{STATUS}?? a.txt"), said)
+    result = ask(engine, system(f"\n\n{STATUS}?? b.txt"), said, answer, user("look please"), agent="eve")
+    text = engine.encoder.decode(result.prompt_ids)
+    assert "?? a.txt" not in text and text.count("?? b.txt") == 1
+
+
 def test_the_model_reads_the_tail_before_the_users_words(engine: Engine) -> None:
     result = ask(engine, system(f"\n\n{STATUS}?? a.txt"), user("talk to me"))
     text = engine.encoder.decode(result.prompt_ids)

@@ -80,9 +80,23 @@ CLIENTS = (
     one(
         "tools put back into any prompt without them",
         "engine/intake/request_builder.py",
-        "max(without + LEAST_GAIN, self._first_reply_begin(with_tools))",
+        "max(without + LEAST_GAIN, self._first_reply(with_tools)[0])",
         "without + LEAST_GAIN",
         f"{HABITS}::test_a_history_without_its_tools_keeps_them_in_the_prompt",
+    ),
+    one(
+        "tails of another conversation that begins alike",
+        "engine/intake/request_builder.py",
+        "max(least, self._first_reply(best[1])[1])",
+        "least",
+        f"{HABITS}::test_a_conversation_that_only_begins_alike_keeps_its_own_tail",
+    ),
+    one(
+        "a new tail before the first message of a resumed conversation",
+        "engine/intake/request_builder.py",
+        "        request, rendering = self._with_earlier_tails(request, rendering, on_memory)\n",
+        "",
+        f"{HABITS}::test_a_resumed_conversation_keeps_its_first_tail_and_reads_the_new_one",
     ),
     one(
         "tools of a forgotten agent",

@@ -72,7 +72,7 @@ class PromptLookup:
         """Return the request with the arguments of its calls as they were generated, where the stored text that its
         prompt is nearest to has the same values; `rendering` is its prompt as it is."""
         messages = rendering.request.messages
-        if messages is None or self._is_off(request) or not any(message.tool_calls for message in messages):
+        if messages is None or self.is_off(request) or not any(message.tool_calls for message in messages):
             return request
         difference = on_memory(lambda: self._look(request, rendering.prompt)).match.difference
         if difference is None:
@@ -82,15 +82,20 @@ class PromptLookup:
 
     def note_tools(self, request: GenerationRequest) -> None:
         """Remember the tools of a request that names its agent. On the intake thread."""
-        if request.agent is not None and request.tools and not self._is_off(request):
+        if request.agent is not None and request.tools and not self.is_off(request):
             self._memory.tools.put(request.namespace, request.agent, request.tools)
 
     def earlier_tools(self, request: GenerationRequest) -> Tools | None:
         """Return the tools that the agent of a request for a reply had, if this request has none. On the intake
         thread."""
-        if request.agent is None or request.task != "generate" or request.tools or self._is_off(request):
+        if request.agent is None or request.task != "generate" or request.tools or self.is_off(request):
             return None
         return self._memory.tools.get(request.namespace, request.agent)
+
+    def nearest(self, rendering: Rendering, *, on_memory: OnMemory) -> tuple[int, bytes]:
+        """Return how much of a prompt's text is stored, and the stored text that it diverges from (empty: none)."""
+        match = on_memory(lambda: self._look(rendering.request, rendering.prompt)).match
+        return match.matched_bytes, b"" if match.difference is None else match.difference.stored_key
 
     def matched_bytes(self, rendering: Rendering, *, on_memory: OnMemory) -> int:
         """Return how much of a prompt's text is stored."""
@@ -105,7 +110,7 @@ class PromptLookup:
         """
         agent = request.agent or new_conversation()
         rendered = rendering.prompt
-        if self._is_off(request):
+        if self.is_off(request):
             ids = self._encoder.encode(rendered, most=most)
             return Prompt(ids, agent, "off", NO_MATCH, len(ids))
         found = on_memory(lambda: self._look(request, rendered))
@@ -139,7 +144,7 @@ class PromptLookup:
         """Look up ids, which run as they are: matched with the agent's branches by ids, not by text. On the intake
         thread."""
         agent = request.agent or new_conversation()
-        if self._is_off(request):
+        if self.is_off(request):
             return Prompt(ids, agent, "off", NO_MATCH, 0)
         mine = self._memory.know_agent(request.namespace, agent)
         shared = {branch.number: common_prefix(branch.ids, ids) for branch in mine}
@@ -161,7 +166,8 @@ class PromptLookup:
         known = (branch.ids for branch in mine if isinstance(branch, KnownBranch))
         return tuple(ids for ids in known if not is_prefix(ids, prompt.ids))
 
-    def _is_off(self, request: GenerationRequest) -> bool:
+    def is_off(self, request: GenerationRequest) -> bool:
+        """Whether nothing stored is reused for a request."""
         return self._reuse == "off" or request.reuse == "off"
 
     def _explain(self, found: _Found, rendering: Rendering, num_tokens: int) -> Explanation | None:

@@ -27,16 +27,19 @@ from rekindle.engine.memory.kept_tools import names_of
 from rekindle.engine.prompt_scores import PromptScores
 from rekindle.engine.request import CachedBreakpoint, Reply, Request, RequestTimes, TakenOut
 from rekindle.engine.sequence import Sequence
-from rekindle.engine.types import GenerationRequest, Task
+from rekindle.engine.types import Breakpoint, GenerationRequest, Task
 from rekindle.errors import BadRequest, PromptTooLong
+from rekindle.matching.earlier_tails import moved, with_earlier_tails
 from rekindle.model.sampler import SamplerState
 from rekindle.text.constraints.matcher import ReplyConstraints, ReplyMatcher
+from rekindle.text.messages import Message
 from rekindle.text.normalise import Removed
 from rekindle.text.places import Place
 from rekindle.text.prompt import PromptEncoder
 from rekindle.text.stream import TextStream
 
 QUOTED_CHARS = 120  # of text removed from a prompt
+TAIL = "tail"
 COMPACTION = "compaction"  # a kind of normalisation: tools stay in a history that was sent without them
 LEAST_GAIN = 256  # bytes of stored text; less is not worth another prompt than was sent
 COUNTED = 4  # contexts; tokens are counted that far, so that a caller learns how much too long a prompt is
@@ -215,11 +218,10 @@ class RequestBuilder:
             return on_memory(lambda: self._lookup.of_ids(request, ids)), Rendering(request)
         rendering = self._with_kept_tools(self._renderer.render(request), on_memory)
         request = replace(request, tools=rendering.request.tools)
+        request, rendering = self._with_earlier_tails(request, rendering, on_memory)
         as_generated = self._lookup.as_generated(request, rendering, self._renderer.opening_of, on_memory=on_memory)
         if as_generated is not request:
-            request, again = as_generated, self._renderer.render(as_generated)
-            kept = (pair for pair in rendering.removed if pair[0].kind == COMPACTION)
-            rendering = replace(again, removed=(*again.removed, *kept))
+            request, rendering = as_generated, self._again(as_generated, rendering)
         most = COUNTED * self._limits.max_context
         return self._lookup.of_text(request, rendering, on_memory=on_memory, most=most), rendering
 
@@ -232,19 +234,50 @@ class RequestBuilder:
         with_tools = self._renderer.render(replace(request, tools=known))
         without = self._lookup.matched_bytes(rendering, on_memory=on_memory)
         matched = self._lookup.matched_bytes(with_tools, on_memory=on_memory)
-        if matched < max(without + LEAST_GAIN, self._first_reply_begin(with_tools)):
+        if matched < max(without + LEAST_GAIN, self._first_reply(with_tools)[0]):
             return rendering
         kept = Removed(COMPACTION, None, names_of(known), "", Place(None, None))
         return replace(with_tools, removed=(*with_tools.removed, (kept, without)))
 
-    def _first_reply_begin(self, rendering: Rendering) -> float:
-        """Return where what comes before the first reply of a history ends in the prompt; infinity: there is none.
+    def _again(self, request: GenerationRequest, before: Rendering) -> Rendering:
+        """Render a request that was changed since it was rendered before."""
+        again = self._renderer.render(request)
+        kept = (pair for pair in before.removed if pair[0].kind == COMPACTION)
+        return replace(again, removed=(*again.removed, *kept))
 
-        The reply itself may be written otherwise than it was: templates drop its reasoning after the next user message.
+    def _with_earlier_tails(
+        self, request: GenerationRequest, rendering: Rendering, on_memory: OnMemory
+    ) -> tuple[GenerationRequest, Rendering]:
+        """Return the request with the tails of its system text where stored text has them, if that continues to the
+        end of the first reply then: otherwise it may be another conversation's."""
+        if not any(each.kind == TAIL for each, _ in rendering.removed) or self._lookup.is_off(request):
+            return request, rendering
+        best, (matched, stored) = (request, rendering), self._lookup.nearest(rendering, on_memory=on_memory)
+        least = matched + LEAST_GAIN
+        while stored:  # with its first tail, a prompt may be nearest to another text, which shows more of them
+            changed = with_earlier_tails(request.messages or (), stored, self._encoder.content_key)
+            if changed in (request.messages, best[0].messages):
+                break
+            other = replace(request, messages=changed, breakpoints=_moved_breakpoints(request, changed))
+            again = self._again(other, rendering)
+            most, stored = self._lookup.nearest(again, on_memory=on_memory)
+            if most <= matched:
+                break
+            best, matched = (other, again), most
+        return best if matched >= max(least, self._first_reply(best[1])[1]) else (request, rendering)
+
+    def _first_reply(self, rendering: Rendering) -> tuple[float, float]:
+        """Return where what comes before the first reply of a history ends in the prompt, and where the reply does;
+        infinity: there is none.
+
+        The reply may be written otherwise than it was: templates drop its reasoning after the next user message.
         """
         messages = rendering.request.messages or ()
         at = next((at for at, message in enumerate(messages) if message.role == "assistant"), None)
-        return self._encoder.message_ends(rendering.prompt, messages[:at])[-1] if at else math.inf
+        if not at:
+            return math.inf, math.inf
+        before, end = self._encoder.message_ends(rendering.prompt, messages[: at + 1])[-2:]
+        return before, end
 
     def _room(self, prompt: Prompt, task: Task) -> int:
         """Return how many tokens of reply fit after the prompt; PromptTooLong if none does."""
@@ -313,3 +346,14 @@ class RequestBuilder:
 
 def _num_replies(request: GenerationRequest) -> int | None:
     return None if request.messages is None else sum(message.role == "assistant" for message in request.messages)
+
+
+def _moved_breakpoints(request: GenerationRequest, changed: tuple[Message, ...]) -> tuple[Breakpoint, ...]:
+    """Return the breakpoints of a request where they are in its changed messages."""
+    messages, found = request.messages or (), []
+    for each in request.breakpoints:
+        index, num_chars = each.message_index, each.num_chars
+        if index is not None and num_chars is not None:
+            num_chars = moved(num_chars, messages[index].content, changed[index].content)
+        found.append(replace(each, num_chars=num_chars))
+    return tuple(found)
