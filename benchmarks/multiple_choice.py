@@ -204,6 +204,13 @@ def run_choice_bench(settings: Settings, options: ChoiceBench, console: Console)
             measured += arms.measured
             for row in arms.rows:
                 table.add_row(*row)
-    deliver(measured, Origin.here("multiple-choice", {**asdict(options), "out": None}), options.out, console)
+    shown = {
+        **asdict(options),
+        "out": None,
+        "program": Path(options.program).name,
+        "dtype": settings.model.dtype,
+        "kv": settings.model.kv,
+    }
+    deliver(measured, Origin.here("multiple-choice", shown), options.out, console)
     console.print(table)
     return 0 if equal else 1
