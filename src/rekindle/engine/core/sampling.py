@@ -125,7 +125,7 @@ class Replies:
         is_turn = sequence.reuse != "off" and sequence.is_turn and sequence.task != "load"
         head = self._cache.detach(sequence, is_remembered=is_turn and keep and len(ids) > 0)
         self._scheduler.move(request, State.FINISHED)
-        if not sequence.is_turn:
+        if sequence.task == "absorb":
             computed = hashes[sequence.reused_tokens // sequence.block_tokens :]
             self._orphans.note((request.namespace, request.agent), {*computed, head.hash})
         if not is_turn:
