@@ -83,6 +83,9 @@ def test_texts_are_kept_by_client_within_bounds_and_forgotten_with_their_agent()
     assert put(4, agent="bob")
     texts.drop("a", "bob")
     assert not put(5), "nothing is left to compare with"
+    assert not put(8, agent="bob") and put(9, agent="eve")
+    texts.drop("a", "bob")
+    assert not put(10, agent="eve"), "with its texts, what they showed is forgotten"
     for number in range(3 * MOST_TEXTS):
         texts.put("a", "look", "ada", f"A text of its own, number {number}.")
     for number in range(2 * MOST_CLIENTS):

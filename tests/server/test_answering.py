@@ -15,9 +15,10 @@ from starlette.types import Message
 from rekindle import Engine
 from rekindle.engine.generation import Generation
 from rekindle.engine.intake.fairness import FairWorkers
-from rekindle.engine.types import GenerationRequest
+from rekindle.engine.types import Delta, GenerationRequest
 from rekindle.errors import BadRequest, Cancelled
 from rekindle.server.answers.answer import LARGE_BODY, Answer, accepted, submit_all
+from rekindle.server.answers.choice import Choice, ReplyParser
 from rekindle.server.answers.reply import Stamp
 from rekindle.server.errors import HttpError
 from rekindle.server.gate.caller import Access, Caller, grant
@@ -25,8 +26,10 @@ from rekindle.server.observers.log import LogWatch, RequestLog, TurnLog
 from rekindle.server.observers.metrics import Metrics
 from rekindle.server.openai.calls import parse_completion
 from rekindle.server.openai.text import CompletionReply
+from rekindle.text.replies import find_reply_format
 from tests.server.conftest import Served
 from tests.server.test_metrics import samples, value
+from tests.text.families import encoder_for
 
 
 class Sizes:
@@ -152,3 +155,29 @@ def test_a_client_that_left_is_no_warning(caplog: pytest.LogCaptureFixture) -> N
     assert [(record.levelname, record.getMessage()) for record in caplog.records] == [
         ("INFO", "turn failed tenant=default agent=ada id=-: failed with 499, cancelled before it began")
     ]
+
+
+@pytest.mark.parametrize("parallel", [True, False])
+@pytest.mark.parametrize("family", ["coder", "glm", "hermes"])
+def test_a_call_that_was_cut_off_ends_by_length(family: str, parallel: bool) -> None:
+    encoder = encoder_for(family)
+    form = find_reply_format(encoder)
+    parser = ReplyParser(Choice(0, Generation()), form, tools=True, parallel=parallel)
+    opening = form.opening("look")
+    assert opening is not None
+    parser.take(Delta(opening, (1,)))
+    parser.take(Delta("<parameter=place>\nat" if family == "coder" else '{"place": "at', (2,), "length"))
+    assert parser.reason == "length" and not parser.parsed.has_whole_call
+
+
+def test_a_first_token_without_text_leaves_the_prompt_s_ids_for_the_next_chunk() -> None:
+    generation = Generation()
+    generation.prompt_ids = (7, 8)
+    call = parse_completion({"prompt": [7, 8], "stream": True, "return_token_ids": True}, Caller())
+    reply = CompletionReply(
+        Stamp("cmpl-1", 0, "toy"), call, [generation], decode=lambda _: "", token_bytes=lambda _: b""
+    )
+    assert reply.take(0, Delta("", (1,))) == []
+    (chunk,) = reply.take(0, Delta("é", (2,)))
+    assert chunk["choices"][0]["prompt_token_ids"] == [7, 8]
+    assert chunk["choices"][0]["token_ids"] == [1, 2]

@@ -13,7 +13,7 @@ from rekindle.errors import BadRequest
 from rekindle.text.constraints.types import CalledTool, Calls, Constraint
 from rekindle.text.messages import GUARD, Message, ToolCall
 from rekindle.text.replies import begin_reply, find_reply_format
-from tests.text.families import FAMILIES, SILENT, encoder_for
+from tests.text.families import FAMILIES, SILENT, encoder_for, read_reply
 from tests.text.test_constraints import constraints_of, follow, ids_of
 from tests.text.test_reply_formats import ASKED, HOLDS_ONE, id_for, reply_of, structured, until_end
 
@@ -178,36 +178,99 @@ def test_values_in_tags_are_of_their_types(name: str) -> None:
     schema = {
         "type": "object",
         "properties": {
-            "kind": {"enum": ["lamp", "stone"]},
-            "note": {"type": "string", "maxLength": 6},
+            "kind": {"$ref": "#/$defs/kind"},
+            "note": {"type": "string", **({} if name == "dsml" else {"maxLength": 6})},
             "sizes": {"type": "array", "items": {"$ref": "#/$defs/size"}, "maxItems": 2},
+            "box": {"$ref": "#/$defs/box"},
+            "on": {"enum": [True, False]},
+            "by": {"anyOf": [{"type": "string"}, {"type": "null"}]},
+            "grade": {"enum": ["a", None]},
         },
         "required": ["kind"],
-        "$defs": {"size": {"type": "integer", "minimum": 1}},
+        "additionalProperties": False,
+        "$defs": {
+            "size": {"type": "integer", "minimum": 1},
+            "kind": {"type": "string", "enum": ["lamp", "stone"]},
+            "box": {"type": "object", "properties": {"a": {"$ref": "#/$defs/size"}}, "required": ["a"]},
+        },
     }
     calls = Calls((CalledTool("look", schema, is_strict=True, param="tools[0]"),))
     for arguments, is_right in (
         ({"kind": "lamp"}, True),
         ({"kind": "lamp", "note": "a < b", "sizes": [1, 2]}, True),
-        ({"kind": "stone", "sizes": [3]}, True),
+        ({"kind": "stone", "sizes": [3], "box": {"a": 2}, "by": "me"}, True),
         ({"kind": "feather"}, False),
         ({"note": "abc"}, False),
         ({"kind": "lamp", "note": "too long"}, name == "dsml"),  # whose tags end in the middle of a mark
         ({"kind": "lamp", "sizes": [0]}, False),
         ({"kind": "lamp", "sizes": "many"}, False),
+        ({"kind": "lamp", "box": {"a": 0}}, False),
+        ({"kind": "lamp", "box": "none"}, False),
+        ({"kind": "lamp", "grade": "a"}, True),
+        ({"kind": "lamp", "grade": "b"}, False),
     ):
         assert takes(name, reply_with(name, arguments), calls) == is_right, arguments
 
 
-def test_what_tags_cannot_enforce_is_refused_where_it_is_strict() -> None:
-    schema = {"type": "object", "properties": {"day": {"type": "string", "format": "date"}}}
-    for is_strict in (True, False):
-        calls = Calls((CalledTool("look", schema, is_strict=is_strict, param="tools[0].function.parameters"),))
-        if not is_strict:
-            assert takes("coder", reply_with("coder", {"day": "today"}), calls)
-            continue
-        with pytest.raises(BadRequest) as caught:
-            constraints_of("coder").matcher(None, opening="", calls=calls)
-        assert caught.value.param == "tools[0].function.parameters.properties.day"
-        assert takes("hermes", reply_with("hermes", {"day": "2026-11-26"}), calls)
-        assert not takes("hermes", reply_with("hermes", {"day": "today"}), calls)
+def test_booleans_that_are_listed_are_no_texts() -> None:
+    schema = {"type": "object", "properties": {"on": {"enum": [True, False]}, "kind": {"$ref": "#/$defs/k"}}}
+    tools = [
+        {"type": "function", "function": {"name": "look", "parameters": {**schema, "$defs": {"k": {"type": "string"}}}}}
+    ]
+    encoder = encoder_for("coder")
+    form = find_reply_format(encoder)
+    ids = np.array(reply_with("coder", {"on": True, "kind": "7"}), np.uint32)
+    said = read_reply(form, encoder, ids, tools=tools)
+    assert json.loads(said.calls[0].arguments) == {"on": True, "kind": "7"}
+
+
+DAY = {"type": "string", "format": "date"}
+
+
+@pytest.mark.parametrize(
+    ("schema", "place"),
+    [
+        ({"properties": {"day": DAY}}, "properties.day"),
+        ({"properties": {"day": {"anyOf": [{"type": "null"}, DAY]}}}, "properties.day"),
+        ({"properties": {"day": {"$ref": "#/$defs/day"}}, "$defs": {"day": DAY}}, "properties.day"),
+        ({"properties": {"day": {"enum": ["a", 5]}}}, "properties.day"),
+        ({"properties": {"day": {"enum": ["a</parameter>"]}}}, "properties.day"),
+        ({"properties": {"day": {"type": "string", "minLength": 5, "maxLength": 2}}}, "properties.day"),
+        ({"properties": {"day": {"type": "string", "maxLength": 1 << 32}}}, "properties.day"),
+        ({"properties": {"day": {"properties": {"a": {}}}}}, "properties.day"),
+        ({"properties": {"a<b>": {"type": "string"}}}, "properties.a<b>"),
+        ({"properties": {}, "required": ["day"]}, "required"),
+        ({"additionalProperties": {"type": "integer"}}, "additionalProperties"),
+        ({"$ref": "#/$defs/x", "$defs": {"x": {"type": "object"}}}, ""),
+        ({"anyOf": [{"type": "object"}]}, ""),
+        ({"type": "array"}, ""),
+        ({"properties": {}, "minProperties": 1}, ""),
+    ],
+)
+def test_what_tags_cannot_enforce_is_refused_where_it_is_strict(schema: dict[str, Any], place: str) -> None:
+    param = "tools[0].function.parameters"
+    strict = Calls((CalledTool("look", schema, is_strict=True, param=param),))
+    with pytest.raises(BadRequest) as caught:
+        constraints_of("coder").matcher(None, opening="", calls=strict)
+    assert caught.value.param == f"{param}.{place}".removesuffix(".")
+    loose = replace(strict, tools=(replace(strict.tools[0], is_strict=False),), is_forced=True)
+    assert constraints_of("coder").matcher(None, opening="", calls=loose).allowed().any()
+
+
+@pytest.mark.parametrize("name", TAGGED)
+def test_no_value_in_tags_ends_the_reply(name: str) -> None:
+    schema = {"type": "object", "properties": {"note": {"type": "string"}}, "required": ["note"]}
+    calls = Calls((CalledTool("look", schema, is_strict=True, param="tools[0]"),))
+    matcher, ids = constraints_of(name).matcher(None, opening="", calls=calls), reply_with(name, {"note": "a b"})
+    for at, token_id in enumerate(ids):
+        matcher.take(token_id)
+        if "a b" in structured(encoder_for(name), np.array(ids[: at + 1], np.uint32)):
+            break
+    assert not matcher.allowed()[ends_of(name)].any()
+
+
+def test_a_name_ends_before_its_fence() -> None:
+    for name in ("distilled", "name_then_fence"):
+        whole = structured(encoder_for(name), np.array(reply_with(name, {"place": "attic"}), np.uint32))
+        assert takes(name, ids_of(name, whole), FREE)
+        assert not takes(name, ids_of(name, whole.replace("look\n```", "look```")), FREE)

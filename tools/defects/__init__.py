@@ -1,5 +1,6 @@
 """All defects that tests must notice: see `tools.mutants`."""
 
+from tools.defects.calls import STRICT_CALLS
 from tools.defects.clients import CLIENTS
 from tools.defects.computing import COMPUTING
 from tools.defects.kernels import KERNELS
@@ -26,6 +27,7 @@ MUTANTS = (
     *LATENTS,
     *QUANTISED,
     *CLIENTS,
+    *STRICT_CALLS,
     *SCORED,
     *OLLAMA,
 )

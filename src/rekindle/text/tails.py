@@ -17,6 +17,7 @@ _KNOWN: tuple[tuple[re.Pattern[str], str | None], ...] = (
     (re.compile(r'^<context name="gitStatus">', re.MULTILINE), "</context>"),  # Continue
     (re.compile(r"^Here is (?:some )?useful information about the environment[^\n]*\n<env>", re.MULTILINE), "</env>"),
 )
+LONGEST_TITLE = 80  # characters; a longer one is no heading for a setting
 LONGEST_LABEL = 40  # characters; more before a colon are a sentence
 # A setting has several separated by commas.
 _LABEL = re.compile(rf"[ \t]*(?:[-*•>#]+[ \t]+)?\w[^:=,\n]{{1,{LONGEST_LABEL - 2}}}[:=]")
@@ -99,5 +100,6 @@ def _title(lines: Sequence[str]) -> str | None:
         if not line.strip():
             return None
         if _TITLE.match(line):
-            return line.strip().partition(",")[0]
+            title = line.strip().partition(",")[0]
+            return title if len(title) <= LONGEST_TITLE else None
     return None

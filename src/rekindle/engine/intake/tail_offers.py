@@ -7,6 +7,7 @@ memory are used; those belong to the intake thread.
 
 from __future__ import annotations
 
+import hashlib
 import threading
 from collections import OrderedDict
 from dataclasses import replace
@@ -34,7 +35,8 @@ class TailOffers:
         self._renderer = renderer
         self._texts = texts
         self._lock = threading.Lock()
-        self._proved: OrderedDict[tuple[str, str], bool] = OrderedDict()  # by names of tools, and heading
+        # By a digest of namespace, names of tools and heading: words of an agent, which may be purged.
+        self._proved: OrderedDict[bytes, bool] = OrderedDict()
 
     def offer(
         self, request: GenerationRequest, agent: str, rendering: Rendering, *, on_memory: OnMemory
@@ -58,7 +60,8 @@ class TailOffers:
         return Offer("tail_heading", heading, reason)
 
     def _is_proved(self, client: str, changed: Changed, settled: GenerationRequest, now: str) -> bool:
-        key = client, changed.tail.heading
+        words = "\0".join((settled.namespace, client, changed.tail.heading))
+        key = hashlib.blake2b(words.encode("utf-8", "surrogatepass"), digest_size=16).digest()
         proved = self._proved.get(key)
         if proved is None:
             proved = self._gain(changed, settled, now) >= LEAST_GAIN

@@ -5,7 +5,7 @@ A client is known by its tools. In memory only; a text is forgotten with the age
 
 from __future__ import annotations
 
-from collections import Counter, OrderedDict
+from collections import OrderedDict
 from dataclasses import dataclass, field
 
 from rekindle.text.tails import ChangingTail, changing_tail
@@ -14,6 +14,7 @@ MOST_CLIENTS = 32
 MOST_TEXTS = 4  # of a client: its sub-agents have their own
 MOST_CHARS = 1 << 17  # of a text; longer ones are not compared
 MOST_HEADINGS = 64
+MOST_CHANGES = 8  # of a heading that are remembered
 KEEPS = 2  # changes in one place; a single one may be an edit
 
 
@@ -28,7 +29,7 @@ class Changed:
 @dataclass(slots=True)
 class _Client:
     texts: dict[str, str] = field(default_factory=dict)  # text -> the agent that sent it last, the latest text last
-    num_changes: Counter[str] = field(default_factory=Counter)  # by heading
+    changes: dict[str, list[str]] = field(default_factory=dict)  # by heading: the agents of both texts of each
 
 
 class SystemTexts:
@@ -53,22 +54,25 @@ class SystemTexts:
             return None
         pairs = ((before, changing_tail(before, text)) for before in reversed(known.texts))
         before, tail = next(((before, tail) for before, tail in pairs if tail is not None), ("", None))
-        known.texts.pop(before, None)
+        sender = known.texts.pop(before, agent)
         known.texts[text] = agent
         if len(known.texts) > MOST_TEXTS:
             del known.texts[next(iter(known.texts))]
         if tail is None:
             return None
-        if len(known.num_changes) >= MOST_HEADINGS:
-            known.num_changes.clear()
-        known.num_changes[tail.heading] += 1
-        return Changed(tail, before) if known.num_changes[tail.heading] >= KEEPS else None
+        if len(known.changes) >= MOST_HEADINGS:
+            known.changes.clear()
+        agents = known.changes.setdefault(tail.heading, [])
+        agents += [sender, agent]
+        del agents[: -2 * MOST_CHANGES]
+        return Changed(tail, before) if len(agents) >= 2 * KEEPS else None
 
     def drop(self, namespace: str, agent: str) -> None:
-        """Forget the texts that an agent sent last, and the headings of clients of which none is left."""
+        """Forget the texts that an agent sent last, and the headings in texts that it sent."""
         for key, known in list(self._clients.items()):
             if key[0] == namespace:
                 known.texts = {text: sender for text, sender in known.texts.items() if sender != agent}
+                known.changes = {name: agents for name, agents in known.changes.items() if agent not in agents}
                 if not known.texts:
                     del self._clients[key]
 
@@ -77,4 +81,4 @@ class SystemTexts:
         assert len(self._clients) <= MOST_CLIENTS, len(self._clients)
         for key, known in self._clients.items():
             assert 0 < len(known.texts) <= MOST_TEXTS, f"{key} has {len(known.texts)} texts"
-            assert len(known.num_changes) <= MOST_HEADINGS, key
+            assert len(known.changes) <= MOST_HEADINGS, key

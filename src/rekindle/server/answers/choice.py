@@ -117,7 +117,9 @@ class ReplyParser:
     @property
     def reason(self) -> Reason | None:
         """Why it ended; "tool_calls" for a reply that called a tool and was not cut off. None: still running."""
-        reason: Reason | None = "stop" if self.has_ended and self.choice.reason else self.choice.reason
+        reason: Reason | None = self.choice.reason
+        if self.has_ended and reason is not None and (self.parsed.has_whole_call or reason != "length"):
+            reason = "stop"
         return "tool_calls" if reason == "stop" and self.parsed.has_whole_call else reason
 
     @property

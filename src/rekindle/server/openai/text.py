@@ -24,6 +24,7 @@ KIND = "text_completion"
 class _TextChoice:
     def __init__(self, choice: Choice) -> None:
         self.choice = choice
+        self.has_chunk = False
         self.texts: list[str] = []
         self.offsets = TextOffsets()
 
@@ -52,12 +53,13 @@ class CompletionReply(DataEvents):
     def take(self, index: int, delta: Delta) -> list[dict[str, Any]]:
         """Return one chunk for a delta that has text or ends the choice; the first one begins with the echo."""
         choice = self._choices[index]
-        is_first = not choice.texts
-        text = self._echo(index) + delta.text if is_first else delta.text
+        is_first = not choice.has_chunk
+        text = delta.text if choice.texts else self._echo(index) + delta.text
         choice.texts.append(text)
         choice.choice.add(delta)
         if not text and delta.finish_reason is None:
             return []
+        choice.has_chunk = True
         new = choice.choice.new_logprobs()
         entry: dict[str, Any] = {
             "index": index,

@@ -15,6 +15,7 @@ from rekindle.text.constraints.types import Calls
 from rekindle.text.replies.reader import CallLayout, CallMarks
 
 TEXT = "/(?s:.)*/"
+BLANK = "/[ \\t\\r\\n]/"
 BLANKS = "/[ \\t\\r\\n]{0,8}/"
 _CALL_ID = r'/,[ ]?"id":[ ]?"[\w\-]{1,64}"/'
 Pieces = Callable[[str], Sequence[str | int]]  # structured text -> texts and ids of control tokens
@@ -124,7 +125,10 @@ class CallRules:
         rules = [f"named: {' | '.join(f'tool_{index}' for index in range(len(self.calls.tools)))}"]
         for index, tool in enumerate(self.calls.tools):
             name = literal(layout.escape(tool.name))
-            rules.append(f"tool_{index}: {name} {is_id} {number} {self._loose(layout.middle)} {self._arguments(index)}")
+            middle = self._loose(layout.middle)
+            if layout.middle[:1].isspace() and layout.tags is None:  # else the name would go on
+                middle = f"{BLANK}{middle}"
+            rules.append(f"tool_{index}: {name} {is_id} {number} {middle} {self._arguments(index)}")
         more = f"({self._loose(layout.joint + layout.head)} named)*" if self._has_more else ""
         rules += [rule for each in self.arguments for rule in each.rules]
         return [*rules, f'further: {more} {self._loose(layout.end)} ""']

@@ -106,9 +106,9 @@ class ReplyGrammar:
         return [*rules, *closed, *call]
 
     def unenforced(self, tool: CalledTool) -> tuple[str, str] | None:
-        """Return the argument of a tool with something that this format cannot enforce, and what that is."""
+        """Return the place in a tool's schema of something that this format cannot enforce, and what that is."""
         layout = self.form.tools.layout if self.form.tools is not None else None
-        return unenforced(tool.schema) if layout is not None and layout.tags is not None else None
+        return unenforced(tool.schema, layout.tags) if layout is not None and layout.tags is not None else None
 
     def can_write(self, calls: Calls | None) -> bool:
         """Whether calls are more than free: there are tools, and the format's layout is known."""
@@ -121,7 +121,9 @@ class ReplyGrammar:
             return None
         tags = layout.tags
         rules = [
-            json_arguments(index, grammar) if tags is None else tagged_arguments(index, grammar, tags, self.pieces)
+            json_arguments(index, grammar)
+            if tags is None
+            else tagged_arguments(index, grammar, tags, self.pieces, self.ends)
             for index, grammar in enumerate(arguments)
         ]
         return CallRules(calls, rules, layout, self.form.tools.marks, self.pieces, self.ends)

@@ -115,7 +115,7 @@ class ReplyConstraints:
         """Raise BadRequest for a strict tool of whose strings more is wanted than this format can enforce."""
         found = self._grammar.unenforced(tool) if tool.is_strict else None
         if found is not None:
-            path = f"{tool.param}.properties.{found[0]}"
+            path = f"{tool.param}.{found[0]}".removesuffix(".")
             message = f"{path}: {found[1]} cannot be enforced in this model's calls, which are not JSON: leave it out"
             raise BadRequest(message, param=path)
 

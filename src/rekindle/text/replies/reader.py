@@ -94,6 +94,11 @@ class Tags:
     end: str = "</function>"
     lines: bool = True
 
+    @property
+    def ends_in_mark(self) -> bool:
+        """Whether the tag after a value is a token after other text, so that a text does not end before it."""
+        return GUARD in self.value[1][1:]
+
 
 @dataclass(frozen=True, slots=True)
 class CallLayout:

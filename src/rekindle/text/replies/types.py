@@ -9,6 +9,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+MOST_REFERENCES = 16  # one inside another
 _WORDS = {"True": "true", "False": "false", "None": "null"}  # as templates print them
 
 
@@ -29,7 +30,7 @@ def types_of(tools: Sequence[Any], name: str, *, key: str) -> frozenset[str]:
         if function.get("name") == name:
             schema = function.get("parameters") or function.get("input_schema")
             properties = schema.get("properties") if isinstance(schema, Mapping) else None
-            return types_in(properties.get(key)) if isinstance(properties, Mapping) else frozenset()
+            return types_in(properties.get(key), schema) if isinstance(properties, Mapping) else frozenset()
     return frozenset()
 
 
@@ -55,26 +56,56 @@ def _kind_of(text: str) -> str | None:
         value = json.loads(text, parse_constant=_refuse)
     except (ValueError, RecursionError):
         return None
-    if value is None:
-        return "null"
-    kinds = {bool: "boolean", int: "integer", float: "number", dict: "object", list: "array"}
-    return kinds.get(type(value))
+    return None if isinstance(value, str) else kind_of_value(value)
 
 
 def _refuse(constant: str) -> None:
     raise ValueError(f"{constant} is no JSON")
 
 
-def types_in(schema: Any) -> frozenset[str]:
-    """The types of a schema, also of its alternatives and of the values of an enumeration."""
+def types_in(schema: Any, root: Any = None) -> frozenset[str]:
+    """The JSON types that a value of a schema may have; empty if none are declared. `root` has its definitions."""
+    kinds = [_types_of_leaf(leaf) for leaf in leaves(schema, root)]
+    return frozenset().union(*kinds) if all(kinds) else frozenset()
+
+
+def leaves(schema: Any, root: Any = None) -> list[Mapping[str, Any]]:
+    """The alternatives of a schema, references to definitions in `root` followed; empty for what is no schema."""
+    return _leaves(schema, root, MOST_REFERENCES)
+
+
+def _leaves(schema: Any, root: Any, left: int) -> list[Mapping[str, Any]]:
     if not isinstance(schema, Mapping):
-        return frozenset()
-    named = schema.get("type")
-    if isinstance(named, str):
-        return frozenset((named,))
-    if isinstance(named, list):
-        return frozenset(each for each in named if isinstance(each, str))
-    if isinstance(schema.get("enum"), list):
-        return frozenset("string" if isinstance(each, str) else "number" for each in schema["enum"])
-    choices = [each for key in ("anyOf", "oneOf", "allOf") if isinstance(schema.get(key), list) for each in schema[key]]
-    return frozenset().union(*map(types_in, choices))
+        return [{}] if schema is True else []
+    reference = schema.get("$ref")
+    if isinstance(reference, str) and left:
+        return _leaves(_referenced(reference, root), root, left - 1)
+    for key in ("anyOf", "oneOf", "allOf"):
+        inside = schema.get(key)
+        if isinstance(inside, list) and left and (key != "allOf" or len(inside) == 1):
+            return [leaf for each in inside for leaf in _leaves(each, root, left - 1)]
+    if isinstance(schema.get("type"), list):
+        return [{**schema, "type": each} for each in schema["type"]]
+    return [schema]
+
+
+def _referenced(reference: str, root: Any) -> Any:
+    """The definition that a reference within a schema points at; None if there is none."""
+    found = root
+    for step in reference.removeprefix("#/").split("/"):
+        found = found.get(step.replace("~1", "/").replace("~0", "~")) if isinstance(found, Mapping) else None
+    return found
+
+
+def _types_of_leaf(leaf: Mapping[str, Any]) -> frozenset[str]:
+    if isinstance(leaf.get("type"), str):
+        return frozenset((leaf["type"],))
+    if "const" in leaf:
+        return frozenset((kind_of_value(leaf["const"]),))
+    return frozenset(map(kind_of_value, leaf["enum"])) if isinstance(leaf.get("enum"), list) else frozenset()
+
+
+def kind_of_value(value: Any) -> str:
+    """The JSON type of a value."""
+    kinds = {bool: "boolean", int: "integer", float: "number", dict: "object", list: "array", str: "string"}
+    return kinds.get(type(value), "null")
