@@ -34,7 +34,8 @@ def test_a_line_has_its_values_and_its_origin(tmp_path: Path) -> None:
 
 
 def test_settings_survive_the_way_to_a_child() -> None:
-    settings = Settings.load({"kv": "q4h", "hot_bytes": "1GiB", "threads": 2, "max_context": 99, "max_stall_s": 0.5})
+    given = {"kv": "q4h", "hot_bytes": "1GiB", "threads": 2, "max_context": 99, "max_stall_s": 0.5}
+    settings = Settings.load({**given, "tail_heading": ["Build:", "Stand:"]})
     job = Job("hot", flags_of(settings), 10, 1, 0)
     received = Job(**json.loads(json.dumps(asdict(job))))
     assert received == job

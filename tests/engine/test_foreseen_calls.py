@@ -12,7 +12,7 @@ import pytest
 
 from benchmarks.coding_day.script import script_of
 from benchmarks.coding_day.scripted import write_scripted_model
-from benchmarks.coding_day.templates import BEHAVIOURS, Behaviour
+from benchmarks.coding_day.templates import TEMPLATES, Behaviour
 from benchmarks.coding_day.texts import Texts
 from rekindle.engine.api import Engine
 from rekindle.engine.types import ChatResult, GenerationRequest, Reuse
@@ -34,7 +34,7 @@ SYSTEM = TEXTS.instructions(rules=4)
 NUM_STEPS = 6
 
 
-@pytest.fixture(scope="module", params=BEHAVIOURS, ids=lambda behaviour: behaviour.name)
+@pytest.fixture(scope="module", params=TEMPLATES, ids=lambda behaviour: behaviour.name)
 def scripted(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     behaviour: Behaviour = request.param
     directory = tmp_path_factory.mktemp("scripted") / "model"

@@ -12,10 +12,17 @@ def flags_of(settings: Settings) -> dict[str, Any]:
     """Return names and values of the settings that affect measurements; `Settings.load` reads them back."""
     mine = (known for known in SETTINGS.values() if known.section != "server" and known.name != "store")
     flat = {known.name: getattr(getattr(settings, known.section), known.field) for known in mine}
-    return {name: value for name, value in flat.items() if value is not None}
+    given = {name: value for name, value in flat.items() if value is not None and value != ()}
+    return {name: list(value) if isinstance(value, tuple) else value for name, value in given.items()}
 
 
 def variables(settings: Settings, store: Path) -> dict[str, str]:
     """Return all settings except the server's, with this store, as values of environment variables."""
     given = {**flags_of(settings), "store": store}
-    return {name: str(value).lower() if isinstance(value, bool) else str(value) for name, value in given.items()}
+    return {name: _text(value) for name, value in given.items()}
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, list):
+        return ",".join(value)
+    return str(value).lower() if isinstance(value, bool) else str(value)

@@ -16,7 +16,7 @@ import pytest
 from benchmarks.coding_day.model_script import Script, State
 from benchmarks.coding_day.script import script_of
 from benchmarks.coding_day.scripted import write_scripted_model
-from benchmarks.coding_day.templates import BEHAVIOURS, Behaviour, behaviour
+from benchmarks.coding_day.templates import TEMPLATES, Behaviour, behaviour
 from benchmarks.coding_day.texts import Texts
 from rekindle import Engine
 from rekindle.agents.machine.types import Participant, Plan
@@ -82,7 +82,7 @@ def talking(script: Script) -> Script:
     return replace(script, states=kept, tail="")
 
 
-@pytest.fixture(scope="module", params=BEHAVIOURS, ids=lambda behaviour: behaviour.name)
+@pytest.fixture(scope="module", params=TEMPLATES, ids=lambda behaviour: behaviour.name)
 def played(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Behaviour, Held]:
     shown: Behaviour = request.param
     return shown, held(tmp_path_factory, shown)
@@ -123,7 +123,7 @@ def at_their_turns(held: Held) -> list[int]:
 
 
 def test_every_behaviour_is_known() -> None:
-    assert set(EXTENDS) == {each.name for each in BEHAVIOURS}
+    assert set(EXTENDS) == {each.name for each in TEMPLATES}
 
 
 def test_who_listened_computes_a_few_tokens(played: tuple[Behaviour, Held]) -> None:
