@@ -124,7 +124,7 @@ def replay(behaviour: Behaviour, arm: str, settings: Settings, *, plan: SessionP
             client = MessagesClient(Client(port))
             exchanges = play(client, clock, plan, behaviour)
             anticipated = client.stats()["anticipated_tokens"]
-            check = _checked_by_ids if behaviour.compact else _checked
+            check = _checked_by_ids if behaviour.keeps_stored_text else _checked
             checked = [check(client, clock, each) for each in spread(exchanges, checks)]
             engine.check()
     return Replayed(behaviour.name, arm, tuple(exchanges), tuple(checked), anticipated)
@@ -138,7 +138,7 @@ def write_model(behaviour: Behaviour, directory: Path, *, seed: int) -> Path:
 
 def play(client: MessagesClient, clock: SessionClock, plan: SessionPlan, behaviour: Behaviour) -> list[Exchange]:
     """Play a session; before each request the client waits until the server is idle."""
-    options = {"rekindle": {"return_ids": True}} if behaviour.compact else {}
+    options = {"rekindle": {"return_ids": True}} if behaviour.keeps_stored_text else {}
     done: list[Exchange] = []
 
     def ask(request: Request) -> Heard:
@@ -165,6 +165,6 @@ def _checked(client: MessagesClient, clock: SessionClock, known: Exchange) -> Ch
 
 
 def _checked_by_ids(client: MessagesClient, clock: SessionClock, known: Exchange) -> Checked:
-    """Compute the ids of a prompt without reuse: as sent, its calls would be other text than the model wrote."""
+    """Compute the ids of a prompt without reuse: as sent, parts of it would be other text than is stored."""
     clock.now = known.request.at
     return Checked(known, client.complete(known.heard.report["prompt_ids"], known.request.body["max_tokens"]))

@@ -32,6 +32,12 @@ class Behaviour:
     compact: bool = False
     habit: Habit | None = None
 
+    @property
+    def keeps_stored_text(self) -> bool:
+        """Whether prompts have stored text in place of what is sent, so that they are others where nothing is reused:
+        arguments as the model wrote them, the first state of the repository where it was."""
+        return self.compact or self.habit == "git-status"
+
 
 _SYSTEM = r"""
 {%- set chat = namespace(system='', rest=messages, last=-1) %}
