@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -13,6 +12,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from rekindle.engine.api import Engine
+from rekindle.engine.blocks.score_cache import ScoreCache
 from rekindle.engine.generation import Generation
 from rekindle.engine.request import Request
 from rekindle.engine.types import ChatResult, GenerationRequest, Reuse
@@ -77,6 +77,7 @@ def test_a_common_beginning_is_scored_once(start: Start, kv: str) -> None:
     again = engine.generate(other, max_tokens=1, prompt_logprobs=0)
     assert [each.logprob for each in scored(again)] == [each.logprob for each in scored(alone)]
     assert all(not each.top for each in scored(again))
+    engine.check()
 
 
 def test_stored_tokens_without_scores_are_computed_again(start: Start) -> None:
@@ -151,6 +152,17 @@ def test_only_a_named_agent_remembers_a_scored_text(start: Start) -> None:
     assert engine.agent_info("ada").num_tokens > 0
 
 
+def test_the_oldest_scores_make_room(start: Start) -> None:
+    engine, ids = start(kv="fp32"), ids_of(15, 6 * SIZE)
+    scores = engine.components.core.cache.scores = ScoreCache(max_bytes=3 << 10)
+    first = engine.generate(ids, max_tokens=1, prompt_logprobs=1)
+    engine.check()
+    assert 0 < len(scores) < 6
+    again = engine.generate(ids, max_tokens=1, prompt_logprobs=1)
+    assert again.report.reused_tokens == 0, "its first scores are gone, and with them the use of the others"
+    assert again.prompt_logprobs == first.prompt_logprobs
+
+
 def test_a_purge_drops_scores(start: Start) -> None:
     engine, ids = start(kv="fp32"), ids_of(12, 3 * SIZE)
     engine.generate(ids, agent="ada", max_tokens=1, prompt_logprobs=1)
@@ -160,19 +172,19 @@ def test_a_purge_drops_scores(start: Start) -> None:
     assert engine.generate(ids, max_tokens=1, prompt_logprobs=1).report.reused_tokens == 0
 
 
+def is_half_done(request: Request) -> bool:
+    return request.sequence.num_computed >= 2 * SIZE
+
+
 def started(engine: Engine, ids: list[int], reuse: Reuse = "continuation") -> Generation:
     """A prompt of which a part is computed; `engine` stands still there."""
     request = GenerationRequest(
         token_ids=tuple(ids), params=SamplingParams(max_tokens=1, prompt_logprobs=1), reuse=reuse
     )
     generation = engine.submit(request)
-    while generation.progress is None or generation.progress.computed_tokens < 2 * SIZE:
-        time.sleep(0.001)
+    while not engine.components.loop.call(lambda core: any(map(is_half_done, core.scheduler.running))).result(30):
+        assert generation.prompt_logprobs is None
     return generation
-
-
-def is_half_done(request: Request) -> bool:
-    return request.sequence.num_computed >= 2 * SIZE
 
 
 def test_a_cancelled_prompt_has_no_scores_and_leaves_those_of_its_blocks(start: Start) -> None:

@@ -41,19 +41,15 @@ def check(name: str, arguments: Any) -> None:
     assert all(isinstance(each, int) and 0 <= each <= 9 for each in arguments["floors"])
 
 
+def chat(served: Served, tools: Any, **parameters: Any) -> Any:
+    given = {"model": "default", "messages": ASKED, "temperature": 1.5, "max_tokens": 300, **parameters}
+    return served.client().chat.completions.create(tools=tools, **given)
+
+
 @pytest.mark.parametrize("strict", [True, False])
 @pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "look"}}])
 def test_forced_calls_of_chats_have_valid_arguments(served: Served, choice: Any, strict: bool) -> None:
-    answer = served.client().chat.completions.create(
-        model="default",
-        messages=ASKED,
-        tools=functions(strict=strict),
-        tool_choice=choice,
-        temperature=1.5,
-        seed=3,
-        n=4,
-        max_tokens=300,
-    )
+    answer = chat(served, functions(strict=strict), tool_choice=choice, seed=3, n=4)
     for each in answer.choices:
         assert each.finish_reason == "tool_calls"
         calls = each.message.tool_calls or []
@@ -65,19 +61,11 @@ def test_forced_calls_of_chats_have_valid_arguments(served: Served, choice: Any,
 
 def test_a_stream_of_a_forced_call_is_valid(served: Served) -> None:
     arguments = ""
-    for chunk in served.client().chat.completions.create(
-        model="default",
-        messages=ASKED,
-        tools=functions(strict=True),
-        tool_choice={"type": "function", "function": {"name": "look"}},
-        temperature=1.5,
-        seed=5,
-        max_tokens=300,
-        stream=True,
-    ):
-        for choice in chunk.choices:
+    choice = {"type": "function", "function": {"name": "look"}}
+    for chunk in chat(served, functions(strict=True), tool_choice=choice, seed=5, stream=True):
+        for each in chunk.choices:
             arguments += "".join(
-                (call.function and call.function.arguments) or "" for call in choice.delta.tool_calls or []
+                (call.function and call.function.arguments) or "" for call in each.delta.tool_calls or []
             )
     check("look", json.loads(arguments))
 
@@ -108,15 +96,7 @@ def test_one_of_the_allowed_tools_is_called(served: Served) -> None:
         "type": "allowed_tools",
         "allowed_tools": {"mode": "required", "tools": [{"type": "function", "function": {"name": "add"}}]},
     }
-    answer = served.client().chat.completions.create(
-        model="default",
-        messages=ASKED,
-        tools=functions(strict=False),
-        tool_choice=choice,
-        temperature=1.5,
-        seed=1,
-        max_tokens=200,
-    )
+    answer = chat(served, functions(strict=False), tool_choice=choice, seed=1)
     calls = answer.choices[0].message.tool_calls or []
     assert {call.function.name for call in calls if call.type == "function"} == {"add"}
 
@@ -148,5 +128,5 @@ def test_a_strict_schema_that_cannot_be_enforced_is_refused_with_its_path(served
     schema = {"type": "object", "properties": {"all": {"type": "array", "uniqueItems": True}}}
     tools: Any = [{"type": "function", "function": {"name": "look", "parameters": schema, "strict": True}}]
     with pytest.raises(openai.BadRequestError) as caught:
-        served.client().chat.completions.create(model="default", messages=ASKED, tools=tools)
+        chat(served, tools)
     assert caught.value.param == "tools[0].function.parameters.properties.all"

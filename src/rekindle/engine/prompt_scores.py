@@ -49,9 +49,10 @@ class PromptScores:
             self._rows.put(self.num_known, rows.copy(self.num_known - first, end - first))
             self.num_known = end
 
-    def of_block(self, first: int, count: int) -> RowScores | None:
-        """Return a copy of the scores of tokens [first, first + count); None if not all of them are known."""
-        return self._rows.copy(first, first + count) if first + count <= self.num_known else None
+    def rows_from(self, first: int, count: int) -> RowScores:
+        """Return a copy of the scores of tokens [first, first + count), which must be known."""
+        assert first + count <= self.num_known, f"{first + count} scores wanted, {self.num_known} known"
+        return self._rows.copy(first, first + count)
 
     def tokens(self, bytes_of: Callable[[int], bytes]) -> tuple[TokenLogprob | None, ...]:
         """Return all scores, one for each token; None for the first. They must be complete."""

@@ -386,10 +386,11 @@ class PrefixCache:
             self.pool.demote(block)
 
     def check(self) -> None:
-        """Assert the invariants of the pool, the loads and the save queue."""
+        """Assert the invariants of the pool, the loads, the save queue and the scores."""
         self.pool.check()
         self.loads.check()
         self.saving.check()
+        self.scores.check()
 
     def new_table(self) -> BlockTable:
         """An empty table on this pool."""

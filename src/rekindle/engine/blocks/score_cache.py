@@ -45,9 +45,7 @@ class ScoreCache:
         if scores is None or sequence.reuse == "off":
             return
         for index in range(first // size, scores.num_known // size):
-            rows = scores.of_block(index * size, size)
-            if rows is not None and index < sequence.num_prompt // size:
-                self._put(sequence.hash_at(index), rows)
+            self._put(sequence.hash_at(index), scores.rows_from(index * size, size))
         while self._num_bytes > self._max_bytes:
             self._num_bytes -= _cost(self._by_block.popitem(last=False)[1])
 
