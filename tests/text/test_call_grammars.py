@@ -160,6 +160,18 @@ def test_one_that_need_not_be_enforced_becomes_any_object() -> None:
     assert not takes("hermes", reply_with("hermes", {"place": 1}), loose), "the other one is as strict as before"
 
 
+@pytest.mark.parametrize("name", ["hermes", "coder"])
+def test_a_schema_that_is_none_is_named_where_it_is_strict(name: str) -> None:
+    for is_strict in (True, False):
+        calls = Calls((CalledTool("look", [1], is_strict=is_strict, param="tools[0].parameters"),), is_forced=True)
+        if not is_strict:
+            assert constraints_of(name).matcher(None, opening="", calls=calls).allowed().any()
+            continue
+        with pytest.raises(BadRequest) as caught:
+            constraints_of(name).matcher(None, opening="", calls=calls)
+        assert caught.value.param == "tools[0].parameters"
+
+
 def test_other_formats_have_free_calls() -> None:
     assert not constraints_of("pythonic").enforces(FREE)
     assert constraints_of("hermes").enforces(FREE)

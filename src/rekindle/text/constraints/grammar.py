@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from rekindle.errors import BadRequest
 from rekindle.text.constraints.calls import BLANKS, TEXT, CallRules, Pieces, any_but, json_arguments, literal, terms
@@ -18,6 +17,7 @@ from rekindle.text.constraints.tagged import tagged_arguments, unenforced
 from rekindle.text.constraints.types import CalledTool, Calls, Constraint
 from rekindle.text.replies import ReplyFormat, ThinkingFormat
 from rekindle.text.replies.channels import ANALYSIS, ANSWER, ASIDE, ROLE, ChannelForm
+from rekindle.text.replies.reader import CallLayout
 
 ANY_OBJECT = {"type": "object"}
 MOST_CHARS = 1 << 20  # of a schema or grammar
@@ -50,9 +50,11 @@ def answer_grammar(constraint: Constraint, *, coerce_one_of: bool = False) -> di
         raise BadRequest(f"{param}: {error}", param=param) from None
 
 
-def arguments_grammar(schema: Any) -> dict[str, object]:
-    """Return the grammar of a call's arguments; BadRequest if the schema is no object."""
-    return answer_grammar(Constraint("json", ANY_OBJECT if schema is None else schema))
+def arguments_of(tool: CalledTool) -> Constraint:
+    """Return what the arguments of a tool's calls must be: any object if it has no schema, or, unless it is strict, one
+    that is no object."""
+    is_any = tool.schema is None or not (tool.is_strict or isinstance(tool.schema, dict))
+    return Constraint("json", ANY_OBJECT if is_any else tool.schema, tool.param)
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,16 +109,20 @@ class ReplyGrammar:
 
     def unenforced(self, tool: CalledTool) -> tuple[str, str] | None:
         """Return the place in a tool's schema of something that this format cannot enforce, and what that is."""
-        layout = self.form.tools.layout if self.form.tools is not None else None
-        return unenforced(tool.schema, layout.tags) if layout is not None and layout.tags is not None else None
+        tags = self._layout.tags if self._layout is not None else None
+        return unenforced(tool.schema, tags) if tags is not None else None
 
     def can_write(self, calls: Calls | None) -> bool:
         """Whether calls are more than free: there are tools, and the format's layout is known."""
-        return calls is not None and bool(calls.tools) and self.form.tools is not None and bool(self.form.tools.layout)
+        return calls is not None and bool(calls.tools) and self._layout is not None
+
+    @property
+    def _layout(self) -> CallLayout | None:
+        return self.form.tools.layout if self.form.tools is not None else None
 
     def _written(self, calls: Calls | None, arguments: Sequence[dict[str, object]]) -> CallRules | None:
         """Return the rules of calls that are not free; None if there are none."""
-        layout = self.form.tools.layout if self.form.tools is not None else None
+        layout = self._layout
         if calls is None or not calls.tools or layout is None or self.form.tools is None:
             return None
         tags = layout.tags

@@ -9,12 +9,13 @@ import json
 import threading
 from collections import OrderedDict
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from rekindle.errors import BadRequest, RequestFailed
-from rekindle.text.constraints.grammar import ANY_OBJECT, MOST_CHARS, ReplyGrammar, answer_grammar, arguments_grammar
+from rekindle.text.constraints.grammar import MOST_CHARS, ReplyGrammar, answer_grammar, arguments_of
 from rekindle.text.constraints.schema import fault
 from rekindle.text.constraints.types import CalledTool, Calls, Constraint
 from rekindle.text.prompt import PromptEncoder
@@ -100,7 +101,7 @@ class ReplyConstraints:
         for tool in calls.tools if calls is not None else ():
             self._check(tool)
         answer = None if constraint is None else answer_grammar(constraint)
-        arguments = [arguments_grammar(tool.schema) for tool in calls.tools] if calls is not None else []
+        arguments = [answer_grammar(arguments_of(tool)) for tool in calls.tools] if calls is not None else []
         with self._lock:
             made = self._cached(answer, arguments, opening, calls)
             if isinstance(made, str):
@@ -112,7 +113,7 @@ class ReplyConstraints:
             return made.copy()
 
     def _check(self, tool: CalledTool) -> None:
-        """Raise BadRequest for a strict tool of whose strings more is wanted than this format can enforce."""
+        """Raise BadRequest for a strict tool whose schema says more than this format can enforce."""
         found = self._grammar.unenforced(tool) if tool.is_strict else None
         if found is not None:
             path = f"{tool.param}.{found[0]}".removesuffix(".")
@@ -154,11 +155,11 @@ class ReplyConstraints:
     def _possible_arguments(self, tool: CalledTool) -> dict[str, object]:
         """Return the grammar of a tool's arguments; any object for what cannot be enforced and need not be."""
         try:
-            return self._possible(Constraint("json", ANY_OBJECT if tool.schema is None else tool.schema, tool.param))
+            return self._possible(arguments_of(tool))
         except BadRequest:
             if tool.is_strict:
                 raise
-            return arguments_grammar(None)
+            return answer_grammar(arguments_of(replace(tool, schema=None)))
 
     @staticmethod
     def _param(constraint: Constraint | None, calls: Calls | None) -> str | None:
