@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from rekindle import Engine
-from rekindle.engine.types import ChatResult, GenerationRequest
+from rekindle.engine.types import Breakpoint, ChatResult, GenerationRequest
 from rekindle.model.params import SamplingParams
 from rekindle.text.messages import Message, normalise_messages
 from tests.server.scripted import LOOK, write_scripted_model
@@ -143,6 +143,86 @@ def test_a_history_without_its_tools_keeps_them_though_its_first_reply_lost_its_
     assert report.reused_tokens >= len(first.prompt_ids) - 16
     other = ask(engine, system(), user("talk of lamps"), *asked[2:], tools=None).report
     assert other.normalised == (), "another history with the same system text is as it was sent"
+
+
+PARAMETERS = '"parameters"'  # of a tool, as the template writes it
+SUMMARISER = {"role": "system", "content": "You write summaries of conversations, in a few words."}
+
+
+@pytest.mark.parametrize("agent", ["ada", None])
+def test_a_history_with_a_summarisers_system_text_keeps_the_prompt_that_it_had(
+    engine: Engine, agent: str | None
+) -> None:
+    """As Qwen Code asks for a summary."""
+    history = [system("\n\ngitStatus: clean"), user("look please"), called(LOOK), RESULT]
+    ask(engine, *history[:2], agent=agent)
+    ask(engine, *history, agent=agent)
+    history.append({"role": "assistant", "content": "In the attic."})
+    ask(engine, *history, user("talk more"), agent=agent)
+    written = called(json.dumps(VALUE, separators=(",", ":")))
+    asked = [SUMMARISER, history[1], written, *history[3:], user("talk and summarise.")]
+    result = ask(engine, *asked, tools=None, agent=agent)
+    assert result.report.reused_tokens >= 0.9 * result.report.prompt_tokens
+    assert [(each.kind, each.message_index, each.text) for each in result.report.normalised] == [
+        ("tail", 0, "gitStatus: clean"),
+        ("compaction", None, "look, add"),
+        ("compaction", 0, SUMMARISER["content"]),
+    ]
+    prompt = engine.encoder.decode(result.prompt_ids)
+    newest = prompt.index("talk and summarise.")
+    assert SUMMARISER["content"] + "\n\ntalk and summarise." in prompt and prompt.count(PARAMETERS) == 2
+    assert prompt.count("gitStatus: clean") == 1 and prompt.index("In the attic.") < newest
+    again = ask(engine, *history[:4], tools=TOOLS, agent=agent)
+    assert again.report.outcome != "cold" and "summaries" not in engine.encoder.decode(again.prompt_ids)
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        [SUMMARISER, user("talk of lamps"), called(LOOK), RESULT, user("talk and summarise.")],
+        [SUMMARISER, user("talk and summarise: look please")],
+        [SUMMARISER, SUMMARISER, user("look please"), called(LOOK), RESULT, user("talk and summarise.")],
+        [SUMMARISER, user("look please"), called(LOOK), RESULT],
+    ],
+    ids=["another history", "a single message", "two system texts", "no user's words at the end"],
+)
+def test_a_summarisers_system_text_stays_where_it_is_not_certain_to_belong(engine: Engine, asked: list[Any]) -> None:
+    history = [system(), user("look please"), called(LOOK), RESULT]
+    ask(engine, *history[:2])
+    ask(engine, *history)
+    result = ask(engine, *asked, tools=None)
+    assert result.report.normalised == ()
+    assert PARAMETERS not in engine.encoder.decode(result.prompt_ids)
+
+
+def test_a_conversation_without_a_name_keeps_no_tools_that_its_user_left_out(engine: Engine) -> None:
+    """Many begin with the same words; with tools switched off they have none."""
+    history = [system(), user("look please"), called(LOOK), RESULT]
+    ask(engine, *history[:2], agent=None)
+    ask(engine, *history, agent=None)
+    for asked in (
+        [*history, user("talk and summarise.")],
+        [SUMMARISER, user("look please"), called("{}", "Elsewhere."), RESULT, user("talk and summarise.")],
+    ):
+        result = ask(engine, *asked, tools=None, agent=None)
+        assert result.report.normalised == () and PARAMETERS not in engine.encoder.decode(result.prompt_ids)
+
+
+def test_breakpoints_of_a_summarisers_request_keep_their_places(engine: Engine) -> None:
+    history = [system(), user("look please"), called(LOOK), RESULT]
+    ask(engine, *history)
+    asked = normalise_messages([SUMMARISER, *history[1:], user("talk and summarise.")])
+    request = GenerationRequest(
+        messages=asked,
+        agent="ada",
+        params=GREEDY,
+        structured=True,
+        breakpoints=(Breakpoint(0, len(asked[0].content), 300), Breakpoint(4, len("talk and"), 300)),
+    )
+    result = engine.submit(request).result()
+    decode = engine.encoder.decode
+    first, second = (decode(result.prompt_ids[:num]) for num in result.report.breakpoint_tokens)
+    assert first.endswith(system()["content"].strip()[-20:]) and second.endswith("talk and")
 
 
 def test_a_new_conversation_reuses_tools_behind_a_changed_tail(

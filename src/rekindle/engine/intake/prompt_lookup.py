@@ -6,7 +6,10 @@ only the lookup runs there, through `on_memory`; any thread may do the rest.
 
 from __future__ import annotations
 
+import hashlib
+import json
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -17,14 +20,17 @@ from rekindle.engine.intake.prompt_ids import prompt_ids
 from rekindle.engine.intake.rendering import Rendering
 from rekindle.engine.intake.tail_offers import TailOffers
 from rekindle.engine.memory.branches import KnownBranch, common_prefix, is_prefix
-from rekindle.engine.memory.kept_tools import Tools
 from rekindle.engine.memory.memory import AgentMemory
+from rekindle.engine.memory.preambles import Preamble
 from rekindle.engine.request import NO_MATCH, MatchFacts
 from rekindle.engine.types import GenerationRequest, Reuse
 from rekindle.matching.explain import Explanation, KnownCause, explain
 from rekindle.matching.generated_arguments import Opening, with_generated_arguments
 from rekindle.matching.matcher import Mode, Relation, TextMatch
+from rekindle.text.messages import Message
 from rekindle.text.prompt import PromptEncoder, RenderedPrompt
+
+LEAST_GAIN = 256  # bytes of stored text; less is not worth another prompt than was sent
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,17 +86,24 @@ class PromptLookup:
         as_generated = with_generated_arguments(request.messages or (), difference.stored_key, opening)
         return request if as_generated == request.messages else replace(request, messages=as_generated)
 
-    def note_tools(self, request: GenerationRequest) -> None:
-        """Remember the tools of a request that names its agent. On the intake thread."""
-        if request.agent is not None and request.tools and not self.is_off(request):
-            self._memory.tools.put(request.namespace, request.agent, request.tools)
+    def note_preamble(self, request: GenerationRequest, agent: str) -> None:
+        """Remember the system text and tools of an agent's request. On the intake thread."""
+        if request.messages is None or not request.tools or self.is_off(request):
+            return
+        system, beginning, _ = _parts(request.messages)
+        preamble = Preamble(tuple(message.content for message in system), request.tools)
+        digest = _digest(beginning) if request.agent is None else None
+        self._memory.preambles.put(request.namespace, agent, preamble, beginning=digest)
 
-    def earlier_tools(self, request: GenerationRequest) -> Tools | None:
-        """Return the tools that the agent of a request for a reply had, if this request has none. On the intake
-        thread."""
-        if request.agent is None or request.task != "generate" or request.tools or self.is_off(request):
+    def preamble(self, request: GenerationRequest) -> Preamble | None:
+        """Return the preamble that the agent of a request for a reply had, if this request has none of its tools. On
+        the intake thread."""
+        if request.messages is None or request.tools or request.task != "generate" or self.is_off(request):
             return None
-        return self._memory.tools.get(request.namespace, request.agent)
+        if request.agent is not None:
+            return self._memory.preambles.get(request.namespace, request.agent)
+        _, beginning, rest = _parts(request.messages)
+        return self._memory.preambles.unnamed(request.namespace, _digest(beginning)) if rest else None
 
     def nearest(self, rendering: Rendering, *, on_memory: OnMemory) -> tuple[int, bytes]:
         """Return how much of a prompt's text is stored, and the stored text that it diverges from (empty: none)."""
@@ -180,6 +193,19 @@ class PromptLookup:
             known=known,
             num_tokens=num_tokens,
         )
+
+
+def _parts(messages: Sequence[Message]) -> tuple[Sequence[Message], Sequence[Message], Sequence[Message]]:
+    """Return the leading system messages, what comes after them before the first reply, and the rest."""
+    start = next((at for at, message in enumerate(messages) if message.role != "system"), len(messages))
+    end = next((at for at, message in enumerate(messages) if message.role == "assistant"), len(messages))
+    return messages[:start], messages[start:end], messages[end:]
+
+
+def _digest(messages: Sequence[Message]) -> bytes:
+    """Return a digest of the roles and texts of messages."""
+    said = json.dumps([(message.role, message.content) for message in messages])
+    return hashlib.blake2b(said.encode("utf-8", "surrogatepass"), digest_size=16).digest()
 
 
 def _continues(match: TextMatch) -> bool:

@@ -6,10 +6,12 @@ Immutable: any thread may use it.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence, Set
 from dataclasses import dataclass, replace
 
 from rekindle.engine.types import GenerationRequest
+from rekindle.matching.earlier_tails import moved
 from rekindle.text.anticipation import Probes, anticipated
 from rekindle.text.messages import Message
 from rekindle.text.normalise import Normal, Removed, normalise
@@ -100,6 +102,23 @@ class Renderer:
         removed = tuple(zip(reported, at[len(marks) :], strict=True))
         return self._continued(Rendering(settled, prompt, "", removed, tuple(at[: len(marks)]), normal))
 
+    def first_reply(self, rendering: Rendering) -> tuple[float, float]:
+        """Return where what comes before the first reply of a history ends in the prompt, and where the reply does;
+        infinity: there is none.
+
+        The reply may be written otherwise than it was: templates drop its reasoning after the next user message.
+        """
+        messages = rendering.request.messages or ()
+        at = next((at for at, message in enumerate(messages) if message.role == "assistant"), None)
+        if not at:
+            return math.inf, math.inf
+        before, end = self._encoder.message_ends(rendering.prompt, messages[: at + 1])[-2:]
+        return before, end
+
+    def before_newest(self, rendering: Rendering) -> int:
+        """Return where what comes before the newest message of a history ends in the prompt."""
+        return self._encoder.message_ends(rendering.prompt, (rendering.request.messages or ())[:-1])[-1]
+
     def _check_length(self, request: GenerationRequest) -> None:
         """Raise PromptTooLong before rendering what cannot fit."""
         if self._encoder.bound is not None:
@@ -134,3 +153,14 @@ class Renderer:
             probes=probes,
             call_ids=ids if len(ids) == len(last.tool_calls) else (),
         )
+
+
+def with_messages(request: GenerationRequest, changed: tuple[Message, ...]) -> GenerationRequest:
+    """Return a request with the texts of its messages changed, one for one, and its breakpoints where they are now."""
+    messages, found = request.messages or (), []
+    for each in request.breakpoints:
+        index, num_chars = each.message_index, each.num_chars
+        if index is not None and num_chars is not None:
+            num_chars = moved(num_chars, messages[index].content, changed[index].content)
+        found.append(replace(each, num_chars=num_chars))
+    return replace(request, messages=changed, breakpoints=tuple(found))

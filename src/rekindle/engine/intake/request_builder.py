@@ -20,28 +20,23 @@ import numpy as np
 from rekindle.cache.blocks.hashing import BlockHash
 from rekindle.cache.blocks.table import BlockTable
 from rekindle.engine.generation import Generation
+from rekindle.engine.intake.compactions import COMPACTION, Compactions
 from rekindle.engine.intake.on_memory import OnMemory
-from rekindle.engine.intake.prompt_lookup import Prompt, PromptLookup
-from rekindle.engine.intake.rendering import Renderer, Rendering
-from rekindle.engine.memory.kept_tools import names_of
+from rekindle.engine.intake.prompt_lookup import LEAST_GAIN, Prompt, PromptLookup
+from rekindle.engine.intake.rendering import Renderer, Rendering, with_messages
 from rekindle.engine.prompt_scores import PromptScores
 from rekindle.engine.request import CachedBreakpoint, Reply, Request, RequestTimes, TakenOut
 from rekindle.engine.sequence import Sequence
-from rekindle.engine.types import Breakpoint, GenerationRequest, Task
+from rekindle.engine.types import GenerationRequest, Task
 from rekindle.errors import BadRequest, PromptTooLong
-from rekindle.matching.earlier_tails import moved, with_earlier_tails
+from rekindle.matching.earlier_tails import with_earlier_tails
 from rekindle.model.sampler import SamplerState
 from rekindle.text.constraints.matcher import ReplyConstraints, ReplyMatcher
-from rekindle.text.messages import Message
-from rekindle.text.normalise import Removed
-from rekindle.text.places import Place
 from rekindle.text.prompt import PromptEncoder
 from rekindle.text.stream import TextStream
 
 QUOTED_CHARS = 120  # of text removed from a prompt
 TAIL = "tail"
-COMPACTION = "compaction"  # a kind of normalisation: tools stay in a history that was sent without them
-LEAST_GAIN = 256  # bytes of stored text; less is not worth another prompt than was sent
 COUNTED = 4  # contexts; tokens are counted that far, so that a caller learns how much too long a prompt is
 MOST_AGENTS = 4096  # whose last request is remembered, to find what changes from one to the next
 
@@ -97,6 +92,7 @@ class RequestBuilder:
         self._encoder = encoder
         self._renderer = renderer
         self._lookup = lookup
+        self._compactions = Compactions(renderer, lookup)
         self._limits = limits
         self._visible = visible
         self._constraints = constraints
@@ -141,7 +137,7 @@ class RequestBuilder:
     def _hand_over(self, ready: _Ready, generations: Collection[Generation]) -> None:
         """Submit a request for each generation; on the intake thread, like all that depends on their order."""
         request, prompt, rendering = ready.request, ready.prompt, ready.rendering
-        self._lookup.note_tools(request)
+        self._lookup.note_preamble(request, prompt.agent)
         breakpoints, taken_out = self._marked_and_removed(prompt, rendering)
         texts = self._lookup.other_texts(request.namespace, prompt)
         resume_points = (
@@ -216,7 +212,8 @@ class RequestBuilder:
                 self._encoder.bound.check_ids(len(request.token_ids))
             ids = self._checked(request.token_ids)
             return on_memory(lambda: self._lookup.of_ids(request, ids)), Rendering(request)
-        rendering = self._with_kept_tools(self._renderer.render(request), on_memory)
+        rendering = self._renderer.render(request)
+        request, rendering = self._compactions.with_preamble(request, rendering, on_memory)
         request = replace(request, tools=rendering.request.tools)
         request, rendering = self._with_earlier_tails(request, rendering, on_memory)
         as_generated = self._lookup.as_generated(request, rendering, self._renderer.opening_of, on_memory=on_memory)
@@ -224,20 +221,6 @@ class RequestBuilder:
             request, rendering = as_generated, self._again(as_generated, rendering)
         most = COUNTED * self._limits.max_context
         return self._lookup.of_text(request, rendering, on_memory=on_memory, most=most), rendering
-
-    def _with_kept_tools(self, rendering: Rendering, on_memory: OnMemory) -> Rendering:
-        """Return the rendering with the tools that its agent had, if stored text continues only with them."""
-        request = rendering.request
-        known = on_memory(lambda: self._lookup.earlier_tools(request)) if COMPACTION in self._renderer.kinds else None
-        if known is None:
-            return rendering
-        with_tools = self._renderer.render(replace(request, tools=known))
-        without = self._lookup.matched_bytes(rendering, on_memory=on_memory)
-        matched = self._lookup.matched_bytes(with_tools, on_memory=on_memory)
-        if matched < max(without + LEAST_GAIN, self._first_reply(with_tools)[0]):
-            return rendering
-        kept = Removed(COMPACTION, None, names_of(known), "", Place(None, None))
-        return replace(with_tools, removed=(*with_tools.removed, (kept, without)))
 
     def _again(self, request: GenerationRequest, before: Rendering) -> Rendering:
         """Render a request that was changed since it was rendered before."""
@@ -258,26 +241,13 @@ class RequestBuilder:
             changed = with_earlier_tails(request.messages or (), stored, self._encoder.content_key)
             if changed in (request.messages, best[0].messages):
                 break
-            other = replace(request, messages=changed, breakpoints=_moved_breakpoints(request, changed))
+            other = with_messages(request, changed)
             again = self._again(other, rendering)
             most, stored = self._lookup.nearest(again, on_memory=on_memory)
             if most <= matched:
                 break
             best, matched = (other, again), most
-        return best if matched >= max(least, self._first_reply(best[1])[1]) else (request, rendering)
-
-    def _first_reply(self, rendering: Rendering) -> tuple[float, float]:
-        """Return where what comes before the first reply of a history ends in the prompt, and where the reply does;
-        infinity: there is none.
-
-        The reply may be written otherwise than it was: templates drop its reasoning after the next user message.
-        """
-        messages = rendering.request.messages or ()
-        at = next((at for at, message in enumerate(messages) if message.role == "assistant"), None)
-        if not at:
-            return math.inf, math.inf
-        before, end = self._encoder.message_ends(rendering.prompt, messages[: at + 1])[-2:]
-        return before, end
+        return best if matched >= max(least, self._renderer.first_reply(best[1])[1]) else (request, rendering)
 
     def _room(self, prompt: Prompt, task: Task) -> int:
         """Return how many tokens of reply fit after the prompt; PromptTooLong if none does."""
@@ -346,14 +316,3 @@ class RequestBuilder:
 
 def _num_replies(request: GenerationRequest) -> int | None:
     return None if request.messages is None else sum(message.role == "assistant" for message in request.messages)
-
-
-def _moved_breakpoints(request: GenerationRequest, changed: tuple[Message, ...]) -> tuple[Breakpoint, ...]:
-    """Return the breakpoints of a request where they are in its changed messages."""
-    messages, found = request.messages or (), []
-    for each in request.breakpoints:
-        index, num_chars = each.message_index, each.num_chars
-        if index is not None and num_chars is not None:
-            num_chars = moved(num_chars, messages[index].content, changed[index].content)
-        found.append(replace(each, num_chars=num_chars))
-    return tuple(found)

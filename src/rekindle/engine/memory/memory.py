@@ -18,8 +18,8 @@ from rekindle.agent_ids import kind_of
 from rekindle.cache.blocks.hashing import chain_hashes
 from rekindle.engine.memory.branches import Branch, BranchBook, KnownBranch
 from rekindle.engine.memory.breakpoints import Breakpoints
-from rekindle.engine.memory.kept_tools import KeptTools
 from rekindle.engine.memory.pins import Pins
+from rekindle.engine.memory.preambles import Preambles
 from rekindle.engine.memory.sequences import branch_of, cut, record_of, to_save
 from rekindle.engine.memory.summaries import Summaries
 from rekindle.engine.memory.system_texts import SystemTexts
@@ -65,7 +65,7 @@ class AgentMemory:
             book, block_tokens=block_tokens, max_tokens=max_breakpoint_tokens, save=save, now=now
         )
         self.pins = Pins(book, block_tokens=block_tokens, max_blocks=max_pinned_blocks, save=save, now=now)
-        self.tools = KeptTools()
+        self.preambles = Preambles()
         self.system_texts = SystemTexts()
         self.summaries = Summaries()
         self._to_index: list[Branch] = []
@@ -268,7 +268,7 @@ class AgentMemory:
 
     def take_out(self, namespace: str, agent: str) -> list[Branch]:
         """Forget an agent, but for its breakpoints and what the store has; return its branches."""
-        self.tools.drop(namespace, agent)
+        self.preambles.drop(namespace, agent)
         self.system_texts.drop(namespace, agent)
         self.summaries.drop(namespace, agent)
         branches = self.book.drop(namespace, agent)
@@ -282,10 +282,10 @@ class AgentMemory:
         return [branch for branch in branches if branch.saved_tokens < branch.num_tokens and branch.last_use >= since]
 
     def check(self) -> None:
-        """Assert the invariants of matcher, book, breakpoints, tools, system texts and summaries."""
+        """Assert the invariants of matcher, book, breakpoints, preambles, system texts and summaries."""
         self.matcher.check()
         self.book.check()
         self.breakpoints.check()
-        self.tools.check()
+        self.preambles.check()
         self.system_texts.check()
         self.summaries.check()
