@@ -60,6 +60,15 @@ def test_a_prompt_gets_the_reply_of_its_step(
     assert found.texts == (tuple(SCRIPT[step][place]["texts"]) if step else OTHER)
 
 
+def test_a_call_that_the_prompt_has_begun_is_gone_on_with() -> None:
+    text = '\n<tool_call>\n{"name": "look", "arguments": {}}\n</tool_call>'
+    script = {"look": [{"texts": [text, PROSE], "tools": []}]}
+    prompt = turns(SYSTEM, ("user", "Look! step:look"))
+    assert answer(script, prompt).texts == (text, PROSE)
+    assert answer(script, f'{prompt}<tool_call>\n{{"name": "').texts == (text.partition('"name": "')[2], PROSE)
+    assert answer(script, f"{prompt}<think>\n").texts == (text, PROSE)
+
+
 def test_calls_are_written_in_the_form_of_the_template() -> None:
     reader = find_reply_format(encoder_for("hermes")).reader(True, parallel=True, new_id=lambda: "c1")
     text = LOOK.texts()[0].partition("</think>\n\n")[2]

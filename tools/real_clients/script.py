@@ -105,7 +105,14 @@ def answer(script: Mapping[str, Sequence[Mapping[str, Any]]], prompt: str) -> As
     head = turns[0][1] if turns else ""
     if any(f'"name": "{tool}"' not in head for tool in reply["tools"]):
         return Asked(OTHER, num_replies=num_replies)
-    return Asked(tuple(reply["texts"]), found[-1], place, num_replies)
+    begun = prompt.rpartition(f"{TURN}assistant\n")[2]
+    return Asked(tuple(_rest(text, begun) for text in reply["texts"]), found[-1], place, num_replies)
+
+
+def _rest(text: str, begun: str) -> str:
+    """Return what is left to say of a text, where the prompt has begun a call that the client demands."""
+    said = text.lstrip("\n")
+    return said[len(begun) :] if begun and said.startswith(begun) else text
 
 
 def _turn(text: str) -> tuple[str, str]:
