@@ -61,7 +61,7 @@ def test_a_prompt_gets_the_reply_of_its_step(
 
 
 def test_a_call_that_the_prompt_has_begun_is_gone_on_with() -> None:
-    text = '\n<tool_call>\n{"name": "look", "arguments": {}}\n</tool_call>'
+    text = 'I look.\n<tool_call>\n{"name": "look", "arguments": {}}\n</tool_call>'
     script = {"look": [{"texts": [text, PROSE], "tools": []}]}
     prompt = turns(SYSTEM, ("user", "Look! step:look"))
     assert answer(script, prompt).texts == (text, PROSE)

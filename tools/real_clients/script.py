@@ -111,8 +111,7 @@ def answer(script: Mapping[str, Sequence[Mapping[str, Any]]], prompt: str) -> As
 
 def _rest(text: str, begun: str) -> str:
     """Return what is left to say of a text, where the prompt has begun a call that the client demands."""
-    said = text.lstrip("\n")
-    return said[len(begun) :] if begun and said.startswith(begun) else text
+    return text.partition(begun)[2] if begun and begun in text else text
 
 
 def _turn(text: str) -> tuple[str, str]:
