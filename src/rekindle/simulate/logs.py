@@ -54,8 +54,9 @@ def read_log(path: Path, options: TraceOptions, progress: Callable[[], None]) ->
 
 @dataclass(slots=True)
 class _Prompt:
-    """The ids of one prompt, and of what is stored once it is answered."""
+    """The ids of one prompt of a conversation, and of what is stored once it is answered."""
 
+    session: str
     at_s: float | None
     ids: TokenIds
     stored: TokenIds
@@ -81,7 +82,7 @@ class _Reading:
         if turn.reply is not None:
             self._reply(turn.reply.serial, turn.reply.message)
         reuse = self._memory.ask(serial, turn.conversation, asked, earlier=turn.earlier)
-        self.prompts[serial] = _Prompt(at_s, reuse.ids, reuse.ids)
+        self.prompts[serial] = _Prompt(turn.conversation, at_s, reuse.ids, reuse.ids)
         answer = self._reader.answer(logged)
         if answer is not None:
             self._reply(serial, answer)
@@ -99,5 +100,5 @@ def _trace(reading: _Reading, block_tokens: int, called: tuple[str, str], notes:
     builder = TraceBuilder(block_tokens)
     for number, prompt in enumerate(prompts):
         at_s = prompt.at_s if is_timed and prompt.at_s is not None else float(number)
-        builder.add_tokens(at_s, prompt.ids, prompt.stored)
+        builder.add_tokens(at_s, prompt.ids, prompt.stored, session=prompt.session)
     return builder.build(*called, is_timed=is_timed, notes=notes)

@@ -42,6 +42,15 @@ class Tier:
         """Blocks evicted for lack of space."""
         return self._pool.num_evictions
 
+    def depth(self, wanted: Sequence[int]) -> int:
+        """Return the blocks of the longest stored prefix; no use of them is counted."""
+        peek = self._pool.peek
+        for depth, number in enumerate(wanted):
+            block = self._blocks[number]
+            if peek(block.hash, block.ids) is None:
+                return depth
+        return len(wanted)
+
     def hold(self, wanted: Sequence[int]) -> int:
         """Hold the longest stored prefix, and return its number of blocks."""
         assert not self._held, "the request before still holds blocks"

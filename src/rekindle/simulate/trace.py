@@ -30,12 +30,16 @@ class TraceOptions:
 
 @dataclass(frozen=True, slots=True)
 class TraceRequest:
-    """A prompt of `num_tokens`: its `blocks` in order, and the blocks `stored` once it is answered, these first."""
+    """A prompt of `num_tokens`: its `blocks` in order, and the blocks `stored` once it is answered, these first.
+
+    `session` is the conversation it belongs to; None where the file does not say.
+    """
 
     at_s: float
     num_tokens: int
     blocks: tuple[int, ...]
     stored: tuple[int, ...]
+    session: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +85,11 @@ class Trace:
         """Count the tokens in the first `num_blocks` of a prompt, whose last block may be partial."""
         return min(num_blocks * self.block_tokens, request.num_tokens)
 
+    def stored_tokens(self, request: TraceRequest, num_blocks: int) -> int:
+        """Count the tokens in the first `num_blocks` stored; those after the prompt's are whole."""
+        whole = num_blocks * self.block_tokens
+        return whole if num_blocks > len(request.blocks) else min(whole, request.num_tokens)
+
     def unlinked(self) -> Trace:
         """Return the same trace with parentless blocks, so that any may be evicted, whatever its descendants."""
         numbers = np.arange(len(self.blocks), dtype=np.uint32)
@@ -104,10 +113,10 @@ class TraceBuilder:
         blocks = self._chain(np.array(numbers, dtype=np.uint32), 1)
         self._requests.append(TraceRequest(at_s, num_tokens, blocks, blocks))
 
-    def add_tokens(self, at_s: float, ids: TokenIds, stored: TokenIds) -> None:
+    def add_tokens(self, at_s: float, ids: TokenIds, stored: TokenIds, *, session: str | None = None) -> None:
         """Add a request by the token ids of its prompt and of what is `stored` afterwards; only whole blocks count."""
         prompt, whole = self._chain(ids, self._block_tokens), self._chain(stored, self._block_tokens)
-        self._requests.append(TraceRequest(at_s, len(ids), prompt, max(prompt, whole, key=len)))
+        self._requests.append(TraceRequest(at_s, len(ids), prompt, max(prompt, whole, key=len), session))
 
     def build(self, name: str, kind: str, *, is_timed: bool = True, notes: Sequence[str] = ()) -> Trace:
         """Return the trace."""

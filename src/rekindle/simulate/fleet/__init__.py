@@ -1,0 +1,1 @@
+"""Fleets: replicas with queues, routes between them, and a tier that they share."""
