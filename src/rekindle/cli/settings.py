@@ -38,7 +38,7 @@ class GroupedCommand(TyperCommand):
             if record is not None:
                 is_argument = parameter.param_type_name == "argument"
                 group = getattr(parameter, "rich_help_panel", None) or ("Arguments" if is_argument else "Options")
-                sections[group].append(record)
+                sections.setdefault(group, []).append(record)
         for group, records in sections.items():
             if records:
                 with formatter.section(group):

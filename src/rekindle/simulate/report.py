@@ -30,10 +30,7 @@ def describe(trace: Trace) -> str:
 
 
 def print_table(console: Console, found: Sequence[Found], trace: Trace, unit: Unit) -> None:
-    """Print a row per memory and a column per capacity; with a disk, the hot share and what the disk adds.
-
-    The table is printed whole even if it is wider than the terminal or the assumed width of a file.
-    """
+    """Print a row per memory and a column per capacity; with a disk, the hot share and what the disk adds."""
     shown = Table(box=box.SIMPLE_HEAD, padding=(0, 1))
     shown.add_column("", no_wrap=True)
     for size in dict.fromkeys(each.memory.num_blocks for each in found):
@@ -41,13 +38,16 @@ def print_table(console: Console, found: Sequence[Found], trace: Trace, unit: Un
         shown.add_column(f"{show_capacity(size, trace)}\n{show_tokens(held)}", justify="right", no_wrap=True)
     for arm, row in by_arm(found, trace, unit).items():
         shown.add_row(arm, *(_cell(each, unit) for each in row))
-    needed = console.measure(shown, options=console.options.update_width(MAX_WIDTH)).maximum
-    console.width = max(console.width, needed)
     tiers = "; hot + further on disk" if any(each.memory.disk_blocks for each in found) else ""
-    console.print(
-        f"\nShare of {unit} found, by capacity in blocks and in tokens{tiers}", highlight=False, soft_wrap=True
-    )
-    console.print(shown)
+    print_whole(console, f"Share of {unit} found, by capacity in blocks and in tokens{tiers}", shown)
+
+
+def print_whole(console: Console, title: str, table: Table) -> None:
+    """Print a table after its title, whole even if it is wider than the terminal or the assumed width of a file."""
+    needed = console.measure(table, options=console.options.update_width(MAX_WIDTH)).maximum
+    console.width = max(console.width, needed)
+    console.print(f"\n{title}", highlight=False, soft_wrap=True)
+    console.print(table)
 
 
 def by_arm(found: Sequence[Found], trace: Trace, unit: Unit) -> dict[str, list[Found]]:

@@ -11,7 +11,7 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
@@ -63,21 +63,9 @@ def run_simulate(path: Path, options: SimulateOptions, console: Console) -> int:
     check_plot(options.plot)
     for written in (options.out, options.plot):
         if written is not None:
-            _prove_writable(written)
-    bar = Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        console=Console(stderr=True),
-        transient=True,
-    )
-    with bar:
-        reading = bar.add_task("requests read", total=None)
-        trace = read_trace(path, options.trace, lambda: bar.advance(reading))
-        bar.remove_task(reading)
-        for line in (describe(trace), *trace.notes):
-            console.print(Text(line), soft_wrap=True)
+            prove_writable(written)
+    with progress_bar() as bar:
+        trace = read_described(path, options.trace, console, bar)
         found = _sweep(trace if options.order == "leaves" else trace.unlinked(), options, bar)
     for unit in UNITS:
         print_table(console, found, trace, unit)
@@ -85,7 +73,35 @@ def run_simulate(path: Path, options: SimulateOptions, console: Console) -> int:
     return 0
 
 
-def _prove_writable(path: Path) -> None:
+def progress_bar() -> Progress:
+    """Return a bar on standard error that disappears."""
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    return Progress(*columns, console=Console(stderr=True), transient=True)
+
+
+def read_described(path: Path, options: TraceOptions, console: Console, bar: Progress) -> Trace:
+    """Return the trace in a file, and print what it is."""
+    reading = bar.add_task("requests read", total=None)
+    trace = read_trace(path, options, lambda: bar.advance(reading))
+    bar.remove_task(reading)
+    for line in (describe(trace), *trace.notes):
+        console.print(Text(line), soft_wrap=True)
+    return trace
+
+
+def settings_of(path: Path, trace: Trace) -> dict[str, Any]:
+    """Return what lines of results say of their trace."""
+    return {
+        "trace": trace.name,
+        "trace_sha256": hashlib.sha256(path.read_bytes()).hexdigest(),
+        "kind": trace.kind,
+        "block_tokens": trace.block_tokens,
+        "requests": len(trace.requests),
+        "unlimited_blocks": len(trace.blocks),
+    }
+
+
+def prove_writable(path: Path) -> None:
     """Raise ConfigError if a file cannot be written; creates no file that did not exist."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -113,17 +129,8 @@ def _sweep(trace: Trace, options: SimulateOptions, bar: Progress) -> list[Found]
 
 def _deliver(path: Path, trace: Trace, found: Sequence[Found], options: SimulateOptions, console: Console) -> None:
     if options.out is not None:
-        settings = {
-            "trace": trace.name,
-            "trace_sha256": hashlib.sha256(path.read_bytes()).hexdigest(),
-            "kind": trace.kind,
-            "block_tokens": trace.block_tokens,
-            "order": options.order,
-            "requests": len(trace.requests),
-            "unlimited_blocks": len(trace.blocks),
-        }
         lines = list(measurements(found, trace))
-        append_lines(options.out, Origin.here("simulate", settings), lines)
+        append_lines(options.out, Origin.here("simulate", settings_of(path, trace) | {"order": options.order}), lines)
         console.print(f"{len(lines)} lines added to {options.out}", soft_wrap=True)
     if options.plot is not None:
         plot_simulation(options.plot, found, trace)
