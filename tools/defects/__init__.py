@@ -3,6 +3,7 @@
 from tools.defects.calls import STRICT_CALLS
 from tools.defects.clients import CLIENTS
 from tools.defects.computing import COMPUTING
+from tools.defects.fleets import FLEET
 from tools.defects.kernels import KERNELS
 from tools.defects.latents import LATENTS
 from tools.defects.layers import LAYERS
@@ -30,4 +31,5 @@ MUTANTS = (
     *STRICT_CALLS,
     *SCORED,
     *OLLAMA,
+    *FLEET,
 )
