@@ -1,0 +1,127 @@
+"""An agent's head: which texts it remembers, as token ids, so that every replica can match and name their blocks.
+
+The only objects that change. A head is swapped, never overwritten: of two replicas that write at once one reads what
+the other wrote and adds to it. A text that continues another takes its place; texts that part from one another are
+branches, side by side.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from rekindle.cache.blocks.hashing import BlockHash, TokenIds, chain_hashes, tail_hash
+from rekindle.cache.blocks.identity import BlockIdentity
+from rekindle.tier.sealing import BadObject
+
+VERSION = 1
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class HeadBranch:
+    """One text of an agent: its ids, uint32 [num_tokens], whose first `canonical_tokens` are a fresh encoding.
+
+    `turn_ends` are token counts. `parts` says which blocks, counted from 0, have each part of the layout but the first,
+    which all have. Times are wall clock.
+    """
+
+    root: BlockHash
+    ids: TokenIds
+    canonical_tokens: int
+    last_use: float
+    turn_ends: tuple[int, ...] = ()
+    parts: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
+
+    def blocks(self, block_tokens: int) -> Iterator[BlockIdentity]:
+        """Yield its blocks in order, the last one partial if its tokens do not fill it."""
+        parent = self.root
+        for at, name in enumerate(chain_hashes(self.root, self.ids, block_tokens)):
+            yield BlockIdentity(name, parent, self.root, self.ids[at * block_tokens : (at + 1) * block_tokens])
+            parent = name
+        rest = self.ids[len(self.ids) // block_tokens * block_tokens :]
+        if len(rest):
+            yield BlockIdentity(tail_hash(parent, rest), parent, self.root, rest)
+
+    def begins(self, other: HeadBranch) -> bool:
+        """Whether the other branch contains all of this one."""
+        num = len(self.ids)
+        return self.root == other.root and num <= len(other.ids) and bool(np.array_equal(self.ids, other.ids[:num]))
+
+
+@dataclass(frozen=True, slots=True)
+class AgentHead:
+    """What an agent remembers, the branch used last first. What ended before `purged_at` (wall clock) is forgotten."""
+
+    namespace: str
+    agent: str
+    branches: tuple[HeadBranch, ...] = ()
+    purged_at: float = 0.0
+
+    def with_branch(self, branch: HeadBranch, *, most: int) -> AgentHead:
+        """Return the head with a branch that was used, of at most `most` branches; itself if it knows more already."""
+        if branch.last_use <= self.purged_at or any(branch.begins(other) for other in self.branches):
+            return self
+        others = [each for each in self.branches if not each.begins(branch)]
+        kept = sorted((branch, *others), key=lambda each: -each.last_use)[:most]
+        return replace(self, branches=tuple(kept))
+
+    def purged(self, now: float) -> AgentHead:
+        """Return the head of an agent that is forgotten from now on."""
+        return replace(self, branches=(), purged_at=now)
+
+    def encode(self) -> bytes:
+        """Return the head as bytes; the ids that a branch shares with one before it are written once."""
+        branches = [_written(each, self.branches[:at]) for at, each in enumerate(self.branches)]
+        fields = {"v": VERSION, "namespace": self.namespace, "agent": self.agent, "purged_at": self.purged_at}
+        return json.dumps({**fields, "branches": branches}).encode()
+
+
+def decode_head(data: bytes) -> AgentHead:
+    """Return a head from its bytes; BadObject if a newer version wrote it."""
+    read = json.loads(data)
+    if read["v"] != VERSION:
+        raise BadObject(f"version {read['v']} of an agent's head, not {VERSION}: all replicas run the same version")
+    branches: list[HeadBranch] = []
+    for each in read["branches"]:
+        branches.append(_read(each, branches))
+    return AgentHead(read["namespace"], read["agent"], tuple(branches), read["purged_at"])
+
+
+def _written(branch: HeadBranch, before: Sequence[HeadBranch]) -> dict[str, Any]:
+    shared, like = max(((_shared(branch, each), at) for at, each in enumerate(before)), default=(0, 0))
+    rest = np.ascontiguousarray(branch.ids[shared:], dtype="<u4").tobytes()
+    return {
+        "root": branch.root.hex(),
+        "like": like,
+        "shared": shared,
+        "ids": base64.b64encode(zlib.compress(rest, 1)).decode(),
+        "canonical_tokens": branch.canonical_tokens,
+        "last_use": branch.last_use,
+        "turn_ends": list(branch.turn_ends),
+        "parts": {str(part): list(blocks) for part, blocks in branch.parts.items()},
+    }
+
+
+def _read(fields: Mapping[str, Any], before: Sequence[HeadBranch]) -> HeadBranch:
+    rest = np.frombuffer(zlib.decompress(base64.b64decode(fields["ids"])), dtype="<u4").astype(np.uint32)
+    shared = before[fields["like"]].ids[: fields["shared"]] if fields["shared"] else np.empty(0, np.uint32)
+    return HeadBranch(
+        root=BlockHash(bytes.fromhex(fields["root"])),
+        ids=np.concatenate((shared, rest)),
+        canonical_tokens=fields["canonical_tokens"],
+        last_use=fields["last_use"],
+        turn_ends=tuple(fields["turn_ends"]),
+        parts={int(part): tuple(blocks) for part, blocks in fields["parts"].items()},
+    )
+
+
+def _shared(one: HeadBranch, other: HeadBranch) -> int:
+    num = min(len(one.ids), len(other.ids))
+    differ = np.flatnonzero(one.ids[:num] != other.ids[:num])
+    return int(differ[0]) if len(differ) else num

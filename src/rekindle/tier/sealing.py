@@ -1,0 +1,75 @@
+"""Encryption of objects: a reader of the bucket learns sizes and times, no text and no KV.
+
+AES-256-GCM under a key derived from the store's secret, which all replicas share. An object is bound to its name: one
+that was copied to another name does not open, like any that was changed.
+
+    | magic | nonce [12] | ciphertext | tag [16] |
+"""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+from dataclasses import dataclass
+
+from rekindle.errors import ConfigError
+
+MAGIC = b"RKTIER1\n"
+NONCE_BYTES = 12
+OVERHEAD = len(MAGIC) + NONCE_BYTES + 16
+
+
+@dataclass(frozen=True, slots=True)
+class Version:
+    """What an object store calls one content of an object."""
+
+    e_tag: str
+    version: str | None
+
+
+class BadObject(Exception):
+    """The bytes are not what was written under this name with this secret; `version` is theirs, where it is known."""
+
+    version: Version | None = None
+
+
+class Sealer:
+    """Seals and opens objects, and derives names that do not show what they name. Any thread."""
+
+    def __init__(self, secret: bytes) -> None:
+        try:
+            from cryptography.exceptions import InvalidTag
+            from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+        except ImportError as error:
+            raise ConfigError("tier needs packages that are not installed: pip install 'rekindle[tier]'") from error
+        self._cipher = AESGCM(_key(secret, b"rekindle.seal"))
+        self._changed = InvalidTag
+        self._name_key = _key(secret, b"rekindle.names")
+
+    def seal(self, name: str, data: bytes) -> bytes:
+        """Return `data` encrypted for the object `name`."""
+        nonce = secrets.token_bytes(NONCE_BYTES)
+        return MAGIC + nonce + self._cipher.encrypt(nonce, data, name.encode())
+
+    def open(self, name: str, sealed: bytes) -> bytes:
+        """Return the data of the object `name`; BadObject if any bit of it, its name or the secret is another."""
+        start = len(MAGIC) + NONCE_BYTES
+        if sealed[: len(MAGIC)] != MAGIC or len(sealed) < OVERHEAD:
+            raise BadObject("no object of this tier")
+        try:
+            return self._cipher.decrypt(sealed[len(MAGIC) : start], sealed[start:], name.encode())
+        except self._changed:
+            raise BadObject("changed, or written under another name or with another secret") from None
+
+    def digest(self, *fields: str) -> str:
+        """Return a name for these fields, the same on every replica: 32 hexadecimal digits."""
+        digest = hashlib.blake2b(key=self._name_key, digest_size=16)
+        for field in fields:
+            data = field.encode()
+            digest.update(len(data).to_bytes(8, "little") + data)
+        return digest.hexdigest()
+
+
+def _key(secret: bytes, person: bytes) -> bytes:
+    """Return a key of 32 bytes for one purpose; the secret has 32 random bytes, so no slow derivation is needed."""
+    return hashlib.blake2b(secret, digest_size=32, person=person).digest()

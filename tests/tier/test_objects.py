@@ -1,0 +1,143 @@
+"""Objects in a directory: written, read, swapped by many at once, listed; a store that is silent is given up."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from rekindle.tier.location import open_location
+from rekindle.tier.objects import AHEAD, Objects, TierUnavailable
+from rekindle.tier.sealing import BadObject, Sealer
+
+
+def open_objects(directory: Path, *, prefix: str = "model") -> Objects:
+    return Objects(open_location(str(directory)), Sealer(b"s" * 32), prefix, directory=directory)
+
+
+@pytest.fixture
+def objects(tmp_path: Path) -> Iterator[Objects]:
+    opened = open_objects(tmp_path / "tier")
+    yield opened
+    opened.close()
+
+
+def test_an_object_is_read_as_it_was_written(objects: Objects, tmp_path: Path) -> None:
+    assert objects.get("heads/one") is None and objects.modified("heads/one") is None
+    objects.put("heads/one", b"data")
+    got = objects.get("heads/one")
+    assert got is not None and got[0] == b"data"
+    on_disk = (tmp_path / "tier" / "model" / "heads" / "one").read_bytes()
+    assert b"data" not in on_disk, "it is encrypted"
+    modified = objects.modified("heads/one")
+    assert modified is not None and modified == pytest.approx((tmp_path / "tier/model/heads/one").stat().st_mtime)
+
+
+def test_a_swap_needs_the_version_that_was_read(objects: Objects) -> None:
+    first = objects.swap("head", b"1", None)
+    assert first is not None and objects.swap("head", b"2", None) is None, "it is there by now"
+    second = objects.swap("head", b"2", first)
+    assert second is not None and objects.swap("head", b"3", first) is None, "another has written since"
+    got = objects.get("head")
+    assert got is not None and got == (b"2", second)
+    objects.delete(["head", "never there"])
+    assert objects.get("head") is None and objects.swap("head", b"3", second) is None
+
+
+def test_of_many_that_swap_at_once_none_is_lost(tmp_path: Path) -> None:
+    def add(name: str) -> None:
+        own = open_objects(tmp_path / "tier")  # as another process would
+        try:
+            for number in range(10):
+                while True:
+                    got = own.get("list")
+                    data, version = got if got is not None else (b"", None)
+                    if own.swap("list", data + f"{name}{number} ".encode(), version) is not None:
+                        break
+        finally:
+            own.close()
+
+    threads = [threading.Thread(target=add, args=(name,)) for name in "abcd"]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    objects = open_objects(tmp_path / "tier")
+    got = objects.get("list")
+    objects.close()
+    assert got is not None and sorted(got[0].split()) == sorted(f"{n}{i}".encode() for n in "abcd" for i in range(10))
+
+
+def test_many_come_in_order_until_one_is_missing(objects: Objects) -> None:
+    names = [f"blocks/{number}" for number in range(3 * AHEAD)]
+    objects.put_many([(name, name.encode()) for name in names])
+    for num_certain in (0, 5, len(names)):
+        got = list(objects.get_many(names, seconds_left=lambda: 30.0, num_certain=num_certain))
+        assert got == [name.encode() for name in names]
+    objects.delete([names[7]])
+    got = list(objects.get_many(names[:9], seconds_left=lambda: 30.0))
+    assert got[7] is None and got[6] == names[6].encode() and got[8] == names[8].encode()
+
+
+def test_a_listing_is_of_one_folder_and_prefix(objects: Objects, tmp_path: Path) -> None:
+    other = open_objects(tmp_path / "tier", prefix="other-model")
+    other.put("heads/x", b"")
+    other.close()
+    objects.put_many([("heads/a", b"1"), ("heads/b", b"22"), ("blocks/c", b"333")])
+    listed = {each.name: each.num_bytes for each in objects.list("heads")}
+    assert listed.keys() == {"heads/a", "heads/b"} and listed["heads/b"] - listed["heads/a"] == 1
+    assert objects.list("nothing") == []
+
+
+def test_damage_is_reported_with_the_version_to_replace(objects: Objects, tmp_path: Path) -> None:
+    objects.put("head", b"data")
+    path = tmp_path / "tier" / "model" / "head"
+    path.write_bytes(path.read_bytes()[:-1])
+    with pytest.raises(BadObject) as caught:
+        objects.get("head")
+    assert objects.swap("head", b"new", caught.value.version) is not None
+    got = objects.get("head")
+    assert got is not None and got[0] == b"new"
+
+
+def test_a_silent_store_is_given_up(objects: Objects, tmp_path: Path) -> None:
+    objects.put("head", b"data")
+    path = tmp_path / "tier" / "model" / "head"
+    path.unlink()
+    os.mkfifo(path)  # who opens it for reading waits until somebody writes
+    with pytest.raises(TierUnavailable, match=r"no answer within 0\.05 s"):
+        objects.get("head", timeout_s=0.05)
+    with pytest.raises(TierUnavailable, match="no answer"):
+        list(objects.get_many(["head"], seconds_left=lambda: 0.05))
+    os.close(os.open(path, os.O_RDWR | os.O_NONBLOCK))  # lets the readers go
+
+
+def test_closing_ends_what_is_awaited(tmp_path: Path) -> None:
+    objects = open_objects(tmp_path / "tier")
+    objects.put("head", b"data")
+    path = tmp_path / "tier" / "model" / "head"
+    path.unlink()
+    os.mkfifo(path)
+    waiting = threading.Thread(target=lambda: objects.get("head", timeout_s=600.0), daemon=True)
+    errors: list[BaseException | None] = []
+    threading.excepthook, hook = (lambda args: errors.append(args.exc_value)), threading.excepthook
+    try:
+        waiting.start()
+        objects.close()
+        waiting.join()
+    finally:
+        threading.excepthook = hook
+        os.close(os.open(path, os.O_RDWR | os.O_NONBLOCK))
+    assert [type(error) for error in errors] == [TierUnavailable]
+    with pytest.raises(TierUnavailable, match="closed"):
+        objects.get("head")
+
+
+def test_a_store_that_fails_says_what_it_said(objects: Objects, tmp_path: Path) -> None:
+    (tmp_path / "tier" / "model").mkdir()
+    (tmp_path / "tier" / "model" / "heads").write_text("a file where a folder should be")
+    with pytest.raises(TierUnavailable, match=r"(?i)heads"):
+        objects.put("heads/one", b"data")
