@@ -238,11 +238,12 @@ class Index:
             rows = connection.execute(f"SELECT {BLOCK} FROM block WHERE part = 0")
             return {row[0]: (row[2], row[5]) for row in rows if self._holds("block", row)}
 
-    def sequences(self) -> list[SequenceRecord]:
-        """Every branch of every agent, without token ids."""
+    def sequences(self, agent: bytes | None = None) -> list[SequenceRecord]:
+        """Every branch of every agent, or of the one with this key, without token ids."""
         found = []
+        query, values = (_SEQUENCES, ()) if agent is None else (f"{_SEQUENCES} WHERE agent = ?", (agent,))
         with self.reading() as connection:
-            for row in connection.execute(_SEQUENCES):
+            for row in connection.execute(query, values):
                 owner = row[_SEQUENCE_COLUMNS:]
                 if self._holds("sequence", row) and self._holds("agent", owner):
                     _, branch, root, head, num_tokens, canonical, last_use, ends, _ = row[:_SEQUENCE_COLUMNS]

@@ -6,7 +6,7 @@ Owns the directory: its lock, its secret, one subdirectory per fingerprint, and 
     shards    slot → bytes              records  bytes → block           writer, readers  the threads
 
 Nothing here raises into a request: damaged, missing or unreadable data counts as missing. Saving runs asynchronously
-and never blocks the engine. Any thread may call any method, except that only one thread stages blocks.
+and never blocks the engine. Any thread may call any method; the blocks of one chain are staged by one thread at a time.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ from rekindle.store.opening import OpenedStore, open_store
 from rekindle.store.readers import Deliver, Done, Readers
 from rekindle.store.refusal import refusal
 from rekindle.store.room import OnLost, ignore
+from rekindle.store.schema import agent_key
 from rekindle.store.shards import SHARD_BYTES
 from rekindle.store.siblings import known_to_sibling
 from rekindle.store.staging import StagingBuffer
@@ -245,6 +246,11 @@ class WarmStore:
     def sequences(self) -> list[SequenceRecord]:
         """Every branch of every agent, without token ids."""
         return self._query(self.index.sequences, [])
+
+    def sequences_of(self, namespace: str, agent: str) -> list[SequenceRecord]:
+        """Every branch of one agent, without token ids."""
+        key = agent_key(namespace, agent, self.secret)
+        return self._query(lambda: self.index.sequences(key), [])
 
     def sequence_ids(self, record: SequenceRecord) -> TokenIds:
         """The token ids of a branch [num_tokens]; empty if its blocks were removed in the meantime."""

@@ -1,0 +1,103 @@
+"""Maintenance of a tier: what other replicas have purged is purged here, and now and then one replica collects.
+
+Owns the thread that looks. Purges are noticed within `LOOK_S`, also of agents that nobody asks for here.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import random
+import threading
+import time
+from collections.abc import Callable, Iterable
+
+from rekindle.tier.breaker import Breaker
+from rekindle.tier.collection import Collected, Collection
+from rekindle.tier.names import PURGED, purged_name
+from rekindle.tier.objects import Objects, TierUnavailable
+from rekindle.tier.sealing import BadObject
+from rekindle.worker import Death, Worker
+
+logger = logging.getLogger(__name__)
+
+LOOK_S = 60.0
+COLLECT_S = 3600.0  # between two collections, whichever replicas make them
+LEASE = "collected"  # the object that says when the last one began
+Forget = Callable[[str, str, float], object]  # namespace, agent, when it was purged (wall clock)
+Agents = Callable[[], Iterable[tuple[str, str]]]  # the (namespace, agent) that are known here
+
+
+class Maintenance:
+    """One thread. `agents` and `forget` are called on it."""
+
+    def __init__(self, objects: Objects, collection: Collection, breaker: Breaker) -> None:
+        self.collected: Collected | None = None
+        self._objects = objects
+        self._collection = collection
+        self._breaker = breaker
+        self._seen: dict[str, float] = {}
+        self._stopped = threading.Event()
+        self._agents: Agents = tuple
+        self._forget: Forget = lambda namespace, agent, purged_at: False
+        self.worker = Worker("tier-maintenance", self._run, on_death=self._died)
+
+    def connect(self, agents: Agents, forget: Forget) -> None:
+        """Say which agents are known here, and what to call for one that another replica has purged."""
+        self._agents, self._forget = agents, forget
+
+    def end(self) -> None:
+        """Let the thread end after what it is doing."""
+        self._stopped.set()
+
+    def _died(self, death: Death) -> None:
+        logger.error("%s: the object tier is not collected by this replica any more", death)
+
+    def _run(self) -> None:
+        wait_s = 0.0
+        while not self._stopped.wait(wait_s):
+            wait_s = LOOK_S * random.uniform(0.8, 1.2)  # replicas that started together do not ask together
+            if not self._breaker.allows():
+                continue
+            try:
+                self.forget_purged()
+                self.collect_if_due()
+                self._breaker.succeeded()
+            except TierUnavailable as error:
+                if not self._stopped.is_set():
+                    self._breaker.failed(str(error))
+            except Exception:
+                # Border: maintenance that fails is tried again, and nothing depends on it.
+                logger.exception("maintenance of the object tier failed")
+
+    def forget_purged(self) -> None:
+        """Forget here what other replicas have purged since the last look."""
+        news = [each for each in self._objects.list(PURGED) if self._seen.get(each.name) != each.modified]
+        if not news:
+            return
+        sealer = self._objects.sealer
+        here = {purged_name(sealer, *agent): agent for agent in self._agents()}
+        for each in news:
+            if each.name in here:
+                try:
+                    got = self._objects.get(each.name)
+                except BadObject as error:
+                    logger.warning("a note that an agent was purged is damaged: %s", error)
+                    got = None
+                if got is not None:
+                    self._forget(*here[each.name], float(got[0]))
+            self._seen[each.name] = each.modified
+
+    def collect_if_due(self) -> None:
+        """Collect, unless a replica has done so in the last hour."""
+        try:
+            got = self._objects.get(LEASE)
+        except BadObject as error:
+            got = (b"0", error.version) if error.version is not None else None
+        now = time.time()
+        if got is not None and now - json.loads(got[0]) < COLLECT_S:
+            return
+        if self._objects.swap(LEASE, json.dumps(now).encode(), None if got is None else got[1]) is None:
+            return  # another replica does it
+        self.collected = self._collection.run()
+        logger.info("the object tier was collected: %s", self.collected)

@@ -1,0 +1,99 @@
+"""Records on their way between the store and the object tier, each in the bytes that the store itself writes."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from rekindle.cache.blocks.hashing import TokenIds
+from rekindle.cache.blocks.identity import BlockIdentity
+from rekindle.kv.payload import BlockPayload
+from rekindle.spec import KVLayout
+from rekindle.store.records import BadRecord, RecordFormat
+from rekindle.store.values import Bytes, SequenceRecord, StoredBlock
+from rekindle.store.warm import WarmStore
+from rekindle.tier.names import block_name
+from rekindle.tier.sealing import BadObject
+
+LOAD_S = 60.0  # until the store's readers have answered
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class FetchedBlock:
+    """A block from the tier: the payload of each of its parts [payload_bytes]."""
+
+    identity: BlockIdentity
+    payloads: dict[int, Bytes]
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all its parts."""
+        return sum(payload.nbytes for payload in self.payloads.values())
+
+
+class Records:
+    """Reads blocks of a store as records, and records as blocks. Any thread."""
+
+    def __init__(self, store: WarmStore, layout: KVLayout) -> None:
+        self._store = store
+        self._layout = layout
+        self._formats = [RecordFormat.of(layout, part.index) for part in layout.parts]
+
+    @property
+    def block_tokens(self) -> int:
+        """Tokens of a full block."""
+        return self._layout.block_tokens
+
+    def num_bytes(self, parts: Sequence[int]) -> int:
+        """Return the size of records of these parts."""
+        return sum(self._formats[part].record_bytes for part in parts)
+
+    def ended(self, namespace: str, agent: str, branch: int) -> tuple[SequenceRecord, TokenIds] | None:
+        """Return a branch as the store has it, with its ids; None if it has been dropped since."""
+        found = [each for each in self._store.sequences_of(namespace, agent) if each.branch == branch]
+        ids = self._store.sequence_ids(found[0]) if found else np.empty(0, dtype=np.uint32)
+        return (found[0], ids) if len(ids) else None
+
+    def located(self, blocks: Sequence[BlockIdentity]) -> list[StoredBlock]:
+        """Return where the leading run of a branch's blocks is, its partial one included."""
+        found: list[StoredBlock] = []
+        for block in blocks:
+            stored = self._store.stored(block.hash)
+            if stored is None or 0 not in stored.parts:
+                break
+            found.append(stored)
+        return found
+
+    def read(self, blocks: Sequence[StoredBlock]) -> list[tuple[str, bytes]]:
+        """Return the records of blocks with the names of their objects; those before the first damaged one."""
+        read: list[tuple[str, bytes]] = []
+        done = threading.Event()
+
+        def deliver(index: int, part: int, payload: Bytes) -> None:
+            record_format, identity = self._formats[part], blocks[index].identity
+            record = np.zeros(record_format.record_bytes, dtype=np.uint8)
+            record_format.encode(BlockPayload(identity, part, payload), record)
+            read.append((block_name(identity.hash, part), record.tobytes()))
+
+        self._store.load(blocks, deliver, lambda num_good: done.set())
+        return read if done.wait(LOAD_S) else []
+
+    def decoded(self, identity: BlockIdentity, part: int, data: bytes) -> Bytes:
+        """Return the payload in the object of one part of this block; BadObject if it is another's or damaged."""
+        record = np.frombuffer(data, dtype=np.uint8)
+        if record.nbytes != self._formats[part].record_bytes:
+            raise BadObject(f"{record.nbytes} bytes, not the {self._formats[part].record_bytes} of a record")
+        try:
+            block = self._formats[part].decode(record)
+        except BadRecord as error:
+            raise BadObject(str(error)) from error
+        if block.identity != identity or not np.array_equal(block.identity.ids, identity.ids):
+            raise BadObject("another block's record")
+        return block.data
+
+    def names(self, identity: BlockIdentity, parts: Sequence[int]) -> Iterator[str]:
+        """Yield the names of the objects of a block's parts."""
+        return (block_name(identity.hash, part) for part in parts)
