@@ -12,6 +12,7 @@ import pytest
 
 import rekindle
 from rekindle.config import (
+    SETTINGS,
     CacheSettings,
     EngineSettings,
     ModelSettings,
@@ -277,15 +278,15 @@ def test_a_size_is_exact() -> None:
 
 def test_keywords_for_type_checkers_are_the_settings() -> None:
     said = get_type_hints(SettingsKeywords)
-    wanted: dict[str, Any] = {}
-    for part in (ModelSettings, CacheSettings, PromptSettings, StoreSettings, EngineSettings, ServerSettings):
-        wanted |= get_type_hints(part)
-    del wanted["enabled"]
-    wanted["store"] = wanted.pop("dir")
+    parts = get_type_hints(Settings)
+    wanted: dict[str, Any] = {
+        known.name: get_type_hints(parts[known.section])[known.field] for known in SETTINGS.values()
+    }
     wider = {Path: str | Path, tuple[str, ...]: str | Sequence[str], Path | None: str | Path | None}
     for name, kind in wanted.items():
         wanted[name] = kind | str if name.endswith("_bytes") else wider.get(kind, kind)
     wanted["model"] |= Path
+    wanted["tier"] |= Path
     assert said == wanted
 
 

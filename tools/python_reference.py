@@ -9,7 +9,6 @@ import ast
 import inspect
 import textwrap
 from collections.abc import Iterator
-from dataclasses import fields
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
@@ -135,11 +134,9 @@ def _prose(node: ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) -> str:
 def _settings() -> str:
     rows = ["| keyword | type | default |", "|---|---|---|"]
     kinds = config.SettingsKeywords.__annotations__
-    parts = [getattr(config.Settings(), part.name) for part in fields(config.Settings)]
-    defaults = {item.name: getattr(part, item.name) for part in parts for item in fields(part)}
     for name, kind in kinds.items():
         annotation = kind.__forward_arg__.replace("|", "\\|")
-        rows.append(f"| `{name}` | `{annotation}` | `{defaults['dir' if name == 'store' else name]!r}` |")
+        rows.append(f"| `{name}` | `{annotation}` | `{config.SETTINGS[name].default!r}` |")
     about = f"{_prose(_node(config.Settings))} None: not given, or decided by the engine."
     return about + "\n\n" + "\n".join(rows) + "\n"
 

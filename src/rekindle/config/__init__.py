@@ -23,6 +23,7 @@ from rekindle.config.parts import (
     StoreSettings,
 )
 from rekindle.config.sizes import parse_size
+from rekindle.config.tier import TierSettings
 
 __all__ = [
     "DEFAULT_NAMESPACE",
@@ -47,6 +48,7 @@ __all__ = [
     "SettingsKeywords",
     "SettingsWithoutModel",
     "StoreSettings",
+    "TierSettings",
     "is_loopback",
     "parse_size",
 ]

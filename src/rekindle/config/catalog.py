@@ -15,6 +15,7 @@ from rekindle.config.parts import (
     StoreSettings,
 )
 from rekindle.config.setting import KEY, Setting, kinds
+from rekindle.config.tier import TierSettings
 
 ENV_PREFIX = "REKINDLE_"
 DAY_S = 86400
@@ -24,6 +25,7 @@ SECTIONS: dict[str, tuple[str, type]] = {
     "cache": ("Memory", CacheSettings),
     "prompt": ("Prompts", PromptSettings),
     "store": ("Store", StoreSettings),
+    "tier": ("Object tier", TierSettings),
     "engine": ("Requests", EngineSettings),
     "server": ("Server", ServerSettings),
 }

@@ -43,6 +43,10 @@ class SettingsWithoutModel(TypedDict, total=False):
     namespace_share: float
     session_bytes: int | str | None
     response_bytes: int | str | None
+    tier: str | Path | None
+    tier_bytes: int | str | None
+    tier_ttl_s: float | None
+    tier_wait_s: float
     max_context: int | None
     max_stall_s: float
     max_step_s: float

@@ -24,6 +24,7 @@ from rekindle.config.parts import (
 )
 from rekindle.config.setting import check_kind, shortened
 from rekindle.config.sizes import parse_size
+from rekindle.config.tier import TierSettings
 from rekindle.errors import ConfigError
 from rekindle.keywords import did_you_mean
 
@@ -41,6 +42,7 @@ class Settings:
     cache: CacheSettings = field(default_factory=CacheSettings)
     prompt: PromptSettings = field(default_factory=PromptSettings)
     store: StoreSettings = field(default_factory=StoreSettings)
+    tier: TierSettings = field(default_factory=TierSettings)
     engine: EngineSettings = field(default_factory=EngineSettings)
     server: ServerSettings = field(default_factory=ServerSettings)
 

@@ -6,7 +6,7 @@ Owns nothing: it has the id, and passes calls on to the running engine. Creating
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Unpack
 
 from rekindle.agent_ids import check_agent_id
@@ -27,6 +27,9 @@ from rekindle.engine.components import Components
 from rekindle.engine.generation import Generation
 from rekindle.engine.types import AgentInfo, ChatResult, Delta, GenerationRequest, PurgeReport, Report
 from rekindle.errors import NotFound
+
+if TYPE_CHECKING:
+    from rekindle.tier.tier import Forgotten
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,14 +133,16 @@ class Agent:
     """Old name of `offload`."""
 
     def delete(self) -> None:
-        """Forget it on every tier; blocks shared with others stay."""
+        """Forget it on every tier and, with an object tier, on every replica; blocks shared with others stay."""
         parts = self._parts()
+        was_elsewhere = _forgotten_elsewhere(parts, self.namespace, self.id)
         try:
             agent_admin.delete(parts, self.namespace, self.id)
         except NotFound:
+            if was_elsewhere is None:
+                raise
+        finally:
             parts.reports.forget(self.namespace, self.id)
-            raise
-        parts.reports.forget(self.namespace, self.id)
 
     def purge(self) -> PurgeReport:
         """Forget it and overwrite its KV in memory and on disk; the disk is read back as proof.
@@ -147,10 +152,19 @@ class Agent:
         """
         parts = self._parts()
         parts.reports.forget(self.namespace, self.id)  # even if the disk refuses: they quote its prompts
+        was_elsewhere = _forgotten_elsewhere(parts, self.namespace, self.id)
         try:
-            return agent_admin.purge(parts, self.namespace, self.id)
+            report = agent_admin.purge(parts, self.namespace, self.id)
+        except NotFound:
+            if was_elsewhere is None:
+                raise
+            report = PurgeReport(self.id, 0, 0, 0, 0)
         finally:
             parts.reports.forget(self.namespace, self.id)  # those of requests that ended meanwhile
+        if was_elsewhere is None:
+            return report
+        deleted, shared = was_elsewhere.objects_deleted, was_elsewhere.objects_shared
+        return replace(report, tier_objects_deleted=deleted, tier_objects_shared=shared)
 
     def pin(self, *, ttl_s: float | None = None) -> None:
         """Keep it from being forgotten by age or for lack of disk space, for `ttl_s` seconds (None: until `unpin`).
@@ -170,3 +184,9 @@ class Agent:
             if name in AgentInfo.__dataclass_fields__:
                 return getattr(self.info(), name)
             raise AttributeError(f"an Agent has no attribute {name!r}")
+
+
+def _forgotten_elsewhere(parts: Components, namespace: str, agent: str) -> Forgotten | None:
+    """Forget an agent in the object tier, if there is one, before it is forgotten here: otherwise it would come back.
+    None: it was not there."""
+    return None if parts.tier is None else parts.tier.forget(namespace, agent)

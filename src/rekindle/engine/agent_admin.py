@@ -214,6 +214,19 @@ def delete(parts: Components, namespace: str, agent: str) -> None:
     parts.loop.call(lambda core: _evict(core, namespace, agent, before.branches)).result()
 
 
+def purge_forgotten(parts: Components, namespace: str, agent: str, purged_at: float) -> bool:
+    """Purge what is here of an agent that another replica has forgotten, unless it was used since (wall clock); return
+    whether it was."""
+    branches = parts.intake.call(lambda: parts.memory.book.of(namespace, agent)).result()
+    if not branches or branches[0].last_use > purged_at:
+        return False
+    try:
+        purge(parts, namespace, agent)
+    except RekindleError as error:
+        logger.error("agent %s, which another replica has purged, could not be purged here: %s", agent, error)
+    return True
+
+
 def purge(parts: Components, namespace: str, agent: str) -> PurgeReport:
     """Forget an agent, overwrite its KV in memory and on disk, and read the disk back as zeros.
 

@@ -10,7 +10,7 @@ Owns the lifetime of everything below it. Every method may be called from any th
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from datetime import datetime
 from functools import partial
 from pathlib import Path
@@ -45,10 +45,12 @@ from rekindle.engine.types import (
     PurgeReport,
     Report,
 )
-from rekindle.errors import BadRequest, ConfigError, RekindleError
+from rekindle.errors import BadRequest, ConfigError, RekindleError, StoreError
 from rekindle.spec import ModelSpec
+from rekindle.store.values import StagedBlock
 from rekindle.text.prompt import PromptEncoder, RenderedPrompt
 from rekindle.text.replies import ReplyFormat
+from rekindle.tier.heads import HeadBranch
 from rekindle.worker import Death
 
 
@@ -289,6 +291,29 @@ class Engine:
 
     prefetch = load
     """Old name of `load`."""
+
+    def adopt(
+        self,
+        agent: str,
+        branches: Sequence[HeadBranch],
+        blocks: Iterable[StagedBlock] = (),
+        *,
+        namespace: str = "default",
+        timeout_s: float = 60.0,
+    ) -> int:
+        """Take in what was computed elsewhere with the same model: texts of an agent as ids, and blocks for the store,
+        parents before children. Return how many texts were new.
+
+        Blocks are named by `fingerprint`, namespace and the store's secret, which have to be the same there. What does
+        not come along, or does not fit within `timeout_s`, is computed when it is needed. StoreError without a store.
+        """
+        check_agent_id(agent, where="agent")
+        parts = self.components
+        if parts.adoption is None:
+            raise StoreError("there is no store to take blocks in: start the engine with one")
+        adoption = parts.adoption
+        adoption.blocks(blocks, timeout_s=timeout_s)
+        return parts.intake.call(lambda: adoption.branches(namespace, agent, branches)).result()
 
     def fork(self, source: str, target: str, *, namespace: str = "default") -> None:
         """`Agent.fork` of one agent."""

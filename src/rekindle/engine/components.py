@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator, Mapping
 from concurrent.futures import TimeoutError as FutureTimeout
 from dataclasses import asdict, dataclass, field, replace
+from typing import TYPE_CHECKING
 
 from rekindle.engine.core.core import EngineCore
 from rekindle.engine.core.loop import EngineLoop
@@ -14,6 +15,7 @@ from rekindle.engine.gauges import StorePlace, engine_stats, problems
 from rekindle.engine.intake.anticipation import Anticipation
 from rekindle.engine.intake.intake import Intake
 from rekindle.engine.intake.rendering import Renderer
+from rekindle.engine.memory.adoption import Adoption
 from rekindle.engine.memory.agent_commands import AgentCommands
 from rekindle.engine.memory.memory import AgentMemory
 from rekindle.engine.prefault import Prefault
@@ -27,9 +29,13 @@ from rekindle.text.prompt import PromptEncoder
 from rekindle.text.replies import ReplyFormat
 from rekindle.worker import Death
 
+if TYPE_CHECKING:
+    from rekindle.tier.tier import ObjectTier
+
 logger = logging.getLogger(__name__)
 
 CLOSE_TIMEOUT_S = 60.0
+EXPORT_TIMEOUT_S = 30.0  # for what waits to reach the object tier
 
 
 @dataclass(frozen=True)
@@ -52,6 +58,8 @@ class Components:
     agent_commands: AgentCommands
     started: Mapping[str, float]
     store: WarmStore | None
+    tier: ObjectTier | None
+    adoption: Adoption | None  # with a store
     refused: str | None  # why an enabled store could not be opened
     place: StorePlace | None
     prefault: Prefault | None = None  # with a store
@@ -63,6 +71,8 @@ class Components:
         try:
             if self.store is not None:
                 self.store.start()
+            if self.tier is not None:
+                self.tier.start()
             self.intake.start()
             self.loop.start(self.core)
             for once in self._once():
@@ -70,6 +80,12 @@ class Components:
         except BaseException:
             self._stop()
             raise
+
+    def turn_saved(self, namespace: str, agent: str, branch: int, num_tokens: int) -> None:
+        """Note what the store has made durable, and export it. Called by the store's writer."""
+        self.intake.turn_saved(namespace, agent, branch, num_tokens)
+        if self.tier is not None:
+            self.tier.exports.put(namespace, agent, branch)
 
     def flush(self, timeout_s: float) -> bool:
         """Wait until the turns that ended before this call are durable; False on a timeout, or if a thread they need
@@ -119,6 +135,8 @@ class Components:
     def _stop(self) -> None:
         self.loop.stop()
         self.intake.stop()
+        if self.tier is not None and not self.tier.stop(EXPORT_TIMEOUT_S):
+            logger.warning("not every turn reached the object tier; other replicas go on from what did")
         if self.store is not None:
             self.store.close()
         for once in self._once():
@@ -133,12 +151,15 @@ class Components:
         # Read before querying the engine: turns that become idle work meanwhile reach it before the query.
         pending = self.anticipation.num_pending
         stats = self.loop.call(lambda core: engine_stats(core, self.memory.book, self.started, store)).result()
-        return replace(stats, num_background=stats.num_background + pending)
+        tier = asdict(self.tier.stats()) if self.tier is not None else None
+        return replace(stats, num_background=stats.num_background + pending, tier=tier)
 
     def problems(self) -> tuple[str, ...]:
         """Return what does not work, a sentence each."""
         stats = self.store.stats() if self.store is not None else None
         found = problems(stats, is_in_place=self.is_in_place(), is_running=self.loop.is_running, deaths=self.deaths())
+        if self.tier is not None and (problem := self.tier.problem()) is not None:
+            found = (*found, problem)
         if self.refused is None:
             return found
         what = "nothing is read from disk or saved, what agents remember ends with the engine"

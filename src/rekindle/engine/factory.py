@@ -13,6 +13,7 @@ from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -34,6 +35,8 @@ from rekindle.engine.intake.queue_limit import AdmissionQueueLimit
 from rekindle.engine.intake.rendering import Renderer
 from rekindle.engine.intake.request_builder import PromptLimits, RequestBuilder
 from rekindle.engine.intake.tail_offers import TailOffers
+from rekindle.engine.intake.tier_imports import TierImports
+from rekindle.engine.memory.adoption import Adoption
 from rekindle.engine.memory.agent_commands import AgentCommands
 from rekindle.engine.memory.branches import Branch, BranchBook, KnownBranch
 from rekindle.engine.memory.memory import AgentMemory
@@ -41,6 +44,7 @@ from rekindle.engine.memory.pins import most_pinned
 from rekindle.engine.memory.retention import Retention, RetentionRules
 from rekindle.engine.prefault import Prefault
 from rekindle.engine.request import Request
+from rekindle.engine.tier_parts import check_tier, open_tier, tier_imports
 from rekindle.engine.weights_writer import WeightsWriter
 from rekindle.errors import StoreRefused
 from rekindle.kernels import thread_pool
@@ -60,6 +64,9 @@ from rekindle.text.constraints.matcher import ReplyConstraints
 from rekindle.text.growth import analyse_growth
 from rekindle.text.prompt import PromptEncoder
 from rekindle.text.replies import ReplyFormat, find_reply_format
+
+if TYPE_CHECKING:
+    from rekindle.tier.tier import ObjectTier
 
 logger = logging.getLogger(__name__)
 
@@ -91,21 +98,25 @@ def assemble(settings: Settings, *, clock: Callable[[], datetime] = datetime.now
             settings,
             spec,
             # Called by the store's threads, which the components start.
-            on_saved=lambda *turn: components.intake.turn_saved(*turn),
+            on_saved=lambda *turn: components.turn_saved(*turn),
             on_lost=lambda *turn: components.intake.turn_lost(*turn),
         )
         if use_store
         else (None, None)
     )
     started["store"] = time.time()
+    tier: ObjectTier | None = None
     try:
+        tier = open_tier(settings, store, spec)
         form = find_reply_format(encoder)
         encoder = encoder.bounded(hot.max_context)
         renderer = Renderer(encoder, form, settings.prompt.kinds(), headings=settings.prompt.tail_heading)
-        inputs = _Inputs(settings, loaded, encoder, form, renderer, arena, store, refused, hot.max_context)
+        inputs = _Inputs(settings, loaded, encoder, form, renderer, arena, store, refused, hot.max_context, tier)
         components = _connect(inputs, started)
         return components
     except BaseException:
+        if tier is not None:
+            tier.stop(0.0)
         if store is not None:
             store.close()
         raise
@@ -119,6 +130,7 @@ def _check_start(settings: Settings, *, use_store: bool) -> None:
     check_budget(settings.cache, settings.model.device)
     if use_store:
         make_directory(settings.store.directory(), OsFileSystem())
+    check_tier(settings, use_store=use_store)
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,6 +146,7 @@ class _Inputs:
     store: WarmStore | None
     refused: str | None  # why an enabled store could not be opened
     max_context: int
+    tier: ObjectTier | None
 
 
 def _connect(inputs: _Inputs, started: dict[str, float]) -> Components:
@@ -142,10 +155,13 @@ def _connect(inputs: _Inputs, started: dict[str, float]) -> Components:
     cache = _prefix_cache(settings.cache, settings.store.namespace_share, spec, inputs.arena, store, loop)
     memory = _memory(settings, encoder, store, loop, spec)
     anticipation = _anticipation(inputs, memory, cache, loop)
-    intake = _intake(inputs, memory, cache, loop, anticipation)
+    costs = StepCosts()
+    adoption = Adoption(memory, store, block_tokens=spec.layout.block_tokens) if store is not None else None
+    imports = tier_imports(inputs.tier, store, adoption, spec, costs, lambda: components)
+    intake = _intake(inputs, memory, cache, loop, anticipation, imports)
     num_warm_agents = memory.open()
     started["agents"] = time.time()
-    return Components(
+    components = Components(
         spec=spec,
         encoder=encoder,
         reply_format=inputs.form,
@@ -154,7 +170,7 @@ def _connect(inputs: _Inputs, started: dict[str, float]) -> Components:
         promise=loaded.promise,
         max_context=inputs.max_context,
         num_warm_agents=num_warm_agents,
-        core=_core(settings, loaded, ModelRunner(loaded, inputs.arena), cache, intake),
+        core=_core(settings, loaded, ModelRunner(loaded, inputs.arena), cache, intake, costs),
         loop=loop,
         intake=intake,
         memory=memory,
@@ -164,15 +180,23 @@ def _connect(inputs: _Inputs, started: dict[str, float]) -> Components:
             memory, cancel_anticipation=anticipation.cancel, block_tokens=spec.layout.block_tokens, now=time.time
         ),
         store=store,
+        tier=inputs.tier,
+        adoption=adoption,
         refused=inputs.refused,
         place=StorePlace(settings.store.directory() / spec.fingerprint.hex()) if store is not None else None,
         prefault=Prefault(inputs.arena, store.stats().num_blocks) if store is not None else None,
         weights_writer=WeightsWriter(loaded.unsaved) if loaded.unsaved is not None else None,
     )
+    return components
 
 
 def _intake(
-    inputs: _Inputs, memory: AgentMemory, cache: PrefixCache, loop: EngineLoop, anticipation: Anticipation
+    inputs: _Inputs,
+    memory: AgentMemory,
+    cache: PrefixCache,
+    loop: EngineLoop,
+    anticipation: Anticipation,
+    imports: TierImports | None,
 ) -> Intake:
     settings = inputs.settings
     retention = Retention(
@@ -186,13 +210,14 @@ def _intake(
         anticipation.began(request)
         loop.submit(request)
 
-    preparer = _preparer(inputs, memory, cache, submit, loop.wake)
+    preparer = _preparer(inputs, memory, cache, submit, loop.wake, imports)
     intake = Intake(
         preparer=preparer,
         memory=memory,
         retention=retention,
         room=AdmissionQueueLimit(settings.engine.max_waiting),
         anticipation=anticipation,
+        has_tier=imports is not None,
     )
     return intake
 
@@ -245,6 +270,7 @@ def _preparer(
     cache: PrefixCache,
     submit: Callable[[Request], None],
     wake: Callable[[], None],
+    imports: TierImports | None,
 ) -> RequestBuilder:
     settings, spec = inputs.settings, inputs.loaded.spec
     return RequestBuilder(
@@ -264,6 +290,7 @@ def _preparer(
         submit=submit,
         wake=wake,
         only_at_points=bool(spec.layout.ending_parts),
+        tier=imports,
     )
 
 
@@ -278,14 +305,19 @@ def _chunk_tokens(settings: Settings, device: str) -> int:
 
 
 def _core(
-    settings: Settings, loaded: LoadedModel, runner: ModelRunner, cache: PrefixCache, intake: Intake
+    settings: Settings,
+    loaded: LoadedModel,
+    runner: ModelRunner,
+    cache: PrefixCache,
+    intake: Intake,
+    costs: StepCosts,
 ) -> EngineCore:
     return EngineCore(
         runner=runner,
         cache=cache,
         scheduler=Scheduler(
             settings.engine,
-            StepCosts(),
+            costs,
             max_chunk_tokens=_chunk_tokens(settings, loaded.device),
             chunk_multiple=chunk_multiple(loaded.spec.layout),
             max_scored_rows=max(MIN_CHUNK, SCORED_BYTES // (4 * loaded.spec.vocab_size)),

@@ -267,6 +267,7 @@ class EngineStats:
     num_pinned_agents: int
     started: Mapping[str, float]  # wall clock: code imported, weights loaded, store opened, its agents known
     store: Mapping[str, Any] | None
+    tier: Mapping[str, Any] | None = None  # of the object tier, if there is one
 
 
 @dataclass(frozen=True, slots=True)
@@ -274,7 +275,8 @@ class PurgeReport:
     """What a purge overwrote: slots and bytes on disk, read back as zeros, and blocks in memory.
 
     `blocks_shared` blocks on disk stay, and `hot_blocks_left` in memory: other agents use them, or a running request of
-    the agent does.
+    the agent does. `tier_objects_deleted` is how many objects the object tier was asked to delete, which is as much as
+    it guarantees; `tier_objects_shared` stay there. Other replicas purge the agent when they hear of it.
     """
 
     agent: str
@@ -283,6 +285,8 @@ class PurgeReport:
     blocks_shared: int
     hot_blocks_zeroed: int
     hot_blocks_left: int = 0
+    tier_objects_deleted: int = 0
+    tier_objects_shared: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -49,6 +49,11 @@ class StepCosts:
         a, b, c = self._coefficients
         return float(a + b * rows + c * row_contexts)
 
+    def prefill(self, num_tokens: int, start: int) -> float:
+        """Return the expected seconds of computing `num_tokens` of a prompt from position `start` on, alone."""
+        contexts = num_tokens * start + num_tokens * num_tokens // 2
+        return self.predict(rows=num_tokens, row_contexts=contexts) if num_tokens > 0 else 0.0
+
     def rows_within(self, *, seconds: float, rows: int, row_contexts: int, start: int) -> int:
         """Return how many rows of a sequence, from position `start`, fit next to the given ones; may be negative.
 

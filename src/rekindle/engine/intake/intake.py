@@ -23,7 +23,7 @@ from typing import TypeVar
 
 from rekindle.engine.generation import Generation
 from rekindle.engine.intake.anticipation import Anticipation
-from rekindle.engine.intake.fairness import FairWorkers
+from rekindle.engine.intake.fairness import MOST_THREADS, FairWorkers
 from rekindle.engine.intake.long_prompts import LongPrompts
 from rekindle.engine.intake.on_memory import OnMemory
 from rekindle.engine.intake.queue_limit import AdmissionQueueLimit
@@ -60,12 +60,15 @@ Inbox = queue.SimpleQueue[Work | None]
 # With turns to anticipate, check this often whether the engine is idle, and only after that long without new work: a
 # request right after a turn, as agents that talk to each other send, would wait for a step of idle work (60-100 ms).
 LOOK_AGAIN_S = 0.02
+MOST_IMPORTS = 16  # requests that wait for the object tier at the same moment
 
 
 class Intake:
     """One thread that prepares requests and remembers turns. It waits only for its `inbox`.
 
     Long prompts are prepared by `workers`, which call back to it to look into memory.
+
+    With `has_tier` every request may wait for the object tier, so all are prepared by workers.
 
     `preparer`, `memory`, `retention` and `room` (the limit of waiting requests) are the constructor's.
     """
@@ -80,6 +83,7 @@ class Intake:
         anticipation: Anticipation | None = None,
         inbox: Inbox | None = None,
         workers: FairWorkers | None = None,
+        has_tier: bool = False,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.preparer = preparer
@@ -89,7 +93,8 @@ class Intake:
         self._anticipation = anticipation
         self._clock = clock
         self._inbox: Inbox = queue.SimpleQueue() if inbox is None else inbox
-        self._long = LongPrompts(workers or FairWorkers("prompts"))
+        most = MOST_IMPORTS if has_tier else MOST_THREADS
+        self._long = LongPrompts(workers or FairWorkers("prompts", most=most), has_tier=has_tier)
         self._ended = threading.Event()
         self._rest = threading.Lock()
         self.worker = Worker("intake", self._run, on_death=self._refuse_rest)

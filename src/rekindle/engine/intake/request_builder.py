@@ -24,6 +24,7 @@ from rekindle.engine.intake.compactions import COMPACTION, Compactions
 from rekindle.engine.intake.on_memory import OnMemory
 from rekindle.engine.intake.prompt_lookup import LEAST_GAIN, Prompt, PromptLookup
 from rekindle.engine.intake.rendering import Renderer, Rendering, with_messages
+from rekindle.engine.intake.tier_imports import TierImports
 from rekindle.engine.prompt_scores import PromptScores
 from rekindle.engine.request import CachedBreakpoint, Reply, Request, RequestTimes, TakenOut
 from rekindle.engine.sequence import Sequence
@@ -87,8 +88,10 @@ class RequestBuilder:
         wake: Callable[[], None],
         clock: Callable[[], float] = time.perf_counter,
         only_at_points: bool = False,
+        tier: TierImports | None = None,
     ) -> None:
         self._only_at_points = only_at_points
+        self._tier = tier
         self._encoder = encoder
         self._renderer = renderer
         self._lookup = lookup
@@ -119,7 +122,7 @@ class RequestBuilder:
         began, params = self._clock(), request.params
         self._check_ids([token for token, _ in params.logit_bias], "logit_bias")
         self._check_ids(params.stop_token_ids, "stop_token_ids")
-        prompt, rendering = self._prompt(request, on_memory)
+        prompt, rendering = self._imported(request, on_memory)
         room = self._room(prompt, request.task)
         most = room if request.task == "generate" else 0
         ready = _Ready(
@@ -205,6 +208,15 @@ class RequestBuilder:
         if constraint is not None and request.reply_prefix:
             raise BadRequest(f"{constraint.param}: the reply has a given beginning already", param=constraint.param)
         return self._constraints.matcher(constraint, opening=rendering.opening, calls=calls)
+
+    def _imported(self, request: GenerationRequest, on_memory: OnMemory) -> tuple[Prompt, Rendering]:
+        """Return a prompt after other replicas' memory of it was taken in, where that is faster than computing it."""
+        prompt, rendering = self._prompt(request, on_memory)
+        if self._tier is not None:
+            if self._tier.agent(request, prompt, on_memory):
+                prompt, rendering = self._prompt(request, on_memory)
+            self._tier.blocks(request, prompt, self._root(request.namespace))
+        return prompt, rendering
 
     def _prompt(self, request: GenerationRequest, on_memory: OnMemory) -> tuple[Prompt, Rendering]:
         if request.token_ids is not None:

@@ -238,6 +238,24 @@ class BranchBook:
             self.remove(old)
         return TurnEnd(branch, extended, tuple(dropped))
 
+    def adopt(self, branch: KnownBranch) -> TurnEnd | None:
+        """Add a branch that was computed elsewhere, in the place of one that it extends; None if one contains it."""
+        mine = [each for each in self.of(branch.namespace, branch.agent) if isinstance(each, KnownBranch)]
+        if any(is_prefix(branch.ids, each.ids) for each in mine):
+            return None
+        extended = max(
+            (each for each in mine if is_prefix(each.ids, branch.ids)), key=lambda each: each.num_tokens, default=None
+        )
+        numbers = self._agents.get((branch.namespace, branch.agent), {})
+        number = extended.number if extended is not None else max(numbers, default=-1) + 1
+        saved_tokens = extended.saved_tokens if extended is not None else 0
+        adopted = replace(branch, number=number, saved_tokens=saved_tokens)
+        self.put(adopted)
+        dropped = self._excess(adopted)
+        for old in dropped:
+            self.remove(old)
+        return TurnEnd(adopted, extended, tuple(dropped))
+
     def _excess(self, latest: KnownBranch) -> list[Branch]:
         """Return the branches that an agent has too many: first those of side requests, then the least recently used.
 

@@ -16,7 +16,7 @@ import numpy as np
 
 from rekindle.agent_ids import kind_of
 from rekindle.cache.blocks.hashing import chain_hashes
-from rekindle.engine.memory.branches import Branch, BranchBook, KnownBranch
+from rekindle.engine.memory.branches import Branch, BranchBook, KnownBranch, TurnEnd
 from rekindle.engine.memory.breakpoints import Breakpoints
 from rekindle.engine.memory.pins import Pins
 from rekindle.engine.memory.preambles import Preambles
@@ -226,12 +226,7 @@ class AgentMemory:
         known = min(turn.canonical_prompt, len(turn.ids))
         canonical = self._encoder.canonical_tokens(turn.ids, known=known)
         ended = self.book.end_turn(turn, canonical_tokens=canonical, now=self._now())
-        if ended.extended is not None:
-            self._demote(ended.extended, len(ended.extended.hashes))
-        for old in ended.dropped:
-            self._demote(old, 0)
-            self.unindex(old)
-            self.save(Delete(old.namespace, old.agent, old.number))
+        self._drop_excess(ended)
         if ended.branch.ids is not turn.ids:
             if self._store is not None:
                 self._store.touch(turn.namespace, turn.agent, ended.branch.number, ended.branch.last_use)
@@ -242,6 +237,25 @@ class AgentMemory:
         self.index(ended.branch)
         if turn.head_tokens:
             self.save(replace(record_of(ended.branch), num_tokens=turn.head_tokens))
+
+    def adopt(self, branch: KnownBranch) -> bool:
+        """Remember a branch that was computed elsewhere; False if it was known. It is durable with its next turn."""
+        self.know_agent(branch.namespace, branch.agent)
+        adopted = self.book.adopt(branch)
+        if adopted is None:
+            return False
+        self._drop_excess(adopted)
+        self.index(adopted.branch)
+        return True
+
+    def _drop_excess(self, ended: TurnEnd) -> None:
+        """Forget what no longer has a place of its own."""
+        if ended.extended is not None:
+            self._demote(ended.extended, len(ended.extended.hashes))
+        for old in ended.dropped:
+            self._demote(old, 0)
+            self.unindex(old)
+            self.save(Delete(old.namespace, old.agent, old.number))
 
     def unindex(self, branch: Branch) -> None:
         """Remove a branch from the matcher; a no-op if it is not there."""

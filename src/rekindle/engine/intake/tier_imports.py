@@ -1,0 +1,113 @@
+"""Before a prompt is computed: what other replicas know of it, if that is faster to load than to compute.
+
+First an agent's head, so that its text can be matched though this machine has never seen it; then, of the prompt's
+ids, the blocks that the store lacks. Runs on a worker, never on the intake thread.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable
+
+from rekindle.cache.blocks.hashing import BlockHash, TokenIds
+from rekindle.engine.intake.on_memory import OnMemory
+from rekindle.engine.intake.prompt_lookup import Prompt
+from rekindle.engine.memory.adoption import Adoption
+from rekindle.engine.memory.branches import common_prefix
+from rekindle.engine.types import GenerationRequest
+from rekindle.spec import KVLayout
+from rekindle.store.values import Bytes, StagedBlock
+from rekindle.store.warm import WarmStore
+from rekindle.tier.heads import HeadBranch
+from rekindle.tier.imports import Imports, Wanted
+from rekindle.tier.records import FetchedBlock
+
+MOST_HEADS = 256  # of agents whose head was read lately; with windows and states it says which parts blocks have
+
+
+class TierImports:
+    """Imports for one engine. `prefill_s` says how long computing so many tokens from a position on would take;
+    `forget` purges an agent here unless it was used since a time, and returns whether it did."""
+
+    def __init__(
+        self,
+        imports: Imports,
+        adoption: Adoption,
+        store: WarmStore,
+        layout: KVLayout,
+        prefill_s: Callable[[int, int], float],
+        forget: Callable[[str, str, float], bool],
+    ) -> None:
+        self._imports = imports
+        self._adoption = adoption
+        self._store = store
+        self._layout = layout
+        self._prefill_s = prefill_s
+        self._forget = forget
+        self._heads: OrderedDict[tuple[str, str], tuple[HeadBranch, ...]] = OrderedDict()
+
+    def agent(self, request: GenerationRequest, prompt: Prompt, on_memory: OnMemory) -> bool:
+        """Take in what others have computed for the request's agent; return whether its prompt may match more now."""
+        if request.agent is None or prompt.reuse == "off":
+            return False
+        known = prompt.match.num_tokens
+        compute_s = self._prefill_s(len(prompt.ids) - known, known)
+        head = self._imports.head(request.namespace, request.agent, compute_s=compute_s)
+        if head is None:
+            return False
+        was_forgotten = bool(head.purged_at) and self._forget(request.namespace, request.agent, head.purged_at)
+        key = (request.namespace, request.agent)
+        self._heads[key] = head.branches
+        self._heads.move_to_end(key)
+        while len(self._heads) > MOST_HEADS:
+            self._heads.popitem(last=False)
+        branches = [branch for branch in head.branches if len(branch.ids)]
+        return on_memory(lambda: self._adoption.branches(*key, branches)) > 0 or was_forgotten
+
+    def blocks(self, request: GenerationRequest, prompt: Prompt, root: BlockHash) -> int:
+        """Store the blocks of a prompt that are missing here and in the tier; return how many."""
+        if prompt.reuse == "off":
+            return 0
+        branch, num_shared = self._nearest(request, prompt.ids, root)
+        if branch is None and self._layout.ending_parts:
+            return 0  # nobody knows where the windows and states that it can resume from are
+        size = self._layout.block_tokens
+        wanted = self._wanted(prompt.ids, root, branch, num_shared)
+        num_here = self._store.num_known([each.identity.hash for each in wanted])
+        missing = wanted[num_here:]
+        compute_s = self._prefill_s(sum(each.identity.num_tokens for each in missing), num_here * size)
+        num_named = max(0, num_shared // size - num_here)
+        fetched = self._imports.blocks(missing, compute_s=compute_s, num_named=num_named)
+        return self._adoption.blocks(map(_staged, fetched), timeout_s=compute_s)
+
+    def _nearest(self, request: GenerationRequest, ids: TokenIds, root: BlockHash) -> tuple[HeadBranch | None, int]:
+        """Return the text of the agent that shares the most leading ids with a prompt, and their count."""
+        branches = self._heads.get((request.namespace, request.agent or ""), ())
+        shared = [(common_prefix(branch.ids, ids), branch) for branch in branches if branch.root == root]
+        num_shared, branch = max(shared, key=lambda pair: pair[0], default=(0, None))
+        return branch, num_shared
+
+    def _wanted(self, ids: TokenIds, root: BlockHash, branch: HeadBranch | None, num_shared: int) -> list[Wanted]:
+        """Return the blocks that a prompt can begin with, but for its last token, which is computed in any case.
+
+        If it extends a branch, these are the branch's, its partial one included; else the full ones.
+        """
+        size = self._layout.block_tokens
+        if branch is not None and num_shared == len(branch.ids) < len(ids):
+            blocks = list(branch.blocks(size))
+        else:
+            usable = (len(ids) - 1) // size * size
+            blocks = list(HeadBranch(root, ids[:usable], 0, 0.0).blocks(size))
+        num_named = -(-num_shared // size)
+        has = branch.parts if branch is not None else {}
+        return [
+            Wanted(block, (0, *(part for part, having in has.items() if at < num_named and at in having)))
+            for at, block in enumerate(blocks)
+        ]
+
+
+def _staged(block: FetchedBlock) -> StagedBlock:
+    def fill(part: int, out: Bytes) -> None:
+        out[:] = block.payloads[part]
+
+    return StagedBlock(block.identity, tuple(block.payloads), fill)

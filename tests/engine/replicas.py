@@ -1,0 +1,79 @@
+"""Replicas of one service: engines on stores of their own that share a secret and an object tier."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from rekindle import Engine
+from rekindle.engine.types import ChatResult, GenerationRequest
+from rekindle.model.params import SamplingParams
+from rekindle.text.messages import normalise_messages
+
+SECRET = b"s" * 32
+WORDS = "Nobody saw anything odd in the garden on day {}. "
+
+
+class Replicas:
+    """Starts engines by name; an engine of the same name goes on with the store of the one before."""
+
+    def __init__(self, model: Path, directory: Path) -> None:
+        self.model = model
+        self.directory = directory
+        self.tier = directory / "tier"
+        self._engines: dict[str, Engine] = {}
+
+    def start(self, name: str, **settings: Any) -> Engine:
+        store = self.directory / name
+        store.mkdir(exist_ok=True)
+        (store / "secret").write_bytes(SECRET)
+        given = {"threads": 1, "hot_bytes": 4 << 20, "block_tokens": 16, "anticipate": "off", "store": store}
+        shared = {"tier": str(self.tier), "tier_wait_s": 30.0}
+        engine = Engine.from_pretrained(str(self.model), **{**given, **shared, **settings})
+        self._engines[name] = engine
+        return engine
+
+    def close(self) -> None:
+        for engine in self._engines.values():
+            engine.close()
+
+    def objects(self, folder: str) -> list[Path]:
+        """Return the files of one folder of the tier, by name."""
+        return sorted(path for path in self.tier.glob(f"*/{folder}/*") if path.is_file())
+
+
+def history(number: int = 0, *, turns: Sequence[str] = (), days: int = 12) -> list[dict[str, str]]:
+    """Return the messages of a conversation that differs by number from its beginning on; replies among `turns`."""
+    words = f"talk {number}. " + "".join(WORDS.format(day) for day in range(days))
+    said = [{"role": "user", "content": words}]
+    for at, text in enumerate(turns):
+        said.append({"role": "user" if at % 2 else "assistant", "content": text})
+    return said
+
+
+def ask(engine: Engine, messages: list[dict[str, str]], agent: str | None = "ada", **options: Any) -> ChatResult:
+    params = SamplingParams(temperature=0.0, max_tokens=options.pop("max_tokens", 8))
+    request = GenerationRequest(messages=normalise_messages(messages), agent=agent, params=params, **options)
+    return engine.submit(request).result()
+
+
+def exported(engine: Engine) -> None:
+    """Wait until everything that ended is in the tier."""
+    assert engine.flush()
+    tier = engine.components.tier
+    assert tier is not None and tier.exports.flush(30.0)
+
+
+def figures(engine: Engine) -> dict[str, Any]:
+    tier = engine.stats().tier
+    assert tier is not None
+    return dict(tier)
+
+
+def running(model: Path, directory: Path) -> Iterator[Replicas]:
+    replicas = Replicas(model, directory)
+    try:
+        yield replicas
+    finally:
+        replicas.close()
