@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import json
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -24,6 +25,7 @@ from rekindle.config import (
     parse_size,
 )
 from rekindle.errors import ConfigError
+from rekindle.harness.flags import flags_of, variables
 
 
 def test_flags_win_over_variables_over_the_file_over_defaults(tmp_path: Path) -> None:
@@ -266,6 +268,35 @@ def test_a_part_of_its_own_refuses_other_types(part: Any, given: dict[str, Any],
     with pytest.raises(ConfigError, match=f"^{re.escape(named)}") as caught:
         part(**given)
     assert "hunter2" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("given", "named"),
+    [
+        ({"secret": "hunter2"}, "secret: must have at least 16 characters"),
+        ({"secret": "hunter2 and more of it\n"}, "secret: begins or ends with a blank"),
+        ({"secret": "hunter2\nand more of it"}, "secret: has characters that cannot be printed"),
+        ({"secret": b"hunter2 and more of it"}, "secret: must be a text"),
+    ],
+)
+def test_what_a_secret_may_be(given: dict[str, Any], named: str) -> None:
+    with pytest.raises(ConfigError, match=f"^{re.escape(named)}") as caught:
+        Settings.load(given)
+    assert "hunter2" not in str(caught.value)
+    with pytest.raises(ConfigError, match=f"^{re.escape(named.partition(':')[0])}: ") as caught:
+        StoreSettings(**given)
+    assert "hunter2" not in str(caught.value)
+
+
+def test_a_secret_has_no_flag_and_is_not_shown(tmp_path: Path) -> None:
+    path = tmp_path / "rekindle.toml"
+    path.write_text('secret = "hunter2 and more of it"\n')
+    settings = Settings.load({}, {}, path)
+    assert settings.store.secret == "hunter2 and more of it"
+    assert (SETTINGS["secret"].flag, SETTINGS["secret"].variable) == (None, "REKINDLE_SECRET")
+    assert "hunter2" not in repr(settings)
+    assert "hunter2" not in json.dumps(flags_of(settings), default=str)
+    assert variables(settings, tmp_path)["secret"] == "hunter2 and more of it"  # for a process of our own
 
 
 def test_an_integer_is_a_number_of_seconds() -> None:

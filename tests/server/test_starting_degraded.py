@@ -98,13 +98,13 @@ def check_degraded(served: Served) -> None:
     assert ada["saved_tokens"] == 0 and ada["hot_tokens"] > 0 and not ada["pinned"]
 
 
-def on_a_full_disk(directory: Path, was_used: bool) -> str:
+def on_a_full_disk(directory: Path, was_used: bool, more: dict[str, Any]) -> str:
     """Start on it, make room, start again."""
     place = directory / "disk"
     place.mkdir()
     is_disk = mount_small(place, DISK_BYTES)
     flags: dict[str, Any] = {"model": write_scripted_model(directory / "model"), "store": place / "store"}
-    flags |= {"threads": 1, "hot_bytes": "64MiB", "disk_bytes": "4MiB"}
+    flags |= {"threads": 1, "hot_bytes": "64MiB", "disk_bytes": "4MiB", **more}
     (place / "store").mkdir(mode=0o700)
     kept = created = None
     if was_used:
@@ -123,7 +123,8 @@ def on_a_full_disk(directory: Path, was_used: bool) -> str:
         if kept is not None:
             assert served.send("GET", f"/v1/responses/{kept['id']}").json == kept
     with serving(**flags) as served:
-        assert served.send("GET", "/health/ready").json == {"status": "ok", "running": 0, "waiting": 0, "problems": []}
+        ready = served.send("GET", "/health/ready").json
+        assert ready == {"status": "ok", "running": 0, "waiting": 0, "problems": []}
         assert served.send("GET", f"/v1/responses/{last['id']}").json == last
         assert spoken(served)
         assert served.send("POST", "/v1/agents/ada/pin").json["pinned"] is True
@@ -156,9 +157,13 @@ def where_nobody_may_write(directory: Path) -> str:
     return who
 
 
-@pytest.mark.parametrize("was_used", [True, False], ids=["used", "new"])
-def test_a_server_starts_on_a_full_disk(directory: Path, was_used: bool) -> None:
-    print(run_apart(on_a_full_disk, directory, was_used))
+@pytest.mark.parametrize(
+    ("was_used", "more"),
+    [(True, {}), (False, {}), (False, {"secret": "seventeen letters"})],
+    ids=["used", "new", "secret"],
+)
+def test_a_server_starts_on_a_full_disk(directory: Path, was_used: bool, more: dict[str, Any]) -> None:
+    print(run_apart(on_a_full_disk, directory, was_used, more))
 
 
 def test_a_server_starts_where_it_may_not_write(directory: Path) -> None:

@@ -12,6 +12,7 @@ from tools.defects.mixtures import MIXTURES
 from tools.defects.ollama import OLLAMA
 from tools.defects.quantised import QUANTISED
 from tools.defects.scores import SCORED
+from tools.defects.secrets import SECRET
 from tools.defects.serving import SERVING
 from tools.defects.states import STATES
 from tools.defects.windows import WINDOWS
@@ -32,4 +33,5 @@ MUTANTS = (
     *SCORED,
     *OLLAMA,
     *FLEET,
+    *SECRET,
 )

@@ -16,10 +16,11 @@ from rich.markup import escape
 from rekindle.cli.border import INTERRUPTED
 from rekindle.cli.console import NOT_A_TERMINAL, console
 from rekindle.cli.settings import FLAGS, SERVER_FLAGS, help_of, with_settings
-from rekindle.config import SETTINGS, Settings
+from rekindle.config import SETTINGS, Settings, StoreSettings
 from rekindle.errors import BadRequest, ConfigError, RekindleError
 
 if TYPE_CHECKING:
+    from rekindle.agents.log.records import SessionRecords
     from rekindle.agents.scenes.play import Play
     from rekindle.agents.scenes.scenario import Scenario
     from rekindle.agents.sessions.coordinator import Coordinator
@@ -76,7 +77,6 @@ def _pairs(given: Sequence[str]) -> dict[str, str]:
 
 
 def _play(scene: Scenario, settings: Settings, shown: Console, path: Path | None, keep: bool) -> int:
-    from rekindle.agents.log.records import SessionRecords
     from rekindle.agents.scenes.play import Play
     from rekindle.agents.sessions.coordinator import Coordinator
     from rekindle.cli.stage import Stage
@@ -88,7 +88,7 @@ def _play(scene: Scenario, settings: Settings, shown: Console, path: Path | None
     shown.print(f"[bold]{escape(scene.title)}[/]\n{escape(scene.about)}", highlight=False, soft_wrap=True)
     stage, written, play = Stage(scene, shown), Transcript(scene), None
     try:
-        with Engine(settings) as engine, closing(SessionRecords.open(settings.store.sessions_path())) as records:
+        with Engine(settings) as engine, closing(_records(settings.store)) as records:
             coordinator = Coordinator(engine, records)
             play = Play(scene, coordinator)
             asyncio.run(_follow(play, coordinator, (stage.show, written.add), keep=keep))
@@ -105,6 +105,13 @@ def _play(scene: Scenario, settings: Settings, shown: Console, path: Path | None
         if path is not None:
             path.write_text(written.text(stage.totals.summary()), encoding="utf-8")
     return 0
+
+
+def _records(settings: StoreSettings) -> SessionRecords:
+    """The file of sessions of these settings."""
+    from rekindle.agents.log.records import SessionRecords
+
+    return SessionRecords.open(settings.sessions_path(), secret=settings.secret)
 
 
 def _check_transcript(path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Parses API keys and the namespaces they open.
+"""Parses API keys and the namespaces they open, and checks the store's secret.
 
 They are a table `[api_keys]` of the TOML file (`team = "key"`), or `team=key,other=key` in the environment: never a
 flag, which every user of the machine could read.
@@ -10,9 +10,11 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from rekindle.config.setting import need
 from rekindle.errors import ConfigError
 
 DEFAULT_NAMESPACE = "default"
+LEAST_SECRET = 16  # characters: hashes leave the process, so one that can be guessed offline protects nothing
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
@@ -37,6 +39,13 @@ def _pair(text: str) -> tuple[str, str]:
     if not equals:
         raise ConfigError("must be name=key,name=key")
     return name.strip(), key.strip()
+
+
+def check_secret(secret: str) -> None:
+    """Raise ConfigError, which does not quote it, if a secret is too short or is easily given in two ways."""
+    need(len(secret) >= LEAST_SECRET, f"secret: must have at least {LEAST_SECRET} characters; `openssl rand -hex 32`")
+    need(secret == secret.strip(), "secret: begins or ends with a blank or a line's end; remove it")
+    need(secret.isprintable(), "secret: has characters that cannot be printed; write it in others")
 
 
 def check_keys(api_key: str | None, api_keys: Mapping[str, str], admin_key: str | None) -> None:

@@ -34,6 +34,7 @@ class SettingsWithoutModel(TypedDict, total=False):
     tail_heading: str | Sequence[str]
     anticipate: Literal["on", "off"]
     store: str | Path | None
+    secret: str | None
     disk_bytes: int | str | None
     agent_ttl_s: float | None
     anonymous_ttl_s: float

@@ -22,7 +22,7 @@ from rekindle.config.parts import (
     ServerSettings,
     StoreSettings,
 )
-from rekindle.config.setting import check_kind, shortened
+from rekindle.config.setting import check_kind, is_secret, shortened
 from rekindle.config.sizes import parse_size
 from rekindle.config.tier import TierSettings
 from rekindle.errors import ConfigError
@@ -107,6 +107,8 @@ def _parse(source: str, name: str, value: Any) -> tuple[str, str, Any]:
     section, key = known.section, known.field
     if name == "store" and isinstance(value, str) and value == "off":
         return section, key, None
+    if known.kind is str and is_secret(known.about) and not isinstance(value, str):
+        raise ConfigError(f"{_at(source)}{name}: must be a text")  # not quoted
     try:
         return section, key, parse_size(value) if known.unit == "size" else _convert(known.kind, value)
     except (ValueError, ConfigError) as error:

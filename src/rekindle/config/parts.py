@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Literal
 
 from rekindle.config.hosts import is_host, is_loopback
-from rekindle.config.keys import DEFAULT_NAMESPACE, check_keys
+from rekindle.config.keys import DEFAULT_NAMESPACE, check_keys, check_secret
 from rekindle.config.setting import Bounds, above, at_least, check_fields, need, setting
 
 MiB = 1 << 20
@@ -160,6 +160,13 @@ class StoreSettings:
         name="store",
     )
     enabled: bool = True
+    secret: str | None = setting(
+        None,
+        "what the store's secret is made from, in at least 16 characters: the same for replicas that share memory",
+        detail="Equal prompts have equal names where it is equal. A store that was made with another is refused.",
+        unset="a random one for each store",
+        given="secret",
+    )
     disk_bytes: int | None = setting(
         None, "disk for warm KV", unset="a fifth of what is free, at most 50GB", bounds=at_least(1)
     )
@@ -199,6 +206,8 @@ class StoreSettings:
 
     def __post_init__(self) -> None:
         check_fields(self)
+        if self.secret is not None:
+            check_secret(self.secret)
         words = (self.session_bytes or 0) + (self.response_bytes or 0)
         need(
             self.disk_bytes is None or words <= self.disk_bytes,

@@ -138,6 +138,11 @@ def check_kind(kind: Any, value: Any, where: str = "") -> None:
     need(holds, f"{where}must be {wanted}, not {shortened(value)}")
 
 
+def is_secret(about: Setting | None) -> bool:
+    """Whether errors may not quote the value."""
+    return about is not None and about.given == "secret"
+
+
 def check_fields(part: Any) -> None:
     """Refuse values of other types than a part's fields have, and numbers out of bounds, not finite, or too large.
 
@@ -147,6 +152,9 @@ def check_fields(part: Any) -> None:
         name, value = item.name, getattr(part, item.name)
         kind, *others = kinds(part.__class__)[name]
         if value is None and others:
+            continue
+        if kind is str and is_secret(item.metadata.get(KEY)):
+            need(isinstance(value, str), f"{name}: must be a text")  # not quoted
             continue
         check_kind(kind, value, f"{name}: ")
         if isinstance(value, bool) or not isinstance(value, int | float):

@@ -5,6 +5,7 @@ Every part is built here and owned by the component it is passed to.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
 import secrets
@@ -18,7 +19,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from rekindle.cache.blocks.pool import BlockPool
-from rekindle.config import CacheSettings, Settings
+from rekindle.config import Settings, StoreSettings
 from rekindle.engine.blocks.prefix_cache import PrefixCache
 from rekindle.engine.capacity import TYPICAL_TOKENS, capacity, check_budget, check_disk
 from rekindle.engine.components import Components
@@ -55,7 +56,7 @@ from rekindle.model.load import load_model
 from rekindle.model.loaded import LoadedModel
 from rekindle.model.runner import ModelRunner
 from rekindle.spec import KVLayout, ModelSpec
-from rekindle.store.directory import make_directory
+from rekindle.store.directory import SECRET_BYTES, derived_secret, given_secret, make_directory
 from rekindle.store.room import OnLost
 from rekindle.store.sync import OsFileSystem
 from rekindle.store.warm import WarmStore
@@ -128,9 +129,13 @@ def _check_start(settings: Settings, *, use_store: bool) -> None:
     """Check the settings that need no model, so that errors are raised before the weights are loaded."""
     check_device(settings.model.device)
     check_budget(settings.cache, settings.model.device)
+    directory, fs = settings.store.directory(), OsFileSystem()
     if use_store:
-        make_directory(settings.store.directory(), OsFileSystem())
+        make_directory(directory, fs)
     check_tier(settings, use_store=use_store)
+    if settings.store.enabled and settings.store.secret is not None:
+        with contextlib.suppress(StoreRefused):  # reported when files are opened; replies continue without them
+            given_secret(directory, settings.store.secret, fs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +157,7 @@ class _Inputs:
 def _connect(inputs: _Inputs, started: dict[str, float]) -> Components:
     settings, loaded, encoder, store = inputs.settings, inputs.loaded, inputs.encoder, inputs.store
     spec, loop = loaded.spec, EngineLoop(check_when_idle=settings.engine.check_when_idle)
-    cache = _prefix_cache(settings.cache, settings.store.namespace_share, spec, inputs.arena, store, loop)
+    cache = _prefix_cache(settings, spec, inputs.arena, store, loop)
     memory = _memory(settings, encoder, store, loop, spec)
     anticipation = _anticipation(inputs, memory, cache, loop)
     costs = StepCosts()
@@ -239,13 +244,9 @@ def _anticipation(inputs: _Inputs, memory: AgentMemory, cache: PrefixCache, loop
 
 
 def _prefix_cache(
-    settings: CacheSettings,
-    namespace_share: float,
-    spec: ModelSpec,
-    arena: KVArena,
-    store: WarmStore | None,
-    loop: EngineLoop,
+    given: Settings, spec: ModelSpec, arena: KVArena, store: WarmStore | None, loop: EngineLoop
 ) -> PrefixCache:
+    settings = given.cache
     return PrefixCache(
         pool=BlockPool(
             arena.num_blocks,
@@ -256,12 +257,16 @@ def _prefix_cache(
         arena=arena,
         store=store,
         fingerprint=spec.fingerprint,
-        secret=store.secret if store is not None else secrets.token_bytes(32),
+        secret=store.secret if store is not None else _secret_without_store(given.store),
         min_reuse_tokens=settings.min_reuse_tokens,
         min_reuse_ratio=settings.min_reuse_ratio,
-        namespace_share=namespace_share,
+        namespace_share=given.store.namespace_share,
         report_load=loop.report_load,
     )
+
+
+def _secret_without_store(settings: StoreSettings) -> bytes:
+    return secrets.token_bytes(SECRET_BYTES) if settings.secret is None else derived_secret(settings.secret)
 
 
 def _preparer(
@@ -337,6 +342,7 @@ def _open_store(
 ) -> tuple[WarmStore | None, str | None]:
     """Open the store; None and the reason if the disk refuses, in which case requests are served without one."""
     try:
+        given_secret(settings.store.directory(), settings.store.secret, OsFileSystem())
         store = WarmStore.open(
             settings.store.directory(),
             fingerprint=spec.fingerprint,

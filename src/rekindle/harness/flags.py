@@ -9,8 +9,10 @@ from rekindle.config import SETTINGS, Settings
 
 
 def flags_of(settings: Settings) -> dict[str, Any]:
-    """Return names and values of the settings that affect measurements; `Settings.load` reads them back."""
-    mine = (known for known in SETTINGS.values() if known.section != "server" and known.name != "store")
+    """Return names and values of the settings that affect measurements, none of them secret; `Settings.load` reads
+    them back."""
+    left_out = ("store", "secret")
+    mine = (known for known in SETTINGS.values() if known.section != "server" and known.name not in left_out)
     flat = {known.name: getattr(getattr(settings, known.section), known.field) for known in mine}
     given = {name: value for name, value in flat.items() if value is not None and value != ()}
     return {name: list(value) if isinstance(value, tuple) else value for name, value in given.items()}
@@ -18,7 +20,8 @@ def flags_of(settings: Settings) -> dict[str, Any]:
 
 def variables(settings: Settings, store: Path) -> dict[str, str]:
     """Return all settings except the server's, with this store, as values of environment variables."""
-    given = {**flags_of(settings), "store": store}
+    secret = {} if settings.store.secret is None else {"secret": settings.store.secret}
+    given = {**flags_of(settings), **secret, "store": store}
     return {name: _text(value) for name, value in given.items()}
 
 

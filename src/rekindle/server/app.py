@@ -168,8 +168,9 @@ def _add_generating(app: App, context: RouteContext) -> None:
 
 
 def _open_responses(engine: Engine, settings: ServerSettings) -> StoredResponses:
-    path = engine.settings.store.responses_path()
-    responses = StoredResponses(path, max_bytes=response_bytes(engine, settings))
+    store = engine.settings.store
+    most = response_bytes(engine, settings)
+    responses = StoredResponses(store.responses_path(), max_bytes=most, secret=store.secret)
     responses.start()
     return responses
 

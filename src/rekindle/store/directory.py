@@ -1,6 +1,6 @@
 """The store's directory on disk: who may use it, and its secret.
 
-    DIR/secret                32 random bytes, made once, shared by all models
+    DIR/secret                32 bytes, random or from the setting `secret`, made once, shared by all models
     DIR/FINGERPRINT/lock      held by the one process that uses this model's blocks; contains its pid
     DIR/FINGERPRINT/          layout.json, index.db, blocks-PART-NNN.safetensors
 
@@ -11,6 +11,8 @@ the process ends, however that happens.
 from __future__ import annotations
 
 import contextlib
+import hashlib
+import hmac
 import logging
 import os
 import secrets
@@ -181,10 +183,44 @@ def _take_lock(path: Path, fs: FileSystem) -> int:
     )
 
 
-def store_secret(directory: Path, fs: FileSystem) -> bytes:
+def directory_secret(directory: Path, fs: FileSystem, new: bytes | None = None) -> bytes:
+    """Return the secret of a directory; creates both if missing, the secret as `new`, or a random one.
+
+    StoreError if they cannot be used, StoreRefused if the disk refuses.
+    """
+    try:
+        directory = make_directory(directory, fs)
+        return store_secret(directory, fs, new)
+    except OSError as error:
+        raise refusal(error, _unusable(directory, error)) from error
+
+
+def given_secret(directory: Path, given: str | None, fs: FileSystem) -> bytes:
+    """Return the secret of a directory, as `directory_secret` does; a new one is derived from `given`, if that is.
+
+    StoreError, with nothing changed, if the directory has another secret than `given` makes.
+    """
+    wanted = None if given is None else derived_secret(given)
+    secret = directory_secret(directory, fs, wanted)
+    if wanted is not None and not hmac.compare_digest(secret, wanted):
+        raise StoreError(
+            f"{directory} was made with another secret, by which what is stored there is found; nothing was changed: "
+            "give the secret it was made with, leave `secret` (REKINDLE_SECRET) out to use the directory's own, or "
+            "choose another directory as store"
+        )
+    return secret
+
+
+def derived_secret(text: str) -> bytes:
+    """Return the secret [32] that a text stands for: the same on every machine, and nothing else's hash."""
+    content = text.encode("utf-8", "surrogateescape")  # an environment variable may hold any bytes
+    return hashlib.blake2b(content, digest_size=SECRET_BYTES, person=b"rekindle-secret").digest()
+
+
+def store_secret(directory: Path, fs: FileSystem, new: bytes | None = None) -> bytes:
     """Return the secret, creating it on first use: written aside and renamed, under a lock so that creators agree.
 
-    Raises OSError, or StoreError if it is damaged.
+    The first one is `new`, or random. Raises OSError, or StoreError if it is damaged.
     """
     path, aside = directory / "secret", directory / "secret.new"
     if not path.exists():
@@ -193,7 +229,7 @@ def store_secret(directory: Path, fs: FileSystem) -> bytes:
             fs.lock(fd, "wait")
             if not path.exists():
                 fs.resize(fd, 0)
-                fs.write(fd, 0, secrets.token_bytes(SECRET_BYTES))
+                fs.write(fd, 0, secrets.token_bytes(SECRET_BYTES) if new is None else new)
                 fs.sync_data(fd)
                 fs.rename(aside, path)
         finally:

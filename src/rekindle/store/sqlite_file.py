@@ -21,7 +21,7 @@ from typing import Literal, TypeVar
 
 from rekindle.errors import StoreError, StoreLocked
 from rekindle.store.damage import is_damage_at_open, kind_of
-from rekindle.store.directory import SECRET_BYTES, set_aside, store_secret
+from rekindle.store.directory import SECRET_BYTES, derived_secret, set_aside, store_secret
 from rekindle.store.refusal import refusal
 from rekindle.store.sync import OsFileSystem
 
@@ -91,17 +91,24 @@ def transaction(connection: sqlite3.Connection) -> Iterator[sqlite3.Connection]:
 
 
 def opened(
-    path: Path | None, make: Callable[[sqlite3.Connection, bytes], T], *, busy_s: float, locking: Locking = "shared"
+    path: Path | None,
+    make: Callable[[sqlite3.Connection, bytes], T],
+    *,
+    busy_s: float,
+    locking: Locking = "shared",
+    secret: str | None = None,
 ) -> T:
     """Return `make(connection, secret)` for a file and the secret next to it, creating both with owner-only access.
 
-    None: in memory. A damaged file, also one that `make` finds damaged, is set aside under a new name and logged.
-    StoreLocked while another process has it; StoreError if it cannot be used, StoreRefused if the disk is the cause.
+    A new secret is derived from the text `secret`, or random. None: in memory. A damaged file, also one that `make`
+    finds damaged, is set aside under a new name and logged. StoreLocked while another process has it; StoreError if it
+    cannot be used, StoreRefused if the disk is the cause.
     """
     if path is None:
         return make(connect_writer(MEMORY), secrets.token_bytes(SECRET_BYTES))
+    new = None if secret is None else derived_secret(secret)
     try:
-        return _made(path, make, busy_s, locking)
+        return _made(path, make, busy_s, locking, new)
     except (OSError, sqlite3.DatabaseError, UnicodeDecodeError) as error:  # SQLite's message may quote damaged text
         if getattr(error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_BUSY:
             message = f"{path} is in use by another process: stop it first, or choose another directory as store"
@@ -110,13 +117,15 @@ def opened(
             raise refusal(error, f"{path} cannot be opened: {error}") from error
         _set_aside(path, error)
     try:
-        return _made(path, make, busy_s, locking)
+        return _made(path, make, busy_s, locking, new)
     except (OSError, sqlite3.DatabaseError, UnicodeDecodeError) as again:
         raise StoreError(f"{path} was damaged, and a new one cannot be made: {again}. Check the disk.") from again
 
 
-def _made(path: Path, make: Callable[[sqlite3.Connection, bytes], T], busy_s: float, locking: Locking) -> T:
-    secret = _claimed(path)
+def _made(
+    path: Path, make: Callable[[sqlite3.Connection, bytes], T], busy_s: float, locking: Locking, new: bytes | None
+) -> T:
+    secret = _claimed(path, new)
     connection = connect_writer(path, busy_s=busy_s, locking=locking)
     try:
         return make(connection, secret)
@@ -139,13 +148,13 @@ def _set_aside(path: Path, error: Exception) -> None:
         raise refusal(refused, f"{path} is damaged ({error}) and cannot be set aside: {refused}") from error
 
 
-def _claimed(path: Path) -> bytes:
-    """Create the directory and file if missing; return the secret."""
+def _claimed(path: Path, new: bytes | None) -> bytes:
+    """Create the directory and file if missing; return the secret, `new` or a random one if there was none."""
     is_there, fs = path.parent.is_dir(), OsFileSystem()
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         fs.close_file(fs.open_file(path, "create"))
-        return store_secret(path.parent, fs)
+        return store_secret(path.parent, fs, new)
     except OSError as error:
         reason = f"{path} cannot be used: {error.strerror or error}"
         message = f"{reason}; check its permissions, or choose another directory as store"

@@ -55,20 +55,21 @@ _COPIES = {
 }
 
 
-def opened(path: Path | None, make: Callable[[sqlite3.Connection, SessionMacs], T]) -> T:
+def opened(path: Path | None, make: Callable[[sqlite3.Connection, SessionMacs], T], *, secret: str | None = None) -> T:
     """Open the file at `path` (None: in memory) with exclusive access and return what `make` returns.
 
-    A damaged file is set aside, also when `make` raises sqlite3.DatabaseError. Raises StoreLocked, StoreError.
+    A damaged file is set aside, also when `make` raises sqlite3.DatabaseError. `secret`: what a new secret next to it
+    is made from. Raises StoreLocked, StoreError.
     """
 
-    def prepared(connection: sqlite3.Connection, secret: bytes) -> T:
-        macs = SessionMacs(secret)
+    def prepared(connection: sqlite3.Connection, key: bytes) -> T:
+        macs = SessionMacs(key)
         _check(connection, macs)
         _bring_up(connection, path, macs)
         _limit_numbers(connection)
         return make(connection, macs)
 
-    return sqlite_file.opened(path, prepared, busy_s=BUSY_S, locking="exclusive")
+    return sqlite_file.opened(path, prepared, busy_s=BUSY_S, locking="exclusive", secret=secret)
 
 
 def _check(connection: sqlite3.Connection, macs: SessionMacs) -> None:

@@ -68,9 +68,12 @@ class SessionRecords(SqliteFile):
         self.usage = self._inventory.usage
 
     @classmethod
-    def open(cls, path: Path | None) -> Self:
-        """Open the file at `path`, creating it if missing; None: in memory. Raises StoreLocked, StoreError."""
-        return opened(path, cls)
+    def open(cls, path: Path | None, *, secret: str | None = None) -> Self:
+        """Open the file at `path`, creating it if missing; None: in memory. Raises StoreLocked, StoreError.
+
+        `secret`: the setting, for a directory that has no secret yet.
+        """
+        return opened(path, cls, secret=secret)
 
     def create(self, namespace: str, id: str, plan: Plan, preludes: Mapping[str, Prelude], now: float) -> int:
         """Write a new session; return its number. Conflict if the id is taken."""

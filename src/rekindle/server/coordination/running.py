@@ -64,7 +64,8 @@ class Sessions:
     def _records_or_memory(self) -> SessionRecords:
         """Open the file of sessions; if its disk refuses, hold sessions in memory and log that."""
         try:
-            return SessionRecords.open(self._engine.settings.store.sessions_path())
+            store = self._engine.settings.store
+            return SessionRecords.open(store.sessions_path(), secret=store.secret)
         except StoreRefused as error:
             self._refused = f"sessions are held in memory and end with the server: {error}; then start it again"
             logger.error("%s", self._refused)

@@ -74,15 +74,17 @@ class Entry:
         return cls(namespace, response["id"], agent, response["previous_response_id"], ids, content)
 
 
-def open_records(path: Path | None, *, max_responses: int, max_bytes: int, retention_s: float) -> Records:
+def open_records(
+    path: Path | None, *, max_responses: int, max_bytes: int, retention_s: float, secret: str | None = None
+) -> Records:
     """Open the file at `path`, or create it; a damaged one is set aside. None: in memory.
 
-    Rows that do not verify (`macs`) are deleted. Raises StoreError if the file cannot be used, StoreRefused if the disk
-    is the cause.
+    Rows that do not verify (`macs`) are deleted. `secret`: the setting, for a directory that has no secret yet. Raises
+    StoreError if the file cannot be used, StoreRefused if the disk is the cause.
     """
 
-    def prepared(connection: sqlite3.Connection, secret: bytes) -> Records:
-        macs = ResponseMacs(secret)
+    def prepared(connection: sqlite3.Connection, key: bytes) -> Records:
+        macs = ResponseMacs(key)
         _bring_up(connection, path, macs)
         if path is not None and _columns(connection) != _new_columns(macs):
             raise sqlite3.DatabaseError("its tables have other columns")
@@ -94,7 +96,7 @@ def open_records(path: Path | None, *, max_responses: int, max_bytes: int, reten
                 macs.drop_damaged(connection)
         return Records(connection, macs, max_responses=max_responses, max_bytes=max_bytes, retention_s=retention_s)
 
-    return opened(path, prepared, busy_s=BUSY_S)
+    return opened(path, prepared, busy_s=BUSY_S, secret=secret)
 
 
 def _bring_up(connection: sqlite3.Connection, path: Path | None, macs: ResponseMacs) -> None:

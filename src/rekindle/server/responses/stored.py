@@ -78,6 +78,7 @@ class StoredResponses:
     """Every stored response of all namespaces. Start it, close it; `path` None: in memory. Any thread may use it.
 
     Each namespace keeps at most `max_responses` of `max_bytes`, packed: the last used ones. `records`: the open file.
+    `secret`: the setting, for a directory that has no secret yet.
     """
 
     def __init__(
@@ -88,8 +89,10 @@ class StoredResponses:
         max_responses: int = MAX_RESPONSES,
         max_bytes: int = MAX_BYTES,
         retention_s: float = RETENTION_S,
+        secret: str | None = None,
     ) -> None:
         self.path = path
+        self._secret = secret
         self._clock = clock
         self._bounds = (max_responses, max_bytes, retention_s)
         self.records: Records | None = None
@@ -113,7 +116,13 @@ class StoredResponses:
 
     def _opened(self) -> Records:
         max_responses, max_bytes, retention_s = self._bounds
-        return open_records(self.path, max_responses=max_responses, max_bytes=max_bytes, retention_s=retention_s)
+        return open_records(
+            self.path,
+            max_responses=max_responses,
+            max_bytes=max_bytes,
+            retention_s=retention_s,
+            secret=self._secret,
+        )
 
     def close(self) -> None:
         """Write what is pending and close the file; safe to repeat, or without a start."""

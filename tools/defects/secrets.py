@@ -1,0 +1,60 @@
+"""Defects in the secret that is made from a setting."""
+
+from __future__ import annotations
+
+from tools.defects.mutant import Mutant, one
+
+DIRECTORY = "store/directory.py"
+SECRETS = "tests/engine/test_secrets.py"
+
+SECRET: tuple[Mutant, ...] = (
+    one(
+        "another secret taken",
+        DIRECTORY,
+        "if wanted is not None and not hmac.compare_digest(secret, wanted):",
+        "if wanted is not None and not secret:",
+        f"{SECRETS}::test_another_secret_is_refused_before_the_weights_are_loaded",
+    ),
+    one(
+        "a secret that is not derived",
+        DIRECTORY,
+        "secrets.token_bytes(SECRET_BYTES) if new is None else new",
+        "secrets.token_bytes(SECRET_BYTES)",
+        f"{SECRETS}::test_names_are_equal_where_the_secret_is",
+    ),
+    one(
+        "without a store, names by a random secret",
+        "engine/factory.py",
+        "if settings.secret is None else derived_secret(settings.secret)",
+        "if settings.secret is None else secrets.token_bytes(SECRET_BYTES)",
+        f"{SECRETS}::test_names_are_equal_where_the_secret_is",
+    ),
+    one(
+        "a secret compared after the weights are loaded",
+        "engine/factory.py",
+        "given_secret(directory, settings.store.secret, fs)",
+        "pass",
+        f"{SECRETS}::test_another_secret_is_refused_before_the_weights_are_loaded",
+    ),
+    one(
+        "a secret among the settings of a measurement",
+        "harness/flags.py",
+        'left_out = ("store", "secret")',
+        'left_out = ("store",)',
+        "tests/test_config.py::test_a_secret_has_no_flag_and_is_not_shown",
+    ),
+    one(
+        "a secret quoted by an error",
+        "config/loading.py",
+        "if known.kind is str and is_secret(known.about) and not isinstance(value, str):",
+        "if False:",
+        "tests/test_config.py::test_what_a_secret_may_be",
+    ),
+    one(
+        "a random secret once a full disk has room",
+        "server/app.py",
+        "max_bytes=most, secret=store.secret)",
+        "max_bytes=most)",
+        "tests/server/test_starting_degraded.py::test_a_server_starts_on_a_full_disk[secret]",
+    ),
+)
