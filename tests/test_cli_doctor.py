@@ -178,14 +178,14 @@ def test_a_budget_beyond_the_disk(tmp_path: Path) -> None:
 def test_who_holds_the_store_is_said(tmp_path: Path) -> None:
     with Engine.from_pretrained("pocket", store=tmp_path, hot_bytes="64MiB", threads=1) as engine:
         fingerprint = engine.spec.fingerprint
-        free = disk_probes.probe_lock(tmp_path, bytes(32), is_served=False)
-        held = disk_probes.probe_lock(tmp_path, fingerprint, is_served=False)
-        served = disk_probes.probe_lock(tmp_path, fingerprint, is_served=True)
+        free = disk_probes.probe_lock(StoreSettings(dir=tmp_path), bytes(32), is_served=False)
+        held = disk_probes.probe_lock(StoreSettings(dir=tmp_path), fingerprint, is_served=False)
+        served = disk_probes.probe_lock(StoreSettings(dir=tmp_path), fingerprint, is_served=True)
         (info,) = disk_probes.probe_stores(tmp_path)
     assert free is None and held is not None and served is not None
     assert (held.verdict, served.verdict, info.verdict) == ("warn", "ok", "ok")
     assert str(os.getpid()) in held.said and str(os.getpid()) in info.said
-    assert disk_probes.probe_lock(tmp_path, fingerprint, is_served=False) is None
+    assert disk_probes.probe_lock(StoreSettings(dir=tmp_path), fingerprint, is_served=False) is None
 
 
 def test_a_file_system_in_memory_or_over_a_network_is_named(tmp_path: Path) -> None:

@@ -24,9 +24,9 @@ from tests.test_cli import run
 MOST_TRIES = 6_000  # five minutes
 
 
-def heap_while_serving(store: Path) -> tuple[int, bool, bool, float]:
-    """The exit code of a server; while it served: whether the collector was on, whether it knew of the engine, and
-    how long a thread may keep the interpreter [s]."""
+def heap_while_serving(store: Path) -> tuple[int, list[str], bool, bool, float]:
+    """The exit code of a server, and the first words of its lines that name its slot; while it served: whether the
+    collector was on, whether it knew of the engine, and how long a thread may keep the interpreter [s]."""
     port, found = free_port(), []
 
     def look() -> None:
@@ -42,13 +42,16 @@ def heap_while_serving(store: Path) -> tuple[int, bool, bool, float]:
         os.kill(os.getpid(), signal.SIGTERM)
 
     threading.Thread(target=look, daemon=True).start()
-    result = run("serve", "--port", str(port), "--store", str(store), "--threads", "1", "--hot-bytes", "64MiB")
+    flags = ["--port", str(port), "--store", str(store), "--slot", "auto", "--threads", "1", "--hot-bytes", "64MiB"]
+    result = run("serve", *flags)
+    slot = [line.split()[0] for line in result.output.splitlines() if str(store / "slot-0") in line]
     ((is_enabled, is_known, switch_s),) = found
-    return result.exit_code, is_enabled, is_known, switch_s
+    return result.exit_code, slot, is_enabled, is_known, switch_s
 
 
 def test_a_server_collects_garbage_without_looking_at_its_engine_and_switches_threads_often(tmp_path: Path) -> None:
-    assert run_apart(heap_while_serving, tmp_path / "store") == (0, True, False, pytest.approx(SWITCH_S, abs=1e-6))
+    found = run_apart(heap_while_serving, tmp_path / "store")
+    assert found == (0, ["warm", "stopped:"], True, False, pytest.approx(SWITCH_S, abs=1e-6))
 
 
 class Cycle:

@@ -273,13 +273,19 @@ def test_a_part_of_its_own_refuses_other_types(part: Any, given: dict[str, Any],
 @pytest.mark.parametrize(
     ("given", "named"),
     [
+        ({"slot": "first"}, "slot: must be off, auto, or a number from 0 to 1023, not 'first'"),
+        ({"slot": 1024}, "slot: must be off"),
+        ({"slot": "-1"}, "slot: must be off"),
+        ({"slot": "007"}, "slot: must be off"),
+        ({"slot": "²"}, "slot: must be off"),
+        ({"slot": True}, "slot: must be a text"),
         ({"secret": "hunter2"}, "secret: must have at least 16 characters"),
         ({"secret": "hunter2 and more of it\n"}, "secret: begins or ends with a blank"),
         ({"secret": "hunter2\nand more of it"}, "secret: has characters that cannot be printed"),
         ({"secret": b"hunter2 and more of it"}, "secret: must be a text"),
     ],
 )
-def test_what_a_secret_may_be(given: dict[str, Any], named: str) -> None:
+def test_what_a_slot_and_a_secret_may_be(given: dict[str, Any], named: str) -> None:
     with pytest.raises(ConfigError, match=f"^{re.escape(named)}") as caught:
         Settings.load(given)
     assert "hunter2" not in str(caught.value)
@@ -288,15 +294,24 @@ def test_what_a_secret_may_be(given: dict[str, Any], named: str) -> None:
     assert "hunter2" not in str(caught.value)
 
 
-def test_a_secret_has_no_flag_and_is_not_shown(tmp_path: Path) -> None:
+def test_a_slot_is_a_number_or_a_text_and_a_secret_has_no_flag(tmp_path: Path) -> None:
+    assert [Settings.load({"slot": slot}).store.slot for slot in (7, "7", "auto", "off")] == ["7", "7", "auto", "off"]
     path = tmp_path / "rekindle.toml"
-    path.write_text('secret = "hunter2 and more of it"\n')
-    settings = Settings.load({}, {}, path)
-    assert settings.store.secret == "hunter2 and more of it"
+    path.write_text('slot = 3\nsecret = "hunter2 and more of it"\n')
+    settings = Settings.load({}, {"REKINDLE_SLOT": "4"}, path)
+    assert (settings.store.slot, settings.store.secret) == ("4", "hunter2 and more of it")
     assert (SETTINGS["secret"].flag, SETTINGS["secret"].variable) == (None, "REKINDLE_SECRET")
     assert "hunter2" not in repr(settings)
     assert "hunter2" not in json.dumps(flags_of(settings), default=str)
     assert variables(settings, tmp_path)["secret"] == "hunter2 and more of it"  # for a process of our own
+
+
+def test_a_slot_has_sessions_of_its_own_and_shares_responses(tmp_path: Path) -> None:
+    store = StoreSettings(dir=tmp_path, slot="3")
+    assert (store.directory(), store.own_directory()) == (tmp_path, tmp_path / "slot-3")
+    assert store.text_files() == (tmp_path / "responses.db", tmp_path / "slot-3" / "sessions.db")
+    _, sessions = StoreSettings(slot="3").text_files()
+    assert sessions.parent.name == "slot-3" and sessions.parent.parent == StoreSettings().text_files()[1].parent
 
 
 def test_an_integer_is_a_number_of_seconds() -> None:
@@ -318,6 +333,7 @@ def test_keywords_for_type_checkers_are_the_settings() -> None:
         wanted[name] = kind | str if name.endswith("_bytes") else wider.get(kind, kind)
     wanted["model"] |= Path
     wanted["tier"] |= Path
+    wanted["slot"] |= int
     assert said == wanted
 
 

@@ -33,7 +33,7 @@ def test_names_are_equal_where_the_secret_is(
 ) -> None:
     roots = []
     with caplog.at_level(logging.DEBUG):
-        for more in ({"store": tmp_path / "a"}, {"store": tmp_path / "b"}, {"store": "off"}):
+        for more in ({"store": tmp_path / "a"}, {"store": tmp_path / "b", "slot": 3}, {"store": "off"}):
             with made(tiny_llama, **{"secret": SECRET, **more}) as engine:
                 engine.chat("ada", [MESSAGE], temperature=0, max_tokens=2)
                 roots.append(root_of(engine))

@@ -124,7 +124,7 @@ def on_a_full_disk(directory: Path, was_used: bool, more: dict[str, Any]) -> str
             assert served.send("GET", f"/v1/responses/{kept['id']}").json == kept
     with serving(**flags) as served:
         ready = served.send("GET", "/health/ready").json
-        assert ready == {"status": "ok", "running": 0, "waiting": 0, "problems": []}
+        assert (ready["status"], ready["problems"], ready.get("slot")) == ("ok", [], 0 if more else None)
         assert served.send("GET", f"/v1/responses/{last['id']}").json == last
         assert spoken(served)
         assert served.send("POST", "/v1/agents/ada/pin").json["pinned"] is True
@@ -159,8 +159,8 @@ def where_nobody_may_write(directory: Path) -> str:
 
 @pytest.mark.parametrize(
     ("was_used", "more"),
-    [(True, {}), (False, {}), (False, {"secret": "seventeen letters"})],
-    ids=["used", "new", "secret"],
+    [(True, {}), (False, {}), (False, {"slot": "auto", "secret": "seventeen letters"})],
+    ids=["used", "new", "slot"],
 )
 def test_a_server_starts_on_a_full_disk(directory: Path, was_used: bool, more: dict[str, Any]) -> None:
     print(run_apart(on_a_full_disk, directory, was_used, more))

@@ -11,6 +11,7 @@ from tools.defects.mapped import MAPPED
 from tools.defects.mixtures import MIXTURES
 from tools.defects.ollama import OLLAMA
 from tools.defects.quantised import QUANTISED
+from tools.defects.replicas import REPLICAS
 from tools.defects.scores import SCORED
 from tools.defects.secrets import SECRET
 from tools.defects.serving import SERVING
@@ -33,5 +34,6 @@ MUTANTS = (
     *SCORED,
     *OLLAMA,
     *FLEET,
+    *REPLICAS,
     *SECRET,
 )

@@ -41,20 +41,20 @@ SECRET: tuple[Mutant, ...] = (
         "harness/flags.py",
         'left_out = ("store", "secret")',
         'left_out = ("store",)',
-        "tests/test_config.py::test_a_secret_has_no_flag_and_is_not_shown",
+        "tests/test_config.py::test_a_slot_is_a_number_or_a_text_and_a_secret_has_no_flag",
     ),
     one(
         "a secret quoted by an error",
         "config/loading.py",
         "if known.kind is str and is_secret(known.about) and not isinstance(value, str):",
         "if False:",
-        "tests/test_config.py::test_what_a_secret_may_be",
+        "tests/test_config.py::test_what_a_slot_and_a_secret_may_be",
     ),
     one(
         "a random secret once a full disk has room",
         "server/app.py",
         "max_bytes=most, secret=store.secret)",
         "max_bytes=most)",
-        "tests/server/test_starting_degraded.py::test_a_server_starts_on_a_full_disk[secret]",
+        "tests/server/test_starting_degraded.py::test_a_server_starts_on_a_full_disk[slot]",
     ),
 )

@@ -1,14 +1,14 @@
-"""cache: the stores of all models in one directory: what they hold, whether they are sound, which to remove."""
+"""cache: the stores in a directory and its slots: what they hold, whether they are sound, which to remove."""
 
 from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -26,9 +26,11 @@ from rekindle.store.sync import OsFileSystem
 
 cache = typer.Typer(no_args_is_help=True)
 WhichArgument = Annotated[
-    str | None, typer.Argument(metavar="[WHICH]", help="a model's name or the first digits of a fingerprint [all]")
+    str | None,
+    typer.Argument(metavar="[WHICH]", help="a model, the first digits of a fingerprint, or slot-N [all]"),
 ]
 FINGERPRINT_DIGITS = 12
+Report = admin.CheckReport | admin.RebuildReport
 
 
 @cache.callback()
@@ -48,7 +50,7 @@ def stats(settings: Settings, as_json: JsonOption = False) -> int:
         found = [{**asdict(store), "budget_bytes": budget} for store, budget in zip(stores, budgets, strict=True)]
         typer.echo(json.dumps(found))
         return 0
-    head = ("FINGERPRINT", "MODEL", "AGENTS", "BLOCKS", "BYTES", "BUDGET", "LAST USED", "IN USE BY")
+    head = ("FINGERPRINT", "SLOT", "MODEL", "AGENTS", "BLOCKS", "BYTES", "BUDGET", "LAST USED", "IN USE BY")
     rows = [_row(store, budget, time.time()) for store, budget in zip(stores, budgets, strict=True)]
     if rows:
         typer.echo(show_table(head, rows))
@@ -62,6 +64,7 @@ def stats(settings: Settings, as_json: JsonOption = False) -> int:
 def _row(store: admin.StoreInfo, budget: int, now: float) -> tuple[str, ...]:
     return (
         store.fingerprint[:FINGERPRINT_DIGITS],
+        _slot(store),
         store.model or "-",
         f"{store.num_agents:,}",
         f"{store.num_blocks:,}",
@@ -79,10 +82,9 @@ def check(settings: Settings, which: WhichArgument = None, as_json: JsonOption =
     directory = settings.store.directory()
     stores = _chosen(directory, which)
     with _progress(as_json) as advance:
-        reports = [admin.check_store(directory, store.fingerprint, advance) for store in stores]
+        reports = [admin.check_store(store.parent(directory), store.fingerprint, advance) for store in stores]
     if as_json:
-        found = [{"fingerprint": s.fingerprint, **asdict(r)} for s, r in zip(stores, reports, strict=True)]
-        typer.echo(json.dumps(found))
+        typer.echo(json.dumps(_named(stores, reports)))
     else:
         for store, report in zip(stores, reports, strict=True):
             typer.echo("\n".join(_checked(store, report)))
@@ -114,10 +116,10 @@ def rebuild(settings: Settings, which: WhichArgument = None, as_json: JsonOption
     """Rebuild the index from the records; agents keep their names as far as the old index still has them."""
     directory = settings.store.directory()
     stores = _chosen(directory, which)
-    reports = [admin.rebuild_store(directory, store.fingerprint, settings.server.namespaces()) for store in stores]
+    spaces = settings.server.namespaces()
+    reports = [admin.rebuild_store(store.parent(directory), store.fingerprint, spaces) for store in stores]
     if as_json:
-        found = [{"fingerprint": s.fingerprint, **asdict(r)} for s, r in zip(stores, reports, strict=True)]
-        typer.echo(json.dumps(found))
+        typer.echo(json.dumps(_named(stores, reports)))
         return 0
     for store, report in zip(stores, reports, strict=True):
         typer.echo(
@@ -153,15 +155,26 @@ def gc(
     return 0
 
 
+def _named(stores: list[admin.StoreInfo], reports: Sequence[Report]) -> list[dict[str, Any]]:
+    """Reports as JSON, each with its store's names."""
+    pairs = zip(stores, reports, strict=True)
+    return [{"fingerprint": store.fingerprint, "slot": store.slot, **asdict(report)} for store, report in pairs]
+
+
 def _name(store: admin.StoreInfo) -> str:
-    return f"{store.model or 'unknown model'} ({store.fingerprint[:FINGERPRINT_DIGITS]})"
+    slot = "" if store.slot is None else f", {_slot(store)}"
+    return f"{store.model or 'unknown model'} ({store.fingerprint[:FINGERPRINT_DIGITS]}{slot})"
+
+
+def _slot(store: admin.StoreInfo) -> str:
+    return "-" if store.slot is None else f"slot-{store.slot}"
 
 
 def _chosen(directory: Path, which: str | None) -> list[admin.StoreInfo]:
     stores = admin.list_stores(directory)
     if which is None:
         return stores
-    chosen = [store for store in stores if store.model == which or store.fingerprint.startswith(which)]
+    chosen = [store for store in stores if which in (store.model, _slot(store)) or store.fingerprint.startswith(which)]
     if not chosen:
         names = ", ".join(map(_name, stores)) or "none"
         raise NotFound(f"no store in {directory} is called {which!r}; there are: {names}")

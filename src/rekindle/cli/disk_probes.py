@@ -74,18 +74,24 @@ def probe_stores(directory: Path) -> Iterator[Finding]:
     for store in list_stores(directory):
         held = f", in use by {store.in_use_by}" if store.in_use_by else ""
         text = f"{store.num_agents:,} agents in {show_bytes(store.bytes)}{held}"
-        yield Finding(f"store of {store.model or store.fingerprint[:12]}", "ok", text)
+        slot = "" if store.slot is None else f" in slot-{store.slot}"
+        yield Finding(f"store of {store.model or store.fingerprint[:12]}{slot}", "ok", text)
 
 
-def probe_lock(directory: Path, fingerprint: bytes, *, is_served: bool) -> Finding | None:
+def probe_lock(settings: StoreSettings, fingerprint: bytes, *, is_served: bool) -> Finding | None:
     """Which process holds the store this model would use; None if none does. That is ok if our server has the port."""
-    for store in list_stores(directory):
-        if store.fingerprint == fingerprint.hex() and store.in_use_by is not None:
+    if settings.slot == "auto":
+        return None
+    for store in list_stores(settings.own_directory()):
+        if store.slot is None and store.fingerprint == fingerprint.hex() and store.in_use_by is not None:
             text = f"this model's store is in use by {store.in_use_by}"
             if is_served:
                 return Finding("lock", "ok", text)
             return Finding(
-                "lock", "warn", text, "stop it before you serve here, or give the second server its own --store"
+                "lock",
+                "warn",
+                text,
+                "stop it before you serve here, or serve with another --store or --slot auto",
             )
     return None
 
@@ -95,7 +101,8 @@ def probe_space(settings: StoreSettings) -> Finding:
     directory = settings.directory()
     free, used = OsFileSystem().free_bytes(nearest(directory)), taken_bytes(directory)
     most = budget(settings.disk_bytes, free_bytes=free, used_bytes=used)
-    text = f"{show_bytes(free)} free, the store takes {show_bytes(used)} and may take {show_bytes(most)}"
+    who = "" if settings.slot == "off" else "each slot "
+    text = f"{show_bytes(free)} free, the store takes {show_bytes(used)} and {who}may take {show_bytes(most)}"
     if most > free + used:
         return Finding("space", "warn", text, "the disk will be full first: lower --disk-bytes, or free some space")
     if free < SPEED_BYTES:

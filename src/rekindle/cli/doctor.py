@@ -132,7 +132,7 @@ def _model(settings: Settings, *, is_served: bool) -> Iterator[Finding]:
         yield Finding("prefill", "ok", f"{rate:,.0f} tokens a second in a prompt of {model_probes.PREFILL_TOKENS[1]}")
         if settings.store.enabled and disk_probes.nearest(settings.store.directory()).is_dir():
             layout = loaded.spec.layout
-            lock = disk_probes.probe_lock(settings.store.directory(), loaded.spec.fingerprint, is_served=is_served)
+            lock = disk_probes.probe_lock(settings.store, loaded.spec.fingerprint, is_served=is_served)
             if lock is not None:
                 yield lock
             speed = disk_probes.measure_disk(settings.store.directory(), disk_probes.record_bytes(layout))

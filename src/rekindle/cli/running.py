@@ -88,7 +88,7 @@ def _play(scene: Scenario, settings: Settings, shown: Console, path: Path | None
     shown.print(f"[bold]{escape(scene.title)}[/]\n{escape(scene.about)}", highlight=False, soft_wrap=True)
     stage, written, play = Stage(scene, shown), Transcript(scene), None
     try:
-        with Engine(settings) as engine, closing(_records(settings.store)) as records:
+        with Engine(settings) as engine, closing(_records(engine.settings.store)) as records:
             coordinator = Coordinator(engine, records)
             play = Play(scene, coordinator)
             asyncio.run(_follow(play, coordinator, (stage.show, written.add), keep=keep))
@@ -108,7 +108,7 @@ def _play(scene: Scenario, settings: Settings, shown: Console, path: Path | None
 
 
 def _records(settings: StoreSettings) -> SessionRecords:
-    """The file of sessions of these settings."""
+    """The file of sessions of an engine that runs with these settings."""
     from rekindle.agents.log.records import SessionRecords
 
     return SessionRecords.open(settings.sessions_path(), secret=settings.secret)

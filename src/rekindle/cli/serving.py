@@ -46,7 +46,7 @@ def serve(settings: Settings) -> int:
 
     with logging_to(settings.server, sys.stderr):
         try:
-            stopped_by = _serve(settings)
+            stopped_by, settings = _serve(settings)
         except KeyboardInterrupt:
             typer.echo(
                 "rekindle: stopped before the model was loaded: no request was served, nothing is lost", err=True
@@ -56,8 +56,8 @@ def serve(settings: Settings) -> int:
     return INTERRUPTED if stopped_by == signal.SIGINT else 0
 
 
-def _serve(settings: Settings) -> int | None:
-    """Serve until a signal; return its number."""
+def _serve(settings: Settings) -> tuple[int | None, Settings]:
+    """Serve until a signal; return its number, and the settings with the slot that was claimed."""
     with ExitStack() as stack:
         with lasting_heap() as freeze, interrupts():
             from rekindle.engine.api import Engine
@@ -74,7 +74,7 @@ def _serve(settings: Settings) -> int | None:
             freeze()
             engine = stack.enter_context(Engine(settings))
             stack.callback(_save_undisturbed)
-        return run_server(engine, settings, typer.echo, listeners=listeners)
+        return run_server(engine, settings, typer.echo, listeners=listeners), engine.settings
 
 
 @contextmanager
@@ -114,7 +114,7 @@ def _left(settings: Settings) -> str:
 
     if not settings.store.enabled or settings.cache.reuse == "off":
         return "nothing is kept without a store"
-    directory = settings.store.directory()
+    directory = settings.store.own_directory()
     stores = admin.list_stores(directory)
     agents = sum(store.num_agents for store in stores)
     return f"{agents:,} agents and {show_bytes(sum(store.bytes for store in stores))} are saved in {directory}"

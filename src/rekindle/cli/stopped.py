@@ -1,9 +1,10 @@
-"""The store while no server runs: its agents, and purging one. Covers the stores of all models in the directory."""
+"""The store while no server runs: its agents, and purging one. Covers all models and slots in the directory."""
 
 from __future__ import annotations
 
 from collections import defaultdict
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from rekindle.agent_ids import breakpoint_prefix, kind_of
 from rekindle.cli.remote import Unreachable
 from rekindle.cli.units import show_id
 from rekindle.cli.why import near
-from rekindle.config import StoreSettings
+from rekindle.config import StoreSettings, slot_numbers
 from rekindle.errors import NotFound, StoreLocked
 from rekindle.store import admin
 from rekindle.store.directory import remove_set_aside
@@ -24,7 +25,7 @@ def agents_in(settings: StoreSettings, unreachable: Unreachable) -> list[dict[st
     found = []
     for store in _unlocked(settings.directory(), unreachable):
         branches = defaultdict(list)
-        for record in admin.agents_of(settings.directory(), store.fingerprint):
+        for record in admin.agents_of(store.parent(settings.directory()), store.fingerprint):
             if not kind_of(record.agent).is_temporary:
                 branches[record.namespace, record.agent].append(record)
         found += [_described(store.model, records) for records in branches.values()]
@@ -62,14 +63,16 @@ def purge_in(settings: StoreSettings, namespace: str, agent: str, unreachable: U
     stores = _unlocked(directory, unreachable)
     num_responses = _forget_texts(settings, namespace, agent)  # first: if a file refuses, all can be purged again
     for store in stores:
-        here = {(record.namespace, record.agent) for record in admin.agents_of(directory, store.fingerprint)}
+        place = store.parent(directory)
+        here = {(record.namespace, record.agent) for record in admin.agents_of(place, store.fingerprint)}
         known |= here
         marked = breakpoint_prefix(agent)  # perhaps only breakpoints of its requests are left
         if any(space == namespace and (name == agent or name.startswith(marked)) for space, name in here):
-            proofs.append(admin.purge_agent(directory, store.fingerprint, namespace, agent))
+            proofs.append(admin.purge_agent(place, store.fingerprint, namespace, agent))
     if not proofs and not num_responses:
         raise _unknown(settings, agent, [name for space, name in known if space == namespace])
-    for path in settings.text_files():
+    responses, sessions = _text_files(settings)
+    for path in (responses, *sessions):
         remove_set_aside(path, OsFileSystem())
     return {
         "id": agent,
@@ -88,9 +91,9 @@ def _forget_texts(settings: StoreSettings, namespace: str, agent: str) -> int:
     from rekindle.server.responses.records import open_records
     from rekindle.server.responses.stored import MAX_BYTES, MAX_RESPONSES, RETENTION_S
 
-    responses, sessions = settings.text_files()
-    if sessions.exists():
-        with closing(SessionRecords.open(sessions)) as file:
+    responses, sessions = _text_files(settings)
+    for path in filter(Path.exists, sessions):
+        with closing(SessionRecords.open(path)) as file:
             file.forget(namespace, agent)
     if not responses.exists():
         return 0
@@ -98,6 +101,13 @@ def _forget_texts(settings: StoreSettings, namespace: str, agent: str) -> int:
         open_records(responses, max_responses=MAX_RESPONSES, max_bytes=MAX_BYTES, retention_s=RETENTION_S)
     ) as stored:
         return stored.forget(namespace, agent)
+
+
+def _text_files(settings: StoreSettings) -> tuple[Path, list[Path]]:
+    """The file of stored responses, and those of sessions: without a slot, and of each slot; they may be missing."""
+    responses, sessions = replace(settings, slot="off").text_files()
+    slots = {*slot_numbers(settings.directory()), *slot_numbers(sessions.parent)}
+    return responses, [sessions, *(replace(settings, slot=str(slot)).text_files()[1] for slot in sorted(slots))]
 
 
 def _unlocked(directory: Path, unreachable: Unreachable) -> list[admin.StoreInfo]:

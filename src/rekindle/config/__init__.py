@@ -23,6 +23,7 @@ from rekindle.config.parts import (
     StoreSettings,
 )
 from rekindle.config.sizes import parse_size
+from rekindle.config.store_places import NUM_SLOTS, is_slot, slot_directory, slot_numbers
 from rekindle.config.tier import TierSettings
 
 __all__ = [
@@ -33,6 +34,7 @@ __all__ = [
     "MOST_DISK_BYTES",
     "MOST_HOT_BYTES",
     "NORMALISATIONS",
+    "NUM_SLOTS",
     "RESPONSES_FILE",
     "SESSIONS_FILE",
     "SETTINGS",
@@ -50,5 +52,8 @@ __all__ = [
     "StoreSettings",
     "TierSettings",
     "is_loopback",
+    "is_slot",
     "parse_size",
+    "slot_directory",
+    "slot_numbers",
 ]

@@ -34,6 +34,7 @@ class SettingsWithoutModel(TypedDict, total=False):
     tail_heading: str | Sequence[str]
     anticipate: Literal["on", "off"]
     store: str | Path | None
+    slot: str | int
     secret: str | None
     disk_bytes: int | str | None
     agent_ttl_s: float | None

@@ -107,6 +107,8 @@ def _parse(source: str, name: str, value: Any) -> tuple[str, str, Any]:
     section, key = known.section, known.field
     if name == "store" and isinstance(value, str) and value == "off":
         return section, key, None
+    if name == "slot" and isinstance(value, int) and not isinstance(value, bool):
+        value = str(value)
     if known.kind is str and is_secret(known.about) and not isinstance(value, str):
         raise ConfigError(f"{_at(source)}{name}: must be a text")  # not quoted
     try:

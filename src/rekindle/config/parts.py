@@ -10,6 +10,12 @@ from typing import Literal
 from rekindle.config.hosts import is_host, is_loopback
 from rekindle.config.keys import DEFAULT_NAMESPACE, check_keys, check_secret
 from rekindle.config.setting import Bounds, above, at_least, check_fields, need, setting
+from rekindle.config.store_places import (
+    check_slot,
+    data_directory,
+    slot_directory,
+    store_directory,
+)
 
 MiB = 1 << 20
 SESSIONS_FILE = "sessions.db"
@@ -160,6 +166,11 @@ class StoreSettings:
         name="store",
     )
     enabled: bool = True
+    slot: str = setting(
+        "off",
+        "which slot of the store this replica of a service takes: its number, auto for the first free one, or off",
+        detail="`auto` takes over what a stopped replica remembers. See [storage.md](storage.md#replicas).",
+    )
     secret: str | None = setting(
         None,
         "what the store's secret is made from, in at least 16 characters: the same for replicas that share memory",
@@ -206,6 +217,7 @@ class StoreSettings:
 
     def __post_init__(self) -> None:
         check_fields(self)
+        check_slot(self.slot)
         if self.secret is not None:
             check_secret(self.secret)
         words = (self.session_bytes or 0) + (self.response_bytes or 0)
@@ -215,12 +227,16 @@ class StoreSettings:
         )
 
     def directory(self) -> Path:
-        """`dir`, or this system's directory for user caches."""
-        if self.dir is not None:
-            return self.dir.expanduser().absolute()
-        from platformdirs import user_cache_path
+        """`dir`, or this system's directory for user caches; slots share it."""
+        return store_directory(self.dir)
 
-        return user_cache_path("rekindle")
+    def own_directory(self) -> Path:
+        """The directory of this process's blocks: its slot, or `directory` if there are none. Not with `auto`."""
+        return self._own(self.directory())
+
+    def _own(self, directory: Path) -> Path:
+        assert self.slot != "auto", "no slot has been claimed"
+        return directory if self.slot == "off" else slot_directory(directory, int(self.slot))
 
     def responses_path(self) -> Path | None:
         """The file of stored responses; None: no file."""
@@ -233,14 +249,9 @@ class StoreSettings:
     def text_files(self) -> tuple[Path, Path]:
         """Where stored responses and sessions are, also those of an earlier run if the store is off; may be missing.
 
-        Sessions are user data, so their file is next to the KV only if `dir` is given.
+        Slots share the responses; each has sessions of its own, as their file is open in one process at a time.
         """
-        directory = data = self.directory()
-        if self.dir is None:
-            from platformdirs import user_data_path
-
-            data = user_data_path("rekindle")
-        return directory / RESPONSES_FILE, data / SESSIONS_FILE
+        return self.directory() / RESPONSES_FILE, self._own(data_directory(self.dir)) / SESSIONS_FILE
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ Owns the lifetime of everything below it. Every method may be called from any th
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from dataclasses import replace
 from datetime import datetime
 from functools import partial
 from pathlib import Path
@@ -65,7 +66,7 @@ class Engine:
             print(engine.generate("Once upon a time", max_tokens=4).text)
 
     Settings come as one value, or as keyword arguments, each named as in files: ConfigError for an unknown or invalid
-    one. `clock` gives chat templates the date.
+    one; once started, `settings` name the slot that `slot="auto"` claimed. `clock` gives chat templates the date.
     """
 
     def __init__(
@@ -77,7 +78,7 @@ class Engine:
     ) -> None:
         if settings is not None and keywords:
             raise ConfigError(f"give Settings or keyword arguments, not both: {', '.join(keywords)}")
-        self.settings = Settings.load(keywords) if settings is None else settings
+        self._given = self.settings = Settings.load(keywords) if settings is None else settings
         self._clock = clock
         self._parts: Components | None = None
 
@@ -95,8 +96,9 @@ class Engine:
         """Load the model, open the store, start the threads. Starting twice is an error."""
         if self._parts is not None:
             raise RekindleError("this engine has been started already")
-        parts = assemble(self.settings, clock=self._clock)
+        parts = assemble(self._given, clock=self._clock)
         parts.start()
+        self.settings = replace(self._given, store=parts.store_settings)
         self._parts = parts
 
     def close(self) -> None:
@@ -118,7 +120,7 @@ class Engine:
         if parts is None:
             return f"<Engine {model}: not running>"
         state = "; ".join(map(str, parts.deaths())) or f"running, {parts.max_context:,} tokens of context"
-        where = "store off" if parts.store is None else f"store {self.settings.store.directory()}"
+        where = "store off" if parts.store is None else f"store {self.settings.store.own_directory()}"
         return f"<Engine {model}: {state}, {where}>"
 
     @property

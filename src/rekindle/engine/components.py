@@ -9,6 +9,7 @@ from concurrent.futures import TimeoutError as FutureTimeout
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING
 
+from rekindle.config import StoreSettings
 from rekindle.engine.core.core import EngineCore
 from rekindle.engine.core.loop import EngineLoop
 from rekindle.engine.gauges import StorePlace, engine_stats, problems
@@ -61,6 +62,7 @@ class Components:
     tier: ObjectTier | None
     adoption: Adoption | None  # with a store
     refused: str | None  # why an enabled store could not be opened
+    store_settings: StoreSettings  # as given, with the slot that was claimed
     place: StorePlace | None
     prefault: Prefault | None = None  # with a store
     weights_writer: WeightsWriter | None = None

@@ -12,8 +12,9 @@ import secrets
 import time
 from collections import defaultdict
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
@@ -57,6 +58,7 @@ from rekindle.model.loaded import LoadedModel
 from rekindle.model.runner import ModelRunner
 from rekindle.spec import KVLayout, ModelSpec
 from rekindle.store.directory import SECRET_BYTES, derived_secret, given_secret, make_directory
+from rekindle.store.replica_slots import ReplicaSlots
 from rekindle.store.room import OnLost
 from rekindle.store.sync import OsFileSystem
 from rekindle.store.warm import WarmStore
@@ -94,7 +96,7 @@ def assemble(settings: Settings, *, clock: Callable[[], datetime] = datetime.now
         check_disk(settings.store, spec)
     encoder = PromptEncoder.from_dir(loaded.directory, clock=clock)
     arena = KVArena(spec.layout, hot.num_blocks, torch.device(loaded.device), hot.windows)
-    store, refused = (
+    place, store, refused = (
         _open_store(
             settings,
             spec,
@@ -103,8 +105,9 @@ def assemble(settings: Settings, *, clock: Callable[[], datetime] = datetime.now
             on_lost=lambda *turn: components.intake.turn_lost(*turn),
         )
         if use_store
-        else (None, None)
+        else (_without_blocks(settings.store), None, None)
     )
+    settings = replace(settings, store=place)
     started["store"] = time.time()
     tier: ObjectTier | None = None
     try:
@@ -136,6 +139,11 @@ def _check_start(settings: Settings, *, use_store: bool) -> None:
     if settings.store.enabled and settings.store.secret is not None:
         with contextlib.suppress(StoreRefused):  # reported when files are opened; replies continue without them
             given_secret(directory, settings.store.secret, fs)
+
+
+def _without_blocks(settings: StoreSettings) -> StoreSettings:
+    """The settings of a store that holds texts only: without blocks, there is no lock by which to claim a slot."""
+    return replace(settings, slot="off") if settings.slot == "auto" else settings
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,7 +196,8 @@ def _connect(inputs: _Inputs, started: dict[str, float]) -> Components:
         tier=inputs.tier,
         adoption=adoption,
         refused=inputs.refused,
-        place=StorePlace(settings.store.directory() / spec.fingerprint.hex()) if store is not None else None,
+        store_settings=settings.store,
+        place=StorePlace(settings.store.own_directory() / spec.fingerprint.hex()) if store is not None else None,
         prefault=Prefault(inputs.arena, store.stats().num_blocks) if store is not None else None,
         weights_writer=WeightsWriter(loaded.unsaved) if loaded.unsaved is not None else None,
     )
@@ -339,24 +348,29 @@ def _core(
 
 def _open_store(
     settings: Settings, spec: ModelSpec, *, on_saved: OnSaved, on_lost: OnLost
-) -> tuple[WarmStore | None, str | None]:
-    """Open the store; None and the reason if the disk refuses, in which case requests are served without one."""
-    try:
-        given_secret(settings.store.directory(), settings.store.secret, OsFileSystem())
-        store = WarmStore.open(
-            settings.store.directory(),
+) -> tuple[StoreSettings, WarmStore | None, str | None]:
+    """Open the store, in the slot that it claims; None and the reason if the disk refuses, in which case requests are
+    served without one. The settings name the slot."""
+
+    def open_in(directory: Path, place: StoreSettings) -> WarmStore:
+        return WarmStore.open(
+            directory,
             fingerprint=spec.fingerprint,
             layout=spec.layout,
-            settings=settings.store,
+            settings=place,
             model=spec.name,
             namespaces=settings.server.namespaces(),
             on_saved=on_saved,
             on_lost=on_lost,
         )
+
+    slots = ReplicaSlots(settings.store, spec.fingerprint)
+    try:
+        store = slots.open(open_in)
     except StoreRefused as error:
         logger.error("NOTHING IS READ FROM DISK OR SAVED until this is repaired and the engine restarted: %s", error)
-        return None, str(error)
-    return store, None
+        return slots.settings, None, str(error)
+    return slots.settings, store, None
 
 
 def _memory(

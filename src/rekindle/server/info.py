@@ -15,6 +15,7 @@ from pydantic import BaseModel, Field
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 
 from rekindle import __version__
+from rekindle.config import StoreSettings
 from rekindle.engine.api import Engine
 from rekindle.errors import BadRequest
 from rekindle.server.border import Router
@@ -45,6 +46,7 @@ class Readiness(BaseModel):
     status: Literal["ok", "degraded", "failed"]
     running: int | None = Field(default=None, description="requests, of all namespaces; with a key only")
     waiting: int | None = Field(default=None, description="requests, of all namespaces; with a key only")
+    slot: int | None = Field(default=None, description="of the store, if it has slots; with a key only")
     problems: list[str] = Field(description="what is wrong; with a key only")
 
 
@@ -110,6 +112,11 @@ def _death_messages(request: Request, deaths: Sequence[Death]) -> list[str]:
     return [str(death) if has_key else death.summary for death in deaths]
 
 
+def _slot(settings: StoreSettings) -> dict[str, int]:
+    """The slot of an engine's store, if it has slots."""
+    return {} if settings.slot == "off" or not settings.enabled else {"slot": int(settings.slot)}
+
+
 def health_router(engine: Engine, problems: Problems) -> APIRouter:
     """Routes for liveness, readiness and version. `problems` adds those that the engine does not know of."""
     router = Router(tags=["operation"])
@@ -138,7 +145,7 @@ def health_router(engine: Engine, problems: Problems) -> APIRouter:
         if not access_of(request).has_key:
             return JSONResponse({"status": status, "problems": []})
         stats = engine.stats()
-        counts = {"running": stats.num_running, "waiting": stats.num_waiting}
+        counts = {"running": stats.num_running, "waiting": stats.num_waiting} | _slot(engine.settings.store)
         return JSONResponse({"status": status, **counts, "problems": problems_found})
 
     @router.get("/version")

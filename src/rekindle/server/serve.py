@@ -43,7 +43,8 @@ def banner(engine: Engine, settings: Settings, url: str) -> str:
     """Describe the model, KV formats and why, memory, warm agents, and the URL."""
     spec, stats = engine.spec, engine.stats()
     name = settings.server.served_model_name or spec.name
-    store = str(settings.store.directory()) if settings.store.enabled else "off: nothing survives a restart"
+    place = engine.settings.store
+    store = str(place.own_directory()) if place.enabled else "off: nothing survives a restart"
     source = Source.find(settings.model.model, settings.model.revision)
     about = ABOUT if is_pocket(source.directory) else ""
     lines = [

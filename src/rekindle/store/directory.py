@@ -22,6 +22,7 @@ from typing import Literal
 import numpy as np
 
 from rekindle.cache.blocks.hashing import BlockHash, root_hash
+from rekindle.config import is_slot
 from rekindle.errors import StoreError, StoreLocked
 from rekindle.store.refusal import refusal
 from rekindle.store.sync import FileSystem
@@ -220,10 +221,13 @@ def derived_secret(text: str) -> bytes:
 def store_secret(directory: Path, fs: FileSystem, new: bytes | None = None) -> bytes:
     """Return the secret, creating it on first use: written aside and renamed, under a lock so that creators agree.
 
-    The first one is `new`, or random. Raises OSError, or StoreError if it is damaged.
+    The first one is `new`, or random; that of a slot is a copy of its directory's, so that a prompt's blocks have equal
+    names in all slots. Raises OSError, or StoreError if it is damaged.
     """
     path, aside = directory / "secret", directory / "secret.new"
     if not path.exists():
+        if is_slot(directory):
+            new = store_secret(directory.parent, fs, new)
         fd = fs.open_file(aside, "create")
         try:
             fs.lock(fd, "wait")

@@ -1,4 +1,4 @@
-"""The stores of all models in one directory: list them, and remove stale ones.
+"""The stores of all models in one directory and in its replica slots: list them, and remove stale ones.
 
 Listing opens files only to read. A store is removed only under its lock, and only files that Rekindle creates; a
 directory with anything else in it stays. The time since the last use comes from file times, not file contents.
@@ -16,6 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from rekindle.cache.blocks.hashing import HASH_BYTES
+from rekindle.config import slot_directory, slot_numbers
 from rekindle.errors import StoreError
 from rekindle.store.description import FILE, read_description
 from rekindle.store.shards import SHARD_NAME
@@ -29,7 +30,10 @@ _OURS = ("index.db*", "blocks-*.safetensors", f"{FILE}*", "lock")  # the lock la
 
 @dataclass(frozen=True, slots=True)
 class StoreInfo:
-    """One model's store: bytes on disk, time of the last open or write, the process using it, any read problem."""
+    """One model's store: bytes on disk, time of the last open or write, the process using it, any read problem.
+
+    `slot`: the replica slot it is in; None: in the directory itself.
+    """
 
     fingerprint: str
     model: str
@@ -39,11 +43,16 @@ class StoreInfo:
     last_use: float
     in_use_by: str | None
     problem: str | None = None
+    slot: int | None = None
+
+    def parent(self, directory: Path) -> Path:
+        """The directory that it is in: the given one, or its slot there."""
+        return directory if self.slot is None else slot_directory(directory, self.slot)
 
 
 def list_stores(directory: Path, fs: FileSystem) -> list[StoreInfo]:
     """Every store below `directory`, most recently used first; changes nothing, even for one in use."""
-    found = [_info(path, fs) for path in _stores(directory)]
+    found = [_info(path, fs, slot) for path, slot in _stores(directory)]
     return sorted(found, key=lambda info: -info.last_use)
 
 
@@ -51,8 +60,9 @@ def stale_stores(
     directory: Path, keep: str | None, older_than_s: float, *, now: float, fs: FileSystem
 ) -> list[StoreInfo]:
     """The stores, except `keep`, that are not open and have been unused for `older_than_s`."""
-    old = [path for path in _stores(directory) if path.name != keep and now - _last_use(path) > older_than_s]
-    return [info for info in (_info(path, fs) for path in old) if info.in_use_by is None]
+    stores = [(path, slot) for path, slot in _stores(directory) if path.name != keep]
+    old = [(path, slot) for path, slot in stores if now - _last_use(path) > older_than_s]
+    return [info for info in (_info(path, fs, slot) for path, slot in old) if info.in_use_by is None]
 
 
 def collect_stale(
@@ -64,7 +74,7 @@ def collect_stale(
     """
     removed = []
     for info in stale_stores(directory, keep, older_than_s, now=now, fs=fs):
-        path = directory / info.fingerprint
+        path = info.parent(directory) / info.fingerprint
         try:
             if _remove(path, fs):
                 logger.warning("removed the store of %s (%s): unused for too long", info.model or "a model", path)
@@ -74,7 +84,13 @@ def collect_stale(
     return removed
 
 
-def _stores(directory: Path) -> list[Path]:
+def _stores(directory: Path) -> list[tuple[Path, int | None]]:
+    """The stores of a directory and of its slots, each with its slot."""
+    slots = [(path, number) for number in slot_numbers(directory) for path in _own(slot_directory(directory, number))]
+    return [*((path, None) for path in _own(directory)), *slots]
+
+
+def _own(directory: Path) -> list[Path]:
     if not directory.is_dir():
         return []
     return [
@@ -96,9 +112,9 @@ def _last_use(path: Path) -> float:
     return max(times, default=path.stat().st_mtime)
 
 
-def _info(path: Path, fs: FileSystem) -> StoreInfo:
+def _info(path: Path, fs: FileSystem, slot: int | None) -> StoreInfo:
     num_bytes, num_agents, num_blocks, model, problem = 0, 0, 0, "", None
-    last_use, holder = _last_use(path), _holder(path, fs)  # before anything is opened
+    last_use, held_by = _last_use(path), holder(path, fs)  # before anything is opened
     for file in path.iterdir():
         with contextlib.suppress(FileNotFoundError):
             num_bytes += file.lstat().st_blocks * 512
@@ -112,11 +128,11 @@ def _info(path: Path, fs: FileSystem) -> StoreInfo:
             num_blocks = connection.execute("SELECT COUNT(*) FROM block WHERE part = 0").fetchone()[0]
     except sqlite3.Error as error:
         problem = f"its index cannot be read: {error}"
-    return StoreInfo(path.name, model, num_bytes, num_agents, num_blocks, last_use, holder, problem)
+    return StoreInfo(path.name, model, num_bytes, num_agents, num_blocks, last_use, held_by, problem, slot)
 
 
-def _holder(path: Path, fs: FileSystem) -> str | None:
-    """The process that has the store open; None if there is none."""
+def holder(path: Path, fs: FileSystem) -> str | None:
+    """The process that has the store open; None if there is none. Takes its lock for a moment; OSError."""
     try:
         fd = fs.open_file(path / "lock", "existing")
     except FileNotFoundError:

@@ -326,4 +326,5 @@ class WarmStore:
 
 def _text_files(directory: Path, settings: StoreSettings) -> tuple[Path, ...]:
     """The files that share the disk budget of a store below `directory`; they may be missing."""
-    return (settings if directory == settings.directory() else replace(settings, dir=directory)).text_files()
+    is_named = settings.slot != "auto" and directory == settings.own_directory().resolve()
+    return (settings if is_named else replace(settings, dir=directory, slot="off")).text_files()
