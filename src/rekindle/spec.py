@@ -24,8 +24,8 @@ from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import Literal
 
-Format = Literal["q4h", "bf16", "fp32", "fp64"]
-NATIVE_BYTES: dict[Format, int] = {"bf16": 2, "fp32": 4, "fp64": 8}
+Format = Literal["q4h", "bf16", "fp16", "fp32", "fp64"]
+NATIVE_BYTES: dict[Format, int] = {"bf16": 2, "fp16": 2, "fp32": 4, "fp64": 8}
 FORMAT_VERSION = 1
 SECTION_ALIGN = 64
 CODES_PER_WORD = 8
@@ -105,7 +105,7 @@ class StateSpec:
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """A typed range of a part's payload; `shape` without the block axis, `dtype` one of u32 u8 bf16 fp32 fp64."""
+    """A typed range of a part's payload; `shape` without the block axis, `dtype` one of u32 u8 bf16 fp16 fp32 fp64."""
 
     offset: int
     num_bytes: int

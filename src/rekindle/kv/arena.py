@@ -24,6 +24,7 @@ TORCH_DTYPES = {
     "u32": torch.int32,
     "u8": torch.uint8,
     "bf16": torch.bfloat16,
+    "fp16": torch.float16,
     "fp32": torch.float32,
     "fp64": torch.float64,
 }

@@ -38,6 +38,8 @@ CONFIG_NOISE = frozenset(
     "router_aux_loss_coef attention_dropout hidden_dropout resid_pdrop embd_pdrop attn_pdrop".split()
 )
 
+CHANGING_ROPE = frozenset({"dynamic", "longrope", "su"})  # types whose K depends on the length that is served
+
 
 class DigestCache:
     """SHA-256 of files, cached in one small JSON file (`path` None: not at all)."""

@@ -15,11 +15,11 @@ import torch
 
 from rekindle.errors import ConfigError, ModelRefused
 from rekindle.model.adapter import AttentionCall, run_model
+from rekindle.model.fingerprint import CHANGING_ROPE
 from rekindle.model.recurrent import ObservedStates, Recurrent, observed_states
 from rekindle.model.refusals import WITHOUT_ATTENTION, text_config
 from rekindle.spec import StateSpec
 
-CHANGING_ROPE = frozenset({"dynamic", "longrope", "su"})
 LONG_FACTORS = "longrope with its long factors"
 K_NAMES = re.compile(r"(^|_)(k|kv|qkv)(_|\d|$)|key|qkv|c_attn", re.IGNORECASE)
 
