@@ -1,0 +1,166 @@
+"""The one process of an engine that has the store open: records by their keys, read and saved for all its workers.
+
+Owns the open store, what keys stand for, and the ends of branches. Payloads here are those of all heads. The thread of
+the scheduler makes keys and turns; workers read and save by them, one save at a time.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import secrets
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future
+from weakref import WeakValueDictionary
+
+import numpy as np
+import numpy.typing as npt
+
+from rekindle.bridge.branches import Branches
+from rekindle.bridge.names import Scope
+from rekindle.bridge.steps import Address
+from rekindle.cache.blocks.hashing import BlockHash, TokenIds
+from rekindle.cache.blocks.identity import BlockIdentity
+from rekindle.config import StoreSettings
+from rekindle.spec import KVLayout
+from rekindle.store.values import SequenceRecord, StagedBlock, StoredBlock, StoreStats
+from rekindle.store.warm import WarmStore
+
+Bytes = npt.NDArray[np.uint8]
+POLL_S = 0.0005  # of a full staging buffer; a record takes the writer as long
+OPEN: WeakValueDictionary[str, RecordOwner] = WeakValueDictionary()  # of this process, by token
+
+
+class RecordOwner:
+    """An open store, and what its engine is reading and saving."""
+
+    def __init__(self, store: WarmStore, layout: KVLayout, fingerprint: bytes, branches: Branches) -> None:
+        self.layout = layout
+        self.store = store
+        self._fingerprint = fingerprint
+        self._branches = branches
+        self._keys = itertools.count(1)
+        self._loads: dict[int, tuple[StoredBlock, ...]] = {}
+        self._saves: dict[int, tuple[BlockIdentity, ...]] = {}
+        self._saving = threading.Lock()
+        self.address = Address(os.getpid(), secrets.token_hex(16))
+        OPEN[self.address.token] = self
+
+    @classmethod
+    def open(
+        cls,
+        layout: KVLayout,
+        fingerprint: bytes,
+        settings: StoreSettings,
+        *,
+        model: str = "",
+        namespaces: Sequence[str] = ("default",),
+    ) -> RecordOwner:
+        """Open the store of this fingerprint and start its threads; StoreLocked if another process has it."""
+        branches = Branches()
+        store = WarmStore.open(
+            settings.directory(),
+            fingerprint=fingerprint,
+            layout=layout,
+            settings=settings,
+            model=model,
+            namespaces=namespaces,
+            on_lost=branches.lost,
+        )
+        branches.restore(store.sequences())
+        store.start()
+        return cls(store, layout, fingerprint, branches)
+
+    def root(self, scope: Scope) -> BlockHash:
+        """The parent of a scope's first blocks."""
+        return scope.root(self._fingerprint, self.store.secret)
+
+    def locate(self, names: Sequence[BlockHash], parent: BlockHash, ids: TokenIds) -> list[StoredBlock]:
+        """The leading run of records that are on disk and hold exactly these ids after `parent`."""
+        return self.store.locate(names, parent=parent, ids=ids)
+
+    def num_known(self, names: Sequence[BlockHash]) -> int:
+        """How many leading records are on disk or on their way; damaged ones count if later ones are there."""
+        return self.store.num_known(names)
+
+    def num_sound(self, names: Sequence[BlockHash]) -> int:
+        """As `num_known`, up to the first record that is known to be damaged; costs a look at each."""
+        sound = (self.store.writer.is_pending(name) or self.store.contains(name) for name in names)
+        return sum(1 for _ in itertools.takewhile(bool, sound))
+
+    def plan_load(self, blocks: Iterable[StoredBlock]) -> int:
+        """Return a key for these records, to be read."""
+        key = next(self._keys)
+        self._loads[key] = tuple(block.only((0,)) for block in blocks)
+        return key
+
+    def plan_save(self, identities: Iterable[BlockIdentity]) -> int:
+        """Return a key for records with these identities, parents first, to be saved."""
+        key = next(self._keys)
+        self._saves[key] = tuple(identities)
+        return key
+
+    def forget(self, keys: Iterable[int]) -> None:
+        """Forget keys whose records were read, saved or given up."""
+        for key in keys:
+            self._loads.pop(key, None)
+            self._saves.pop(key, None)
+
+    def begin_load(self, key: int, first: int, rows: Sequence[Bytes]) -> Future[int]:
+        """Read records of a key from the `first` on into `rows` [payload_bytes]; the result: how many were intact.
+
+        The rows may not be read or changed before.
+        """
+        done: Future[int] = Future()
+        wanted = self._loads[key][first : first + len(rows)]
+
+        def deliver(number: int, part: int, payload: Bytes) -> None:
+            rows[number][:] = payload
+
+        self.store.load(wanted, deliver, done.set_result)
+        return done
+
+    def save(self, key: int, first: int, rows: Sequence[Bytes], deadline: float) -> int:
+        """Queue payloads of a key's records from the `first` on for saving; return how many were taken.
+
+        Where the staging buffer is full, waits until the `deadline` of `time.monotonic`.
+        """
+        identities = self._saves[key][first : first + len(rows)]
+        with self._saving:
+            for number, (identity, row) in enumerate(zip(identities, rows, strict=True)):
+                if not self._stage(StagedBlock(identity, (0,), _filler(row)), deadline):
+                    return number
+        return len(rows)
+
+    def _stage(self, block: StagedBlock, deadline: float) -> bool:
+        while not self.store.stage(block):
+            if time.monotonic() >= deadline:
+                return False
+            time.sleep(POLL_S)
+        return True
+
+    def finish(self, scope: Scope, agent: str | None, root: BlockHash, names: Sequence[BlockHash]) -> None:
+        """Save the end of a turn after its records: `names` of all that were saved, at least one."""
+        now = time.time()
+        place = self._branches.place(scope.namespace, agent, names, now)
+        tokens = len(names) * self.layout.block_tokens
+        self.store.save_turn(
+            SequenceRecord(place.namespace, place.agent, place.branch, root, names[-1], tokens, tokens, now)
+        )
+
+    def stats(self) -> StoreStats:
+        """The figures of the store."""
+        return self.store.stats()
+
+    def close(self) -> None:
+        """Save what is queued and release the directory. Closing twice is safe."""
+        self.store.close()
+
+
+def _filler(row: Bytes) -> Callable[[int, Bytes], object]:
+    def fill(part: int, out: Bytes) -> None:
+        out[:] = row
+
+    return fill

@@ -1,0 +1,108 @@
+"""A worker's side: reads records into its blocks before a step, saves its blocks' records after it.
+
+Owns nothing but what became of the current step. Bytes come and go through a port to the owner of the store, in its
+process or another; both read and save records of the whole model, or this worker's heads of them.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from concurrent.futures import Future
+from typing import Protocol
+
+from rekindle.bridge.codec import ABSENT, Bytes, Codec
+from rekindle.bridge.steps import Blocks, Load, Save, StepPlan, StepReport
+
+
+class Port(Protocol):
+    """The way to the owner of the store, for one worker."""
+
+    def begin_load(self, key: int, first: int, rows: Sequence[Bytes]) -> Future[int]:
+        """Read a key's records from the `first` on into rows; the result: how many leading ones are there."""
+
+    def save(self, key: int, first: int, rows: Sequence[Bytes], deadline: float) -> int:
+        """Hand over a key's records from the `first` on; return how many leading ones were taken."""
+
+
+class Transfers:
+    """The transfers of one worker. In a step it waits at most `patience_s` for room for what it saves."""
+
+    def __init__(self, codec: Codec, patience_s: float) -> None:
+        assert codec.num_records >= 2, "a codec needs two halves"
+        self._codec = codec
+        self._patience_s = patience_s
+        self._half = codec.num_records // 2
+        self._failed_keys: set[int] = set()
+        self._failed_blocks: set[int] = set()
+        self._loaded: dict[int, int] = {}
+        self._saved: dict[int, int] = {}
+        self._unfit: set[int] = set()
+
+    def load(self, plan: StepPlan, port: Port) -> None:
+        """Read the step's records into its blocks; those that fail are in `take_failed_blocks`."""
+        self._failed_keys.difference_update(plan.settled)
+        for load in plan.loads:
+            count = self._load(load, port)
+            self._loaded[load.key] = count
+            if count < len(load.blocks):
+                self._failed_keys.add(load.key)
+                self._failed_blocks.update(block for blocks in load.blocks[count:] for block in blocks)
+        self._failed_blocks.discard(ABSENT)
+
+    def save(self, plan: StepPlan, port: Port) -> None:
+        """Hand over the step's records; nothing that was computed after a load that failed."""
+        deadline = time.monotonic() + self._patience_s
+        for save in plan.saves:
+            spoilt = not self._failed_keys.isdisjoint(save.after)
+            self._saved[save.key] = 0 if spoilt else self._save(save, port, deadline)
+
+    def take_failed_blocks(self) -> set[int]:
+        """The engine's blocks that could not be loaded since the last call."""
+        failed, self._failed_blocks = self._failed_blocks, set()
+        return failed
+
+    def take_report(self) -> StepReport:
+        """What became of the loads and saves since the last call."""
+        report = StepReport(self._loaded, self._saved, frozenset(self._unfit))
+        self._loaded, self._saved, self._unfit = {}, {}, set()
+        return report
+
+    def _load(self, load: Load, port: Port) -> int:
+        """Read the records by halves of the buffer, the next one while the last is decoded; return how many."""
+        parts = self._parts(load.blocks)
+        reading = [port.begin_load(load.key, first, self._rows(number, part)) for number, first, part in parts[:2]]
+        done, intact = 0, True
+        for number, _, part in parts:
+            count = reading.pop(0).result()
+            if intact:
+                self._codec.decode(part[:count], at=number % 2 * self._half)
+                done += count
+                intact = count == len(part)
+            if intact and number + 2 < len(parts):
+                following, first, blocks = parts[number + 2]
+                reading.append(port.begin_load(load.key, first, self._rows(following, blocks)))
+            if not reading:
+                break
+        return done
+
+    def _save(self, save: Save, port: Port, deadline: float) -> int:
+        done = 0
+        for _, first, part in self._parts(save.blocks):
+            fit = self._codec.encode(part)
+            taken = port.save(save.key, first, list(self._codec.rows[:fit]), deadline) if fit else 0
+            done += taken
+            if taken == fit < len(part):
+                self._unfit.add(save.key)
+            if taken < len(part):
+                break
+        return done
+
+    def _parts(self, blocks: Sequence[Blocks]) -> list[tuple[int, int, Sequence[Blocks]]]:
+        """Pieces that fit half of the buffer, each with its number and its first record."""
+        starts = range(0, len(blocks), self._half)
+        return [(number, start, blocks[start : start + self._half]) for number, start in enumerate(starts)]
+
+    def _rows(self, number: int, part: Sequence[Blocks]) -> Sequence[Bytes]:
+        at = number % 2 * self._half
+        return list(self._codec.rows[at : at + len(part)])
