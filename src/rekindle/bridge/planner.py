@@ -227,7 +227,7 @@ class Planner:
         groups = tuple(self._wanted(tracked, record, start, each.computed) for record in range(first, end))
         key = self._owner.plan_load(found[first - begin : end - begin])
         self._loading[key] = _Loading(tracked, start, each.computed, first, groups, is_first)
-        if tracked.done == first:
+        if tracked.done == first:  # so that loaded records are not looked up one by one
             tracked.done = each.computed // self._record_tokens
         return Load(key, groups)
 
@@ -287,7 +287,6 @@ class Planner:
         tracked = loading.tracked
         intact = max(loading.start, (loading.first + count) * self._record_tokens)
         self._dirty.update(block for blocks in loading.blocks[count:] for block in blocks if block != ABSENT)
-        tracked.done = min(tracked.done, intact // self._record_tokens)
         if loading.is_first:
             tracked.loaded, tracked.failed = intact - loading.start, loading.end - intact
         logger.warning(

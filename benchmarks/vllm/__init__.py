@@ -1,0 +1,1 @@
+"""vLLM with our connector, measured and tested in processes of its own."""

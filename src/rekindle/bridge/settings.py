@@ -1,0 +1,82 @@
+"""The connector's settings: `kv_connector_extra_config` of the engine's transfer config."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from rekindle.bridge.names import RecordFormat
+from rekindle.config import DEFAULT_NAMESPACE, StoreSettings, parse_size
+from rekindle.errors import ConfigError
+from rekindle.keywords import did_you_mean
+
+MiB = 1 << 20
+RECORD_TOKENS = 64
+PLACE = "kv_connector_extra_config"
+
+
+@dataclass(frozen=True, slots=True)
+class BridgeSettings:
+    """Where records are kept and in which form.
+
+    `dir`: directory of the store; `{dp_rank}` in it stands for the number of a data-parallel engine. `format`: native
+    keeps the engine's bits, q4h 4 bits of them. `disk`, `staging`: sizes as `20GiB` (None: as our own engine's).
+    `block_tokens`: of a record (None: 64, or the engine's blocks if they are larger). `patience_ms`: how long a step
+    waits for a disk that cannot keep up before what is left is saved in a later one. `namespaces`: those whose agents a
+    rebuild of a damaged index finds again. `model`: the model's directory (None: the engine's).
+    """
+
+    dir: str
+    format: RecordFormat = "native"
+    disk: int | str | None = None
+    staging: int | str = 512 * MiB
+    readers: int = 2
+    block_tokens: int | None = None
+    patience_ms: int = 50
+    namespaces: tuple[str, ...] = (DEFAULT_NAMESPACE,)
+    model: str | None = None
+
+    @classmethod
+    def of(cls, given: Mapping[str, Any]) -> BridgeSettings:
+        """Settings from what the operator wrote; ConfigError that names the field."""
+        known = [field.name for field in fields(cls)]
+        for name in given:
+            if name not in known:
+                raise ConfigError(f"{PLACE}: there is no {name!r}{did_you_mean(name, known)}")
+        if not isinstance(given.get("dir"), str) or not given["dir"]:
+            raise ConfigError(f'{PLACE}: dir is the directory that records are kept in, as in {{"dir": "/data/kv"}}')
+        if given.get("format", "native") not in ("native", "q4h"):
+            raise ConfigError(f"{PLACE}: format is native or q4h, not {given['format']!r}")
+        for name, least in (("readers", 1), ("patience_ms", 0), ("block_tokens", 1)):
+            value = given.get(name)
+            if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < least):
+                raise ConfigError(f"{PLACE}: {name} is a whole number from {least} on, not {value!r}")
+        namespaces = given.get("namespaces", [DEFAULT_NAMESPACE])
+        if isinstance(namespaces, str) or not all(isinstance(name, str) for name in namespaces):
+            raise ConfigError(f"{PLACE}: namespaces is a list of names, not {namespaces!r}")
+        return cls(**{**given, "namespaces": tuple(namespaces)})
+
+    def store(self, dp_rank: int) -> StoreSettings:
+        """The store's own settings, of a data-parallel engine with this number."""
+        return StoreSettings(
+            dir=Path(self.dir.replace("{dp_rank}", str(dp_rank))).expanduser(),
+            disk_bytes=None if self.disk is None else parse_size(self.disk),
+            staging_bytes=parse_size(self.staging),
+            readers=self.readers,
+        )
+
+    def record_tokens(self, block_tokens: int) -> int:
+        """Tokens of a record for an engine with blocks of `block_tokens`; ConfigError if they do not fit together."""
+        wanted = self.block_tokens or max(RECORD_TOKENS, block_tokens)
+        if not 16 <= wanted <= 256 or wanted & (wanted - 1):
+            raise ConfigError(
+                f"records of {wanted} tokens: they have 16 to 256, a power of two; run the engine with --block-size 64"
+            )
+        if wanted % block_tokens:
+            raise ConfigError(
+                f"a record of {wanted} tokens does not consist of the engine's blocks of {block_tokens}: run it with "
+                "--block-size 16, 32 or 64"
+            )
+        return wanted
