@@ -8,7 +8,9 @@ block spoils everything after it. K and V are numbers of the state, exact in eve
 from __future__ import annotations
 
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import reduce
 
 import numpy as np
 import torch
@@ -18,7 +20,9 @@ from rekindle.bridge.names import HeadShape, Scope
 from rekindle.bridge.owner import RecordOwner
 from rekindle.bridge.packing import BlockShape, learn
 from rekindle.bridge.planner import EngineRequest, Planner, Reuse, Scheduled
-from rekindle.bridge.ports import port_to
+from rekindle.bridge.ports import OwnerServer, port_to
+from rekindle.bridge.shares import HeadShare
+from rekindle.bridge.steps import StepReport
 from rekindle.bridge.transfers import Transfers
 from rekindle.kv.arena import KVArena
 from rekindle.spec import KVLayout
@@ -78,6 +82,38 @@ def expected_rows(layout: KVLayout, ids: Sequence[int]) -> np.ndarray:
     return np.array(arena.parts[0][0].numpy())
 
 
+@dataclass(frozen=True)
+class Memory:
+    """The blocks of a worker: their order of values, tokens, number and dtype."""
+
+    kind: str
+    block_tokens: int
+    num_blocks: int
+    dtype: torch.dtype
+
+
+class Worker:
+    """One of several workers: its heads of all blocks, and its way to the store."""
+
+    def __init__(
+        self, owner: RecordOwner, share: HeadShare, memory: Memory, num_records: int, patience_s: float
+    ) -> None:
+        shape = BlockShape(memory.block_tokens, share.count, DIM, DIM)
+        self.heads = slice(share.first, share.first + share.count)
+        self.backends = [backend(memory.kind, shape, memory.dtype, memory.num_blocks) for _ in range(LAYERS)]
+        self.values = [learn(made.cache, shape, made.write) for made in self.backends]
+        codec = Codec(
+            share.layout(owner.layout),
+            self.values,
+            block_tokens=memory.block_tokens,
+            num_records=num_records,
+            dtype=memory.dtype,
+            device=torch.device("cpu"),
+        )
+        self.transfers = Transfers(codec, patience_s)
+        self.port = port_to(owner.address, share)
+
+
 @dataclass(eq=False)
 class Request:
     """A request of the stub; `left` tokens are still to be sampled."""
@@ -97,7 +133,7 @@ class Request:
 
 
 class StubEngine:
-    """An engine with its scheduler, one worker and its blocks, over an owner's store."""
+    """An engine with its scheduler, tensor-parallel workers and their blocks, over an owner's store."""
 
     def __init__(
         self,
@@ -110,21 +146,15 @@ class StubEngine:
         dtype: torch.dtype = torch.bfloat16,
         num_records: int = 4,
         patience_s: float = 5.0,
+        num_workers: int = 1,
     ) -> None:
-        shape = BlockShape(block_tokens, HEADS, DIM, DIM)
-        self.backends = [backend(kind, shape, dtype, num_blocks) for _ in range(LAYERS)]
         self.owner, self.block_tokens, self.budget = owner, block_tokens, budget
         self.planner = Planner(owner, block_tokens)
-        self.values = [learn(made.cache, shape, made.write) for made in self.backends]
-        codec = Codec(
-            owner.layout,
-            self.values,
-            block_tokens=block_tokens,
-            num_records=num_records,
-            dtype=dtype,
-            device=torch.device("cpu"),
-        )
-        self.transfers = Transfers(codec, patience_s)
+        shares = [HeadShare.of(HEADS, rank, num_workers) for rank in range(num_workers)]
+        self.server = OwnerServer(owner, shares) if num_workers > 1 else None
+        memory = Memory(kind, block_tokens, num_blocks, dtype)
+        self.workers = [Worker(owner, share, memory, num_records, patience_s) for share in shares]
+        self.threads = ThreadPoolExecutor(num_workers)
         self.free = list(range(1, num_blocks))
         self.references = dict.fromkeys(range(num_blocks), 0)
         self.hot: dict[tuple[str | None, tuple[int, ...]], int] = {}
@@ -156,17 +186,17 @@ class StubEngine:
         """Schedule, execute and update once."""
         work = self._schedule()
         plan = self.planner.plan([each for _, each in work])
-        port = port_to(plan.owner)
-        self.transfers.load(plan, port)
+        list(self.threads.map(lambda worker: worker.transfers.load(plan, worker.port), self.workers))
         for _ in work:  # as in a batch: what one computes, another may read
             for request, each in work:
                 self._compute(request, each.computed, each.tokens)
-        self.transfers.save(plan, port)
-        affected = self._invalidate(self.transfers.take_failed_blocks(), {r.name: e.tokens for r, e in work})
+        list(self.threads.map(lambda worker: worker.transfers.save(plan, worker.port), self.workers))
+        failed = set.union(*(worker.transfers.take_failed_blocks() for worker in self.workers))
+        affected = self._invalidate(failed, {r.name: e.tokens for r, e in work})
         for request, _ in work:
             if request.name not in affected and request.computed == len(request.ids):
                 self._sample(request)
-        self.planner.report(self.transfers.take_report())
+        self.planner.report(reduce(StepReport.merged, (worker.transfers.take_report() for worker in self.workers)))
         self.planner.check()
 
     def preempt(self, request: Request) -> None:
@@ -180,6 +210,13 @@ class StubEngine:
         """End a request before its reply is complete."""
         (self.running if request in self.running else self.waiting).remove(request)
         self._end(request)
+
+    def close(self) -> None:
+        """End the workers' connections and the server."""
+        for worker in self.workers:
+            worker.port.close()
+        if self.server is not None:
+            self.server.close()
 
     def forget_hot(self) -> None:
         """Forget all shared prefixes, as after a restart."""
@@ -270,12 +307,17 @@ class StubEngine:
         for token in request.ids[computed : computed + tokens]:
             state = next_state(state, token)
             states.append(state)
-        for layer, values in enumerate(self.values):
+        for worker in self.workers:
+            self._write(worker, request, computed, np.array(states, dtype=np.int64))
+
+    def _write(self, worker: Worker, request: Request, computed: int, states: np.ndarray) -> None:
+        end_of_all = computed + len(states)
+        for layer, values in enumerate(worker.values):
             for side, where in enumerate((values.k, values.v)):
-                new = values_of(np.array(states, dtype=np.int64), layer, side)
-                for block in range(computed // self.block_tokens, -(-(computed + tokens) // self.block_tokens)):
+                new = values_of(states, layer, side)[worker.heads]
+                for block in range(computed // self.block_tokens, -(-end_of_all // self.block_tokens)):
                     first = max(computed, block * self.block_tokens)
-                    end = min(computed + tokens, (block + 1) * self.block_tokens)
+                    end = min(end_of_all, (block + 1) * self.block_tokens)
                     at = torch.tensor([request.table[block]])
                     held = where.read(at)
                     inside = slice(first - block * self.block_tokens, end - block * self.block_tokens)
@@ -287,7 +329,7 @@ class StubEngine:
         if position < 0:
             return 0
         block = torch.tensor([request.table[position // self.block_tokens]])
-        digits = self.values[0].k.read(block)[0, 0, position % self.block_tokens, :3].tolist()
+        digits = self.workers[-1].values[0].k.read(block)[0, 0, position % self.block_tokens, :3].tolist()
         return int(sum(digit * 64**number for number, digit in enumerate(digits)))
 
     def _invalidate(self, failed: set[int], tokens: dict[str, int]) -> set[str]:

@@ -5,68 +5,20 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 
-from rekindle.bridge.names import RecordFormat, Scope, record_layout
-from rekindle.bridge.owner import RecordOwner
+from rekindle.bridge.names import Scope
 from rekindle.bridge.planner import Reuse
-from rekindle.cache.blocks.hashing import chain_hashes
-from rekindle.config import StoreSettings
-from rekindle.store.values import StoredBlock
-from tests.bridge.engine import DEFAULT, LAYERS, SHAPE, Request, StubEngine, expected_rows, reply_of
-from tests.bridge.stored import damage
-
-RECORD = 64
-MODEL = b"m" * 32
-
-
-class Stores:
-    """Opens the store of one directory again and again."""
-
-    def __init__(self, directory: Path) -> None:
-        self.directory = directory
-        self.opened: list[RecordOwner] = []
-
-    def open(self, record_format: RecordFormat = "native", staging_bytes: int = 1 << 24) -> RecordOwner:
-        for owner in self.opened:
-            owner.close()
-        layout = record_layout((SHAPE,) * LAYERS, torch.bfloat16, record_format, RECORD)
-        settings = StoreSettings(dir=self.directory, staging_bytes=staging_bytes, disk_bytes=1 << 30)
-        self.opened.append(RecordOwner.open(layout, MODEL, settings))
-        return self.opened[-1]
+from tests.bridge.engine import Request, StubEngine, reply_of
+from tests.bridge.stored import RECORD, Stores, check_records, damage, prompt, records_of
 
 
 @pytest.fixture
 def stores(tmp_path: Path) -> Iterator[Stores]:
     made = Stores(tmp_path)
     yield made
-    for owner in made.opened:
-        owner.close()
-
-
-def prompt(length: int, seed: int = 0) -> list[int]:
-    return [int(token) for token in np.random.default_rng(seed).integers(0, 89, length)]
-
-
-def records_of(owner: RecordOwner, ids: list[int], scope: Scope = DEFAULT) -> list[StoredBlock]:
-    """The records of a sequence that are on disk."""
-    assert owner.store.flush(10)
-    whole = len(ids) // RECORD
-    root = owner.root(scope)
-    given = np.array(ids[: whole * RECORD], dtype=np.uint32)
-    return owner.locate(chain_hashes(root, given, RECORD), root, given)
-
-
-def check_records(owner: RecordOwner, ids: list[int], count: int) -> None:
-    """Exactly the first `count` records of a sequence are on disk, with the bytes that its tokens have."""
-    blocks = records_of(owner, ids)
-    assert len(blocks) == count
-    rows = [np.zeros(owner.layout.parts[0].payload_bytes, dtype=np.uint8) for _ in blocks]
-    assert owner.begin_load(owner.plan_load(blocks), 0, rows).result(10) == count
-    for number, row in enumerate(rows):
-        assert np.array_equal(row, expected_rows(owner.layout, ids[: (number + 1) * RECORD])), number
+    made.close()
 
 
 @pytest.mark.parametrize("block_tokens", [16, 32, 64])
@@ -99,11 +51,11 @@ def test_hot_tokens_come_first_and_are_not_overwritten(stores: Stores) -> None:
     StubEngine(stores.open("q4h")).serve("a", ids)  # whose decoded values are not those that are hot
     engine = StubEngine(stores.open("q4h"), block_tokens=16)
     engine.serve("b", ids[:100])
-    before = [made.cache.clone() for made in engine.backends]
+    before = [made.cache.clone() for made in engine.workers[0].backends]
     hot = dict(engine.hot)
     engine.serve("c", [*ids, 7], 2)
     assert engine.reuse["c"] == Reuse(257, 96, 160, 0)
-    for kept, made in zip(before, engine.backends, strict=True):
+    for kept, made in zip(before, engine.workers[0].backends, strict=True):
         held = sorted(block for (_, key), block in hot.items() if len(key) <= 96)
         assert torch.equal(kept[held], made.cache[held]) and held
 

@@ -86,6 +86,14 @@ def test_in_4_bits_replies_stay_near(tmp_path: Path) -> None:
         assert abs(hot.first[token] - warm.first[token]) < 0.5
 
 
+def test_two_workers_save_what_one_reads_and_the_other_way_round(tmp_path: Path) -> None:
+    (cold,) = served(tmp_path, [Prompt(IDS)], tensor_parallel_size=2)
+    (warm,) = served(tmp_path, [Prompt(LONGER, 70)])
+    assert cold.reuse == reuse(1000) and warm.reuse == reuse(1060, loaded=960)
+    (again,) = served(tmp_path, [Prompt(LONGER + warm.ids)], tensor_parallel_size=2)
+    assert again.reuse == reuse(1130, loaded=1088)
+
+
 def test_scopes_and_crowds(tmp_path: Path) -> None:
     """Ten requests at once on few blocks preempt each other; namespaces share nothing on disk; salts nothing at all."""
     own = [Prompt(prompt(700, seed), 40, {"namespace": "tenant", "agent": f"a{seed}"}, True) for seed in range(10)]

@@ -24,6 +24,9 @@ class Port(Protocol):
     def save(self, key: int, first: int, rows: Sequence[Bytes], deadline: float) -> int:
         """Hand over a key's records from the `first` on; return how many leading ones were taken."""
 
+    def close(self) -> None:
+        """End the way; nothing is asked of it afterwards."""
+
 
 class Transfers:
     """The transfers of one worker. In a step it waits at most `patience_s` for room for what it saves."""
@@ -90,7 +93,7 @@ class Transfers:
         done = 0
         for _, first, part in self._parts(save.blocks):
             fit = self._codec.encode(part)
-            taken = port.save(save.key, first, list(self._codec.rows[:fit]), deadline) if fit else 0
+            taken = port.save(save.key, first, list(self._codec.rows[:fit]), deadline)  # also none: others may wait
             done += taken
             if taken == fit < len(part):
                 self._unfit.add(save.key)

@@ -28,11 +28,12 @@ from rekindle.bridge.names import Scope, adapter_digest, model_fingerprint
 from rekindle.bridge.owner import RecordOwner
 from rekindle.bridge.packing import BlockShape, LayerValues, learn
 from rekindle.bridge.planner import EngineRequest, Planner, Reuse, Scheduled
-from rekindle.bridge.ports import HeadShare, port_to
+from rekindle.bridge.ports import OwnerServer, port_to
 from rekindle.bridge.refusals import check_engine
 from rekindle.bridge.settings import BridgeSettings
+from rekindle.bridge.shares import HeadShare
 from rekindle.bridge.steps import StepPlan, StepReport
-from rekindle.bridge.transfers import Transfers
+from rekindle.bridge.transfers import Port, Transfers
 from rekindle.bridge.vllm_config import Geometry, computation, facts, total_heads
 from rekindle.config import DEFAULT_NAMESPACE
 from rekindle.errors import BadRequest, ModelRefused
@@ -133,7 +134,9 @@ class RekindleConnector(KVConnectorBase_V1):
     def shutdown(self) -> None:
         """Save what is queued and release the store."""
         if self._scheduler is not None:
-            self._scheduler.owner.close()
+            self._scheduler.close()
+        if self._worker is not None:
+            self._worker.close()
 
     # A worker's side.
 
@@ -194,6 +197,9 @@ class _SchedulerSide:
             geometry.layout, fingerprint, store, model=str(model.model), namespaces=settings.namespaces
         )
         self.planner = Planner(self.owner, geometry.block_tokens)
+        workers, total = parallel.tensor_parallel_size, total_heads(vllm_config)
+        shares = [HeadShare.of(total, rank, workers) for rank in range(workers)]
+        self._server = OwnerServer(self.owner, shares) if workers > 1 else None
         self._adapters: dict[str, str | None] = {}
         figures = self.owner.stats()
         logger.info(
@@ -204,6 +210,12 @@ class _SchedulerSide:
             figures.num_sequences,
             geometry.layout.describe(),
         )
+
+    def close(self) -> None:
+        """Save what is queued, and release the store."""
+        if self._server is not None:
+            self._server.close()
+        self.owner.close()
 
     def engine_request(self, request: Any) -> EngineRequest | None:
         """The request as the planner knows it; None if token ids do not determine its KV."""
@@ -242,7 +254,13 @@ class _WorkerSide:
         self._share = HeadShare.of(total_heads(vllm_config), parallel.rank % workers, workers)
         self._layers = vllm_config.compilation_config.static_forward_context
         self._geometry, self._settings = geometry, settings
+        self._port: Port | None = None
         self.transfers: Transfers
+
+    def close(self) -> None:
+        """End the connection to the owner of the store."""
+        if self._port is not None:
+            self._port.close()
 
     def register(self, kv_caches: dict[str, Tensor], num_blocks: int) -> None:
         """Learn the packing of each layer, and make the buffers."""
@@ -266,12 +284,18 @@ class _WorkerSide:
     def load(self, plan: StepPlan) -> None:
         if plan.loads:
             with torch.inference_mode():
-                self.transfers.load(plan, port_to(plan.owner))
+                self.transfers.load(plan, self._way(plan))
 
     def save(self, plan: StepPlan) -> None:
         if plan.saves:
             with torch.inference_mode():
-                self.transfers.save(plan, port_to(plan.owner))
+                self.transfers.save(plan, self._way(plan))
+
+    def _way(self, plan: StepPlan) -> Port:
+        """The way to the owner of the store, whose process there may not be when workers are made."""
+        if self._port is None:
+            self._port = port_to(plan.owner, self._share)
+        return self._port
 
     def _learn(self, name: str, cache: Tensor, num_blocks: int) -> LayerValues:
         """Ask a layer's own operator; the first block is vLLM's null block, which no request has."""
