@@ -130,6 +130,23 @@ def bench_restart(
     return run_restart(settings, options, console())
 
 
+@app.command("vllm")
+@with_settings(only=())
+def bench_vllm(
+    settings: Settings,
+    python: Annotated[Path, typer.Option(help="of the environment with vLLM")] = Path(".venv-fleet/0.32.0/bin/python"),
+    model: Annotated[Path | None, typer.Option(help="model directory [bundled]")] = None,
+    tokens: Annotated[int, typer.Option(help="of each prompt")] = 2048,
+    repeats: Annotated[int, typer.Option(help="prompts of each arm; the median counts")] = 3,
+    seed: Annotated[int, typer.Option(help="of the prompts")] = 0,
+    out: Annotated[Path | None, typer.Option(help="append JSON lines here instead of printing them")] = None,
+) -> int:
+    """vLLM alone and with our connector: cold prompts, hot ones that grew, and the same after a kill -9."""
+    from benchmarks.vllm.bench import VllmBench, run_vllm
+
+    return run_vllm(VllmBench(python, model, tokens, repeats, seed, out), console())
+
+
 @app.command("start")
 @with_settings(unused=BENCH_UNUSED)
 def bench_start(

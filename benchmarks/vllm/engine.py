@@ -42,13 +42,18 @@ class Prompt:
 
 @dataclass(frozen=True)
 class Answer:
-    """A reply: its ids, log probabilities of its first token's candidates, and what vLLM and we say was reused."""
+    """A reply: its ids, log probabilities of its first token's candidates, and what vLLM and we say was reused.
+
+    `load_s` and `save_s` are seconds of the connector within `seconds`, of all requests that were served together.
+    """
 
     ids: list[int]
     first: dict[int, float]
     cached_tokens: int
     reuse: dict[str, int]
     seconds: float
+    load_s: float
+    save_s: float
 
 
 def served(
@@ -138,15 +143,27 @@ def answer(llm: Any, prompts: list[Prompt]) -> None:
         )
         for prompt in prompts
     ]
+    before = spent()
     begun = time.perf_counter()
     outputs = llm.generate([{"prompt_token_ids": prompt.ids} for prompt in prompts], params, use_tqdm=False)
     seconds = time.perf_counter() - begun
+    load_s, save_s = (now - earlier for now, earlier in zip(spent(), before, strict=True))
     for output in outputs:
         reply = output.outputs[0]
         first = {key: value.logprob for key, value in reply.logprobs[0].items()}
         reuse = (output.kv_transfer_params or {}).get("rekindle", {})
-        found = Answer(list(reply.token_ids), first, output.num_cached_tokens, reuse, seconds)
+        found = Answer(list(reply.token_ids), first, output.num_cached_tokens, reuse, seconds, load_s, save_s)
         print(MARK + json.dumps(asdict(found)), flush=True)
+
+
+def spent() -> tuple[float, float]:
+    """Seconds that the connector of a worker in this process has loaded and saved for; none if it is in another."""
+    from vllm.distributed.kv_transfer import get_kv_transfer_group, has_kv_transfer_group
+
+    if not has_kv_transfer_group():
+        return 0.0, 0.0
+    transfers = get_kv_transfer_group().transfers
+    return transfers.load_s, transfers.save_s
 
 
 def flush() -> None:

@@ -36,3 +36,8 @@ def test_matching_is_measured(tmp_path: Path) -> None:
     result = run("match", "--short", "3", "--long", "1", "--repeats", "1", "--out", str(out), REKINDLE_PORT="1")
     assert result.exit_code == 0, result.output
     assert all(json.loads(line)["measure"].startswith("match") for line in out.read_text().splitlines())
+
+
+def test_vllm_is_measured_in_an_environment_of_its_own() -> None:
+    result = run("vllm", "--python", "/nowhere/python")
+    assert result.exit_code != 0 and "make fleet-env" in result.output, result.output

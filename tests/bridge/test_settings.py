@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+import re
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,12 @@ from rekindle.bridge.settings import BridgeSettings
 from rekindle.errors import ConfigError
 
 FITTING = EngineFacts(groups=["full"], kv_role="kv_both", load_failure_policy="recompute")
+
+
+def test_the_page_has_every_setting() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "vllm.md").read_text()
+    table = page[page.index("| `kv_connector_extra_config`") :].split("\n\n")[0]
+    assert re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE)[1:] == [field.name for field in fields(BridgeSettings)]
 
 
 def test_settings_reach_the_store() -> None:

@@ -29,7 +29,10 @@ class Port(Protocol):
 
 
 class Transfers:
-    """The transfers of one worker. In a step it waits at most `patience_s` for room for what it saves."""
+    """The transfers of one worker. In a step it waits at most `patience_s` for room for what it saves.
+
+    `load_s` and `save_s`: seconds that steps have spent in them since it was made.
+    """
 
     def __init__(self, codec: Codec, patience_s: float) -> None:
         assert codec.num_records >= 2, "a codec needs two halves"
@@ -41,9 +44,11 @@ class Transfers:
         self._loaded: dict[int, int] = {}
         self._saved: dict[int, int] = {}
         self._unfit: set[int] = set()
+        self.load_s = self.save_s = 0.0
 
     def load(self, plan: StepPlan, port: Port) -> None:
         """Read the step's records into its blocks; those that fail are in `take_failed_blocks`."""
+        begun = time.perf_counter()
         self._failed_keys.difference_update(plan.settled)
         for load in plan.loads:
             count = self._load(load, port)
@@ -52,13 +57,16 @@ class Transfers:
                 self._failed_keys.add(load.key)
                 self._failed_blocks.update(block for blocks in load.blocks[count:] for block in blocks)
         self._failed_blocks.discard(ABSENT)
+        self.load_s += time.perf_counter() - begun
 
     def save(self, plan: StepPlan, port: Port) -> None:
         """Hand over the step's records; nothing that was computed after a load that failed."""
+        begun = time.perf_counter()
         deadline = time.monotonic() + self._patience_s
         for save in plan.saves:
             spoilt = not self._failed_keys.isdisjoint(save.after)
             self._saved[save.key] = 0 if spoilt else self._save(save, port, deadline)
+        self.save_s += time.perf_counter() - begun
 
     def take_failed_blocks(self) -> set[int]:
         """The engine's blocks that could not be loaded since the last call."""

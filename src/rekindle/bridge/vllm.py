@@ -80,6 +80,12 @@ class RekindleConnector(KVConnectorBase_V1):
         """Records that are not saved are computed again: nothing waits for them."""
         return False
 
+    @property
+    def transfers(self) -> Transfers:
+        """What a worker has read and saved, and how long its steps took for that."""
+        assert self._worker is not None
+        return self._worker.transfers
+
     # The scheduler's side.
 
     def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int | None, bool]:
