@@ -161,7 +161,7 @@ class OwnerServer:
                 (self._load if "load" in head else self._save)(connection, rank, head)
         except (EOFError, OSError) as error:
             if not self._closed:
-                logger.warning("the connection of a worker ended: %r", error)
+                logger.info("the connection of a worker ended: %r", error)
         except Exception:
             # Border: whatever a worker sends ends its connection, never the owner.
             logger.exception("a worker could not be served")

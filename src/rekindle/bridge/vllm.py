@@ -205,7 +205,7 @@ class _SchedulerSide:
         self.planner = Planner(self.owner, geometry.block_tokens)
         workers, total = parallel.tensor_parallel_size, total_heads(vllm_config)
         shares = [HeadShare.of(total, rank, workers) for rank in range(workers)]
-        self._server = OwnerServer(self.owner, shares) if workers > 1 else None
+        self._server = OwnerServer(self.owner, shares)  # a single worker may be in another process, too
         self._adapters: dict[str, str | None] = {}
         figures = self.owner.stats()
         logger.info(
@@ -219,8 +219,7 @@ class _SchedulerSide:
 
     def close(self) -> None:
         """Save what is queued, and release the store."""
-        if self._server is not None:
-            self._server.close()
+        self._server.close()
         self.owner.close()
 
     def engine_request(self, request: Any) -> EngineRequest | None:
