@@ -338,8 +338,11 @@ def test_keywords_for_type_checkers_are_the_settings() -> None:
 
 
 def test_errors_of_the_library_name_settings_and_no_flags() -> None:
-    """What the CLI and the server say may name flags; what they stand on is used without a command line, too."""
-    package, own = Path(rekindle.__file__).parent, ("cli", "bench", "server", "harness", "analyze", "simulate", "demo")
+    """What the CLI, the server and the bridge (vLLM's) say may name flags; the rest is used without a command line, too."""
+    package, own = (
+        Path(rekindle.__file__).parent,
+        ("cli", "bench", "server", "harness", "analyze", "simulate", "demo", "bridge"),
+    )
     compiling = package / "kernels" / "build.py"  # its flags are the compiler's
     found = [
         f"{path.relative_to(package)}:{node.lineno}: {node.value}"

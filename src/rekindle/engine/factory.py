@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import math
-import secrets
 import time
 from collections import defaultdict
 from collections.abc import Callable
@@ -57,8 +56,8 @@ from rekindle.model.load import load_model
 from rekindle.model.loaded import LoadedModel
 from rekindle.model.runner import ModelRunner
 from rekindle.spec import KVLayout, ModelSpec
-from rekindle.store.directory import SECRET_BYTES, derived_secret, given_secret, make_directory
-from rekindle.store.replica_slots import ReplicaSlots
+from rekindle.store.directory import given_secret, make_directory
+from rekindle.store.replica_slots import ReplicaSlots, secret_of, without_blocks
 from rekindle.store.room import OnLost
 from rekindle.store.sync import OsFileSystem
 from rekindle.store.warm import WarmStore
@@ -105,7 +104,7 @@ def assemble(settings: Settings, *, clock: Callable[[], datetime] = datetime.now
             on_lost=lambda *turn: components.intake.turn_lost(*turn),
         )
         if use_store
-        else (_without_blocks(settings.store), None, None)
+        else (without_blocks(settings.store), None, None)
     )
     settings = replace(settings, store=place)
     started["store"] = time.time()
@@ -139,11 +138,6 @@ def _check_start(settings: Settings, *, use_store: bool) -> None:
     if settings.store.enabled and settings.store.secret is not None:
         with contextlib.suppress(StoreRefused):  # reported when files are opened; replies continue without them
             given_secret(directory, settings.store.secret, fs)
-
-
-def _without_blocks(settings: StoreSettings) -> StoreSettings:
-    """The settings of a store that holds texts only: without blocks, there is no lock by which to claim a slot."""
-    return replace(settings, slot="off") if settings.slot == "auto" else settings
 
 
 @dataclass(frozen=True, slots=True)
@@ -266,16 +260,12 @@ def _prefix_cache(
         arena=arena,
         store=store,
         fingerprint=spec.fingerprint,
-        secret=store.secret if store is not None else _secret_without_store(given.store),
+        secret=store.secret if store is not None else secret_of(given.store),
         min_reuse_tokens=settings.min_reuse_tokens,
         min_reuse_ratio=settings.min_reuse_ratio,
         namespace_share=given.store.namespace_share,
         report_load=loop.report_load,
     )
-
-
-def _secret_without_store(settings: StoreSettings) -> bytes:
-    return secrets.token_bytes(SECRET_BYTES) if settings.secret is None else derived_secret(settings.secret)
 
 
 def _preparer(

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hmac
 import logging
+import secrets
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -18,7 +19,7 @@ from pathlib import Path
 
 from rekindle.config import NUM_SLOTS, StoreSettings, slot_directory, slot_numbers
 from rekindle.errors import StoreError, StoreLocked, StoreRefused
-from rekindle.store.directory import directory_secret, given_secret
+from rekindle.store.directory import SECRET_BYTES, derived_secret, directory_secret, given_secret
 from rekindle.store.stale import collect_stale, holder
 from rekindle.store.sync import FileSystem, OsFileSystem
 from rekindle.store.warm import WarmStore
@@ -132,3 +133,13 @@ class ReplicaSlots:
                 "not be found; move it away, and open it by itself as store"
             )
         return open_in(directory, self.settings)
+
+
+def without_blocks(settings: StoreSettings) -> StoreSettings:
+    """The settings of a store that holds texts only: without blocks, there is no lock by which to claim a slot."""
+    return replace(settings, slot="off") if settings.slot == "auto" else settings
+
+
+def secret_of(settings: StoreSettings) -> bytes:
+    """The secret [32] of an engine without a store: the given one, or a random one."""
+    return secrets.token_bytes(SECRET_BYTES) if settings.secret is None else derived_secret(settings.secret)
