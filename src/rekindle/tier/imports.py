@@ -67,10 +67,14 @@ class Imports:
             return None
         return head
 
+    def most_s(self, compute_s: float) -> float:
+        """Return how long a request may wait for what would take `compute_s` seconds to compute."""
+        return max(self._wait_s, compute_s)
+
     def is_worth(self, wanted: Sequence[Wanted], *, compute_s: float) -> bool:
         """Whether loading these blocks is expected to take less time than computing them."""
         num_bytes = sum(self._records.num_bytes(each.parts) for each in wanted)
-        return bool(wanted) and self._pace.predict(num_bytes) < max(self._wait_s, compute_s)
+        return bool(wanted) and self._pace.predict(num_bytes) < self.most_s(compute_s)
 
     def blocks(self, wanted: Sequence[Wanted], *, compute_s: float, num_named: int = 0) -> Iterator[FetchedBlock]:
         """Yield the leading run of these blocks that the tier has, as they arrive; a head names the first ones."""
@@ -78,7 +82,7 @@ class Imports:
             return
         began, num_bytes = time.monotonic(), 0
         silent_s = max(self._wait_s, SILENT_SHARE * compute_s, self._pace.latency_s)
-        most_s = max(self._wait_s, compute_s)
+        most_s = self.most_s(compute_s)
         names = [name for each in wanted for name in self._records.names(each.identity, each.parts)]
 
         def seconds_left() -> float:

@@ -6,6 +6,8 @@ ids, the blocks that the store lacks. Runs on a worker, never on the intake thre
 
 from __future__ import annotations
 
+import logging
+import threading
 from collections import OrderedDict
 from collections.abc import Callable
 
@@ -22,6 +24,7 @@ from rekindle.tier.heads import HeadBranch
 from rekindle.tier.imports import Imports, Wanted
 from rekindle.tier.records import FetchedBlock
 
+logger = logging.getLogger(__name__)
 MOST_HEADS = 256  # of agents whose head was read lately; with windows and states it says which parts blocks have
 
 
@@ -44,23 +47,33 @@ class TierImports:
         self._layout = layout
         self._prefill_s = prefill_s
         self._forget = forget
+        self._lock = threading.Lock()
         self._heads: OrderedDict[tuple[str, str], tuple[HeadBranch, ...]] = OrderedDict()
 
     def agent(self, request: GenerationRequest, prompt: Prompt, on_memory: OnMemory) -> bool:
         """Take in what others have computed for the request's agent; return whether its prompt may match more now."""
         if request.agent is None or prompt.reuse == "off":
             return False
+        try:
+            return self._agent(request, request.agent, prompt, on_memory)
+        except Exception:
+            # Border: what cannot be imported is computed.
+            logger.exception("the head of agent %s could not be imported", request.agent)
+            return False
+
+    def _agent(self, request: GenerationRequest, agent: str, prompt: Prompt, on_memory: OnMemory) -> bool:
         known = prompt.match.num_tokens
         compute_s = self._prefill_s(len(prompt.ids) - known, known)
-        head = self._imports.head(request.namespace, request.agent, compute_s=compute_s)
+        head = self._imports.head(request.namespace, agent, compute_s=compute_s)
         if head is None:
             return False
-        was_forgotten = bool(head.purged_at) and self._forget(request.namespace, request.agent, head.purged_at)
-        key = (request.namespace, request.agent)
-        self._heads[key] = head.branches
-        self._heads.move_to_end(key)
-        while len(self._heads) > MOST_HEADS:
-            self._heads.popitem(last=False)
+        was_forgotten = bool(head.purged_at) and self._forget(request.namespace, agent, head.purged_at)
+        key = (request.namespace, agent)
+        with self._lock:
+            self._heads[key] = head.branches
+            self._heads.move_to_end(key)
+            while len(self._heads) > MOST_HEADS:
+                self._heads.popitem(last=False)
         branches = [branch for branch in head.branches if len(branch.ids)]
         return on_memory(lambda: self._adoption.branches(*key, branches)) > 0 or was_forgotten
 
@@ -68,6 +81,14 @@ class TierImports:
         """Store the blocks of a prompt that are missing here and in the tier; return how many."""
         if prompt.reuse == "off":
             return 0
+        try:
+            return self._blocks(request, prompt, root)
+        except Exception:
+            # Border: what cannot be imported is computed.
+            logger.exception("blocks of agent %s could not be imported", prompt.agent)
+            return 0
+
+    def _blocks(self, request: GenerationRequest, prompt: Prompt, root: BlockHash) -> int:
         branch, num_shared = self._nearest(request, prompt.ids, root)
         if branch is None and self._layout.ending_parts:
             return 0  # nobody knows where the windows and states that it can resume from are
@@ -78,7 +99,7 @@ class TierImports:
         compute_s = self._prefill_s(sum(each.identity.num_tokens for each in missing), num_here * size)
         num_named = max(0, num_shared // size - num_here)
         fetched = self._imports.blocks(missing, compute_s=compute_s, num_named=num_named)
-        return self._adoption.blocks(map(_staged, fetched), timeout_s=compute_s)
+        return self._adoption.blocks(map(_staged, fetched), timeout_s=self._imports.most_s(compute_s))
 
     def _nearest(self, request: GenerationRequest, ids: TokenIds, root: BlockHash) -> tuple[HeadBranch | None, int]:
         """Return the text of the agent that shares the most leading ids with a prompt, and their count."""
