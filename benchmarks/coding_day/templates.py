@@ -35,8 +35,8 @@ class Behaviour:
     @property
     def keeps_stored_text(self) -> bool:
         """Whether prompts have stored text in place of what is sent, so that they are others where nothing is reused:
-        arguments as the model wrote them, the first state of the repository where it was."""
-        return self.compact or self.habit == "git-status"
+        arguments as the model wrote them, the first state of the repository where it was, a summary's tools."""
+        return self.compact or self.habit in ("git-status", "compaction")
 
 
 _SYSTEM = r"""
