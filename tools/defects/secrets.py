@@ -24,7 +24,7 @@ SECRET: tuple[Mutant, ...] = (
     ),
     one(
         "without a store, names by a random secret",
-        "engine/factory.py",
+        "store/replica_slots.py",
         "if settings.secret is None else derived_secret(settings.secret)",
         "if settings.secret is None else secrets.token_bytes(SECRET_BYTES)",
         f"{SECRETS}::test_names_are_equal_where_the_secret_is",
