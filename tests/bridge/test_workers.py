@@ -99,7 +99,9 @@ def served_save(stores: Stores) -> tuple[OwnerServer, list[SocketPort], int]:
     ids = np.array(prompt(128), dtype=np.uint32)
     root = owner.root(DEFAULT)
     names = chain_hashes(root, ids, RECORD)
-    blocks = [BlockIdentity(name, parent, root, ids[:RECORD]) for name, parent in zip(names, [root, *names])]  # noqa: B905
+    blocks = [
+        BlockIdentity(name, parent, root, ids[:RECORD]) for name, parent in zip(names, [root, *names], strict=False)
+    ]
     return server, [SocketPort(owner.address, rank) for rank in range(2)], owner.plan_save(blocks)
 
 

@@ -18,7 +18,7 @@ def test_a_directory_is_made(tmp_path: Path) -> None:
     assert directory_of("~/tier") == Path.home() / "tier"
 
 
-def test_buckets_are_those_of_their_schemes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_buckets_are_those_of_their_schemes() -> None:
     assert directory_of("s3://bucket/prefix") is directory_of("gs://bucket") is directory_of("az://box") is None
     assert isinstance(open_location("s3://bucket/prefix"), S3Store)
     assert isinstance(open_location("gs://bucket/prefix"), GCSStore)

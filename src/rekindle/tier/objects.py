@@ -225,5 +225,5 @@ def _answer(future: Future[T], timeout_s: float) -> T:
         raise TierUnavailable(f"no answer within {timeout_s:.3g} s") from None
     except CancelledError:
         raise TierUnavailable(CLOSED) from None
-    except (BaseError, OSError, NotImplementedError) as error:
+    except (BaseError, OSError, NotImplementedError) as error:  # the last one: of stores without conditional writes
         raise TierUnavailable(first_line(error)) from error

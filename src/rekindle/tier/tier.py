@@ -119,18 +119,19 @@ class ObjectTier:
         StoreError if the tier does not answer; what it has done by then stays done.
         """
         sealer, now = self._objects.sealer, time.time()
-        name = head_name(sealer, namespace, agent)
+        name, done = head_name(sealer, namespace, agent), "nothing was forgotten"
         try:
             for _ in range(TRIES):
                 head, version = self._head(name, AgentHead(namespace, agent))
                 if self._objects.swap(name, head.purged(now).encode(), version) is not None:
+                    done = "the agent is forgotten in the object tier, and not here"
                     self._objects.put(purged_name(sealer, namespace, agent), str(now).encode())
                     return Forgotten(*self._collection.delete_unshared(head)) if head.branches else None
         except TierUnavailable as error:
             self.breaker.failed(str(error))
             raise StoreError(
-                f"nothing was forgotten: the object tier, where other replicas would find agent {agent!r} again, "
-                f"cannot be reached ({error}); try again"
+                f"{done}: the object tier, where other replicas would find agent {agent!r} again, cannot be reached "
+                f"({error}); try again"
             ) from error
         raise StoreError(f"nothing was forgotten: agent {agent!r} is written by other replicas all the time; try again")
 
