@@ -149,7 +149,8 @@ class StubEngine:
         num_workers: int = 1,
     ) -> None:
         self.owner, self.block_tokens, self.budget = owner, block_tokens, budget
-        self.planner = Planner(owner, block_tokens)
+        self.now = 0.0  # of its planner: a second a step
+        self.planner = Planner(owner, block_tokens, clock=lambda: self.now)
         shares = [HeadShare.of(HEADS, rank, num_workers) for rank in range(num_workers)]
         self.server = OwnerServer(owner, shares) if num_workers > 1 else None
         memory = Memory(kind, block_tokens, num_blocks, dtype)
@@ -163,6 +164,7 @@ class StubEngine:
         self.reuse: dict[str, Reuse | None] = {}
         self.replies: dict[str, list[int]] = {}
         self.recomputed = 0
+        self.stalled_s = 0.0  # of saves in steps that the store had no room for
 
     def add(self, request: Request) -> None:
         """Queue a request."""
@@ -184,6 +186,7 @@ class StubEngine:
 
     def step(self) -> None:
         """Schedule, execute and update once."""
+        self.now += 1
         work = self._schedule()
         plan = self.planner.plan([each for _, each in work])
         list(self.threads.map(lambda worker: worker.transfers.load(plan, worker.port), self.workers))
@@ -196,7 +199,9 @@ class StubEngine:
         for request, _ in work:
             if request.name not in affected and request.computed == len(request.ids):
                 self._sample(request)
-        self.planner.report(reduce(StepReport.merged, (worker.transfers.take_report() for worker in self.workers)))
+        report = reduce(StepReport.merged, (worker.transfers.take_report() for worker in self.workers))
+        self.stalled_s += report.stalled_s
+        self.planner.report(report)
         self.planner.check()
 
     def preempt(self, request: Request) -> None:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
 from rekindle.bridge.names import Scope
-from rekindle.bridge.planner import Reuse
+from rekindle.bridge.planner import EngineRequest, Planner, Reuse, Scheduled
+from rekindle.bridge.steps import StepReport
 from tests.bridge.engine import Request, StubEngine, reply_of
 from tests.bridge.stored import RECORD, Stores, check_records, damage, prompt, records_of
 
@@ -172,6 +174,32 @@ def test_a_full_staging_buffer_delays_saving_and_loses_nothing(stores: Stores) -
     check_records(engine.owner, ids + engine.replies["a"], saved)
     assert saved >= 2 and engine.owner.stats().blocks_orphaned == 0
     assert [record.num_tokens for record in engine.owner.store.sequences()] == [saved * RECORD]
+
+
+def test_a_step_without_room_is_followed_by_nine_times_as_long_without_saving(stores: Stores) -> None:
+    owner, ids = stores.open(), prompt(480)
+    now = 100.0
+    planner = Planner(owner, 16, clock=lambda: now)
+    planner.match(EngineRequest("a", ids, Scope("default")), 0)
+    work = Scheduled("a", 0, 256, range(1, 31), replaces=True)
+    (first,) = planner.plan([work]).saves
+    planner.report(StepReport(saved={first.key: 1}, stalled_s=0.5))
+    later = replace(work, computed=256, tokens=1, blocks=(), replaces=False)
+    now = 104.4
+    assert not planner.plan([later]).saves
+    now = 104.6
+    (again,) = planner.plan([later]).saves
+    assert again.blocks == first.blocks[1:]  # what was not saved is not forgotten
+    planner.report(StepReport(saved={again.key: 3}))
+    assert planner.finish("a") is not None
+    planner.check()
+
+
+def test_only_what_the_store_has_no_room_for_is_a_stall(stores: Stores) -> None:
+    for staging_bytes, stalls in ((1, True), (1 << 24, False)):
+        engine = StubEngine(stores.open(staging_bytes=staging_bytes), budget=500, patience_s=0.0)
+        engine.serve("a", prompt(480), 2)
+        assert (engine.stalled_s > 0) is stalls
 
 
 def test_only_tokens_within_the_limit_are_kept(stores: Stores) -> None:

@@ -8,13 +8,15 @@ the contract tests run it against a stub of the scheduler. Called by the schedul
 
 What a step was said to do is confirmed by the workers' report. `done` falls back to what they had: on a failed load,
 on a full staging buffer, and with the engine's own count when it recomputes or preempts. A request that saw blocks
-whose load failed, before these were computed again, saves nothing any more.
+whose load failed, before these were computed again, saves nothing any more. After a step that the store had no room
+for, nothing is saved for nine times as long: an engine that computes faster than its disk writes loses a tenth to it.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Sequence
+import time
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -28,6 +30,7 @@ from rekindle.cache.blocks.identity import BlockIdentity
 from rekindle.store.values import StoredBlock
 
 logger = logging.getLogger(__name__)
+PAUSE = 9  # seconds without saving for each second that saving took in vain
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -113,8 +116,9 @@ class _Loading:
 class Planner:
     """Plans the loads and saves of an engine whose blocks have `block_tokens` tokens."""
 
-    def __init__(self, owner: RecordOwner, block_tokens: int) -> None:
+    def __init__(self, owner: RecordOwner, block_tokens: int, clock: Callable[[], float] = time.monotonic) -> None:
         self._owner = owner
+        self._clock = clock
         self._block_tokens = block_tokens
         self._record_tokens = owner.layout.block_tokens
         assert self._record_tokens % block_tokens == 0, (self._record_tokens, block_tokens)
@@ -125,6 +129,7 @@ class Planner:
         self._settled: list[int] = []
         self._dirty: set[int] = set()
         self._stopped = False
+        self._paused_until = 0.0
 
     def match(self, request: EngineRequest, computed: int) -> int:
         """How many tokens after the `computed` ones are on disk: at most all but one. May be asked again."""
@@ -170,6 +175,8 @@ class Planner:
 
     def report(self, report: StepReport) -> None:
         """Take what became of a step's loads and saves."""
+        if report.stalled_s:
+            self._paused_until = self._clock() + PAUSE * report.stalled_s
         for key, count in report.loaded.items():
             if key in self._loading:
                 self._confirm_load(self._loading.pop(key), count)
@@ -259,7 +266,7 @@ class Planner:
         tracked.done = min(tracked.done, each.computed // self._record_tokens)
         tokens = min(each.computed + each.tokens, len(tracked.request.token_ids), tracked.limit)
         end = tokens // self._record_tokens
-        if tracked.tainted or self._stopped or end <= tracked.done:
+        if tracked.tainted or self._stopped or end <= tracked.done or self._clock() < self._paused_until:
             return None
         self._extend_names(tracked, end)
         first = tracked.done + self._owner.num_sound(tracked.names[tracked.done : end])

@@ -53,15 +53,22 @@ class StepReport:
     """What became of a step's loads and saves: of each key, how many of its records, from the first on.
 
     `unfit`: saves that ended at a record without a valid encoding, which a second attempt would not have either.
+    `stalled_s`: seconds that the saves took if the store had no room for all of them.
     """
 
     loaded: Mapping[int, int] = field(default_factory=dict)
     saved: Mapping[int, int] = field(default_factory=dict)
     unfit: frozenset[int] = frozenset()
+    stalled_s: float = 0.0
 
     def merged(self, other: StepReport) -> StepReport:
         """The report of two workers of the same step: a record counts where both had it."""
-        return StepReport(_least(self.loaded, other.loaded), _least(self.saved, other.saved), self.unfit | other.unfit)
+        return StepReport(
+            _least(self.loaded, other.loaded),
+            _least(self.saved, other.saved),
+            self.unfit | other.unfit,
+            max(self.stalled_s, other.stalled_s),
+        )
 
     def __bool__(self) -> bool:
         return bool(self.loaded or self.saved)

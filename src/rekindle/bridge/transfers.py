@@ -44,6 +44,8 @@ class Transfers:
         self._loaded: dict[int, int] = {}
         self._saved: dict[int, int] = {}
         self._unfit: set[int] = set()
+        self._no_room = False
+        self._stalled_s = 0.0
         self.load_s = self.save_s = 0.0
 
     def load(self, plan: StepPlan, port: Port) -> None:
@@ -66,7 +68,10 @@ class Transfers:
         for save in plan.saves:
             spoilt = not self._failed_keys.isdisjoint(save.after)
             self._saved[save.key] = 0 if spoilt else self._save(save, port, deadline)
-        self.save_s += time.perf_counter() - begun
+        seconds = time.perf_counter() - begun
+        self.save_s += seconds
+        if self._no_room:
+            self._stalled_s, self._no_room = seconds, False
 
     def take_failed_blocks(self) -> set[int]:
         """The engine's blocks that could not be loaded since the last call."""
@@ -75,8 +80,8 @@ class Transfers:
 
     def take_report(self) -> StepReport:
         """What became of the loads and saves since the last call."""
-        report = StepReport(self._loaded, self._saved, frozenset(self._unfit))
-        self._loaded, self._saved, self._unfit = {}, {}, set()
+        report = StepReport(self._loaded, self._saved, frozenset(self._unfit), self._stalled_s)
+        self._loaded, self._saved, self._unfit, self._stalled_s = {}, {}, set(), 0.0
         return report
 
     def _load(self, load: Load, port: Port) -> int:
@@ -105,6 +110,7 @@ class Transfers:
             done += taken
             if taken == fit < len(part):
                 self._unfit.add(save.key)
+            self._no_room |= taken < fit
             if taken < len(part):
                 break
         return done
