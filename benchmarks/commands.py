@@ -136,15 +136,42 @@ def bench_vllm(
     settings: Settings,
     python: Annotated[Path, typer.Option(help="of the environment with vLLM")] = Path(".venv-fleet/0.32.0/bin/python"),
     model: Annotated[Path | None, typer.Option(help="model directory [bundled]")] = None,
-    tokens: Annotated[int, typer.Option(help="of each prompt")] = 2048,
+    tokens: Annotated[
+        list[int] | None, typer.Option(help="of each prompt; may be repeated, the shortest first [2048]")
+    ] = None,
     repeats: Annotated[int, typer.Option(help="prompts of each arm; the median counts")] = 3,
     seed: Annotated[int, typer.Option(help="of the prompts")] = 0,
+    disk: Annotated[str, typer.Option(help="of the connector's store")] = "20GB",
+    staging: Annotated[str, typer.Option(help="of the connector's store")] = "512MiB",
+    batched: Annotated[int, typer.Option(help="tokens of a step")] = 2048,
     out: Annotated[Path | None, typer.Option(help="append JSON lines here instead of printing them")] = None,
 ) -> int:
     """vLLM alone and with our connector: cold prompts, hot ones that grew, and the same after a kill -9."""
     from benchmarks.vllm.bench import VllmBench, run_vllm
 
-    return run_vllm(VllmBench(python, model, tokens, repeats, seed, out), console())
+    lengths = tuple(tokens or (2048,))
+    return run_vllm(VllmBench(python, model, lengths, repeats, seed, disk, staging, batched, out), console())
+
+
+@app.command("vllm-decode")
+@with_settings(only=())
+def bench_vllm_decode(
+    settings: Settings,
+    python: Annotated[Path, typer.Option(help="of the environment with vLLM")] = Path(".venv-fleet/0.32.0/bin/python"),
+    model: Annotated[Path | None, typer.Option(help="model directory [bundled]")] = None,
+    kv: Annotated[
+        list[str] | None, typer.Option(help="kv_cache_dtype, native or q4h; may be repeated [auto native q4h]")
+    ] = None,
+    streams: Annotated[list[int] | None, typer.Option(help="prompts at once; may be repeated [1 4]")] = None,
+    context: Annotated[list[int] | None, typer.Option(help="tokens of each; may be repeated [512]")] = None,
+    tokens: Annotated[int, typer.Option(min=4, help="of each reply")] = 64,
+    out: Annotated[Path | None, typer.Option(help="append JSON lines here instead of printing them")] = None,
+) -> int:
+    """Decoding in vLLM with its own kinds of KV and with our connector: steps, prefills, how many tokens fit."""
+    from benchmarks.vllm.decode import DecodeBench, run_decode
+
+    kinds, loads = tuple(kv or ("auto", "native", "q4h")), (tuple(streams or (1, 4)), tuple(context or (512,)))
+    return run_decode(DecodeBench(python, model, kinds, *loads, tokens, out), console())
 
 
 @app.command("start")

@@ -3,6 +3,7 @@
     python tools/make_model.py 24-layer /tmp/model          # Llama: 387M parameters, bf16, 774 MB
     python tools/make_model.py qwen3-moe /tmp/mixture       # 64 experts, of which a token uses 8
     python tools/make_model.py tiny /tmp/tiny --layers 2
+    python tools/make_model.py 8b /tmp/8b --context 131072 --device cuda
 
 bf16 safetensors, a byte-level BPE tokenizer trained on the fly, the ChatML template. Answers are noise. Llama's shapes
 have names of their own; of other families there is one with the proportions of its real models at 350M to 390M
@@ -106,8 +107,8 @@ SHAPES = {
 }
 
 
-def make_model(directory: Path, shape: Shape, *, seed: int = 0) -> int:
-    """Write the directory; return the number of parameters."""
+def make_model(directory: Path, shape: Shape, *, seed: int = 0, device: str = "cpu") -> int:
+    """Write the directory, with weights drawn on a device; return the number of parameters."""
     tokenizer = train_tokenizer(vocab_size=shape.vocab, context=shape.context, num_files=2000)
     config = AutoConfig.for_model(
         shape.family,
@@ -126,7 +127,8 @@ def make_model(directory: Path, shape: Shape, *, seed: int = 0) -> int:
         **shape.others,
     )
     torch.manual_seed(seed)
-    model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
+    with torch.device(device):
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
     model.save_pretrained(directory)
     tokenizer.save_pretrained(directory)
     if "rope_theta" in config.rope_parameters:
@@ -145,12 +147,16 @@ def main() -> None:
     parser.add_argument("shape", choices=SHAPES)
     parser.add_argument("directory", type=Path)
     parser.add_argument("--layers", type=int, help="instead of the shape's")
+    parser.add_argument("--context", type=int, help="instead of the shape's")
+    parser.add_argument("--device", default="cpu", help="where weights are drawn")
     parser.add_argument("--seed", type=int, default=0)
     given = parser.parse_args()
     shape = SHAPES[given.shape]
     if given.layers is not None:
         shape = replace(shape, layers=given.layers)
-    count = make_model(given.directory, shape, seed=given.seed)
+    if given.context is not None:
+        shape = replace(shape, context=given.context)
+    count = make_model(given.directory, shape, seed=given.seed, device=given.device)
     print(f"{given.directory}: {count / 1e6:.0f}M parameters")
 
 

@@ -1,6 +1,6 @@
 """vLLM alone, and with our connector in both formats: cold, hot, and warm after a kill -9.
 
-    make fleet-env && python -m benchmarks vllm --model /tmp/q6 --tokens 2048
+    make fleet-env && python -m benchmarks vllm --model /tmp/q6 --tokens 512 --tokens 2048
 
 Every prompt is random token ids and asks for one token. One process serves each prompt cold and then, longer by 48
 tokens, hot; it is killed with SIGKILL once the store has written everything. A second one serves the prompts with 48
@@ -34,44 +34,54 @@ class VllmBench:
 
     python: Path
     model: Path | None = None
-    tokens: int = 2048
+    lengths: tuple[int, ...] = (2048,)
     repeats: int = 3
     seed: int = 0
+    disk: str = "20GB"
+    staging: str = "512MiB"
+    batched: int = 2048
     out: Path | None = None
 
 
 def run_vllm(bench: VllmBench, console: Console) -> int:
-    """Measure all arms, show and deliver them."""
+    """Measure all arms, show and deliver each once it is done."""
     if not bench.python.is_file():
         raise ConfigError(f"there is no {bench.python}: run make fleet-env, or name another python that has vLLM")
-    measured: list[Measurement] = []
-    for arm in ARMS:
-        console.print(f"{arm}: {bench.repeats} prompts of {bench.tokens} tokens")
-        measured += measure_arm(bench, arm)
-    show(measured, console)
     settings = {name: str(value) for name, value in asdict(bench).items()}
-    deliver(measured, Origin.here("vllm", settings), bench.out, console)
+    origin = Origin.here("vllm", settings)
+    for arm in ARMS:
+        console.print(f"{arm}: {bench.repeats} prompts of {', '.join(map(str, bench.lengths))} tokens")
+        measured = list(measure_arm(bench, arm))
+        show(measured, console)
+        deliver(measured, origin, bench.out, console)
     return 0
 
 
 def measure_arm(bench: VllmBench, arm: str) -> Iterator[Measurement]:
-    """Cold, hot and warm of one arm; alone there is no warm."""
-    prompts = [_ids(bench.seed + number, bench.tokens) for number in range(1, bench.repeats + 1)]
-    warming = _ids(bench.seed, bench.tokens)
-    pairs = [Prompt(ids, 1) for each in prompts for ids in (each, each + _ids(1_000, GROWTH))]
+    """Cold, hot and warm of one arm, by length of the prompts; alone there is no warm."""
+    prompts = {n: [_ids(bench.seed + n + number, n) for number in range(bench.repeats)] for n in bench.lengths}
+    every = [ids for of_length in prompts.values() for ids in of_length]
+    warming = [Prompt(_ids(seed, bench.lengths[0]), 1) for seed in (3_000, 4_000)]
     with tempfile.TemporaryDirectory() as place:
         directory = None if arm == "alone" else Path(place)
-        answers = _served(bench, directory, arm, [Prompt(warming, 1), *pairs])[1:]
-        cold, hot = answers[::2], answers[1::2]
-        yield _measurement("cold", arm, cold)
-        yield _measurement("hot, grown", arm, hot)
+        pairs = [Prompt(ids, 1) for each in every for ids in (each, each + _ids(1_000, GROWTH))]
+        answers = _served(bench, directory, arm, [warming[0], *pairs])[1:]
+        for n, cold, hot in zip(bench.lengths, *(_by_length(bench, answers[side::2]) for side in (0, 1)), strict=True):
+            yield _measurement(f"cold {n:,}", arm, cold)
+            yield _measurement(f"hot {n:,}, grown", arm, hot)
+            if directory is not None:
+                yield Measurement(f"saving {n:,}", arm, "ms", tuple(answer.save_s * 1e3 for answer in cold))
         if directory is None:
             return
-        yield Measurement("saving", arm, "ms", tuple(answer.save_s * 1e3 for answer in cold))
-        other = [Prompt(ids + _ids(2_000, GROWTH), 1) for ids in prompts]
-        warm = _served(bench, directory, arm, [Prompt(_ids(3_000, bench.tokens), 1), *other])[1:]
-        yield _measurement("warm after kill -9, grown", arm, warm)
-        yield Measurement("loading", arm, "ms", tuple(answer.load_s * 1e3 for answer in warm))
+        other = [Prompt(ids + _ids(2_000, GROWTH), 1) for ids in every]
+        warm = _served(bench, directory, arm, [warming[1], *other])[1:]
+        for n, found in zip(bench.lengths, _by_length(bench, warm), strict=True):
+            yield _measurement(f"warm {n:,} after kill -9, grown", arm, found)
+            yield Measurement(f"loading {n:,}", arm, "ms", tuple(answer.load_s * 1e3 for answer in found))
+
+
+def _by_length(bench: VllmBench, answers: Sequence[Answer]) -> list[Sequence[Answer]]:
+    return [answers[at : at + bench.repeats] for at in range(0, len(answers), bench.repeats)]
 
 
 def show(measured: Sequence[Measurement], console: Console) -> None:
@@ -93,7 +103,8 @@ def _served(bench: VllmBench, directory: Path | None, arm: str, prompts: list[Pr
         python=str(bench.python.absolute()),
         model=str(bench.model or MODEL),
         max_model_len=longest,
-        max_num_batched_tokens=2048,
+        max_num_batched_tokens=bench.batched,
+        store={"disk": bench.disk, "staging": bench.staging},
     )
 
 

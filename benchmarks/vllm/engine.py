@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[2]
+CODE = (ROOT / "src", ROOT / "pocket" / "src", ROOT)
 MODEL = ROOT / "pocket" / "src" / "rekindle_pocket" / "model"
 ALONE = {
     "HF_HUB_OFFLINE": "1",
@@ -77,12 +78,18 @@ def served(
         capture_output=True,
         text=True,
         cwd=ROOT,
-        env=os.environ | ALONE | {"PYTHONPATH": f"{ROOT / 'src'}:{ROOT / 'pocket' / 'src'}:{ROOT}"},
+        env=environment(),
         check=False,
     )
     assert done.returncode == -signal.SIGKILL, done.stdout[-2000:] + done.stderr[-6000:]
     lines = [json.loads(line.removeprefix(MARK)) for line in done.stdout.splitlines() if line.startswith(MARK)]
     return [Answer(**{**line, "first": {int(key): value for key, value in line["first"].items()}}) for line in lines]
+
+
+def environment() -> dict[str, str]:
+    """Of such a process: it finds this code, then what the caller's PYTHONPATH has."""
+    given = [path for path in [os.environ.get("PYTHONPATH")] if path]
+    return os.environ | ALONE | {"PYTHONPATH": os.pathsep.join([*map(str, CODE), *given])}
 
 
 def main() -> None:
@@ -110,7 +117,7 @@ def engine_of(directory: str | None, record_format: str, given: dict[str, Any]) 
         "kv_connector_module_path": "rekindle.bridge.vllm",
         "kv_role": "kv_both",
         "kv_load_failure_policy": "recompute",
-        "kv_connector_extra_config": {"dir": directory, "format": record_format},
+        "kv_connector_extra_config": {"dir": directory, "format": record_format} | given.pop("store", {}),
     } | given.pop("transfer", {})
     defaults = {
         "model": str(MODEL),
@@ -171,7 +178,7 @@ def flush() -> None:
     from rekindle.bridge.owner import OPEN
 
     for owner in list(OPEN.values()):
-        assert owner.store.flush(30)
+        assert owner.store.flush(120)
 
 
 if __name__ == "__main__":
