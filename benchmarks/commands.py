@@ -257,6 +257,22 @@ def bench_match(
     return run_match_bench(settings, options, console())
 
 
+@app.command("tier")
+@with_settings(unused=BENCH_UNUSED | {"secret", "tier"})
+def bench_tier(
+    settings: Settings,
+    tokens: Annotated[int, typer.Option(help="tokens of each prompt")] = 3000,
+    repeats: Annotated[int, typer.Option(help="prompts that are measured")] = 15,
+    seed: Annotated[int, typer.Option(help="of the prompts")] = 0,
+    out: Annotated[Path | None, typer.Option(help="append JSON lines here instead of printing them")] = None,
+) -> int:
+    """First tokens of prompts that another replica computed: no object tier, a healthy one, one that never answers."""
+    from benchmarks.tier.silence import SilenceBench, run_silence
+
+    need_reuse(settings)
+    return run_silence(settings, SilenceBench(tokens, repeats, seed, out), console())
+
+
 @app.command("structured")
 @with_settings(unused=BENCH_UNUSED)
 def bench_structured(

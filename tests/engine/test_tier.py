@@ -14,6 +14,7 @@ import pytest
 
 from rekindle import Engine
 from rekindle.errors import ConfigError, NotFound, StoreError
+from rekindle.tier.imports import Wanted
 from tests.engine.replicas import SECRET, Replicas, ask, exported, figures, history, running
 from tests.server.scripted import write_scripted_model
 from tests.tiny_models import tiny_model_dir
@@ -271,6 +272,30 @@ def test_a_silent_tier_is_computed_around_and_said(replicas: Replicas) -> None:
     finally:
         for path in fifos:
             os.close(os.open(path, os.O_RDWR | os.O_NONBLOCK))  # lets those who wait go
+            path.unlink()
+
+
+def test_a_request_waits_for_head_and_blocks_together(replicas: Replicas) -> None:
+    one = replicas.start("one")
+    ask(one, history())
+    exported(one)
+    opened = one.components.tier
+    assert opened is not None
+    head = opened.imports.head("default", "ada", compute_s=100.0)
+    assert head is not None
+    wanted = [Wanted(block, (0,)) for block in head.branches[0].blocks(16)]
+    fifos = replicas.objects("blocks")
+    for path in fifos:
+        path.unlink()
+        os.mkfifo(path)
+    tier = replicas.start("other", tier_wait_s=0.0).components.tier
+    assert tier is not None and tier.exports.flush(30.0)
+    try:
+        assert not list(tier.imports.blocks(wanted, compute_s=16.0, waited_s=0.75))
+        assert tier.breaker.reason == "no answer within 0.25 s", "a sixteenth of computing, less what was waited before"
+    finally:
+        for path in fifos:
+            os.close(os.open(path, os.O_RDWR | os.O_NONBLOCK))
             path.unlink()
 
 

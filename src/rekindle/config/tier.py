@@ -38,7 +38,7 @@ class TierSettings:
         0.0,
         "let a request wait this long for the object tier even where computing is faster",
         detail="Otherwise the tier is asked where loading is expected to take less time than computing, and may be "
-        "silent for a tenth of that. More saves computing and costs time.",
+        "silent for a sixteenth of that. More saves computing and costs time.",
         bounds=at_least(0),
         name="tier_wait_s",
     )

@@ -1,7 +1,7 @@
 """Imports: heads and blocks that other replicas exported, each only as long as that beats computing.
 
-The caller says how long computing would take. An object store that is silent for a tenth of that, or until loading
-could no longer win, counts as not having it; what has arrived by then is kept. Any thread.
+The caller says how long computing would take. An object store that is silent for a sixteenth of that, head and blocks
+together, or until loading could no longer win, counts as not having it; what has arrived by then is kept. Any thread.
 """
 
 from __future__ import annotations
@@ -24,7 +24,9 @@ from rekindle.tier.sealing import BadObject
 logger = logging.getLogger(__name__)
 
 MOST_SUSPECTS = 1 << 14
-SILENT_SHARE = 0.1  # of the time that computing takes: so long the object store may be silent
+# So long the object store may be silent, of the time that computing would take; that is a guess, and waiting must not
+# cost more than a tenth (docs/fleet.md).
+SILENT_SHARE = 1 / 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,12 +78,17 @@ class Imports:
         num_bytes = sum(self._records.num_bytes(each.parts) for each in wanted)
         return bool(wanted) and self._pace.predict(num_bytes) < self.most_s(compute_s)
 
-    def blocks(self, wanted: Sequence[Wanted], *, compute_s: float, num_named: int = 0) -> Iterator[FetchedBlock]:
-        """Yield the leading run of these blocks that the tier has, as they arrive; a head names the first ones."""
+    def blocks(
+        self, wanted: Sequence[Wanted], *, compute_s: float, num_named: int = 0, waited_s: float = 0.0
+    ) -> Iterator[FetchedBlock]:
+        """Yield the leading run of these blocks that the tier has, as they arrive; a head names the first ones.
+
+        `waited_s`: how long their request has waited for the object store before.
+        """
         if not self.is_worth(wanted, compute_s=compute_s) or not self._breaker.allows():
             return
         began, num_bytes = time.monotonic(), 0
-        silent_s = max(self._wait_s, SILENT_SHARE * compute_s, self._pace.latency_s)
+        silent_s = max(self._wait_s, SILENT_SHARE * compute_s - waited_s, self._pace.latency_s)
         most_s = self.most_s(compute_s)
         names = [name for each in wanted for name in self._records.names(each.identity, each.parts)]
 

@@ -213,9 +213,10 @@ class RequestBuilder:
         """Return a prompt after other replicas' memory of it was taken in, where that is faster than computing it."""
         prompt, rendering = self._prompt(request, on_memory)
         if self._tier is not None:
-            if self._tier.agent(request, prompt, on_memory):
+            has_more, waited_s = self._tier.agent(request, prompt, on_memory)
+            if has_more:
                 prompt, rendering = self._prompt(request, on_memory)
-            self._tier.blocks(request, prompt, self._root(request.namespace))
+            self._tier.blocks(request, prompt, self._root(request.namespace), waited_s=waited_s)
         return prompt, rendering
 
     def _prompt(self, request: GenerationRequest, on_memory: OnMemory) -> tuple[Prompt, Rendering]:

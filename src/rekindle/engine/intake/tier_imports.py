@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections import OrderedDict
 from collections.abc import Callable
 
@@ -20,7 +21,7 @@ from rekindle.engine.types import GenerationRequest
 from rekindle.spec import KVLayout
 from rekindle.store.values import Bytes, StagedBlock
 from rekindle.store.warm import WarmStore
-from rekindle.tier.heads import HeadBranch
+from rekindle.tier.heads import AgentHead, HeadBranch
 from rekindle.tier.imports import Imports, Wanted
 from rekindle.tier.records import FetchedBlock
 
@@ -50,23 +51,24 @@ class TierImports:
         self._lock = threading.Lock()
         self._heads: OrderedDict[tuple[str, str], tuple[HeadBranch, ...]] = OrderedDict()
 
-    def agent(self, request: GenerationRequest, prompt: Prompt, on_memory: OnMemory) -> bool:
-        """Take in what others have computed for the request's agent; return whether its prompt may match more now."""
+    def agent(self, request: GenerationRequest, prompt: Prompt, on_memory: OnMemory) -> tuple[bool, float]:
+        """Take in what others have computed for the request's agent; return whether its prompt may match more now, and
+        how many seconds it has waited for the object store."""
         if request.agent is None or prompt.reuse == "off":
-            return False
+            return False, 0.0
         try:
-            return self._agent(request, request.agent, prompt, on_memory)
+            known = prompt.match.num_tokens
+            compute_s = self._prefill_s(len(prompt.ids) - known, known)
+            began = time.monotonic()
+            head = self._imports.head(request.namespace, request.agent, compute_s=compute_s)
+            waited_s = time.monotonic() - began
+            return head is not None and self._take_in(request, request.agent, head, on_memory), waited_s
         except Exception:
             # Border: what cannot be imported is computed.
             logger.exception("the head of agent %s could not be imported", request.agent)
-            return False
+            return False, 0.0
 
-    def _agent(self, request: GenerationRequest, agent: str, prompt: Prompt, on_memory: OnMemory) -> bool:
-        known = prompt.match.num_tokens
-        compute_s = self._prefill_s(len(prompt.ids) - known, known)
-        head = self._imports.head(request.namespace, agent, compute_s=compute_s)
-        if head is None:
-            return False
+    def _take_in(self, request: GenerationRequest, agent: str, head: AgentHead, on_memory: OnMemory) -> bool:
         was_forgotten = bool(head.purged_at) and self._forget(request.namespace, agent, head.purged_at)
         key = (request.namespace, agent)
         with self._lock:
@@ -77,18 +79,19 @@ class TierImports:
         branches = [branch for branch in head.branches if len(branch.ids)]
         return on_memory(lambda: self._adoption.branches(*key, branches)) > 0 or was_forgotten
 
-    def blocks(self, request: GenerationRequest, prompt: Prompt, root: BlockHash) -> int:
-        """Store the blocks of a prompt that are missing here and in the tier; return how many."""
+    def blocks(self, request: GenerationRequest, prompt: Prompt, root: BlockHash, *, waited_s: float) -> int:
+        """Store the blocks of a prompt that are missing here and in the tier; return how many. `waited_s`: how long
+        the request has waited for the object store before."""
         if prompt.reuse == "off":
             return 0
         try:
-            return self._blocks(request, prompt, root)
+            return self._blocks(request, prompt, root, waited_s)
         except Exception:
             # Border: what cannot be imported is computed.
             logger.exception("blocks of agent %s could not be imported", prompt.agent)
             return 0
 
-    def _blocks(self, request: GenerationRequest, prompt: Prompt, root: BlockHash) -> int:
+    def _blocks(self, request: GenerationRequest, prompt: Prompt, root: BlockHash, waited_s: float) -> int:
         branch, num_shared = self._nearest(request, prompt.ids, root)
         if branch is None and self._layout.ending_parts:
             return 0  # nobody knows where the windows and states that it can resume from are
@@ -98,7 +101,7 @@ class TierImports:
         missing = wanted[num_here:]
         compute_s = self._prefill_s(sum(each.identity.num_tokens for each in missing), num_here * size)
         num_named = max(0, num_shared // size - num_here)
-        fetched = self._imports.blocks(missing, compute_s=compute_s, num_named=num_named)
+        fetched = self._imports.blocks(missing, compute_s=compute_s, num_named=num_named, waited_s=waited_s)
         return self._adoption.blocks(map(_staged, fetched), timeout_s=self._imports.most_s(compute_s))
 
     def _nearest(self, request: GenerationRequest, ids: TokenIds, root: BlockHash) -> tuple[HeadBranch | None, int]:

@@ -1,0 +1,47 @@
+"""Replicas of one model in a directory: a store for each by its name, and one secret, so that a tier is theirs."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from rekindle.config import Settings
+from rekindle.engine.api import Engine
+from rekindle.errors import RekindleError
+
+SECRET = "the secret of a benchmark"
+EXPORT_S = 600.0
+
+
+@contextmanager
+def replica(flags: Mapping[str, Any], directory: Path, name: str, tier: Path | None) -> Iterator[Engine]:
+    """Run an engine with the store `name`; an earlier one's of that name, if there is any."""
+    own = {**flags, "store": str(directory / name), "secret": SECRET, "anticipate": "off"}
+    with Engine(Settings.load(own if tier is None else {**own, "tier": str(tier)})) as engine:
+        yield engine
+
+
+def export(engine: Engine) -> None:
+    """Wait until all that has ended is in the tier; RekindleError if that takes too long."""
+    tier = engine.components.tier
+    if not engine.flush(EXPORT_S) or tier is None or not tier.exports.flush(EXPORT_S):
+        raise RekindleError(f"a replica could not export within {EXPORT_S:g} s")
+
+
+@contextmanager
+def silent_copy(tier: Path, directory: Path) -> Iterator[Path]:
+    """Yield a directory with an object for each of the tier's, whose readers wait until the end of the block."""
+    paths = [directory / path.relative_to(tier) for path in tier.rglob("*") if path.is_file()]
+    for path in paths:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        os.mkfifo(path)
+    try:
+        yield directory
+    finally:
+        for path in paths:
+            if path.is_fifo():
+                os.close(os.open(path, os.O_RDWR | os.O_NONBLOCK))
+                path.unlink()

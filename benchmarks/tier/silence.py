@@ -1,0 +1,127 @@
+"""Cold prompts with an object tier that never answers: what waiting for it costs the first token.
+
+    python -m benchmarks tier --tokens 3000 --repeats 9
+    python -m benchmarks tier --model DIR --tokens 3000
+
+Every prompt is in the tier, written by another replica, with its agent's head. Replicas get the same prompts in turn,
+each one once, in another order each time:
+
+    no tier          computes
+    healthy          imports what the directory has
+    silent, first    no object can be read: the request waits as long as it may, and gives up
+    silent, later    the same at a replica that has learned it: it asks now and then, and computes
+
+Every replica has computed other prompts before, so that it knows how long computing takes. A replica's first request
+is forgotten between two measures: its tier counts as having answered. Seconds are from submit to the first token;
+ratios and waits are of the same prompt without a tier.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.tier.replicas import export, replica, silent_copy
+from rekindle.bench.distinct import MIN_TOKENS, Distinct, Messages
+from rekindle.config import Settings
+from rekindle.engine.api import Engine
+from rekindle.engine.types import Report
+from rekindle.errors import ConfigError, RekindleError
+from rekindle.harness.flags import flags_of
+from rekindle.harness.record import Measurement, Origin, deliver
+
+ARMS = ("no tier", "healthy", "silent, first", "silent, later")
+WARM_UP = 3  # prompts that each replica computes before
+
+
+@dataclass(frozen=True, slots=True)
+class SilenceBench:
+    """Tokens of each prompt, and how many prompts are measured."""
+
+    tokens: int = 3000
+    repeats: int = 9
+    seed: int = 0
+    out: Path | None = None
+
+    def __post_init__(self) -> None:
+        if self.repeats < 1:
+            raise ConfigError("give at least one repeat")
+        if self.tokens < MIN_TOKENS:
+            raise ConfigError(f"--tokens must be at least {MIN_TOKENS}, not {self.tokens}")
+
+
+def run_silence(settings: Settings, options: SilenceBench, console: Console) -> int:
+    """Measure all arms, print the table and JSON lines; return 0. RekindleError if a healthy tier was not used."""
+    flags = flags_of(settings)
+    with tempfile.TemporaryDirectory(prefix="rekindle-tier-") as name, ExitStack() as stack:
+        directory, tier = Path(name), Path(name) / "tier"
+        with replica(flags, directory, "writer", tier) as writer, console.status("filling the tier"):
+            texts = Distinct(writer.encoder, tokens=options.tokens, seed=options.seed)
+            for number in range(options.repeats + 1):
+                _ask(writer, f"agent-{number}", texts.messages(number))
+            export(writer)
+        silent = stack.enter_context(silent_copy(tier, directory / "silent"))
+        tiers = dict(zip(ARMS, (None, tier, silent, silent), strict=True))
+        engines = {arm: stack.enter_context(replica(flags, directory, arm, tiers[arm])) for arm in ARMS}
+        with console.status("asking"):
+            reports = _measure(engines, texts, options)
+    measured = list(_measurements(reports))
+    console.print(_table(measured))
+    deliver(measured, Origin.here("tier", {**flags, **asdict(options), "out": None}), options.out, console)
+    return 0
+
+
+def _measure(engines: dict[str, Engine], texts: Distinct, options: SilenceBench) -> dict[str, list[Report]]:
+    for arm, engine in engines.items():
+        for number in range(WARM_UP):
+            _ask(engine, f"other-{number}", texts.messages(options.repeats + 1 + number))
+        if arm == "silent, later":
+            _ask(engine, f"agent-{options.repeats}", texts.messages(options.repeats))
+    reports: dict[str, list[Report]] = {arm: [] for arm in engines}
+    for number in range(options.repeats):
+        messages = texts.messages(number)
+        for at in range(len(ARMS)):
+            arm = ARMS[(number + at) % len(ARMS)]
+            tier = engines[arm].components.tier
+            if tier is not None and arm == "silent, first":
+                tier.breaker.succeeded()
+            reports[arm].append(_ask(engines[arm], f"agent-{number}", messages))
+    for arm, each in reports.items():
+        if any(bool(report.reused_tokens) != (arm == "healthy") for report in each):
+            raise RekindleError(f"{arm}: reused {[report.reused_tokens for report in each]} tokens")
+    return reports
+
+
+def _ask(engine: Engine, agent: str, messages: Messages) -> Report:
+    return engine.stream(agent, messages, temperature=0.0, max_tokens=1).result().report
+
+
+def _measurements(reports: dict[str, list[Report]]) -> Iterator[Measurement]:
+    plain = reports[ARMS[0]]
+    for arm, each in reports.items():
+        detail = {"prompt_tokens": each[0].prompt_tokens, "reused_tokens": each[0].reused_tokens}
+        seconds = tuple(report.timings.first_token_ms / 1e3 for report in each)
+        yield Measurement("first token", arm, "s", seconds, detail)
+        pairs = list(zip(each, plain, strict=True))
+        ratios = (one.timings.first_token_ms / other.timings.first_token_ms for one, other in pairs)
+        yield Measurement("first token over no tier's", arm, "times", tuple(ratios), detail)
+        waits = ((one.timings.match_ms - other.timings.match_ms) / other.timings.first_token_ms for one, other in pairs)
+        yield Measurement("waiting over no tier's first token", arm, "times", tuple(waits), detail)
+
+
+def _table(measured: Sequence[Measurement]) -> Table:
+    shown = Table(title="First token of prompts that another replica has computed, ms", title_justify="left")
+    for name in ("tier", "median", "least", "most", "times no tier", "waiting, of no tier's", "most", "reused tokens"):
+        shown.add_column(name, justify="left" if name == "tier" else "right")
+    for seconds, ratios, waits in zip(*(measured[at::3] for at in range(3)), strict=True):
+        cells = (f"{value * 1e3:,.0f}" for value in (seconds.median, min(seconds.values), max(seconds.values)))
+        shares = (f"{100 * share:.1f} %" for share in (waits.median, max(waits.values)))
+        reused = f"{seconds.detail['reused_tokens']:,} of {seconds.detail['prompt_tokens']:,}"
+        shown.add_row(seconds.arm, *cells, f"{ratios.median:.3f}", *shares, reused)
+    return shown
