@@ -273,6 +273,23 @@ def bench_tier(
     return run_silence(settings, SilenceBench(tokens, repeats, seed, out), console())
 
 
+@app.command("tier-agents")
+@with_settings(unused=BENCH_UNUSED | {"secret", "tier", "tier_wait_s"})
+def bench_tier_agents(
+    settings: Settings,
+    agents: Annotated[int, typer.Option(help="agents in total; half of them talk with both replicas")] = 1000,
+    rounds: Annotated[int, typer.Option(help="turns of each agent with a replica")] = 2,
+    tokens: Annotated[int, typer.Option(help="of each reply")] = 12,
+    seed: Annotated[int, typer.Option(help="of the texts")] = 0,
+    out: Annotated[Path | None, typer.Option(help="append JSON lines here instead of printing them")] = None,
+) -> int:
+    """Many agents through one object tier, written by two replicas at once: none lost, each block there once."""
+    from benchmarks.tier.agents import AgentsBench, run_agents
+
+    need_reuse(settings)
+    return run_agents(settings, AgentsBench(agents, rounds, tokens, seed, out), console())
+
+
 @app.command("structured")
 @with_settings(unused=BENCH_UNUSED)
 def bench_structured(

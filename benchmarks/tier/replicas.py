@@ -1,4 +1,4 @@
-"""Replicas of one model in a directory: a store for each by its name, and one secret, so that a tier is theirs."""
+"""Replicas of one model on one directory: each has a slot of its store, and all may share a tier."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ EXPORT_S = 600.0
 
 
 @contextmanager
-def replica(flags: Mapping[str, Any], directory: Path, name: str, tier: Path | None) -> Iterator[Engine]:
-    """Run an engine with the store `name`; an earlier one's of that name, if there is any."""
-    own = {**flags, "store": str(directory / name), "secret": SECRET, "anticipate": "off"}
+def replica(flags: Mapping[str, Any], directory: Path, slot: int, tier: Path | None) -> Iterator[Engine]:
+    """Run an engine in a slot of the store in `directory`."""
+    own = {**flags, "store": str(directory / "store"), "slot": str(slot), "secret": SECRET, "anticipate": "off"}
     with Engine(Settings.load(own if tier is None else {**own, "tier": str(tier)})) as engine:
         yield engine
 

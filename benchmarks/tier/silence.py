@@ -61,14 +61,14 @@ def run_silence(settings: Settings, options: SilenceBench, console: Console) -> 
     flags = flags_of(settings)
     with tempfile.TemporaryDirectory(prefix="rekindle-tier-") as name, ExitStack() as stack:
         directory, tier = Path(name), Path(name) / "tier"
-        with replica(flags, directory, "writer", tier) as writer, console.status("filling the tier"):
+        with replica(flags, directory, len(ARMS), tier) as writer, console.status("filling the tier"):
             texts = Distinct(writer.encoder, tokens=options.tokens, seed=options.seed)
             for number in range(options.repeats + 1):
                 _ask(writer, f"agent-{number}", texts.messages(number))
             export(writer)
         silent = stack.enter_context(silent_copy(tier, directory / "silent"))
         tiers = dict(zip(ARMS, (None, tier, silent, silent), strict=True))
-        engines = {arm: stack.enter_context(replica(flags, directory, arm, tiers[arm])) for arm in ARMS}
+        engines = {arm: stack.enter_context(replica(flags, directory, at, tiers[arm])) for at, arm in enumerate(ARMS)}
         with console.status("asking"):
             reports = _measure(engines, texts, options)
     measured = list(_measurements(reports))
