@@ -7,14 +7,17 @@ import random
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from rekindle import Engine
 from rekindle.errors import ConfigError, NotFound, StoreError
+from rekindle.tier.heads import AgentHead
 from rekindle.tier.imports import Wanted
+from rekindle.tier.sealing import Sealer
 from tests.engine.replicas import SECRET, Replicas, ask, exported, figures, history, running
 from tests.server.scripted import write_scripted_model
 from tests.tiny_models import tiny_model_dir
@@ -167,6 +170,13 @@ def test_an_agent_that_is_only_elsewhere_can_be_purged(replicas: Replicas) -> No
     assert not fresh.components.memory.book.of("default", "ada")[1:], went_on.report
 
 
+def until(is_so: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 60.0
+    while not is_so():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
 def damage(path: Path, how: str, others: list[Path]) -> None:
     data = bytearray(path.read_bytes())
     chance = random.Random(f"{how}{path.name}")
@@ -208,6 +218,49 @@ def test_no_damage_changes_a_reply(replicas: Replicas, folder: str) -> None:
     healed = replicas.start("healed")
     reply = ask(healed, history(0, turns=[texts[0], "talk on"]), "agent-0")
     assert reply.report.outcome in ("extend", "exact"), "the next turn has written head and blocks again"
+
+
+def sealed(path: Path, data: bytes) -> None:
+    """Write an object as a replica that goes wrong would: encrypted as it should be."""
+    path.write_bytes(Sealer(SECRET).seal("/".join(path.parts[-3:]), data))
+
+
+@pytest.mark.parametrize("content", ["{}", '{"v": 2, "branches": []}', "another's"])
+def test_a_head_that_is_none_is_replaced_unless_it_is_a_newer_one(replicas: Replicas, content: str) -> None:
+    one, other = replicas.start("one"), replicas.start("other")
+    first = ask(one, history())
+    exported(one)
+    (path,) = replicas.objects("heads")
+    sealed(path, AgentHead("default", "eve").encode() if content == "another's" else content.encode())
+    damaged = path.read_bytes()
+    told = history(turns=[first.text, "talk on"])
+    reply = ask(other, told)
+    assert reply.report.reused_tokens > 0.9 * first.report.prompt_tokens, "blocks are found by their tokens"
+    exported(other)
+    assert (path.read_bytes() == damaged) == ("2" in content)
+    if "2" not in content:
+        assert ask(replicas.start("third"), told).report.outcome == "exact"
+    else:
+        with pytest.raises(StoreError, match="nothing was forgotten: version 2 of an agent's head"):
+            other.purge("ada")
+
+
+def test_an_object_that_cannot_be_written_keeps_no_other_agent_out(replicas: Replicas) -> None:
+    one, other = replicas.start("one"), replicas.start("other")
+    ask(one, history())
+    exported(one)
+    blocked, *paths = replicas.objects("blocks") + replicas.objects("heads")
+    for path in (blocked, *paths):
+        path.unlink()
+    blocked.mkdir()
+    ask(other, history())
+    ask(other, history(1), "eve")
+    assert other.flush()
+    until(lambda: len(replicas.objects("heads")) == 1)
+    assert figures(other)["waiting_exports"] == 1
+    blocked.rmdir()
+    exported(other)
+    assert len(replicas.objects("heads")) == 2
 
 
 def test_an_old_head_is_a_shorter_memory(replicas: Replicas) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import time
 from collections.abc import Iterator, Mapping
@@ -13,7 +14,7 @@ import pytest
 from rekindle.cache.blocks.hashing import BlockHash
 from rekindle.tier.breaker import Breaker
 from rekindle.tier.collection import TOMBSTONE_S, YOUNG_S, Collection, Limits
-from rekindle.tier.heads import AgentHead, HeadBranch, decode_head
+from rekindle.tier.heads import AgentHead, HeadBranch, NewerHead, decode_head
 from rekindle.tier.location import open_location
 from rekindle.tier.maintenance import COLLECT_S, LEASE, Maintenance
 from rekindle.tier.names import block_name, head_name, purged_name
@@ -141,6 +142,20 @@ def test_a_damaged_head_names_nothing_and_stops_nothing(tier: Tier) -> None:
     tier.age(YOUNG_S + 60)
     tier.collection().run()
     assert tier.names() == kept
+
+
+def test_nothing_is_deleted_while_a_newer_version_writes(tier: Tier) -> None:
+    """What its heads name is not known here."""
+    kept = tier.agent("ada", 1, 2, 3, 4, 5)
+    written = json.loads(tier.head("ada").encode()) | {"v": 2}
+    tier.objects.put(head_name(tier.objects.sealer, "a", "ada"), json.dumps(written).encode())
+    tier.age(YOUNG_S + 60)
+    with pytest.raises(NewerHead):
+        tier.collection().run()
+    eve = tier.agent("eve", 1, 2, 3, 4, 6)
+    with pytest.raises(NewerHead):
+        tier.collection().delete_unshared(tier.head("eve"))
+    assert tier.names() == kept | eve
 
 
 def test_what_only_a_purged_agent_has_is_deleted_at_once(tier: Tier) -> None:

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rekindle.cache.blocks.hashing import BlockHash, chain_hashes, tail_hash
-from rekindle.tier.heads import AgentHead, HeadBranch, decode_head
+from rekindle.tier.heads import AgentHead, HeadBranch, NewerHead, decode_head, head_of
 from rekindle.tier.sealing import BadObject
 
 ROOT = BlockHash(b"r" * 32)
@@ -104,5 +104,29 @@ def test_shared_beginnings_are_written_once() -> None:
 
 def test_a_newer_versions_head_says_so() -> None:
     written = json.loads(AgentHead("a", "ada").encode()) | {"v": 2}
-    with pytest.raises(BadObject, match=r"version 2 .* all replicas run the same version"):
+    with pytest.raises(NewerHead, match=r"version 2 .* all replicas run the same version"):
         decode_head(json.dumps(written).encode())
+
+
+@pytest.mark.parametrize(
+    "data",
+    [b"", b"\xff", b"null", b"[1]", b"{}", b'{"v": 1}', b'{"v": 1, "branches": [{}]}', b'{"v": 1, "branches": [3]}'],
+)
+def test_what_is_no_head_is_said_to_be_damaged(data: bytes) -> None:
+    with pytest.raises(BadObject, match="no agent's head"):
+        decode_head(data)
+
+
+def test_ids_that_were_changed_are_noticed() -> None:
+    written = json.loads(AgentHead("a", "ada", (branch(1, 2, 3),)).encode())
+    ids = written["branches"][0]["ids"]
+    written["branches"][0]["ids"] = ids[:-4] + "AAAA"  # their checksum
+    with pytest.raises(BadObject, match="no agent's head"):
+        decode_head(json.dumps(written).encode())
+
+
+def test_another_agents_head_is_not_taken() -> None:
+    data = AgentHead("a", "ada").encode()
+    assert head_of(data, "a", "ada") == AgentHead("a", "ada")
+    with pytest.raises(BadObject, match="another agent's"):
+        head_of(data, "b", "ada")

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from rekindle.tier.exports import KNOWN_S
-from rekindle.tier.heads import AgentHead, decode_head
+from rekindle.tier.heads import AgentHead, NewerHead, decode_head
 from rekindle.tier.names import BLOCKS, HEADS, PURGED, block_name
 from rekindle.tier.objects import Listed, Objects
 from rekindle.tier.sealing import BadObject, Version
@@ -68,7 +68,7 @@ class Collection:
         self._now = now
 
     def run(self) -> Collected:
-        """Collect; TierUnavailable if the object store does not answer."""
+        """Collect; TierUnavailable if the object store does not answer, NewerHead if another version writes there."""
         blocks = {each.name: each for each in self._objects.list(BLOCKS)}
         heads = list(self._heads())
         emptied = [each for each in self._superfluous(heads, blocks) if self._empty(each)]
@@ -91,11 +91,13 @@ class Collection:
         return len(doomed), len(shared)
 
     def _heads(self) -> Iterator[_Read]:
-        """Yield the heads that name something; a damaged one names nothing."""
+        """Yield the heads that name something; a damaged one names nothing. NewerHead: nobody knows what it names."""
         for listed in self._objects.list(HEADS):
             try:
                 got = self._objects.get(listed.name)
                 head = None if got is None else decode_head(got[0])
+            except NewerHead:
+                raise
             except BadObject:
                 continue
             if got is not None and head is not None and head.branches:

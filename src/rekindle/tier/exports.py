@@ -18,7 +18,7 @@ import numpy as np
 from rekindle.agent_ids import kind_of
 from rekindle.store.values import SequenceRecord, StoredBlock
 from rekindle.tier.breaker import Breaker
-from rekindle.tier.heads import AgentHead, HeadBranch, decode_head
+from rekindle.tier.heads import AgentHead, HeadBranch, NewerHead, read_head
 from rekindle.tier.names import block_name, head_name
 from rekindle.tier.objects import Objects, TierUnavailable
 from rekindle.tier.pace import Pace
@@ -98,9 +98,11 @@ class Exports:
             except TierUnavailable as error:
                 self._breaker.failed(str(error))
                 self.counts["failures"] += 1
-                with self._changed:
+                with self._changed:  # after all others, as it may be its own objects that cannot be written
                     self._waiting.setdefault(key)
-                    self._waiting.move_to_end(key, last=False)
+            except NewerHead as error:
+                logger.warning("agent %s is not exported to the object tier: %s", key[1], error)
+                self.counts["failures"] += 1
             except Exception:
                 # Border: a branch that cannot be exported starts cold elsewhere, the thread continues.
                 logger.exception("agent %s could not be exported to the object tier", key[1])
@@ -143,7 +145,7 @@ class Exports:
             return
         name = head_name(self._objects.sealer, namespace, agent)
         for _ in range(TRIES):
-            head, version = self._head(name, namespace, agent)
+            head, version = self._head(namespace, agent)
             changed = head.with_branch(branch, most=self._max_branches)
             if changed is head:
                 return
@@ -154,16 +156,16 @@ class Exports:
             self.counts["conflicts"] += 1
         raise TierUnavailable(f"the head of agent {agent} changed {TRIES} times while it was written")
 
-    def _head(self, name: str, namespace: str, agent: str) -> tuple[AgentHead, Version | None]:
+    def _head(self, namespace: str, agent: str) -> tuple[AgentHead, Version | None]:
         """Return an agent's head as it is in the tier; an empty one if it is damaged or another's."""
-        empty = AgentHead(namespace, agent)
         try:
-            got = self._objects.get(name)
-            return (empty, None) if got is None else (decode_head(got[0]), got[1])
+            return read_head(self._objects, namespace, agent)
+        except NewerHead:
+            raise
         except BadObject as error:
             self.counts["bad_objects"] += 1
             logger.warning("the head of agent %s in the object tier is replaced: %s", agent, error)
-            return empty, error.version
+            return AgentHead(namespace, agent), error.version
 
     def _send(self, stored: Sequence[StoredBlock], head: AgentHead) -> None:
         """Write the objects of these blocks that neither the head names nor the tier was seen to have."""

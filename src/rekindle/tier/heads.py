@@ -18,7 +18,9 @@ import numpy as np
 
 from rekindle.cache.blocks.hashing import BlockHash, TokenIds, chain_hashes, tail_hash
 from rekindle.cache.blocks.identity import BlockIdentity
-from rekindle.tier.sealing import BadObject
+from rekindle.tier.names import head_name
+from rekindle.tier.objects import Objects
+from rekindle.tier.sealing import BadObject, Version
 
 VERSION = 1
 
@@ -82,15 +84,45 @@ class AgentHead:
         return json.dumps({**fields, "branches": branches}).encode()
 
 
+class NewerHead(BadObject):
+    """A head that another version of this program wrote: it is whole, and names blocks that this one cannot know."""
+
+
 def decode_head(data: bytes) -> AgentHead:
-    """Return a head from its bytes; BadObject if a newer version wrote it."""
-    read = json.loads(data)
-    if read["v"] != VERSION:
-        raise BadObject(f"version {read['v']} of an agent's head, not {VERSION}: all replicas run the same version")
-    branches: list[HeadBranch] = []
-    for each in read["branches"]:
-        branches.append(_read(each, branches))
-    return AgentHead(read["namespace"], read["agent"], tuple(branches), read["purged_at"])
+    """Return a head from its bytes; NewerHead if another version wrote it, BadObject if it is none."""
+    try:
+        read = json.loads(data)
+        if read["v"] != VERSION:
+            raise NewerHead(f"version {read['v']} of an agent's head, not {VERSION}: all replicas run the same version")
+        branches: list[HeadBranch] = []
+        for each in read["branches"]:
+            branches.append(_read(each, branches))
+        return AgentHead(read["namespace"], read["agent"], tuple(branches), read["purged_at"])
+    except (ValueError, TypeError, LookupError, AttributeError, zlib.error) as error:
+        raise BadObject(f"no agent's head: {error}") from error
+
+
+def head_of(data: bytes, namespace: str, agent: str) -> AgentHead:
+    """Return this agent's head from its bytes; BadObject if it is another's, or as `decode_head`."""
+    head = decode_head(data)
+    if (head.namespace, head.agent) != (namespace, agent):
+        raise BadObject("another agent's")
+    return head
+
+
+def read_head(objects: Objects, namespace: str, agent: str) -> tuple[AgentHead, Version | None]:
+    """Return an agent's head as it is in the tier, and its version; an empty one and None if there is none.
+
+    BadObject, with its version, if it is damaged; NewerHead if it cannot be read, and must not be replaced.
+    """
+    got = objects.get(head_name(objects.sealer, namespace, agent))
+    if got is None:
+        return AgentHead(namespace, agent), None
+    try:
+        return head_of(got[0], namespace, agent), got[1]
+    except BadObject as error:
+        error.version = got[1]
+        raise
 
 
 def _written(branch: HeadBranch, before: Sequence[HeadBranch]) -> dict[str, Any]:

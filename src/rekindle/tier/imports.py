@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from rekindle.cache.blocks.identity import BlockIdentity
 from rekindle.tier.breaker import Breaker
-from rekindle.tier.heads import AgentHead, decode_head
+from rekindle.tier.heads import AgentHead, head_of
 from rekindle.tier.names import head_name
 from rekindle.tier.objects import Objects, TierUnavailable
 from rekindle.tier.pace import Pace
@@ -57,17 +57,12 @@ class Imports:
         try:
             got = self._objects.get(head_name(self._objects.sealer, namespace, agent), timeout_s=silent_s)
             self._answered(len(got[0]) if got is not None else 0, time.monotonic() - began)
-            head = None if got is None else decode_head(got[0])
+            return None if got is None else head_of(got[0], namespace, agent)
         except TierUnavailable as error:
             self._failed(error)
-            return None
         except BadObject as error:
             self._is_bad(f"the head of agent {agent}", error)
-            return None
-        if head is not None and (head.namespace, head.agent) != (namespace, agent):
-            self._is_bad(f"the head of agent {agent}", BadObject("another agent's"))
-            return None
-        return head
+        return None
 
     def most_s(self, compute_s: float) -> float:
         """Return how long a request may wait for what would take `compute_s` seconds to compute."""

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable
 
 from rekindle.tier.breaker import Breaker
 from rekindle.tier.collection import Collected, Collection
+from rekindle.tier.heads import NewerHead
 from rekindle.tier.names import PURGED, purged_name
 from rekindle.tier.objects import Objects, TierUnavailable
 from rekindle.tier.sealing import BadObject
@@ -66,6 +67,8 @@ class Maintenance:
             except TierUnavailable as error:
                 if not self._stopped.is_set():
                     self._breaker.failed(str(error))
+            except NewerHead as error:
+                logger.warning("the object tier is not collected: %s", error)
             except Exception:
                 # Border: maintenance that fails is tried again, and nothing depends on it.
                 logger.exception("maintenance of the object tier failed")

@@ -17,7 +17,7 @@ from rekindle.store.warm import WarmStore
 from rekindle.tier.breaker import Breaker
 from rekindle.tier.collection import Collection, Limits
 from rekindle.tier.exports import TRIES, Exports
-from rekindle.tier.heads import AgentHead, decode_head
+from rekindle.tier.heads import AgentHead, NewerHead, read_head
 from rekindle.tier.imports import Imports
 from rekindle.tier.location import directory_of, open_location
 from rekindle.tier.maintenance import Agents, Forget, Maintenance
@@ -122,7 +122,7 @@ class ObjectTier:
         name, done = head_name(sealer, namespace, agent), "nothing was forgotten"
         try:
             for _ in range(TRIES):
-                head, version = self._head(name, AgentHead(namespace, agent))
+                head, version = self._head(namespace, agent)
                 if self._objects.swap(name, head.purged(now).encode(), version) is not None:
                     done = "the agent is forgotten in the object tier, and not here"
                     self._objects.put(purged_name(sealer, namespace, agent), str(now).encode())
@@ -133,14 +133,17 @@ class ObjectTier:
                 f"{done}: the object tier, where other replicas would find agent {agent!r} again, cannot be reached "
                 f"({error}); try again"
             ) from error
+        except NewerHead as error:
+            raise StoreError(f"{done}: {error}") from error
         raise StoreError(f"nothing was forgotten: agent {agent!r} is written by other replicas all the time; try again")
 
-    def _head(self, name: str, otherwise: AgentHead) -> tuple[AgentHead, Version | None]:
+    def _head(self, namespace: str, agent: str) -> tuple[AgentHead, Version | None]:
         try:
-            got = self._objects.get(name)
+            return read_head(self._objects, namespace, agent)
+        except NewerHead:
+            raise
         except BadObject as error:
-            return otherwise, error.version
-        return (otherwise, None) if got is None else (decode_head(got[0]), got[1])
+            return AgentHead(namespace, agent), error.version
 
     def problem(self) -> str | None:
         """Return what does not work, in a sentence; None if all is well."""
