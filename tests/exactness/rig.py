@@ -268,7 +268,7 @@ class Rig:
         for number, turn in enumerate(self.turns):
             self.cache.saving.add(
                 SequenceRecord(
-                    *("default", f"a{number}", 0, turn.root, turn.head, turn.head_tokens, 0, float(number)),
+                    *("default", f"a{number}", 0, turn.root, turn.head, turn.head_tokens, 0, 1.0 + number),
                     resume_points=turn.resume_points,
                 )
             )

@@ -17,6 +17,7 @@ from rekindle.engine.request import State
 from tests.engine.quoting import quoting, spoilt
 from tests.exactness.conftest import KINDS, MakeRig
 from tests.exactness.rig import BLOCK_TOKENS, Rig
+from tests.exactness.tiers import import_all, tier_of
 
 FORMATS = ("native", "q4h")
 EVERY = pytest.mark.parametrize(("kind", "kv"), [(kind, kv) for kind in KINDS for kv in FORMATS])
@@ -143,6 +144,26 @@ def test_warm_after_reopening(make_rig: MakeRig, tmp_path: Path, kind: str, kv: 
         same(reopened, longer, result.token_ids, cold(make_rig, kind, kv, longer))
     finally:
         reopened.close()
+
+
+@EVERY
+def test_imported_from_an_object_tier(make_rig: MakeRig, tmp_path: Path, kind: str, kv: str) -> None:
+    ids = some_ids(57)
+    (tmp_path / "one").mkdir()
+    (tmp_path / "other").mkdir()
+    one = make_rig(kind, "fp64", kv, store_dir=tmp_path / "one")
+    (tmp_path / "other" / "secret").write_bytes((tmp_path / "one" / "secret").read_bytes())
+    other = make_rig(kind, "fp64", kv, store_dir=tmp_path / "other")
+    first = one.generate(ids, NEW)
+    one.save()
+    with tier_of(one, tmp_path / "tier") as exporting, tier_of(other, tmp_path / "tier") as importing:
+        exporting.exports.put("default", "a0", 0)
+        assert exporting.exports.flush(30.0)
+        assert import_all(other, importing, "a0") == 4
+    longer = [*ids, *first.token_ids, *some_ids(5, seed=3)]
+    result = other.generate(longer, NEW)
+    assert (result.report.warm_tokens, result.report.hot_tokens) == (len(ids) + NEW - 1, 0)
+    same(other, longer, result.token_ids, cold(make_rig, kind, kv, longer))
 
 
 @EVERY
