@@ -148,7 +148,9 @@ def test_a_forgotten_agent_is_forgotten_everywhere(replicas: Replicas) -> None:
     told = history(turns=[first.text, "talk on"])
     assert ask(other, told).report.outcome == "extend"
     exported(other)
-    one.purge("ada")
+    objects = len(replicas.objects("blocks"))
+    report = one.purge("ada")
+    assert len(replicas.objects("blocks")) == objects - report.tier_objects_deleted == 0
     fresh = ask(other, told)
     assert fresh.report.reused_tokens < 16, "what it had is gone, on disk and in memory"
     (branch,) = other.agent_info("ada").branch_infos

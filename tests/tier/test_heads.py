@@ -77,6 +77,13 @@ def test_blocks_are_named_as_the_store_names_them() -> None:
     assert [each.hash for each in HeadBranch(ROOT, ids[:8], 8, 1.0).blocks(4)] == names
 
 
+def test_tails_are_the_last_blocks_of_its_earlier_turns() -> None:
+    ids = np.arange(11, dtype=np.uint32)
+    ended = HeadBranch(ROOT, ids, 11, 1.0, (2, 4, 9, 11))
+    last = [[*HeadBranch(ROOT, ids[:end], end, 1.0).blocks(4)][-1].hash for end in (2, 9, 11)]
+    assert list(ended.tails(4)) == last, "a turn that filled its last block left none"
+
+
 @given(st.lists(st.lists(st.integers(0, 2**32 - 1), max_size=40), max_size=5))
 def test_a_head_is_read_as_it_was_written(ids: list[list[int]]) -> None:
     branches = tuple(
@@ -128,5 +135,6 @@ def test_ids_that_were_changed_are_noticed() -> None:
 def test_another_agents_head_is_not_taken() -> None:
     data = AgentHead("a", "ada").encode()
     assert head_of(data, "a", "ada") == AgentHead("a", "ada")
-    with pytest.raises(BadObject, match="another agent's"):
-        head_of(data, "b", "ada")
+    for namespace, agent in (("b", "ada"), ("a", "eve")):
+        with pytest.raises(BadObject, match="another agent's"):
+            head_of(data, namespace, agent)

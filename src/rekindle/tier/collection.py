@@ -81,9 +81,9 @@ class Collection:
         return Collected(len(emptied), len(deleted), num_bytes, bytes_left)
 
     def delete_unshared(self, head: AgentHead) -> tuple[int, int]:
-        """Delete the objects that a head names and no head in the tier does, however young they are; return how many,
-        and how many stay because other agents share them."""
-        names = self._names(head)
+        """Delete the objects that a head names, or named when one of its turns ended, and no head in the tier does,
+        however young they are; return how many, and how many stay because other agents share them."""
+        names = self._names(head) | self._past_names(head)
         shared = frozenset[str]().union(*(each.names & names for each in self._heads()))
         doomed = sorted(names - shared)
         for start in range(0, len(doomed), AT_ONCE):
@@ -110,6 +110,14 @@ class Collection:
                 having = (part for part, blocks in branch.parts.items() if at in blocks)
                 names.update(block_name(block.hash, part) for part in (0, *having))
         return frozenset(names)
+
+    def _past_names(self, head: AgentHead) -> frozenset[str]:
+        return frozenset(
+            block_name(tail, part)
+            for branch in head.branches
+            for tail in branch.tails(self._block_tokens)
+            for part in (0, *branch.parts)
+        )
 
     def _superfluous(self, heads: Sequence[_Read], blocks: Mapping[str, Listed]) -> Iterator[_Read]:
         """Yield the heads to empty: those unused for too long, then the least recently used while there is too much."""

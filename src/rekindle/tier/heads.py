@@ -50,6 +50,14 @@ class HeadBranch:
         if len(rest):
             yield BlockIdentity(tail_hash(parent, rest), parent, self.root, rest)
 
+    def tails(self, block_tokens: int) -> Iterator[BlockHash]:
+        """Yield the hashes of the partial blocks in which its turns ended: each was its last one for a time."""
+        hashes = chain_hashes(self.root, self.ids, block_tokens)
+        for end in self.turn_ends:
+            full = end // block_tokens
+            if full * block_tokens < end <= len(self.ids):
+                yield tail_hash(hashes[full - 1] if full else self.root, self.ids[full * block_tokens : end])
+
     def begins(self, other: HeadBranch) -> bool:
         """Whether the other branch contains all of this one."""
         num = len(self.ids)
