@@ -172,11 +172,30 @@ def test_an_agent_that_is_only_elsewhere_can_be_purged(replicas: Replicas) -> No
     assert not fresh.components.memory.book.of("default", "ada")[1:], went_on.report
 
 
-def until(is_so: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 60.0
-    while not is_so():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+def test_an_agent_that_is_only_elsewhere_can_be_loaded(replicas: Replicas) -> None:
+    one, other = replicas.start("one"), replicas.start("other")
+    first = ask(one, history())
+    exported(one)
+    assert other.load("ada").computed_tokens <= 16, "all but a block"
+    assert other.agent_info("ada").hot_tokens >= first.report.prompt_tokens - 16
+    with pytest.raises(NotFound):
+        other.load("eve")
+
+
+def test_nobody_leaves_no_tombstone(replicas: Replicas) -> None:
+    one = replicas.start("one")
+    for forget in (one.delete, one.purge):
+        with pytest.raises(NotFound):
+            forget("nobody")
+    assert not replicas.objects("heads") and not replicas.objects("purged")
+    replicas.tier.rename(replicas.directory / "away")
+    replicas.tier.write_text("a file where the tier was")
+    ask(one, history())
+    assert one.flush()
+    replicas.tier.unlink()
+    (replicas.directory / "away").rename(replicas.tier)
+    one.delete("ada")
+    assert len(replicas.objects("purged")) == 1, "what waited to be exported is not exported any more"
 
 
 def damage(path: Path, how: str, others: list[Path]) -> None:

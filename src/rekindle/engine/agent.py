@@ -81,7 +81,8 @@ class Agent:
     """Old name of `prefill`."""
 
     def load(self) -> Report:
-        """Load what is stored of the branch used last into memory, as far as it fits; compute nothing.
+        """Load what is stored of the branch used last into memory, as far as it fits; compute nothing. An agent that
+        only other replicas know is imported from the object tier first.
 
         `computed_tokens` of the report is what would have to be computed.
         """
@@ -189,4 +190,7 @@ class Agent:
 def _forgotten_elsewhere(parts: Components, namespace: str, agent: str) -> Forgotten | None:
     """Forget an agent in the object tier, if there is one, before it is forgotten here: otherwise it would come back.
     None: it was not there."""
-    return None if parts.tier is None else parts.tier.forget(namespace, agent)
+    if parts.tier is None:
+        return None
+    is_here = parts.intake.call(lambda: bool(parts.memory.book.of(namespace, agent))).result()
+    return parts.tier.forget(namespace, agent, is_here=is_here)

@@ -103,8 +103,12 @@ def _branch_infos(parts: Components, namespace: str, agent: str) -> tuple[Branch
 
 
 def latest_ids(parts: Components, namespace: str, agent: str) -> tuple[int, ...]:
-    """Return the ids of the branch an agent used last; raises NotFound if it has none that can be read."""
+    """Return the ids of the branch an agent used last, here or else at another replica; raises NotFound if it has none
+    that can be read."""
     branches = parts.intake.call(lambda: parts.memory.know_agent(namespace, agent)).result()
+    if not branches and parts.imports is not None:
+        parts.imports.named(namespace, agent, lambda work: parts.intake.call(work).result())
+        branches = parts.intake.call(lambda: parts.memory.know_agent(namespace, agent)).result()
     if not branches:
         raise NotFound(f"no agent {agent!r}", param="agent")
     return tuple(branches[0].ids.tolist())

@@ -16,6 +16,7 @@ from rekindle.engine.gauges import StorePlace, engine_stats, problems
 from rekindle.engine.intake.anticipation import Anticipation
 from rekindle.engine.intake.intake import Intake
 from rekindle.engine.intake.rendering import Renderer
+from rekindle.engine.intake.tier_imports import TierImports
 from rekindle.engine.memory.adoption import Adoption
 from rekindle.engine.memory.agent_commands import AgentCommands
 from rekindle.engine.memory.memory import AgentMemory
@@ -61,6 +62,7 @@ class Components:
     store: WarmStore | None
     tier: ObjectTier | None
     adoption: Adoption | None  # with a store
+    imports: TierImports | None  # with a tier
     refused: str | None  # why an enabled store could not be opened
     store_settings: StoreSettings  # as given, with the slot that was claimed
     place: StorePlace | None

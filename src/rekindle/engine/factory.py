@@ -189,6 +189,7 @@ def _connect(inputs: _Inputs, started: dict[str, float]) -> Components:
         store=store,
         tier=inputs.tier,
         adoption=adoption,
+        imports=imports,
         refused=inputs.refused,
         store_settings=settings.store,
         place=StorePlace(settings.store.own_directory() / spec.fingerprint.hex()) if store is not None else None,

@@ -112,9 +112,10 @@ class ObjectTier:
         self._maintenance.worker.join()
         return is_done
 
-    def forget(self, namespace: str, agent: str) -> Forgotten | None:
+    def forget(self, namespace: str, agent: str, *, is_here: bool) -> Forgotten | None:
         """Forget an agent on all replicas: its head becomes a tombstone, which each of them finds, and the objects that
-        no other agent's head names are deleted. Reads every head in the tier. None: the tier had nothing of it.
+        no other agent's head names are deleted. Reads every head in the tier. None: the tier had nothing of it; then
+        there is a tombstone only if this replica knows the agent (`is_here`), as what it knows may wait to be exported.
 
         StoreError if the tier does not answer; what it has done by then stays done.
         """
@@ -126,6 +127,8 @@ class ObjectTier:
                 if self._objects.swap(name, head.purged(now).encode(), version) is not None:
                     done = "the agent is forgotten in the object tier, and not here"
                     self._objects.put(purged_name(sealer, namespace, agent), str(now).encode())
+                if version is None and not is_here:
+                    return None
                     return Forgotten(*self._collection.delete_unshared(head)) if head.branches else None
         except TierUnavailable as error:
             self.breaker.failed(str(error))

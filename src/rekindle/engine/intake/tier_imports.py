@@ -26,6 +26,7 @@ from rekindle.tier.imports import Imports, Wanted
 from rekindle.tier.records import FetchedBlock
 
 logger = logging.getLogger(__name__)
+NAMED_S = 80.0  # as if computing took so long: the object store may be silent for five seconds
 MOST_HEADS = 256  # of agents whose head was read lately; with windows and states it says which parts blocks have
 
 
@@ -62,15 +63,26 @@ class TierImports:
             began = time.monotonic()
             head = self._imports.head(request.namespace, request.agent, compute_s=compute_s)
             waited_s = time.monotonic() - began
-            return head is not None and self._take_in(request, request.agent, head, on_memory), waited_s
+            took_in = head is not None and self._take_in(request.namespace, request.agent, head, on_memory)
+            return took_in, waited_s
         except Exception:
             # Border: what cannot be imported is computed.
             logger.exception("the head of agent %s could not be imported", request.agent)
             return False, 0.0
 
-    def _take_in(self, request: GenerationRequest, agent: str, head: AgentHead, on_memory: OnMemory) -> bool:
-        was_forgotten = bool(head.purged_at) and self._forget(request.namespace, agent, head.purged_at)
-        key = (request.namespace, agent)
+    def named(self, namespace: str, agent: str, on_memory: OnMemory) -> None:
+        """Take in the texts of an agent that a caller asks for by its name, if the tier has any."""
+        try:
+            head = self._imports.head(namespace, agent, compute_s=NAMED_S)
+            if head is not None:
+                self._take_in(namespace, agent, head, on_memory)
+        except Exception:
+            # Border: what cannot be imported is not known here.
+            logger.exception("the head of agent %s could not be imported", agent)
+
+    def _take_in(self, namespace: str, agent: str, head: AgentHead, on_memory: OnMemory) -> bool:
+        was_forgotten = bool(head.purged_at) and self._forget(namespace, agent, head.purged_at)
+        key = (namespace, agent)
         with self._lock:
             self._heads[key] = head.branches
             self._heads.move_to_end(key)
