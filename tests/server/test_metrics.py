@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
+from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 from starlette.types import Message, Receive, Scope, Send
 
+from rekindle import Engine
 from rekindle.engine.types import Delta, Normalised
 from rekindle.errors import Overloaded
 from rekindle.server.gate.caller import Caller
+from rekindle.server.observers.gauges import EngineCollector
 from rekindle.server.observers.metrics import Counted, Metrics
 from rekindle.text import messages
+from tests.engine.replicas import ask, exported, history, running
 from tests.server.conftest import Served
+from tests.server.scripted import write_scripted_model
 from tests.server.test_log import report
 
 SAID = messages.Message("assistant", "Hi.")
@@ -172,3 +178,27 @@ def test_times_between_tokens_are_told_apart_by_the_choice() -> None:
     found = samples(metrics.text())
     assert value(found, "rekindle_inter_token_seconds_count", tier="cold") == 1
     assert value(found, "rekindle_inter_token_seconds_count", tier="hot") == 2
+
+
+def test_a_scrape_has_what_an_object_tier_did(tmp_path: Path) -> None:
+    for replicas in running(write_scripted_model(tmp_path / "model"), tmp_path):
+        one, other = replicas.start("one"), replicas.start("other")
+        first = ask(one, history())
+        exported(one)
+        reply = ask(other, history(turns=[first.text, "talk on"]))
+        exported(other)
+        wrote, read = scrape(one), scrape(other)
+        assert value(wrote, "rekindle_object_tier_objects_total", direction="export") == len(first.prompt_ids) // 16 + 1
+        assert value(wrote, "rekindle_object_tier_heads_written_total") == 1
+        assert value(wrote, "rekindle_object_tier_imported_tokens_total") == 0
+        assert value(read, "rekindle_object_tier_imported_tokens_total") == reply.report.warm_tokens
+        assert value(read, "rekindle_object_tier_bytes_total", direction="import") > 1000
+        assert value(read, "rekindle_object_tier_waited_seconds_total") > 0
+        assert value(read, "rekindle_object_tier_answering") == 1
+        assert not [name for name, _ in scrape(replicas.start("alone", tier=None)) if "object_tier" in name]
+
+
+def scrape(engine: Engine) -> Samples:
+    registry = CollectorRegistry()
+    registry.register(EngineCollector(engine, "toy"))
+    return samples(generate_latest(registry))

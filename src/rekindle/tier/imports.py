@@ -43,6 +43,7 @@ class Imports:
     def __init__(self, objects: Objects, records: Records, breaker: Breaker, pace: Pace, *, wait_s: float) -> None:
         self._wait_s = wait_s
         self.counts: Counter[str] = Counter()
+        self.waited_s = 0.0  # by all requests together
         self._objects = objects
         self._records = records
         self._breaker = breaker
@@ -62,6 +63,8 @@ class Imports:
             self._failed(error)
         except BadObject as error:
             self._is_bad(f"the head of agent {agent}", error)
+        finally:
+            self.waited_s += time.monotonic() - began
         return None
 
     def most_s(self, compute_s: float) -> float:
@@ -107,6 +110,7 @@ class Imports:
                 num_bytes += block.num_bytes
                 self.counts["objects"] += len(present)
                 self.counts["bytes"] += block.num_bytes
+                self.counts["tokens"] += each.identity.num_tokens
                 yield block
             self._answered(num_bytes, time.monotonic() - began)
         except TierUnavailable as error:
@@ -116,6 +120,7 @@ class Imports:
             self._suspect(each)
         finally:
             arriving.close()
+            self.waited_s += time.monotonic() - began
 
     def _suspect(self, wanted: Wanted) -> None:
         """Have a block exported again with the next turn that contains it."""

@@ -33,7 +33,8 @@ class TierStats:
     """Figures of an object tier since it was opened; bytes are those of objects before encryption.
 
     `is_answering` is False while failures in a row keep everybody from asking. `waiting_exports` are branches;
-    `dropped_exports` were given up while the object store was away.
+    `dropped_exports` were given up while the object store was away. `waited_s`: by all requests together, for what they
+    imported or for an object store that was silent.
     """
 
     location: str
@@ -47,6 +48,8 @@ class TierStats:
     head_conflicts: int
     imported_objects: int
     imported_bytes: int
+    imported_tokens: int
+    waited_s: float
     missing_objects: int
     bad_objects: int
     failures: int
@@ -124,11 +127,11 @@ class ObjectTier:
         try:
             for _ in range(TRIES):
                 head, version = self._head(namespace, agent)
+                if version is None and not is_here:
+                    return None
                 if self._objects.swap(name, head.purged(now).encode(), version) is not None:
                     done = "the agent is forgotten in the object tier, and not here"
                     self._objects.put(purged_name(sealer, namespace, agent), str(now).encode())
-                if version is None and not is_here:
-                    return None
                     return Forgotten(*self._collection.delete_unshared(head)) if head.branches else None
         except TierUnavailable as error:
             self.breaker.failed(str(error))
@@ -175,6 +178,8 @@ class ObjectTier:
             head_conflicts=exported["conflicts"],
             imported_objects=imported["objects"],
             imported_bytes=imported["bytes"],
+            imported_tokens=imported["tokens"],
+            waited_s=self.imports.waited_s,
             missing_objects=imported["missing"],
             bad_objects=exported["bad_objects"] + imported["bad_objects"],
             failures=exported["failures"] + imported["failures"],

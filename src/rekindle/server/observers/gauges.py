@@ -1,6 +1,7 @@
 """Metrics that the engine and its store count themselves, read on each scrape.
 
-Owns the mapping from their fields to Prometheus names. Fields that an engine without a store lacks are omitted.
+Owns the mapping from their fields to Prometheus names. Fields that an engine without a store or an object tier
+lacks are omitted.
 """
 
 from __future__ import annotations
@@ -66,6 +67,23 @@ STORE = (
     _Figure("damaged_rows", "damaged_rows", "counter", "Rows of the store's index that were damaged"),
     _Figure("failed_saves", "failed_saves", "counter", "Saves that failed"),
 )
+TIER = (
+    _Figure("is_answering", "object_tier_answering", "gauge", "1 while it is asked, 0 while its breaker is open"),
+    _Figure("waiting_exports", "object_tier_waiting_exports", "gauge", "Branches that wait to be exported"),
+    _Figure("dropped_exports", "object_tier_dropped_exports", "counter", "Branches that were never exported"),
+    _Figure("exported_heads", "object_tier_heads_written", "counter", "Heads of agents that were written"),
+    _Figure("head_conflicts", "object_tier_head_conflicts", "counter", "Heads that another replica wrote meanwhile"),
+    _Figure("exported_objects", "object_tier_objects", "counter", "Objects of blocks", ("direction", "export")),
+    _Figure("imported_objects", "object_tier_objects", "counter", "Objects of blocks", ("direction", "import")),
+    _Figure("exported_bytes", "object_tier_bytes", "counter", "Bytes of blocks", ("direction", "export")),
+    _Figure("imported_bytes", "object_tier_bytes", "counter", "Bytes of blocks", ("direction", "import")),
+    _Figure("imported_tokens", "object_tier_imported_tokens", "counter", "Tokens whose KV was imported"),
+    _Figure("waited_s", "object_tier_waited_seconds", "counter", "Seconds that requests waited for the object tier"),
+    _Figure("missing_objects", "object_tier_missing_objects", "counter", "Blocks that were looked for in vain"),
+    _Figure("bad_objects", "object_tier_bad_objects", "counter", "Objects that were damaged or foreign"),
+    _Figure("failures", "object_tier_failures", "counter", "Exports and imports that failed, or were given up"),
+    _Figure("stored_bytes", "object_tier_stored_bytes", "gauge", "Bytes of blocks, when this replica last collected"),
+)
 
 
 class EngineCollector(Collector):
@@ -90,7 +108,7 @@ class EngineCollector(Collector):
             return
         families: dict[str, Metric] = {}
         given = {name: getattr(stats, name) for name in EngineStats.__dataclass_fields__}
-        for figures, values in ((ENGINE, given), (STORE, stats.store or {})):
+        for figures, values in ((ENGINE, given), (STORE, stats.store or {}), (TIER, stats.tier or {})):
             _add(families, figures, values)
         yield from families.values()
         yield from self._for_vllm(stats)
