@@ -34,13 +34,14 @@ mutants: kernels
 	$(BIN)/python -m tools.mutants
 
 # Hours, not minutes: processes and servers killed, crashes of random workloads, every state machine with thousands of
-# runs, and an hour of everything at once.
+# runs, an object tier damaged in every way, and an hour of everything at once.
 KILLS ?= 900
 SERVER_KILLS ?= 100
 CRASH_RUNS ?= 40
 HURTS ?= 2000
 ROUTE_KILLS ?= 60
 SESSION_KILLS ?= 100
+TIER_RUNS ?= 1000
 SOAK_S ?= 3600
 torture: kernels
 	KILLS=$(KILLS) SERVER_KILLS=$(SERVER_KILLS) ROUTE_KILLS=$(ROUTE_KILLS) SESSION_KILLS=$(SESSION_KILLS) \
@@ -50,6 +51,7 @@ torture: kernels
 	  tests/server/test_kills.py tests/server/test_route_kills.py tests/server/test_responses_damage.py \
 	  tests/server/test_responses_kept.py tests/agents/sessions/test_service_kills.py tests/agents/sessions/test_session_damage.py \
 	  tests/agents/test_coordination_machine.py tests/engine/test_core_machine.py tests/store tests/cache
+	$(BIN)/python -m tools.tier_fuzz --runs $(TIER_RUNS)
 	SOAK_S=$(SOAK_S) $(BIN)/python tools/soak.py
 
 # vLLM with our connector, in an environment of its own for each tested version: make fleet VLLM=0.31.0
