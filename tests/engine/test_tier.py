@@ -7,17 +7,13 @@ import random
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from rekindle import Engine
 from rekindle.errors import ConfigError, NotFound, StoreError
-from rekindle.tier.heads import AgentHead
-from rekindle.tier.imports import Wanted
-from rekindle.tier.sealing import Sealer
 from tests.engine.replicas import SECRET, Replicas, ask, exported, figures, history, running
 from tests.server.scripted import write_scripted_model
 from tests.tiny_models import tiny_model_dir
@@ -241,49 +237,6 @@ def test_no_damage_changes_a_reply(replicas: Replicas, folder: str) -> None:
     assert reply.report.outcome in ("extend", "exact"), "the next turn has written head and blocks again"
 
 
-def sealed(path: Path, data: bytes) -> None:
-    """Write an object as a replica that goes wrong would: encrypted as it should be."""
-    path.write_bytes(Sealer(SECRET).seal("/".join(path.parts[-3:]), data))
-
-
-@pytest.mark.parametrize("content", ["{}", '{"v": 2, "branches": []}', "another's"])
-def test_a_head_that_is_none_is_replaced_unless_it_is_a_newer_one(replicas: Replicas, content: str) -> None:
-    one, other = replicas.start("one"), replicas.start("other")
-    first = ask(one, history())
-    exported(one)
-    (path,) = replicas.objects("heads")
-    sealed(path, AgentHead("default", "eve").encode() if content == "another's" else content.encode())
-    damaged = path.read_bytes()
-    told = history(turns=[first.text, "talk on"])
-    reply = ask(other, told)
-    assert reply.report.reused_tokens > 0.9 * first.report.prompt_tokens, "blocks are found by their tokens"
-    exported(other)
-    assert (path.read_bytes() == damaged) == ("2" in content)
-    if "2" not in content:
-        assert ask(replicas.start("third"), told).report.outcome == "exact"
-    else:
-        with pytest.raises(StoreError, match="nothing was forgotten: version 2 of an agent's head"):
-            other.purge("ada")
-
-
-def test_an_object_that_cannot_be_written_keeps_no_other_agent_out(replicas: Replicas) -> None:
-    one, other = replicas.start("one"), replicas.start("other")
-    ask(one, history())
-    exported(one)
-    blocked, *paths = replicas.objects("blocks") + replicas.objects("heads")
-    for path in (blocked, *paths):
-        path.unlink()
-    blocked.mkdir()
-    ask(other, history())
-    ask(other, history(1), "eve")
-    assert other.flush()
-    until(lambda: len(replicas.objects("heads")) == 1)
-    assert figures(other)["waiting_exports"] == 1
-    blocked.rmdir()
-    exported(other)
-    assert len(replicas.objects("heads")) == 2
-
-
 def test_an_old_head_is_a_shorter_memory(replicas: Replicas) -> None:
     one = replicas.start("one")
     words = [ask(one, history()).text, "talk on"]
@@ -346,30 +299,6 @@ def test_a_silent_tier_is_computed_around_and_said(replicas: Replicas) -> None:
     finally:
         for path in fifos:
             os.close(os.open(path, os.O_RDWR | os.O_NONBLOCK))  # lets those who wait go
-            path.unlink()
-
-
-def test_a_request_waits_for_head_and_blocks_together(replicas: Replicas) -> None:
-    one = replicas.start("one")
-    ask(one, history())
-    exported(one)
-    opened = one.components.tier
-    assert opened is not None
-    head = opened.imports.head("default", "ada", compute_s=100.0)
-    assert head is not None
-    wanted = [Wanted(block, (0,)) for block in head.branches[0].blocks(16)]
-    fifos = replicas.objects("blocks")
-    for path in fifos:
-        path.unlink()
-        os.mkfifo(path)
-    tier = replicas.start("other", tier_wait_s=0.0).components.tier
-    assert tier is not None and tier.exports.flush(30.0)
-    try:
-        assert not list(tier.imports.blocks(wanted, compute_s=16.0, waited_s=0.75))
-        assert tier.breaker.reason == "no answer within 0.25 s", "a sixteenth of computing, less what was waited before"
-    finally:
-        for path in fifos:
-            os.close(os.open(path, os.O_RDWR | os.O_NONBLOCK))
             path.unlink()
 
 

@@ -16,6 +16,7 @@ from tools.defects.scores import SCORED
 from tools.defects.secrets import SECRET
 from tools.defects.serving import SERVING
 from tools.defects.states import STATES
+from tools.defects.tier import TIER
 from tools.defects.windows import WINDOWS
 
 MUTANTS = (
@@ -36,4 +37,5 @@ MUTANTS = (
     *FLEET,
     *REPLICAS,
     *SECRET,
+    *TIER,
 )

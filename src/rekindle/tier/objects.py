@@ -218,8 +218,9 @@ class Objects:
 
 
 def _answer(future: Future[T], timeout_s: float) -> T:
+    timeout_s = max(0.0, timeout_s)
     try:
-        return future.result(max(0.0, timeout_s))
+        return future.result(timeout_s)
     except FutureTimeout:
         future.cancel()
         raise TierUnavailable(f"no answer within {timeout_s:.3g} s") from None

@@ -1,0 +1,174 @@
+"""What replicas make of single objects of a tier: of those that are not what they should be, or do not come."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from rekindle import Engine
+from rekindle.errors import StoreError
+from rekindle.tier.heads import AgentHead, decode_head
+from rekindle.tier.imports import Wanted
+from rekindle.tier.sealing import Sealer
+from rekindle.tier.tier import ObjectTier
+from tests.engine.replicas import SECRET, Replicas, ask, exported, figures, history, running
+from tests.server.scripted import write_scripted_model
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_scripted_model(tmp_path_factory.mktemp("scripted") / "model")
+
+
+@pytest.fixture
+def replicas(model: Path, tmp_path: Path) -> Iterator[Replicas]:
+    yield from running(model, tmp_path)
+
+
+def until(is_so: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 60.0
+    while not is_so():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def opened(path: Path) -> bytes:
+    return Sealer(SECRET).open("/".join(path.parts[-3:]), path.read_bytes())
+
+
+def sealed(path: Path, data: bytes) -> None:
+    """Write an object as a replica that goes wrong would: encrypted as it should be."""
+    path.write_bytes(Sealer(SECRET).seal("/".join(path.parts[-3:]), data))
+
+
+@pytest.mark.parametrize("content", ["{}", '{"v": 2, "branches": []}', "another's"])
+def test_a_head_that_is_none_is_replaced_unless_it_is_a_newer_one(replicas: Replicas, content: str) -> None:
+    one, other = replicas.start("one"), replicas.start("other")
+    first = ask(one, history())
+    exported(one)
+    (path,) = replicas.objects("heads")
+    sealed(path, AgentHead("default", "eve").encode() if content == "another's" else content.encode())
+    damaged = path.read_bytes()
+    told = history(turns=[first.text, "talk on"])
+    reply = ask(other, told)
+    assert reply.report.reused_tokens > 0.9 * first.report.prompt_tokens, "blocks are found by their tokens"
+    exported(other)
+    assert (path.read_bytes() == damaged) == ("2" in content)
+    if "2" not in content:
+        assert ask(replicas.start("third"), told).report.outcome == "exact"
+    else:
+        with pytest.raises(StoreError, match="nothing was forgotten: version 2 of an agent's head"):
+            other.purge("ada")
+
+
+def test_an_object_that_cannot_be_written_keeps_no_other_agent_out(replicas: Replicas) -> None:
+    one, other = replicas.start("one"), replicas.start("other")
+    ask(one, history())
+    exported(one)
+    blocked, *paths = replicas.objects("blocks") + replicas.objects("heads")
+    for path in (blocked, *paths):
+        path.unlink()
+    blocked.mkdir()
+    ask(other, history())
+    ask(other, history(1), "eve")
+    assert other.flush()
+    until(lambda: bool(replicas.objects("heads")))
+    heads = [decode_head(opened(path)).agent for path in replicas.objects("heads")]
+    assert heads == ["eve"], "no head before its blocks"
+    assert figures(other)["waiting_exports"] == 1
+    blocked.rmdir()
+    exported(other)
+    assert len(replicas.objects("heads")) == 2
+
+
+def test_a_damaged_block_is_written_again_with_the_next_turn(replicas: Replicas) -> None:
+    one, other = replicas.start("one"), replicas.start("other")
+    first = ask(one, history())
+    exported(one)
+    damaged = replicas.objects("blocks")[0]
+    damaged.write_bytes(b"")
+    ask(other, history(turns=[first.text, "talk on"]))
+    exported(other)
+    assert damaged.stat().st_size, "the head names it, as it did before"
+
+
+@pytest.mark.parametrize("how", ["flipped", "another's"])
+def test_a_record_that_went_wrong_before_it_was_encrypted_is_not_used(replicas: Replicas, how: str) -> None:
+    one, other = replicas.start("one"), replicas.start("other")
+    first = ask(one, history())
+    exported(one)
+    paths = replicas.objects("blocks")
+    contents = [opened(path) for path in paths]
+    for path, content, last in zip(paths, contents, [*contents[1:], contents[0]], strict=True):
+        sealed(path, last if how == "another's" else content[:-3000] + bytes([content[-3000] ^ 1]) + content[-2999:])
+    told = history(turns=[first.text, "talk on"])
+    reply = ask(other, told)
+    assert reply.report.reused_tokens == 0 and figures(other)["imported_objects"] == 0
+    assert figures(other)["bad_objects"] == 1, "what follows a damaged block is not fetched"
+
+
+@contextmanager
+def silent(paths: Sequence[Path]) -> Iterator[None]:
+    """Have those who read these objects wait."""
+    for path in paths:
+        path.unlink()
+        os.mkfifo(path)
+    try:
+        yield
+    finally:
+        for path in paths:
+            os.close(os.open(path, os.O_RDWR | os.O_NONBLOCK))
+            path.unlink()
+
+
+def named(engine: Engine) -> tuple[ObjectTier, list[Wanted]]:
+    """The tier of an engine, and the blocks that ada's head names."""
+    tier = engine.components.tier
+    assert tier is not None
+    head = tier.imports.head("default", "ada", compute_s=100.0)
+    assert head is not None
+    return tier, [Wanted(block, (0,)) for block in head.branches[0].blocks(16)]
+
+
+def test_nothing_is_asked_for_where_computing_is_faster(replicas: Replicas) -> None:
+    one = replicas.start("one", tier_wait_s=0.0)
+    ask(one, history())
+    exported(one)
+    tier, wanted = named(one)
+    tier.pace.latency_s = 1.0
+    assert tier.imports.head("default", "ada", compute_s=15.0) is None, "an answer takes more than a sixteenth"
+    assert tier.imports.head("default", "ada", compute_s=17.0) is not None
+    tier.pace.latency_s = 1.0
+    assert not list(tier.imports.blocks(wanted, compute_s=0.9)), "computing takes less time than one answer"
+    assert len(list(tier.imports.blocks(wanted, compute_s=2.0))) == len(wanted)
+    tier.pace.bytes_per_s = 1.0
+    assert not list(tier.imports.blocks(wanted, compute_s=2.0)), "so many bytes take longer"
+    assert tier.breaker.reason is None
+
+
+def test_a_request_waits_for_head_and_blocks_together(replicas: Replicas) -> None:
+    one = replicas.start("one", tier_wait_s=0.0)
+    ask(one, history())
+    exported(one)
+    tier, wanted = named(one)
+    with silent(replicas.objects("blocks")):
+        assert not list(tier.imports.blocks(wanted, compute_s=16.0, waited_s=0.75))
+        assert tier.breaker.reason == "no answer within 0.25 s", "a sixteenth of computing, less what was waited before"
+
+
+def test_what_comes_too_slowly_is_given_up_when_computing_would_be_done(replicas: Replicas) -> None:
+    one = replicas.start("one", tier_wait_s=0.0)
+    ask(one, history())
+    exported(one)
+    tier, wanted = named(one)
+    paths = {path.name: path for path in replicas.objects("blocks")}
+    tier.pace.latency_s, tier.pace.bytes_per_s = 0.1, 1e9
+    with silent([paths[f"{wanted[-1].identity.hash.hex()}.0"]]):
+        for _ in tier.imports.blocks(wanted, compute_s=0.5):
+            time.sleep(0.5 / (len(wanted) - 2))
+        assert tier.breaker.reason == "no answer within 0 s"
