@@ -11,9 +11,9 @@ each one once, in another order each time:
     silent, first    no object can be read: the request waits as long as it may, and gives up
     silent, later    the same at a replica that has learned it: it asks now and then, and computes
 
-Every replica has computed other prompts before, so that it knows how long computing takes. A replica's first request
-is forgotten between two measures: its tier counts as having answered. Seconds are from submit to the first token;
-ratios and waits are of the same prompt without a tier.
+Every replica has computed other prompts before, so that it knows how long computing takes. The third one forgets after
+each prompt that its tier was silent. Seconds are from submit to the first token; ratios and waits are of the same
+prompt without a tier.
 """
 
 from __future__ import annotations
