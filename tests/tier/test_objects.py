@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import pytest
 
 from rekindle.tier.location import open_location
 from rekindle.tier.objects import AHEAD, Objects, TierUnavailable
-from rekindle.tier.sealing import BadObject, Sealer
+from rekindle.tier.sealing import BadObject, Sealer, Version
 
 
 def open_objects(directory: Path, *, prefix: str = "model") -> Objects:
@@ -141,3 +142,39 @@ def test_a_store_that_fails_says_what_it_said(objects: Objects, tmp_path: Path) 
     (tmp_path / "tier" / "model" / "heads").write_text("a file where a folder should be")
     with pytest.raises(TierUnavailable, match=r"(?i)heads"):
         objects.put("heads/one", b"data")
+
+
+@pytest.fixture
+def bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[Objects]:
+    """A bucket at an endpoint of the environment, whose server knows of none."""
+    server = HTTPServer(("127.0.0.1", 0), NothingThere)
+    serving = threading.Thread(target=server.serve_forever)
+    serving.start()
+    variables = {"ENDPOINT_URL": f"http://127.0.0.1:{server.server_port}", "REGION": "r"}
+    for name, value in (variables | {"ACCESS_KEY_ID": "key", "SECRET_ACCESS_KEY": "secret"}).items():
+        monkeypatch.setenv(f"AWS_{name}", value)
+    opened = Objects(open_location("s3://bucket/prefix"), Sealer(b"s" * 32), "model", directory=None)
+    yield opened
+    opened.close()
+    server.shutdown()
+    serving.join()
+    server.server_close()
+
+
+class NothingThere(BaseHTTPRequestHandler):
+    def nothing(self) -> None:
+        self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        self.send_error(404, "NoSuchBucket")
+
+    do_GET = do_PUT = nothing
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+def test_a_bucket_that_is_not_there_is_not_written_to(bucket: Objects) -> None:
+    assert bucket.get("head") is None
+    for write in (lambda: bucket.put("block", b"data"), lambda: bucket.swap("head", b"data", None)):
+        with pytest.raises(TierUnavailable, match=r"its bucket is not there: .*prefix/model"):
+            write()
+    assert bucket.swap("head", b"data", Version('"1"', None)) is None, "what was read is gone"

@@ -44,7 +44,8 @@ def open_location(location: str) -> ObjectStore:
             return LocalStore(directory, mkdir=True)
         return from_url(
             location,
-            client_options={"timeout": TIMEOUT, "connect_timeout": CONNECT_TIMEOUT},
+            # Such options replace those of the environment; only an endpoint that is http:// there is asked over HTTP.
+            client_options={"timeout": TIMEOUT, "connect_timeout": CONNECT_TIMEOUT, "allow_http": True},
             retry_config={"max_retries": RETRIES},
         )
     except (BaseError, OSError) as error:

@@ -186,10 +186,15 @@ class Objects:
             return None
 
     async def _send(self, path: str, sealed: bytes, mode: Any) -> Version | None:
+        """Write; None if the object is not as `mode` expects it, which is gone where a version is expected."""
         async with self._slots:
             try:
                 put = await obstore.put_async(self._store, path, sealed, mode=mode, use_multipart=False)
-            except (AlreadyExistsError, PreconditionError, FileNotFoundError):
+            except (AlreadyExistsError, PreconditionError):
+                return None
+            except FileNotFoundError as error:
+                if isinstance(mode, str):
+                    raise TierUnavailable(f"its bucket is not there: {first_line(error)}") from error
                 return None
             return Version(put["e_tag"] or "", put["version"])
 
