@@ -17,6 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.vllm.engine import ALONE, MODEL, ROOT
+from rekindle.store.admin import list_stores
+from tests.fleet.serving import until
 
 START_S = 300.0
 
@@ -79,13 +81,18 @@ def asked(port: int, ids: list[int]) -> tuple[str, dict[str, int]]:
     return answer["choices"][0]["text"], answer["kv_transfer_params"]["rekindle"]
 
 
+def saved_blocks(directory: Path) -> int:
+    """Blocks of a named agent that a start would find now."""
+    return sum(store.num_blocks for store in list_stores(directory) if store.num_agents)
+
+
 def test_a_killed_server_continues_from_disk(tmp_path: Path) -> None:
     ids = list(range(300, 700))
     with server(tmp_path) as port:
         cold, reuse = asked(port, ids)
         assert reuse["reused_tokens"] == 0 and reuse["prompt_tokens"] == 400
         assert asked(port, ids)[1]["hot_tokens"] == 384
-        time.sleep(2)  # records are written after the answer
+        until(lambda: saved_blocks(tmp_path / "kv") == 6, "the records, which are written after the answer")
     with server(tmp_path) as port:
         warm, reuse = asked(port, ids)
         assert warm == cold and reuse["loaded_tokens"] == reuse["reused_tokens"] == 384
