@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
+import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -69,6 +73,34 @@ def figures(engine: Engine) -> dict[str, Any]:
     tier = engine.stats().tier
     assert tier is not None
     return dict(tier)
+
+
+AT_WORK = """
+import sys
+from pathlib import Path
+from tests.engine.replicas import Replicas, ask, exported, history
+engine = Replicas(Path(sys.argv[1]), Path(sys.argv[2])).start("one", tier=sys.argv[3])
+first = ask(engine, history())
+exported(engine)
+print(first.text, flush=True)
+ask(engine, history(9), "eve", max_tokens=400)
+"""
+
+
+def after_a_kill(replicas: Replicas, tier: str) -> tuple[ChatResult, ChatResult]:
+    """Return an agent's second reply twice: of one engine with nothing but itself, and of a replica with this tier, to
+    which the process that gave the first reply has exported before it was killed at work."""
+    undisturbed = replicas.start("undisturbed", tier=None)
+    first = ask(undisturbed, history())
+    told = history(turns=[first.text, "talk on"])
+    command = [sys.executable, "-c", AT_WORK, str(replicas.model), str(replicas.directory), tier]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None and process.stdout.readline().strip() == first.text.strip()
+        os.kill(process.pid, signal.SIGKILL)
+    other = replicas.start("other", tier=tier)
+    went_on = ask(other, told)
+    assert figures(other)["imported_objects"] > 0
+    return ask(undisturbed, told), went_on
 
 
 def running(model: Path, directory: Path) -> Iterator[Replicas]:

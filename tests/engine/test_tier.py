@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import os
 import random
-import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,7 +11,7 @@ import pytest
 
 from rekindle import Engine
 from rekindle.errors import ConfigError, NotFound, StoreError
-from tests.engine.replicas import SECRET, Replicas, ask, exported, figures, history, running
+from tests.engine.replicas import SECRET, Replicas, after_a_kill, ask, exported, figures, history, running
 from tests.server.scripted import write_scripted_model
 from tests.tiny_models import tiny_model_dir
 
@@ -41,30 +38,8 @@ def test_an_agent_goes_on_at_another_replica(replicas: Replicas) -> None:
     other.check()
 
 
-KILLED = """
-import sys
-from pathlib import Path
-from tests.engine.replicas import Replicas, ask, exported, history
-replicas = Replicas(Path(sys.argv[1]), Path(sys.argv[2]))
-engine = replicas.start("one")
-first = ask(engine, history())
-exported(engine)
-print(first.text, flush=True)
-ask(engine, history(9), "eve", max_tokens=400)
-"""
-
-
 def test_an_agent_survives_its_replica_killed_at_work(replicas: Replicas) -> None:
-    undisturbed = replicas.start("undisturbed", tier=None)
-    first = ask(undisturbed, history())
-    told = history(turns=[first.text, "talk on"])
-    wanted = ask(undisturbed, told)
-    command = [sys.executable, "-c", KILLED, str(replicas.model), str(replicas.directory)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None and process.stdout.readline().strip() == first.text.strip()
-        os.kill(process.pid, signal.SIGKILL)
-    other = replicas.start("other")
-    went_on = ask(other, told)
+    wanted, went_on = after_a_kill(replicas, str(replicas.tier))
     assert went_on.report.outcome == "extend" and went_on.token_ids == wanted.token_ids
     assert went_on.report.reused_tokens >= wanted.report.reused_tokens - 16, "all but one block"
 

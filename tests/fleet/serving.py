@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import signal
 import socket
 import subprocess
@@ -26,7 +25,7 @@ ROOT = Path(__file__).parents[2]
 MANIFEST = ROOT / "examples" / "kuberay" / "rayservice.yaml"
 WAIT_S = 240.0  # nothing here is timed; this bounds a failure
 T = TypeVar("T")
-SECRET = "the same text on every replica"
+SECRET, KEY = "the same text on every replica", "key-of-a-caller"
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,9 +42,7 @@ class Fleet:
     def ask(self, agent: str, messages: list[dict[str, str]]) -> tuple[str, dict[str, Any]]:
         """The reply, and what was reused; asked again while Ray has not noticed that a replica is gone."""
         body = {"messages": messages, "max_tokens": 12, "temperature": 0}
-        headers = {"Content-Type": "application/json", "X-Agent-ID": agent}
-        request = urllib.request.Request(f"{self.url}/v1/chat/completions", json.dumps(body).encode(), headers)
-        answer = until(lambda: get(request), f"an answer to {agent}")
+        answer = until(lambda: get(f"{self.url}/v1/chat/completions", body, agent=agent), f"an answer to {agent}")
         return answer["choices"][0]["message"]["content"], answer["rekindle"]
 
     def kill(self, url: str) -> None:
@@ -56,8 +53,11 @@ class Fleet:
         os.kill(pid, signal.SIGKILL)
 
 
-def get(request: str | urllib.request.Request) -> Any:
-    with urllib.request.urlopen(request, timeout=60) as response:
+def get(url: str, body: Any = None, *, agent: str | None = None) -> Any:
+    """What a route answers: JSON, or a text. With a body, the request is a POST."""
+    headers = {"Authorization": f"Bearer {KEY}"} | ({} if agent is None else {"X-Agent-ID": agent})
+    data = None if body is None else json.dumps(body).encode()
+    with urllib.request.urlopen(urllib.request.Request(url, data, headers), timeout=60) as response:
         body = response.read()
         return json.loads(body) if response.headers.get_content_type() == "application/json" else body.decode()
 
@@ -83,14 +83,15 @@ def fleet(directory: Path) -> Iterator[Fleet]:
         port = free.getsockname()[1]
     config = directory / "serve.yaml"
     config.write_text(yaml.safe_dump(configured(directory, port)))
-    place = tempfile.mkdtemp(prefix="ray-")  # pytest's own directories are too long for Ray's sockets
+    place = tempfile.TemporaryDirectory(prefix="ray-", ignore_cleanup_errors=True)  # pytest's are too long for sockets
     env = os.environ | {
         "PYTHONPATH": os.pathsep.join(str(ROOT / part) for part in ("src", "pocket/src", "examples")),
         "RAY_ADDRESS": "local",
-        "RAY_TMPDIR": place,
+        "RAY_TMPDIR": place.name,
         "RAY_USAGE_STATS_ENABLED": "0",
         "RAY_SERVE_SESSION_ID_HEADER_KEY": "x-agent-id",
         "REKINDLE_SECRET": SECRET,
+        "REKINDLE_API_KEY": KEY,
     }
     command = [str(Path(sys.executable).with_name("serve")), "run", str(config)]
     with (directory / "log").open("w") as log:
@@ -98,13 +99,14 @@ def fleet(directory: Path) -> Iterator[Fleet]:
     running = Fleet(f"http://127.0.0.1:{port}", directory / "log")
     try:
         until(lambda: process.poll() is not None or len(running.targets()) == 2, "two replicas")
-        assert process.poll() is None, running.log.read_text()[-4000:]
+        assert process.poll() is None, "Ray Serve has ended"
         yield running
         process.send_signal(signal.SIGINT)
         process.wait(WAIT_S)
     finally:
         end_session(process)
-        shutil.rmtree(place)
+        print(running.log.read_text()[-4000:])
+        place.cleanup()
 
 
 def configured(directory: Path, port: int) -> dict[str, Any]:

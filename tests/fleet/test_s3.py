@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import socket
 import subprocess
 import sys
@@ -19,7 +17,7 @@ from botocore.exceptions import BotoCoreError
 from rekindle.tier.location import open_location
 from rekindle.tier.objects import Objects
 from rekindle.tier.sealing import Sealer
-from tests.engine.replicas import Replicas, ask, exported, figures, history, running
+from tests.engine.replicas import Replicas, after_a_kill, ask, exported, figures, history, running
 from tests.server.scripted import write_scripted_model
 
 START_S = 60.0
@@ -75,33 +73,10 @@ def replicas(model: Path, tmp_path: Path) -> Iterator[Replicas]:
     yield from running(model, tmp_path)
 
 
-KILLED = """
-import sys
-from pathlib import Path
-from tests.engine.replicas import Replicas, ask, exported, history
-replicas = Replicas(Path(sys.argv[1]), Path(sys.argv[2]))
-engine = replicas.start("one", tier=sys.argv[3])
-first = ask(engine, history())
-exported(engine)
-print(first.text, flush=True)
-ask(engine, history(9), "eve", max_tokens=400)
-"""
-
-
 def test_an_agent_survives_its_replica_killed_at_work(replicas: Replicas, bucket: str) -> None:
-    undisturbed = replicas.start("undisturbed", tier=None)
-    first = ask(undisturbed, history())
-    told = history(turns=[first.text, "talk on"])
-    wanted = ask(undisturbed, told)
-    command = [sys.executable, "-c", KILLED, str(replicas.model), str(replicas.directory), bucket]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None and process.stdout.readline().strip() == first.text.strip()
-        os.kill(process.pid, signal.SIGKILL)
-    other = replicas.start("other", tier=bucket)
-    went_on = ask(other, told)
+    wanted, went_on = after_a_kill(replicas, bucket)
     assert went_on.report.outcome == "extend" and went_on.token_ids == wanted.token_ids
     assert went_on.report.reused_tokens >= wanted.report.reused_tokens - 16, "all but one block"
-    assert figures(other)["imported_objects"] > 0
 
 
 def test_branches_of_two_replicas_are_both_kept(replicas: Replicas, bucket: str) -> None:
