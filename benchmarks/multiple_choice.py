@@ -178,8 +178,8 @@ class Arms:
             url = f"http://127.0.0.1:{port}/v1/completions"
             given = f"model=default,base_url={url},tokenizer={self._directory},max_length={engine.max_context}"
             found = self._evaluate(["--model", "local-completions", "--model_args", given])
-            core = engine.components.core
-            step_s, num_rows = core.step_s, core.num_rows
+            counts = engine.components.core.counts
+            step_s, num_rows = counts.step_s, counts.num_rows
         pairs = zip(self._plain.likelihoods, found.likelihoods, strict=True)
         largest = max(abs(plain - ours) for plain, ours in pairs)
         self._add(arm, found, (f"{largest:.4f}", f"{step_s:.2f}", f"{num_rows:,}"))

@@ -16,7 +16,7 @@ from dataclasses import replace
 from typing import TypeVar
 
 from rekindle.engine.components import Components
-from rekindle.engine.core.core import EngineCore
+from rekindle.engine.core.kinds import Core
 from rekindle.engine.core.purge import HotPurge, evict_hashes, idle_hashes, wipe, withdraw
 from rekindle.engine.gauges import hot_tokens
 from rekindle.engine.memory.agent_commands import Before
@@ -202,7 +202,7 @@ def _undone_if_refused(parts: Components, done: Future[T], undo: Callable[[], No
         raise
 
 
-def _evict(core: EngineCore, namespace: str, agent: str, branches: Sequence[Branch]) -> int:
+def _evict(core: Core, namespace: str, agent: str, branches: Sequence[Branch]) -> int:
     evict_hashes(core.cache.pool, core.background.forget(namespace, agent))  # it would keep its ancestors in memory
     known = [branch for branch in branches if isinstance(branch, KnownBranch)]
     return sum(core.cache.evict_chain(branch.root, branch.ids, branch.hashes) for branch in known)
@@ -349,7 +349,7 @@ def _save_again(parts: Components, began: float) -> None:
     parts.flush(FLUSH_S)
 
 
-def _save_branches(core: EngineCore, branches: Sequence[Branch]) -> None:
+def _save_branches(core: Core, branches: Sequence[Branch]) -> None:
     for branch in branches:
         if isinstance(branch, KnownBranch):
             core.cache.save_again(branch.root, branch.ids, branch.hashes, branch.head)

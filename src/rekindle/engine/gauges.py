@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from rekindle.engine.blocks.prefix_cache import PrefixCache
-from rekindle.engine.core.core import EngineCore
+from rekindle.engine.core.kinds import Core
 from rekindle.engine.memory.branches import Branch, BranchBook, KnownBranch
 from rekindle.engine.types import EngineStats
 from rekindle.store.values import StoreStats
@@ -19,10 +19,10 @@ from rekindle.worker import Death
 
 
 def engine_stats(
-    core: EngineCore, book: BranchBook, started: Mapping[str, float], store: Mapping[str, Any] | None
+    core: Core, book: BranchBook, started: Mapping[str, float], store: Mapping[str, Any] | None
 ) -> EngineStats:
     """Return the current figures; called on the engine thread."""
-    pool, scheduler = core.cache.pool, core.scheduler
+    pool, scheduler, counts = core.cache.pool, core.scheduler, core.counts
     return EngineStats(
         num_running=len(scheduler.running),
         num_waiting=len(scheduler.waiting) + len(scheduler.loading),
@@ -32,14 +32,14 @@ def engine_stats(
         num_held_blocks=pool.num_held,
         hot_bytes=core.cache.arena.num_bytes,
         block_bytes=core.cache.arena.layout.kv_block_bytes,
-        num_steps=core.num_steps,
+        num_steps=counts.num_steps,
         num_stall_misses=scheduler.num_stall_misses,
-        num_preemptions=core.num_preemptions,
-        num_draft_tokens=core.speculation.num_drafted,
-        num_accepted_tokens=core.speculation.num_accepted,
-        prompt_tokens=core.admission.num_prompt_tokens,
-        reused_tokens=core.admission.num_reused_tokens,
-        step_overhead_ms=1e3 * core.outside_s / max(1, core.num_steps),
+        num_preemptions=counts.num_preemptions,
+        num_draft_tokens=counts.num_draft_tokens,
+        num_accepted_tokens=counts.num_accepted_tokens,
+        prompt_tokens=counts.prompt_tokens,
+        reused_tokens=counts.reused_tokens,
+        step_overhead_ms=counts.step_overhead_ms,
         num_background=len(core.background),
         num_anticipations=core.background.num_begun,
         anticipated_tokens=core.background.num_tokens,

@@ -19,6 +19,7 @@ from rekindle.engine.blocks.loads import Load
 from rekindle.engine.blocks.prefix_cache import PrefixCache
 from rekindle.engine.core.admission import Admission
 from rekindle.engine.core.background import Background, IdleWork
+from rekindle.engine.core.kinds import CoreCounts
 from rekindle.engine.core.orphan_blocks import OrphanBlocks
 from rekindle.engine.core.reporting import report_progress
 from rekindle.engine.core.sampling import Replies
@@ -100,9 +101,20 @@ class EngineCore:
         return self.admission.num_preemptions
 
     @property
-    def outside_s(self) -> float:
-        """Seconds of all steps that were spent neither in the model nor in the sampler."""
-        return self.step_s - self._runner.model_s - self._replies.sample_s
+    def counts(self) -> CoreCounts:
+        """The counters so far; the overhead of a step is what was spent neither in the model nor in the sampler."""
+        outside_s = self.step_s - self._runner.model_s - self._replies.sample_s
+        return CoreCounts(
+            num_preemptions=self.num_preemptions,
+            num_steps=self.num_steps,
+            num_rows=self.num_rows,
+            step_s=self.step_s,
+            num_draft_tokens=self.speculation.num_drafted,
+            num_accepted_tokens=self.speculation.num_accepted,
+            prompt_tokens=self.admission.num_prompt_tokens,
+            reused_tokens=self.admission.num_reused_tokens,
+            step_overhead_ms=1e3 * outside_s / max(1, self.num_steps),
+        )
 
     def step(self) -> None:
         """Do everything that can be done now, with at most one forward pass."""
@@ -130,7 +142,10 @@ class EngineCore:
                 self._replies.stop(request, Timeout(f"not finished within {seconds:g} s (request_timeout_s)"))
 
     def seconds_left(self) -> float | None:
-        """Return the seconds until the first request times out; None when no request has a deadline."""
+        """Return the seconds until the first request times out, if one loads blocks and none runs; None when no request
+        has a deadline."""
+        if not self.scheduler.loading:
+            return None
         deadline = min((request.deadline for request in self.scheduler.everybody()), default=math.inf)
         return max(0.0, deadline - self._clock()) if deadline < math.inf else None
 

@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 from rekindle.engine.blocks.loads import Load
 from rekindle.engine.blocks.save_queue import refuse
 from rekindle.engine.core.background import IdleWork
-from rekindle.engine.core.core import EngineCore
+from rekindle.engine.core.kinds import Core
 from rekindle.engine.request import Request
 from rekindle.errors import RekindleError, RequestFailed
 from rekindle.kernels import thread_pool
@@ -40,7 +40,7 @@ class _LoadReport:
 
 @dataclass(frozen=True, slots=True)
 class _Call:
-    run: Callable[[EngineCore], Any]
+    run: Callable[[Core], Any]
     future: Future[Any]
 
 
@@ -53,18 +53,18 @@ Inbox = queue.SimpleQueue[Message]
 
 
 class EngineLoop:
-    """Runs one `EngineCore` on its own thread, started by `start`."""
+    """Runs one core on its own thread, started by `start`."""
 
     def __init__(self, *, check_when_idle: bool, inbox: Inbox | None = None) -> None:
         self._inbox: Inbox = queue.SimpleQueue() if inbox is None else inbox
-        self._core: EngineCore | None = None
+        self._core: Core | None = None
         self.worker = Worker("engine", self._run, on_death=self._fail_rest)
         self._stopping = threading.Event()
         self._refusing = threading.Event()
         self._ended = threading.Event()
         self._check_when_idle = check_when_idle
 
-    def start(self, core: EngineCore) -> None:
+    def start(self, core: Core) -> None:
         """Start the thread, which owns the core from now on."""
         self._core = core
         self.worker.start()
@@ -95,7 +95,7 @@ class EngineLoop:
         """Queue a command for the store after the blocks published so far."""
         self._put(command)
 
-    def call(self, run: Callable[[EngineCore], T]) -> Future[T]:
+    def call(self, run: Callable[[Core], T]) -> Future[T]:
         """Run a function on the engine thread between two steps; the future fails if the loop has ended."""
         future: Future[T] = Future()
         self._put(_Call(run, future))
@@ -158,18 +158,18 @@ class EngineLoop:
         self._ended.set()
         self._refuse_rest(closed)
 
-    def _timeout(self, core: EngineCore) -> float | None:
+    def _timeout(self, core: Core) -> float | None:
         """Return how long to sleep: 0 with work to do, briefly with blocks to save, else until a message.
 
-        While a request with a deadline loads blocks from disk, at most until the deadline.
+        With requests that nothing wakes, at most until the first deadline.
         """
         if core.has_work:
             return 0.0
         if len(core.cache.saving):
             return _SAVE_POLL_S
-        return core.seconds_left() if core.scheduler.loading else None
+        return core.seconds_left()
 
-    def _drain(self, core: EngineCore, *, wait: bool = True) -> None:
+    def _drain(self, core: Core, *, wait: bool = True) -> None:
         timeout = self._timeout(core) if wait else 0.0
         if timeout is None:
             if self._check_when_idle:
@@ -183,7 +183,7 @@ class EngineLoop:
         except queue.Empty:
             return
 
-    def _receive(self, core: EngineCore, message: Message) -> None:
+    def _receive(self, core: Core, message: Message) -> None:
         try:
             self._handle(core, message)
         except BaseException as error:
@@ -194,7 +194,7 @@ class EngineLoop:
             core.fail_all(failure)
 
     @staticmethod
-    def _handle(core: EngineCore, message: Message) -> None:
+    def _handle(core: Core, message: Message) -> None:
         if isinstance(message, Request | IdleWork):
             core.add(message)
         elif isinstance(message, StoreCommand):

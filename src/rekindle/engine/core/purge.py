@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from rekindle.cache.blocks.hashing import BlockHash
 from rekindle.cache.blocks.pool import BlockPool
-from rekindle.engine.core.core import EngineCore
+from rekindle.engine.core.kinds import Core
 from rekindle.store.commands import Purge
 
 
@@ -30,14 +30,14 @@ class HotPurge:
     breakpoints: tuple[Purge, ...] = ()
 
 
-def withdraw(core: EngineCore, purge: HotPurge) -> None:
+def withdraw(core: Core, purge: HotPurge) -> None:
     """Remove the purged blocks that nobody holds from the save queue, so that they never reach the disk."""
     pool = core.cache.pool
     hashes = (purge.own & idle_hashes(pool)) - with_ancestors(pool, purge.claimed)
     core.cache.saving.drop(purge.command, hashes)
 
 
-def wipe(core: EngineCore, purge: HotPurge) -> int:
+def wipe(core: Core, purge: HotPurge) -> int:
     """Remove the purged blocks from memory and from the save queue; return how many free blocks were overwritten."""
     pool, saving = core.cache.pool, core.cache.saving
     kept = with_ancestors(pool, purge.claimed)
@@ -81,7 +81,7 @@ def evict_hashes(pool: BlockPool, hashes: Collection[BlockHash]) -> None:
             block_hash = parent
 
 
-def _overwrite(core: EngineCore) -> int:
+def _overwrite(core: Core) -> int:
     pool, arena = core.cache.pool, core.cache.arena
     free = pool.take_used_free()
     for block in free:
@@ -96,7 +96,7 @@ def _overwrite(core: EngineCore) -> int:
     return len(free)
 
 
-def _last_blocks(core: EngineCore) -> Iterable[tuple[int, int]]:
+def _last_blocks(core: Core) -> Iterable[tuple[int, int]]:
     """Yield the blocks that running requests may still write, with the number of stored tokens of each."""
     size = core.cache.pool.block_tokens
     running = (request.sequence for request in core.scheduler.running)

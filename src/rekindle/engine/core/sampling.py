@@ -26,7 +26,11 @@ MOST_UNFINISHED = 1024
 
 
 class Replies:
-    """The replies of one core. `on_turn` is called with every ended sequence worth remembering."""
+    """The replies of one core. `on_turn` is called with every ended sequence worth remembering.
+
+    `settle` is called with each request that ends, and whether it is remembered, before its blocks are released. The
+    first delta has a report unless what was reused is not known by then (`reports_early` False).
+    """
 
     def __init__(
         self,
@@ -37,6 +41,8 @@ class Replies:
         min_reuse_tokens: int,
         on_turn: Callable[[FinishedTurn], None],
         clock: Callable[[], float],
+        settle: Callable[[Request, bool], None] = lambda request, keep: None,
+        reports_early: bool = True,
     ) -> None:
         self.sample_s = 0.0
         self._cache = cache
@@ -45,6 +51,8 @@ class Replies:
         self.min_reuse_tokens = min_reuse_tokens
         self._on_turn = on_turn
         self._clock = clock
+        self._settle = settle
+        self._reports_early = reports_early
         self._unfinished: OrderedDict[tuple[str, str], BlockHash] = OrderedDict()  # by agent: the last block
 
     def continue_with(self, logits: torch.Tensor, requests: Sequence[Request]) -> None:
@@ -56,7 +64,7 @@ class Replies:
             if isinstance(token, RekindleError):
                 self.fail(request, token)
             else:
-                self._emit(request, token, logits[row])
+                self.take(request, token, _scores(request, token, logits[row]))
 
     def _choose(self, logits: torch.Tensor, requests: Sequence[Request]) -> list[int | RekindleError]:
         """Sample the next token of each request; an error only for the request whose token cannot be drawn."""
@@ -69,7 +77,8 @@ class Replies:
                 return [error]
             return [self._choose(logits[row : row + 1], [request])[0] for row, request in enumerate(requests)]
 
-    def _emit(self, request: Request, token: int, logits: torch.Tensor) -> None:
+    def take(self, request: Request, token: int, scores: tuple[TokenLogprob, ...]) -> None:
+        """Add and emit the next token of a request; `scores` has its log probability, if that was requested."""
         first = request.times.first_token is None
         if first:
             request.times.first_token = self._clock()
@@ -84,15 +93,12 @@ class Replies:
         if sequence.num_generated == params.min_tokens:
             reply.stream.watch_for(params.stop)
         text = reply.stream.push(token)
-        scores: tuple[TokenLogprob, ...] = ()
-        if params.logprobs is not None:
-            scores = (score(logits, token, params.logprobs, bytes_of=reply.stream.token_bytes),)
         if reply.stream.stopped or (reply.matcher is not None and reply.matcher.is_over):
             self.finish(request, "stop", Delta(text, (token,), logprobs=scores))
         elif sequence.num_generated >= sequence.max_new_tokens:
             self.finish(request, "length", Delta(text, (token,), logprobs=scores))
         else:
-            report = self._report(request) if first else None
+            report = self._report(request) if first and self._reports_early else None
             reply.texts.append(text)
             reply.generation.put(Delta(text, (token,), report=report, logprobs=scores))
 
@@ -121,6 +127,7 @@ class Replies:
     def _end(self, request: Request, *, keep: bool, is_whole: bool = False) -> None:
         """Detach a request and remember it; `is_whole`: the reply is whole, so its caller will send it back."""
         sequence = request.sequence
+        self._settle(request, keep)
         ids, hashes = sequence.ids[: sequence.table.num_tokens].copy(), tuple(sequence.table.names)
         is_turn = sequence.reuse != "off" and sequence.is_turn and sequence.task != "load"
         head = self._cache.detach(sequence, is_remembered=is_turn and keep and len(ids) > 0)
@@ -168,6 +175,14 @@ class Replies:
 
     def _report(self, request: Request) -> Report:
         return report_of(request, now=self._clock(), min_reuse_tokens=self.min_reuse_tokens)
+
+
+def _scores(request: Request, token: int, logits: torch.Tensor) -> tuple[TokenLogprob, ...]:
+    """Return the log probability of a token under `logits` [vocab], if it was requested and is part of the reply."""
+    reply, num_top = request.reply, request.reply.sampler.params.logprobs
+    if num_top is None or token in reply.sampler.ends:
+        return ()
+    return (score(logits, token, num_top, bytes_of=reply.stream.token_bytes),)
 
 
 def _hand_over_scores(request: Request) -> None:

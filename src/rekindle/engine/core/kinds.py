@@ -1,0 +1,65 @@
+"""What the engine's thread runs: a core that computes here, or one that lets another server compute.
+
+Owns the interface that both have: its thread drives it, statistics and commands on agents read its queues and blocks.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from rekindle.engine.blocks.loads import Load
+from rekindle.engine.blocks.prefix_cache import PrefixCache
+from rekindle.engine.core.background import Background, IdleWork
+from rekindle.engine.core.scheduler import Scheduler
+from rekindle.engine.request import Request
+from rekindle.errors import RekindleError
+
+
+@dataclass(frozen=True, slots=True)
+class CoreCounts:
+    """Counters of a core since it was made; prompt tokens are those of requests that were started."""
+
+    num_preemptions: int = 0
+    num_steps: int = 0
+    num_rows: int = 0  # of all forward passes, also those that ran again after a preemption
+    step_s: float = 0.0
+    num_draft_tokens: int = 0
+    num_accepted_tokens: int = 0
+    prompt_tokens: int = 0
+    reused_tokens: int = 0
+    step_overhead_ms: float = 0.0
+
+
+class Core(Protocol):
+    """Called from the engine's thread only."""
+
+    cache: PrefixCache
+    scheduler: Scheduler
+    background: Background
+
+    @property
+    def counts(self) -> CoreCounts:
+        """The counters so far."""
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a step may have something to do, though nothing has come in."""
+
+    def add(self, work: Request | IdleWork) -> None:
+        """Queue a request or idle work."""
+
+    def finish_load(self, load: Load, num_good: int) -> None:
+        """Take what a reader loaded from disk."""
+
+    def step(self) -> None:
+        """Do everything that can be done now."""
+
+    def seconds_left(self) -> float | None:
+        """Return in how many seconds a step is due though nothing comes in; None: in no time."""
+
+    def fail_all(self, error: RekindleError) -> None:
+        """Fail everything that runs or waits."""
+
+    def check(self) -> None:
+        """Assert the invariants between steps."""
