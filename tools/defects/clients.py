@@ -265,7 +265,7 @@ CLIENTS = (
     ),
     one(
         "a heading that does nothing",
-        "engine/factory.py",
+        "engine/assembly.py",
         "headings=settings.prompt.tail_heading",
         "headings=()",
         f"{OFFERS}::test_it_is_offered_when_the_same_line_changes_twice_and_then_costs_no_tools",

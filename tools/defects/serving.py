@@ -209,7 +209,7 @@ SERVING = (
     ),
     one(
         "a policy that is parsed and ignored",
-        "engine/factory.py",
+        "engine/assembly.py",
         "            policy=settings.eviction,\n",
         "",
         "tests/engine/test_evicting.py::test_the_policy_says_who_leaves_memory_first",

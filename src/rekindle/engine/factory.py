@@ -1,78 +1,37 @@
-"""Builds the components of an engine from its settings and connects them; all or nothing.
-
-Every part is built here and owned by the component it is passed to.
-"""
+"""Builds an engine that computes here: model, hot memory and core; `assembly` connects them with the rest."""
 
 from __future__ import annotations
 
 import contextlib
-import logging
-import math
 import time
 from collections import defaultdict
 from collections.abc import Callable
-from dataclasses import dataclass, replace
 from datetime import datetime
-from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
 
-from rekindle.cache.blocks.pool import BlockPool
-from rekindle.config import Settings, StoreSettings
-from rekindle.engine.blocks.prefix_cache import PrefixCache
-from rekindle.engine.capacity import TYPICAL_TOKENS, capacity, check_budget, check_disk
+from rekindle.config import Settings
+from rekindle.engine.assembly import Around, Computing, assembled
+from rekindle.engine.capacity import capacity, check_budget, check_disk
 from rekindle.engine.components import Components
 from rekindle.engine.core.core import EngineCore
 from rekindle.engine.core.costs import StepCosts
-from rekindle.engine.core.loop import EngineLoop
 from rekindle.engine.core.scheduler import MIN_CHUNK, Scheduler
 from rekindle.engine.core.speculation import Speculation, max_draft
-from rekindle.engine.gauges import StorePlace, hot_tokens
-from rekindle.engine.intake.anticipation import Anticipation
-from rekindle.engine.intake.intake import Intake
-from rekindle.engine.intake.prompt_lookup import PromptLookup
-from rekindle.engine.intake.queue_limit import AdmissionQueueLimit
-from rekindle.engine.intake.rendering import Renderer
-from rekindle.engine.intake.request_builder import PromptLimits, RequestBuilder
-from rekindle.engine.intake.tail_offers import TailOffers
-from rekindle.engine.intake.tier_imports import TierImports
-from rekindle.engine.memory.adoption import Adoption
-from rekindle.engine.memory.agent_commands import AgentCommands
-from rekindle.engine.memory.branches import Branch, BranchBook, KnownBranch
-from rekindle.engine.memory.memory import AgentMemory
-from rekindle.engine.memory.pins import most_pinned
-from rekindle.engine.memory.retention import Retention, RetentionRules
-from rekindle.engine.prefault import Prefault
-from rekindle.engine.request import Request
-from rekindle.engine.tier_parts import check_tier, open_tier, tier_imports
-from rekindle.engine.weights_writer import WeightsWriter
+from rekindle.engine.tier_parts import check_tier
 from rekindle.errors import StoreRefused
 from rekindle.kernels import thread_pool
 from rekindle.kv.arena import KVArena
-from rekindle.matching.matcher import Matcher
 from rekindle.model.device import check_device
 from rekindle.model.load import load_model
 from rekindle.model.loaded import LoadedModel
 from rekindle.model.runner import ModelRunner
-from rekindle.spec import KVLayout, ModelSpec
+from rekindle.spec import KVLayout
 from rekindle.store.directory import given_secret, make_directory
-from rekindle.store.replica_slots import ReplicaSlots, secret_of, without_blocks
-from rekindle.store.room import OnLost
 from rekindle.store.sync import OsFileSystem
-from rekindle.store.warm import WarmStore
-from rekindle.store.writer import OnSaved
 from rekindle.text.constraints.matcher import ReplyConstraints
-from rekindle.text.growth import analyse_growth
 from rekindle.text.prompt import PromptEncoder
-from rekindle.text.replies import ReplyFormat, find_reply_format
 
-if TYPE_CHECKING:
-    from rekindle.tier.tier import ObjectTier
-
-logger = logging.getLogger(__name__)
-
-BREAKPOINT_SHARE = 0.5  # of a tenant's part of the disk, for cached breakpoints
 CHUNK_TOKENS = defaultdict(lambda: 512, cuda=2048)
 SCORED_BYTES = 64 << 20  # of logits in a step for scores of prompts: 110 rows of a vocabulary of 150,000
 
@@ -81,7 +40,9 @@ def assemble(settings: Settings, *, clock: Callable[[], datetime] = datetime.now
     """Load and verify the model, open the store, connect the components; all or nothing."""
     started = {"imports": time.time()}
     use_store = settings.store.enabled and settings.cache.reuse == "on"
-    _check_start(settings, use_store=use_store)
+    check_device(settings.model.device)
+    check_budget(settings.cache, settings.model.device)
+    check_places(settings, use_store=use_store)
     loaded = load_model(
         settings.model,
         block_tokens=settings.cache.block_tokens,
@@ -93,44 +54,27 @@ def assemble(settings: Settings, *, clock: Callable[[], datetime] = datetime.now
     hot = capacity(settings.cache, spec, loaded.device, chunk_tokens=_chunk_tokens(settings, loaded.device))
     if use_store:
         check_disk(settings.store, spec)
-    encoder = PromptEncoder.from_dir(loaded.directory, clock=clock)
     arena = KVArena(spec.layout, hot.num_blocks, torch.device(loaded.device), hot.windows)
-    place, store, refused = (
-        _open_store(
-            settings,
-            spec,
-            # Called by the store's threads, which the components start.
-            on_saved=lambda *turn: components.turn_saved(*turn),
-            on_lost=lambda *turn: components.intake.turn_lost(*turn),
-        )
-        if use_store
-        else (without_blocks(settings.store), None, None)
+    computing = Computing(
+        spec=spec,
+        encoder=PromptEncoder.from_dir(loaded.directory, clock=clock),
+        arena=arena,
+        max_context=hot.max_context,
+        notes=loaded.notes,
+        promise=loaded.promise,
+        label=spec.name,
+        new_core=lambda around: _core(settings, loaded, ModelRunner(loaded, arena), around),
+        new_constraints=lambda encoder, form: ReplyConstraints(encoder, form, ends=spec.eos_ids),
+        unsaved=loaded.unsaved,
     )
-    settings = replace(settings, store=place)
-    started["store"] = time.time()
-    tier: ObjectTier | None = None
     try:
-        tier = open_tier(settings, store, spec)
-        form = find_reply_format(encoder)
-        encoder = encoder.bounded(hot.max_context)
-        renderer = Renderer(encoder, form, settings.prompt.kinds(), headings=settings.prompt.tail_heading)
-        inputs = _Inputs(settings, loaded, encoder, form, renderer, arena, store, refused, hot.max_context, tier)
-        components = _connect(inputs, started)
-        return components
-    except BaseException:
-        if tier is not None:
-            tier.stop(0.0)
-        if store is not None:
-            store.close()
-        raise
+        return assembled(settings, computing, started, use_store=use_store)
     finally:
         thread_pool.release()  # from here on the engine's thread computes
 
 
-def _check_start(settings: Settings, *, use_store: bool) -> None:
-    """Check the settings that need no model, so that errors are raised before the weights are loaded."""
-    check_device(settings.model.device)
-    check_budget(settings.cache, settings.model.device)
+def check_places(settings: Settings, *, use_store: bool) -> None:
+    """Check the directories and the secret, so that errors are raised before a model is read."""
     directory, fs = settings.store.directory(), OsFileSystem()
     if use_store:
         make_directory(directory, fs)
@@ -138,165 +82,6 @@ def _check_start(settings: Settings, *, use_store: bool) -> None:
     if settings.store.enabled and settings.store.secret is not None:
         with contextlib.suppress(StoreRefused):  # reported when files are opened; replies continue without them
             given_secret(directory, settings.store.secret, fs)
-
-
-@dataclass(frozen=True, slots=True)
-class _Inputs:
-    """What the components of the engine are built from."""
-
-    settings: Settings
-    loaded: LoadedModel
-    encoder: PromptEncoder
-    form: ReplyFormat
-    renderer: Renderer
-    arena: KVArena
-    store: WarmStore | None
-    refused: str | None  # why an enabled store could not be opened
-    max_context: int
-    tier: ObjectTier | None
-
-
-def _connect(inputs: _Inputs, started: dict[str, float]) -> Components:
-    settings, loaded, encoder, store = inputs.settings, inputs.loaded, inputs.encoder, inputs.store
-    spec, loop = loaded.spec, EngineLoop(check_when_idle=settings.engine.check_when_idle)
-    cache = _prefix_cache(settings, spec, inputs.arena, store, loop)
-    memory = _memory(settings, encoder, store, loop, spec)
-    anticipation = _anticipation(inputs, memory, cache, loop)
-    costs = StepCosts()
-    adoption = Adoption(memory, store, block_tokens=spec.layout.block_tokens) if store is not None else None
-    imports = tier_imports(inputs.tier, store, adoption, spec, costs, lambda: components)
-    intake = _intake(inputs, memory, cache, loop, anticipation, imports)
-    num_warm_agents = memory.open()
-    started["agents"] = time.time()
-    components = Components(
-        spec=spec,
-        encoder=encoder,
-        reply_format=inputs.form,
-        renderer=inputs.renderer,
-        notes=(*loaded.notes, f"template: {analyse_growth(encoder.template).summary()}"),
-        promise=loaded.promise,
-        max_context=inputs.max_context,
-        num_warm_agents=num_warm_agents,
-        core=_core(settings, loaded, ModelRunner(loaded, inputs.arena), cache, intake, costs),
-        loop=loop,
-        intake=intake,
-        memory=memory,
-        anticipation=anticipation,
-        started=started,
-        agent_commands=AgentCommands(
-            memory, cancel_anticipation=anticipation.cancel, block_tokens=spec.layout.block_tokens, now=time.time
-        ),
-        store=store,
-        tier=inputs.tier,
-        adoption=adoption,
-        imports=imports,
-        refused=inputs.refused,
-        store_settings=settings.store,
-        place=StorePlace(settings.store.own_directory() / spec.fingerprint.hex()) if store is not None else None,
-        prefault=Prefault(inputs.arena, store.stats().num_blocks) if store is not None else None,
-        weights_writer=WeightsWriter(loaded.unsaved) if loaded.unsaved is not None else None,
-    )
-    return components
-
-
-def _intake(
-    inputs: _Inputs,
-    memory: AgentMemory,
-    cache: PrefixCache,
-    loop: EngineLoop,
-    anticipation: Anticipation,
-    imports: TierImports | None,
-) -> Intake:
-    settings = inputs.settings
-    retention = Retention(
-        memory,
-        RetentionRules(settings.store.agent_ttl_s, settings.store.anonymous_ttl_s, max_unsaved=inputs.arena.num_blocks),
-        ask_hot=lambda branches: loop.call(lambda core: hot_tokens(core.cache, branches)),
-        run=lambda work: intake.run(work),
-    )
-
-    def submit(request: Request) -> None:
-        anticipation.began(request)
-        loop.submit(request)
-
-    preparer = _preparer(inputs, memory, cache, submit, loop.wake, imports)
-    intake = Intake(
-        preparer=preparer,
-        memory=memory,
-        retention=retention,
-        room=AdmissionQueueLimit(settings.engine.max_waiting),
-        anticipation=anticipation,
-        has_tier=imports is not None,
-    )
-    return intake
-
-
-def _anticipation(inputs: _Inputs, memory: AgentMemory, cache: PrefixCache, loop: EngineLoop) -> Anticipation:
-    settings = inputs.settings
-    return Anticipation(
-        encoder=inputs.encoder,
-        memory=memory,
-        form=inputs.form,
-        settled=inputs.renderer.settled,
-        new_table=cache.new_table,
-        root=cache.root,
-        submit=loop.submit,
-        max_context=inputs.max_context,
-        is_busy=lambda: loop.is_busy,
-        enabled=settings.prompt.anticipate == "on" and settings.cache.reuse == "on",
-    )
-
-
-def _prefix_cache(
-    given: Settings, spec: ModelSpec, arena: KVArena, store: WarmStore | None, loop: EngineLoop
-) -> PrefixCache:
-    settings = given.cache
-    return PrefixCache(
-        pool=BlockPool(
-            arena.num_blocks,
-            spec.layout.block_tokens,
-            policy=settings.eviction,
-            windows=tuple(arena.windows.values()),
-        ),
-        arena=arena,
-        store=store,
-        fingerprint=spec.fingerprint,
-        secret=store.secret if store is not None else secret_of(given.store),
-        min_reuse_tokens=settings.min_reuse_tokens,
-        min_reuse_ratio=settings.min_reuse_ratio,
-        namespace_share=given.store.namespace_share,
-        report_load=loop.report_load,
-    )
-
-
-def _preparer(
-    inputs: _Inputs,
-    memory: AgentMemory,
-    cache: PrefixCache,
-    submit: Callable[[Request], None],
-    wake: Callable[[], None],
-    imports: TierImports | None,
-) -> RequestBuilder:
-    settings, spec = inputs.settings, inputs.loaded.spec
-    return RequestBuilder(
-        encoder=inputs.encoder,
-        renderer=inputs.renderer,
-        lookup=PromptLookup(
-            inputs.encoder,
-            memory,
-            reuse=settings.cache.reuse,
-            offers=TailOffers(inputs.renderer, memory.system_texts),
-        ),
-        limits=PromptLimits(inputs.max_context, spec.vocab_size, spec.eos_ids, settings.engine.request_timeout_s),
-        visible=inputs.form.visible,
-        constraints=ReplyConstraints(inputs.encoder, inputs.form, ends=spec.eos_ids),
-        root=cache.root,
-        new_table=cache.new_table,
-        submit=submit,
-        wake=wake,
-        only_at_points=bool(spec.layout.ending_parts),
-        tier=imports,
-    )
 
 
 def chunk_multiple(layout: KVLayout) -> int:
@@ -309,20 +94,13 @@ def _chunk_tokens(settings: Settings, device: str) -> int:
     return settings.engine.max_chunk_tokens or CHUNK_TOKENS[torch.device(device).type]
 
 
-def _core(
-    settings: Settings,
-    loaded: LoadedModel,
-    runner: ModelRunner,
-    cache: PrefixCache,
-    intake: Intake,
-    costs: StepCosts,
-) -> EngineCore:
+def _core(settings: Settings, loaded: LoadedModel, runner: ModelRunner, around: Around) -> EngineCore:
     return EngineCore(
         runner=runner,
-        cache=cache,
+        cache=around.cache,
         scheduler=Scheduler(
             settings.engine,
-            costs,
+            around.costs,
             max_chunk_tokens=_chunk_tokens(settings, loaded.device),
             chunk_multiple=chunk_multiple(loaded.spec.layout),
             max_scored_rows=max(MIN_CHUNK, SCORED_BYTES // (4 * loaded.spec.vocab_size)),
@@ -333,65 +111,5 @@ def _core(
             max_step_s=settings.engine.max_stall_s,
         ),
         min_reuse_tokens=settings.cache.min_reuse_tokens,
-        on_turn=intake.turn_ended,
+        on_turn=around.intake.turn_ended,
     )
-
-
-def _open_store(
-    settings: Settings, spec: ModelSpec, *, on_saved: OnSaved, on_lost: OnLost
-) -> tuple[StoreSettings, WarmStore | None, str | None]:
-    """Open the store, in the slot that it claims; None and the reason if the disk refuses, in which case requests are
-    served without one. The settings name the slot."""
-
-    def open_in(directory: Path, place: StoreSettings) -> WarmStore:
-        return WarmStore.open(
-            directory,
-            fingerprint=spec.fingerprint,
-            layout=spec.layout,
-            settings=place,
-            model=spec.name,
-            namespaces=settings.server.namespaces(),
-            on_saved=on_saved,
-            on_lost=on_lost,
-        )
-
-    slots = ReplicaSlots(settings.store, spec.fingerprint)
-    try:
-        store = slots.open(open_in)
-    except StoreRefused as error:
-        logger.error("NOTHING IS READ FROM DISK OR SAVED until this is repaired and the engine restarted: %s", error)
-        return slots.settings, None, str(error)
-    return slots.settings, store, None
-
-
-def _memory(
-    settings: Settings, encoder: PromptEncoder, store: WarmStore | None, loop: EngineLoop, spec: ModelSpec
-) -> AgentMemory:
-    cache, layout, num_tenants = settings.cache, spec.layout, len(settings.server.namespaces())
-    typical_blocks, typical_bytes = TYPICAL_TOKENS // layout.block_tokens, layout.kept_bytes(TYPICAL_TOKENS)
-    disk_blocks = store.stats().disk_bytes * typical_blocks // typical_bytes if store is not None else 0
-    pinned = most_pinned(disk_blocks, num_tenants, settings.store.namespace_share) if store is not None else math.inf
-    return AgentMemory(
-        encoder=encoder,
-        matcher=Matcher(
-            encoder,
-            min_reuse_tokens=cache.min_reuse_tokens,
-            min_reuse_ratio=cache.min_reuse_ratio,
-            max_index_bytes=cache.text_index_bytes,
-            clock=time.monotonic,
-        ),
-        book=BranchBook(max_branches=cache.max_branches),
-        store=store,
-        block_tokens=layout.block_tokens,
-        save=loop.save,
-        demote=lambda branch, num_kept: _demote(loop, branch, num_kept),
-        now=time.time,
-        vocab_size=spec.vocab_size,
-        max_breakpoint_tokens=BREAKPOINT_SHARE * disk_blocks * layout.block_tokens / num_tenants,
-        max_pinned_blocks=pinned,
-    )
-
-
-def _demote(loop: EngineLoop, branch: Branch, num_kept: int) -> None:
-    if isinstance(branch, KnownBranch):
-        loop.call(lambda core: core.cache.demote(branch.root, branch.ids, branch.hashes, num_kept=num_kept))
