@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from rekindle.engine.types import ChatResult as ChatResult
     from rekindle.engine.types import Delta as Delta
     from rekindle.engine.types import Report as Report
+    from rekindle.errors import BackendFailed as BackendFailed
     from rekindle.errors import BadRequest as BadRequest
     from rekindle.errors import Cancelled as Cancelled
     from rekindle.errors import ConfigError as ConfigError
@@ -37,8 +38,8 @@ if TYPE_CHECKING:
     from rekindle.text.constraints.types import Constraint as Constraint
 
 __version__ = "0.1.0"
-_ERRORS = """BadRequest Cancelled ConfigError Conflict ModelRefused NotFound Overloaded PromptTooLong PurgeUnproved
-    QuotaExceeded RekindleError RequestFailed StoreError StoreLocked StoreRefused Timeout Unavailable"""
+_ERRORS = """BackendFailed BadRequest Cancelled ConfigError Conflict ModelRefused NotFound Overloaded PromptTooLong
+    PurgeUnproved QuotaExceeded RekindleError RequestFailed StoreError StoreLocked StoreRefused Timeout Unavailable"""
 LAZY = {
     "Agent": "rekindle.engine.agent",
     "ChatResult": "rekindle.engine.types",

@@ -15,6 +15,7 @@
     ├── Overloaded            ours, temporary: 503 with a time to retry
     ├── Unavailable           ours, until a restart: 503, a thread has ended
     ├── Timeout               the request took longer than the operator allows
+    ├── BackendFailed         the server that computes for us failed, or answered nonsense: 502
     ├── Cancelled             the reply is no longer wanted
     └── RequestFailed         one request failed; the others continue
 
@@ -110,6 +111,10 @@ class Unavailable(RekindleError):
 
 class Timeout(RekindleError):
     """The request was stopped because it was not finished in time; what it had computed is kept."""
+
+
+class BackendFailed(RekindleError):
+    """The server that computes in our place failed on this request, or sent what cannot be read."""
 
 
 class Cancelled(RekindleError):

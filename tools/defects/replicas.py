@@ -76,8 +76,8 @@ REPLICAS: tuple[Mutant, ...] = (
     one(
         "a slot shown to callers without a key",
         "server/info.py",
-        'return JSONResponse({"status": status, "problems": []})',
-        'return JSONResponse({"status": status, "problems": []} | _slot(engine.settings.store))',
+        'return JSONResponse({"status": status, "problems": []}, code)',
+        'return JSONResponse({"status": status, "problems": []} | _slot(engine.settings.store), code)',
         "tests/server/test_replicas.py::test_a_slot_is_for_those_with_a_key",
     ),
 )

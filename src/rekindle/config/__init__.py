@@ -1,5 +1,6 @@
 """Every setting. Each component receives only its own part. Knows no torch and no HTTP."""
 
+from rekindle.config.backend import BackendKind, BackendSettings
 from rekindle.config.catalog import ENV_PREFIX, SETTINGS, KnownSetting
 from rekindle.config.hosts import is_loopback
 from rekindle.config.keys import DEFAULT_NAMESPACE
@@ -39,6 +40,8 @@ __all__ = [
     "SESSIONS_FILE",
     "SETTINGS",
     "WORDS_SHARE",
+    "BackendKind",
+    "BackendSettings",
     "CacheSettings",
     "EngineSettings",
     "KnownSetting",

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Literal, get_args, get_origin
 
+from rekindle.config.backend import BackendSettings
 from rekindle.config.parts import (
     CacheSettings,
     EngineSettings,
@@ -27,6 +28,7 @@ SECTIONS: dict[str, tuple[str, type]] = {
     "store": ("Store", StoreSettings),
     "tier": ("Object tier", TierSettings),
     "engine": ("Requests", EngineSettings),
+    "backend": ("Backend", BackendSettings),
     "server": ("Server", ServerSettings),
 }
 

@@ -58,6 +58,10 @@ class SettingsWithoutModel(TypedDict, total=False):
     request_timeout_s: float | None
     speculate: Literal["auto", "off"]
     check_when_idle: bool
+    backend: str | None
+    backend_model: str | None
+    backend_key: str | None
+    backend_silence_s: float
     host: str
     port: int
     served_model_name: str | None

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, get_origin
 
+from rekindle.config.backend import BackendSettings
 from rekindle.config.catalog import ENV_PREFIX, SECTIONS, SETTINGS
 from rekindle.config.keys import parse_api_keys
 from rekindle.config.parts import (
@@ -44,6 +45,7 @@ class Settings:
     store: StoreSettings = field(default_factory=StoreSettings)
     tier: TierSettings = field(default_factory=TierSettings)
     engine: EngineSettings = field(default_factory=EngineSettings)
+    backend: BackendSettings = field(default_factory=BackendSettings)
     server: ServerSettings = field(default_factory=ServerSettings)
 
     @classmethod

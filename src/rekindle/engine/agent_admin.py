@@ -44,6 +44,7 @@ def infos(parts: Components, ask: Callable[[], Sequence[Sequence[Branch]]]) -> l
         return [(each, book.pinned_until(each[0].namespace, each[0].agent, now)) for each in found]
 
     agents = parts.intake.call(look).result()
+    is_here = parts.backend is None  # a front keeps texts: where their KV is, is known to what computes
     longest = [max(branches, key=lambda branch: branch.num_tokens) for branches, _ in agents]
     hot = parts.loop.call(lambda core: hot_tokens(core.cache, longest)).result()
     is_durable = parts.is_in_place()
@@ -54,8 +55,8 @@ def infos(parts: Components, ask: Callable[[], Sequence[Sequence[Branch]]]) -> l
             branches=len(branches),
             num_tokens=branch.num_tokens,
             saved_tokens=branch.saved_tokens if is_durable else 0,
-            hot_tokens=num_hot,
-            warm_tokens=max(0, branch.saved_tokens - num_hot) if is_durable else 0,
+            hot_tokens=num_hot if is_here else 0,
+            warm_tokens=max(0, branch.saved_tokens - num_hot) if is_durable and is_here else 0,
             last_use=max(each.last_use for each in branches),
             pinned_until=pinned,
         )
@@ -84,6 +85,7 @@ def _branch_infos(parts: Components, namespace: str, agent: str) -> tuple[Branch
         return [(branch, shared_tokens(branch, everybody, size)) for branch in book.of(namespace, agent)]
 
     branches = parts.intake.call(look).result()
+    is_here = parts.backend is None
     hot = parts.loop.call(lambda core: hot_tokens(core.cache, [branch for branch, _ in branches])).result()
     is_durable = parts.is_in_place()
     return tuple(
@@ -91,8 +93,8 @@ def _branch_infos(parts: Components, namespace: str, agent: str) -> tuple[Branch
             number=branch.number,
             num_tokens=branch.num_tokens,
             saved_tokens=branch.saved_tokens if is_durable else 0,
-            hot_tokens=num_hot,
-            warm_tokens=max(0, branch.saved_tokens - num_hot) if is_durable else 0,
+            hot_tokens=num_hot if is_here else 0,
+            warm_tokens=max(0, branch.saved_tokens - num_hot) if is_durable and is_here else 0,
             shared_tokens=num_shared,
             shared_with=agents,
             last_use=branch.last_use,
@@ -117,8 +119,10 @@ def latest_ids(parts: Components, namespace: str, agent: str) -> tuple[int, ...]
 def offload(parts: Components, namespace: str, agent: str) -> int:
     """Make an agent durable and evict its blocks from memory, unless they are shared; return how many.
 
-    StoreError if not all of it can be saved, and then nothing is evicted.
+    StoreError if not all of it can be saved, and then nothing is evicted. BadRequest if another server computes.
     """
+    if parts.backend is not None:
+        raise BadRequest("offload: the memory is that of the server that computes, which decides what stays hot")
     _check_place(parts)
     branches = parts.intake.call(lambda: parts.agent_commands.branches_to_offload(namespace, agent)).result()
     if not branches:

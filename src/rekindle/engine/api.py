@@ -96,7 +96,12 @@ class Engine:
         """Load the model, open the store, start the threads. Starting twice is an error."""
         if self._parts is not None:
             raise RekindleError("this engine has been started already")
-        parts = assemble(self._given, clock=self._clock)
+        if self._given.backend.address is None:
+            parts = assemble(self._given, clock=self._clock)
+        else:
+            from rekindle.engine.front import assemble_front  # HTTP, which an engine that computes does not need
+
+            parts = assemble_front(self._given, clock=self._clock)
         parts.start()
         self.settings = replace(self._given, store=parts.store_settings)
         self._parts = parts
@@ -361,9 +366,10 @@ class Engine:
         """Return whether everything works; if not, what does not and what to do. Never raises."""
         parts = self._parts
         if parts is None:
-            return Health(False, ("the engine is not running: start it",))
+            return Health(False, ("the engine is not running: start it",), computes=False)
         found = parts.problems()
-        return Health(not found, found)
+        is_away = parts.backend is not None and parts.backend.problem() is not None
+        return Health(not found, found, computes=not is_away)
 
     def deaths(self) -> tuple[Death, ...]:
         """Return the threads that died, and of which error; requests are refused from then on. Never blocks."""

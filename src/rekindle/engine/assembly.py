@@ -23,6 +23,7 @@ from rekindle.engine.core.kinds import Core
 from rekindle.engine.core.loop import EngineLoop
 from rekindle.engine.gauges import StorePlace, hot_tokens
 from rekindle.engine.intake.anticipation import Anticipation
+from rekindle.engine.intake.backend_constraints import BackendConstraints
 from rekindle.engine.intake.intake import Intake
 from rekindle.engine.intake.prompt_lookup import PromptLookup
 from rekindle.engine.intake.queue_limit import AdmissionQueueLimit
@@ -56,6 +57,7 @@ from rekindle.text.prompt import PromptEncoder
 from rekindle.text.replies import ReplyFormat, find_reply_format
 
 if TYPE_CHECKING:
+    from rekindle.backend.client import Backend
     from rekindle.tier.tier import ObjectTier
 
 logger = logging.getLogger(__name__)
@@ -75,7 +77,7 @@ class Around:
 
 @dataclass(frozen=True, slots=True)
 class Computing:
-    """What computes for an engine, and what is known of it.
+    """What computes for an engine, here or at a `backend`, and what is known of it.
 
     `arena` has the bytes of its blocks. A `store` of it is listed under `label`. `new_core` builds its core;
     `new_constraints` what constrains replies, from the final encoder and its reply format.
@@ -89,8 +91,9 @@ class Computing:
     promise: Promise
     label: str
     new_core: Callable[[Around], Core]
-    new_constraints: Callable[[PromptEncoder, ReplyFormat], ReplyConstraints]
+    new_constraints: Callable[[PromptEncoder, ReplyFormat], ReplyConstraints | BackendConstraints]
     unsaved: UnsavedWeights | None = None
+    backend: Backend | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,6 +183,7 @@ def _connect(inputs: _Inputs, started: dict[str, float]) -> Components:
         place=StorePlace(settings.store.own_directory() / spec.fingerprint.hex()) if store is not None else None,
         prefault=Prefault(computing.arena, store.stats().num_blocks) if store is not None else None,
         weights_writer=WeightsWriter(computing.unsaved) if computing.unsaved is not None else None,
+        backend=computing.backend,
     )
     return components
 
@@ -230,7 +234,9 @@ def _anticipation(inputs: _Inputs, memory: AgentMemory, cache: PrefixCache, loop
         submit=loop.submit,
         max_context=inputs.computing.max_context,
         is_busy=lambda: loop.is_busy,
-        enabled=settings.prompt.anticipate == "on" and settings.cache.reuse == "on",
+        enabled=settings.prompt.anticipate == "on"
+        and settings.cache.reuse == "on"
+        and inputs.computing.backend is None,
     )
 
 

@@ -32,6 +32,7 @@ from rekindle.text.replies import ReplyFormat
 from rekindle.worker import Death
 
 if TYPE_CHECKING:
+    from rekindle.backend.client import Backend
     from rekindle.tier.tier import ObjectTier
 
 logger = logging.getLogger(__name__)
@@ -66,6 +67,7 @@ class Components:
     refused: str | None  # why an enabled store could not be opened
     store_settings: StoreSettings  # as given, with the slot that was claimed
     place: StorePlace | None
+    backend: Backend | None = None  # which computes, if this engine does not
     prefault: Prefault | None = None  # with a store
     weights_writer: WeightsWriter | None = None
     reports: Recent[Report] = field(default_factory=Recent)  # of finished requests of named agents
@@ -125,7 +127,9 @@ class Components:
 
     def deaths(self) -> tuple[Death, ...]:
         """Return the threads that have died. Any thread; never blocks."""
-        workers = (self.intake.worker, self.loop.worker, *(self.store.workers if self.store is not None else ()))
+        workers = [self.intake.worker, self.loop.worker, *(self.store.workers if self.store is not None else ())]
+        if self.backend is not None:
+            workers.append(self.backend.worker)
         return tuple(worker.death for worker in workers if worker.death is not None)
 
     def close(self) -> None:
@@ -138,6 +142,8 @@ class Components:
 
     def _stop(self) -> None:
         self.loop.stop()
+        if self.backend is not None:
+            self.backend.stop()
         self.intake.stop()
         if self.tier is not None and not self.tier.stop(EXPORT_TIMEOUT_S):
             logger.warning("not every turn reached the object tier; other replicas go on from what did")
@@ -163,6 +169,8 @@ class Components:
         stats = self.store.stats() if self.store is not None else None
         found = problems(stats, is_in_place=self.is_in_place(), is_running=self.loop.is_running, deaths=self.deaths())
         if self.tier is not None and (problem := self.tier.problem()) is not None:
+            found = (*found, problem)
+        if self.backend is not None and (problem := self.backend.problem()) is not None:
             found = (*found, problem)
         if self.refused is None:
             return found

@@ -17,6 +17,7 @@ from rekindle.matching.explain import Explanation
 from rekindle.matching.matcher import Relation
 from rekindle.model.sampler import SamplerState
 from rekindle.text.constraints.matcher import ReplyMatcher
+from rekindle.text.constraints.types import Constraint
 from rekindle.text.omissions import NOTHING_OMITTED, Omitted
 from rekindle.text.stream import TextStream
 
@@ -95,7 +96,8 @@ class Reply:
     generation: Generation
     sampler: SamplerState
     stream: TextStream
-    matcher: ReplyMatcher | None = None  # of a reply that is constrained
+    matcher: ReplyMatcher | None = None  # of a reply that is constrained here
+    constraint: Constraint | None = None  # as it was asked for
     texts: list[str] = field(default_factory=list)  # as emitted
 
 
@@ -121,6 +123,7 @@ class Request:
     breakpoints: tuple[CachedBreakpoint, ...] = ()  # one for each breakpoint
     taken_out: tuple[TakenOut, ...] = ()
     omitted: Omitted = NOTHING_OMITTED
+    is_reuse_known: bool = True  # another server that computes may not say what it reused
     resumes: bool = False  # it continues an unfinished request of the agent
     cancelled: threading.Event = field(default_factory=threading.Event)
     state: State = State.WAITING

@@ -291,7 +291,11 @@ class PurgeReport:
 
 @dataclass(frozen=True, slots=True)
 class Health:
-    """Whether everything works; if not, what does not and what to do, a sentence each."""
+    """Whether everything works; if not, what does not and what to do, a sentence each.
+
+    `computes`: whether replies can be computed; of a front, whether its backend can be used.
+    """
 
     ok: bool
     problems: tuple[str, ...] = ()
+    computes: bool = True

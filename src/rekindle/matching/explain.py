@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from rekindle.text.messages import Message
     from rekindle.text.prompt import PromptEncoder, RenderedPrompt
 
-KnownCause = Literal["evicted", "window_ended", "not_stored", "other_fingerprint"]
+KnownCause = Literal["evicted", "window_ended", "not_stored", "other_fingerprint", "not_reported"]
 Cause = Literal[
     "text_differs",
     "template_rewrote_history",
@@ -41,6 +41,7 @@ _KNOWN: dict[KnownCause, str] = {
     "go on",
     "not_stored": "nothing is stored for this agent yet",
     "other_fingerprint": "what is stored was computed by another model, tokenizer or KV format",
+    "not_reported": "the server that computes did not say what it reused, so it is counted as nothing",
 }
 _FIRST = "this is the first request of a conversation: the agent's others begin otherwise"
 _WORDS = re.compile(rb"\w+")

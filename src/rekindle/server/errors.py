@@ -21,6 +21,7 @@ from starlette.exceptions import HTTPException
 from starlette.types import Scope
 
 from rekindle.errors import (
+    BackendFailed,
     BadRequest,
     Cancelled,
     Conflict,
@@ -153,6 +154,8 @@ def problem_of(error: Exception) -> Problem:
         return Problem(503, "server_error", message, code="unavailable")
     if isinstance(error, Timeout):  # computed KV is kept: a retry gets further
         return Problem(503, "server_error", message, code="timeout", retry_after_s=1)
+    if isinstance(error, BackendFailed):
+        return Problem(502, "server_error", message, code="backend_failed")
     if isinstance(error, Cancelled):  # not read by the client; logs and metrics separate it from server errors
         return Problem(CLIENT_LEFT, "invalid_request_error", message, code="cancelled")
     if isinstance(error, StoreError):  # the disk is full or hangs: retry once it is repaired

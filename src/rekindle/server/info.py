@@ -40,10 +40,11 @@ ADMIN = [Depends(_admin)]
 class Readiness(BaseModel):
     """`degraded` answers requests, but something it promises does not hold; `problems` say what, and what to do.
 
-    `failed` (with 503) answers none: a thread has ended and a restart is needed.
+    `failed` (with 503) answers none: a thread has ended and a restart is needed. Nor does `unavailable` (with 503),
+    until the server that computes for this one can be used again.
     """
 
-    status: Literal["ok", "degraded", "failed"]
+    status: Literal["ok", "degraded", "unavailable", "failed"]
     running: int | None = Field(default=None, description="requests, of all namespaces; with a key only")
     waiting: int | None = Field(default=None, description="requests, of all namespaces; with a key only")
     slot: int | None = Field(default=None, description="of the store, if it has slots; with a key only")
@@ -135,18 +136,22 @@ def health_router(engine: Engine, problems: Problems) -> APIRouter:
 
     @router.get("/health/ready", response_model=Readiness, responses={503: {"model": Readiness}})
     def ready(request: Request) -> Response:
-        """Whether the server accepts requests; `degraded` if something it promises does not hold."""
+        """Whether the server accepts requests; `degraded` if something it promises does not hold, `unavailable` while
+        the server that computes for it cannot be used."""
         deaths = engine.deaths()
         if deaths:
             counts = {"running": 0, "waiting": 0} if access_of(request).has_key else {}
             return JSONResponse({"status": "failed", **counts, "problems": _death_messages(request, deaths)}, 503)
-        problems_found = [*engine.health().problems, *problems()]
-        status = "degraded" if problems_found else "ok"
+        health = engine.health()
+        problems_found = [*health.problems, *problems()]
+        status, code = ("degraded" if problems_found else "ok"), 200
+        if not health.computes:
+            status, code = "unavailable", 503
         if not access_of(request).has_key:
-            return JSONResponse({"status": status, "problems": []})
+            return JSONResponse({"status": status, "problems": []}, code)
         stats = engine.stats()
         counts = {"running": stats.num_running, "waiting": stats.num_waiting} | _slot(engine.settings.store)
-        return JSONResponse({"status": status, **counts, "problems": problems_found})
+        return JSONResponse({"status": status, **counts, "problems": problems_found}, code)
 
     @router.get("/version")
     def version() -> dict[str, str]:

@@ -66,9 +66,18 @@ class ServedModel:
         }
 
     def described(self) -> dict[str, Any]:
-        """Return the entry of /v1/models; KV sizes are bytes per token, averaged over whole blocks."""
-        spec = self._engine.spec
+        """Return the entry of /v1/models; KV sizes are bytes per token, averaged over whole blocks.
+
+        A front, where KV is another server's, says what kind of server that is.
+        """
+        spec, backend = self._engine.spec, self._engine.settings.backend
         layout = spec.layout
+        kv = {
+            "kv_formats": layout.formats(),
+            "kv_bytes_per_token": layout.token_bytes,
+            "kv_bytes_per_token_16bit": layout.token_bytes_16bit,
+            "block_tokens": layout.block_tokens,
+        }
         return {
             "id": self.name,
             "object": "model",
@@ -77,10 +86,7 @@ class ServedModel:
             "max_model_len": self._engine.max_context,
             "rekindle": {
                 "architecture": spec.architecture,
-                "kv_formats": layout.formats(),
-                "kv_bytes_per_token": layout.token_bytes,
-                "kv_bytes_per_token_16bit": layout.token_bytes_16bit,
-                "block_tokens": layout.block_tokens,
+                **(kv if backend.address is None else {"backend": backend.kind}),
                 "promise": self._engine.promise,
             },
         }

@@ -47,13 +47,22 @@ def banner(engine: Engine, settings: Settings, url: str) -> str:
     store = str(place.own_directory()) if place.enabled else "off: nothing survives a restart"
     source = Source.find(settings.model.model, settings.model.revision)
     about = ABOUT if is_pocket(source.directory) else ""
+    if settings.backend.address is None:
+        memory = [
+            f"KV         {spec.layout.describe()}",
+            *(f"{INDENT}{note}" for note in engine.notes),
+            f"hot        {stats.num_blocks * spec.layout.block_tokens:,} tokens in {stats.hot_bytes / 2**20:,.0f} MiB",
+            f"warm       agents found: {engine.num_warm_agents:,}, in {store}",
+        ]
+    else:
+        memory = [
+            *textwrap.wrap("; ".join(engine.notes), 100, initial_indent="backend    ", subsequent_indent=INDENT),
+            f"texts      agents found: {engine.num_warm_agents:,}, in {store}",
+        ]
     lines = [
         f"model      {name} ({spec.architecture}), context {engine.max_context:,} tokens",
         *textwrap.wrap(about, 100, initial_indent=INDENT, subsequent_indent=INDENT),
-        f"KV         {spec.layout.describe()}",
-        *(f"{INDENT}{note}" for note in engine.notes),
-        f"hot        {stats.num_blocks * spec.layout.block_tokens:,} tokens in {stats.hot_bytes / 2**20:,.0f} MiB",
-        f"warm       agents found: {engine.num_warm_agents:,}, in {store}",
+        *memory,
         f"ready      {url}/v1   (OpenAI base URL)",
         f"           curl {url}/v1/chat/completions -H 'X-Agent-ID: me' \\",
         """             -d '{"messages":[{"role":"user","content":"Hello!"}]}'""",

@@ -82,7 +82,7 @@ class PrefixCache:
         self.saving = SaveQueue(pool=pool, arena=arena, store=store)
         self._store = store
         self._fingerprint = fingerprint
-        self._secret = secret
+        self.secret = secret
         self._min_reuse_tokens = min_reuse_tokens
         self._min_reuse_ratio = min_reuse_ratio
         self._most_of_namespace = max(1, int(namespace_share * pool.num_blocks)) if namespace_share < 1 else None
@@ -93,7 +93,7 @@ class PrefixCache:
 
     def root(self, namespace: str) -> BlockHash:
         """Return the parent of a sequence's first block: model, tenant and store. Any thread."""
-        return root_hash(fingerprint=self._fingerprint, namespace=namespace, cache_salt="", secret=self._secret)
+        return root_hash(fingerprint=self._fingerprint, namespace=namespace, cache_salt="", secret=self.secret)
 
     def _bound(self, root: BlockHash) -> None:
         """Set a namespace's quota of the pool before its first block is allocated."""

@@ -126,6 +126,8 @@ def _explanation(request: Request, outcome: Outcome) -> Explanation | None:
     """Explain why not more was reused: a resume point before the end of the match, evicted KV although the text agreed,
     else where the texts differ."""
     sequence, match = request.sequence, request.match
+    if not request.is_reuse_known:
+        return explain_known("not_reported")
     if sequence.reuse == "off" or (request.resumes and match.source is None):
         return None
     differing = match.explanation if outcome in ("diverge", "miss") else None

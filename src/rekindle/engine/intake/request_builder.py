@@ -20,6 +20,7 @@ import numpy as np
 from rekindle.cache.blocks.hashing import BlockHash
 from rekindle.cache.blocks.table import BlockTable
 from rekindle.engine.generation import Generation
+from rekindle.engine.intake.backend_constraints import BackendConstraints
 from rekindle.engine.intake.compactions import COMPACTION, Compactions
 from rekindle.engine.intake.on_memory import OnMemory
 from rekindle.engine.intake.prompt_lookup import LEAST_GAIN, Prompt, PromptLookup
@@ -81,7 +82,7 @@ class RequestBuilder:
         lookup: PromptLookup,
         limits: PromptLimits,
         visible: frozenset[int],
-        constraints: ReplyConstraints,
+        constraints: ReplyConstraints | BackendConstraints,
         root: Callable[[str], BlockHash],
         new_table: Callable[[], BlockTable],
         submit: Callable[[Request], None],
@@ -194,7 +195,8 @@ class RequestBuilder:
         visible = self._visible if request.structured else frozenset[int]()
         stream = TextStream(self._encoder, stop, after=ready.ids[-1], visible=visible)
         matcher = None if ready.matcher is None else ready.matcher.copy()
-        return Reply(generation, replace(sampler, seed=sampler.seed + index), stream, matcher)
+        sampler = replace(sampler, seed=sampler.seed + index)
+        return Reply(generation, sampler, stream, matcher, request.constraint)
 
     def _matcher(self, request: GenerationRequest, rendering: Rendering) -> ReplyMatcher | None:
         """Return the matcher of a constrained reply; BadRequest if its constraint cannot be enforced."""

@@ -19,6 +19,7 @@ ADVICE: dict[Cause, str] = {
     "evicted": "give more room with --hot-bytes or --disk-bytes, or pin the agent: rekindle agents pin ID",
     "window_ended": "mark the place with cache_control if prompts part there often; the next one resumes there anyway",
     "not_stored": "nothing: the first turn is computed, the next ones reuse it",
+    "not_reported": "start vLLM with --enable-prompt-tokens-details; nothing is known of replies that were cut off",
     "other_fingerprint": "serve the model, dtype and --kv of before, or let the agent start anew",
 }
 

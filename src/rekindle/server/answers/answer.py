@@ -159,14 +159,14 @@ class Answer:
         return JSONResponse(self._reply.whole(), headers=self._headers())
 
     async def stream(self, request: Request) -> Response:
-        """Return the answer as events; the head waits for the report of choice 0, or for the first ping."""
+        """Return the answer as events; the head waits for the first delta of choice 0, or for the first ping."""
         items = watched(request, self._generations, beat_s=self._ping_s)
         events: list[bytes] = []
         try:
             while self._first_report is None:
                 item = await anext(items)
                 events += self._encode_item(item)
-                if item is None:
+                if item is None or item[0] == 0:
                     break
         except BaseException:
             await items.aclose()

@@ -1,0 +1,227 @@
+"""One backend: requests to it on a thread of their own, and whether it answers.
+
+Owns the thread, its event loop and the connections, one for each request, so that a backend that was restarted leaves
+no stale one; closing a request's connection is how it is cancelled. Everything a request gets is passed to its `emit`,
+on this thread: pieces, then `None` at its end or the error that ended it. Nothing is sent twice.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import ssl
+import threading
+from collections.abc import Callable, Coroutine, Mapping
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import httpx
+
+from rekindle.backend.wire import COMPLETIONS, MODELS, EventLines, Piece, error_text, read_piece
+from rekindle.errors import BackendFailed, BadRequest, Overloaded, RekindleError, RequestFailed, Timeout
+from rekindle.worker import Worker, described
+
+logger = logging.getLogger(__name__)
+T = TypeVar("T")
+Arrived = Piece | RekindleError | None
+CONNECT_S = 5.0
+LOOK_EVERY_S = 5.0  # whether it still serves the model
+RETRY_S = 2.0  # what clients are asked to wait where the backend does not say
+DONE = "[DONE]"
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """Where a backend is, the key it wants, and after how many silent seconds a request to it is given up."""
+
+    url: str
+    key: str | None
+    silence_s: float
+
+
+class Backend:
+    """A client of one server; `start` it, `stop` it once. Any thread may call any method."""
+
+    def __init__(self, address: Address) -> None:
+        self.url = address.url
+        self._address = address
+        self._loop = asyncio.new_event_loop()
+        self._client: httpx.AsyncClient | None = None
+        self._looks: Future[None] | None = None
+        self._problem: str | None = None
+        self._stopping = asyncio.Event()
+        self._ready = threading.Event()
+        self.worker = Worker("backend", self._run, on_death=lambda death: None)
+
+    def start(self) -> None:
+        """Start the thread; nothing is sent yet."""
+        self.worker.start()
+        self._ready.wait()
+
+    def stop(self) -> None:
+        """Close all connections and join the thread; calling twice is safe."""
+        if self.worker.is_alive:
+            self._loop.call_soon_threadsafe(self._stopping.set)
+            self.worker.join()
+
+    def problem(self) -> str | None:
+        """Return what is wrong with the backend and what to do; None if all is well. Never blocks."""
+        return self._problem
+
+    def ask(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> tuple[int, Any]:
+        """Send one request and wait; return status and JSON (None if it is none). BackendFailed if there is no answer.
+
+        For a start: requests for replies go through `submit`.
+        """
+
+        async def send() -> tuple[int, Any]:
+            assert self._client is not None
+            try:
+                response = await self._client.request(method, path, json=body)
+            except httpx.HTTPError as error:
+                raise BackendFailed(f"no server answers at {self.url}: {_reason(error)}") from error
+            with contextlib.suppress(ValueError):
+                return response.status_code, response.json()
+            return response.status_code, None
+
+        return self._future(send()).result()
+
+    def submit(
+        self, body: Mapping[str, Any], headers: Mapping[str, str], emit: Callable[[Arrived], None]
+    ) -> Future[None]:
+        """Ask for a completion as a stream; cancelling what is returned closes its connection."""
+        return self._future(self._complete(body, headers, emit))
+
+    def watch(self, differs: Callable[[Any], str | None]) -> None:
+        """Look at the list of models every few seconds; `differs` says what is wrong with it, or None."""
+        self._looks = self._future(self._look(differs))
+
+    def _future(self, work: Coroutine[Any, Any, T]) -> Future[T]:
+        if not self.worker.is_alive:
+            work.close()
+            raise RequestFailed("the connection to the backend was closed")
+        return asyncio.run_coroutine_threadsafe(work, self._loop)
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        try:
+            self._loop.run_until_complete(self._serve())
+        finally:
+            self._ready.set()
+            self._loop.close()
+
+    async def _serve(self) -> None:
+        headers = {"Accept-Encoding": "identity", "Connection": "close"}
+        if self._address.key is not None:
+            headers["Authorization"] = f"Bearer {self._address.key}"
+        timeout = httpx.Timeout(self._address.silence_s, connect=CONNECT_S)
+        limits = httpx.Limits(max_keepalive_connections=0)  # and any number of connections
+        async with httpx.AsyncClient(
+            base_url=self.url,
+            headers=headers,
+            timeout=timeout,
+            limits=limits,
+            verify=ssl.create_default_context() if self.url.startswith("https:") else False,
+            trust_env=False,
+        ) as self._client:
+            self._ready.set()
+            await self._stopping.wait()
+            others = asyncio.all_tasks() - {asyncio.current_task()}
+            for task in others:
+                task.cancel()
+            await asyncio.gather(*others, return_exceptions=True)
+
+    async def _complete(
+        self, body: Mapping[str, Any], headers: Mapping[str, str], emit: Callable[[Arrived], None]
+    ) -> None:
+        assert self._client is not None
+        try:
+            async with self._client.stream("POST", COMPLETIONS, json=body, headers=dict(headers)) as response:
+                if response.status_code != httpx.codes.OK:
+                    await response.aread()
+                    raise self._refusal(response)
+                self._problem = None
+                await _read(response, emit)
+            emit(None)
+        except RekindleError as error:
+            emit(error)
+        except httpx.TimeoutException as error:
+            emit(self._away(error) if isinstance(error, httpx.ConnectTimeout) else self._silent())
+        except httpx.ConnectError as error:
+            emit(self._away(error))
+        except httpx.HTTPError as error:
+            emit(BackendFailed(f"the backend broke off its answer: {_reason(error)}"))
+        except Exception as error:
+            # Border: whatever fails here fails one request.
+            logger.exception("a request to the backend failed")
+            emit(RequestFailed(f"the request to the backend failed: {described(error)}"))
+
+    def _away(self, error: Exception) -> RekindleError:
+        self._problem = f"the backend {self.url} cannot be reached ({_reason(error)}): start it, or look at its log"
+        return Overloaded(self._problem, retry_after_s=RETRY_S)
+
+    def _silent(self) -> RekindleError:
+        silence_s = self._address.silence_s
+        return Timeout(f"the backend sent nothing for {silence_s:g} s (backend_silence_s)")
+
+    def _refusal(self, response: httpx.Response) -> RekindleError:
+        """Return the error for an answer that is no stream."""
+        status, message = response.status_code, _message(response)
+        if status in (401, 403):
+            self._problem = f"the backend {self.url} refuses our key: set backend_key (REKINDLE_BACKEND_KEY)"
+            return BackendFailed(self._problem)
+        if status in (429, 503):
+            return Overloaded(f"the backend is busy: {message}", retry_after_s=_retry_after(response))
+        if status in (400, 413, 422):
+            return BadRequest(f"the backend refuses this request: {message}")
+        return BackendFailed(f"the backend failed with status {status}: {message}")
+
+    async def _look(self, differs: Callable[[Any], str | None]) -> None:
+        assert self._client is not None
+        while True:
+            await asyncio.sleep(LOOK_EVERY_S)
+            try:
+                response = await self._client.get(MODELS, timeout=LOOK_EVERY_S)
+                found = response.json() if response.status_code == httpx.codes.OK else None
+                status = f"it answers {MODELS} with status {response.status_code}"
+                problem = differs(found) if found is not None else status
+            except (httpx.HTTPError, ValueError) as error:
+                problem = f"it cannot be reached ({_reason(error)}): start it, or look at its log"
+            before, self._problem = self._problem, None if problem is None else f"the backend {self.url}: {problem}"
+            if self._problem != before:
+                logger.warning("%s", self._problem or f"the backend {self.url} serves the model again")
+
+
+async def _read(response: httpx.Response, emit: Callable[[Arrived], None]) -> None:
+    """Emit the pieces of a stream; BackendFailed if it breaks off before its end."""
+    lines, has_ended = EventLines(), False
+    async for data in response.aiter_bytes():
+        for event in lines.push(data):
+            if event == DONE:
+                return
+            piece = read_piece(event)
+            has_ended |= piece.reason is not None
+            emit(piece)
+    if not has_ended:
+        raise BackendFailed("the backend broke off its answer")
+
+
+def _reason(error: Exception) -> str:
+    return str(error) or type(error).__name__
+
+
+def _message(response: httpx.Response) -> str:
+    try:
+        return error_text(response.json())
+    except ValueError:
+        return response.text[:500] or "no reason given"
+
+
+def _retry_after(response: httpx.Response) -> float:
+    """Return the seconds of a `Retry-After`; some where it is missing, or a date."""
+    try:
+        return max(0.0, float(response.headers.get("Retry-After", RETRY_S)))
+    except ValueError:
+        return RETRY_S

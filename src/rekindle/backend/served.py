@@ -1,0 +1,103 @@
+"""What a backend serves, asked before anything is sent to it: its model's name, its context, its tokens.
+
+Raises ConfigError for a backend that cannot do the work: the message says what to change.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rekindle.backend.client import Backend
+from rekindle.backend.wire import COMPLETIONS, MODELS, TOKENIZE, error_text
+from rekindle.errors import BackendFailed, ConfigError
+
+# Words, digits, blanks, signs of several scripts: tokenizers that differ are unlikely to agree on all of it.
+PROBE = 'The quick  brown fox, 1234567 years\tago:\n\n  naïve café, Straße — 数字 и текст 🙂 \'ll <end> {"a": [0.5]}'
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """A model of a backend, by its name there. `max_context` None: it does not say."""
+
+    name: str
+    max_context: int | None
+
+    @classmethod
+    def find(cls, backend: Backend, wanted: str | None, names: Sequence[str]) -> Served:
+        """Choose the model `wanted`, else the only one that is no adapter, else one of these `names`."""
+        try:
+            status, body = backend.ask("GET", MODELS)
+        except BackendFailed as error:
+            raise ConfigError(f"backend: {error}; start it first") from error
+        if status in (401, 403):
+            raise ConfigError(f"backend: {backend.url} refuses our key: set backend_key (REKINDLE_BACKEND_KEY)")
+        entries = _entries(body)
+        if status != 200 or not entries:
+            raise ConfigError(f"backend: {backend.url}{MODELS} lists no models (status {status}): is the URL right?")
+        listed = ", ".join(str(entry["id"]) for entry in entries)
+        if wanted is not None:
+            chosen = [entry for entry in entries if entry["id"] == wanted]
+            if not chosen:
+                raise ConfigError(f"backend_model: {wanted!r} is not served at {backend.url}; it has {listed}")
+        else:
+            base = [entry for entry in entries if not entry.get("parent")]
+            chosen = base if len(base) == 1 else [each for each in base if {each["id"], each.get("root")} & {*names}]
+            if len(chosen) != 1:
+                raise ConfigError(f"backend: {backend.url} serves several models: set backend_model to one of {listed}")
+        return cls(str(chosen[0]["id"]), _length(chosen[0]))
+
+    def difference(self, listed: Any) -> str | None:
+        """Return in what a later list of models differs from this, as a sentence; None: in nothing."""
+        entry = next((entry for entry in _entries(listed) if entry["id"] == self.name), None)
+        if entry is None:
+            return f"it no longer serves {self.name!r}: restart this server for the model that it serves"
+        if _length(entry) != self.max_context:
+            return f"its context was {self.max_context} tokens and is {_length(entry)}: restart this server"
+        return None
+
+
+def _entries(body: Any) -> list[dict[str, Any]]:
+    found = body.get("data") if isinstance(body, dict) else None
+    return [each for each in found if isinstance(each, dict) and "id" in each] if isinstance(found, list) else []
+
+
+def _length(entry: dict[str, Any]) -> int | None:
+    found = entry.get("max_model_len")
+    return found if isinstance(found, int) and found > 0 else None
+
+
+def check_tokens(backend: Backend, served: Served, encode: Callable[[str], Sequence[int]]) -> str:
+    """Compare the tokens of a text, then let one token follow them; return what was found, a sentence for users.
+
+    ConfigError if the backend's tokenizer differs, or if it does not take and return token ids.
+    """
+    ids = [int(token_id) for token_id in encode(PROBE)]
+    note = _same_tokens(backend, served, ids)
+    body = {"model": served.name, "prompt": ids, "max_tokens": 1, "temperature": 0, "return_token_ids": True}
+    status, answer = backend.ask("POST", COMPLETIONS, body)
+    if status != 200:
+        raise ConfigError(f"backend: it does not take prompts as token ids (status {status}): {error_text(answer)}")
+    choice = ((answer or {}).get("choices") or [{}])[0]
+    if not isinstance(choice.get("token_ids"), list):
+        raise ConfigError(
+            "backend: it returns no token ids (return_token_ids), without which no reply can be remembered: vLLM does "
+            "from 0.10.2 on"
+        )
+    if choice.get("prompt_token_ids") not in (None, ids):
+        raise ConfigError("backend: it changed the token ids of a prompt, so nothing could be matched")
+    return note
+
+
+def _same_tokens(backend: Backend, served: Served, ids: Sequence[int]) -> str:
+    status, answer = backend.ask("POST", TOKENIZE, {"model": served.name, "prompt": PROBE, "add_special_tokens": False})
+    if status != 200 or not isinstance(answer, dict) or not isinstance(answer.get("tokens"), list):
+        return f"whether its tokenizer is the same is not known: it has no {TOKENIZE} (status {status})"
+    if answer["tokens"] != list(ids):
+        at = next((n for n, pair in enumerate(zip(answer["tokens"], ids, strict=False)) if pair[0] != pair[1]), 0)
+        raise ConfigError(
+            f"backend: {served.name!r} has another tokenizer than the model that is served here (they differ at token "
+            f"{at} of a text): serve the same model at both"
+        )
+    return "its tokenizer is the same"

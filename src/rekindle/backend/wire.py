@@ -1,0 +1,106 @@
+"""What a backend is sent and sends: OpenAI's text completions over token ids, as vLLM extends them.
+
+Owns the shape of bodies and of the chunks of a stream. Opens no connection.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rekindle.errors import BackendFailed
+
+COMPLETIONS, MODELS, TOKENIZE = "/v1/completions", "/v1/models", "/tokenize"
+ID_KEY = "token_id:"  # how tokens are written with `return_tokens_as_token_ids`
+
+
+@dataclass(frozen=True, slots=True)
+class ScoredToken:
+    """The log probability of a token, and the likeliest ones at its position: token id -> log probability."""
+
+    logprob: float
+    top: Mapping[int, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """One chunk of a reply. `reason` ends it; `cached_tokens` of the prompt were reused (None: not said).
+
+    `scores`, if they were requested, has one for each token.
+    """
+
+    token_ids: tuple[int, ...] = ()
+    scores: tuple[ScoredToken, ...] = ()
+    reason: str | None = None
+    cached_tokens: int | None = None
+
+
+def completion_body(model: str, prompt_ids: Sequence[int], options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the body that asks for a stream of token ids; `options` are its other fields."""
+    return {
+        "model": model,
+        "prompt": list(prompt_ids),
+        "stream": True,
+        "stream_options": {"include_usage": True},
+        "return_token_ids": True,
+        **options,
+    }
+
+
+class EventLines:
+    """Server-sent events out of the bytes of a stream, split at line feeds alone: JSON may contain other breaks."""
+
+    def __init__(self) -> None:
+        self._rest = b""
+
+    def push(self, data: bytes) -> Iterator[str]:
+        """Yield the data of the events that these bytes complete."""
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        for line in lines:
+            if line.startswith(b"data:"):
+                yield line[5:].strip().decode("utf-8", "replace")
+
+
+def read_piece(data: str) -> Piece:
+    """Read the data of one event; BackendFailed for an error in it, and for what is no chunk of a completion."""
+    try:
+        chunk = json.loads(data)
+        if "error" in chunk:
+            raise BackendFailed(f"the backend failed: {error_text(chunk)}")
+        choices, usage = chunk["choices"], chunk.get("usage") or {}
+        cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens")
+        if not choices:
+            return Piece(cached_tokens=cached)
+        (choice,) = choices
+        ids = tuple(map(int, choice.get("token_ids") or ()))
+        scores = _scores(choice.get("logprobs"), len(ids))
+        return Piece(ids, scores, choice.get("finish_reason"), cached)
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise BackendFailed(f"the backend sent what is no chunk of a completion ({error}): {data[:200]}") from error
+
+
+def _scores(found: Mapping[str, Any] | None, num_tokens: int) -> tuple[ScoredToken, ...]:
+    if not found or not num_tokens:
+        return ()
+    top = found.get("top_logprobs") or [None] * num_tokens
+    each = zip(found["token_logprobs"], top, strict=True)
+    scores = tuple(ScoredToken(float(logprob), _by_id(others or {})) for logprob, others in each)
+    if len(scores) != num_tokens:
+        raise ValueError(f"{len(scores)} log probabilities for {num_tokens} tokens")
+    return scores
+
+
+def _by_id(others: Mapping[str, float]) -> dict[int, float]:
+    """Return the log probabilities by id; ValueError for keys that are text, which names no token."""
+    if not all(key.startswith(ID_KEY) for key in others):
+        raise ValueError("log probabilities name tokens by text, not by id (return_tokens_as_token_ids)")
+    return {int(key.removeprefix(ID_KEY)): float(value) for key, value in others.items()}
+
+
+def error_text(body: Any) -> str:
+    """Return the message of an error body, or what there is of it, shortened."""
+    found = body.get("error", body) if isinstance(body, dict) else body
+    message = found.get("message", found) if isinstance(found, dict) else found
+    return str(message)[:500]

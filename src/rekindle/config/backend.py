@@ -1,0 +1,65 @@
+"""The settings of a front: the server that computes in our place."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, get_args
+from urllib.parse import urlsplit
+
+from rekindle.config.setting import above, check_fields, need, setting
+
+BackendKind = Literal["vllm", "openai"]
+KINDS: tuple[BackendKind, ...] = get_args(BackendKind)
+
+
+@dataclass(frozen=True, slots=True)
+class BackendSettings:
+    """The server that computes; there is none without an address, and then this process computes."""
+
+    address: str | None = setting(
+        None,
+        "the server that computes: vllm=URL, or openai=URL for another one that takes prompts as token ids",
+        detail="This server then loads no weights and keeps texts and agents. See [vllm.md](vllm.md#the-front).",
+        unset="this process computes",
+        name="backend",
+    )
+    model: str | None = setting(
+        None,
+        "name of the model at the backend",
+        unset="the only one it lists, or that of the model",
+        name="backend_model",
+    )
+    key: str | None = setting(None, "key for the backend", unset="none", given="secret", name="backend_key")
+    silence_s: float = setting(
+        600.0,
+        "give a request up when the backend sends nothing for this long",
+        bounds=above(0),
+        name="backend_silence_s",
+    )
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        if self.address is None:
+            return
+        kind, _, url = self.address.partition("=")
+        need(
+            kind in KINDS and bool(url),
+            f"backend: {self.address!r} is no backend: write vllm=http://HOST:PORT, or openai=http://HOST:PORT for "
+            "another server that takes prompts as token ids",
+        )
+        parts = urlsplit(url)
+        is_url = parts.scheme in ("http", "https") and bool(parts.hostname) and not (parts.query or parts.fragment)
+        need(is_url, f"backend: {url!r} is no URL: write it as http://HOST:PORT")
+        need(parts.username is None, "backend: the URL may hold no key: set backend_key (REKINDLE_BACKEND_KEY)")
+
+    @property
+    def kind(self) -> BackendKind:
+        """What kind of server it is; only with an address."""
+        assert self.address is not None, "there is no backend"
+        return "vllm" if self.address.startswith("vllm=") else "openai"
+
+    @property
+    def url(self) -> str:
+        """Its base URL, without `/v1`; only with an address."""
+        assert self.address is not None, "there is no backend"
+        return self.address.partition("=")[2].rstrip("/").removesuffix("/v1")

@@ -1,0 +1,131 @@
+"""Builds an engine whose requests another server computes: texts, agents and their store are here, weights are not.
+
+Its blocks stand for texts: each has a few bytes, so that everything that keeps branches on disk, forgets, purges and
+limits them is the same as for blocks of KV. Its fingerprint covers what token ids depend on, and not the weights.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from collections.abc import Callable
+from datetime import datetime
+
+from rekindle.backend.client import Address, Backend
+from rekindle.backend.served import Served, check_tokens
+from rekindle.config import SETTINGS, Settings
+from rekindle.engine.assembly import Around, Computing, assembled
+from rekindle.engine.capacity import check_disk
+from rekindle.engine.components import Components
+from rekindle.engine.core.scheduler import Scheduler
+from rekindle.engine.factory import check_places
+from rekindle.engine.intake.backend_constraints import BackendConstraints
+from rekindle.engine.remote.calls import BackendCalls
+from rekindle.engine.remote.core import RemoteCore
+from rekindle.errors import ConfigError
+from rekindle.kv.arena import KVArena
+from rekindle.model.checkpoint import Source
+from rekindle.model.described import DescribedModel
+from rekindle.model.fingerprint import DigestCache, tokenizer_digest
+from rekindle.spec import KVLayout, LayerSpec, ModelFacts, ModelSpec
+from rekindle.text.prompt import PromptEncoder
+
+NUM_BLOCKS = 1 << 15  # texts of 2 million tokens that are not durable yet, in 8 MiB
+TEXT_VERSION = 1
+# Settings of what computes: they have to be made at the backend.
+ELSEWHERE = frozenset(
+    "dtype device kv weights kernels map_weights threads hot_bytes snapshot_bytes max_stall_s max_step_s "
+    "max_chunk_tokens speculate tier".split()
+)
+
+
+def assemble_front(settings: Settings, *, clock: Callable[[], datetime] = datetime.now) -> Components:
+    """Read the model's small files, ask the backend what it serves, open the store; all or nothing."""
+    started = {"imports": time.time()}
+    _check_settings(settings)
+    use_store = settings.store.enabled and settings.cache.reuse == "on"
+    check_places(settings, use_store=use_store)
+    source = Source.find(settings.model.model, settings.model.revision)
+    directory = source.fetch_description()
+    described = DescribedModel.read(directory)
+    encoder = PromptEncoder.from_dir(directory, clock=clock)
+    digest = tokenizer_digest(directory, DigestCache(None))
+    given = settings.backend
+    backend = Backend(Address(given.url, given.key, given.silence_s))
+    backend.start()
+    try:
+        served = Served.find(backend, given.model, (source.name, settings.model.model or "", str(directory)))
+        note = check_tokens(
+            backend, served, lambda text: encoder.encode(encoder.render_text(text, add_leading=False)).tolist()
+        )
+        started["weights"] = time.time()
+        spec = _spec(settings, source.name, described, digest, served)
+        if use_store:
+            check_disk(settings.store, spec)
+        computing = _computing(settings, spec, encoder, backend, served, note)
+        components = assembled(settings, computing, started, use_store=use_store)
+    except BaseException:
+        backend.stop()
+        raise
+    backend.watch(served.difference)
+    return components
+
+
+def _check_settings(settings: Settings) -> None:
+    """Raise ConfigError for settings of what computes: here they would do nothing."""
+    for name in sorted(ELSEWHERE):
+        known = SETTINGS[name]
+        if getattr(getattr(settings, known.section), known.field) != known.default:
+            raise ConfigError(f"{name}: another server computes (backend); set it there, if it has the like")
+
+
+def _computing(
+    settings: Settings, spec: ModelSpec, encoder: PromptEncoder, backend: Backend, served: Served, note: str
+) -> Computing:
+    kind = settings.backend.kind
+    num_blocks = max(NUM_BLOCKS, 2 * -(-spec.max_context // spec.layout.block_tokens))
+
+    def new_core(around: Around) -> RemoteCore:
+        return RemoteCore(
+            backend=backend,
+            calls=BackendCalls(kind, served.name, around.cache.secret),
+            cache=around.cache,
+            scheduler=Scheduler(settings.engine, around.costs, max_chunk_tokens=1),
+            min_reuse_tokens=settings.cache.min_reuse_tokens,
+            on_turn=around.intake.turn_ended,
+            wake=around.loop.wake,
+        )
+
+    return Computing(
+        spec=spec,
+        encoder=encoder,
+        arena=KVArena(spec.layout, num_blocks),
+        max_context=spec.max_context,
+        notes=(f"computed by {served.name} at {backend.url} ({kind}); {note}",),
+        promise="none",
+        label=f"{spec.name} (texts of a front)",
+        new_core=new_core,
+        new_constraints=lambda encoder, form: BackendConstraints(kind),
+        backend=backend,
+    )
+
+
+def _spec(settings: Settings, name: str, described: DescribedModel, tokenizer: str, served: Served) -> ModelSpec:
+    """Return what is known of the model; a block has the smallest layer that there can be."""
+    limits = [settings.engine.max_context, described.max_context, served.max_context]
+    layer = LayerSpec(0, 1, 1, 1, None, "bf16", "bf16")
+    identity = {"texts": TEXT_VERSION, "tokenizer": tokenizer, "architecture": described.architecture, "model": name}
+    layout = KVLayout(settings.cache.block_tokens, (layer,))
+    hasher = hashlib.blake2b(json.dumps(identity, sort_keys=True).encode(), digest_size=32, person=b"rekindle-front")
+    hasher.update(layout.digest)
+    return ModelSpec(
+        name=name,
+        architecture=described.architecture,
+        vocab_size=described.vocab_size,
+        max_context=min(each for each in limits if each is not None),
+        eos_ids=described.eos_ids,
+        fingerprint=hasher.digest(),
+        layout=layout,
+        facts=ModelFacts(described.family, 0, "safetensors", 0, "native"),
+    )

@@ -1,0 +1,107 @@
+"""A request as a backend is sent it: token ids, sampling parameters, and whose it is. Pure functions."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rekindle.agent_ids import AgentKind, kind_of
+from rekindle.backend.wire import ScoredToken, completion_body
+from rekindle.config import BackendKind
+from rekindle.engine.request import Request
+from rekindle.errors import BadRequest
+from rekindle.model.logprobs import TokenLogprob
+from rekindle.model.params import SamplingParams
+from rekindle.text.constraints.types import Constraint
+
+NEUTRAL = SamplingParams()
+PLAIN = ("temperature", "top_p", "presence_penalty", "frequency_penalty")  # of every server
+EXTENDED = ("top_k", "min_p", "repetition_penalty")  # of most; vLLM takes the model's own where they are not sent
+ENDS = ("stop_token_ids", "ignore_eos", "min_tokens")
+
+
+@dataclass(frozen=True, slots=True)
+class BackendCalls:
+    """Writes requests for the model `model` of a backend of one kind.
+
+    `secret` names namespaces and agents where a server only has to distinguish them.
+    """
+
+    kind: BackendKind
+    model: str
+    secret: bytes
+
+    def body(self, request: Request) -> dict[str, Any]:
+        """Return the body of a request; BadRequest for what another server cannot be asked."""
+        if request.sequence.task == "load":
+            raise BadRequest("load: the memory is that of the server that computes, which loads it when it is asked")
+        if request.sequence.scores is not None:
+            raise BadRequest("prompt_logprobs: not where another server computes", param="prompt_logprobs")
+        options = (
+            self._sampling(request) if request.sequence.task == "generate" else {"max_tokens": 1, "temperature": 0}
+        )
+        return completion_body(self.model, request.sequence.prompt_ids.tolist(), options | self._owner(request))
+
+    def headers(self, request: Request) -> dict[str, str]:
+        """Return the header by which routers keep an agent's requests on one replica."""
+        return {"X-Session-ID": self._named("session", request.namespace, request.agent)}
+
+    def _sampling(self, request: Request) -> dict[str, Any]:
+        params = request.reply.sampler.params
+        options: dict[str, Any] = {"max_tokens": request.sequence.max_new_tokens}
+        options |= {name: getattr(params, name) for name in PLAIN}
+        for name in EXTENDED:
+            if self.kind == "vllm" or getattr(params, name) != getattr(NEUTRAL, name):
+                options[name] = getattr(params, name)
+        options |= {
+            name: value for name in (*ENDS, "stop") if (value := getattr(params, name)) != getattr(NEUTRAL, name)
+        }
+        if params.seed is not None:
+            options["seed"] = request.reply.sampler.seed
+        if params.logit_bias:
+            options["logit_bias"] = {str(token_id): bias for token_id, bias in params.logit_bias}
+        if params.logprobs is not None:
+            options |= {"logprobs": params.logprobs, "return_tokens_as_token_ids": True}
+        if request.reply.constraint is not None:
+            options |= self._constraint(request.reply.constraint)
+        return options
+
+    def _constraint(self, constraint: Constraint) -> dict[str, Any]:
+        if self.kind == "vllm":
+            value = list(constraint.value) if constraint.kind == "choice" else constraint.value
+            return {"structured_outputs": {constraint.kind: value}}
+        return {
+            "response_format": {"type": "json_schema", "json_schema": {"name": "reply", "schema": constraint.value}}
+        }
+
+    def _owner(self, request: Request) -> dict[str, Any]:
+        """Return whose KV it is: for vLLM a salt of the namespace, and names for our connector."""
+        if self.kind != "vllm":
+            return {}
+        named = {"agent": request.agent} if kind_of(request.agent) is AgentKind.NAMED else {}
+        return {
+            "cache_salt": self._named("namespace", request.namespace),
+            "kv_transfer_params": {"namespace": request.namespace, **named},
+        }
+
+    def _named(self, kind: str, *names: str) -> str:
+        text = "\0".join((kind, *names)).encode("utf-8", "surrogatepass")
+        return hashlib.blake2b(text, digest_size=32, key=self.secret, person=b"rekindle-front").hexdigest()
+
+
+def logprob_of(token: int, score: ScoredToken, num_top: int, bytes_of: Callable[[int], bytes]) -> TokenLogprob:
+    """Return the log probability of a token and of the `num_top` likeliest at its position, most likely first."""
+    likeliest = sorted(score.top.items(), key=lambda pair: (-pair[1], pair[0]))[:num_top]
+    top = tuple(TokenLogprob(token_id, logprob, bytes_of(token_id)) for token_id, logprob in likeliest)
+    return TokenLogprob(token, score.logprob, bytes_of(token), top)
+
+
+def scored(
+    tokens: Sequence[int], scores: Sequence[ScoredToken], num_top: int | None, bytes_of: Callable[[int], bytes]
+) -> list[tuple[TokenLogprob, ...]]:
+    """Return what is reported of each token: its log probability if that was requested and came along, else nothing."""
+    if num_top is None or not scores:
+        return [() for _ in tokens]
+    return [(logprob_of(token, score, num_top, bytes_of),) for token, score in zip(tokens, scores, strict=True)]

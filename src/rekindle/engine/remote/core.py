@@ -1,0 +1,230 @@
+"""The core of a front: requests go to a backend as token ids, and what comes back is delivered like replies of our own.
+
+Owns which request waits for which answer. A step never blocks: answers arrive on the backend's thread, which queues
+them and wakes the engine's. What a request reused is known at the end of its answer, so the last tokens are held back
+until then. Blocks of the pool stand for texts: the ids of an ended turn are registered and saved like those of
+computed blocks, with nothing in them.
+
+    waiting ──▶ running: its request is at the backend ──▶ finished
+"""
+
+from __future__ import annotations
+
+import queue
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from functools import partial
+
+from rekindle.backend.client import Arrived, Backend
+from rekindle.backend.wire import Piece
+from rekindle.engine.blocks.loads import Load
+from rekindle.engine.blocks.prefix_cache import PrefixCache
+from rekindle.engine.core.background import Background, IdleWork
+from rekindle.engine.core.kinds import CoreCounts
+from rekindle.engine.core.orphan_blocks import OrphanBlocks
+from rekindle.engine.core.sampling import Replies
+from rekindle.engine.core.scheduler import Scheduler
+from rekindle.engine.remote.calls import BackendCalls, scored
+from rekindle.engine.request import FinishedTurn, Request, State
+from rekindle.engine.types import FinishReason
+from rekindle.errors import BackendFailed, RekindleError, Timeout
+
+ENDS: dict[str, FinishReason] = {"length": "length", "stop": "stop"}
+
+
+@dataclass(slots=True, eq=False)
+class _Answer:
+    """What is under way for a request: its call, and pieces that are held back until the reuse is known."""
+
+    request: Request
+    call: Future[None] | None = None
+    held: list[Piece] = field(default_factory=list)
+    reason: str | None = None
+
+
+class RemoteCore:
+    """A core without a model. `on_turn` is called with every ended sequence worth remembering, `wake` from any thread.
+
+    `check_when_idle` of the engine finds it consistent while requests are at the backend, too.
+    """
+
+    def __init__(
+        self,
+        *,
+        backend: Backend,
+        calls: BackendCalls,
+        cache: PrefixCache,
+        scheduler: Scheduler,
+        min_reuse_tokens: int,
+        on_turn: Callable[[FinishedTurn], None],
+        wake: Callable[[], None],
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self.cache = cache
+        self.scheduler = scheduler
+        self._backend = backend
+        self._calls = calls
+        self._wake = wake
+        self._clock = clock
+        self._arrived: queue.SimpleQueue[tuple[_Answer, Arrived]] = queue.SimpleQueue()
+        self._answers: dict[int, _Answer] = {}  # by the number of the request
+        self._prompt_tokens = 0
+        self._reused_tokens = 0
+        orphans = OrphanBlocks(cache.pool)
+        self.background = Background(cache=cache, scheduler=scheduler, orphans=orphans, min_tokens=min_reuse_tokens)
+        self._replies = Replies(
+            cache=cache,
+            scheduler=scheduler,
+            orphans=orphans,
+            min_reuse_tokens=min_reuse_tokens,
+            on_turn=on_turn,
+            clock=clock,
+            settle=self._settle,
+            reports_early=False,
+        )
+
+    @property
+    def counts(self) -> CoreCounts:
+        """The counters so far; the backend has its own."""
+        return CoreCounts(prompt_tokens=self._prompt_tokens, reused_tokens=self._reused_tokens)
+
+    @property
+    def has_work(self) -> bool:
+        """False: whatever happens is announced."""
+        return False
+
+    def add(self, work: Request | IdleWork) -> None:
+        """Queue a request; there is no idle work, as nothing is anticipated."""
+        assert isinstance(work, Request), "another server computes: nothing is anticipated"
+        self.scheduler.add(work)
+
+    def finish_load(self, load: Load, num_good: int) -> None:
+        """Publish blocks that were loaded; nothing is, as no block has anything in it."""
+        self.cache.loads.finish(load, num_good)
+
+    def seconds_left(self) -> float | None:
+        """Return the seconds until the first request times out; None when no request has a deadline."""
+        deadlines = [request.deadline for request in self.scheduler.everybody() if request.deadline < float("inf")]
+        return max(0.0, min(deadlines) - self._clock()) if deadlines else None
+
+    def step(self) -> None:
+        """Deliver what has arrived, end what is not wanted any more, send what waits as far as there is room."""
+        while not self._arrived.empty():
+            answer, arrived = self._arrived.get_nowait()
+            if answer.request.state is State.RUNNING:
+                self._receive(answer, arrived)
+        now = self._clock()
+        self._drop_unwanted(now)
+        for request in self.scheduler.picks(self.scheduler.waiting, now):
+            if not self.scheduler.has_room():
+                break
+            self._start(request)
+        self.cache.saving.pump()
+
+    def _drop_unwanted(self, now: float) -> None:
+        for request in self.scheduler.everybody():
+            if request.cancelled.is_set():
+                self._replies.finish(request, "cancelled")
+            elif now >= request.deadline:
+                seconds = request.deadline - request.times.submitted
+                self._replies.stop(request, Timeout(f"not finished within {seconds:g} s (request_timeout_s)"))
+
+    def _start(self, request: Request) -> None:
+        """Send a request; one that cannot be asked of the backend fails."""
+        request.times.admitted = self._clock()
+        request.reply.generation.begin()
+        request.is_reuse_known = False
+        self.scheduler.move(request, State.RUNNING)
+        answer = self._answers[request.id] = _Answer(request)
+        try:
+            body, headers = self._calls.body(request), self._calls.headers(request)
+            answer.call = self._backend.submit(body, headers, partial(self._put, answer))
+        except RekindleError as error:
+            self._replies.fail(request, error)
+            return
+        self._prompt_tokens += request.sequence.num_prompt
+
+    def _put(self, answer: _Answer, arrived: Arrived) -> None:
+        """Queue what a request got. On the backend's thread."""
+        self._arrived.put((answer, arrived))
+        self._wake()
+
+    def _receive(self, answer: _Answer, arrived: Arrived) -> None:
+        request = answer.request
+        if isinstance(arrived, RekindleError):
+            self._replies.stop(request, arrived)
+        elif arrived is None:
+            self._finish(answer)
+        else:
+            if arrived.cached_tokens is not None:
+                self._note_reuse(request, arrived.cached_tokens)
+            answer.reason = arrived.reason or answer.reason
+            answer.held.append(arrived)
+            if answer.reason is None:
+                self._release(answer)
+
+    def _note_reuse(self, request: Request, cached_tokens: int) -> None:
+        """Record what the backend says it has reused of the prompt."""
+        sequence = request.sequence
+        self._reused_tokens -= sequence.hot_tokens
+        sequence.hot_tokens = min(cached_tokens, sequence.num_prompt)
+        self._reused_tokens += sequence.hot_tokens
+        request.is_reuse_known = True
+
+    def _release(self, answer: _Answer) -> None:
+        """Deliver the tokens that were held back, until the reply ends."""
+        request, held = answer.request, answer.held
+        answer.held = []
+        if request.sequence.task != "generate":
+            return
+        for piece in held:
+            reply = request.reply
+            num_top, bytes_of = reply.sampler.params.logprobs, reply.stream.token_bytes
+            scores = scored(piece.token_ids, piece.scores, num_top, bytes_of)
+            for token, score in zip(piece.token_ids, scores, strict=True):
+                if request.state is State.RUNNING:
+                    self._replies.take(request, token, score)
+
+    def _finish(self, answer: _Answer) -> None:
+        """End a request as the backend has ended it, unless its own tokens have."""
+        request, reason = answer.request, answer.reason
+        self._release(answer)
+        if request.state is not State.RUNNING:
+            return
+        if request.sequence.task != "generate":
+            self._replies.finish(request, "stop")
+        elif reason in ENDS:
+            self._replies.finish(request, ENDS[reason])
+        else:
+            self._replies.stop(request, BackendFailed(f"the backend ended the reply early: {reason or 'no reason'}"))
+
+    def _settle(self, request: Request, keep: bool) -> None:
+        """Close the connection of a request that ends; register its ids as blocks if it is to be remembered."""
+        answer = self._answers.pop(request.id, None)
+        if answer is not None and answer.call is not None:
+            answer.call.cancel()
+        sequence, pool = request.sequence, self.cache.pool
+        if answer is None or not keep or sequence.reuse == "off" or not sequence.is_turn:
+            return
+        known = pool.try_reuse_prefix(sequence.root, sequence.ids)
+        sequence.table.append_shared(known, len(known) * pool.block_tokens)
+        has_room = self.cache.prepare(sequence, sequence.num_tokens)
+        assert has_room, "no other sequence holds blocks, and the pool has room for one"
+        sequence.num_computed = sequence.num_tokens
+        self.cache.publish(sequence)
+
+    def fail_all(self, error: RekindleError) -> None:
+        """Fail everything that runs or waits."""
+        for request in self.scheduler.everybody():
+            self._replies.fail(request, error)
+
+    def check(self) -> None:
+        """Assert the invariants between steps: queues, pool, one answer for each request that runs, no block held."""
+        self.scheduler.check()
+        self.cache.check()
+        self.background.check()
+        running = {request.id for request in self.scheduler.running}
+        assert running == self._answers.keys(), f"{running} run, {self._answers.keys()} are at the backend"
+        assert not self.cache.pool.num_held, f"{self.cache.pool.num_held} blocks are held"

@@ -1,0 +1,58 @@
+"""A model by its small files alone: what has to be known to write prompts for it, without weights and their kernels."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rekindle.errors import ModelRefused
+
+
+@dataclass(frozen=True, slots=True)
+class DescribedModel:
+    """What config.json and generation_config.json say; `max_context` None: nothing."""
+
+    architecture: str
+    family: str
+    vocab_size: int
+    max_context: int | None
+    eos_ids: frozenset[int]
+
+    @classmethod
+    def read(cls, directory: Path) -> DescribedModel:
+        """Read the files of a model's directory; ModelRefused if config.json is missing or no model's."""
+        config = _object(directory / "config.json")
+        text = next((part for name in ("text_config", "llm_config") if (part := config.get(name))), config)
+        try:
+            size = int(text["vocab_size"])
+        except (KeyError, TypeError, ValueError) as error:
+            raise ModelRefused(f"{directory / 'config.json'} names no vocab_size: is it a language model?") from error
+        longest = text.get("max_position_embeddings")
+        return cls(
+            architecture=str((config.get("architectures") or ["unknown"])[0]),
+            family=str(config.get("model_type", "unknown")),
+            vocab_size=size,
+            max_context=longest if isinstance(longest, int) and longest > 0 else None,
+            eos_ids=_eos_ids(directory, config, text),
+        )
+
+
+def _eos_ids(directory: Path, config: dict[str, Any], text: dict[str, Any]) -> frozenset[int]:
+    """The ids that end a reply: those of generation_config.json, or else the config's."""
+    path = directory / "generation_config.json"
+    value = _object(path).get("eos_token_id") if path.is_file() else None
+    for part in (text, config):
+        value = part.get("eos_token_id") if value is None else value
+    return frozenset(value if isinstance(value, list) else [] if value is None else [value])
+
+
+def _object(path: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(path.read_text("utf-8"))
+    except (OSError, ValueError) as error:
+        raise ModelRefused(f"{path} cannot be read: {error}") from error
+    if not isinstance(found, dict):
+        raise ModelRefused(f"{path} holds no object: it is not a config of transformers")
+    return found

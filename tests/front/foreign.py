@@ -1,0 +1,109 @@
+"""A server that is not ours and misbehaves as its script says: what a front has to bear."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+
+@dataclass
+class Foreign:
+    """Where it listens (empty: anywhere), and what it answers: a status, headers, the bytes of a body.
+
+    `hangs`: after these bytes it says nothing more, until the other side closes.
+    """
+
+    url: str = ""
+    model: str = "scripted"
+    max_model_len: int | None = 2048
+    tokens: list[int] | None = None
+    returns_ids: bool = True
+    status: int = 200
+    headers: Mapping[str, str] = field(default_factory=dict)
+    body: bytes = b""
+    hangs: bool = False
+    asked: list[dict[str, Any]] = field(default_factory=list)
+    keys: list[str | None] = field(default_factory=list)
+    left: threading.Event = field(default_factory=threading.Event)
+
+
+def chunk(ids: list[int], reason: str | None = None, **more: Any) -> bytes:
+    """One event of a stream of completions."""
+    choice = {"index": 0, "text": "", "token_ids": ids, "finish_reason": reason}
+    return f"data: {json.dumps({'choices': [choice], **more})}\n\n".encode()
+
+
+def usage(cached: int) -> bytes:
+    """The last chunk, which says what was reused, and the end."""
+    last = {"choices": [], "usage": {"prompt_tokens_details": {"cached_tokens": cached}}}
+    return f"data: {json.dumps(last)}\n\ndata: [DONE]\n\n".encode()
+
+
+@contextmanager
+def foreign(**more: Any) -> Iterator[Foreign]:
+    """A running server."""
+    state = Foreign(**more)
+
+    class Handler(BaseHTTPRequestHandler):
+        def log_message(self, *_: Any) -> None:
+            """Nothing is logged."""
+
+        def do_GET(self) -> None:
+            entry: dict[str, Any] = {"id": state.model, "object": "model"}
+            if state.max_model_len is not None:
+                entry["max_model_len"] = state.max_model_len
+            self._send(200, {}, json.dumps({"data": [entry]}).encode())
+
+        def do_POST(self) -> None:
+            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            state.keys.append(self.headers.get("Authorization"))
+            if self.path == "/tokenize":
+                if state.tokens is None:
+                    self._send(404, {}, b"{}")
+                else:
+                    self._send(200, {}, json.dumps({"tokens": state.tokens}).encode())
+            elif not body.get("stream"):
+                choice = {"token_ids": [5], "text": ""} if state.returns_ids else {"text": ""}
+                self._send(200, {}, json.dumps({"choices": [choice]}).encode())
+            else:
+                state.asked.append(body)
+                self._stream()
+
+        def _stream(self) -> None:
+            if not state.hangs:
+                self._send(state.status, state.headers, state.body)
+                return
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(state.body)
+            self.wfile.flush()
+            self.connection.settimeout(60)
+            if not self.connection.recv(1):  # the other side has closed
+                state.left.set()
+            self.close_connection = True
+
+        def _send(self, status: int, headers: Mapping[str, str], body: bytes) -> None:
+            self.send_response(status)
+            for name, value in headers.items():
+                self.send_header(name, value)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+    port = int(state.url.rpartition(":")[2] or 0)
+    server = ThreadingHTTPServer(("127.0.0.1", port), Handler)
+    server.daemon_threads = True
+    state.url = f"http://127.0.0.1:{server.server_address[1]}"
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
+    thread.start()
+    try:
+        yield state
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()

@@ -1,0 +1,109 @@
+"""Every dialect is answered by a front as by the server that computes for it: text, reasoning, calls, streams, ends."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from tests.front.conftest import Pair
+from tests.server.conftest import Served
+
+TOOLS = [{"type": "function", "function": {"name": name, "parameters": {"type": "object"}}} for name in ("look", "add")]
+VOLATILE = {"id", "created", "created_at", "completed_at", "rekindle", "system_fingerprint", "usage", "total_duration"}
+VOLATILE |= {"load_duration", "prompt_eval_duration", "eval_duration", "call_id", "item_id"}
+
+
+def settled(value: Any) -> Any:
+    """A body without what differs between two equal answers."""
+    if isinstance(value, dict):
+        return {name: settled(item) for name, item in value.items() if name not in VOLATILE}
+    return [settled(item) for item in value] if isinstance(value, list) else value
+
+
+def answered(served: Served, path: str, body: dict[str, Any]) -> Any:
+    answer = served.send("POST", path, body)
+    assert answer.status == 200, answer.body
+    if b"data: " not in answer.body[:200] and b"event: " not in answer.body[:200]:
+        lines = answer.body.splitlines()
+        return settled([json.loads(line) for line in lines] if len(lines) > 1 else answer.json)
+    found = [line[6:] for line in answer.body.decode().split("\n") if line.startswith("data: ")]
+    return settled([json.loads(line) for line in found if line != "[DONE]"])
+
+
+def joined(chunks: list[Any]) -> str:
+    """The text of a stream of completions or chat, whatever its chunks."""
+    deltas = (choice.get("delta") or choice for chunk in chunks for choice in chunk["choices"])
+    return "".join(delta.get("content") or delta.get("text") or "" for delta in deltas)
+
+
+def user(text: str) -> list[dict[str, str]]:
+    return [{"role": "user", "content": text}]
+
+
+@pytest.mark.parametrize("cue", ["talk", "smile", "muse", "look", "twice", "ponder", "hurt"])
+def test_chat(pair: Pair, cue: str) -> None:
+    body = {"messages": user(f"{cue} of this"), "temperature": 0, "tools": TOOLS, "max_tokens": 40}
+    assert answered(pair.front, "/v1/chat/completions", body) == answered(pair.backend, "/v1/chat/completions", body)
+
+
+@pytest.mark.parametrize("more", [{"max_tokens": 3}, {"stop": " attic"}, {"n": 2}, {"logit_bias": {"5": 1.0}}])
+def test_ends_and_choices(pair: Pair, more: dict[str, Any]) -> None:
+    body = {"messages": user("talk to me"), "temperature": 0, **more}
+    assert answered(pair.front, "/v1/chat/completions", body) == answered(pair.backend, "/v1/chat/completions", body)
+
+
+def test_a_stream(pair: Pair) -> None:
+    body = {"messages": user("talk now"), "temperature": 0, "stream": True, "stream_options": {"include_usage": True}}
+    chunks = answered(pair.front, "/v1/chat/completions", body)
+    assert joined(chunks) == "It is in the attic of the house." and len(chunks) > 5
+    assert [choice["finish_reason"] for chunk in chunks for choice in chunk["choices"]][-1] == "stop"
+
+
+@pytest.mark.parametrize("kind", ["text", "ids"])
+def test_completions(pair: Pair, kind: str) -> None:
+    prompt: Any = "<|im_start|><|talk|>"
+    if kind == "ids":
+        prompt = pair.front.send("POST", "/v1/tokenize", {"text": prompt}).json["ids"]
+    body = {"prompt": prompt, "temperature": 0, "max_tokens": 4, "return_token_ids": True}
+    ours, theirs = (answered(each, "/v1/completions", body) for each in (pair.front, pair.backend))
+    assert ours == theirs and len(ours["choices"][0]["token_ids"]) == 4
+
+
+def test_anthropic(pair: Pair) -> None:
+    body = {"model": "claude-x", "messages": user("muse on it"), "max_tokens": 40, "temperature": 0}
+    assert answered(pair.front, "/v1/messages", body) == answered(pair.backend, "/v1/messages", body)
+    events = answered(pair.front, "/v1/messages", body | {"stream": True})
+    assert [event["type"] for event in events][:1] == ["message_start"] and events[-1]["type"] == "message_stop"
+
+
+def test_responses(pair: Pair) -> None:
+    body = {"input": "talk again", "temperature": 0}
+    ours, theirs = (answered(each, "/v1/responses", body) for each in (pair.front, pair.backend))
+    assert ours["output"] == theirs["output"]
+
+
+def test_ollama(pair: Pair) -> None:
+    body = {"model": "scripted", "messages": user("talk again"), "stream": False}
+    ours, theirs = (answered(each, "/api/chat", body) for each in (pair.front, pair.backend))
+    assert ours["message"] == theirs["message"]
+
+
+def test_a_constraint_reaches_the_backend(pair: Pair) -> None:
+    body = {"messages": user("talk or choose"), "temperature": 0, "structured_outputs": {"choice": ["It is", "No"]}}
+    ours, theirs = (answered(each, "/v1/chat/completions", body) for each in (pair.front, pair.backend))
+    assert ours == theirs and ours["choices"][0]["message"]["content"] == "It is"
+
+
+@pytest.mark.parametrize(
+    ("more", "param"),
+    [
+        ({"tools": TOOLS, "tool_choice": "required"}, "tool_choice"),
+        ({"prompt_logprobs": 1}, "prompt_logprobs"),
+        ({"tools": TOOLS, "response_format": {"type": "json_object"}}, "response_format"),
+    ],
+)
+def test_what_cannot_be_asked_of_another_server_is_refused(pair: Pair, more: dict[str, Any], param: str) -> None:
+    answer = pair.front.send("POST", "/v1/chat/completions", {"messages": user("talk"), **more})
+    assert answer.status == 400 and answer.error["param"] == param, answer.body

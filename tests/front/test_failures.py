@@ -1,0 +1,156 @@
+"""A backend that is away, busy, silent, wrong or strange: a clear error each time, nothing hangs, health says so."""
+
+from __future__ import annotations
+
+import socket
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+
+from rekindle.errors import ConfigError
+from tests.front.conftest import Pair, fronting
+from tests.front.foreign import Foreign, chunk, foreign, usage
+from tests.server.conftest import Answer, Served
+from tests.server.scripted import serving
+
+BODY = {"messages": [{"role": "user", "content": "talk"}], "max_tokens": 5}
+
+
+def over(model: Path, backend: Foreign, **flags: Any) -> Any:
+    """A front over a foreign server, without a store."""
+    return serving(model=str(model), store="off", backend=f"vllm={backend.url}", **flags)
+
+
+def chat(front: Served, **more: Any) -> Answer:
+    return front.send("POST", "/v1/chat/completions", BODY | more)
+
+
+def test_a_foreign_server_is_enough(scripted_model: Path) -> None:
+    body = chunk([5]) + chunk([6, 7]) + chunk([8], "length") + usage(3)
+    with foreign(body=body) as backend, over(scripted_model, backend, backend_key="sesame") as front:
+        answer = front.send("POST", "/v1/chat/completions", BODY, x_agent_id="ada").json
+        assert answer["choices"][0]["finish_reason"] == "length" and answer["usage"]["completion_tokens"] == 4
+        assert answer["usage"]["prompt_tokens_details"]["cached_tokens"] == 3
+        (sent,) = backend.asked
+        assert sent["kv_transfer_params"] == {"namespace": "default", "agent": "ada"} and sent["cache_salt"]
+        assert set(backend.keys) == {"Bearer sesame"}
+        assert "whether its tokenizer is the same is not known" in " ".join(front.engine.notes)
+
+
+def test_namespaces_have_salts_of_their_own(scripted_model: Path) -> None:
+    keys = {"api_key": "one", "api_keys": {"other": "two"}}
+    with foreign(body=chunk([5], "length") + usage(0)) as backend, over(scripted_model, backend, **keys) as front:
+        for key in ("one", "two", "one"):
+            assert front.send("POST", "/v1/chat/completions", BODY, key=key).status == 200
+        first, other, again = (body["cache_salt"] for body in backend.asked)
+        assert first == again != other
+
+
+@pytest.mark.parametrize(
+    ("status", "headers", "body", "expected", "says"),
+    [
+        (429, {"Retry-After": "7"}, b'{"error": {"message": "slow down"}}', 503, "slow down"),
+        (503, {}, b"", 503, "the backend is busy"),
+        (500, {}, b'{"message": "out of memory"}', 502, "out of memory"),
+        (400, {}, b'{"error": {"message": "bad top_k"}}', 400, "bad top_k"),
+        (401, {}, b"", 502, "REKINDLE_BACKEND_KEY"),
+        (200, {}, b"", 502, "broke off"),
+        (200, {}, b"data: nonsense\n\n", 502, "no chunk of a completion"),
+        (200, {}, b'data: {"error": {"message": "it burns"}}\n\n', 502, "it burns"),
+        (200, {}, chunk([5], "abort") + usage(0), 502, "ended the reply early: abort"),
+    ],
+)
+def test_a_refusal(
+    scripted_model: Path, status: int, headers: dict[str, str], body: bytes, expected: int, says: str
+) -> None:
+    with foreign(status=status, headers=headers, body=body) as backend, over(scripted_model, backend) as front:
+        answer = chat(front)
+        assert answer.status == expected and says in answer.error["message"], answer.body
+        if status == 429:
+            assert answer.headers["retry-after"] == "7"
+        if status == 401:
+            assert any("REKINDLE_BACKEND_KEY" in problem for problem in front.engine.health().problems)
+        backend.status, backend.body = 200, chunk([5], "length") + usage(0)
+        assert chat(front).status == 200
+
+
+def test_a_silent_backend_is_given_up(scripted_model: Path) -> None:
+    with (
+        foreign(hangs=True, body=chunk([5])) as backend,
+        over(scripted_model, backend, backend_silence_s=0.3) as front,
+    ):
+        answer = chat(front)
+        assert answer.status == 503 and "sent nothing for 0.3 s" in answer.error["message"]
+        assert backend.left.wait(30)
+
+
+def test_a_timeout_of_ours_ends_the_request_there(scripted_model: Path) -> None:
+    with foreign(hangs=True) as backend, over(scripted_model, backend, request_timeout_s=0.3) as front:
+        answer = chat(front)
+        assert answer.status == 503 and "request_timeout_s" in answer.error["message"]
+        assert backend.left.wait(30)
+
+
+def test_a_client_that_leaves_ends_the_request_there(scripted_model: Path) -> None:
+    with foreign(hangs=True, body=chunk([5]) + chunk([6])) as backend, over(scripted_model, backend) as front:
+        client = openai.OpenAI(base_url=f"{front.url}/v1", api_key="unused", max_retries=0)
+        stream = client.chat.completions.create(
+            model="default", messages=[{"role": "user", "content": "hi"}], stream=True
+        )
+        next(iter(stream))
+        stream.close()
+        assert backend.left.wait(30)
+
+
+def test_a_backend_that_goes_away_and_comes_back(scripted_model: Path) -> None:
+    body = chunk([5], "length") + usage(0)
+    with ExitStack() as stack:
+        with foreign(body=body) as backend:
+            front = stack.enter_context(over(scripted_model, backend))
+            assert chat(front).status == 200 and front.engine.health().ok
+        answer = chat(front)
+        assert answer.status == 503 and answer.headers["retry-after"] == "2"
+        assert "cannot be reached" in answer.error["message"]
+        ready = front.send("GET", "/health/ready")
+        assert ready.status == 503 and ready.json["status"] == "unavailable"
+        with foreign(body=body, url=backend.url):
+            assert chat(front).status == 200 and front.engine.health().ok
+
+
+def test_no_server_at_the_start(scripted_model: Path) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        away = Foreign(url=f"http://127.0.0.1:{free.getsockname()[1]}")
+    with pytest.raises(ConfigError, match=r"no server answers at .*; start it first"), over(scripted_model, away):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("state", "says"),
+    [
+        ({"returns_ids": False}, "returns no token ids"),
+        ({"tokens": [1, 2, 3]}, "another tokenizer"),
+    ],
+)
+def test_an_unfit_backend_at_the_start(scripted_model: Path, state: dict[str, Any], says: str) -> None:
+    with foreign(**state) as backend, pytest.raises(ConfigError, match=says), over(scripted_model, backend):
+        pass
+
+
+def test_a_model_that_is_not_there(pair: Pair, tmp_path: Path) -> None:
+    with (
+        pytest.raises(ConfigError, match=r"'other' is not served at .*; it has scripted"),
+        fronting(pair.model, pair.backend, tmp_path, backend_model="other"),
+    ):
+        pass
+
+
+@pytest.mark.parametrize(
+    "address", ["vllm", "vllm=", "sglang=http://x", "vllm=ftp://x", "vllm=http://u:p@x", "http://x"]
+)
+def test_addresses_that_are_none(scripted_model: Path, address: str) -> None:
+    with pytest.raises(ConfigError, match="backend: "), serving(model=str(scripted_model), backend=address):
+        pass

@@ -1,0 +1,107 @@
+"""What a front remembers: texts as the ids they were computed with, found by text, kept on disk, forgotten for good."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rekindle.errors import ConfigError
+from rekindle.store import admin
+from tests.front.conftest import Pair, fronting
+from tests.server.conftest import Served
+from tests.server.scripted import serving
+
+LONG = "talk of the sea, the wind and the lamps " * 8
+
+
+def asked(served: Served, agent: str, *turns: str) -> dict[str, Any]:
+    """The answer to a conversation: what the user and the assistant said in turn."""
+    roles = ("user", "assistant")
+    messages = [{"role": roles[at % 2], "content": text} for at, text in enumerate(turns)]
+    body = {"messages": messages, "temperature": 0, "rekindle": {"return_ids": True}}
+    answer = served.send("POST", "/v1/chat/completions", body, x_agent_id=agent)
+    assert answer.status == 200, answer.body
+    found: dict[str, Any] = answer.json
+    return found
+
+
+def text_of(answer: dict[str, Any]) -> str:
+    text: str = answer["choices"][0]["message"]["content"]
+    return text
+
+
+def test_a_turn_continues_the_last_one_with_its_ids(pair: Pair) -> None:
+    first = asked(pair.front, "ada", LONG)
+    said = first["rekindle"]
+    assert said["outcome"] == "miss" and said["reused_tokens"] == 0
+    second = asked(pair.front, "ada", LONG, text_of(first), "talk on")["rekindle"]
+    stored = [*said["prompt_ids"], *said["completion_ids"]]
+    assert second["prompt_ids"][: len(stored)] == stored
+    assert second["outcome"] == "extend" and second["source"] == "own" and second["explanation"] is None
+    assert second["reused_tokens"] == len(stored)
+
+
+def test_another_beginning_is_explained(pair: Pair) -> None:
+    asked(pair.front, "eve", LONG)
+    asked(pair.front, "eve", LONG, "Something else that nobody said", "talk on")
+    (report, _) = pair.front.engine.agent("eve").why()
+    assert report.outcome == "diverge" and report.explanation is not None
+    assert report.explanation.cause == "text_differs" and report.explanation.message_index == 1
+
+
+def test_texts_outlast_the_front(scripted_model: Path, computing: Served, tmp_path: Path) -> None:
+    with fronting(scripted_model, computing, tmp_path) as front:
+        first = asked(front, "bob", LONG)
+        assert front.engine.flush()
+        assert front.send("GET", "/v1/agents/bob").json["saved_tokens"] > 0
+    with fronting(scripted_model, computing, tmp_path) as front:
+        assert front.engine.num_warm_agents == 1
+        second = asked(front, "bob", LONG, text_of(first), "talk on")["rekindle"]
+        assert second["outcome"] == "extend" and second["reused_tokens"] >= first["usage"]["prompt_tokens"]
+        front.engine.fork("bob", "cy")
+        third = asked(front, "cy", LONG, text_of(first), "talk more")["rekindle"]
+        assert third["source"] == "own" and third["reused_tokens"] >= first["usage"]["prompt_tokens"]
+        assert front.engine.rewind("cy", 1) < third["prompt_tokens"]
+        report = front.engine.purge("bob")
+        assert report.slots_freed >= 0 and {each.agent for each in front.engine.agents()} == {"cy"}
+    with fronting(scripted_model, computing, tmp_path) as front:
+        assert {each.agent for each in front.engine.agents()} == {"cy"}
+    (store,) = admin.list_stores(tmp_path)
+    assert store.num_agents == 1
+
+
+def test_a_text_takes_few_bytes(pair: Pair) -> None:
+    engine = pair.front.engine
+    engine.flush()
+    store = engine.stats().store
+    assert store is not None and store["used_bytes"] == 4096 * store["num_blocks"]
+    info = engine.agents()[0]
+    assert (info.hot_tokens, info.warm_tokens) == (0, 0) and info.saved_tokens == info.num_tokens
+
+
+@pytest.mark.parametrize("path", ["load", "offload"])
+def test_what_moves_kv_is_refused(pair: Pair, path: str) -> None:
+    asked(pair.front, "dot", "talk briefly")
+    answer = pair.front.send("POST", f"/v1/agents/dot/{path}")
+    assert answer.status == 400 and "server that computes" in answer.error["message"]
+
+
+@pytest.mark.parametrize(
+    ("setting", "value"), [("kv", "bf16"), ("speculate", "off"), ("hot_bytes", "1GiB"), ("tier", "/tmp/tier")]
+)
+def test_settings_of_what_computes_are_refused(pair: Pair, tmp_path: Path, setting: str, value: str) -> None:
+    with (
+        pytest.raises(ConfigError, match=f"{setting}: another server computes"),
+        fronting(pair.model, pair.backend, tmp_path, **{setting: value}),
+    ):
+        pass
+
+
+def test_another_model_is_refused(pair: Pair, tmp_path: Path) -> None:
+    with (
+        pytest.raises(ConfigError, match="another tokenizer"),
+        serving(store=str(tmp_path), backend=f"openai={pair.backend.url}"),
+    ):
+        pass
