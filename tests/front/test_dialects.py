@@ -90,6 +90,12 @@ def test_ollama(pair: Pair) -> None:
     assert ours["message"] == theirs["message"]
 
 
+def test_log_probabilities(pair: Pair) -> None:
+    body = {"messages": user("talk of them"), "temperature": 0, "logprobs": True, "top_logprobs": 3}
+    ours, theirs = (answered(each, "/v1/chat/completions", body) for each in (pair.front, pair.backend))
+    assert ours == theirs and len(ours["choices"][0]["logprobs"]["content"][0]["top_logprobs"]) == 3
+
+
 def test_a_constraint_reaches_the_backend(pair: Pair) -> None:
     body = {"messages": user("talk or choose"), "temperature": 0, "structured_outputs": {"choice": ["It is", "No"]}}
     ours, theirs = (answered(each, "/v1/chat/completions", body) for each in (pair.front, pair.backend))

@@ -95,7 +95,8 @@ def test_a_timeout_of_ours_ends_the_request_there(scripted_model: Path) -> None:
 
 
 def test_a_client_that_leaves_ends_the_request_there(scripted_model: Path) -> None:
-    with foreign(hangs=True, body=chunk([5]) + chunk([6])) as backend, over(scripted_model, backend) as front:
+    body = chunk([5]) + chunk([6])
+    with foreign(hangs=True, body=body) as backend, over(scripted_model, backend, ping_s=0.1) as front:
         client = openai.OpenAI(base_url=f"{front.url}/v1", api_key="unused", max_retries=0)
         stream = client.chat.completions.create(
             model="default", messages=[{"role": "user", "content": "hi"}], stream=True

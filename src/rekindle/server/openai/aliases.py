@@ -38,7 +38,6 @@ TEXT_NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "skip_special_tokens": (True,),
     "detokenize": (True,),
     "truncate_prompt_tokens": (-1,),
-    "return_tokens_as_token_ids": (False,),
     "thinking_token_budget": (),
     "prompt_embeds": (),
 }
@@ -49,6 +48,7 @@ CHAT_NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "chat_template": (),
     "documents": ([],),
     "echo": (False,),
+    "return_tokens_as_token_ids": (False,),
 }
 
 

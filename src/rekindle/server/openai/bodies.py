@@ -153,5 +153,8 @@ class CompletionBody(SamplingBody):
     )
     echo: bool | None = Field(default=None, description="begin the text, and the logprobs, with the prompt")
     logprobs: int | None = Field(default=None, ge=0, le=5, description="alternatives to each token")
+    return_tokens_as_token_ids: bool | None = Field(
+        default=None, description="vLLM's: logprobs name tokens by their ids, as `token_id:5`"
+    )
     best_of: int | None = Field(default=None, description="must equal n")
     rekindle: RekindleOptions | None = None

@@ -74,10 +74,14 @@ class ChatCall(Call):
 
 @dataclass(frozen=True, slots=True)
 class CompletionCall(Call):
-    """A parsed completion body; `echo`: the text begins with the prompt. `num_logprobs`: alternatives per token."""
+    """A parsed completion body; `echo`: the text begins with the prompt. `num_logprobs`: alternatives per token.
+
+    `tokens_by_id`: logprobs name tokens by their ids.
+    """
 
     echo: bool
     num_logprobs: int
+    tokens_by_id: bool
 
 
 def parse_chat(body: Any, caller: Caller, *, strict: bool = False) -> ChatCall:
@@ -175,7 +179,12 @@ def parse_completion(body: Any, caller: Caller, *, strict: bool = False) -> Comp
     if len(requests) * (asked.n or 1) > MAX_CHOICES:
         message = f"prompt: {len(requests)} prompts with n = {asked.n or 1} are more than {MAX_CHOICES} choices"
         raise BadRequest(message, param="prompt")
-    return CompletionCall(**_common(asked, options, requests), echo=bool(asked.echo), num_logprobs=asked.logprobs or 0)
+    return CompletionCall(
+        **_common(asked, options, requests),
+        echo=bool(asked.echo),
+        num_logprobs=asked.logprobs or 0,
+        tokens_by_id=bool(asked.return_tokens_as_token_ids),
+    )
 
 
 def _constraint(body: SamplingBody) -> Constraint | None:

@@ -74,27 +74,34 @@ def chat_logprobs(tokens: Sequence[TokenLogprob]) -> dict[str, Any]:
 
 
 class TextOffsets:
-    """Encodes the `logprobs` of completions, with each token's offset in the text, in characters."""
+    """Encodes the `logprobs` of completions, with each token's offset in the text, in characters.
 
-    def __init__(self) -> None:
+    `by_id`: tokens are named by their ids instead of their text, which several may have.
+    """
+
+    def __init__(self, *, by_id: bool = False) -> None:
+        self._by_id = by_id
         self._at = 0
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
-    def encode(self, tokens: Sequence[TokenLogprob], *, first: bytes | None = None) -> dict[str, Any]:
+    def encode(self, tokens: Sequence[TokenLogprob], *, first: TokenLogprob | None = None) -> dict[str, Any]:
         """Return the `logprobs` object of the next tokens; `first` is one before them, which has none."""
         before = [] if first is None else [first]
         offsets = []
-        for text in (*before, *(token.text for token in tokens)):
+        for token in (*before, *tokens):
             offsets.append(self._at)
-            self._at += len(self._decoder.decode(text))
+            self._at += len(self._decoder.decode(token.text))
         none: list[Any] = [None] * len(before)
         return {
-            "tokens": [_token_key(text) for text in (*before, *(token.text for token in tokens))],
+            "tokens": [self._key(token) for token in (*before, *tokens)],
             "token_logprobs": none + [finite(token) for token in tokens],
             "top_logprobs": none
-            + [{_token_key(each.text): finite(each) for each in (*reversed(token.top), token)} for token in tokens],
+            + [{self._key(each): finite(each) for each in (*reversed(token.top), token)} for token in tokens],
             "text_offset": offsets,
         }
+
+    def _key(self, token: TokenLogprob) -> str:
+        return f"token_id:{token.token_id}" if self._by_id else _token_key(token.text)
 
 
 def prompt_logprobs(generation: Generation, num_top: int) -> list[dict[str, Any] | None] | None:

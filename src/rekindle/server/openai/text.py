@@ -22,11 +22,11 @@ KIND = "text_completion"
 
 
 class _TextChoice:
-    def __init__(self, choice: Choice) -> None:
+    def __init__(self, choice: Choice, *, by_id: bool) -> None:
         self.choice = choice
         self.has_chunk = False
         self.texts: list[str] = []
-        self.offsets = TextOffsets()
+        self.offsets = TextOffsets(by_id=by_id)
 
 
 class CompletionReply(DataEvents):
@@ -48,7 +48,10 @@ class CompletionReply(DataEvents):
         self._call = call
         self._decode = decode
         self._token_bytes = token_bytes
-        self._choices = [_TextChoice(Choice(index, generation)) for index, generation in enumerate(generations)]
+        self._choices = [
+            _TextChoice(Choice(index, generation), by_id=call.tokens_by_id)
+            for index, generation in enumerate(generations)
+        ]
 
     def take(self, index: int, delta: Delta) -> list[dict[str, Any]]:
         """Return one chunk for a delta that has text or ends the choice; the first one begins with the echo."""
@@ -96,7 +99,8 @@ class CompletionReply(DataEvents):
             return offsets.encode(tokens)
         num_top = self._call.num_logprobs
         prompt = [replace(each, top=each.top[:num_top]) for each in generation.prompt_logprobs if each is not None]
-        return offsets.encode([*prompt, *tokens], first=self._token_bytes(generation.prompt_ids[0]))
+        first = generation.prompt_ids[0]
+        return offsets.encode([*prompt, *tokens], first=TokenLogprob(first, 0.0, self._token_bytes(first)))
 
     def _reason(self, choice: _TextChoice) -> FinishReason | None:
         """Return why a choice ended; a reply of no tokens has reached its length."""
@@ -123,7 +127,9 @@ class CompletionReply(DataEvents):
             {
                 "index": choice.choice.index,
                 "text": "".join(choice.texts),
-                "logprobs": self._logprobs(choice, TextOffsets(), choice.choice.logprobs, from_start=True),
+                "logprobs": self._logprobs(
+                    choice, TextOffsets(by_id=self._call.tokens_by_id), choice.choice.logprobs, from_start=True
+                ),
                 "finish_reason": self._reason(choice),
                 **self._of_prompt(choice),
                 **({"rekindle": described[choice.choice.index]} if len(self._choices) > 1 else {}),
