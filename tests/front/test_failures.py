@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 import socket
 from contextlib import ExitStack
 from pathlib import Path
@@ -58,6 +60,7 @@ def test_namespaces_have_salts_of_their_own(scripted_model: Path) -> None:
         (400, {}, b'{"error": {"message": "bad top_k"}}', 400, "bad top_k"),
         (401, {}, b"", 502, "REKINDLE_BACKEND_KEY"),
         (200, {}, b"", 502, "broke off"),
+        (200, {}, chunk([1 << 40], "length") + usage(0), 502, "which the model does not have"),
         (200, {}, b"data: nonsense\n\n", 502, "no chunk of a completion"),
         (200, {}, b'data: {"error": {"message": "it burns"}}\n\n', 502, "it burns"),
         (200, {}, chunk([5], "abort") + usage(0), 502, "ended the reply early: abort"),
@@ -155,3 +158,22 @@ def test_a_model_that_is_not_there(pair: Pair, tmp_path: Path) -> None:
 def test_addresses_that_are_none(scripted_model: Path, address: str) -> None:
     with pytest.raises(ConfigError, match="backend: "), serving(model=str(scripted_model), backend=address):
         pass
+
+
+def test_log_probabilities_that_do_not_come_are_an_error(scripted_model: Path) -> None:
+    with foreign(body=chunk([5], "length") + usage(0)) as backend, over(scripted_model, backend) as front:
+        answer = chat(front, logprobs=True)
+        assert answer.status == 502 and "no log probabilities" in answer.error["message"]
+
+
+def test_a_context_that_nobody_names(scripted_model: Path, tmp_path: Path) -> None:
+    model = tmp_path / "model"
+    shutil.copytree(scripted_model, model, ignore=shutil.ignore_patterns("*.safetensors"))
+    config = json.loads((model / "config.json").read_text())
+    del config["max_position_embeddings"]
+    (model / "config.json").write_text(json.dumps(config))
+    with foreign(max_model_len=None) as backend:
+        with pytest.raises(ConfigError, match="max_context: neither"), over(model, backend):
+            pass
+        with over(model, backend, max_context=512) as front:  # which has no weights
+            assert front.engine.max_context == 512

@@ -28,6 +28,7 @@ T = TypeVar("T")
 Arrived = Piece | RekindleError | None
 CONNECT_S = 5.0
 LOOK_EVERY_S = 5.0  # whether it still serves the model
+ASK_S = 60.0  # at the start; a first token may be compiled for
 RETRY_S = 2.0  # what clients are asked to wait where the backend does not say
 DONE = "[DONE]"
 
@@ -49,7 +50,7 @@ class Backend:
         self._address = address
         self._loop = asyncio.new_event_loop()
         self._client: httpx.AsyncClient | None = None
-        self._looks: Future[None] | None = None
+        self._looks: Future[None] | None = None  # a task that nothing refers to may be collected
         self._problem: str | None = None
         self._stopping = asyncio.Event()
         self._ready = threading.Event()
@@ -79,7 +80,7 @@ class Backend:
         async def send() -> tuple[int, Any]:
             assert self._client is not None
             try:
-                response = await self._client.request(method, path, json=body)
+                response = await self._client.request(method, path, json=body, timeout=ASK_S)
             except httpx.HTTPError as error:
                 raise BackendFailed(f"no server answers at {self.url}: {_reason(error)}") from error
             with contextlib.suppress(ValueError):
@@ -189,6 +190,9 @@ class Backend:
                 problem = differs(found) if found is not None else status
             except (httpx.HTTPError, ValueError) as error:
                 problem = f"it cannot be reached ({_reason(error)}): start it, or look at its log"
+            except Exception as error:
+                # Border: a list of models that cannot be read is a problem of the backend's, not of this thread.
+                problem = f"its {MODELS} cannot be read: {described(error)}"
             before, self._problem = self._problem, None if problem is None else f"the backend {self.url}: {problem}"
             if self._problem != before:
                 logger.warning("%s", self._problem or f"the backend {self.url} serves the model again")

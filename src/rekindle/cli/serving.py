@@ -14,7 +14,7 @@ import typer
 from rekindle.cli.border import INTERRUPTED
 from rekindle.cli.console import console
 from rekindle.cli.interrupts import interrupts
-from rekindle.cli.settings import SERVER_FLAGS, with_settings
+from rekindle.cli.settings import BACKEND_FLAGS, SERVER_FLAGS, with_settings
 from rekindle.cli.units import show_bytes
 from rekindle.config import Settings
 
@@ -134,7 +134,7 @@ def chat(
     return 0
 
 
-@with_settings(unused=SERVER_FLAGS - DEMO_SERVER, defaults={"port": 0})
+@with_settings(unused=SERVER_FLAGS - DEMO_SERVER | BACKEND_FLAGS, defaults={"port": 0})
 def demo(
     settings: Settings,
     seed: Annotated[int, typer.Option("--seed", help="of the facts given to the agents")] = 7,

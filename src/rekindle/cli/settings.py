@@ -23,7 +23,9 @@ FLAGS = {known.name: known for known in SETTINGS.values() if known.flag and know
 FLAG_GROUPS = tuple(dict.fromkeys(known.group for known in SETTINGS.values()))
 SEVERAL = frozenset(name for name, known in FLAGS.items() if known.unit == "name")  # flags that may be given again
 SERVER_FLAGS = frozenset(name for name, known in SETTINGS.items() if known.section == "server" and known.flag)
-BENCH_UNUSED = SERVER_FLAGS | {"store", "slot"}  # benchmarks create empty stores in the temporary directory
+BACKEND_FLAGS = frozenset(name for name, known in SETTINGS.items() if known.section == "backend" and known.flag)
+# Benchmarks measure what computes here, and create empty stores in the temporary directory.
+BENCH_UNUSED = SERVER_FLAGS | BACKEND_FLAGS | {"store", "slot"}
 Command = Callable[..., int]
 
 

@@ -92,6 +92,7 @@ def _computing(
             calls=BackendCalls(kind, served.name, around.cache.secret),
             cache=around.cache,
             scheduler=Scheduler(settings.engine, around.costs, max_chunk_tokens=1),
+            vocab_size=spec.vocab_size,
             min_reuse_tokens=settings.cache.min_reuse_tokens,
             on_turn=around.intake.turn_ended,
             wake=around.loop.wake,
@@ -113,7 +114,10 @@ def _computing(
 
 def _spec(settings: Settings, name: str, described: DescribedModel, tokenizer: str, served: Served) -> ModelSpec:
     """Return what is known of the model; a block has the smallest layer that there can be."""
-    limits = [settings.engine.max_context, described.max_context, served.max_context]
+    given = (settings.engine.max_context, described.max_context, served.max_context)
+    limits = [each for each in given if each is not None]
+    if not limits:
+        raise ConfigError("max_context: neither config.json nor the backend says how long prompts may be: set it")
     layer = LayerSpec(0, 1, 1, 1, None, "bf16", "bf16")
     identity = {"texts": TEXT_VERSION, "tokenizer": tokenizer, "architecture": described.architecture, "model": name}
     layout = KVLayout(settings.cache.block_tokens, (layer,))
@@ -123,7 +127,7 @@ def _spec(settings: Settings, name: str, described: DescribedModel, tokenizer: s
         name=name,
         architecture=described.architecture,
         vocab_size=described.vocab_size,
-        max_context=min(each for each in limits if each is not None),
+        max_context=min(limits),
         eos_ids=described.eos_ids,
         fingerprint=hasher.digest(),
         layout=layout,

@@ -101,7 +101,7 @@ def logprob_of(token: int, score: ScoredToken, num_top: int, bytes_of: Callable[
 def scored(
     tokens: Sequence[int], scores: Sequence[ScoredToken], num_top: int | None, bytes_of: Callable[[int], bytes]
 ) -> list[tuple[TokenLogprob, ...]]:
-    """Return what is reported of each token: its log probability if that was requested and came along, else nothing."""
-    if num_top is None or not scores:
+    """Return what is reported of each token: its log probability if that was requested, else nothing."""
+    if num_top is None:
         return [() for _ in tokens]
     return [(logprob_of(token, score, num_top, bytes_of),) for token, score in zip(tokens, scores, strict=True)]

@@ -47,7 +47,7 @@ class _Answer:
 class RemoteCore:
     """A core without a model. `on_turn` is called with every ended sequence worth remembering, `wake` from any thread.
 
-    `check_when_idle` of the engine finds it consistent while requests are at the backend, too.
+    Token ids of replies are below `vocab_size`, or the request fails.
     """
 
     def __init__(
@@ -57,6 +57,7 @@ class RemoteCore:
         calls: BackendCalls,
         cache: PrefixCache,
         scheduler: Scheduler,
+        vocab_size: int,
         min_reuse_tokens: int,
         on_turn: Callable[[FinishedTurn], None],
         wake: Callable[[], None],
@@ -66,6 +67,7 @@ class RemoteCore:
         self.scheduler = scheduler
         self._backend = backend
         self._calls = calls
+        self._vocab_size = vocab_size
         self._wake = wake
         self._clock = clock
         self._arrived: queue.SimpleQueue[tuple[_Answer, Arrived]] = queue.SimpleQueue()
@@ -179,13 +181,26 @@ class RemoteCore:
         answer.held = []
         if request.sequence.task != "generate":
             return
+        num_top, bytes_of = request.reply.sampler.params.logprobs, request.reply.stream.token_bytes
         for piece in held:
-            reply = request.reply
-            num_top, bytes_of = reply.sampler.params.logprobs, reply.stream.token_bytes
+            fault = self._fault(piece, needs_scores=num_top is not None)
+            if fault is not None:
+                self._replies.stop(request, BackendFailed(fault))
+                return
             scores = scored(piece.token_ids, piece.scores, num_top, bytes_of)
             for token, score in zip(piece.token_ids, scores, strict=True):
-                if request.state is State.RUNNING:
-                    self._replies.take(request, token, score)
+                if request.state is not State.RUNNING:
+                    return
+                self._replies.take(request, token, score)
+
+    def _fault(self, piece: Piece, *, needs_scores: bool) -> str | None:
+        """Return why tokens of a backend cannot be delivered; None if they can."""
+        strange = [token for token in piece.token_ids if not 0 <= token < self._vocab_size]
+        if strange:
+            return f"the backend sent token id {strange[0]}, which the model does not have"
+        if needs_scores and len(piece.scores) != len(piece.token_ids):
+            return "the backend sent no log probabilities: leave logprobs out"
+        return None
 
     def _finish(self, answer: _Answer) -> None:
         """End a request as the backend has ended it, unless its own tokens have."""
