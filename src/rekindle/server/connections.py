@@ -50,6 +50,7 @@ class ConnectionConfig(uvicorn.Config):
 
     def __init__(self, app: Any, settings: ServerSettings, **options: Any) -> None:
         fixed: dict[str, Any] = {"ws": "none", "lifespan": "on", "log_config": None, "access_log": False}
+        fixed["loop"] = "asyncio"  # uvloop, which other packages install, has transports of another kind
         # Any client can send `Forwarded` headers: the log names the connection's peer.
         super().__init__(app, http=BoundedProtocol, proxy_headers=False, **fixed, **options)
         logging.getLogger("uvicorn.error").addFilter(_is_news)
