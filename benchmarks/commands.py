@@ -320,6 +320,25 @@ def bench_multiple_choice(
     return run_choice_bench(settings, ChoiceBench(lm_eval, questions, shots, seed, out), console())
 
 
+@app.command("front")
+def bench_front(
+    histories: Annotated[int, typer.Option(help="on each tokenizer")] = 200,
+    tokens: Annotated[int, typer.Option(help="of each first reply")] = 96,
+    tokenizer: Annotated[list[str] | None, typer.Option(help="one of seven; may be repeated [all]")] = None,
+    seed: Annotated[int, typer.Option(help="of texts, replies and weights")] = 0,
+    out: Annotated[Path | None, typer.Option(help="append JSON lines here instead of printing them")] = None,
+) -> None:
+    """Histories sent back as text, with and without a front: what the server that computes reuses of them."""
+
+    def run() -> int:
+        from benchmarks.front.bench import FrontBench, run_front
+        from benchmarks.front.models import KINDS
+
+        return run_front(FrontBench(histories, tokens, tuple(tokenizer or KINDS), seed, out), console())
+
+    exit_with(run)
+
+
 @app.command("kernels")
 def bench_kernels(
     rows: Annotated[list[int] | None, typer.Option(help="rows of a product; may be repeated [1 8 66 512]")] = None,

@@ -3,70 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
-import socket
-import subprocess
-import sys
-import time
-import urllib.error
 import urllib.request
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from benchmarks.vllm.engine import ALONE, MODEL, ROOT
 from rekindle.store.admin import list_stores
 from tests.fleet.serving import until
-
-START_S = 300.0
-
-
-@contextmanager
-def server(directory: Path) -> Iterator[int]:
-    """A server over this store, killed with its processes at the end; its port."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    transfer = {
-        "kv_connector": "RekindleConnector",
-        "kv_connector_module_path": "rekindle.bridge.vllm",
-        "kv_role": "kv_both",
-        "kv_load_failure_policy": "recompute",
-        "kv_connector_extra_config": {"dir": str(directory / "kv")},
-    }
-    flags = ["--model", str(MODEL), "--served-model-name", "pocket", "--host", "127.0.0.1", "--port", str(port)]
-    flags += ["--kv-transfer-config", json.dumps(transfer)]
-    flags += ["--dtype", "bfloat16", "--max-model-len", "2048", "--enforce-eager", "--block-size", "64"]
-    env = os.environ | ALONE | {"VLLM_ENABLE_V1_MULTIPROCESSING": "1", "PYTHONPATH": f"{ROOT / 'src'}:{ROOT}"}
-    with (directory / "log").open("w") as log:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "vllm.entrypoints.openai.api_server", *flags],
-            env=env,
-            stdout=log,
-            stderr=log,
-            start_new_session=True,
-        )
-    try:
-        wait_for(port, process, directory / "log")
-        yield port
-    finally:
-        os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-
-
-def wait_for(port: int, process: subprocess.Popen[bytes], log: Path) -> None:
-    end = time.monotonic() + START_S
-    while time.monotonic() < end:
-        assert process.poll() is None, log.read_text()[-4000:]
-        try:
-            urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=5).close()
-        except (urllib.error.URLError, OSError):
-            time.sleep(0.5)
-        else:
-            return
-    raise AssertionError(log.read_text()[-4000:])
+from tests.fleet.vllm_server import server
 
 
 def asked(port: int, ids: list[int]) -> tuple[str, dict[str, int]]:
