@@ -338,10 +338,10 @@ def test_keywords_for_type_checkers_are_the_settings() -> None:
 
 
 def test_errors_of_the_library_name_settings_and_no_flags() -> None:
-    """The CLI, the server and the bridge (vLLM's flags) may name some; the rest is used without a command line, too."""
+    """The CLI, the server and what runs with vLLM may name some; the rest is used without a command line, too."""
     package, own = (
         Path(rekindle.__file__).parent,
-        ("cli", "bench", "server", "harness", "analyze", "simulate", "demo", "bridge"),
+        ("cli", "bench", "server", "harness", "analyze", "simulate", "demo", "bridge", "backend"),
     )
     compiling = package / "kernels" / "build.py"  # its flags are the compiler's
     found = [

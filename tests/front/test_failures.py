@@ -153,7 +153,7 @@ def test_a_model_that_is_not_there(pair: Pair, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "address", ["vllm", "vllm=", "sglang=http://x", "vllm=ftp://x", "vllm=http://u:p@x", "http://x"]
+    "address", ["vllm:", "vllm=", "sglang=http://x", "vllm=ftp://x", "vllm=http://u:p@x", "http://x"]
 )
 def test_addresses_that_are_none(scripted_model: Path, address: str) -> None:
     with pytest.raises(ConfigError, match="backend: "), serving(model=str(scripted_model), backend=address):

@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 
 import httpx
 
+from rekindle.backend.process import OwnVllm
 from rekindle.backend.wire import COMPLETIONS, MODELS, EventLines, Piece, error_text, read_piece
 from rekindle.errors import BackendFailed, BadRequest, Overloaded, RekindleError, RequestFailed, Timeout
 from rekindle.worker import Worker, described
@@ -43,11 +44,15 @@ class Address:
 
 
 class Backend:
-    """A client of one server; `start` it, `stop` it once. Any thread may call any method."""
+    """A client of one server; `start` it, `stop` it once. Any thread may call any method.
 
-    def __init__(self, address: Address) -> None:
+    A server of our `own` ends with it.
+    """
+
+    def __init__(self, address: Address, *, own: OwnVllm | None = None) -> None:
         self.url = address.url
         self._address = address
+        self._own = own
         self._loop = asyncio.new_event_loop()
         self._client: httpx.AsyncClient | None = None
         self._looks: Future[None] | None = None  # a task that nothing refers to may be collected
@@ -62,10 +67,12 @@ class Backend:
         self._ready.wait()
 
     def stop(self) -> None:
-        """Close all connections and join the thread; calling twice is safe."""
+        """Close all connections, join the thread, end a server of our own; calling twice is safe."""
         if self.worker.is_alive:
             self._loop.call_soon_threadsafe(self._stopping.set)
             self.worker.join()
+        if self._own is not None:
+            self._own.stop()
 
     def problem(self) -> str | None:
         """Return what is wrong with the backend and what to do; None if all is well. Never blocks."""

@@ -18,7 +18,7 @@ class BackendSettings:
 
     address: str | None = setting(
         None,
-        "the server that computes: vllm=URL, or openai=URL for another one that takes prompts as token ids",
+        "the server that computes: vllm=URL; vllm alone starts one; openai=URL is another that takes token ids",
         detail="This server then loads no weights and keeps texts and agents. See [vllm.md](vllm.md#the-front).",
         unset="this process computes",
         name="backend",
@@ -37,15 +37,26 @@ class BackendSettings:
         name="backend_silence_s",
     )
 
+    flags: str | None = setting(
+        None,
+        "more flags of `vllm serve`, for a vLLM that is started here",
+        detail="In one text, as on its command line.",
+        unset="none",
+        name="backend_flags",
+    )
+
     def __post_init__(self) -> None:
         check_fields(self)
-        if self.address is None:
+        need(
+            self.flags is None or self.is_own, "backend_flags: these are for backend=vllm, a vLLM that is started here"
+        )
+        if self.address is None or self.is_own:
             return
         kind, _, url = self.address.partition("=")
         need(
             kind in KINDS and bool(url),
-            f"backend: {self.address!r} is no backend: write vllm=http://HOST:PORT, or openai=http://HOST:PORT for "
-            "another server that takes prompts as token ids",
+            f"backend: {self.address!r} is no backend: write vllm=http://HOST:PORT, vllm to start one here, or "
+            "openai=http://HOST:PORT for another server that takes prompts as token ids",
         )
         parts = urlsplit(url)
         is_url = parts.scheme in ("http", "https") and bool(parts.hostname) and not (parts.query or parts.fragment)
@@ -53,13 +64,18 @@ class BackendSettings:
         need(parts.username is None, "backend: the URL may hold no key: set backend_key (REKINDLE_BACKEND_KEY)")
 
     @property
+    def is_own(self) -> bool:
+        """Whether a vLLM is to be started here."""
+        return self.address == "vllm"
+
+    @property
     def kind(self) -> BackendKind:
         """What kind of server it is; only with an address."""
         assert self.address is not None, "there is no backend"
-        return "vllm" if self.address.startswith("vllm=") else "openai"
+        return "openai" if self.address.startswith("openai=") else "vllm"
 
     @property
     def url(self) -> str:
-        """Its base URL, without `/v1`; only with an address."""
-        assert self.address is not None, "there is no backend"
+        """Its base URL, without `/v1`; only with an address that has one."""
+        assert self.address is not None and not self.is_own, "there is no URL"
         return self.address.partition("=")[2].rstrip("/").removesuffix("/v1")

@@ -62,6 +62,7 @@ class SettingsWithoutModel(TypedDict, total=False):
     backend_model: str | None
     backend_key: str | None
     backend_silence_s: float
+    backend_flags: str | None
     host: str
     port: int
     served_model_name: str | None

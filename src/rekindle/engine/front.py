@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shlex
 import time
 from collections.abc import Callable
 from datetime import datetime
 
 from rekindle.backend.client import Address, Backend
+from rekindle.backend.process import OwnVllm
 from rekindle.backend.served import Served, check_tokens
 from rekindle.config import SETTINGS, Settings
 from rekindle.engine.assembly import Around, Computing, assembled
@@ -51,8 +53,8 @@ def assemble_front(settings: Settings, *, clock: Callable[[], datetime] = dateti
     described = DescribedModel.read(directory)
     encoder = PromptEncoder.from_dir(directory, clock=clock)
     digest = tokenizer_digest(directory, DigestCache(None))
-    given = settings.backend
-    backend = Backend(Address(given.url, given.key, given.silence_s))
+    given, own = settings.backend, _own(settings, source, use_store=use_store)
+    backend = Backend(Address(given.url if own is None else own.url, given.key, given.silence_s), own=own)
     backend.start()
     try:
         served = Served.find(backend, given.model, (source.name, settings.model.model or "", str(directory)))
@@ -78,6 +80,17 @@ def _check_settings(settings: Settings) -> None:
         known = SETTINGS[name]
         if getattr(getattr(settings, known.section), known.field) != known.default:
             raise ConfigError(f"{name}: another server computes (backend); set it there, if it has the like")
+
+
+def _own(settings: Settings, source: Source, *, use_store: bool) -> OwnVllm | None:
+    """Start a vLLM, if that is asked for, with our connector next to the texts; None: the backend is another's."""
+    if not settings.backend.is_own:
+        return None
+    if settings.store.slot == "auto":
+        raise ConfigError("slot: a vLLM that is started here needs to know its slot: write its number")
+    records = settings.store.own_directory() / "vllm" if use_store else None
+    flags = shlex.split(settings.backend.flags or "")
+    return OwnVllm.start(source.fetch(), source.name, flags=flags, records=records)
 
 
 def _computing(
