@@ -30,7 +30,6 @@ from rekindle.engine.intake.queue_limit import AdmissionQueueLimit
 from rekindle.engine.intake.rendering import Renderer
 from rekindle.engine.intake.request_builder import PromptLimits, RequestBuilder
 from rekindle.engine.intake.tail_offers import TailOffers
-from rekindle.engine.intake.tier_imports import TierImports
 from rekindle.engine.memory.adoption import Adoption
 from rekindle.engine.memory.agent_commands import AgentCommands
 from rekindle.engine.memory.branches import Branch, BranchBook, KnownBranch
@@ -58,6 +57,7 @@ from rekindle.text.replies import ReplyFormat, find_reply_format
 
 if TYPE_CHECKING:
     from rekindle.backend.client import Backend
+    from rekindle.engine.intake.tier_imports import TierImports
     from rekindle.tier.tier import ObjectTier
 
 logger = logging.getLogger(__name__)

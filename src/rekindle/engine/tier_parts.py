@@ -9,7 +9,6 @@ from rekindle.config import Settings
 from rekindle.engine.agent_admin import purge_forgotten
 from rekindle.engine.components import Components
 from rekindle.engine.core.costs import StepCosts
-from rekindle.engine.intake.tier_imports import TierImports
 from rekindle.engine.memory.adoption import Adoption
 from rekindle.errors import ConfigError
 from rekindle.spec import ModelSpec
@@ -17,6 +16,7 @@ from rekindle.store.warm import WarmStore
 from rekindle.tier.location import directory_of
 
 if TYPE_CHECKING:
+    from rekindle.engine.intake.tier_imports import TierImports
     from rekindle.tier.tier import ObjectTier
 
 
@@ -55,6 +55,7 @@ def tier_imports(
     """Return what imports for an engine; None without a tier. `components` are asked for once the engine runs."""
     if tier is None or store is None or adoption is None:
         return None
+    from rekindle.engine.intake.tier_imports import TierImports
 
     def forget(namespace: str, agent: str, purged_at: float) -> bool:
         return purge_forgotten(components(), namespace, agent, purged_at)

@@ -14,6 +14,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import takewhile
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -25,7 +26,6 @@ from rekindle.engine.intake.compactions import COMPACTION, Compactions
 from rekindle.engine.intake.on_memory import OnMemory
 from rekindle.engine.intake.prompt_lookup import LEAST_GAIN, Prompt, PromptLookup
 from rekindle.engine.intake.rendering import Renderer, Rendering, with_messages
-from rekindle.engine.intake.tier_imports import TierImports
 from rekindle.engine.prompt_scores import PromptScores
 from rekindle.engine.request import CachedBreakpoint, Reply, Request, RequestTimes, TakenOut
 from rekindle.engine.sequence import Sequence
@@ -36,6 +36,9 @@ from rekindle.model.sampler import SamplerState
 from rekindle.text.constraints.matcher import ReplyConstraints, ReplyMatcher
 from rekindle.text.prompt import PromptEncoder
 from rekindle.text.stream import TextStream
+
+if TYPE_CHECKING:
+    from rekindle.engine.intake.tier_imports import TierImports  # which needs the packages of a tier
 
 QUOTED_CHARS = 120  # of text removed from a prompt
 TAIL = "tail"
