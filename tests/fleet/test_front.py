@@ -95,7 +95,7 @@ def test_a_history_sent_back_as_text_continues_its_blocks(tmp_path: Path) -> Non
 
 def test_namespaces_share_nothing_hot_and_errors_are_passed_on(tmp_path: Path) -> None:
     with server(tmp_path, DETAILS) as port:
-        settings = {"model": str(MODEL), "store": "off", "backend": f"vllm=http://127.0.0.1:{port}"}
+        settings = {"model": str(MODEL), "store": str(tmp_path / "texts"), "backend": f"vllm=http://127.0.0.1:{port}"}
         with Engine(Settings.load(settings)) as front:
             messages = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": "Good morning."}]
             options: dict[str, Any] = {"max_tokens": 4, "temperature": 0}
