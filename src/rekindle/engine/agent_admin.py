@@ -16,7 +16,7 @@ from dataclasses import replace
 from typing import TypeVar
 
 from rekindle.engine.components import Components
-from rekindle.engine.core.kinds import Core
+from rekindle.engine.core.interface import Core
 from rekindle.engine.core.purge import HotPurge, evict_hashes, idle_hashes, wipe, withdraw
 from rekindle.engine.gauges import hot_tokens
 from rekindle.engine.memory.agent_commands import Before

@@ -19,7 +19,7 @@ from rekindle.engine.blocks.prefix_cache import PrefixCache
 from rekindle.engine.capacity import TYPICAL_TOKENS
 from rekindle.engine.components import Components
 from rekindle.engine.core.costs import StepCosts
-from rekindle.engine.core.kinds import Core
+from rekindle.engine.core.interface import Core
 from rekindle.engine.core.loop import EngineLoop
 from rekindle.engine.gauges import StorePlace, hot_tokens
 from rekindle.engine.intake.anticipation import Anticipation

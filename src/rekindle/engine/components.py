@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from rekindle.config import StoreSettings
-from rekindle.engine.core.kinds import Core
+from rekindle.engine.core.interface import Core
 from rekindle.engine.core.loop import EngineLoop
 from rekindle.engine.gauges import StorePlace, engine_stats, problems
 from rekindle.engine.intake.anticipation import Anticipation

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from rekindle.engine.blocks.prefix_cache import PrefixCache
-from rekindle.engine.core.kinds import Core
+from rekindle.engine.core.interface import Core
 from rekindle.engine.memory.branches import Branch, BranchBook, KnownBranch
 from rekindle.engine.types import EngineStats
 from rekindle.store.values import StoreStats

@@ -19,7 +19,7 @@ from rekindle.engine.blocks.loads import Load
 from rekindle.engine.blocks.prefix_cache import PrefixCache
 from rekindle.engine.core.admission import Admission
 from rekindle.engine.core.background import Background, IdleWork
-from rekindle.engine.core.kinds import CoreCounts
+from rekindle.engine.core.interface import CoreCounts
 from rekindle.engine.core.orphan_blocks import OrphanBlocks
 from rekindle.engine.core.reporting import report_progress
 from rekindle.engine.core.sampling import Replies

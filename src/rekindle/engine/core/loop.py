@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 from rekindle.engine.blocks.loads import Load
 from rekindle.engine.blocks.save_queue import refuse
 from rekindle.engine.core.background import IdleWork
-from rekindle.engine.core.kinds import Core
+from rekindle.engine.core.interface import Core
 from rekindle.engine.request import Request
 from rekindle.errors import RekindleError, RequestFailed
 from rekindle.kernels import thread_pool

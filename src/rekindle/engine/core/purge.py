@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from rekindle.cache.blocks.hashing import BlockHash
 from rekindle.cache.blocks.pool import BlockPool
-from rekindle.engine.core.kinds import Core
+from rekindle.engine.core.interface import Core
 from rekindle.store.commands import Purge
 
 

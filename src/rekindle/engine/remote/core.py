@@ -22,7 +22,7 @@ from rekindle.backend.wire import Piece
 from rekindle.engine.blocks.loads import Load
 from rekindle.engine.blocks.prefix_cache import PrefixCache
 from rekindle.engine.core.background import Background, IdleWork
-from rekindle.engine.core.kinds import CoreCounts
+from rekindle.engine.core.interface import CoreCounts
 from rekindle.engine.core.orphan_blocks import OrphanBlocks
 from rekindle.engine.core.sampling import Replies
 from rekindle.engine.core.scheduler import Scheduler
