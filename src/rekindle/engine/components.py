@@ -16,7 +16,6 @@ from rekindle.engine.gauges import StorePlace, engine_stats, problems
 from rekindle.engine.intake.anticipation import Anticipation
 from rekindle.engine.intake.intake import Intake
 from rekindle.engine.intake.rendering import Renderer
-from rekindle.engine.intake.tier_imports import TierImports
 from rekindle.engine.memory.adoption import Adoption
 from rekindle.engine.memory.agent_commands import AgentCommands
 from rekindle.engine.memory.memory import AgentMemory
@@ -33,6 +32,7 @@ from rekindle.worker import Death
 
 if TYPE_CHECKING:
     from rekindle.backend.client import Backend
+    from rekindle.engine.intake.tier_imports import TierImports
     from rekindle.tier.tier import ObjectTier
 
 logger = logging.getLogger(__name__)

@@ -12,15 +12,17 @@ import json
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from rekindle.cache.blocks.hashing import BlockHash, TokenIds, chain_hashes, tail_hash
 from rekindle.cache.blocks.identity import BlockIdentity
 from rekindle.tier.names import head_name
-from rekindle.tier.objects import Objects
 from rekindle.tier.sealing import BadObject, Version
+
+if TYPE_CHECKING:
+    from rekindle.tier.objects import Objects  # which needs the packages of a tier, as no engine without one does
 
 VERSION = 1
 
