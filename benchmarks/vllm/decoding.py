@@ -7,13 +7,12 @@ with how many tokens of KV fit, then for each load. Only what both environments 
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 import time
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from benchmarks.vllm.engine import MARK, ROOT, engine_of, environment, flush
+from benchmarks.vllm.engine import MARK, engine_of, flush, run_job
 
 OF_CONNECTOR = ("native", "q4h")  # kinds of KV that are records of ours; vLLM itself keeps its own precision
 GPU: dict[str, Any] = {
@@ -60,20 +59,10 @@ def measured(kind: str, loads: list[Load], *, tokens: int, directory: str, pytho
         "tokens": tokens,
         "model": model,
     }
-    done = subprocess.run(
-        [python, "-m", "benchmarks.vllm.decoding"],
-        input=json.dumps(job),
-        capture_output=True,
-        text=True,
-        cwd=ROOT,
-        env=environment(),
-        check=False,
-    )
-    lines = [json.loads(line.removeprefix(MARK)) for line in done.stdout.splitlines() if line.startswith(MARK)]
-    capacity = lines[0]["capacity"] if lines else 0
-    speeds = [Speed(Load(**line["load"]), line["prefill_s"], line["step_s"]) for line in lines[1:]]
-    failed = None if done.returncode == 0 else (done.stdout[-1000:] + done.stderr[-4000:])
-    return Decoded(capacity, speeds, failed)
+    done = run_job(python, "benchmarks.vllm.decoding", job)
+    capacity = done.lines[0]["capacity"] if done.lines else 0
+    speeds = [Speed(Load(**line["load"]), line["prefill_s"], line["step_s"]) for line in done.lines[1:]]
+    return Decoded(capacity, speeds, done.log if done.status else None)
 
 
 def main() -> None:

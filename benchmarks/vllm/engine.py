@@ -72,24 +72,35 @@ def served(
     """
     place = None if directory is None else str(directory)
     job = {"dir": place, "format": record_format, "engine": engine, "prompts": [asdict(prompt) for prompt in prompts]}
+    done = run_job(python, "benchmarks.vllm.engine", job)
+    assert done.status == -signal.SIGKILL, done.log
+    lines = done.lines
+    return [Answer(**{**line, "first": {int(key): value for key, value in line["first"].items()}}) for line in lines]
+
+
+@dataclass(frozen=True)
+class JobDone:
+    """How a process ended: its status, the lines that it marked, the end of what it wrote."""
+
+    status: int
+    lines: list[dict[str, Any]]
+    log: str
+
+
+def run_job(python: str, module: str, job: dict[str, Any]) -> JobDone:
+    """Run a module as a program of another environment, with a job as JSON; it finds this code, then PYTHONPATH's."""
+    given = [path for path in [os.environ.get("PYTHONPATH")] if path]
     done = subprocess.run(
-        [python, "-m", "benchmarks.vllm.engine"],
+        [python, "-m", module],
         input=json.dumps(job),
         capture_output=True,
         text=True,
         cwd=ROOT,
-        env=environment(),
+        env=os.environ | ALONE | {"PYTHONPATH": os.pathsep.join([*map(str, CODE), *given])},
         check=False,
     )
-    assert done.returncode == -signal.SIGKILL, done.stdout[-2000:] + done.stderr[-6000:]
     lines = [json.loads(line.removeprefix(MARK)) for line in done.stdout.splitlines() if line.startswith(MARK)]
-    return [Answer(**{**line, "first": {int(key): value for key, value in line["first"].items()}}) for line in lines]
-
-
-def environment() -> dict[str, str]:
-    """Of such a process: it finds this code, then what the caller's PYTHONPATH has."""
-    given = [path for path in [os.environ.get("PYTHONPATH")] if path]
-    return os.environ | ALONE | {"PYTHONPATH": os.pathsep.join([*map(str, CODE), *given])}
+    return JobDone(done.returncode, lines, done.stdout[-2000:] + done.stderr[-6000:])
 
 
 def main() -> None:

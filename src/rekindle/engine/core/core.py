@@ -7,7 +7,6 @@ step that raises is run again one request at a time, and the request that raises
 from __future__ import annotations
 
 import logging
-import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -27,7 +26,7 @@ from rekindle.engine.core.scheduler import Chunk, Scheduler
 from rekindle.engine.core.shares import Shares
 from rekindle.engine.core.speculation import Speculation
 from rekindle.engine.request import FinishedTurn, Request, State
-from rekindle.errors import Overloaded, RekindleError, RequestFailed, Timeout
+from rekindle.errors import Overloaded, RekindleError, RequestFailed
 from rekindle.model.batch import SequenceStep
 from rekindle.model.row_scores import score_rows
 from rekindle.model.runner import ModelRunner
@@ -119,7 +118,7 @@ class EngineCore:
     def step(self) -> None:
         """Do everything that can be done now, with at most one forward pass."""
         began = self._clock()
-        self._drop_unwanted(began)
+        self._replies.drop_unwanted(began)
         if self.scheduler.everybody():
             self.background.yield_to_requests()
         self.admission.admit(began)
@@ -132,22 +131,10 @@ class EngineCore:
             self.step_s += self._clock() - began
         self.cache.saving.pump()
 
-    def _drop_unwanted(self, now: float) -> None:
-        """End requests that were cancelled or took too long; their computed blocks stay cached."""
-        for request in self.scheduler.everybody():
-            if request.cancelled.is_set():
-                self._replies.finish(request, "cancelled")
-            elif now >= request.deadline:
-                seconds = request.deadline - request.times.submitted
-                self._replies.stop(request, Timeout(f"not finished within {seconds:g} s (request_timeout_s)"))
-
     def seconds_left(self) -> float | None:
         """Return the seconds until the first request times out, if one loads blocks and none runs; None when no request
         has a deadline."""
-        if not self.scheduler.loading:
-            return None
-        deadline = min((request.deadline for request in self.scheduler.everybody()), default=math.inf)
-        return max(0.0, deadline - self._clock()) if deadline < math.inf else None
+        return self.scheduler.seconds_left(self._clock()) if self.scheduler.loading else None
 
     def _report_progress(self, request: Request) -> None:
         report_progress(request, now=self._clock(), min_reuse_tokens=self._replies.min_reuse_tokens)

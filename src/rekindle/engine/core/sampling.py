@@ -18,7 +18,7 @@ from rekindle.engine.core.reporting import report_of
 from rekindle.engine.core.scheduler import Scheduler
 from rekindle.engine.request import FinishedTurn, Request, State
 from rekindle.engine.types import Delta, FinishReason, Report
-from rekindle.errors import RekindleError
+from rekindle.errors import RekindleError, Timeout
 from rekindle.model.logprobs import TokenLogprob, score
 from rekindle.model.sampler import masked, sample
 
@@ -101,6 +101,15 @@ class Replies:
             report = self._report(request) if first and self._reports_early else None
             reply.texts.append(text)
             reply.generation.put(Delta(text, (token,), report=report, logprobs=scores))
+
+    def drop_unwanted(self, now: float) -> None:
+        """End requests that were cancelled or took too long; their computed blocks stay cached."""
+        for request in self._scheduler.everybody():
+            if request.cancelled.is_set():
+                self.finish(request, "cancelled")
+            elif now >= request.deadline:
+                seconds = request.deadline - request.times.submitted
+                self.stop(request, Timeout(f"not finished within {seconds:g} s (request_timeout_s)"))
 
     def finish(self, request: Request, reason: FinishReason, last: Delta | None = None) -> None:
         """End a request: remember its sequence, then emit the `last` delta, so that the next turn finds it."""

@@ -14,6 +14,7 @@ few the rows computes as many as it can.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Literal
@@ -171,6 +172,11 @@ class Scheduler:
     def last_start(self, namespace: str) -> int:
         """Return the number of the last start of a namespace's requests; 0 if none has started."""
         return self._last_starts.get(namespace, 0)
+
+    def seconds_left(self, now: float) -> float | None:
+        """Return the seconds until the first request times out; None when no request has a deadline."""
+        deadline = min((request.deadline for request in self.everybody()), default=math.inf)
+        return max(0.0, deadline - now) if deadline < math.inf else None
 
     def add(self, request: Request) -> None:
         """Queue a new request, or a preempted one before all others."""

@@ -29,7 +29,7 @@ from rekindle.engine.core.scheduler import Scheduler
 from rekindle.engine.remote.calls import BackendCalls, scored
 from rekindle.engine.request import FinishedTurn, Request, State
 from rekindle.engine.types import FinishReason
-from rekindle.errors import BackendFailed, RekindleError, Timeout
+from rekindle.errors import BackendFailed, RekindleError
 
 ENDS: dict[str, FinishReason] = {"length": "length", "stop": "stop"}
 
@@ -108,8 +108,7 @@ class RemoteCore:
 
     def seconds_left(self) -> float | None:
         """Return the seconds until the first request times out; None when no request has a deadline."""
-        deadlines = [request.deadline for request in self.scheduler.everybody() if request.deadline < float("inf")]
-        return max(0.0, min(deadlines) - self._clock()) if deadlines else None
+        return self.scheduler.seconds_left(self._clock())
 
     def step(self) -> None:
         """Deliver what has arrived, end what is not wanted any more, send what waits as far as there is room."""
@@ -118,20 +117,12 @@ class RemoteCore:
             if answer.request.state is State.RUNNING:
                 self._receive(answer, arrived)
         now = self._clock()
-        self._drop_unwanted(now)
+        self._replies.drop_unwanted(now)
         for request in self.scheduler.picks(self.scheduler.waiting, now):
             if not self.scheduler.has_room():
                 break
             self._start(request)
         self.cache.saving.pump()
-
-    def _drop_unwanted(self, now: float) -> None:
-        for request in self.scheduler.everybody():
-            if request.cancelled.is_set():
-                self._replies.finish(request, "cancelled")
-            elif now >= request.deadline:
-                seconds = request.deadline - request.times.submitted
-                self._replies.stop(request, Timeout(f"not finished within {seconds:g} s (request_timeout_s)"))
 
     def _start(self, request: Request) -> None:
         """Send a request; one that cannot be asked of the backend fails."""
