@@ -7,8 +7,9 @@ Native records have the very bits; of 4 bits, what is decoded differs from run t
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Literal
 
 import numpy as np
@@ -28,6 +29,7 @@ from rekindle.spec import KVLayout, group_size
 
 Bytes = npt.NDArray[np.uint8]
 ABSENT = -1  # a block of a record that stays as it is
+ENCODED_VALUES = 1 << 24  # at once, of several layers: each operation is a launch on a device, and takes its memory
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +39,12 @@ class _Sections:
     kind: Literal["k", "v"]
     stored: tuple[Tensor, ...]
     values: Values
+    heads: int
     dim: int
+
+
+def _shape(section: _Sections) -> tuple[str, int, int]:
+    return section.kind, section.heads, section.dim
 
 
 class Codec:
@@ -80,6 +87,7 @@ class Codec:
         num_records = len(blocks)
         flat = torch.tensor(blocks, dtype=torch.int64, device=self._device).view(-1)
         good = torch.ones(num_records, dtype=torch.bool, device=self._device)
+        plain: list[_Sections] = []
         for index, values in enumerate(self._layers):
             if self.layout.layers[index].k_format != "q4h":
                 for section in self._sections(index):
@@ -87,8 +95,9 @@ class Codec:
             elif self._kernel is not None:
                 good &= self._encode_by_kernel(index, values, flat, num_records)
             else:
-                for section in self._sections(index):
-                    good &= self._encode(section, flat, num_records)
+                plain += self._sections(index)
+        for batch in self._batches(plain, num_records):
+            good &= self._encode(batch, flat, num_records)
         if self._host is not self._arena.parts[0]:
             self._host[:num_records].copy_(self._arena.parts[0][:num_records])
         return int(good.cumprod(0).sum())
@@ -119,7 +128,8 @@ class Codec:
 
     def _sections(self, index: int) -> tuple[_Sections, _Sections]:
         view, values, spec = self._arena.layer(index), self._layers[index], self.layout.layers[index]
-        return _Sections("k", view.k, values.k, spec.k_dim), _Sections("v", view.v, values.v, spec.v_dim)
+        heads = spec.num_kv_heads
+        return _Sections("k", view.k, values.k, heads, spec.k_dim), _Sections("v", view.v, values.v, heads, spec.v_dim)
 
     def _by_record(self, values: Tensor, num_records: int) -> Tensor:
         """[blocks, heads, tokens, dim] as [records, heads, blocks of a record, tokens, dim], a view."""
@@ -130,12 +140,23 @@ class Codec:
         target = section.stored[0][:num_records].unflatten(2, (self.blocks_per_record, -1))
         target.copy_(self._by_record(section.values.read(flat), num_records))
 
-    def _encode(self, section: _Sections, flat: Tensor, num_records: int) -> Tensor:
-        values = self._by_record(section.values.read(flat), num_records).flatten(2, 3)
-        words, scales, largest = q4h.encode(q4h.rotate(values), group_size(section.kind, section.dim))
-        section.stored[0][:num_records] = words
-        section.stored[1][:num_records] = scales
-        return largest.isfinite().flatten(1).all(1)
+    def _batches(self, sections: Sequence[_Sections], num_records: int) -> Iterator[list[_Sections]]:
+        """Cut K and V of all layers into pieces of one shape that are encoded at once."""
+        for _, alike in groupby(sorted(sections, key=_shape), key=_shape):
+            rest = list(alike)
+            values = num_records * self.layout.block_tokens * rest[0].heads * rest[0].dim
+            most = max(1, ENCODED_VALUES // values)
+            yield from (rest[at : at + most] for at in range(0, len(rest), most))
+
+    def _encode(self, sections: Sequence[_Sections], flat: Tensor, num_records: int) -> Tensor:
+        """Encode sections of one shape; return which records hold finite values only."""
+        values = [self._by_record(section.values.read(flat), num_records).flatten(2, 3) for section in sections]
+        group = group_size(sections[0].kind, sections[0].dim)
+        words, scales, largest = q4h.encode(q4h.rotate(torch.stack(values)), group)
+        for number, section in enumerate(sections):
+            section.stored[0][:num_records] = words[number]
+            section.stored[1][:num_records] = scales[number]
+        return largest.isfinite().transpose(0, 1).flatten(1).all(1)
 
     def _encode_by_kernel(self, index: int, values: LayerValues, flat: Tensor, num_records: int) -> Tensor:
         assert self._kernel is not None
