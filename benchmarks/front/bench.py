@@ -6,8 +6,8 @@ For each tokenizer a server computes, and a front sends it token ids over HTTP. 
 agent gets a reply of random printable tokens that encodes to others; in the second its text is sent back. `stored` are
 the tokens of prompt and first reply, `common` those before the first that a fresh encoding changes, `front` those that
 the server reports as reused in the second turn, `alone` those that it reuses for the same history encoded afresh, sent
-to it directly. The command fails if a front's prompt is not, byte for
-byte, the text of the fresh one, or if it reuses less than what is stored without one block.
+to it directly. The command fails if a front's prompt is not, byte for byte, the text of the fresh one, or if it reuses
+less than what is stored without one block.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from rekindle.bridge.codec import ABSENT, Codec
+from rekindle.bridge.codec import ABSENT, ENCODED_VALUES, Codec
 from rekindle.bridge.names import HeadShape, RecordFormat, record_layout
 from rekindle.bridge.packing import BlockShape, learn
 from rekindle.kernels import library
@@ -30,6 +30,7 @@ class Engine:
         dtype: torch.dtype = torch.bfloat16,
         shape: BlockShape = SHAPE,
         kernels: KernelLibrary | None = None,
+        encoded_values: int = ENCODED_VALUES,
     ) -> None:
         self.backends = [backend(kind, shape, dtype, NUM_BLOCKS) for _ in range(LAYERS)]
         heads = (HeadShape(shape.heads, shape.k_dim, shape.v_dim),) * LAYERS
@@ -42,6 +43,7 @@ class Engine:
             dtype=dtype,
             device=torch.device("cpu"),
             kernels=kernels,
+            encoded_values=encoded_values,
         )
         self.values = [made.fill(seed) for seed, made in enumerate(self.backends)]
 
@@ -108,6 +110,16 @@ def test_the_kernels_write_the_same_records_as_torch() -> None:
         groups = [[11, 0], [4, 5], [9, 2]]
         assert by_torch.codec.encode(groups) == by_kernel.codec.encode(groups) == 3
         assert np.array_equal(by_torch.codec.rows, by_kernel.codec.rows)
+
+
+def test_records_are_the_same_however_many_layers_are_encoded_at_once() -> None:
+    rows = []
+    for encoded_values in (1, ENCODED_VALUES):
+        engine = Engine("heads first", "q4h", encoded_values=encoded_values)
+        engine.backends[1].cache[4, 1, 3, 40] = float("nan")  # the second layer's, in another piece than the first's
+        assert engine.codec.encode([[0, 1], [2, 3], [4, 5]]) == 2
+        rows.append(engine.codec.rows[:2].copy())
+    assert np.array_equal(rows[0], rows[1])
 
 
 def test_a_record_is_the_same_however_the_engine_packs_and_cuts_blocks() -> None:

@@ -60,11 +60,13 @@ class Codec:
         dtype: torch.dtype,
         device: torch.device,
         kernels: KernelLibrary | None = None,
+        encoded_values: int = ENCODED_VALUES,
     ) -> None:
         assert layout.block_tokens % block_tokens == 0 and len(layers) == len(layout.layers), (block_tokens, layers)
         self.layout = layout
         self.blocks_per_record = layout.block_tokens // block_tokens
         self._layers, self._dtype, self._device = tuple(layers), dtype, device
+        self._encoded_values = encoded_values
         self._arena = KVArena(layout, num_records, device)
         self._decoder = Decoder(layout.block_tokens, Scratch(device))
         self._kernel = AttentionKernel(kernels) if kernels is not None and self._kernels_fit() else None
@@ -145,7 +147,7 @@ class Codec:
         for _, alike in groupby(sorted(sections, key=_shape), key=_shape):
             rest = list(alike)
             values = num_records * self.layout.block_tokens * rest[0].heads * rest[0].dim
-            most = max(1, ENCODED_VALUES // values)
+            most = max(1, self._encoded_values // values)
             yield from (rest[at : at + most] for at in range(0, len(rest), most))
 
     def _encode(self, sections: Sequence[_Sections], flat: Tensor, num_records: int) -> Tensor:

@@ -56,7 +56,7 @@ class Core(Protocol):
         """Do everything that can be done now."""
 
     def seconds_left(self) -> float | None:
-        """Return in how many seconds a step is due though nothing comes in; None: in no time."""
+        """Return in how many seconds a step is due even if nothing comes in; None if none is."""
 
     def fail_all(self, error: RekindleError) -> None:
         """Fail everything that runs or waits."""
