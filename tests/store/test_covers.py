@@ -142,6 +142,21 @@ def test_a_long_branch_keeps_its_last_window_alone(opened: Opened) -> None:
     store.check("records")
 
 
+def test_a_rolling_branch_leaves_what_its_points_need_of_all_parts_that_were_saved(opened: Opened) -> None:
+    store = opened()
+    ids = list(range(100, 100 + 20 * SIZE))
+    other = Chain.of(store, ids[: 3 * SIZE])
+    save(store, other, "bob")
+    for turn in (8, 20):
+        chain = Chain.of(store, ids[: turn * SIZE])
+        stage(store, chain, {block.identity.hash for block in chain.blocks})
+        store.save_turn(replace(chain.record("ann"), resume_points=(6 * SIZE + 1,), is_rolling=True))
+        assert store.flush(10)
+        points = needed(chain, {6 * SIZE + 1, turn * SIZE}) | needed(other, {3 * SIZE})
+        assert windows_on_disk(store) == points
+    store.check("records")
+
+
 def test_parts_that_were_saved_before_a_crash_end_with_their_turn(opened: Opened, tmp_path: Path) -> None:
     """Killed between the parts of a resume point and its turn: the older point stays, the parts of no turn go."""
     store = opened()

@@ -173,7 +173,7 @@ STATES = (
     one(
         "covers of snapshots counted from the block that keeps them",
         "store/covers.py",
-        "index, block_hash = -(-max(positions, default=0) // self._block_tokens) - 1, head",
+        "index, block_hash = -(-num_tokens // self._block_tokens) - 1, head",
         "index, block_hash = max((index for index, _ in needed), default=-1), head",
         EXTENDS,
     ),

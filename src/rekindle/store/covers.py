@@ -44,17 +44,17 @@ class Covers:
         agent: bytes,
         branch: int,
         head: bytes,
+        num_tokens: int,
         positions: Iterable[int],
         parent_of: Callable[[bytes], bytes | None],
     ) -> None:
-        """Cover these positions of a branch, the last of which is in `head`, instead of what it covered before.
+        """Cover these positions of a branch of `num_tokens`, the last in `head`, instead of what it covered before.
 
         Walks from the end of the branch to the first of them.
         """
         self.drop(agent, branch)
-        positions = list(positions)
         needed = self._needed(positions)
-        index, block_hash = -(-max(positions, default=0) // self._block_tokens) - 1, head
+        index, block_hash = -(-num_tokens // self._block_tokens) - 1, head
         first = min((index for index, _ in needed), default=0)
         found: list[tuple[Any, ...]] = []
         while index >= first:

@@ -123,7 +123,8 @@ class Ledger:
         heads, covered = list[bytes](), list[PartKey]()
         for record in records:
             agent = agent_key(record.namespace, record.agent, self._secret)
-            heads += self._heads(agent, record.branch)
+            old = self._heads(agent, record.branch)
+            heads += old
             self._order.restate([record.head])
             if self._agent(agent) is None:
                 self._put_agent(agent, record.namespace, record.agent, 0.0)
@@ -142,13 +143,27 @@ class Ledger:
             if self._covers:
                 covered += self._covers.of(agent, record.branch)
                 self._cover(agent, record)
+                covered += self._parts_since(old, record.head) if record.is_rolling else []
         self._free_uncovered(covered)
         self._release(heads)
 
     def _cover(self, agent: bytes, record: SequenceRecord) -> None:
         """Cover the end of a branch and its resume points."""
-        positions = {at for at in record.resume_points if 0 < at <= record.num_tokens} | {record.num_tokens}
-        self._covers.put(agent, record.branch, record.head, positions - {0}, self._parent)
+        points = {at for at in record.resume_points if at <= record.num_tokens}
+        self._put_cover(agent, record.branch, record.head, record.num_tokens, points)
+
+    def _put_cover(self, agent: bytes, branch: int, head: bytes, num_tokens: int, points: Collection[int] = ()) -> None:
+        """Cover these points and the end; and where the next token is, as an engine of whole blocks resumes there."""
+        positions = ({*points, num_tokens, num_tokens + 1} - {0}) if num_tokens else set[int]()
+        self._covers.put(agent, branch, head, num_tokens, positions, self._parent)
+
+    def _parts_since(self, old: Collection[bytes], head: bytes) -> list[PartKey]:
+        """The parts that end of a chain's blocks from its head back to one of the old heads, or to its root."""
+        found: list[PartKey] = []
+        while head not in old and (rows := self._block(head)):
+            found += [(head, row[1]) for row in rows if row[1]]
+            head = rows[0][2]
+        return found
 
     def _parent(self, block_hash: bytes) -> bytes | None:
         rows = self._block(block_hash)
@@ -167,7 +182,7 @@ class Ledger:
             return
         for key, branch, _, head, num_tokens, *_ in self._verified("sequence", "1"):
             if num_tokens and not self._covers.of(key, branch):
-                self._covers.put(key, branch, head, {num_tokens}, self._parent)
+                self._put_cover(key, branch, head, num_tokens)
         self._free_uncovered(self._covers.all_uncovered())
 
     def delete(self, namespace: str, agent: str, branch: int | None) -> int:

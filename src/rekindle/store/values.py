@@ -58,7 +58,8 @@ class SequenceRecord:
 
     `num_tokens` may end inside the head block; then only its first tokens belong to the branch. `turn_ends` are the
     token counts after each turn, for rewinding. `resume_points` are token counts at which it is likely to be resumed,
-    in addition to its end; they are not read back.
+    in addition to its end; they are not read back. `is_rolling`: parts that end were saved all along, by an engine that
+    does not know where a turn will end; what no branch covers of them is freed.
     """
 
     namespace: str
@@ -71,6 +72,7 @@ class SequenceRecord:
     last_use: float
     turn_ends: tuple[int, ...] = ()
     resume_points: tuple[int, ...] = ()
+    is_rolling: bool = False
 
 
 @dataclass(frozen=True, slots=True)
